@@ -1,0 +1,20 @@
+"""Runs migrations on the connection that `fedssl_coordinator.migrate` (or a test) hands over."""
+
+from alembic import context
+from sqlalchemy import Connection, text
+
+from fedssl_coordinator.models import Base
+
+
+def run(connection: Connection) -> None:
+    """All pending migrations in one transaction."""
+    context.configure(connection=connection, target_metadata=Base.metadata, compare_type=True)
+    with context.begin_transaction():
+        # A migration that cannot have its lock soon gives up instead of queueing up every request behind itself.
+        connection.execute(text("SET LOCAL lock_timeout = '5s'"))
+        connection.execute(text("SET LOCAL statement_timeout = '60s'"))
+        context.run_migrations()
+    connection.commit()
+
+
+run(context.config.attributes["connection"])

@@ -1,0 +1,1 @@
+"""The coordinator: REST API, database and Celery tasks of a federation."""

@@ -1,0 +1,5 @@
+"""`python -m fedssl_coordinator`"""
+
+from fedssl_coordinator.main import app
+
+app()

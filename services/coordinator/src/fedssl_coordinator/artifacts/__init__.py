@@ -1,0 +1,1 @@
+"""Artifacts on their way in and out."""

@@ -1,0 +1,39 @@
+"""Reads and writes what is known of artifacts; the bytes are in the store."""
+
+from uuid import UUID
+
+from sqlalchemy import exists, select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from fedssl_coordinator.models import Artifact, Assignment, Round, Upload
+
+
+def add(session: Session, digest: str, num_bytes: int) -> None:
+    """Note an artifact that the store holds; one that is known already is no error."""
+    session.execute(insert(Artifact).values(digest=digest, num_bytes=num_bytes).on_conflict_do_nothing())
+
+
+def add_upload(session: Session, assignment_id: UUID, digest: str) -> None:
+    """Note that this assignment's worker sent the artifact and that it fits the plan."""
+    session.execute(insert(Upload).values(assignment_id=assignment_id, digest=digest).on_conflict_do_nothing())
+
+
+def is_uploaded(session: Session, assignment_id: UUID, digest: str) -> bool:
+    return session.get(Upload, (assignment_id, digest)) is not None
+
+
+def is_known(session: Session, digest: str) -> bool:
+    return session.get(Artifact, digest) is not None
+
+
+def is_broadcast_to(session: Session, digest: str, client_id: str) -> bool:
+    """Whether some round has sent these weights to this client."""
+    statement = select(
+        exists(
+            select(Assignment.id)
+            .join(Round, Round.id == Assignment.round_id)
+            .where(Assignment.client_id == client_id, Round.broadcast == digest)
+        )
+    )
+    return bool(session.scalar(statement))

@@ -1,0 +1,1 @@
+"""The methods that this build knows, for people and forms."""

@@ -1,0 +1,1 @@
+"""Data owners, as the coordinator knows them."""

@@ -1,0 +1,31 @@
+"""`/v1/clients`"""
+
+from fastapi import APIRouter
+
+from fedssl.protocol.base import ClientId
+from fedssl.protocol.views import ClientView, Page
+from fedssl_coordinator.auth import Operator
+from fedssl_coordinator.clients import repository, service
+from fedssl_coordinator.db import DB
+from fedssl_coordinator.paging import Cursor, Limit, decode_cursor, page_of
+
+router = APIRouter(prefix="/v1/clients", tags=["clients"])
+
+
+@router.get("")
+def list_clients(caller: Operator, session: DB, limit: Limit = 100, cursor: Cursor = None) -> Page[ClientView]:
+    """Data owners, by name."""
+    after = decode_cursor(cursor, str)[0] if cursor else None
+    return page_of(repository.by_name(session, limit + 1, after), limit, service.view, lambda row: (row.id,))
+
+
+@router.get("/{client_id}")
+def show_client(client_id: ClientId, caller: Operator, session: DB) -> ClientView:
+    """One data owner."""
+    return service.show(session, client_id)
+
+
+@router.post("/{client_id}/revoke")
+def revoke_client(client_id: ClientId, caller: Operator, session: DB) -> ClientView:
+    """Shut a client out: its tokens and leases end now."""
+    return service.revoke(session, client_id)

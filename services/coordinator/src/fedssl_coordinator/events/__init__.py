@@ -1,0 +1,1 @@
+"""The append-only audit log, as pages and as a stream."""

@@ -1,0 +1,72 @@
+"""`/v1/runs/{run_id}/events`: the audit log of a run."""
+
+from collections.abc import AsyncIterator
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Header, Request
+from sse_starlette.sse import EventSourceResponse, ServerSentEvent
+from starlette.concurrency import run_in_threadpool
+
+from fedssl.protocol.views import EventView, Page
+from fedssl_coordinator.auth import Operator, WaitingOperator
+from fedssl_coordinator.db import DB, transaction
+from fedssl_coordinator.events import repository
+from fedssl_coordinator.models import Event
+from fedssl_coordinator.nudges import EVENTS_CHANNEL
+from fedssl_coordinator.paging import Cursor, Limit, database_id, decode_cursor, page_of
+from fedssl_coordinator.runs import service as runs
+
+router = APIRouter(prefix="/v1/runs/{run_id}/events", tags=["events"])
+
+POLL_SECONDS = 2.0
+_BATCH = 200
+LAST_EVENT = "run.finished"
+
+LastEventId = Annotated[
+    str | None, Header(pattern=r"^\d{1,18}$", description="Resume after this event, as an EventSource does.")
+]
+
+
+def _view(row: Event) -> EventView:
+    return EventView.model_validate(row, from_attributes=True)
+
+
+@router.get("")
+def list_events(
+    run_id: UUID, caller: Operator, session: DB, limit: Limit = 100, cursor: Cursor = None
+) -> Page[EventView]:
+    """A run's events, oldest first."""
+    runs.require(session, run_id)
+    after = decode_cursor(cursor, database_id)[0] if cursor else 0
+    return page_of(repository.after(session, run_id, after, limit + 1), limit, _view, lambda row: (row.id,))
+
+
+def _next(run_id: UUID, last_id: int) -> list[EventView]:
+    with transaction() as session:
+        return [_view(row) for row in repository.after(session, run_id, last_id, _BATCH)]
+
+
+def _require(run_id: UUID) -> None:
+    with transaction() as session:
+        runs.require(session, run_id)
+
+
+@router.get("/stream", response_class=EventSourceResponse)
+async def stream_events(
+    run_id: UUID, request: Request, caller: WaitingOperator, last_event_id: LastEventId = None
+) -> EventSourceResponse:
+    """A run's events as they happen (server-sent events); ends after `run.finished`."""
+    await run_in_threadpool(_require, run_id)
+    return EventSourceResponse(_stream(request, run_id, int(last_event_id or 0)))
+
+
+async def _stream(request: Request, run_id: UUID, last_id: int) -> AsyncIterator[ServerSentEvent]:
+    with request.app.state.wakeups.listen(EVENTS_CHANNEL) as woken:
+        while True:
+            for event in await run_in_threadpool(_next, run_id, last_id):
+                last_id = event.id
+                yield ServerSentEvent(id=str(event.id), event=event.kind, data=event.model_dump_json())
+                if event.kind == LAST_EVENT:
+                    return
+            await woken.wait(POLL_SECONDS)

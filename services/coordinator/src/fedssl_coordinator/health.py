@@ -1,0 +1,40 @@
+"""`/healthz`, `/readyz` and `/metrics`: for orchestrators and Prometheus, so without a token and without secrets."""
+
+from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
+from sqlalchemy import text
+from sqlalchemy.exc import SQLAlchemyError
+
+from fedssl.protocol.views import Health
+from fedssl_coordinator.db import DB, transaction
+from fedssl_coordinator.runs import repository as runs
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/healthz")
+def healthz() -> Health:
+    """The process lives."""
+    return Health(status="ok")
+
+
+@router.get("/readyz", responses={503: {"model": Health}})
+def readyz(response: Response) -> Health:
+    """The process can serve: Postgres answers. Redis is not asked for, the API serves without it."""
+    try:
+        with transaction() as session:
+            session.execute(text("SELECT 1"))
+    except SQLAlchemyError as error:
+        response.status_code = 503
+        return Health(status="unavailable", checks={"postgres": type(error).__name__})
+    return Health(status="ok", checks={"postgres": "ok"})
+
+
+@router.get("/metrics", response_class=Response)
+def metrics(session: DB) -> Response:
+    """Counts for Prometheus."""
+    registry = CollectorRegistry()
+    gauge = Gauge("fedssl_runs", "Runs by state", ["state"], registry=registry)
+    for state, count in runs.counts_by_state(session).items():
+        gauge.labels(state=state).set(count)
+    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)

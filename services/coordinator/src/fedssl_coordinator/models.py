@@ -1,0 +1,209 @@
+"""The tables. Postgres is the truth: what must never happen is made impossible here, not merely avoided in Python."""
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    DateTime,
+    ForeignKey,
+    Identity,
+    Index,
+    MetaData,
+    Text,
+    UniqueConstraint,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from fedssl.protocol.states import AssignmentState, Outcome, RoundState, RunState, Verdict
+
+Json = dict[str, Any]
+
+
+class Base(DeclarativeBase):
+    """Text columns without a length, times with a zone, and constraints with predictable names."""
+
+    type_annotation_map = {str: Text, datetime: DateTime(timezone=True), Json: JSONB}
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+
+
+def _one_of(column: str, states: type) -> CheckConstraint:
+    values = ", ".join(f"'{state.value}'" for state in states)  # type: ignore[attr-defined]
+    return CheckConstraint(f"{column} IN ({values})", name=f"{column}_known")
+
+
+class Client(Base):
+    __tablename__ = "clients"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    registered_at: Mapped[datetime | None]
+    last_seen_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+    device: Mapped[str | None]
+    num_images: Mapped[int | None] = mapped_column(BigInteger)
+    channels: Mapped[int | None]
+    image_size: Mapped[int | None]
+    worker_version: Mapped[str | None]
+    methods: Mapped[Json | None]
+
+
+class Token(Base):
+    __tablename__ = "tokens"
+    __table_args__ = (
+        CheckConstraint("role IN ('operator', 'worker')", name="role_known"),
+        CheckConstraint("(role = 'worker') = (client_id IS NOT NULL)", name="worker_has_client"),
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
+    role: Mapped[str]
+    client_id: Mapped[str | None] = mapped_column(ForeignKey("clients.id"))
+    label: Mapped[str]
+    secret_hash: Mapped[str] = mapped_column(unique=True)
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    revoked_at: Mapped[datetime | None]
+
+
+class Run(Base):
+    __tablename__ = "runs"
+    __table_args__ = (
+        _one_of("state", RunState),
+        _one_of("outcome", Outcome),
+        CheckConstraint("(state = 'finished') = (outcome IS NOT NULL)", name="outcome_when_finished"),
+        CheckConstraint("rounds_closed BETWEEN 0 AND num_rounds", name="rounds_closed_in_range"),
+        Index("ix_runs_created_at_id", "created_at", "id"),
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
+    name: Mapped[str]
+    method: Mapped[str]
+    method_version: Mapped[int]
+    state: Mapped[str]
+    outcome: Mapped[str | None]
+    reason: Mapped[str | None]
+    spec: Mapped[Json]
+    plan: Mapped[Json | None]
+    num_rounds: Mapped[int]
+    rounds_closed: Mapped[int] = mapped_column(server_default=text("0"))
+    initial_broadcast: Mapped[str | None] = mapped_column(ForeignKey("artifacts.digest"))
+    server_state: Mapped[str | None] = mapped_column(ForeignKey("artifacts.digest"))
+    broadcast: Mapped[str | None] = mapped_column(ForeignKey("artifacts.digest"))
+    idempotency_key: Mapped[str | None] = mapped_column(unique=True)
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    started_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+
+
+class Round(Base):
+    __tablename__ = "rounds"
+    __table_args__ = (
+        UniqueConstraint("run_id", "number"),
+        _one_of("state", RoundState),
+        _one_of("verdict", Verdict),
+        CheckConstraint("(state = 'closed') = (verdict IS NOT NULL)", name="verdict_when_closed"),
+        Index("uq_rounds_one_unclosed", "run_id", unique=True, postgresql_where=text("state <> 'closed'")),
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
+    run_id: Mapped[UUID] = mapped_column(ForeignKey("runs.id"))
+    number: Mapped[int]
+    attempt: Mapped[int] = mapped_column(server_default=text("1"))
+    state: Mapped[str]
+    verdict: Mapped[str | None]
+    reason: Mapped[str | None]
+    broadcast: Mapped[str] = mapped_column(ForeignKey("artifacts.digest"))
+    opened_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    deadline: Mapped[datetime]
+    closed_at: Mapped[datetime | None]
+
+
+_LIVE = "state IN ('offered', 'leased', 'submitted')"
+
+
+class Assignment(Base):
+    __tablename__ = "assignments"
+    __table_args__ = (
+        _one_of("state", AssignmentState),
+        CheckConstraint("state <> 'accepted' OR update_digest IS NOT NULL", name="accepted_has_update"),
+        Index("uq_assignments_one_accepted", "round_id", "client_id", unique=True,
+              postgresql_where=text("state = 'accepted'")),
+        Index("uq_assignments_one_live", "round_id", "client_id", unique=True, postgresql_where=text(_LIVE)),
+        Index("ix_assignments_claimable", "client_id", "offered_at", postgresql_where=text(_LIVE)),
+        Index("ix_assignments_run_client", "run_id", "client_id", "round_number"),
+    )  # fmt: skip
+
+    id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
+    run_id: Mapped[UUID] = mapped_column(ForeignKey("runs.id"))
+    round_id: Mapped[UUID] = mapped_column(ForeignKey("rounds.id"))
+    round_number: Mapped[int]
+    client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"))
+    attempt: Mapped[int]
+    state: Mapped[str]
+    reason: Mapped[str | None]
+    update_digest: Mapped[str | None] = mapped_column(ForeignKey("artifacts.digest"))
+    num_examples: Mapped[int | None] = mapped_column(BigInteger)
+    progress: Mapped[Json | None]
+    offered_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    leased_at: Mapped[datetime | None]
+    lease_expires_at: Mapped[datetime | None]
+    closed_at: Mapped[datetime | None]
+
+
+class Artifact(Base):
+    __tablename__ = "artifacts"
+
+    digest: Mapped[str] = mapped_column(primary_key=True)
+    num_bytes: Mapped[int] = mapped_column(BigInteger)
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class Upload(Base):
+    """That an artifact came from this assignment and was checked against its plan."""
+
+    __tablename__ = "uploads"
+
+    assignment_id: Mapped[UUID] = mapped_column(ForeignKey("assignments.id"), primary_key=True)
+    digest: Mapped[str] = mapped_column(ForeignKey("artifacts.digest"), primary_key=True)
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class Metric(Base):
+    __tablename__ = "metrics"
+    __table_args__ = (
+        UniqueConstraint("run_id", "round_number", "client_id", "name", postgresql_nulls_not_distinct=True),
+    )
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
+    run_id: Mapped[UUID] = mapped_column(ForeignKey("runs.id"))
+    round_number: Mapped[int]
+    client_id: Mapped[str | None] = mapped_column(ForeignKey("clients.id"))
+    name: Mapped[str]
+    value: Mapped[float]
+
+
+class Event(Base):
+    __tablename__ = "events"
+    __table_args__ = (Index("ix_events_run_id_id", "run_id", "id"),)
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
+    at: Mapped[datetime] = mapped_column(server_default=func.now())
+    kind: Mapped[str]
+    # No foreign keys: the log also tells of runs and clients that never came to be.
+    run_id: Mapped[UUID | None]
+    round_number: Mapped[int | None]
+    client_id: Mapped[str | None]
+    message: Mapped[str]
+    data: Mapped[Json] = mapped_column(server_default=text("'{}'::jsonb"))

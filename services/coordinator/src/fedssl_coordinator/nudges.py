@@ -1,0 +1,66 @@
+"""Hints through Redis, sent after a commit. Losing one costs time, never truth: beat looks at Postgres anyway."""
+
+import functools
+import time
+from uuid import UUID
+
+import redis
+import structlog
+from kombu.exceptions import OperationalError
+from sqlalchemy.orm import Session
+
+from fedssl_coordinator.celery_app import app
+from fedssl_coordinator.db import after_commit
+from fedssl_coordinator.settings import settings
+
+log = structlog.get_logger(__name__)
+
+WORK_CHANNEL = "fedssl:work"
+EVENTS_CHANNEL = "fedssl:events"
+_SILENCE_SECONDS = 2.0
+_silent_until = 0.0  # after a failure Redis is left alone for a moment, so that requests stay quick while it is down
+
+
+@functools.lru_cache
+def _redis() -> redis.Redis:
+    url = settings().redis_url.get_secret_value()
+    return redis.Redis.from_url(url, socket_timeout=1, socket_connect_timeout=1)
+
+
+def advance(session: Session, run_id: UUID) -> None:
+    """After the commit, have an aggregator look at the run."""
+    after_commit(session, functools.partial(_send_task, "advance_run", str(run_id)))
+
+
+def wake_workers(session: Session) -> None:
+    """After the commit, wake the claims that wait for work."""
+    after_commit(session, functools.partial(_publish, WORK_CHANNEL))
+
+
+def wake_watchers(session: Session) -> None:
+    """After the commit, wake the event streams."""
+    after_commit(session, functools.partial(_publish, EVENTS_CHANNEL))
+
+
+def _publish(channel: str) -> None:
+    if time.monotonic() < _silent_until:
+        return
+    try:
+        _redis().publish(channel, "")
+    except redis.RedisError as error:
+        _fall_silent(error)
+
+
+def _send_task(name: str, *arguments: str) -> None:
+    if time.monotonic() < _silent_until:
+        return
+    try:
+        app.send_task(f"fedssl.{name}", args=arguments, retry=False)
+    except (OperationalError, redis.RedisError, OSError) as error:
+        _fall_silent(error)
+
+
+def _fall_silent(error: Exception) -> None:
+    global _silent_until
+    _silent_until = time.monotonic() + _SILENCE_SECONDS
+    log.warning("redis.unreachable", error=type(error).__name__, consequence="beat will pick the work up")

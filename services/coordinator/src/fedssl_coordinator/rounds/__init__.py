@@ -1,0 +1,1 @@
+"""Rounds: opened, waited for, aggregated and closed."""

@@ -1,0 +1,180 @@
+"""Makes runs, changes their state, and shows them."""
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from sqlalchemy import func
+from sqlalchemy.orm import Session
+
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.states import AssignmentState, Outcome, RunState, Verdict
+from fedssl.protocol.views import AssignmentView, RoundView, RunCreate, RunSummary, RunView
+from fedssl.protocol.work import Progress
+from fedssl_coordinator import nudges
+from fedssl_coordinator.clients import repository as clients
+from fedssl_coordinator.events.repository import record
+from fedssl_coordinator.models import Assignment, Round, Run
+from fedssl_coordinator.problems import ProblemError
+from fedssl_coordinator.rounds import repository as rounds
+from fedssl_coordinator.rounds import service as rounds_service
+from fedssl_coordinator.runs import repository
+from fedssl_coordinator.transitions import transition
+
+
+def create(session: Session, request: RunCreate, idempotency_key: str | None) -> RunView:
+    """A new run; with an idempotency key seen before, the run that was made then."""
+    spec = request.spec.model_dump(mode="json")
+    run = repository.add(
+        session,
+        name=request.spec.name,
+        method=request.spec.method.name,
+        method_version=request.spec.method.info.version,
+        state=RunState.CREATED,
+        spec=spec,
+        num_rounds=request.spec.num_rounds,
+        idempotency_key=idempotency_key,
+    )
+    if run is None:
+        assert idempotency_key is not None, "only the key can conflict"
+        return _same_again(session, idempotency_key, request.spec)
+    record(session, "run.created", f"{run.name}: {run.method}, {run.num_rounds} rounds", run_id=run.id)
+    if request.start:
+        _start(session, run)
+    return show(session, run.id)
+
+
+def change(session: Session, run_id: UUID, verb: str) -> RunView:
+    """start, pause, resume or stop a run. Asking for the state that it is in already is no error."""
+    run = _get(session, run_id)
+    state = RunState(run.state)
+    match verb, state:
+        case "start", RunState.CREATED:
+            _start(session, run)
+        case "pause", RunState.RUNNING:
+            transition(session, Run, run.id, RunState.RUNNING, RunState.PAUSED)
+            record(session, "run.paused", "no new work is given out", run_id=run.id)
+        case "resume", RunState.PAUSED:
+            _resume(session, run)
+        case "stop", RunState.CREATED | RunState.RUNNING | RunState.PAUSED:
+            _stop(session, run)
+        case ("start" | "resume", RunState.RUNNING) | ("pause", RunState.PAUSED):
+            pass
+        case "stop", RunState.FINISHED if run.outcome == Outcome.STOPPED:
+            pass
+        case _:
+            raise ProblemError("conflict", f"run {run_id} is {state}: it cannot {verb}")
+    nudges.wake_watchers(session)
+    return show(session, run_id)
+
+
+def show(session: Session, run_id: UUID) -> RunView:
+    """A run in full."""
+    run = _get(session, run_id)
+    spec = RunSpec.model_validate(run.spec)
+    current = rounds.latest(session, run_id)
+    return RunView(
+        **summary(run).model_dump(),
+        spec=spec,
+        initial_model=run.initial_broadcast,
+        model=run.broadcast,
+        current_round=round_views(session, [current])[0] if current else None,
+        clients=clients.eligible(session, spec.cohort.clients),
+    )
+
+
+def summary(run: Run) -> RunSummary:
+    return RunSummary.model_validate(run, from_attributes=True)
+
+
+def round_views(session: Session, rows: Sequence[Round]) -> list[RoundView]:
+    """Rounds with everybody's part in them."""
+    members: dict[UUID, list[AssignmentView]] = {row.id: [] for row in rows}
+    for assignment in rounds.assignments(session, [row.id for row in rows]):
+        members[assignment.round_id].append(_assignment_view(assignment))
+    return [
+        RoundView(
+            number=row.number,
+            attempt=row.attempt,
+            state=row.state,
+            verdict=row.verdict,
+            reason=row.reason,
+            broadcast=row.broadcast,
+            opened_at=row.opened_at,
+            deadline=row.deadline,
+            closed_at=row.closed_at,
+            assignments=members[row.id],
+        )
+        for row in rows
+    ]
+
+
+def model_digest(session: Session, run_id: UUID, *, initial: bool) -> str:
+    """The digest of a run's weights. Raises ProblemError before there are any."""
+    run = _get(session, run_id)
+    digest = run.initial_broadcast if initial else run.broadcast
+    if digest is None:
+        raise ProblemError("conflict", f"run {run_id} has no weights yet: start it, and wait for its first round")
+    return digest
+
+
+def require(session: Session, run_id: UUID) -> None:
+    """Raise ProblemError where there is no such run."""
+    _get(session, run_id)
+
+
+def _get(session: Session, run_id: UUID) -> Run:
+    run = repository.get(session, run_id)
+    if run is None:
+        raise ProblemError("not-found", f"no run {run_id}")
+    return run
+
+
+def _same_again(session: Session, key: str, spec: RunSpec) -> RunView:
+    run = repository.by_idempotency_key(session, key)
+    assert run is not None, "the insert conflicted with it"
+    if RunSpec.model_validate(run.spec) != spec:
+        raise ProblemError("conflict", f"Idempotency-Key {key} was used for run {run.id}, which has another spec")
+    return show(session, run.id)
+
+
+def _start(session: Session, run: Run) -> None:
+    if transition(session, Run, run.id, RunState.CREATED, RunState.RUNNING, started_at=func.now()):
+        record(session, "run.started", "the run may begin", run_id=run.id)
+        nudges.advance(session, run.id)
+
+
+def _resume(session: Session, run: Run) -> None:
+    if not transition(session, Run, run.id, RunState.PAUSED, RunState.RUNNING):
+        return
+    current = rounds.unclosed(session, run.id)
+    if current is not None:  # the pause does not count against the round
+        seconds = RunSpec.model_validate(run.spec).cohort.deadline_seconds
+        rounds.extend(session, current.id, seconds, next_attempt=False)
+    record(session, "run.resumed", "work is given out again", run_id=run.id)
+    nudges.advance(session, run.id)
+    nudges.wake_workers(session)
+
+
+def _stop(session: Session, run: Run) -> None:
+    reason = "stopped by an operator"
+    current = rounds.unclosed(session, run.id)
+    if current is not None:
+        rounds_service.close_round(session, current, Verdict.FAILED, reason)
+    rounds_service.finish_run(session, run, Outcome.STOPPED, reason)
+
+
+def _assignment_view(row: Assignment) -> AssignmentView:
+    return AssignmentView(
+        id=row.id,
+        client_id=row.client_id,
+        attempt=row.attempt,
+        state=AssignmentState(row.state),
+        reason=row.reason,
+        num_examples=row.num_examples,
+        update=row.update_digest,
+        progress=Progress.model_validate(row.progress) if row.progress else None,
+        offered_at=row.offered_at,
+        leased_at=row.leased_at,
+        closed_at=row.closed_at,
+        lease_expires_at=row.lease_expires_at,
+    )

@@ -1,0 +1,27 @@
+"""Settings, from the environment (`FEDSSL_DATABASE_URL`, ...)."""
+
+from functools import lru_cache
+from pathlib import Path
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Where the coordinator's servers and files are, and how patient it is."""
+
+    model_config = SettingsConfigDict(env_prefix="FEDSSL_", frozen=True)
+
+    database_url: SecretStr = Field(description="postgresql+psycopg://user:password@host:port/database")
+    redis_url: SecretStr = Field(description="redis://:password@host:port/0")
+    store_path: Path = Field(description="Folder of the artifact store.")
+    sweep_seconds: float = Field(default=2.0, gt=0, description="How often beat looks for leases and rounds past due.")
+    claim_wait_seconds: float = Field(default=25.0, ge=0, description="Longest that a claim is held open.")
+    aggregator_threads: int = Field(default=1, ge=1, description="torch threads; 1 gives the same bits everywhere.")
+    max_body_bytes: int = Field(default=1 << 20, description="Largest JSON body that is read.")
+
+
+@lru_cache
+def settings() -> Settings:
+    """The process's settings. Raises pydantic's ValidationError, naming what the environment lacks."""
+    return Settings()

@@ -1,0 +1,1 @@
+"""Bearer tokens: made, listed, revoked."""

@@ -1,0 +1,1 @@
+"""What workers do: register, claim, submit, decline."""

@@ -1,0 +1,67 @@
+"""Reads and writes leases."""
+
+from datetime import timedelta
+from uuid import UUID
+
+from sqlalchemy import func, select, update
+from sqlalchemy.orm import Session
+
+from fedssl.protocol.states import AssignmentState, RunState
+from fedssl.protocol.work import Progress
+from fedssl_coordinator.models import Assignment, Run
+
+
+def claimable(session: Session, client_id: str) -> Assignment | None:
+    """The assignment that this client should work on now, locked: its own lease first, then the oldest offer."""
+    statement = (
+        select(Assignment)
+        .join(Run, Run.id == Assignment.run_id)
+        .where(
+            Assignment.client_id == client_id,
+            Assignment.state.in_((AssignmentState.LEASED, AssignmentState.OFFERED)),
+            Run.state == RunState.RUNNING,
+        )
+        .order_by(Assignment.state != AssignmentState.LEASED, Assignment.offered_at, Assignment.id)
+        .limit(1)
+        .with_for_update(of=Assignment, skip_locked=True)
+    )
+    return session.scalars(statement).one_or_none()
+
+
+def locked(session: Session, assignment_id: UUID) -> Assignment | None:
+    """The assignment, locked until the transaction ends."""
+    return session.get(Assignment, assignment_id, with_for_update=True, populate_existing=True)
+
+
+def lease_end(seconds: float) -> object:
+    """An SQL expression: so many seconds from now, by the database's clock."""
+    return func.now() + timedelta(seconds=seconds)
+
+
+def renew(session: Session, assignment_id: UUID, seconds: float, progress: Progress | None) -> bool:
+    """Prolong a lease and keep the progress. False: there is none to prolong."""
+    values: dict[str, object] = {"lease_expires_at": lease_end(seconds)}
+    if progress is not None:
+        values["progress"] = progress.model_dump(mode="json")
+    statement = (
+        update(Assignment)
+        .where(Assignment.id == assignment_id, Assignment.state == AssignmentState.LEASED)
+        .values(**values)
+        .returning(Assignment.id)
+        .execution_options(synchronize_session=False)
+    )
+    return session.execute(statement).scalar_one_or_none() is not None
+
+
+def newest_accepted(session: Session, run_id: UUID, client_id: str) -> Assignment | None:
+    statement = (
+        select(Assignment)
+        .where(
+            Assignment.run_id == run_id,
+            Assignment.client_id == client_id,
+            Assignment.state == AssignmentState.ACCEPTED,
+        )
+        .order_by(Assignment.round_number.desc())
+        .limit(1)
+    )
+    return session.scalars(statement).one_or_none()

@@ -1,0 +1,197 @@
+"""Leases: given, renewed, turned into an accepted update, or given back."""
+
+from sqlalchemy import func
+from sqlalchemy.orm import Session
+
+from fedssl.protocol.base import PROTOCOL_VERSION
+from fedssl.protocol.plan import ArtifactPlan
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.states import AssignmentState, RoundState, RunState
+from fedssl.protocol.work import (
+    AcceptedUpdate,
+    Decline,
+    Heartbeat,
+    HeartbeatReply,
+    Register,
+    Registered,
+    Submit,
+    Submitted,
+    WorkItem,
+)
+from fedssl_coordinator import nudges
+from fedssl_coordinator.artifacts import repository as artifacts
+from fedssl_coordinator.artifacts.service import own_assignment
+from fedssl_coordinator.clients import repository as clients
+from fedssl_coordinator.events.repository import record
+from fedssl_coordinator.models import Assignment, Round, Run
+from fedssl_coordinator.problems import Happening, ProblemError
+from fedssl_coordinator.rounds import repository as rounds
+from fedssl_coordinator.runs import repository as runs
+from fedssl_coordinator.transitions import transition
+from fedssl_coordinator.work import repository
+
+
+def register(session: Session, client_id: str, request: Register) -> Registered:
+    """Keep what the worker says of itself, and look whether a run was waiting for it."""
+    if request.protocol_version != PROTOCOL_VERSION:
+        detail = (
+            f"the worker speaks protocol {request.protocol_version}, the coordinator {PROTOCOL_VERSION}: update one"
+        )
+        raise ProblemError(
+            "invalid-request", detail, happening=Happening("client.refused", detail, client_id=client_id)
+        )
+    clients.register(session, client_id, request)
+    message = f"{request.num_images} images, {request.device}, worker {request.worker_version}"
+    record(session, "client.registered", message, client_id=client_id)
+    for run in runs.newest_first(session, 100, None, RunState.RUNNING):
+        nudges.advance(session, run.id)
+    return Registered(client_id=client_id)
+
+
+def claim(session: Session, client_id: str) -> WorkItem | None:
+    """Lease the client's next assignment; a restarted worker gets back the one that it still holds."""
+    clients.seen(session, client_id)
+    assignment = repository.claimable(session, client_id)
+    if assignment is None:
+        return None
+    run = session.get_one(Run, assignment.run_id)
+    spec = RunSpec.model_validate(run.spec)
+    again = assignment.state == AssignmentState.LEASED
+    if again:
+        repository.renew(session, assignment.id, spec.cohort.lease_seconds, None)
+    else:
+        end = repository.lease_end(spec.cohort.lease_seconds)
+        transition(
+            session,
+            Assignment,
+            assignment.id,
+            AssignmentState.OFFERED,
+            AssignmentState.LEASED,
+            leased_at=func.now(),
+            lease_expires_at=end,
+        )
+    message = f"{client_id} has taken the assignment" + (" up again" if again else "")
+    _record(session, "assignment.leased", message, assignment)
+    nudges.wake_watchers(session)
+    return _work_item(session, assignment, run, spec)
+
+
+def heartbeat(session: Session, client_id: str, request: Heartbeat) -> HeartbeatReply:
+    """Renew the lease; tells the worker to stop when there is nothing left to work for."""
+    clients.seen(session, client_id)
+    if request.assignment_id is None:
+        return HeartbeatReply()
+    assignment = own_assignment(session, request.assignment_id, client_id)
+    run = session.get_one(Run, assignment.run_id)
+    seconds = RunSpec.model_validate(run.spec).cohort.lease_seconds
+    if repository.renew(session, assignment.id, seconds, request.progress):
+        return HeartbeatReply()
+    return HeartbeatReply(carry_on=False, reason=assignment.reason or f"the assignment is {assignment.state}")
+
+
+def submit(session: Session, client_id: str, request: Submit) -> Submitted:
+    """Accept an uploaded update. The same submission again gets the same answer."""
+    own_assignment(session, request.assignment_id, client_id)
+    assignment = repository.locked(session, request.assignment_id)
+    assert assignment is not None, "assignments are never deleted"
+    if assignment.state == AssignmentState.ACCEPTED:
+        return _accepted_before(assignment, request)
+    _require_open(session, assignment)
+    if not artifacts.is_uploaded(session, assignment.id, request.update):
+        detail = f"artifact {request.update} has not been uploaded for this assignment: PUT it first"
+        raise ProblemError("conflict", detail, happening=_refused(assignment, detail))
+    _accept(session, assignment, request)
+    message = f"{client_id}: update of {request.num_examples} images accepted"
+    _record(session, "assignment.accepted", message, assignment, {"update": request.update})
+    nudges.advance(session, assignment.run_id)
+    nudges.wake_watchers(session)
+    return Submitted(assignment_id=assignment.id, state=AssignmentState.ACCEPTED)
+
+
+def decline(session: Session, client_id: str, request: Decline) -> Submitted:
+    """Take an assignment back from a worker that cannot do it. The round offers it again as its spec says."""
+    own_assignment(session, request.assignment_id, client_id)
+    assignment = repository.locked(session, request.assignment_id)
+    assert assignment is not None, "assignments are never deleted"
+    if assignment.state == AssignmentState.DECLINED:
+        return Submitted(assignment_id=assignment.id, state=AssignmentState.DECLINED)
+    _require_open(session, assignment)
+    rounds.end_assignment(session, assignment, AssignmentState.DECLINED, request.reason)
+    _record(session, "assignment.declined", f"{client_id}: {request.reason}", assignment)
+    nudges.advance(session, assignment.run_id)
+    nudges.wake_watchers(session)
+    return Submitted(assignment_id=assignment.id, state=AssignmentState.DECLINED)
+
+
+def _accept(session: Session, assignment: Assignment, request: Submit) -> None:
+    won = transition(
+        session,
+        Assignment,
+        assignment.id,
+        AssignmentState.LEASED,
+        AssignmentState.SUBMITTED,
+        update_digest=request.update,
+        num_examples=request.num_examples,
+    )
+    assert won, "the row is locked and was seen leased"
+    transition(
+        session, Assignment, assignment.id, AssignmentState.SUBMITTED, AssignmentState.ACCEPTED, closed_at=func.now()
+    )
+    rounds.replace_metrics(session, assignment.run_id, assignment.round_number, assignment.client_id, request.metrics)
+
+
+def _accepted_before(assignment: Assignment, request: Submit) -> Submitted:
+    if assignment.update_digest == request.update:
+        return Submitted(assignment_id=assignment.id, state=AssignmentState.ACCEPTED)
+    detail = f"round {assignment.round_number} has already accepted another update of {assignment.client_id}"
+    raise ProblemError("duplicate-update", detail, happening=_refused(assignment, detail))
+
+
+def _require_open(session: Session, assignment: Assignment) -> None:
+    """Raises ProblemError unless the assignment is leased in an open round."""
+    current = session.get_one(Round, assignment.round_id)
+    if assignment.state == AssignmentState.LEASED and current.state == RoundState.OPEN:
+        return
+    if current.state != RoundState.OPEN:
+        detail = f"round {current.number} is no longer open: the update came too late and changes nothing"
+        raise ProblemError("round-closed", detail, happening=_refused(assignment, detail))
+    detail = f"the assignment is {assignment.state}" + (f" ({assignment.reason})" if assignment.reason else "")
+    raise ProblemError("lease-lost", f"{detail}: claim again", happening=_refused(assignment, detail))
+
+
+def _work_item(session: Session, assignment: Assignment, run: Run, spec: RunSpec) -> WorkItem:
+    current = session.get_one(Round, assignment.round_id)
+    newest = repository.newest_accepted(session, run.id, assignment.client_id)
+    return WorkItem(
+        assignment_id=assignment.id,
+        run_id=run.id,
+        round_number=assignment.round_number,
+        client_id=assignment.client_id,
+        spec=spec,
+        method_version=run.method_version,
+        plan=ArtifactPlan.model_validate(run.plan),
+        broadcast=current.broadcast,
+        last_accepted=AcceptedUpdate(round_number=newest.round_number, update=newest.update_digest)
+        if newest is not None and newest.update_digest is not None
+        else None,
+        lease_seconds=spec.cohort.lease_seconds,
+        round_deadline=current.deadline,
+    )
+
+
+def _refused(assignment: Assignment, detail: str) -> Happening:
+    return Happening("assignment.refused", detail, assignment.run_id, assignment.round_number, assignment.client_id)
+
+
+def _record(
+    session: Session, kind: str, message: str, assignment: Assignment, data: dict[str, str] | None = None
+) -> None:
+    record(
+        session,
+        kind,
+        message,
+        run_id=assignment.run_id,
+        round_number=assignment.round_number,
+        client_id=assignment.client_id,
+        data={"assignment": str(assignment.id), **(data or {})},
+    )

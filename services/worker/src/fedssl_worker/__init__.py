@@ -1,0 +1,1 @@
+"""The worker: trains for one data owner and sends only what the method permits."""

@@ -1,0 +1,81 @@
+"""The data owner's own images. They are read here, stay in this process, and nothing in this package sends them."""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from fedssl.data import ImageData, conform, load_dataset
+from fedssl.errors import DataError
+from fedssl.methods.api import ClientData
+from fedssl.protocol.data import DataConfig
+
+
+@dataclass(frozen=True, slots=True)
+class OwnImages:
+    """All images of this client, in memory on the device that trains. `fingerprint`: sha256 of images and labels."""
+
+    data: ClientData
+    channels: Literal[1, 3]
+    image_size: int
+    fingerprint: str
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def check_fit(self, config: DataConfig) -> None:
+        """Raise DataError where a run wants images of another shape."""
+        if (self.channels, self.image_size) != (config.channels, config.image_size):
+            raise DataError(
+                f"the run wants images of {_shape(config.channels, config.image_size)}, this client's are of "
+                f"{_shape(self.channels, self.image_size)}: start the worker with --channels {config.channels} "
+                f"--image-size {config.image_size}, or change the run's data.channels and data.image_size"
+            )
+
+
+def load_images(
+    name_or_path: str, device: torch.device, *, image_size: int | None = None, channels: Literal[1, 3] | None = None
+) -> OwnImages:
+    """Read the training images and put them on the device.
+
+    `image_size` and `channels` bring them to that shape; None keeps what they have. Raises DataError when there are
+    none, when they are not square and no size is given, or when they do not fit into the device's memory.
+    """
+    images = load_dataset(name_or_path, "train", image_size=image_size, channels=channels)
+    if not len(images):
+        raise DataError(f"{name_or_path} holds no images: a worker needs at least one")
+    images = _square(images, image_size, channels)
+    _, own_channels, size, _ = images.images.shape
+    try:
+        data = ClientData(
+            images=torch.tensor(images.images, device=device),
+            labels=None if images.labels is None else torch.tensor(images.labels, device=device),
+        )
+    except torch.OutOfMemoryError:
+        gigabytes = images.images.nbytes / 1e9
+        raise DataError(f"{gigabytes:.1f} GB of images do not fit into {device}: take --device cpu, or fewer") from None
+    return OwnImages(data, 1 if own_channels == 1 else 3, size, _fingerprint(images))
+
+
+def _square(images: ImageData, image_size: int | None, channels: Literal[1, 3] | None) -> ImageData:
+    _, own_channels, height, width = images.images.shape
+    if image_size is None and height != width:
+        raise DataError(f"the images are {height} x {width} pixels: give --image-size to have squares cut out of them")
+    size = image_size or height
+    if not 8 <= size <= 512:
+        raise DataError(f"the images are {size} pixels wide: give --image-size, between 8 and 512")
+    return conform(images, DataConfig(channels=channels or (1 if own_channels == 1 else 3), image_size=size))
+
+
+def _fingerprint(images: ImageData) -> str:
+    digest = hashlib.sha256(repr(images.images.shape).encode())
+    for array in (images.images, images.labels):
+        if array is not None:
+            for start in range(0, len(array), 4096):  # in parts: the array may be memory-mapped
+                digest.update(array[start : start + 4096].tobytes())
+    return digest.hexdigest()
+
+
+def _shape(channels: int, size: int) -> str:
+    return f"{channels} channel{'s' * (channels > 1)} and {size} x {size} pixels"

@@ -1,0 +1,53 @@
+"""What a worker is told at its start: by options, else by environment variables that begin with FEDSSL_WORKER_."""
+
+import stat
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from fedssl.errors import FedSSLError
+
+
+class SettingsError(FedSSLError):
+    """The worker cannot start with these settings."""
+
+
+class Settings(BaseSettings):
+    """Every setting of a worker. The token comes from the environment or a file, never from the command line."""
+
+    model_config = SettingsConfigDict(env_prefix="FEDSSL_WORKER_", frozen=True, extra="forbid")
+
+    coordinator: str = Field(description="Address of the coordinator, http://HOST:PORT or https://HOST.")
+    data: str = Field(description="The images: a folder, an .npz file, or a data set's name.")
+    state: Path = Field(description="Folder of this worker's own files. Keep it: client states live there.")
+    token: SecretStr | None = None
+    token_file: Path | None = Field(default=None, description="A file with the token, readable by its owner alone.")
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    threads: int = Field(default=1, ge=1, le=1024, description="CPU threads. With one, every machine gets equal bits.")
+    image_size: int | None = Field(default=None, ge=8, le=512, description="Bring the images to this size; None: keep.")
+    channels: Literal[1, 3] | None = Field(default=None, description="Bring the images to grey or RGB; None: keep.")
+    claim_seconds: float = Field(default=25, ge=0, le=60, description="How long one request waits for work.")
+    retry_seconds: float = Field(default=30, ge=0, description="How long one request is tried again.")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    def read_token(self) -> str:
+        """The token. Raises SettingsError when there is none, or when others could read its file."""
+        if self.token is not None:
+            return self.token.get_secret_value().strip()
+        if self.token_file is None:
+            raise SettingsError("no token: set FEDSSL_WORKER_TOKEN, or name a file that holds it with --token-file")
+        return _read_private(self.token_file)
+
+
+def _read_private(path: Path) -> str:
+    try:
+        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+            raise SettingsError(f"others than its owner may read the token in {path}: run chmod 600 {path}")
+        token = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"cannot read the token in {path}: {getattr(error, 'strerror', 'not a text file')}") from None
+    if not token:
+        raise SettingsError(f"{path} is empty: put the worker's token into it")
+    return token

@@ -1,0 +1,150 @@
+"""Client states on disk, in two phases, so that a crash at any moment costs at most the training in progress.
+
+A trained round is kept as one folder, `ROUND-UPDATE`, with the update, the client state that goes with it and a note.
+It is on the disk before the update leaves. That is phase one. Which of the kept states is the client's is not decided
+here: every work item names the update that the coordinator accepted last, and the state kept with that update is the
+one. That is phase two, and it needs no write, so there is no moment at which it could be half done.
+
+    runs/RUN/000004-9f86d0.../note.json            round, digests, number of examples, metrics
+                             /state.safetensors    never leaves
+                             /update.safetensors   until it is accepted
+"""
+
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from uuid import UUID
+
+import structlog
+from pydantic import ValidationError
+from safetensors import SafetensorError
+
+from fedssl.artifacts.store import digest_of
+from fedssl.artifacts.tensors import Tensors, load_tensors, save_tensors
+from fedssl.engine import LocalResult
+from fedssl.protocol.base import Digest, StrictModel
+from fedssl.protocol.work import AcceptedUpdate, Metrics, WorkItem
+from fedssl_worker.files import sync
+
+log = structlog.get_logger()
+
+_NOTE, _STATE, _UPDATE, _INCOMING = "note.json", "state.safetensors", "update.safetensors", "incoming-"
+
+
+class _Note(StrictModel):
+    """What is known of one kept round. `work` identifies everything that the training started from."""
+
+    format: Literal[1] = 1
+    round_number: int
+    work: Digest
+    update: Digest
+    state: Digest
+    num_examples: int
+    metrics: Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A trained round whose update is ready to leave."""
+
+    update: Path
+    digest: str
+    num_examples: int
+    metrics: Metrics
+
+
+def work_digest(item: WorkItem, fingerprint: str, environment: str) -> str:
+    """Identifies all that the bits of an update depend on: what the coordinator gave, the images, the machinery."""
+    given = {"run_id", "round_number", "client_id", "spec", "method_version", "broadcast", "last_accepted"}
+    text = item.model_dump_json(include=given)
+    return hashlib.sha256(f"{text}\n{fingerprint}\n{environment}".encode()).hexdigest()
+
+
+class ClientStates:
+    """The states of every run that this worker has trained in."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        for unfinished in root.glob(f"*/{_INCOMING}*"):
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+    def accepted(self, run_id: UUID, last: AcceptedUpdate | None) -> Tensors | None:
+        """The client's state, or None for a cold start: nothing was accepted yet, or what was kept is lost."""
+        if last is None:
+            return None
+        folder = self._place(run_id, last.round_number, last.update)
+        try:
+            note = _read_note(folder)
+            if digest_of(folder / _STATE) == note.state:
+                return load_tensors(folder / _STATE)
+            reason = "its bytes have changed"
+        except (OSError, ValidationError, SafetensorError) as error:
+            reason = "it is missing" if isinstance(error, FileNotFoundError) else f"it cannot be read: {error}"
+        log.warning("client state lost, starting cold", accepted_round=last.round_number, reason=reason)
+        return None
+
+    def finished(self, run_id: UUID, work: str) -> Finished | None:
+        """The update that this very work has already given, if a crash or an outage kept it from being handed in."""
+        for folder in self._kept(run_id):
+            try:
+                note = _read_note(folder)
+                if note.work == work and digest_of(folder / _UPDATE) == note.update:
+                    return Finished(folder / _UPDATE, note.update, note.num_examples, note.metrics)
+            except (OSError, ValidationError):
+                continue  # damaged: training it again gives the same
+        return None
+
+    def keep(self, item: WorkItem, work: str, result: LocalResult) -> Finished:
+        """Phase one: put update and state on the disk, whole or not at all."""
+        run = self._root / str(item.run_id)
+        run.mkdir(parents=True, exist_ok=True)
+        incoming = Path(tempfile.mkdtemp(prefix=_INCOMING, dir=run))
+        save_tensors(result.update, incoming / _UPDATE)
+        save_tensors(result.state, incoming / _STATE)
+        note = _Note(
+            round_number=item.round_number,
+            work=work,
+            update=digest_of(incoming / _UPDATE),
+            state=digest_of(incoming / _STATE),
+            num_examples=result.num_examples,
+            metrics=result.metrics,
+        )
+        (incoming / _NOTE).write_text(note.model_dump_json(), encoding="utf-8")
+        for file in (*incoming.iterdir(), incoming):
+            sync(file)
+        place = self._place(item.run_id, item.round_number, note.update)
+        shutil.rmtree(place, ignore_errors=True)  # only a damaged one is ever trained again
+        incoming.rename(place)
+        sync(run)
+        return Finished(place / _UPDATE, note.update, note.num_examples, note.metrics)
+
+    def discard(self, run_id: UUID, *, but: AcceptedUpdate | None, work: str | None = None) -> None:
+        """Drop what a run has no more use for: all but the accepted state and the finished update of `work`."""
+        accepted = None if but is None else self._place(run_id, but.round_number, but.update)
+        for folder in self._kept(run_id):
+            if folder == accepted:
+                (folder / _UPDATE).unlink(missing_ok=True)
+            elif work is None or not _is_of(folder, work):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _kept(self, run_id: UUID) -> Iterator[Path]:
+        run = self._root / str(run_id)
+        yield from sorted(run.iterdir()) if run.is_dir() else ()
+
+    def _place(self, run_id: UUID, round_number: int, update: str) -> Path:
+        return self._root / str(run_id) / f"{round_number:06d}-{update}"
+
+
+def _read_note(folder: Path) -> _Note:
+    return _Note.model_validate_json((folder / _NOTE).read_text(encoding="utf-8", errors="replace"))
+
+
+def _is_of(folder: Path, work: str) -> bool:
+    try:
+        return _read_note(folder).work == work
+    except (OSError, ValidationError):
+        return False

@@ -1,0 +1,38 @@
+"""Finds NaN and infinity in a stored artifact, without torch and in constant memory."""
+
+from pathlib import Path
+
+import numpy as np
+
+from fedssl.artifacts.header import Entry, Header
+from fedssl.errors import NotFinite
+
+_NUMPY = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+_CHUNK = 1 << 20
+_BF16_EXPONENT = 0x7F80  # all exponent bits set: infinity or NaN
+
+
+def check_finite(path: Path, header: Header) -> None:
+    """Raise NotFinite, naming the tensor, at the first value that is not a finite number."""
+    for entry in header.entries:
+        if entry.dtype in _NUMPY and entry.stop > entry.start and not _is_finite(path, header, entry):
+            raise NotFinite(
+                f"tensor {entry.name} holds NaN or infinity: training diverged. Lower the learning rate, "
+                "and check the images for constant or corrupt ones"
+            )
+
+
+def _is_finite(path: Path, header: Header, entry: Entry) -> bool:
+    dtype = _NUMPY[entry.dtype]
+    count = (entry.stop - entry.start) // dtype.itemsize
+    with path.open("rb") as file:
+        file.seek(header.data_start + entry.start)
+        while count:
+            chunk = np.frombuffer(file.read(min(count, _CHUNK) * dtype.itemsize), dtype=dtype)
+            if entry.dtype == "BF16":
+                if ((chunk & _BF16_EXPONENT) == _BF16_EXPONENT).any():
+                    return False
+            elif not np.isfinite(chunk).all():
+                return False
+            count -= chunk.size
+    return True

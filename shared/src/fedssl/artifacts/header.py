@@ -1,0 +1,145 @@
+"""The safetensors header, read and checked before a single byte of the body is.
+
+The format is 8 bytes (little-endian length n), n bytes of JSON, then the tensors' bytes. The reader here is stricter
+than the format: tensors follow one another without a gap or an overlap, and no metadata is allowed, so that one set of
+tensors has one form and nothing can hide between them.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from fedssl.errors import ArtifactError, ArtifactTooLarge, PlanMismatch
+from fedssl.protocol.plan import TensorSpec
+
+ITEM_SIZES: dict[str, int] = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1}
+LENGTH_BYTES = 8
+_BYTES_PER_ENTRY = 512  # a name of 256, a dtype, eight dimensions and two offsets fit with room to spare
+_NAMES_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor of a file; `start` and `stop` count bytes from the end of the header."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A file's tensors in the order of their bytes, and where those begin in the file."""
+
+    entries: tuple[Entry, ...]
+    data_start: int
+
+    @property
+    def total_bytes(self) -> int:
+        """The size that the whole file must have."""
+        return self.data_start + (self.entries[-1].stop if self.entries else 0)
+
+
+def max_header_bytes(tensors: Sequence[TensorSpec]) -> int:
+    """The largest header that a file of these tensors can need."""
+    return 64 + _BYTES_PER_ENTRY * len(tensors)
+
+
+def num_bytes(dtype: str, shape: Sequence[int]) -> int:
+    """Bytes that a tensor takes in a file."""
+    return ITEM_SIZES[dtype] * math.prod(shape)
+
+
+def max_file_bytes(tensors: Sequence[TensorSpec]) -> int:
+    """The largest file that can hold exactly these tensors."""
+    return LENGTH_BYTES + max_header_bytes(tensors) + sum(num_bytes(t.dtype, t.shape) for t in tensors)
+
+
+def header_length(prefix: bytes, limit: int) -> int:
+    """The header's length from a file's first 8 bytes. Raises ArtifactTooLarge above `limit`."""
+    if len(prefix) < LENGTH_BYTES:
+        raise ArtifactError("the file ends within its first 8 bytes: it is not a safetensors file")
+    length = int.from_bytes(prefix[:LENGTH_BYTES], "little")
+    if length > limit:
+        raise ArtifactTooLarge(f"the header claims {length} bytes; at most {limit} are possible here")
+    return length
+
+
+def parse_header(text: bytes) -> Header:
+    """Read a header's JSON. Raises ArtifactError at anything that is not exactly the strict form."""
+    try:
+        document = json.loads(text.decode("utf-8"), object_pairs_hook=_no_duplicates)
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError, ValueError) as error:
+        raise ArtifactError(f"the safetensors header cannot be read: {error}") from None
+    if not isinstance(document, dict):
+        raise ArtifactError("the safetensors header is not a JSON object")
+    if "__metadata__" in document:
+        raise ArtifactError("the safetensors header carries __metadata__, which may not travel: save without it")
+    entries = tuple(sorted((_entry(name, value) for name, value in document.items()), key=lambda e: (e.start, e.stop)))
+    position = 0
+    for entry in entries:
+        if entry.start != position:
+            raise ArtifactError(f"tensor {entry.name!r}: its bytes leave a gap or overlap another's")
+        position = entry.stop
+    return Header(entries=entries, data_start=LENGTH_BYTES + len(text))
+
+
+def read_header(file: BinaryIO, limit: int = 64 * 2**20) -> Header:
+    """Read the header at the beginning of an open file."""
+    length = header_length(file.read(LENGTH_BYTES), limit)
+    text = file.read(length)
+    if len(text) < length:
+        raise ArtifactError("the file ends within its header")
+    return parse_header(text)
+
+
+def check_header(header: Header, tensors: Sequence[TensorSpec], what: str) -> None:
+    """Raise PlanMismatch unless the header holds exactly the declared tensors; `what` names the file in the message."""
+    declared = {t.name: t for t in tensors}
+    present = {e.name: e for e in header.entries}
+    problems = []
+    if missing := sorted(declared.keys() - present.keys()):
+        problems.append(f"missing: {_some(missing)}")
+    if undeclared := sorted(present.keys() - declared.keys()):
+        problems.append(f"not declared: {_some(undeclared)}")
+    for name in sorted(declared.keys() & present.keys()):
+        want, got = declared[name], present[name]
+        if (want.dtype, want.shape) != (got.dtype, got.shape):
+            problems.append(f"{name} is {got.dtype}{list(got.shape)}, declared {want.dtype}{list(want.shape)}")
+    if problems:
+        shown = "; ".join(problems[:_NAMES_SHOWN]) + ("; ..." if len(problems) > _NAMES_SHOWN else "")
+        raise PlanMismatch(f"the {what} does not match the method's artifact plan: {shown}")
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {len(names) - _NAMES_SHOWN} more" * (len(names) > _NAMES_SHOWN))
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return result
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _entry(name: str, value: object) -> Entry:
+    if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
+        raise ArtifactError(f"tensor {name[:80]!r}: needs exactly dtype, shape and data_offsets")
+    dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in ITEM_SIZES:
+        raise ArtifactError(f"tensor {name[:80]!r}: dtype must be one of {', '.join(ITEM_SIZES)}")
+    if not isinstance(shape, list) or len(shape) > 8 or not all(_is_size(size) for size in shape):
+        raise ArtifactError(f"tensor {name[:80]!r}: shape must be at most 8 sizes, none negative")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_size(offset) for offset in offsets):
+        raise ArtifactError(f"tensor {name[:80]!r}: data_offsets must be two byte positions")
+    if offsets[1] - offsets[0] != num_bytes(dtype, shape):
+        raise ArtifactError(f"tensor {name[:80]!r}: its offsets span another size than its dtype and shape")
+    return Entry(name=name, dtype=dtype, shape=tuple(shape), start=offsets[0], stop=offsets[1])

@@ -1,0 +1,138 @@
+"""The content-addressed store: bytes under their sha256, written once and never changed."""
+
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from fedssl.errors import ArtifactNotFound, DigestMismatch
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class Writer(Protocol):
+    """Takes an artifact's bytes as they arrive. Nothing is visible in the store until `commit`."""
+
+    path: Path
+    """Where the bytes are meanwhile: for checks before the commit."""
+
+    def write(self, data: bytes) -> None: ...
+
+    def flush(self) -> None:
+        """Make everything written so far readable at `path`."""
+        ...
+
+    def commit(self, expected: str | None = None) -> str:
+        """Store what was written and return its digest. Raises DigestMismatch, storing nothing, if not `expected`."""
+        ...
+
+
+class Store(Protocol):
+    """Where artifacts live."""
+
+    @contextmanager
+    def writer(self) -> Iterator[Writer]:
+        """Write one artifact. Leaving the block without a commit leaves no trace."""
+        ...
+
+    def path(self, digest: str) -> Path:
+        """A local file to read or memory-map. Raises ArtifactNotFound."""
+        ...
+
+    def __contains__(self, digest: str) -> bool: ...
+
+    def delete(self, digest: str) -> None:
+        """Remove an artifact; one that is not there is no error."""
+        ...
+
+
+class FileStore:
+    """A store in a folder: `ab/cd/abcd...`, each file written aside, synced, then renamed into place."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._incoming = root / "incoming"
+        self._incoming.mkdir(parents=True, exist_ok=True)
+
+    @contextmanager
+    def writer(self) -> Iterator["FileWriter"]:
+        descriptor, name = tempfile.mkstemp(dir=self._incoming)
+        writer = FileWriter(self, descriptor, Path(name))
+        try:
+            yield writer
+        finally:
+            writer.close()
+
+    def path(self, digest: str) -> Path:
+        path = self._place(digest)
+        if not path.is_file():
+            raise ArtifactNotFound(f"no artifact {digest} is stored")
+        return path
+
+    def __contains__(self, digest: str) -> bool:
+        return self._place(digest).is_file()
+
+    def delete(self, digest: str) -> None:
+        self._place(digest).unlink(missing_ok=True)
+
+    def _place(self, digest: str) -> Path:
+        if not _DIGEST.fullmatch(digest):
+            raise ArtifactNotFound(f"{digest[:80]!r} is not a sha256 in lower-case hexadecimal")
+        return self.root / digest[:2] / digest[2:4] / digest
+
+    def _adopt(self, path: Path, digest: str) -> None:
+        place = self._place(digest)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        path.replace(place)
+        for folder in (place.parent, place.parent.parent, self.root):
+            _sync_folder(folder)
+
+
+class FileWriter:
+    """Writes below `incoming`; the digest is computed on the way."""
+
+    def __init__(self, store: FileStore, descriptor: int, path: Path) -> None:
+        self.path = path
+        self._store = store
+        self._file = os.fdopen(descriptor, "wb")
+        self._hash = hashlib.sha256()
+
+    def write(self, data: bytes) -> None:
+        self._hash.update(data)
+        self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def commit(self, expected: str | None = None) -> str:
+        digest = self._hash.hexdigest()
+        if expected is not None and digest != expected:
+            raise DigestMismatch(f"the bytes received have sha256 {digest}, announced was {expected}: send them again")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._store._adopt(self.path, digest)
+        return digest
+
+    def close(self) -> None:
+        """Drop what was not committed."""
+        self._file.close()
+        self.path.unlink(missing_ok=True)
+
+
+def digest_of(path: Path) -> str:
+    """sha256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,90 @@
+"""Tensors in and out of safetensors files. The one module of this package that needs torch; import it where torch is.
+
+Tensors are put in name order and made contiguous before they are written, so that equal tensors give equal bytes.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+
+from fedssl.artifacts.header import check_header, read_header
+from fedssl.errors import PlanMismatch
+from fedssl.protocol.plan import DType, TensorSpec
+
+Tensors = dict[str, torch.Tensor]
+
+DTYPES: dict[torch.dtype, DType] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+}
+
+
+def in_name_order(tensors: Mapping[str, torch.Tensor]) -> Tensors:
+    """The same tensors, ordered by name, detached, on the CPU and contiguous."""
+    return {name: tensors[name].detach().to("cpu").contiguous() for name in sorted(tensors)}
+
+
+def serialised(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """The bytes of a safetensors file without metadata. Equal tensors give equal bytes."""
+    # Clones: safetensors refuses tensors that share memory, as a target network may with its online one.
+    return save({name: tensor.clone() for name, tensor in in_name_order(tensors).items()})  # type: ignore[no-any-return]
+
+
+def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Write `serialised(tensors)` to a file."""
+    path.write_bytes(serialised(tensors))
+
+
+def load_tensors(path: Path) -> Tensors:
+    """Read a whole file into memory, in name order."""
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in sorted(file.keys())}
+
+
+class LazyTensors(Mapping[str, torch.Tensor]):
+    """A file's tensors, each read from the memory map when it is asked for and kept by nobody."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with path.open("rb") as file:
+            self._names = sorted(entry.name for entry in read_header(file).entries)
+        self._file = safe_open(path, framework="pt")
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._file.get_tensor(name)  # type: ignore[no-any-return]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def check_file(path: Path, tensors: tuple[TensorSpec, ...], what: str) -> None:
+    """Raise PlanMismatch unless the file holds exactly the declared tensors."""
+    with path.open("rb") as file:
+        check_header(read_header(file), tensors, what)
+
+
+def check_tensors(tensors: Mapping[str, torch.Tensor], declared: tuple[TensorSpec, ...], what: str) -> None:
+    """Raise PlanMismatch unless these are exactly the declared tensors."""
+    want = {spec.name: (spec.dtype, spec.shape) for spec in declared}
+    got = {name: (DTYPES.get(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()}
+    if wrong := sorted(name for name in want.keys() | got.keys() if want.get(name) != got.get(name)):
+        name = wrong[0]
+        raise PlanMismatch(
+            f"the {what} does not match the method's artifact plan: {name} is {got.get(name, 'missing')}, "
+            f"declared {want.get(name, 'nowhere')}" + (f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else "")
+        )

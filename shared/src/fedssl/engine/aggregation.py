@@ -1,0 +1,54 @@
+"""The coordinator's half of a round: the first state, and the next one from the clients' updates."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fedssl.aggregation import AggregationError
+from fedssl.artifacts.tensors import Tensors, check_tensors, in_name_order
+from fedssl.errors import MethodError
+from fedssl.methods.api import Context, Method, Metrics, ServerState, Update
+
+
+@dataclass(frozen=True, slots=True)
+class ServerResult:
+    """The state to keep and the broadcast of the next round."""
+
+    state: ServerState
+    broadcast: Tensors
+    metrics: Metrics
+
+
+def start_run(method: Method[Any], ctx: Context) -> ServerResult:
+    """The state and the broadcast before the first round, from the run's seed alone."""
+    modules = method.client(ctx.spec.method).build(ctx)
+    state = method.server(ctx.spec.method).initial_state(modules, ctx)
+    return _publish(method, state, {}, ctx)
+
+
+def run_aggregation(
+    method: Method[Any], state: Mapping[str, torch.Tensor], updates: Sequence[Update], ctx: Context
+) -> ServerResult:
+    """The next state from the updates, which are put in client-id order first.
+
+    Raises MethodError without updates, or with two of one client.
+    """
+    ordered = sorted(updates, key=lambda update: update.client_id)
+    if not ordered:
+        raise MethodError("a round without updates cannot be aggregated")
+    if len({update.client_id for update in ordered}) != len(ordered):
+        raise MethodError("two updates of one client in one round")
+    server = method.server(ctx.spec.method)
+    try:
+        next_state, metrics = server.aggregate(in_name_order(state), ordered, ctx)
+    except AggregationError as error:
+        raise MethodError(f"the updates cannot be aggregated: {error}") from error
+    return _publish(method, next_state, metrics, ctx)
+
+
+def _publish(method: Method[Any], state: ServerState, metrics: Metrics, ctx: Context) -> ServerResult:
+    broadcast = method.server(ctx.spec.method).broadcast(state, ctx)
+    check_tensors(broadcast, method.artifacts(ctx.spec.method, ctx.spec).broadcast, "broadcast")
+    return ServerResult(in_name_order(state), in_name_order(broadcast), metrics)

@@ -1,0 +1,155 @@
+"""What a method is: a record of pure parts that the engine calls.
+
+Shape suffixes used throughout: B batch, C image channels, H representation width, D embedding width, K clients.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import torch
+from torch import nn
+
+from fedssl.artifacts.tensors import Tensors
+from fedssl.protocol.methods.base import MethodConfig
+from fedssl.protocol.plan import ArtifactPlan
+from fedssl.protocol.runs import RunSpec
+from fedssl.seeding import derive_seed
+
+Losses = dict[str, torch.Tensor]
+"""Named terms, already weighted: their sum is what is minimised."""
+
+ClientState = Tensors
+"""What a method keeps on the client between rounds and never sends."""
+
+ServerState = Tensors
+"""What a method keeps on the coordinator between rounds."""
+
+Metrics = dict[str, float]
+
+C = TypeVar("C", bound=MethodConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientData:
+    """One client's images, on the device that trains. `images`: uint8 (N, C, size, size); `labels`: int64 (N,)."""
+
+    images: torch.Tensor
+    labels: torch.Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """Who computes what, when and where. `client_id` "" is the coordinator; `round_number` counts from 1."""
+
+    spec: RunSpec
+    round_number: int
+    client_id: str = ""
+    device: torch.device = torch.device("cpu")
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """A fresh generator on the device, the same whenever this round of this client asks for this purpose."""
+        seed = derive_seed(self.spec.seed, self.round_number, self.client_id, purpose)
+        return torch.Generator(self.device).manual_seed(seed)
+
+    def seed(self, purpose: str) -> int:
+        """The seed behind `generator`, for libraries with generators of their own."""
+        return derive_seed(self.spec.seed, self.round_number, self.client_id, purpose)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step's input. `views`: float (B, C, size, size), normalised; `indices`: int64 (B,) into the client's images;
+    `extra`: further streams by name."""
+
+    views: tuple[torch.Tensor, ...]
+    indices: torch.Tensor
+    labels: torch.Tensor | None
+    extra: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A round's local training: how many epochs (zero is legal) of how many steps, at what learning rate."""
+
+    num_epochs: int
+    steps_per_epoch: int
+    learning_rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One client's accepted update. `load` opens its tensors, which are dropped before the next client's are opened."""
+
+    client_id: str
+    num_examples: int
+    load: Callable[[], Mapping[str, torch.Tensor]]
+
+
+class ClientAlgorithm(Protocol):
+    """What a method does on a client. Without state of its own: everything that changes is in `modules`."""
+
+    def build(self, ctx: Context) -> nn.ModuleDict:
+        """All modules, the method's buffers included, initialised from the run's seed alone."""
+        ...
+
+    def schedule(self, num_images: int, ctx: Context) -> Schedule:
+        """How much and how fast to train."""
+        ...
+
+    def merge(self, modules: nn.ModuleDict, broadcast: Tensors, state: ClientState | None, ctx: Context) -> None:
+        """What "receive the global model" means. `state` None: the client starts cold."""
+        ...
+
+    def batches(self, data: ClientData, epoch: int, ctx: Context) -> Iterator[Batch]:
+        """One epoch's batches."""
+        ...
+
+    def objective(self, modules: nn.ModuleDict, batch: Batch, broadcast: Tensors, ctx: Context) -> Losses:
+        """The loss terms of one batch."""
+        ...
+
+    def after_step(self, modules: nn.ModuleDict, ctx: Context) -> None:
+        """What follows an optimiser step: a target network's moving average, a queue."""
+        ...
+
+    def finish(
+        self, modules: nn.ModuleDict, data: ClientData, broadcast: Tensors, state: ClientState | None, ctx: Context
+    ) -> tuple[Tensors, ClientState]:
+        """The update to send and the state to keep."""
+        ...
+
+
+class ServerAlgorithm(Protocol):
+    """What a method does on the coordinator."""
+
+    def initial_state(self, modules: nn.ModuleDict, ctx: Context) -> ServerState:
+        """The state before the first round, from freshly built client modules."""
+        ...
+
+    def broadcast(self, state: ServerState, ctx: Context) -> Tensors:
+        """What goes down to every client of the round."""
+        ...
+
+    def aggregate(self, state: ServerState, updates: Sequence[Update], ctx: Context) -> tuple[ServerState, Metrics]:
+        """The next state. `updates` come in client-id order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method(Generic[C]):
+    """One method: its config, its wire surface and its two halves."""
+
+    name: str
+    config: type[C]
+    artifacts: Callable[[C, RunSpec], ArtifactPlan]
+    client: Callable[[C], ClientAlgorithm]
+    server: Callable[[C], ServerAlgorithm]
+
+    @property
+    def version(self) -> int:
+        """Differs wherever the mathematics or the plan does."""
+        return self.config.info.version

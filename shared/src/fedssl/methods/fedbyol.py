@@ -1,0 +1,82 @@
+"""FedBYOL: FedAvg of BYOL, with the target network local and persistent.
+
+Grill et al. 2020, Eq. 2, symmetrised: L = (2 - 2 cos(p1, sg t2)) + (2 - 2 cos(p2, sg t1)); federated as in FedU
+(Zhuang et al. 2021). The online encoder, projector and predictor are averaged and overwrite the client's; the target
+(encoder and projector) is the client's own and follows by t = m t + (1 - m) o after every step, parameters only: its
+BatchNorm stays in training mode and keeps its own statistics.
+
+Cold start: the target is a copy of the online network just received.
+Deviation: in the first round EasyFL's target is the online module itself, so that its average does nothing; here it is
+a copy from the start, which is what both papers describe.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from fedssl.errors import MethodError
+from fedssl.losses import byol_regression
+from fedssl.methods.api import Batch, Context, Losses, Method
+from fedssl.methods.composition import (
+    ENCODER,
+    PREDICTOR,
+    PROJECTOR,
+    ComposedClient,
+    FedAvgServer,
+    Objective,
+    Online,
+    copy_of,
+    move_towards,
+)
+from fedssl.models import build_mlp
+from fedssl.protocol.methods.fedbyol import FedBYOLConfig
+
+TARGETS = {ENCODER: "target_encoder", PROJECTOR: "target_projector"}
+
+
+@dataclass(frozen=True)
+class BYOL(Objective):
+    """Predict the target network's view of the other view."""
+
+    config: FedBYOLConfig
+
+    shared: ClassVar[tuple[str, ...]] = (PROJECTOR, PREDICTOR)
+    kept: ClassVar[tuple[str, ...]] = tuple(TARGETS.values())
+    joint_forward: ClassVar[bool] = False
+
+    def heads(self, modules: nn.ModuleDict, ctx: Context) -> dict[str, nn.Module]:
+        model = ctx.spec.model
+        if model.projector is None:
+            raise MethodError("fedbyol needs a projector")  # the spec's check refuses this earlier
+        width = model.projector.out_dim
+        targets = {target: copy_of(modules[online]) for online, target in TARGETS.items()}
+        return {PREDICTOR: build_mlp(model.predictor, width, width), **targets}
+
+    def start_cold(self, modules: nn.ModuleDict, ctx: Context) -> None:
+        for online, target in TARGETS.items():
+            modules[target].load_state_dict(modules[online].state_dict())
+
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Losses:
+        with torch.no_grad():
+            targets = [modules["target_projector"](modules["target_encoder"](view)) for view in batch.views]
+        predictions = [modules[PREDICTOR](z) for z in online.z]
+        return {"regression": byol_regression(predictions[0], targets[1]) + byol_regression(predictions[1], targets[0])}
+
+    def after_step(self, modules: nn.ModuleDict, ctx: Context) -> None:
+        for online, target in TARGETS.items():
+            move_towards(modules[target], modules[online], self.config.target_momentum)
+
+
+def client(config: FedBYOLConfig) -> ComposedClient:
+    return ComposedClient(BYOL(config))
+
+
+FEDBYOL = Method(
+    name="fedbyol",
+    config=FedBYOLConfig,
+    artifacts=lambda config, spec: client(config).plan(spec),
+    client=client,
+    server=lambda config: FedAvgServer(client(config)),
+)

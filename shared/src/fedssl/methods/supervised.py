@@ -1,0 +1,49 @@
+"""Supervised FedAvg: cross-entropy on labelled clients, the upper baseline of FedU's Table 1.
+
+McMahan et al. 2017, Algorithm 1. FedU leaves the setting open: the same optimiser as the self-supervised runs, one
+augmented view. The classifier is linear, on the encoder's representation, and averaged like everything else.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import nn
+
+from fedssl.errors import MethodError
+from fedssl.methods.api import Batch, Context, Losses, Method
+from fedssl.methods.composition import ENCODER, ComposedClient, FedAvgServer, Objective, Online
+from fedssl.protocol.methods.supervised import SupervisedConfig
+
+CLASSIFIER = "classifier"
+
+
+@dataclass(frozen=True)
+class CrossEntropy(Objective):
+    """Cross-entropy of a linear classifier."""
+
+    config: SupervisedConfig
+
+    shared: ClassVar[tuple[str, ...]] = (CLASSIFIER,)
+    num_views: ClassVar[int] = 1
+
+    def heads(self, modules: nn.ModuleDict, ctx: Context) -> dict[str, nn.Module]:
+        return {CLASSIFIER: nn.Linear(int(modules[ENCODER].feature_dim), self.config.num_classes)}
+
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Losses:
+        if batch.labels is None:
+            raise MethodError("supervised needs labelled images at every client; these have no labels")
+        return {"cross_entropy": F.cross_entropy(modules[CLASSIFIER](online.h[0]).float(), batch.labels)}
+
+
+def client(config: SupervisedConfig) -> ComposedClient:
+    return ComposedClient(CrossEntropy(config))
+
+
+SUPERVISED = Method(
+    name="supervised",
+    config=SupervisedConfig,
+    artifacts=lambda config, spec: client(config).plan(spec),
+    client=client,
+    server=lambda config: FedAvgServer(client(config)),
+)

@@ -1,0 +1,20 @@
+"""The base of every wire model."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, StringConstraints
+
+PROTOCOL_VERSION = 1
+"""Raised when a worker and a coordinator that differ in it could misunderstand each other."""
+
+ClientId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?$")]
+"""A data owner's name: lower-case letters, digits and hyphens, at most 63. Seeds derive from it, so it never changes."""
+
+Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+"""sha256 of an artifact's bytes, in lower-case hexadecimal."""
+
+
+class StrictModel(BaseModel):
+    """Immutable, and an unknown key is an error: a misspelt setting must never be ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

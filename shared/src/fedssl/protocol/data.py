@@ -1,0 +1,75 @@
+"""What the images are and how views are made of them."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from fedssl.protocol.base import StrictModel
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+Strength = Annotated[float, Field(ge=0, le=1)]
+
+
+class AugmentationConfig(StrictModel):
+    """Random views, batched on the device; every sample draws its own parameters.
+
+    Order: crop, flip, colour (brightness, contrast, saturation, hue), greyscale, blur, solarize. Colour operations that
+    need three channels (saturation, hue, greyscale) do nothing to one-channel images.
+    """
+
+    crop: Literal["resized", "padded", "none"] = Field(
+        default="resized",
+        description="`resized`: random area and aspect, resized back; `padded`: shift by up to `padding` pixels.",
+    )
+    min_scale: float = Field(default=0.2, gt=0, le=1, description="Smallest area of a resized crop, as a share.")
+    max_scale: float = Field(default=1.0, gt=0, le=1)
+    padding: int = Field(default=4, ge=0, le=64)
+    padding_mode: Literal["zeros", "reflect"] = "zeros"
+    flip: Probability = 0.5
+    jitter: Probability = Field(default=0.8, description="Probability that a sample's colours are jittered.")
+    brightness: Strength = 0.4
+    contrast: Strength = 0.4
+    saturation: Strength = 0.4
+    hue: float = Field(default=0.1, ge=0, le=0.5)
+    greyscale: Probability = 0.2
+    blur: Probability = 0.0
+    blur_sigma: tuple[float, float] = (0.1, 2.0)
+    solarize: Probability = 0.0
+    rotation_degrees: float = Field(default=0.0, ge=0, le=180)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "AugmentationConfig":
+        if self.min_scale > self.max_scale:
+            raise ValueError("augmentation.min_scale must not exceed augmentation.max_scale")
+        if not 0 < self.blur_sigma[0] <= self.blur_sigma[1]:
+            raise ValueError("augmentation.blur_sigma must be two positive numbers, the smaller first")
+        return self
+
+
+class DataConfig(StrictModel):
+    """The shape and preparation of the images, the same at every client."""
+
+    channels: Literal[1, 3] = 3
+    image_size: int = Field(default=32, ge=8, le=512, description="Height and width in pixels.")
+    mean: tuple[float, ...] | None = Field(default=None, description="Per channel, of pixels in 0..1; None: 0.")
+    std: tuple[Annotated[float, Field(gt=0)], ...] | None = Field(default=None, description="Per channel; None: 1.")
+    augmentation: AugmentationConfig = AugmentationConfig()
+
+    @model_validator(mode="after")
+    def _one_value_a_channel(self) -> "DataConfig":
+        for name in ("mean", "std"):
+            values = getattr(self, name)
+            if values is not None and len(values) != self.channels:
+                raise ValueError(f"data.{name} needs {self.channels} values, one a channel; got {len(values)}")
+        return self
+
+
+class PartitionConfig(StrictModel):
+    """How `fedssl simulate` and `fedssl up` deal one data set out to clients. A deployed coordinator never reads it."""
+
+    dataset: str = Field(default="fashion-mnist", description="A data set's name, an image folder or an .npz file.")
+    num_clients: int = Field(default=4, ge=1, le=10_000)
+    scheme: Literal["iid", "classes", "dirichlet"] = "dirichlet"
+    alpha: float | None = Field(default=0.1, gt=0, description="Concentration of the Dirichlet distribution.")
+    max_images: int | None = Field(default=None, ge=1, description="Use this many training images, drawn by the seed.")
+    seed: int = Field(default=0, ge=0, lt=2**63)

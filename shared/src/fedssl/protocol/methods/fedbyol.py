@@ -1,0 +1,29 @@
+"""Config of FedBYOL."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from fedssl.protocol.methods.base import MethodConfig, MethodInfo
+from fedssl.protocol.model import ModelConfig
+
+
+class FedBYOLConfig(MethodConfig):
+    """FedAvg of BYOL: online network and predictor are averaged, the target network stays with its client."""
+
+    info: ClassVar[MethodInfo] = MethodInfo(
+        title="FedBYOL",
+        paper="Grill et al. 2020, Bootstrap Your Own Latent; federated as in FedU (Zhuang et al. 2021)",
+        equations="BYOL Eq. 2, symmetrised",
+        leaves_the_client="weights of online encoder, projector and predictor",
+        stays_on_the_client="the target network (encoder and projector)",
+    )
+
+    name: Literal["fedbyol"] = "fedbyol"
+    target_momentum: float = Field(
+        default=0.99, ge=0, le=1, description="m of target = m target + (1 - m) online, after every step."
+    )
+
+    def check(self, model: ModelConfig) -> None:
+        if model.projector is None:
+            raise ValueError("fedbyol needs a projector: leave model.projector out, or describe one")

@@ -1,0 +1,51 @@
+"""What network a run trains."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fedssl.protocol.base import StrictModel
+
+Width = Annotated[int, Field(ge=1, le=65_536)]
+
+
+class EncoderConfig(StrictModel):
+    """The network that the federation is for; its output h feeds everything downstream."""
+
+    name: Literal["convnet", "resnet18", "resnet50"] = Field(
+        default="convnet", description="`convnet` is the small one for CPUs; the ResNets are torchvision's."
+    )
+    stem: Literal["cifar", "imagenet"] = Field(
+        default="cifar",
+        description="ResNets only. `cifar`: 3x3 convolution of stride 1 and no max-pool; `imagenet`: 7x7 and max-pool.",
+    )
+    widths: tuple[Width, ...] = Field(
+        default=(32, 64, 128, 256),
+        min_length=1,
+        max_length=8,
+        description="ConvNet only: channels of each stride-2 block; the last is the representation's width.",
+    )
+
+
+class MLPConfig(StrictModel):
+    """Fully connected head: hidden layers with optional BatchNorm and ReLU, then one linear layer."""
+
+    hidden_dims: tuple[Width, ...] = Field(default=(512,), max_length=4)
+    out_dim: Width = 256
+    batch_norm: bool = Field(default=True, description="BatchNorm after each hidden layer.")
+    out_batch_norm: bool = Field(
+        default=False, description="BatchNorm without learnt scale and shift after the last layer (Orchestra)."
+    )
+
+
+class ModelConfig(StrictModel):
+    """Encoder and heads. A method builds only the heads that it uses."""
+
+    encoder: EncoderConfig = EncoderConfig()
+    projector: MLPConfig | None = Field(
+        default=MLPConfig(), description="None: the losses work on the representation itself."
+    )
+    predictor: MLPConfig = Field(
+        default=MLPConfig(),
+        description="Used by methods that predict (BYOL, SimSiam, FedX); its output is as wide as the projector's.",
+    )

@@ -1,0 +1,44 @@
+"""The artifact plan: everything that may go down to a client and come up from it."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints, model_validator
+
+from fedssl.protocol.base import StrictModel
+
+DType = Literal["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8"]
+"""Element types, in safetensors' names."""
+
+Kind = Literal["weights", "centers", "similarity", "control", "centroids", "dictionary"]
+"""What a tensor is to the data owner whose policy must permit it."""
+
+Reduction = Literal["mean", "integral_mean", "sum", "keep", "method"]
+"""How the coordinator combines one tensor of all updates: weighted mean; weighted mean rounded to whole numbers;
+sum; keep the broadcast's value; or the method's own rule."""
+
+TensorName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*$", max_length=256)]
+
+
+class TensorSpec(StrictModel):
+    """One declared tensor."""
+
+    name: TensorName
+    dtype: DType
+    shape: tuple[Annotated[int, Field(ge=0)], ...] = Field(max_length=8)
+    kind: Kind = "weights"
+    reduce: Reduction = "mean"
+
+
+class ArtifactPlan(StrictModel):
+    """The whole wire surface of one run. A tensor that is not in it neither leaves a client nor is stored."""
+
+    broadcast: tuple[TensorSpec, ...] = Field(description="Coordinator to clients, the same for the whole cohort.")
+    update: tuple[TensorSpec, ...] = Field(description="One client to the coordinator.")
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> "ArtifactPlan":
+        for direction, tensors in (("broadcast", self.broadcast), ("update", self.update)):
+            names = [t.name for t in tensors]
+            if len(set(names)) != len(names):
+                raise ValueError(f"the plan's {direction} declares a tensor twice")
+        return self

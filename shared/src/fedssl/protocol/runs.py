@@ -1,0 +1,35 @@
+"""The run spec: everything that decides a run's result."""
+
+from typing import Annotated
+
+from pydantic import Field, StringConstraints, model_validator
+
+from fedssl.protocol.base import StrictModel
+from fedssl.protocol.data import DataConfig, PartitionConfig
+from fedssl.protocol.methods import AnyMethod
+from fedssl.protocol.methods.fedalignuniform import FedAlignUniformConfig
+from fedssl.protocol.model import ModelConfig
+from fedssl.protocol.training import CohortConfig, Seed, TrainingConfig
+
+RunName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+-]{0,99}$")]
+
+
+class RunSpec(StrictModel):
+    """One training, from spec to encoder. Two runs of one spec on the same images give the same weights."""
+
+    name: RunName = "unnamed"
+    seed: Seed = 0
+    num_rounds: int = Field(default=10, ge=1, le=100_000)
+    method: AnyMethod = FedAlignUniformConfig()
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    training: TrainingConfig = TrainingConfig()
+    cohort: CohortConfig = CohortConfig()
+    partition: PartitionConfig | None = Field(
+        default=None, description="Read by `fedssl simulate` and `fedssl up` alone."
+    )
+
+    @model_validator(mode="after")
+    def _method_fits_model(self) -> "RunSpec":
+        self.method.check(self.model)
+        return self

@@ -1,0 +1,50 @@
+"""The three state machines' states. Which change may follow which is the coordinator's table TRANSITIONS."""
+
+from enum import StrEnum
+
+
+class RunState(StrEnum):
+    """created -> running <-> paused -> finished."""
+
+    CREATED = "created"
+    RUNNING = "running"
+    PAUSED = "paused"
+    FINISHED = "finished"
+
+
+class Outcome(StrEnum):
+    """How a finished run ended."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class RoundState(StrEnum):
+    """open -> aggregating -> (distilling) -> closed."""
+
+    OPEN = "open"
+    AGGREGATING = "aggregating"
+    DISTILLING = "distilling"
+    CLOSED = "closed"
+
+
+class Verdict(StrEnum):
+    """How a round ended."""
+
+    AGGREGATED = "aggregated"
+    PARTIAL = "partial"
+    SKIPPED = "skipped"
+    FAILED = "failed"
+
+
+class AssignmentState(StrEnum):
+    """offered -> leased -> submitted -> accepted | rejected | expired | declined."""
+
+    OFFERED = "offered"
+    LEASED = "leased"
+    SUBMITTED = "submitted"
+    ACCEPTED = "accepted"
+    REJECTED = "rejected"
+    EXPIRED = "expired"
+    DECLINED = "declined"

@@ -1,0 +1,70 @@
+"""How a client trains and which clients take part."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from fedssl.protocol.base import ClientId, StrictModel
+
+
+class OptimizerConfig(StrictModel):
+    """The local optimiser. It is made anew every round, so momentum does not outlive one."""
+
+    name: Literal["sgd", "adam", "adamw"] = "sgd"
+    learning_rate: float = Field(default=0.05, gt=0, le=100)
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="SGD only.")
+    weight_decay: float = Field(default=1e-4, ge=0, le=1)
+    schedule: Literal["constant", "cosine"] = Field(
+        default="constant", description="Over rounds: `cosine` is lr/2 (1 + cos(pi r/R)), constant inside round r of R."
+    )
+
+
+class TrainingConfig(StrictModel):
+    """One client's work in one round."""
+
+    local_epochs: int = Field(default=1, ge=0, le=10_000)
+    batch_size: int = Field(default=128, ge=2, le=65_536)
+    drop_last: bool = Field(
+        default=True, description="Drop an incomplete last batch; a client's only batch is never dropped."
+    )
+    precision: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="bf16 runs the network in autocast; losses and normalisations stay fp32."
+    )
+    optimizer: OptimizerConfig = OptimizerConfig()
+
+
+class CohortConfig(StrictModel):
+    """Which clients take part, and what happens when some do not deliver."""
+
+    clients: tuple[ClientId, ...] | None = Field(
+        default=None, description="The run's clients; None: every client that is registered and not revoked."
+    )
+    min_clients: int = Field(default=1, ge=1, le=100_000, description="The first round waits for this many clients.")
+    fraction: float = Field(default=1.0, gt=0, le=1, description="Share of the clients sampled each round.")
+    min_updates: int | None = Field(
+        default=None, ge=1, description="Fewest updates that a round may close with; None: the whole cohort."
+    )
+    deadline_seconds: float = Field(default=3600, gt=0, le=30 * 86_400, description="From the round's opening.")
+    lease_seconds: float = Field(
+        default=60, ge=2, le=86_400, description="A client that sends no heartbeat for this long is taken for gone."
+    )
+    max_attempts: int = Field(
+        default=3, ge=1, le=1000, description="Attempts of one round: without enough updates it is offered again."
+    )
+    without_quorum: Literal["fail", "skip"] = Field(
+        default="fail", description="After the last attempt: end the run as failed, or close the round as skipped."
+    )
+
+    @model_validator(mode="after")
+    def _possible(self) -> "CohortConfig":
+        if self.clients is not None:
+            if not self.clients:
+                raise ValueError("cohort.clients is empty: name the clients, or leave it out for all of them")
+            if len(set(self.clients)) != len(self.clients):
+                raise ValueError("cohort.clients names a client twice")
+            if self.min_clients > len(self.clients):
+                raise ValueError("cohort.min_clients is larger than the list cohort.clients: no round could open")
+        return self
+
+
+Seed = Annotated[int, Field(ge=0, lt=2**63)]

@@ -1,0 +1,116 @@
+"""What a worker and the coordinator say to each other."""
+
+from typing import Annotated, Literal
+from uuid import UUID
+
+from pydantic import AwareDatetime, Field
+
+from fedssl.protocol.base import PROTOCOL_VERSION, ClientId, Digest, StrictModel
+from fedssl.protocol.plan import ArtifactPlan
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.states import AssignmentState
+
+MetricName = Annotated[str, Field(pattern=r"^[a-z0-9_]+(?:/[a-z0-9_]+)*$", max_length=64)]
+Metrics = Annotated[dict[MetricName, float], Field(max_length=64)]
+ShortText = Annotated[str, Field(max_length=500)]
+
+
+class Register(StrictModel):
+    """A worker's introduction, sent at its start."""
+
+    protocol_version: int = PROTOCOL_VERSION
+    worker_version: Annotated[str, Field(max_length=64)]
+    methods: Annotated[dict[str, int], Field(max_length=256)] = Field(
+        description="Name and version of every method that this worker's image holds."
+    )
+    device: ShortText = Field(description="For people: `cpu, 2 threads` or the GPU's name.")
+    num_images: int = Field(ge=1)
+    channels: Literal[1, 3]
+    image_size: int = Field(ge=8, le=512)
+
+
+class Registered(StrictModel):
+    """The coordinator's answer to `Register`."""
+
+    client_id: ClientId
+    protocol_version: int = PROTOCOL_VERSION
+
+
+class AcceptedUpdate(StrictModel):
+    """The newest update of this client that a run has accepted: what its client state must be promoted to."""
+
+    round_number: int
+    update: Digest
+
+
+class WorkItem(StrictModel):
+    """One leased assignment and all that is needed to train it."""
+
+    assignment_id: UUID
+    run_id: UUID
+    round_number: int = Field(ge=1)
+    client_id: ClientId
+    spec: RunSpec
+    method_version: int
+    plan: ArtifactPlan
+    broadcast: Digest
+    last_accepted: AcceptedUpdate | None = Field(
+        description="None: the run has accepted nothing from this client yet, so any state kept for it is void."
+    )
+    lease_seconds: float
+    round_deadline: AwareDatetime
+
+
+class Claim(StrictModel):
+    """Ask for an assignment; the coordinator waits up to `wait_seconds` for one to appear."""
+
+    wait_seconds: float = Field(default=25, ge=0, le=60)
+
+
+class Progress(StrictModel):
+    """Where a client's local training stands."""
+
+    phase: Literal["downloading", "training", "uploading"]
+    epoch: int = Field(ge=0)
+    num_epochs: int = Field(ge=0)
+    step: int = Field(ge=0)
+    num_steps: int = Field(ge=0)
+    loss: float | None = None
+    images_per_second: float | None = Field(default=None, ge=0)
+
+
+class Heartbeat(StrictModel):
+    """Renews the lease of an assignment, or just says that the worker lives."""
+
+    assignment_id: UUID | None = None
+    progress: Progress | None = None
+
+
+class HeartbeatReply(StrictModel):
+    """`carry_on` false: stop working on the assignment, for `reason`."""
+
+    carry_on: bool = True
+    reason: str = ""
+
+
+class Submit(StrictModel):
+    """Hands in an update whose bytes are already uploaded."""
+
+    assignment_id: UUID
+    update: Digest
+    num_examples: int = Field(ge=1, le=10**12, description="Images trained on: the update's weight in the mean.")
+    metrics: Metrics = {}
+
+
+class Submitted(StrictModel):
+    """What became of a submission. Sent again, the same submission gets the same answer."""
+
+    assignment_id: UUID
+    state: AssignmentState
+
+
+class Decline(StrictModel):
+    """Gives an assignment back, with the reason."""
+
+    assignment_id: UUID
+    reason: ShortText

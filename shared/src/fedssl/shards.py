@@ -1,0 +1,47 @@
+"""Deals one data set out to clients, the same for `fedssl simulate` and `fedssl up`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedssl.data import ImageData, choose_images, conform, load_dataset, partition
+from fedssl.errors import DataError
+from fedssl.protocol.data import DataConfig, PartitionConfig
+
+
+def client_names(num_clients: int) -> list[str]:
+    """`client-0`, `client-1`, ..., padded so that name order is number order."""
+    width = len(str(num_clients - 1))
+    return [f"client-{number:0{width}d}" for number in range(num_clients)]
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """Every client's images, and how many of each class it has: `counts` (K, number of classes)."""
+
+    by_client: dict[str, ImageData]
+    counts: NDArray[np.int64]
+
+
+def deal(config: PartitionConfig, data: DataConfig, root: Path | None = None) -> Shards:
+    """Load the training images, choose and partition them. Raises DataError.
+
+    `root`: a folder to look for the data set in, before the usual places.
+    """
+    images = conform(load_dataset(config.dataset, "train", root), data)
+    if images.labels is None:
+        raise DataError(
+            f"{config.dataset} has no labels: a partition by class needs them, as files or folders by class"
+        )
+    chosen = choose_images(len(images.images), config.max_images, config.seed)
+    labels = images.labels[chosen]
+    parts = partition(labels, config.num_clients, config.scheme, config.seed, config.alpha)
+    shards = {
+        name: ImageData(images.images[chosen[part]], labels[part], images.class_names)
+        for name, part in zip(client_names(config.num_clients), parts, strict=True)
+    }
+    num_classes = int(labels.max()) + 1
+    counts = np.stack([np.bincount(labels[part], minlength=num_classes) for part in parts])
+    return Shards(shards, counts)
