@@ -1,4 +1,4 @@
-"""The root of every error that fedssl raises on purpose. A class's docstring says what happened; the message what to do.
+"""Every error that fedssl raises on purpose. A class's docstring says what happened; the message what to do.
 
 FedSSLError
 ├── SpecError            a run spec that cannot be read or makes no sense

@@ -13,7 +13,7 @@ from fedssl_coordinator.settings import settings
 log = structlog.get_logger(__name__)
 
 
-@app.task(name="fedssl.advance_run")
+@app.task(name="fedssl.advance_run")  # type: ignore[untyped-decorator]
 def advance_run(run_id: str) -> None:
     """Move one run as far as it goes: prepare it, open a round, aggregate, close, open the next."""
     # Here and not above: beat and the API process import this module's names but must never import torch.
@@ -34,7 +34,7 @@ def advance_run(run_id: str) -> None:
     log.info("run.busy", run_id=run_id, consequence="another aggregator holds it; the sweep will look again")
 
 
-@app.task(name="fedssl.sweep")
+@app.task(name="fedssl.sweep")  # type: ignore[untyped-decorator]
 def sweep() -> None:
     """Find runs that wait for nobody but us, and look at each. This is what makes losing a message harmless."""
     with transaction() as session:

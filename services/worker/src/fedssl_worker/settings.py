@@ -47,7 +47,9 @@ def _read_private(path: Path) -> str:
             raise SettingsError(f"others than its owner may read the token in {path}: run chmod 600 {path}")
         token = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"cannot read the token in {path}: {getattr(error, 'strerror', 'not a text file')}") from None
+        raise SettingsError(
+            f"cannot read the token in {path}: {getattr(error, 'strerror', 'not a text file')}"
+        ) from None
     if not token:
         raise SettingsError(f"{path} is empty: put the worker's token into it")
     return token

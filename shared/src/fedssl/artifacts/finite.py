@@ -1,13 +1,19 @@
 """Finds NaN and infinity in a stored artifact, without torch and in constant memory."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedssl.artifacts.header import Entry, Header
 from fedssl.errors import NotFinite
 
-_NUMPY = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+_NUMPY: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+}
 _CHUNK = 1 << 20
 _BF16_EXPONENT = 0x7F80  # all exponent bits set: infinity or NaN
 

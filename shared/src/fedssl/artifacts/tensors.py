@@ -37,7 +37,7 @@ def in_name_order(tensors: Mapping[str, torch.Tensor]) -> Tensors:
 def serialised(tensors: Mapping[str, torch.Tensor]) -> bytes:
     """The bytes of a safetensors file without metadata. Equal tensors give equal bytes."""
     # Clones: safetensors refuses tensors that share memory, as a target network may with its online one.
-    return save({name: tensor.clone() for name, tensor in in_name_order(tensors).items()})  # type: ignore[no-any-return]
+    return save({name: tensor.clone() for name, tensor in in_name_order(tensors).items()})
 
 
 def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
@@ -63,7 +63,8 @@ class LazyTensors(Mapping[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self._names:
             raise KeyError(name)
-        return self._file.get_tensor(name)  # type: ignore[no-any-return]
+        tensor: torch.Tensor = self._file.get_tensor(name)  # type: ignore[no-untyped-call]
+        return tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

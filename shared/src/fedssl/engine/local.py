@@ -63,7 +63,7 @@ def run_local_round(
     algorithm = method.client(config)
     modules = algorithm.build(ctx)
     algorithm.merge(modules, received, kept, ctx)
-    modules.to(ctx.device, memory_format=torch.channels_last)
+    modules.to(ctx.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     metrics = _train(algorithm, modules, data, received, ctx, on_progress)
     update, next_state = algorithm.finish(modules, data, received, kept, ctx)
     check_tensors(update, plan.update, "update")
@@ -90,7 +90,7 @@ def _train(
                 losses = algorithm.objective(modules, batch, broadcast, ctx)
                 total = torch.stack([term.float() for term in losses.values()]).sum()
             optimizer.zero_grad(set_to_none=True)
-            total.backward()
+            total.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             algorithm.after_step(modules, ctx)
             for name, term in {**losses, "": total}.items():

@@ -27,6 +27,8 @@ ServerState = Tensors
 
 Metrics = dict[str, float]
 
+CPU = torch.device("cpu")
+
 C = TypeVar("C", bound=MethodConfig)
 
 
@@ -48,7 +50,7 @@ class Context:
     spec: RunSpec
     round_number: int
     client_id: str = ""
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
 
     def generator(self, purpose: str) -> torch.Generator:
         """A fresh generator on the device, the same whenever this round of this client asks for this purpose."""

@@ -187,6 +187,13 @@ def run_online(modules: nn.ModuleDict, views: tuple[torch.Tensor, ...], *, joint
     return Online(h=h, z=tuple(modules[PROJECTOR](x) for x in h) if PROJECTOR in modules else h)
 
 
+def encoder_width(modules: nn.ModuleDict) -> int:
+    """H, the width of the encoder's representation."""
+    width = modules[ENCODER].feature_dim
+    assert isinstance(width, int)
+    return width
+
+
 def tensors_of(modules: nn.ModuleDict, names: Iterable[str]) -> Tensors:
     """Parameters and buffers of the named modules, as `module.tensor`, in name order."""
     found = {f"{name}.{key}": value for name in names for key, value in modules[name].state_dict().items()}

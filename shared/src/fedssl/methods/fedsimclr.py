@@ -23,7 +23,7 @@ class SimCLR(Objective):
     config: FedSimCLRConfig
 
     def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Losses:
-        return {"nt_xent": nt_xent(*online.z, temperature=self.config.temperature)}
+        return {"nt_xent": nt_xent(online.z[0], online.z[1], self.config.temperature)}
 
 
 def client(config: FedSimCLRConfig) -> ComposedClient:

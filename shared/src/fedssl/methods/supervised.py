@@ -12,7 +12,7 @@ from torch import nn
 
 from fedssl.errors import MethodError
 from fedssl.methods.api import Batch, Context, Losses, Method
-from fedssl.methods.composition import ENCODER, ComposedClient, FedAvgServer, Objective, Online
+from fedssl.methods.composition import ComposedClient, FedAvgServer, Objective, Online, encoder_width
 from fedssl.protocol.methods.supervised import SupervisedConfig
 
 CLASSIFIER = "classifier"
@@ -28,7 +28,7 @@ class CrossEntropy(Objective):
     num_views: ClassVar[int] = 1
 
     def heads(self, modules: nn.ModuleDict, ctx: Context) -> dict[str, nn.Module]:
-        return {CLASSIFIER: nn.Linear(int(modules[ENCODER].feature_dim), self.config.num_classes)}
+        return {CLASSIFIER: nn.Linear(encoder_width(modules), self.config.num_classes)}
 
     def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Losses:
         if batch.labels is None:

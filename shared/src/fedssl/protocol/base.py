@@ -8,7 +8,7 @@ PROTOCOL_VERSION = 1
 """Raised when a worker and a coordinator that differ in it could misunderstand each other."""
 
 ClientId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?$")]
-"""A data owner's name: lower-case letters, digits and hyphens, at most 63. Seeds derive from it, so it never changes."""
+"""A data owner's name: at most 63 lower-case letters, digits and hyphens. Seeds derive from it, so it never changes."""
 
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """sha256 of an artifact's bytes, in lower-case hexadecimal."""

@@ -2,6 +2,7 @@
 
 from sqlalchemy.orm import Session
 
+from fedssl.protocol.states import AssignmentState
 from fedssl.protocol.views import ClientView
 from fedssl_coordinator.clients import repository
 from fedssl_coordinator.events.repository import record
@@ -27,7 +28,7 @@ def revoke(session: Session, client_id: str) -> ClientView:
     show(session, client_id)
     repository.revoke(session, client_id)
     for assignment in rounds.live_assignments_of_client(session, client_id):
-        rounds.end_assignment(session, assignment, "expired", "the client was revoked")
+        rounds.end_assignment(session, assignment, AssignmentState.EXPIRED, "the client was revoked")
     record(session, "client.revoked", f"client {client_id} was revoked", client_id=client_id)
     session.expire_all()
     return show(session, client_id)

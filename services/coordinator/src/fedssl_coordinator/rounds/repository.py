@@ -118,7 +118,7 @@ def lapsed(session: Session, run_id: UUID) -> Sequence[Assignment]:
 
 
 def needing_attention(session: Session) -> Sequence[UUID]:
-    """Running runs that an aggregator should look at: nothing prepared, no round, a round that can move, a lapsed lease.
+    """Running runs that an aggregator should look at: not prepared, no round, a round that can move, a lapsed lease.
 
     The query behind the sweep. Runs whose clients are busily training are not in it.
     """

@@ -30,7 +30,7 @@ class Step(Enum):
 
 
 def next_step(session: Session, run_id: UUID) -> Step:
-    """Move the run as far as the database alone can, and say what is to be computed. The caller holds the run's lock."""
+    """Move the run as far as the database alone can; say what is to be computed. The caller holds the run's lock."""
     run = runs.get(session, run_id)
     if run is None or run.state != RunState.RUNNING:
         return Step.WAIT

@@ -40,7 +40,7 @@ def list_runs(
 ) -> Page[RunSummary]:
     """Runs, newest first."""
     before = decode_cursor(cursor, datetime.fromisoformat, UUID) if cursor else None
-    rows = repository.newest_first(session, limit + 1, before, state)  # type: ignore[arg-type]
+    rows = repository.newest_first(session, limit + 1, before, state)
     return page_of(rows, limit, service.summary, lambda row: (row.created_at.isoformat(), str(row.id)))
 
 

@@ -77,8 +77,7 @@ def set_reason(session: Session, run_id: UUID, reason: str | None) -> None:
 
 
 def counts_by_state(session: Session) -> dict[str, int]:
-    rows = session.execute(select(Run.state, func.count()).group_by(Run.state))
-    return {state: count for state, count in rows}
+    return dict(session.execute(select(Run.state, func.count()).group_by(Run.state)).tuples().all())
 
 
 def _update(session: Session, statement: Any, **values: Any) -> bool:

@@ -24,7 +24,7 @@ def create_token(request: TokenCreate, caller: Operator, session: DB) -> TokenCr
 def list_tokens(caller: Operator, session: DB, limit: Limit = 100, cursor: Cursor = None) -> Page[TokenView]:
     """Tokens without their secrets, newest first."""
     before = decode_cursor(cursor, datetime.fromisoformat, UUID) if cursor else None
-    rows = repository.newest_first(session, limit + 1, before)  # type: ignore[arg-type]
+    rows = repository.newest_first(session, limit + 1, before)
     return page_of(rows, limit, service.view, lambda row: (row.created_at.isoformat(), str(row.id)))
 
 

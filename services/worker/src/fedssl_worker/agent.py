@@ -1,0 +1,183 @@
+"""The worker's loop: register, then claim, train, submit, until it is told to leave."""
+
+import time
+from dataclasses import dataclass, field
+
+import structlog
+import torch
+from structlog.contextvars import bound_contextvars
+
+from fedssl.client import (
+    BadAnswer,
+    ClientError,
+    Conflict,
+    DuplicateUpdate,
+    Gone,
+    LeaseLost,
+    NotAllowed,
+    NotAuthenticated,
+    Rejected,
+    ServerError,
+    TooManyRequests,
+    UnknownWork,
+    Unreachable,
+    WorkerClient,
+)
+from fedssl.errors import Cancelled, FedSSLError
+from fedssl.protocol.base import PROTOCOL_VERSION
+from fedssl.protocol.states import AssignmentState
+from fedssl.protocol.work import AcceptedUpdate, Progress, Register, Registered, Submit, WorkItem
+from fedssl_worker.egress import Egress
+from fedssl_worker.executor import Executor
+from fedssl_worker.lease import Lease
+from fedssl_worker.state import ClientStates
+
+log = structlog.get_logger()
+
+_TEMPORARY = (Unreachable, ServerError, TooManyRequests)
+_REFUSED = (NotAuthenticated, NotAllowed)
+_IDLE_SECONDS = 0.5
+
+
+class Refused(FedSSLError):
+    """The coordinator does not want this worker, now or later."""
+
+
+@dataclass(slots=True)
+class Patience:
+    """Waits between failures: each twice the last, from `first` to `most` seconds; a success starts it anew."""
+
+    first: float = 0.5
+    most: float = 30.0
+    _next: float = field(default=0.0, init=False)
+
+    def wait(self) -> None:
+        self._next = min(max(2 * self._next, self.first), self.most)
+        time.sleep(self._next)
+
+    def reset(self) -> None:
+        self._next = 0.0
+
+
+def register(client: WorkerClient, introduction: Register, patience: Patience) -> Registered:
+    """Introduce this worker, for as long as it takes to reach the coordinator. Raises Refused."""
+    while True:
+        try:
+            registered = client.register(introduction)
+        except _TEMPORARY as error:
+            log.warning("coordinator does not answer, trying on", reason=str(error))
+            patience.wait()
+        except ClientError as error:
+            raise Refused(str(error)) from error
+        else:
+            patience.reset()
+            break
+    if registered.protocol_version != PROTOCOL_VERSION:
+        raise Refused(
+            f"the coordinator speaks protocol {registered.protocol_version}, this worker {PROTOCOL_VERSION}: "
+            "install the worker of the coordinator's version"
+        )
+    return registered
+
+
+class Agent:
+    """Works for one client until an exception ends it: Refused, or the one that a signal raises."""
+
+    def __init__(
+        self,
+        client: WorkerClient,
+        executor: Executor,
+        egress: Egress,
+        states: ClientStates,
+        *,
+        claim_seconds: float = 25.0,
+        patience: Patience | None = None,
+    ) -> None:
+        self._client = client
+        self._executor = executor
+        self._egress = egress
+        self._states = states
+        self._claim_seconds = claim_seconds
+        self._patience = patience or Patience()
+
+    def run(self) -> None:
+        """Claim and work for ever. Raises Refused."""
+        while True:
+            try:
+                self.step()
+            except _REFUSED as error:
+                raise Refused(str(error)) from error
+            except _TEMPORARY as error:
+                # A trained update is on the disk: the next claim brings the same work, which is then handed in.
+                log.warning("coordinator does not answer, trying on", reason=str(error))
+                self._patience.wait()
+            except ClientError as error:
+                log.error("the coordinator's answer makes no sense here, trying on", reason=str(error))
+                self._patience.wait()
+
+    def step(self) -> None:
+        """One claim, and the work that it brings."""
+        asked = time.monotonic()
+        try:
+            item = self._client.claim(self._claim_seconds)
+        except UnknownWork as error:
+            log.warning("declining", reason=str(error))
+            self._client.decline(error.assignment_id, str(error))
+            self._patience.wait()
+            return
+        if item is None:
+            self._patience.reset()
+            if time.monotonic() - asked < _IDLE_SECONDS:  # a coordinator that does not wait must not be asked for ever
+                time.sleep(_IDLE_SECONDS)
+            return
+        with bound_contextvars(run=str(item.run_id), round=item.round_number):
+            self._work_on(item)
+
+    def _work_on(self, item: WorkItem) -> None:
+        """Train and hand in, or say why not."""
+        log.info("claimed", method=item.spec.method.name, assignment=str(item.assignment_id))
+        try:
+            self._train_and_submit(item)
+            self._patience.reset()
+        except (Cancelled, LeaseLost, Gone, DuplicateUpdate) as error:
+            log.warning("work called off", reason=str(error))
+            self._patience.wait()
+        except (*_REFUSED, *_TEMPORARY, BadAnswer):
+            raise
+        except FedSSLError as error:
+            self._decline(item, str(error))
+        except Exception as error:  # the process loop: one run's surprise must not end the worker
+            log.exception("work failed")
+            # The message may quote what is on this machine, so only the kind of error leaves it.
+            self._decline(item, f"the worker failed unexpectedly ({type(error).__name__}): its log says more")
+            if isinstance(error, torch.AcceleratorError):
+                raise  # the device answers nothing from here on; a new process can use it again
+
+    def _train_and_submit(self, item: WorkItem) -> None:
+        started = time.monotonic()
+        with Lease(self._client, item) as lease:
+            finished = self._executor.execute(item, lease.report)
+            log.info("trained", seconds=round(time.monotonic() - started, 2), **finished.metrics)
+            lease.report(Progress(phase="uploading", epoch=0, num_epochs=0, step=0, num_steps=0))
+            self._egress.send(item, finished.update, finished.digest)
+            answer = self._client.submit(
+                Submit(
+                    assignment_id=item.assignment_id,
+                    update=finished.digest,
+                    num_examples=finished.num_examples,
+                    metrics=finished.metrics,
+                )
+            )
+        log.info("submitted", state=answer.state.value, digest=finished.digest)
+        if answer.state is AssignmentState.ACCEPTED:
+            accepted = AcceptedUpdate(round_number=item.round_number, update=finished.digest)
+            self._states.discard(item.run_id, but=accepted)
+
+    def _decline(self, item: WorkItem, reason: str) -> None:
+        log.warning("declining", reason=reason)
+        self._states.discard(item.run_id, but=item.last_accepted)
+        try:
+            self._client.decline(item.assignment_id, reason)
+        except (Conflict, Gone, Rejected) as error:  # it is not ours any more
+            log.info("nothing left to decline", reason=str(error))
+        self._patience.wait()

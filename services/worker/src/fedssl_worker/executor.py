@@ -1,0 +1,152 @@
+"""Trains one work item: broadcast in, update out. The owner of the device."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+
+from fedssl.artifacts.header import max_file_bytes
+from fedssl.artifacts.store import digest_of
+from fedssl.artifacts.tensors import Tensors, check_file, load_tensors
+from fedssl.client import WorkerClient
+from fedssl.engine import LocalProgress, run_local_round
+from fedssl.errors import FedSSLError
+from fedssl.methods import METHODS, Method
+from fedssl.methods.api import Context
+from fedssl.protocol.work import Progress, WorkItem
+from fedssl_worker.data import OwnImages
+from fedssl_worker.settings import SettingsError
+from fedssl_worker.state import ClientStates, Finished, work_digest
+
+log = structlog.get_logger()
+
+OnProgress = Callable[[Progress], None]
+
+
+class CannotTrain(FedSSLError):
+    """This worker cannot do this work; the message is the reason that the coordinator is given."""
+
+
+class Executor:
+    """Turns work items into finished updates."""
+
+    def __init__(
+        self,
+        client: WorkerClient,
+        images: OwnImages,
+        states: ClientStates,
+        broadcasts: Path,
+        *,
+        client_id: str,
+        device: torch.device,
+    ) -> None:
+        self._client = client
+        self._images = images
+        self._states = states
+        self._broadcasts = broadcasts
+        self._client_id = client_id
+        self._device = device
+
+    def execute(self, item: WorkItem, on_progress: OnProgress) -> Finished:
+        """Train, unless the same work was finished before and only its handing in is missing.
+
+        `on_progress` may raise Cancelled. Raises CannotTrain, DataError, MethodError, ArtifactError (the broadcast is
+        not what was announced) and ClientError.
+        """
+        method = self._method_of(item)
+        self._images.check_fit(item.spec.data)
+        work = work_digest(item, self._images.fingerprint, describe_environment(self._device))
+        self._states.discard(item.run_id, but=item.last_accepted, work=work)
+        if (finished := self._states.finished(item.run_id, work)) is not None:
+            log.info("update already trained, handing it in", digest=finished.digest)
+            return finished
+        on_progress(Progress(phase="downloading", epoch=0, num_epochs=0, step=0, num_steps=0))
+        broadcast = self._fetch(item)
+        state = self._states.accepted(item.run_id, item.last_accepted)
+        context = Context(spec=item.spec, round_number=item.round_number, client_id=item.client_id, device=self._device)
+        try:
+            result = run_local_round(
+                method, broadcast, state, self._images.data, context, lambda local: on_progress(_progress(local))
+            )
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            raise self._out_of_memory(item) from error
+        except RuntimeError as error:
+            if "can't allocate memory" in str(error):  # what the CPU's allocator raises
+                raise self._out_of_memory(item) from error
+            raise
+        return self._states.keep(item, work, result)
+
+    def _method_of(self, item: WorkItem) -> Method[Any]:
+        """The method, only if it is the coordinator's: same version, and no more leaves than this image's own plan."""
+        name = item.spec.method.name
+        method = METHODS.get(name)
+        if method is None or method.version != item.method_version:
+            own = "lacks it" if method is None else f"has version {method.version}"
+            raise CannotTrain(
+                f"the run needs {name} version {item.method_version}; this worker {own}: update the worker"
+            )
+        if item.client_id != self._client_id:
+            raise CannotTrain(f"the work is for {item.client_id}, this worker is {self._client_id}")
+        if item.plan != method.artifacts(item.spec.method, item.spec):
+            raise CannotTrain(
+                f"the artifact plan sent is not that of {name} here: what may leave is decided by the method"
+            )
+        return method
+
+    def _fetch(self, item: WorkItem) -> Tensors:
+        """The broadcast, from the cache where it is whole; the cache holds one."""
+        self._broadcasts.mkdir(exist_ok=True)
+        path = self._broadcasts / f"{item.broadcast}.safetensors"
+        for other in self._broadcasts.iterdir():
+            if other != path:
+                other.unlink()
+        if not path.is_file() or digest_of(path) != item.broadcast:
+            self._client.download(item.broadcast, path, max_bytes=max_file_bytes(item.plan.broadcast))
+        check_file(path, item.plan.broadcast, "broadcast")
+        return load_tensors(path)
+
+    def _out_of_memory(self, item: WorkItem) -> CannotTrain:
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        return CannotTrain(
+            f"out of memory on {self._device.type} with batch size {item.spec.training.batch_size}: "
+            "lower training.batch_size, or take a smaller encoder"
+        )
+
+
+def choose_device(wanted: str, threads: int) -> torch.device:
+    """The device to train on, with torch set up for it. Raises SettingsError where it does not exist."""
+    torch.set_num_threads(threads)
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(wanted)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise SettingsError(f"there is no {wanted} here: take --device auto, or check the driver with nvidia-smi")
+    return device
+
+
+def describe_device(device: torch.device) -> str:
+    """For people: the GPU's name, or the number of threads."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"cpu, {threads} thread{'s' * (threads > 1)}"
+
+
+def describe_environment(device: torch.device) -> str:
+    """What the bits of a training depend on beside its inputs."""
+    return f"torch {torch.__version__}, {describe_device(device)}"
+
+
+def _progress(local: LocalProgress) -> Progress:
+    return Progress(
+        phase="training",
+        epoch=local.epoch,
+        num_epochs=local.num_epochs,
+        step=local.step,
+        num_steps=local.num_steps,
+        loss=local.loss,
+        images_per_second=local.images_per_second,
+    )

@@ -1,0 +1,80 @@
+"""Holds an assignment's lease while it is worked on: a thread renews it and learns when the work is called off."""
+
+import threading
+import time
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from fedssl.client import ClientError, Gone, LeaseLost, NotAllowed, NotAuthenticated, NotFound, Retry, WorkerClient
+from fedssl.errors import Cancelled
+from fedssl.protocol.work import Progress, WorkItem
+
+log = structlog.get_logger()
+
+_BEATS_PER_LEASE = 3
+_PROGRESS_SECONDS = 2.0  # people watch: news are told sooner than the lease needs
+_JOIN_SECONDS = 0.5
+
+
+class Lease:
+    """Renewed from entry to exit. A coordinator that cannot be reached does not end the work: it may come back."""
+
+    def __init__(self, client: WorkerClient, item: WorkItem) -> None:
+        self._client = client
+        self._item = item
+        self._interval = item.lease_seconds / _BEATS_PER_LEASE
+        self._progress: Progress | None = None
+        self._lost: Exception | None = None
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._done.set()
+        self._thread.join(_JOIN_SECONDS)
+
+    def report(self, progress: Progress) -> None:
+        """Note where the work stands, for the next beat. Raises Cancelled when the work was called off.
+
+        Raises NotAuthenticated or NotAllowed when this worker was.
+        """
+        self._progress = progress
+        if self._lost is not None:
+            raise self._lost
+
+    def _run(self) -> None:
+        told, beaten = self._progress, time.monotonic()
+        while self._lost is None and not self._done.wait(min(self._interval, _PROGRESS_SECONDS)):
+            newest = self._progress
+            if newest is told and time.monotonic() - beaten < self._interval:
+                continue
+            told, beaten = newest, time.monotonic()
+            try:
+                self._beat(newest)
+            except RuntimeError:  # httpx: the client was closed meanwhile
+                if not self._done.is_set():
+                    raise
+
+    def _beat(self, progress: Progress | None) -> None:
+        try:
+            reply = self._client.heartbeat(
+                self._item.assignment_id,
+                progress,
+                timeout=max(self._interval, 1.0),
+                retry=Retry(seconds=self._interval / 2),
+            )
+            if not reply.carry_on:
+                self._lost = Cancelled(reply.reason or "the coordinator called the work off")
+        except (LeaseLost, Gone, NotFound) as error:
+            self._lost = Cancelled(str(error))
+        except (NotAuthenticated, NotAllowed) as error:
+            self._lost = error
+        except ClientError as error:
+            log.warning("heartbeat failed, carrying on", reason=str(error))

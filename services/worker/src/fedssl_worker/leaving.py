@@ -1,0 +1,42 @@
+"""Leaving on SIGTERM and SIGINT: at once, finishing nothing. Everything on the disk bears that at any moment."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+GRACE_SECONDS = 1.5
+
+
+class Leaving(BaseException):
+    """A signal asked the process to end. Not an Exception: nothing but the process's end may catch it."""
+
+
+@contextmanager
+def leaving_on_signals() -> Iterator[None]:
+    """Raise Leaving in the main thread at the first signal.
+
+    A long operation of the device only returns to Python when it is done, so after a short grace the process ends
+    whatever it is in. Further signals change nothing.
+    """
+    is_leaving = False
+
+    def leave(_number: int, _frame: FrameType | None) -> None:
+        nonlocal is_leaving
+        if is_leaving:
+            return
+        is_leaving = True
+        last_resort = threading.Timer(GRACE_SECONDS, os._exit, args=(0,))
+        last_resort.daemon = True
+        last_resort.start()
+        raise Leaving
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        if not is_leaving:
+            for number, handler in before.items():
+                signal.signal(number, handler)

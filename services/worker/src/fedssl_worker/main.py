@@ -1,0 +1,99 @@
+"""The `fedssl-worker` command. torch is imported only once there is something to run: `--help` answers at once."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+
+from fedssl.errors import DataError
+from fedssl_worker.settings import Settings, SettingsError
+
+app = typer.Typer(
+    help="Trains for one data owner of a fedssl federation. Images and labels stay on this machine.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # its tracebacks can show local variables
+)
+
+EXIT_SETTINGS, EXIT_REFUSED = 2, 3
+
+_EPILOG = """
+The token comes from FEDSSL_WORKER_TOKEN or from a file with permissions 600 (--token-file), never from an option.
+Every option can be set by a variable too: --retry-seconds is FEDSSL_WORKER_RETRY_SECONDS.
+
+What leaves this machine: the tensors that the run's method declares (`fedssl method show NAME`), each written into
+STATE/ledger.jsonl before it is sent; the number of images; the loss.
+
+The process can be stopped or killed at any moment: started again with the same STATE, it goes on where it was.
+
+Exit codes: 0 asked to stop; 1 unexpected; 2 settings or images that cannot be used; 3 refused by the coordinator.
+
+Example: fedssl-worker run --coordinator http://127.0.0.1:8000 --data ~/images --state ~/.fedssl-worker
+"""
+
+
+@app.callback()
+def _root() -> None:
+    """Keeps `run` a command of its own."""
+
+
+@app.command(epilog=_EPILOG)
+def run(
+    coordinator: Annotated[
+        str | None, typer.Option(help="Address of the coordinator, for example http://HOST:8000.")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="The images: a folder (one sub-folder a class, or loose), an .npz file, or a name."),
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="Folder of this worker's own files; keep it between starts.")
+    ] = None,
+    token_file: Annotated[Path | None, typer.Option(help="File that holds the token, readable by you alone.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.  [default: auto]")] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads; with 1 the results are the same on every machine.  [default: 1]")
+    ] = None,
+    image_size: Annotated[int | None, typer.Option(help="Scale the images to this height and width in pixels.")] = None,
+    channels: Annotated[int | None, typer.Option(help="1: make the images grey; 3: RGB.")] = None,
+    claim_seconds: Annotated[float | None, typer.Option(help="Length of one wait for work.  [default: 25]")] = None,
+    retry_seconds: Annotated[float | None, typer.Option(help="How long one request is retried.  [default: 30]")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.  [default: info]")] = None,
+) -> None:
+    """Train for a coordinator until stopped."""
+    options = dict(locals())
+    try:
+        settings = _settings({name: value for name, value in options.items() if value is not None})
+        code = _run(settings)
+    except (SettingsError, DataError) as error:
+        typer.echo(f"fedssl-worker: {error}", err=True)
+        code = EXIT_SETTINGS
+    raise typer.Exit(code)
+
+
+def _settings(options: dict[str, Any]) -> Settings:
+    try:
+        return Settings(**options)
+    except ValidationError as error:
+        lines = []
+        for problem in error.errors(include_url=False, include_input=False, include_context=False):
+            name = str(problem["loc"][0]) if problem["loc"] else "settings"
+            option = f"--{name.replace('_', '-')}" if name in Settings.model_fields else name
+            missing = problem["type"] == "missing"
+            lines.append(f"{option}: {'must be given' if missing else problem['msg']}")
+        raise SettingsError("; ".join(lines)) from None
+
+
+def _run(settings: Settings) -> int:
+    from fedssl_worker.leaving import Leaving, leaving_on_signals
+    from fedssl_worker.logs import set_up_logging
+
+    set_up_logging(settings.log_level)
+    try:
+        with leaving_on_signals():
+            from fedssl_worker.assembly import run_worker
+
+            return run_worker(settings)
+    except Leaving:
+        return 0

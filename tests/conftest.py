@@ -1,0 +1,40 @@
+"""Servers and coordinators for every test that asks for them: real Postgres, a real Redis-protocol server."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from support.coordinator import Coordinator
+from support.servers import Servers
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """One thread: the same bits every time, and no fight for the cores with the tests' own processes."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """Postgres with a migrated template database, and Valkey."""
+    folder = tmp_path_factory.mktemp("servers")
+    with Servers(folder) as running:
+        # Celery's app reads the broker's address when it is imported, once for the whole session.
+        os.environ["FEDSSL_REDIS_URL"] = running.redis_url
+        yield running
+
+
+@pytest.fixture
+def database_url(servers: Servers) -> Iterator[str]:
+    """A migrated database of the test's own."""
+    with servers.database() as url:
+        yield url
+
+
+@pytest.fixture
+def coordinator(servers: Servers, database_url: str, tmp_path: Path) -> Iterator[Coordinator]:
+    """The API under uvicorn in this process. Nothing aggregates but `coordinator.advance`."""
+    with Coordinator(database_url, servers.redis_url, tmp_path / "store") as running:
+        yield running

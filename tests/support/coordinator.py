@@ -1,0 +1,93 @@
+"""The API in this process, on a real socket, for tests that look at one request at a time."""
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Self
+from uuid import UUID
+
+import httpx
+import uvicorn
+
+from fedssl.client import Client, Retry, WorkerClient
+from fedssl.protocol.views import TokenCreate
+from fedssl.protocol.work import Register
+from support.environment import coordinator_environment
+
+
+class Coordinator:
+    """One API over one database; `advance` does by hand what the aggregator does."""
+
+    def __init__(self, database_url: str, redis_url: str, store: Path) -> None:
+        self.store = store
+        self._environment = coordinator_environment(database_url, redis_url, store)
+
+    def __enter__(self) -> Self:
+        self._before = dict(os.environ)
+        os.environ.update(self._environment)
+        _forget()
+        from fedssl_coordinator.app import create_app
+        from fedssl_coordinator.db import transaction
+        from fedssl_coordinator.tokens import service
+
+        config = uvicorn.Config(create_app(), port=0, log_config=None, timeout_graceful_shutdown=1)
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run)
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.01)
+        self.url = "http://127.0.0.1:%d" % self._server.servers[0].sockets[0].getsockname()[1]
+        with transaction() as session:
+            self.operator_token = service.create(session, TokenCreate(role="operator")).secret
+        self.client = Client(self.url, self.operator_token, retry=Retry(seconds=0))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+        self._server.should_exit = True
+        self._thread.join()
+        _forget()
+        os.environ.clear()
+        os.environ.update(self._before)
+
+    def http(self, token: str | None = None) -> httpx.Client:
+        """A bare HTTP client, for requests that the typed ones would never send."""
+        secret = self.operator_token if token is None else token
+        return httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {secret}"}, timeout=30)
+
+    def worker_token(self, client_id: str) -> str:
+        return self.client.create_token("worker", client_id).secret
+
+    def worker(self, client_id: str, *, register: bool = True) -> WorkerClient:
+        """A worker's client with a token of its own, registered."""
+        worker = WorkerClient(self.url, self.worker_token(client_id), retry=Retry(seconds=0))
+        if register:
+            worker.register(
+                Register(
+                    worker_version="test",
+                    methods={"fedalignuniform": 1, "fedsimclr": 1, "fedbyol": 1, "supervised": 1},
+                    device="cpu",
+                    num_images=100,
+                    channels=1,
+                    image_size=8,
+                )
+            )
+        return worker
+
+    def advance(self, run_id: UUID) -> None:
+        """What the aggregator does at a nudge, here and now."""
+        from fedssl_coordinator.tasks import advance_run
+
+        advance_run(str(run_id))
+
+
+def _forget() -> None:
+    """Drop what the coordinator's modules keep for the length of a process."""
+    from fedssl_coordinator import db, nudges, settings
+    from fedssl_coordinator.artifacts import service
+
+    if db.engine.cache_info().currsize:
+        db.engine().dispose()
+    for cached in (settings.settings, db.engine, db._factory, nudges._redis, service.store):
+        cached.cache_clear()

@@ -1,0 +1,47 @@
+"""The servers that the tests start for themselves."""
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+from fedssl.local import Postgres, Valkey
+from support.environment import coordinator_environment, migrate
+
+_TEMPLATE = "template_fedssl"
+
+
+class Servers:
+    """Postgres and Valkey below one folder; every `database` is a copy of a migrated template."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._postgres = Postgres(folder / "postgres", durable=False)
+        self._valkey = Valkey(folder / "valkey")
+        self._numbers = itertools.count()
+
+    def __enter__(self) -> Self:
+        self._postgres.start()
+        self._valkey.start()
+        url = self._postgres.create_database(_TEMPLATE)
+        migrate(coordinator_environment(url, self.redis_url, self._folder / "unused"))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._valkey.stop()
+        self._postgres.stop()
+
+    @property
+    def redis_url(self) -> str:
+        return self._valkey.url
+
+    @contextlib.contextmanager
+    def database(self, *, empty: bool = False) -> Iterator[str]:
+        """A database for the length of the block."""
+        name = f"test_{next(self._numbers)}"
+        url = self._postgres.create_database(name) if empty else self._postgres.create_database(name, _TEMPLATE)
+        try:
+            yield url
+        finally:
+            self._postgres.drop_database(name)
