@@ -62,8 +62,9 @@ def run_local_round(
     kept = None if state is None else in_name_order(state)
     algorithm = method.client(config)
     modules = algorithm.build(ctx)
-    algorithm.merge(modules, received, kept, ctx)
     modules.to(ctx.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    modules.train()
+    algorithm.merge(modules, received, kept, data, ctx)
     metrics = _train(algorithm, modules, data, received, ctx, on_progress)
     update, next_state = algorithm.finish(modules, data, received, kept, ctx)
     check_tensors(update, plan.update, "update")
@@ -81,7 +82,6 @@ def _train(
     schedule = algorithm.schedule(len(data), ctx)
     optimizer = _optimizer(modules, ctx.spec.training.optimizer, schedule.learning_rate)
     report = _Report(schedule, on_progress)
-    modules.train()
     sums: Losses = {}
     for epoch in range(schedule.num_epochs):
         sums = {}  # the metrics are the last epoch's means

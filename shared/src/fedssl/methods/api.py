@@ -102,8 +102,16 @@ class ClientAlgorithm(Protocol):
         """How much and how fast to train."""
         ...
 
-    def merge(self, modules: nn.ModuleDict, broadcast: Tensors, state: ClientState | None, ctx: Context) -> None:
-        """What "receive the global model" means. `state` None: the client starts cold."""
+    def merge(
+        self,
+        modules: nn.ModuleDict,
+        broadcast: Tensors,
+        state: ClientState | None,
+        data: ClientData,
+        ctx: Context,
+    ) -> None:
+        """What "receive the global model" means. `state` None: the client starts cold. `modules` are in training mode
+        and on the device."""
         ...
 
     def batches(self, data: ClientData, epoch: int, ctx: Context) -> Iterator[Batch]:

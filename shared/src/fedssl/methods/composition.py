@@ -1,19 +1,20 @@
-"""Most methods are one objective on an encoder that is averaged: this composes them.
+"""Composes parts into a method's two halves.
 
-An `Objective` says which heads it trains and what its loss terms are; `ComposedClient` makes views, runs the online
-network once, and deals the modules out between what is sent and what stays.
+`ComposedClient` makes views, runs the online network once, asks every part for its loss terms, and deals the modules
+out between what is sent and what stays. `ComposedServer` reduces the sent modules by its reducer, and the parts' own
+tensors by theirs.
 """
 
 import copy
+import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import nn
 
-from fedssl.aggregation import weighted_mean
 from fedssl.artifacts.tensors import DTYPES, Tensors, in_name_order
 from fedssl.data.augment import normalize, random_view, to_float
 from fedssl.data.batches import epoch_batches
@@ -29,162 +30,243 @@ from fedssl.methods.api import (
     ServerState,
     Update,
 )
+from fedssl.methods.parts import ENCODER, PROJECTOR, Merge, Objective, Online, Part
 from fedssl.models import build_encoder, build_mlp, initialised
 from fedssl.protocol.plan import ArtifactPlan, TensorSpec
 from fedssl.protocol.runs import RunSpec
 
-ENCODER, PROJECTOR, PREDICTOR = "encoder", "projector", "predictor"
+REFERENCES = "references"
 
 M = TypeVar("M", bound=nn.Module)
 
 
-@dataclass(frozen=True, slots=True)
-class Online:
-    """The online network's outputs, one entry a view: `h` (B, H) of the encoder, `z` (B, D) of the projector."""
+class Overwrite(Merge):
+    """The broadcast replaces the client's weights, as in FedAvg."""
 
-    h: tuple[torch.Tensor, ...]
-    z: tuple[torch.Tensor, ...]
+    def receive(
+        self, modules: nn.ModuleDict, names: tuple[str, ...], broadcast: Tensors, *, cold: bool, ctx: Context
+    ) -> None:
+        load_modules(modules, names, broadcast, "broadcast")
 
 
-class Objective:
-    """One self-supervised (or supervised) loss, with the modules that it needs beside the encoder."""
-
-    shared: ClassVar[tuple[str, ...]] = (PROJECTOR,)
-    """Heads that are sent and averaged, beside the encoder."""
-
-    kept: ClassVar[tuple[str, ...]] = ()
-    """Modules that stay with the client from round to round."""
-
-    num_views: ClassVar[int] = 2
-
-    joint_forward: ClassVar[bool] = True
-    """Whether the views pass the network as one batch, and so share BatchNorm statistics."""
-
-    def heads(self, modules: nn.ModuleDict, ctx: Context) -> dict[str, nn.Module]:
-        """Further modules. `modules` already holds the encoder and, where the model has one, the projector."""
-        return {}
-
-    def start_cold(self, modules: nn.ModuleDict, ctx: Context) -> None:
-        """Give the kept modules a first value, after the broadcast has been merged."""
-
-    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Losses:
-        """The weighted loss terms of one batch."""
-        raise NotImplementedError
-
-    def after_step(self, modules: nn.ModuleDict, ctx: Context) -> None:
-        """What follows an optimiser step."""
+OVERWRITE = Overwrite()
 
 
 @dataclass(frozen=True, slots=True)
 class ComposedClient:
-    """A client that trains one objective and sends the modules that it shares."""
+    """A client that trains one objective with its add-ons and sends the modules that they share."""
 
-    objective_of: Objective
+    host: Objective
+    add_ons: tuple[Part, ...] = ()
+    merge_rule: Merge = OVERWRITE
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Objective first, merge rule last: the order in which their modules are built."""
+        return (self.host, *self.add_ons, self.merge_rule)
 
     def build(self, ctx: Context) -> nn.ModuleDict:
-        return initialised(lambda: self._modules(ctx), Context(spec=ctx.spec, round_number=0).seed("model"))
+        return initialised(lambda: self.modules(ctx), Context(spec=ctx.spec, round_number=0).seed("model"))
 
-    def _modules(self, ctx: Context) -> nn.ModuleDict:
+    def modules(self, ctx: Context) -> nn.ModuleDict:
+        """All modules with fresh weights, from the generator and on the device of the moment."""
         model = ctx.spec.model
         encoder = build_encoder(model.encoder, ctx.spec.data.channels)
         modules = nn.ModuleDict({ENCODER: encoder})
-        if PROJECTOR in self.objective_of.shared and model.projector is not None:
+        if PROJECTOR in self.host.shared and model.projector is not None:
             modules[PROJECTOR] = build_mlp(model.projector, encoder.feature_dim)
-        modules.update(self.objective_of.heads(modules, ctx))
+        for part in self.parts:
+            for name, module in part.heads(modules, ctx).items():
+                if name in modules:
+                    raise MethodError(f"two parts of the method bring a module {name!r}")
+                modules[name] = module
         return modules
 
     def schedule(self, num_images: int, ctx: Context) -> Schedule:
-        training, optimizer = ctx.spec.training, ctx.spec.training.optimizer
-        progress = (ctx.round_number - 1) / ctx.spec.num_rounds
-        factor = (1 + math.cos(math.pi * progress)) / 2 if optimizer.schedule == "cosine" else 1.0
-        batches = epoch_batches(num_images, training.batch_size, ctx.generator("schedule"), training.drop_last)
+        training = ctx.spec.training
+        batches = epoch_batches(num_images, training.batch_size, torch.Generator(), training.drop_last)
         return Schedule(
-            num_epochs=training.local_epochs,
-            steps_per_epoch=len(batches),
-            learning_rate=optimizer.learning_rate * factor,
+            num_epochs=training.local_epochs, steps_per_epoch=len(batches), learning_rate=learning_rate(ctx)
         )
 
-    def merge(self, modules: nn.ModuleDict, broadcast: Tensors, state: ClientState | None, ctx: Context) -> None:
-        load_modules(modules, self._sent(modules), broadcast, "broadcast")
-        if state is None:
-            self.objective_of.start_cold(modules, ctx)
-        else:
-            load_modules(modules, self.objective_of.kept, state, "client state")
+    def merge(
+        self,
+        modules: nn.ModuleDict,
+        broadcast: Tensors,
+        state: ClientState | None,
+        data: ClientData,
+        ctx: Context,
+    ) -> None:
+        if state is not None:
+            load_modules(modules, self._kept(), state, "client state")
+        self.merge_rule.receive(modules, self.sent(modules), broadcast, cold=state is None, ctx=ctx)
+        for part in self.parts if state is None else ():
+            part.start_cold(modules, ctx)
+        for part in self.parts:
+            part.begin(modules, broadcast, data, ctx)
 
     def batches(self, data: ClientData, epoch: int, ctx: Context) -> Iterator[Batch]:
-        training, num_views = ctx.spec.training, self.objective_of.num_views
+        training, num_views = ctx.spec.training, self.host.num_views
         # Batches are drawn on the CPU, so that every device sees the images in one order.
         order = torch.Generator().manual_seed(ctx.seed(f"batches/{epoch}"))
+        others = torch.Generator().manual_seed(ctx.seed(f"references/{epoch}"))
         views = ctx.generator(f"views/{epoch}")
-        for indices in epoch_batches(len(data), training.batch_size, order, training.drop_last):
+        anchors = epoch_batches(len(data), training.batch_size, order, training.drop_last)
+        wants_references = any(REFERENCES in part.streams for part in self.parts)
+        pool = torch.randperm(len(data), generator=others) if wants_references else None
+        for number, indices in enumerate(anchors):
+            streams = [indices] * num_views
+            if pool is not None:
+                # A second, independently shuffled pass over the same images.
+                streams.append(pool.roll(-number * training.batch_size)[: len(indices)])
+            chosen = torch.cat(streams).to(data.images.device)
+            augmented = random_view(to_float(data.images[chosen]), ctx.spec.data.augmentation, views)
+            parts = normalize(augmented, ctx.spec.data).chunk(len(streams))
             indices = indices.to(data.images.device)
-            images = to_float(data.images[indices])
-            both = random_view(images.repeat(num_views, 1, 1, 1), ctx.spec.data.augmentation, views)
             yield Batch(
-                views=normalize(both, ctx.spec.data).chunk(num_views),
+                views=parts[:num_views],
                 indices=indices,
                 labels=None if data.labels is None else data.labels[indices],
-                extra={},
+                extra={} if pool is None else {REFERENCES: parts[num_views]},
             )
 
     def objective(self, modules: nn.ModuleDict, batch: Batch, broadcast: Tensors, ctx: Context) -> Losses:
-        online = run_online(modules, batch.views, joint=self.objective_of.joint_forward)
-        return self.objective_of.terms(online, modules, batch, ctx)
+        online = run_online(modules, batch, joint=self.host.joint_forward)
+        for part in self.parts:
+            online = part.transform(online, modules, ctx)
+        losses: Losses = {}
+        for part in self.parts:
+            losses.update(part.terms(online, modules, batch, ctx))
+        return losses
 
     def after_step(self, modules: nn.ModuleDict, ctx: Context) -> None:
-        self.objective_of.after_step(modules, ctx)
+        for part in self.parts:
+            part.after_step(modules, ctx)
 
     def finish(
         self, modules: nn.ModuleDict, data: ClientData, broadcast: Tensors, state: ClientState | None, ctx: Context
     ) -> tuple[Tensors, ClientState]:
-        return tensors_of(modules, self._sent(modules)), tensors_of(modules, self.objective_of.kept)
+        schedule = self.schedule(len(data), ctx)
+        for part in self.parts:
+            part.end(modules, data, schedule, ctx)
+        update = tensors_of(modules, self.sent(modules))
+        for part in self.parts:
+            update.update(part.extra_update(modules, data, ctx))
+        return update, tensors_of(modules, self._kept())
 
-    def _sent(self, modules: nn.ModuleDict) -> tuple[str, ...]:
-        return (ENCODER, *(name for name in self.objective_of.shared if name in modules))
+    def sent(self, modules: nn.ModuleDict) -> tuple[str, ...]:
+        """The names of the modules that travel."""
+        return (ENCODER, *(name for part in self.parts for name in part.shared if name in modules))
+
+    def module_tensors(self, ctx: Context) -> frozenset[str]:
+        """The names of the sent modules' tensors: what the reducer combines."""
+        with torch.device("meta"):
+            modules = self.modules(ctx)
+        return frozenset(f"{name}.{key}" for name in self.sent(modules) for key in modules[name].state_dict())
+
+    def _kept(self) -> tuple[str, ...]:
+        return tuple(name for part in self.parts for name in part.kept)
 
     def plan(self, spec: RunSpec) -> ArtifactPlan:
-        """The sent modules' tensors, down and up, from a build on the meta device that computes nothing."""
+        """The sent modules' tensors and the parts' own, from a build on the meta device that computes nothing."""
+        ctx = Context(spec=spec, round_number=0)
         with torch.device("meta"):
-            modules = self._modules(Context(spec=spec, round_number=0))
-        sent = self._sent(modules)
-        tensors = tuple(
-            TensorSpec(
-                name=f"{module}.{name}",
-                dtype=DTYPES[tensor.dtype],
-                shape=tuple(tensor.shape),
-                reduce="mean" if tensor.is_floating_point() else "integral_mean",
-            )
-            for module in sorted(sent)
+            modules = self.modules(ctx)
+        weights = tuple(
+            declare(f"{module}.{name}", tensor)
+            for module in sorted(self.sent(modules))
             for name, tensor in sorted(modules[module].state_dict().items())
         )
-        return ArtifactPlan(broadcast=tensors, update=tensors)
+        extra = [part.extra_plan(modules, ctx) for part in self.parts]
+        return ArtifactPlan(
+            broadcast=weights + tuple(spec for down, _ in extra for spec in down),
+            update=weights + tuple(spec for _, up in extra for spec in up),
+        )
+
+
+Reducer = Callable[[Sequence[Update], ServerState, Context], tuple[Tensors, Metrics]]
+"""The next global weights from the updates (client-id order) and the state; metrics for people beside them."""
 
 
 @dataclass(frozen=True, slots=True)
-class FedAvgServer:
-    """The mean of the updates, weighted by their number of examples, is the next broadcast (McMahan et al. 2017)."""
+class ComposedServer:
+    """The coordinator's half: one reducer for the shared modules, and each part's own rule for its own tensors."""
 
     client: ComposedClient
+    reduce: Reducer
 
     def initial_state(self, modules: nn.ModuleDict, ctx: Context) -> ServerState:
-        return tensors_of(modules, self.client._sent(modules))
+        state = tensors_of(modules, self.client.sent(modules))
+        for part in self.client.parts:
+            state.update(part.initial_server_state(modules, ctx))
+        return state
 
     def broadcast(self, state: ServerState, ctx: Context) -> Tensors:
         return state
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], ctx: Context) -> tuple[ServerState, Metrics]:
-        weights = [update.num_examples for update in updates]
-        return weighted_mean((update.load() for update in updates), weights), {}
+        names = self.client.module_tensors(ctx)
+        weights, metrics = self.reduce([_only(update, names) for update in updates], state, ctx)
+        next_state = dict(weights)
+        for part in self.client.parts:
+            next_state.update(part.aggregate(state, updates, ctx))
+        return next_state, metrics
 
 
-def run_online(modules: nn.ModuleDict, views: tuple[torch.Tensor, ...], *, joint: bool) -> Online:
-    """Encoder and projector on every view; without a projector z is h."""
+def _only(update: Update, names: frozenset[str]) -> Update:
+    return dataclasses.replace(update, load=lambda: _Selection(update.load(), names))
+
+
+class _Selection(Mapping[str, torch.Tensor]):
+    """Some of a mapping's tensors, loaded no earlier than they are asked for."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], names: frozenset[str]) -> None:
+        self._tensors = tensors
+        self._names = names
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._names))
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def declare(name: str, tensor: torch.Tensor) -> TensorSpec:
+    """A weight's place in the plan: floats by weighted mean, integers by a mean that stays whole."""
+    return TensorSpec(
+        name=name,
+        dtype=DTYPES[tensor.dtype],
+        shape=tuple(tensor.shape),
+        reduce="mean" if tensor.is_floating_point() else "integral_mean",
+    )
+
+
+def learning_rate(ctx: Context) -> float:
+    """This round's learning rate: constant, or lr/2 (1 + cos(pi r/R)) with r counted from 0 (EasyFL)."""
+    optimizer = ctx.spec.training.optimizer
+    if optimizer.schedule == "constant":
+        return optimizer.learning_rate
+    return optimizer.learning_rate * (1 + math.cos(math.pi * (ctx.round_number - 1) / ctx.spec.num_rounds)) / 2
+
+
+def run_online(modules: nn.ModuleDict, batch: Batch, *, joint: bool) -> Online:
+    """Encoder and projector on every view and stream, once; `joint`: as one batch."""
+    streams = (*batch.views, *batch.extra.values())
     if joint:
-        h_all = modules[ENCODER](torch.cat(views))
+        h_all = modules[ENCODER](torch.cat(streams))
         z_all = modules[PROJECTOR](h_all) if PROJECTOR in modules else h_all
-        return Online(h=h_all.chunk(len(views)), z=z_all.chunk(len(views)))
-    h = tuple(modules[ENCODER](view) for view in views)
-    return Online(h=h, z=tuple(modules[PROJECTOR](x) for x in h) if PROJECTOR in modules else h)
+        h, z = h_all.chunk(len(streams)), z_all.chunk(len(streams))
+    else:
+        h = tuple(modules[ENCODER](x) for x in streams)
+        z = tuple(modules[PROJECTOR](x) for x in h) if PROJECTOR in modules else h
+    num_views = len(batch.views)
+    extra = dict(zip(batch.extra, zip(h[num_views:], z[num_views:], strict=True), strict=True))
+    return Online(h=h[:num_views], z=z[:num_views], extra=extra)
 
 
 def encoder_width(modules: nn.ModuleDict) -> int:

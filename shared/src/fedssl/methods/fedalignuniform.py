@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from fedssl.losses import alignment, uniformity
-from fedssl.methods.api import Batch, Context, Losses, Method
-from fedssl.methods.composition import ComposedClient, FedAvgServer, Objective, Online
+from fedssl.methods.api import Batch, Context, Losses
+from fedssl.methods.compose import composed_method
+from fedssl.methods.parts import Objective, Online
 from fedssl.protocol.methods.fedalignuniform import FedAlignUniformConfig
 
 
@@ -32,14 +33,4 @@ class AlignUniform(Objective):
         }
 
 
-def client(config: FedAlignUniformConfig) -> ComposedClient:
-    return ComposedClient(AlignUniform(config))
-
-
-FEDALIGNUNIFORM = Method(
-    name="fedalignuniform",
-    config=FedAlignUniformConfig,
-    artifacts=lambda config, spec: client(config).plan(spec),
-    client=client,
-    server=lambda config: FedAvgServer(client(config)),
-)
+FEDALIGNUNIFORM = composed_method(FedAlignUniformConfig, AlignUniform)

@@ -18,18 +18,10 @@ from torch import nn
 
 from fedssl.errors import MethodError
 from fedssl.losses import byol_regression
-from fedssl.methods.api import Batch, Context, Losses, Method
-from fedssl.methods.composition import (
-    ENCODER,
-    PREDICTOR,
-    PROJECTOR,
-    ComposedClient,
-    FedAvgServer,
-    Objective,
-    Online,
-    copy_of,
-    move_towards,
-)
+from fedssl.methods.api import Batch, Context, Losses
+from fedssl.methods.compose import composed_method
+from fedssl.methods.composition import copy_of, move_towards
+from fedssl.methods.parts import ENCODER, PREDICTOR, PROJECTOR, Objective, Online
 from fedssl.models import build_mlp
 from fedssl.protocol.methods.fedbyol import FedBYOLConfig
 
@@ -69,14 +61,4 @@ class BYOL(Objective):
             move_towards(modules[target], modules[online], self.config.target_momentum)
 
 
-def client(config: FedBYOLConfig) -> ComposedClient:
-    return ComposedClient(BYOL(config))
-
-
-FEDBYOL = Method(
-    name="fedbyol",
-    config=FedBYOLConfig,
-    artifacts=lambda config, spec: client(config).plan(spec),
-    client=client,
-    server=lambda config: FedAvgServer(client(config)),
-)
+FEDBYOL = composed_method(FedBYOLConfig, BYOL)

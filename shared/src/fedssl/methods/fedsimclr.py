@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from fedssl.losses import nt_xent
-from fedssl.methods.api import Batch, Context, Losses, Method
-from fedssl.methods.composition import ComposedClient, FedAvgServer, Objective, Online
+from fedssl.methods.api import Batch, Context, Losses
+from fedssl.methods.compose import composed_method
+from fedssl.methods.parts import Objective, Online
 from fedssl.protocol.methods.fedsimclr import FedSimCLRConfig
 
 
@@ -26,14 +27,4 @@ class SimCLR(Objective):
         return {"nt_xent": nt_xent(online.z[0], online.z[1], self.config.temperature)}
 
 
-def client(config: FedSimCLRConfig) -> ComposedClient:
-    return ComposedClient(SimCLR(config))
-
-
-FEDSIMCLR = Method(
-    name="fedsimclr",
-    config=FedSimCLRConfig,
-    artifacts=lambda config, spec: client(config).plan(spec),
-    client=client,
-    server=lambda config: FedAvgServer(client(config)),
-)
+FEDSIMCLR = composed_method(FedSimCLRConfig, SimCLR)

@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedssl.errors import MethodError
-from fedssl.methods.api import Batch, Context, Losses, Method
-from fedssl.methods.composition import ComposedClient, FedAvgServer, Objective, Online, encoder_width
+from fedssl.methods.api import Batch, Context, Losses
+from fedssl.methods.compose import composed_method
+from fedssl.methods.composition import encoder_width
+from fedssl.methods.parts import Objective, Online
 from fedssl.protocol.methods.supervised import SupervisedConfig
 
 CLASSIFIER = "classifier"
@@ -36,14 +38,4 @@ class CrossEntropy(Objective):
         return {"cross_entropy": F.cross_entropy(modules[CLASSIFIER](online.h[0]).float(), batch.labels)}
 
 
-def client(config: SupervisedConfig) -> ComposedClient:
-    return ComposedClient(CrossEntropy(config))
-
-
-SUPERVISED = Method(
-    name="supervised",
-    config=SupervisedConfig,
-    artifacts=lambda config, spec: client(config).plan(spec),
-    client=client,
-    server=lambda config: FedAvgServer(client(config)),
-)
+SUPERVISED = composed_method(SupervisedConfig, CrossEntropy)

@@ -4,10 +4,11 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from fedssl.protocol.methods.base import MethodConfig, MethodInfo
+from fedssl.protocol.methods.base import MethodInfo
+from fedssl.protocol.methods.composed import ComposedConfig
 
 
-class FedAlignUniformConfig(MethodConfig):
+class FedAlignUniformConfig(ComposedConfig):
     """FedAvg of alignment and uniformity, the base that SSD builds on."""
 
     info: ClassVar[MethodInfo] = MethodInfo(

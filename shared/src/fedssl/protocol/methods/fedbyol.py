@@ -4,11 +4,12 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from fedssl.protocol.methods.base import MethodConfig, MethodInfo
+from fedssl.protocol.methods.base import MethodInfo
+from fedssl.protocol.methods.composed import ComposedConfig
 from fedssl.protocol.model import ModelConfig
 
 
-class FedBYOLConfig(MethodConfig):
+class FedBYOLConfig(ComposedConfig):
     """FedAvg of BYOL: online network and predictor are averaged, the target network stays with its client."""
 
     info: ClassVar[MethodInfo] = MethodInfo(

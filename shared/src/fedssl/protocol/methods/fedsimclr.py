@@ -4,10 +4,11 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from fedssl.protocol.methods.base import MethodConfig, MethodInfo
+from fedssl.protocol.methods.base import MethodInfo
+from fedssl.protocol.methods.composed import ComposedConfig
 
 
-class FedSimCLRConfig(MethodConfig):
+class FedSimCLRConfig(ComposedConfig):
     """FedAvg of SimCLR."""
 
     info: ClassVar[MethodInfo] = MethodInfo(

@@ -4,10 +4,11 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from fedssl.protocol.methods.base import MethodConfig, MethodInfo
+from fedssl.protocol.methods.base import MethodInfo
+from fedssl.protocol.methods.composed import ComposedConfig
 
 
-class SupervisedConfig(MethodConfig):
+class SupervisedConfig(ComposedConfig):
     """FedAvg of cross-entropy: the upper baseline, for clients whose images are labelled."""
 
     info: ClassVar[MethodInfo] = MethodInfo(

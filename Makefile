@@ -1,0 +1,71 @@
+# `make help` is the manual.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PROJECTS := shared/pyproject.toml services/coordinator/pyproject.toml services/worker/pyproject.toml
+# No byte-compilation at install time: only what is imported is compiled, when it is.
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+SOURCES := shared/src services/coordinator/src services/coordinator/migrations services/worker/src tests
+
+.PHONY: help
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+.PHONY: demo
+demo: $(VENV)/.installed ## Train a federation of four on this machine, and show what it learnt
+	@$(BIN)/fedssl demo
+
+.PHONY: test
+test: $(VENV)/.installed-dev ## Run the whole test suite, on servers that it starts itself
+	@$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: lint
+lint: $(VENV)/.installed-dev ## Check style (ruff), types (mypy) and who imports whom (import-linter)
+	@$(BIN)/ruff check $(SOURCES)
+	@$(BIN)/ruff format --check $(SOURCES)
+	@$(BIN)/mypy shared/src services/coordinator/src services/worker/src
+	@$(BIN)/lint-imports
+
+.PHONY: format
+format: $(VENV)/.installed-dev ## Format the code
+	@$(BIN)/ruff check --fix --quiet $(SOURCES) || true
+	@$(BIN)/ruff format $(SOURCES)
+
+.PHONY: bench
+bench: $(VENV)/.installed-dev ## Measure, as ratios within one run
+	@$(BIN)/python -m pytest tests/bench --override-ini=addopts= -p no:cacheprovider $(ARGS)
+
+.PHONY: docs
+docs: $(VENV)/.installed-dev ## Regenerate openapi.json and check the documents' examples
+	@$(BIN)/fedssl-coordinator openapi > openapi.json
+	@$(BIN)/python -m pytest tests/docs $(ARGS)
+
+.PHONY: install
+install: $(VENV)/.installed-dev ## Make the virtual environment in .venv, with everything
+
+.PHONY: lock
+lock: $(VENV)/.installed-dev ## Write the versions of this environment to constraints.txt
+	@$(BIN)/pip freeze --exclude-editable | sed 's/^\(torch==[0-9.]*\)+.*/\1/' > constraints.txt
+
+.PHONY: clean
+clean: ## Remove the virtual environment, caches and the demo's folder
+	@rm -rf $(VENV) .fedssl .fedssl-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .benchmarks
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/bin/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedssl needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 ...")'
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/pip constraints.txt $(PROJECTS)
+	@echo "Installing fedssl into $(VENV) (the first time this downloads torch) ..."
+	@$(PIP) hatchling editables
+	@$(PIP) --no-build-isolation -e 'shared[train,local]' -e 'services/coordinator' -e 'services/worker'
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed pyproject.toml
+	@$(PIP) $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"])')
+	@touch $@
