@@ -1,0 +1,102 @@
+"""Simulation and deployment give equal bits, whatever is killed on the way."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.processes import Federation, federation
+from support.servers import Servers
+
+from fedssl.artifacts.tensors import Tensors, load_tensors
+from fedssl.data import ImageData
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.states import AssignmentState, Outcome, RunState
+from fedssl.protocol.views import RunView
+from fedssl.shards import deal
+from fedssl.simulation import simulate
+
+pytestmark = pytest.mark.parity
+
+
+def _spec(method: dict[str, Any], **changes: Any) -> RunSpec:
+    return RunSpec.model_validate(
+        {
+            "num_rounds": 3,
+            "seed": 7,
+            "method": method,
+            "model": {
+                "encoder": {"widths": [8, 16]},
+                "projector": {"hidden_dims": [16], "out_dim": 8},
+                "predictor": {"hidden_dims": [16], "out_dim": 8},
+            },
+            "data": {"channels": 1, "image_size": 8},
+            "training": {"batch_size": 32, "local_epochs": 2},
+            "cohort": {"min_clients": 3, "lease_seconds": 30},
+            "partition": {"dataset": "digits", "num_clients": 3, "alpha": 0.5},
+            **changes,
+        }
+    )
+
+
+def _shards(spec: RunSpec) -> dict[str, ImageData]:
+    assert spec.partition is not None
+    return deal(spec.partition, spec.data).by_client
+
+
+def _finished(running: Federation, run_id: Any) -> RunView:
+    def look() -> RunView | None:
+        run = running.client.run(run_id)
+        return run if run.state == RunState.FINISHED else None
+
+    run = running.wait_for(look, "the run's end", 150)
+    assert run.outcome == Outcome.COMPLETED, run.reason
+    return run
+
+
+def _model(running: Federation, run_id: Any) -> Tensors:
+    path = running.folder / "model.safetensors"
+    running.client.download_model(run_id, path)
+    return load_tensors(path)
+
+
+def _assert_same_bits(deployed: Tensors, simulated: Tensors) -> None:
+    assert deployed.keys() == simulated.keys()
+    different = [name for name in simulated if not torch.equal(deployed[name], simulated[name])]
+    assert different == []
+
+
+def test_a_worker_killed_in_mid_training_and_arrival_in_another_order(servers: Servers, tmp_path: Path) -> None:
+    """BYOL, whose target network is client state that must survive the kill; the workers start in reverse order."""
+    spec = _spec({"name": "fedbyol"}, training={"batch_size": 8, "local_epochs": 8}, num_rounds=2)
+    shards = _shards(spec)
+    simulated = simulate(spec, shards)
+    assert any(not torch.equal(simulated.model[name], simulated.initial[name]) for name in simulated.model)
+    with (
+        servers.database() as database,
+        federation(database, servers.redis_url, tmp_path / "run", shards) as running,
+    ):
+        run = running.client.create_run(spec)
+        for name in sorted(shards, reverse=True):
+            running.start(name)
+        victim = sorted(shards)[1]
+
+        def in_mid_training() -> bool:
+            current = running.client.run(run.id).current_round
+            return current is not None and current.number == 2 and any(
+                a.client_id == victim
+                and a.state == AssignmentState.LEASED
+                and a.progress is not None
+                and a.progress.phase == "training"
+                for a in current.assignments
+            )  # fmt: skip
+
+        running.wait_for(in_mid_training, f"{victim} training in round 2")
+        running.kill(victim, signal.SIGKILL)
+        running.start(victim)
+        done = _finished(running, run.id)
+        _assert_same_bits(_model(running, run.id), simulated.model)
+        kinds = [event.message for event in running.client.event_log(run.id) if event.client_id == victim]
+        assert any("taken the assignment up again" in message for message in kinds), kinds
+        assert done.rounds_closed == spec.num_rounds

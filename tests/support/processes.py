@@ -1,0 +1,127 @@
+"""A federation of real processes, any of which a test may kill and start again."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Self, TypeVar
+
+from fedssl.client import Client, ClientError, Retry
+from fedssl.data import ImageData, save_npz
+from support.environment import coordinator_environment
+
+T = TypeVar("T")
+
+
+class Federation:
+    """API, aggregator, beat and one worker a client, as they would run in production. Logs lie in `folder`."""
+
+    def __init__(self, database_url: str, redis_url: str, folder: Path, clients: dict[str, ImageData]) -> None:
+        self.folder = folder
+        self.clients = clients
+        self._environment = coordinator_environment(
+            database_url, redis_url, folder / "store", FEDSSL_SWEEP_SECONDS="0.5"
+        )
+        self._port = _free_port()
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._tokens: dict[str, str] = {}
+        self.url = f"http://127.0.0.1:{self._port}"
+
+    def __enter__(self) -> Self:
+        try:
+            for name in ("api", "aggregator", "beat"):
+                self.start(name)
+            self._operator_token = self._run("token", "create", "--role", "operator")
+            self.client = Client(self.url, self._operator_token, retry=Retry(seconds=30))
+            self.wait_for(lambda: self.client.ready().status == "ok", "the API")
+            for name, images in self.clients.items():
+                save_npz(self._data(name), images)
+                self._tokens[name] = self.client.create_token("worker", name).secret
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in reversed(list(self._processes)):
+            self.kill(name, signal.SIGTERM)
+
+    def start(self, name: str) -> None:
+        """Start a service by its command's name, or a client's worker by the client's."""
+        command = self._worker(name) if name in self.clients else self._service(name)
+        environment = dict(self._environment)
+        if name in self.clients:
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", "FEDSSL_WORKER_TOKEN": self._tokens[name]}
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                command, env=environment, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def kill(self, name: str, signum: int = signal.SIGKILL) -> None:
+        """End a process and wait for it."""
+        process = self._processes.pop(name)
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signum)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def wait_for(self, look: Callable[[], T | None], what: str, seconds: float = 90) -> T:
+        """Poll until `look` returns something true. Fails with the processes' last words."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            with contextlib.suppress(ClientError):
+                if found := look():
+                    return found
+            for name, process in self._processes.items():
+                if process.poll() is not None:
+                    raise AssertionError(f"{name} ended with {process.returncode}\n{self.logs()}")
+            time.sleep(0.02)
+        raise AssertionError(f"waited {seconds} s in vain for {what}\n{self.logs()}")
+
+    def logs(self) -> str:
+        """The end of every log."""
+        return "\n".join(f"--- {path.name}\n{_tail(path)}" for path in sorted(self.folder.glob("*.log")))
+
+    def _run(self, *arguments: str) -> str:
+        command = [sys.executable, "-m", "fedssl_coordinator", *arguments]
+        return subprocess.run(command, env=self._environment, check=True, capture_output=True, text=True).stdout.strip()
+
+    def _service(self, name: str) -> list[str]:
+        arguments = ["--port", str(self._port)] if name == "api" else []
+        return [sys.executable, "-m", "fedssl_coordinator", name, *arguments]
+
+    def _worker(self, name: str) -> list[str]:
+        return [
+            sys.executable, "-m", "fedssl_worker", "run", "--coordinator", self.url, "--data", str(self._data(name)),
+            "--state", str(self.folder / "state" / name), "--device", "cpu", "--threads", "1",
+        ]  # fmt: skip
+
+    def _data(self, name: str) -> Path:
+        return self.folder / f"{name}.npz"
+
+
+@contextlib.contextmanager
+def federation(database_url: str, redis_url: str, folder: Path, clients: dict[str, ImageData]) -> Iterator[Federation]:
+    """A running federation without its workers: start them as the test wants."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with Federation(database_url, redis_url, folder, clients) as running:
+        yield running
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _tail(path: Path, num_bytes: int = 3000) -> str:
+    return path.read_bytes()[-num_bytes:].decode(errors="replace")
