@@ -157,7 +157,7 @@ class Agent:
         started = time.monotonic()
         with Lease(self._client, item) as lease:
             finished = self._executor.execute(item, lease.report)
-            log.info("trained", seconds=round(time.monotonic() - started, 2), **finished.metrics)
+            log.info("trained", seconds=round(time.monotonic() - started, 2), metrics=finished.metrics)
             lease.report(Progress(phase="uploading", epoch=0, num_epochs=0, step=0, num_steps=0))
             self._egress.send(item, finished.update, finished.digest)
             answer = self._client.submit(
@@ -172,6 +172,8 @@ class Agent:
         if answer.state is AssignmentState.ACCEPTED:
             accepted = AcceptedUpdate(round_number=item.round_number, update=finished.digest)
             self._states.discard(item.run_id, but=accepted)
+        elif answer.state is AssignmentState.REJECTED:
+            self._states.discard(item.run_id, but=item.last_accepted)
 
     def _decline(self, item: WorkItem, reason: str) -> None:
         log.warning("declining", reason=reason)

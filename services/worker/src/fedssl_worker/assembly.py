@@ -17,6 +17,8 @@ from fedssl_worker.state import ClientStates
 
 log = structlog.get_logger()
 
+EXIT_REFUSED = 3
+
 
 def run_worker(settings: Settings) -> int:
     """Work until a signal comes. Returns the exit code of a worker that the coordinator does not want.
@@ -51,5 +53,5 @@ def run_worker(settings: Settings) -> int:
                 Agent(client, executor, egress, states, claim_seconds=settings.claim_seconds, patience=patience).run()
             except Refused as error:
                 log.error("the coordinator refuses this worker", reason=str(error))
-                return 3
+                return EXIT_REFUSED
     return 0

@@ -1,11 +1,14 @@
 """Leaving on SIGTERM and SIGINT: at once, finishing nothing. Everything on the disk bears that at any moment."""
 
+import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
 
 GRACE_SECONDS = 1.5
 
@@ -40,3 +43,11 @@ def leaving_on_signals() -> Iterator[None]:
         if not is_leaving:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def leave_now() -> NoReturn:
+    """End the process with code 0. Taking torch down in order takes longer than all of the grace, and saves nothing."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

@@ -16,7 +16,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # its tracebacks can show local variables
 )
 
-EXIT_SETTINGS, EXIT_REFUSED = 2, 3
+EXIT_SETTINGS = 2
 
 _EPILOG = """
 The token comes from FEDSSL_WORKER_TOKEN or from a file with permissions 600 (--token-file), never from an option.
@@ -51,15 +51,18 @@ def run(
         Path | None, typer.Option(help="Folder of this worker's own files; keep it between starts.")
     ] = None,
     token_file: Annotated[Path | None, typer.Option(help="File that holds the token, readable by you alone.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.  [default: auto]")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default="auto")] = None,
     threads: Annotated[
-        int | None, typer.Option(help="CPU threads; with 1 the results are the same on every machine.  [default: 1]")
+        int | None,
+        typer.Option(help="CPU threads; with 1 the results are the same on every machine.", show_default="1"),
     ] = None,
     image_size: Annotated[int | None, typer.Option(help="Scale the images to this height and width in pixels.")] = None,
     channels: Annotated[int | None, typer.Option(help="1: make the images grey; 3: RGB.")] = None,
-    claim_seconds: Annotated[float | None, typer.Option(help="Length of one wait for work.  [default: 25]")] = None,
-    retry_seconds: Annotated[float | None, typer.Option(help="How long one request is retried.  [default: 30]")] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.  [default: info]")] = None,
+    claim_seconds: Annotated[float | None, typer.Option(help="Length of one wait for work.", show_default="25")] = None,
+    retry_seconds: Annotated[
+        float | None, typer.Option(help="How long one request is retried.", show_default="30")
+    ] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.", show_default="info")] = None,
 ) -> None:
     """Train for a coordinator until stopped."""
     options = dict(locals())
@@ -86,7 +89,7 @@ def _settings(options: dict[str, Any]) -> Settings:
 
 
 def _run(settings: Settings) -> int:
-    from fedssl_worker.leaving import Leaving, leaving_on_signals
+    from fedssl_worker.leaving import Leaving, leave_now, leaving_on_signals
     from fedssl_worker.logs import set_up_logging
 
     set_up_logging(settings.log_level)
@@ -96,4 +99,4 @@ def _run(settings: Settings) -> int:
 
             return run_worker(settings)
     except Leaving:
-        return 0
+        leave_now()

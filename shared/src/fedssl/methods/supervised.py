@@ -10,8 +10,9 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import nn
 
+from fedssl.artifacts.tensors import Tensors
 from fedssl.errors import MethodError
-from fedssl.methods.api import Batch, Context, Losses
+from fedssl.methods.api import Batch, ClientData, Context, Losses
 from fedssl.methods.compose import composed_method
 from fedssl.methods.composition import encoder_width
 from fedssl.methods.parts import Objective, Online
@@ -32,9 +33,16 @@ class CrossEntropy(Objective):
     def heads(self, modules: nn.ModuleDict, ctx: Context) -> dict[str, nn.Module]:
         return {CLASSIFIER: nn.Linear(encoder_width(modules), self.config.num_classes)}
 
-    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Losses:
-        if batch.labels is None:
+    def begin(self, modules: nn.ModuleDict, broadcast: Tensors, data: ClientData, ctx: Context) -> None:
+        if data.labels is None:
             raise MethodError("supervised needs labelled images at every client; these have no labels")
+        if len(data) and int(data.labels.max()) >= self.config.num_classes:
+            raise MethodError(
+                f"a label is {int(data.labels.max())}, but method.num_classes is {self.config.num_classes}: raise it"
+            )
+
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Losses:
+        assert batch.labels is not None, "`begin` has checked it"
         return {"cross_entropy": F.cross_entropy(modules[CLASSIFIER](online.h[0]).float(), batch.labels)}
 
 

@@ -20,4 +20,4 @@ class SupervisedConfig(ComposedConfig):
     )
 
     name: Literal["supervised"] = "supervised"
-    num_classes: int = Field(default=10, ge=2, le=100_000)
+    num_classes: int = Field(default=10, ge=2, le=100_000, description="Classes of the labels.")

@@ -1,0 +1,217 @@
+"""One connection to a coordinator: the only module that knows how requests are sent and what can go wrong with them."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import TypeVar
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from fedssl.client.errors import BadAnswer, ClientError, Unreachable, api_error
+from fedssl.client.retry import Retry, with_retries
+from fedssl.protocol.errors import Problem
+from fedssl.protocol.views import Page
+
+M = TypeVar("M", bound=BaseModel)
+Params = Mapping[str, str | int | float]
+
+CONNECT_SECONDS = 5.0
+_PROBLEM_BYTES = 1 << 20
+_PAGE_SIZE = 100
+_TOKEN = re.compile(r"[\x21-\x7e]+")
+_HINTS = {
+    401: "The token was not accepted: give one that the coordinator made (`fedssl token create`).",
+    404: "Nothing answers at this path: is the address that of a fedssl coordinator?",
+}
+
+
+class Connection:
+    """Sends requests with the token and turns every failure into a ClientError. Shared by threads; closed by its owner.
+
+    `timeout` is in seconds, for connecting and for every wait for bytes, not for a whole answer.
+    """
+
+    def __init__(
+        self, url: str, token: str, *, timeout: float, retry: Retry, transport: httpx.BaseTransport | None
+    ) -> None:
+        self.url = _checked_url(url)
+        self.timeout = timeout
+        self.retry = retry
+        if token and not _TOKEN.fullmatch(token):
+            raise ClientError("the token holds a space or a character that no token has: copy it again, on its own")
+        self._http = httpx.Client(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+            timeout=self._limits(None),
+            transport=transport,
+        )
+
+    def close(self) -> None:
+        self._http.close()
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        answer: type[M],
+        *,
+        body: BaseModel | None = None,
+        params: Params | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        retry: Retry | None = None,
+        idempotent: bool = True,
+    ) -> M:
+        """Send a request and read its answer."""
+        response = self.send(
+            method,
+            path,
+            body=body,
+            params=params,
+            headers=headers,
+            timeout=timeout,
+            retry=retry,
+            idempotent=idempotent,
+        )
+        return parse(answer, response.content, f"{method} {path}")
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: BaseModel | None = None,
+        params: Params | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        retry: Retry | None = None,
+        idempotent: bool = True,
+    ) -> httpx.Response:
+        """Send a request, again where that may help, and return the whole answer. Raises ClientError."""
+        content = None if body is None else body.model_dump_json().encode()
+        sent = {"Content-Type": "application/json"} if body is not None else {}
+
+        def attempt() -> httpx.Response:
+            with self.stream(
+                method, path, params=params, headers={**sent, **(headers or {})}, content=content, timeout=timeout
+            ) as response:
+                response.read()
+                return response
+
+        return with_retries(attempt, retry or self.retry, idempotent=idempotent)
+
+    def pages(self, path: str, item: type[M], params: Params | None = None) -> Iterator[M]:
+        """Every item of a list, page after page."""
+        page_type = Page[item]  # type: ignore[valid-type]
+        query: dict[str, str | int | float] = {"limit": _PAGE_SIZE, **(params or {})}
+        while True:
+            page = self.call("GET", path, page_type, params=query)
+            yield from page.items
+            if page.next_cursor is None:
+                return
+            query["cursor"] = page.next_cursor
+
+    @contextmanager
+    def stream(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Params | None = None,
+        headers: Mapping[str, str] | None = None,
+        content: bytes | Iterable[bytes] | None = None,
+        timeout: float | None = None,
+        accepted: tuple[int, ...] = (),
+    ) -> Iterator[httpx.Response]:
+        """One attempt whose answer the block reads. The one seam where httpx's errors become a ClientError.
+
+        Statuses outside 200 to 299 raise, but for those `accepted`.
+        """
+        try:
+            with self._http.stream(
+                method, path, params=params, headers=headers, content=content, timeout=self._limits(timeout)
+            ) as response:
+                if not response.is_success and response.status_code not in accepted:
+                    raise _refusal(response)
+                yield response
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+            raise Unreachable(self._no_answer(error), maybe_sent=False) from None
+        except httpx.TransportError as error:
+            raise Unreachable(self._no_answer(error)) from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise BadAnswer(f"{self.url} gave an answer that cannot be read: {error}") from None
+
+    def _limits(self, timeout: float | None) -> httpx.Timeout:
+        seconds = self.timeout if timeout is None else timeout
+        return httpx.Timeout(seconds, connect=min(seconds, CONNECT_SECONDS))
+
+    def _no_answer(self, error: httpx.TransportError) -> str:
+        reason = str(error) or type(error).__name__
+        return f"No answer from {self.url} ({reason}): check that the coordinator runs and that this is its address."
+
+
+def parse(model: type[M], content: str | bytes, what: str) -> M:
+    """Read a part of an answer as the protocol's model; `what` names it. Raises BadAnswer."""
+    try:
+        return model.model_validate_json(content)
+    except ValidationError as error:
+        raise BadAnswer(
+            f"{what} came back as something else than a {model.__name__} ({summary(error)}): "
+            "is this a fedssl coordinator, and of a version near this client's?"
+        ) from None
+
+
+def summary(error: ValidationError) -> str:
+    """The first thing that does not fit, without the values."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    return f"{'.'.join(str(part) for part in first['loc']) or 'the whole'}: {first['msg']}"
+
+
+def _checked_url(url: str) -> str:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        parsed = httpx.URL("")
+    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.userinfo:
+        raise ClientError("The coordinator's address must be http://HOST:PORT or https://HOST, without a user in it.")
+    return str(parsed).rstrip("/")
+
+
+def _refusal(response: httpx.Response) -> ClientError:
+    if response.is_redirect:
+        return BadAnswer(
+            f"{response.request.url.host} redirects elsewhere: give the coordinator's own address. "
+            "Redirects are not followed, so that the token goes nowhere else."
+        )
+    body = b""
+    for chunk in response.iter_bytes():
+        body += chunk
+        if len(body) > _PROBLEM_BYTES:
+            break
+    return api_error(_problem(response, body), _retry_after(response))
+
+
+def _problem(response: httpx.Response, body: bytes) -> Problem:
+    status = response.status_code
+    try:
+        return Problem.model_validate_json(body).model_copy(update={"status": status})
+    except ValidationError:  # a proxy's page, or another program's
+        title = response.reason_phrase or "Error"
+        detail = _HINTS.get(status, f"The answer was {status} {title}, without an explanation.")
+        return Problem(type="about:blank", title=title, status=status, detail=detail)
+
+
+def _retry_after(response: httpx.Response) -> float | None:
+    value = response.headers.get("Retry-After", "").strip()
+    if not value:
+        return None
+    if value.isdecimal():
+        return float(value)
+    try:
+        at = parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    return max(0.0, (at - datetime.now(UTC)).total_seconds()) if at.tzinfo else None

@@ -1,0 +1,149 @@
+"""What can go wrong between a client and the coordinator.
+
+FedSSLError
+└── ClientError               the coordinator could not be asked, or did not do what was asked
+    ├── Unreachable           no answer: refused, timed out or broken off
+    ├── BadAnswer             an answer that cannot be read
+    │   └── UnknownWork       a work item that this version does not understand; it can be declined
+    └── ApiError              the coordinator said no; `problem` holds its words
+        ├── NotAuthenticated  401, the token is missing, wrong or revoked
+        ├── NotAllowed        403, the token's role may not do this
+        ├── NotFound          404
+        ├── Conflict          409
+        │   ├── LeaseLost         the assignment belongs to this worker no longer
+        │   └── DuplicateUpdate   another update of this client was accepted for the round
+        ├── Gone              410, the round has closed
+        ├── Rejected          413 or 422, the request or the artifact is not acceptable
+        ├── TooManyRequests   429, `retry_after` says when to come back
+        └── ServerError       5xx
+            └── Unavailable   502, 503 or 504: it may work later
+"""
+
+from uuid import UUID
+
+from fedssl.errors import FedSSLError
+from fedssl.protocol.errors import Problem
+
+PROBLEM_PREFIX = "urn:fedssl:problem:"
+_ERRORS_SHOWN = 5
+
+
+class ClientError(FedSSLError):
+    """The coordinator could not be asked, or did not do what was asked."""
+
+
+class Unreachable(ClientError):
+    """No answer came. `maybe_sent`: the request may have arrived and had its effect all the same."""
+
+    def __init__(self, message: str, *, maybe_sent: bool = True) -> None:
+        super().__init__(message)
+        self.maybe_sent = maybe_sent
+
+
+class BadAnswer(ClientError):
+    """The answer cannot be read: another program answers there, or its version differs too much."""
+
+
+class UnknownWork(BadAnswer):
+    """A work item that this version does not understand, a method that it lacks for one. Decline `assignment_id`."""
+
+    def __init__(self, assignment_id: UUID, message: str) -> None:
+        super().__init__(message)
+        self.assignment_id = assignment_id
+
+
+class ApiError(ClientError):
+    """The coordinator answered with an error."""
+
+    def __init__(self, problem: Problem, retry_after: float | None = None) -> None:
+        super().__init__(_describe(problem))
+        self.problem = problem
+        self.retry_after = retry_after
+        """Seconds after which the coordinator wants to be asked again, where it said so."""
+
+    @property
+    def slug(self) -> str:
+        """The problem's stable name, `lease-lost` for example; empty for an answer that no coordinator gave."""
+        return self.problem.type.removeprefix(PROBLEM_PREFIX) if self.problem.type.startswith(PROBLEM_PREFIX) else ""
+
+
+class NotAuthenticated(ApiError):
+    """The token is missing, wrong or revoked."""
+
+
+class NotAllowed(ApiError):
+    """The token's role may not do this."""
+
+
+class NotFound(ApiError):
+    """There is nothing of this name here."""
+
+
+class Conflict(ApiError):
+    """The state of things does not allow it."""
+
+
+class LeaseLost(Conflict):
+    """The assignment belongs to this worker no longer."""
+
+
+class DuplicateUpdate(Conflict):
+    """Another update of this client was accepted for the round."""
+
+
+class Gone(ApiError):
+    """The round has closed."""
+
+
+class Rejected(ApiError):
+    """The request or the artifact is not acceptable."""
+
+
+class TooManyRequests(ApiError):
+    """Asked too often."""
+
+
+class ServerError(ApiError):
+    """The coordinator failed."""
+
+
+class Unavailable(ServerError):
+    """The coordinator, or something that it needs, does not answer at the moment."""
+
+
+_BY_SLUG: dict[str, type[ApiError]] = {"lease-lost": LeaseLost, "duplicate-update": DuplicateUpdate}
+_BY_STATUS: dict[int, type[ApiError]] = {
+    401: NotAuthenticated,
+    403: NotAllowed,
+    404: NotFound,
+    409: Conflict,
+    410: Gone,
+    413: Rejected,
+    422: Rejected,
+    429: TooManyRequests,
+    502: Unavailable,
+    503: Unavailable,
+    504: Unavailable,
+}
+
+
+def api_error(problem: Problem, retry_after: float | None = None) -> ApiError:
+    """The class of the tree that fits the problem.
+
+    >>> api_error(Problem(type="urn:fedssl:problem:lease-lost", title="Lease lost", status=409, detail="Claim again."))
+    LeaseLost('Claim again.')
+    """
+    kind = _BY_SLUG.get(problem.type.removeprefix(PROBLEM_PREFIX)) or _BY_STATUS.get(problem.status)
+    if kind is None:
+        kind = ServerError if problem.status >= 500 else ApiError
+    return kind(problem, retry_after)
+
+
+def _describe(problem: Problem) -> str:
+    lines = [problem.detail or problem.title]
+    for error in problem.errors[:_ERRORS_SHOWN]:
+        place = ".".join(str(part) for part in error.get("loc", ()))
+        lines.append(f"  {place}: {error.get('msg', error)}" if place else f"  {error.get('msg', error)}")
+    if len(problem.errors) > _ERRORS_SHOWN:
+        lines.append(f"  and {len(problem.errors) - _ERRORS_SHOWN} more")
+    return "\n".join(lines)

@@ -1,0 +1,228 @@
+"""The operator's client: runs, methods, clients and tokens."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+from urllib.parse import quote
+from uuid import UUID, uuid4
+
+import httpx
+
+from fedssl.client.connection import Connection, parse
+from fedssl.client.errors import ApiError, Unreachable
+from fedssl.client.retry import DEFAULT_RETRY, Backoff, Retry, is_temporary
+from fedssl.client.sse import ServerSentEvent, parse_events
+from fedssl.client.transfer import download
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.states import RunState
+from fedssl.protocol.views import (
+    ClientView,
+    EventView,
+    Health,
+    MethodView,
+    MetricView,
+    RoundView,
+    RunCreate,
+    RunSummary,
+    RunView,
+    TokenCreate,
+    TokenCreated,
+    TokenView,
+)
+
+LAST_EVENT = "run.finished"
+STREAM_SECONDS = 60.0  # the coordinator sends a comment every 15 s, so silence for this long means a dead connection
+
+
+class BaseClient:
+    """What both clients share: one connection, closed by the `with` block."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str = "",
+        *,
+        timeout: float = 30.0,
+        retry: Retry = DEFAULT_RETRY,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._connection = Connection(url, token, timeout=timeout, retry=retry, transport=transport)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._connection.url!r})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._connection.close()
+
+    @property
+    def url(self) -> str:
+        """The coordinator's address."""
+        return self._connection.url
+
+    def health(self) -> Health:
+        """Whether the coordinator's process answers. One attempt, no token needed."""
+        return self._connection.call("GET", "/healthz", Health, retry=Retry(seconds=0))
+
+    def ready(self) -> Health:
+        """Whether the coordinator and all that it needs answer; `unavailable` is an answer, not an error.
+
+        One attempt, no token needed. Raises Unreachable when nothing answers.
+        """
+        with self._connection.stream("GET", "/readyz", accepted=(503,)) as response:
+            return parse(Health, response.read(), "GET /readyz")
+
+
+class Client(BaseClient):
+    """An operator's view of one coordinator.
+
+    Args:
+        url: the coordinator's address, `http://127.0.0.1:8000` for example.
+        token: an operator token. It appears in no repr, log or error.
+        timeout: seconds to wait for a connection and for each piece of an answer.
+        retry: for how long to try again what failed for a passing reason.
+        transport: another way to the API than the network, for tests.
+
+    Every method raises `Unreachable`, `BadAnswer` or an `ApiError`.
+    """
+
+    # Runs
+
+    def create_run(self, spec: RunSpec, *, start: bool = True, idempotency_key: str | None = None) -> RunView:
+        """Submit a run. The same key gives the same run again, however often it is sent; None makes a new key."""
+        return self._connection.call(
+            "POST",
+            "/v1/runs",
+            RunView,
+            body=RunCreate(spec=spec, start=start),
+            headers={"Idempotency-Key": idempotency_key or str(uuid4())},
+        )
+
+    def runs(self, state: RunState | None = None) -> Iterator[RunSummary]:
+        """All runs, newest first."""
+        return self._connection.pages("/v1/runs", RunSummary, {} if state is None else {"state": state.value})
+
+    def run(self, run_id: UUID) -> RunView:
+        """One run in full."""
+        return self._connection.call("GET", f"/v1/runs/{run_id}", RunView)
+
+    def start(self, run_id: UUID) -> RunView:
+        """Let a created run begin."""
+        return self._steer(run_id, "start")
+
+    def pause(self, run_id: UUID) -> RunView:
+        """Open no further round; the round in progress goes on."""
+        return self._steer(run_id, "pause")
+
+    def resume(self, run_id: UUID) -> RunView:
+        """Go on with a paused run."""
+        return self._steer(run_id, "resume")
+
+    def stop(self, run_id: UUID) -> RunView:
+        """End a run for good; its newest model stays."""
+        return self._steer(run_id, "stop")
+
+    def _steer(self, run_id: UUID, verb: str) -> RunView:
+        return self._connection.call("POST", f"/v1/runs/{run_id}/{verb}", RunView)
+
+    def rounds(self, run_id: UUID) -> Iterator[RoundView]:
+        """A run's rounds, oldest first."""
+        return self._connection.pages(f"/v1/runs/{run_id}/rounds", RoundView)
+
+    def metrics(self, run_id: UUID, name: str | None = None) -> Iterator[MetricView]:
+        """A run's numbers, or those of one name."""
+        return self._connection.pages(f"/v1/runs/{run_id}/metrics", MetricView, {} if name is None else {"name": name})
+
+    def event_log(self, run_id: UUID) -> Iterator[EventView]:
+        """What has happened in a run so far, oldest first."""
+        return self._connection.pages(f"/v1/runs/{run_id}/events", EventView)
+
+    def events(self, run_id: UUID, after: int | None = None) -> Iterator[EventView]:
+        """A run's events as they happen, from the first or from the one after id `after`, until the run has finished.
+
+        A broken stream is taken up again without a gap or a repetition. Raises Unreachable when the coordinator stays
+        away for as long as `retry` allows.
+        """
+        backoff = Backoff(self._connection.retry)
+        last = after
+        while True:
+            try:
+                for sent in self._stream_once(run_id, last):
+                    backoff.progress()
+                    event = parse(EventView, sent.data, "an event")
+                    last = event.id
+                    yield event
+                    if event.kind == LAST_EVENT:
+                        return
+                if self.run(run_id).state is RunState.FINISHED:
+                    return
+                raise Unreachable(f"{self.url} closed the event stream.")
+            except (Unreachable, ApiError) as error:
+                if not is_temporary(error):
+                    raise
+                backoff.wait(error)
+
+    def _stream_once(self, run_id: UUID, after: int | None) -> Iterator[ServerSentEvent]:
+        headers = {"Accept": "text/event-stream", "Accept-Encoding": "identity"} | (
+            {} if after is None else {"Last-Event-ID": str(after)}
+        )
+        path = f"/v1/runs/{run_id}/events/stream"
+        with self._connection.stream("GET", path, headers=headers, timeout=STREAM_SECONDS) as response:
+            yield from parse_events(response.iter_raw())
+
+    def download_model(self, run_id: UUID, destination: Path, which: Literal["latest", "initial"] = "latest") -> str:
+        """Fetch a run's weights (safetensors) into a file and return their digest.
+
+        The file appears whole or not at all. Raises DigestMismatch, and NotFound before the first weights are made.
+        """
+        return download(self._connection, f"/v1/runs/{run_id}/model", destination, params={"which": which})
+
+    # Methods, clients, tokens
+
+    def methods(self) -> Iterator[MethodView]:
+        """Every method that the coordinator can run."""
+        return self._connection.pages("/v1/methods", MethodView)
+
+    def method(self, name: str) -> MethodView:
+        """One method, with the JSON schema of its parameters."""
+        return self._connection.call("GET", f"/v1/methods/{_segment(name)}", MethodView)
+
+    def clients(self) -> Iterator[ClientView]:
+        """Every data owner that the coordinator knows."""
+        return self._connection.pages("/v1/clients", ClientView)
+
+    def client(self, client_id: str) -> ClientView:
+        """One data owner."""
+        return self._connection.call("GET", f"/v1/clients/{_segment(client_id)}", ClientView)
+
+    def revoke_client(self, client_id: str) -> ClientView:
+        """Shut a data owner out: its tokens stop working and no run draws on it any more."""
+        return self._connection.call("POST", f"/v1/clients/{_segment(client_id)}/revoke", ClientView)
+
+    def create_token(
+        self, role: Literal["operator", "worker"], client_id: str | None = None, label: str = ""
+    ) -> TokenCreated:
+        """Make a token. The answer alone carries its secret, so this is not sent again once it may have arrived."""
+        body = TokenCreate(role=role, client_id=client_id, label=label)
+        return self._connection.call("POST", "/v1/tokens", TokenCreated, body=body, idempotent=False)
+
+    def tokens(self) -> Iterator[TokenView]:
+        """Every token, without its secret."""
+        return self._connection.pages("/v1/tokens", TokenView)
+
+    def revoke_token(self, token_id: UUID) -> None:
+        """Make a token worthless."""
+        self._connection.send("DELETE", f"/v1/tokens/{token_id}")
+
+
+def _segment(name: str) -> str:
+    return quote(name, safe="")

@@ -1,0 +1,97 @@
+"""The worker's client: what the process of a data owner asks of the coordinator."""
+
+import json
+from pathlib import Path
+from uuid import UUID
+
+from pydantic import ValidationError
+
+from fedssl.client.connection import parse, summary
+from fedssl.client.errors import UnknownWork
+from fedssl.client.operator import BaseClient
+from fedssl.client.retry import Retry
+from fedssl.client.transfer import download, upload
+from fedssl.protocol.work import (
+    Claim,
+    Decline,
+    Heartbeat,
+    HeartbeatReply,
+    Progress,
+    Register,
+    Registered,
+    Submit,
+    Submitted,
+    WorkItem,
+)
+
+_REASON_CHARACTERS = 500
+
+
+class WorkerClient(BaseClient):
+    """A worker's side of the API. The arguments are those of `Client`, with a worker's token."""
+
+    def register(self, introduction: Register) -> Registered:
+        """Say what this worker is and learn which client it works for."""
+        return self._connection.call("POST", "/v1/work/register", Registered, body=introduction)
+
+    def claim(self, wait_seconds: float = 25.0) -> WorkItem | None:
+        """Lease an assignment, waiting up to `wait_seconds` for one; None: there was nothing to do.
+
+        A worker that comes back gets the assignment that it still holds. Raises UnknownWork, with the assignment to
+        decline, for an item that this version does not understand.
+        """
+        response = self._connection.send(
+            "POST",
+            "/v1/work/claim",
+            body=Claim(wait_seconds=wait_seconds),
+            timeout=self._connection.timeout + wait_seconds,
+        )
+        if response.status_code == 204:
+            return None
+        try:
+            return WorkItem.model_validate_json(response.content)
+        except ValidationError as error:
+            if (assignment_id := _assignment_of(response.content)) is not None:
+                message = f"this worker does not understand the work: {summary(error)}. A newer worker may."
+                raise UnknownWork(assignment_id, message) from None
+        return parse(WorkItem, response.content, "POST /v1/work/claim")
+
+    def heartbeat(
+        self,
+        assignment_id: UUID | None = None,
+        progress: Progress | None = None,
+        *,
+        timeout: float | None = None,
+        retry: Retry | None = None,
+    ) -> HeartbeatReply:
+        """Renew a lease, or just say that the worker lives. `timeout` (seconds), `retry`: None, the client's own."""
+        body = Heartbeat(assignment_id=assignment_id, progress=progress)
+        path = "/v1/work/heartbeat"
+        return self._connection.call("POST", path, HeartbeatReply, body=body, timeout=timeout, retry=retry)
+
+    def submit(self, submission: Submit) -> Submitted:
+        """Hand in an uploaded update. Sent again, it gets the same answer. Raises LeaseLost, DuplicateUpdate, Gone."""
+        return self._connection.call("POST", "/v1/work/submit", Submitted, body=submission)
+
+    def decline(self, assignment_id: UUID, reason: str) -> Submitted:
+        """Give an assignment back, saying why (cut to 500 characters)."""
+        body = Decline(assignment_id=assignment_id, reason=reason[:_REASON_CHARACTERS])
+        return self._connection.call("POST", "/v1/work/decline", Submitted, body=body)
+
+    def download(self, digest: str, destination: Path, max_bytes: int | None = None) -> None:
+        """Fetch an artifact into a file that appears whole or not at all.
+
+        Raises ArtifactTooLarge, DigestMismatch, NotFound.
+        """
+        download(self._connection, f"/v1/artifacts/{digest}", destination, digest=digest, max_bytes=max_bytes)
+
+    def upload(self, digest: str, source: Path, assignment_id: UUID) -> None:
+        """Send an artifact from disk; one that the coordinator already has is no error. Raises Rejected, LeaseLost."""
+        upload(self._connection, f"/v1/artifacts/{digest}", source, params={"assignment": str(assignment_id)})
+
+
+def _assignment_of(content: bytes) -> UUID | None:
+    try:
+        return UUID(json.loads(content)["assignment_id"])
+    except (ValueError, KeyError, TypeError):
+        return None

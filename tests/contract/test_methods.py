@@ -1,0 +1,140 @@
+"""What every method must do, whatever it is."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+from support.methods import ALL_METHODS, method_spec, shards
+
+from fedssl.artifacts.tensors import LazyTensors, Tensors, check_file, load_tensors, save_tensors
+from fedssl.engine import LocalResult, run_aggregation, run_local_round, start_run
+from fedssl.methods import METHODS
+from fedssl.methods.api import ClientData, Context, Update
+from fedssl.protocol.methods import METHOD_CONFIGS
+from fedssl.protocol.runs import RunSpec
+from fedssl.simulation import simulate
+
+pytestmark = pytest.mark.parametrize("name", ALL_METHODS)
+
+SEED_OF_A_LATE_JOINER = 0  # its cohorts are {1, 2}, {1, 2}, {0, 1}
+
+
+def _data(spec: RunSpec, client: str) -> ClientData:
+    images = shards(spec)[client]
+    assert images.labels is not None
+    return ClientData(torch.from_numpy(images.images), torch.from_numpy(images.labels))
+
+
+def _train(
+    spec: RunSpec, broadcast: Tensors, state: Tensors | None, client: str = "client-0", number: int = 1
+) -> LocalResult:
+    ctx = Context(spec=spec, round_number=number, client_id=client)
+    return run_local_round(METHODS[spec.method.name], broadcast, state, _data(spec, client), ctx)
+
+
+def _equal(a: Tensors, b: Tensors) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_configs_and_methods_are_the_same(name: str) -> None:
+    assert METHODS.keys() == METHOD_CONFIGS.keys()
+    assert METHODS[name].config is METHOD_CONFIGS[name]
+    assert METHODS[name].name == name
+
+
+def test_says_where_it_comes_from_and_what_leaves(name: str) -> None:
+    info = METHOD_CONFIGS[name].info
+    assert all((info.title, info.paper, info.equations, info.leaves_the_client, info.stays_on_the_client))
+    schema = METHOD_CONFIGS[name].model_json_schema()
+    undescribed = [
+        key for key, field in schema["properties"].items() if key != "name" and "description" not in field
+    ]
+    assert undescribed == []
+
+
+def test_config_round_trips_and_refuses_unknown_keys(name: str) -> None:
+    spec = method_spec(name)
+    assert RunSpec.model_validate(spec.model_dump(mode="json")) == spec
+    assert RunSpec.model_validate_json(spec.model_dump_json()) == spec
+    with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
+        RunSpec.model_validate({**spec.model_dump(), "method": {**spec.method.model_dump(), "temprature": 1}})
+
+
+def test_two_rounds_with_partial_participation(name: str) -> None:
+    spec = method_spec(name, seed=SEED_OF_A_LATE_JOINER, cohort={"min_clients": 3, "fraction": 0.67}, num_rounds=3)
+    result = simulate(spec, shards(spec))
+    assert [len(record.clients) for record in result.history] == [2, 2, 2]
+    assert len({client for record in result.history for client in record.clients}) == 3  # somebody joined late
+    assert all(bool(tensor.isfinite().all()) for tensor in result.model.values())
+
+
+def test_repeats_bit_for_bit_and_depends_on_the_seed(name: str) -> None:
+    spec = method_spec(name)
+    first, again = simulate(spec, shards(spec)), simulate(spec, shards(spec))
+    assert _equal(first.model, again.model)
+    assert all(_equal(first.client_states[c], again.client_states[c]) for c in first.client_states)
+    other = simulate(spec.model_copy(update={"seed": 12}), shards(spec))
+    assert not _equal(first.model, other.model)
+
+
+def test_artifacts_pass_through_safetensors_and_the_plan(name: str, tmp_path: Path) -> None:
+    spec = method_spec(name)
+    method, plan = METHODS[name], METHODS[name].artifacts(spec.method, spec)
+    start = start_run(method, Context(spec=spec, round_number=0))
+    results = {client: _train(spec, start.broadcast, None, client) for client in shards(spec)}
+    for client, result in results.items():
+        save_tensors(result.update, tmp_path / client)
+        check_file(tmp_path / client, plan.update, "update")
+        save_tensors(result.state, tmp_path / f"{client}-state")
+        assert _equal(load_tensors(tmp_path / f"{client}-state"), result.state)
+    save_tensors(start.state, tmp_path / "state")
+    ctx = Context(spec=spec, round_number=1)
+    in_memory = [
+        Update(client, result.num_examples, lambda tensors=result.update: tensors)  # type: ignore[misc]
+        for client, result in results.items()
+    ]
+    from_disk = [
+        Update(client, result.num_examples, lambda client=client: LazyTensors(tmp_path / client))  # type: ignore[misc]
+        for client, result in reversed(results.items())
+    ]
+    one = run_aggregation(method, start.state, in_memory, ctx)
+    two = run_aggregation(method, load_tensors(tmp_path / "state"), from_disk, ctx)
+    assert _equal(one.state, two.state)
+    assert _equal(one.broadcast, two.broadcast)
+
+
+def test_a_crash_between_upload_and_acceptance_changes_nothing(name: str) -> None:
+    """The next state is dropped with the process; trained again from the old one, the round is the same."""
+    spec = method_spec(name)
+    start = start_run(METHODS[name], Context(spec=spec, round_number=0))
+    first = _train(spec, start.broadcast, None)
+    broadcast = start.broadcast
+    lost = _train(spec, broadcast, first.state, number=2)
+    again = _train(spec, broadcast, first.state, number=2)
+    assert _equal(lost.update, again.update)
+    assert _equal(lost.state, again.state)
+
+
+def test_a_client_that_lost_its_disk_starts_cold(name: str) -> None:
+    spec = method_spec(name)
+    start = start_run(METHODS[name], Context(spec=spec, round_number=0))
+    cold = _train(spec, start.broadcast, None, number=2)
+    assert all(bool(tensor.isfinite().all()) for tensor in cold.update.values())
+
+
+def test_client_state_is_not_in_the_plan(name: str) -> None:
+    spec = method_spec(name)
+    plan = METHODS[name].artifacts(spec.method, spec)
+    start = start_run(METHODS[name], Context(spec=spec, round_number=0))
+    result = _train(spec, start.broadcast, None)
+    assert result.update.keys() == {tensor.name for tensor in plan.update}
+    assert not result.state.keys() & result.update.keys()
+
+
+def test_the_loss_falls_on_real_images(name: str) -> None:
+    spec = method_spec(name, num_rounds=6, training={"batch_size": 32, "local_epochs": 2})
+    losses = [record.loss for record in simulate(spec, shards(spec)).history]
+    assert losses[0] is not None
+    assert losses[-1] is not None
+    assert losses[-1] < losses[0]

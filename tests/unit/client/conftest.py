@@ -1,0 +1,108 @@
+"""A real HTTP server on loopback whose answers a test writes."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from pydantic import BaseModel
+
+
+@dataclass
+class Received:
+    """A request as the server saw it."""
+
+    method: str
+    path: str
+    query: dict[str, str]
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass
+class Answer:
+    """What to send. `cut_after`: break the connection after this many bytes of the body."""
+
+    status: int = 200
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+    cut_after: int | None = None
+    with_length: bool = True
+
+
+Script = Callable[[Received], Answer]
+
+
+def json_answer(model: BaseModel | dict[str, Any], status: int = 200, **headers: str) -> Answer:
+    text = model.model_dump_json() if isinstance(model, BaseModel) else json.dumps(model)
+    return Answer(status, text.encode(), {"Content-Type": "application/json", **headers})
+
+
+def problem(slug: str, status: int, detail: str = "Do something else.", **headers: str) -> Answer:
+    body = {"type": f"urn:fedssl:problem:{slug}", "title": slug, "status": status, "detail": detail}
+    return Answer(status, json.dumps(body).encode(), {"Content-Type": "application/problem+json", **headers})
+
+
+class ScriptedServer(ThreadingHTTPServer):
+    """Answers with `script`, and remembers what was asked."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.script: Script = lambda request: Answer(500)
+        self.requests: list[Received] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def _answer(self) -> None:
+        server = self.server
+        assert isinstance(server, ScriptedServer)
+        parts = urlsplit(self.path)
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        request = Received(self.command, parts.path, query, dict(self.headers), body)
+        server.requests.append(request)
+        answer = server.script(request)
+        with suppress(ConnectionError):  # the client had enough
+            self._send(answer)
+
+    def _send(self, answer: Answer) -> None:
+        self.send_response(answer.status)
+        for name, value in answer.headers.items():
+            self.send_header(name, value)
+        if answer.with_length:
+            self.send_header("Content-Length", str(len(answer.body)))
+        else:
+            self.send_header("Connection", "close")
+            self.close_connection = True
+        self.end_headers()
+        if answer.cut_after is not None:
+            self.wfile.write(answer.body[: answer.cut_after])
+            self.close_connection = True
+        else:
+            self.wfile.write(answer.body)
+
+    do_GET = do_POST = do_PUT = do_DELETE = _answer  # noqa: N815 - http.server looks for these names
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    with ScriptedServer() as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        yield server
+        server.shutdown()

@@ -1,0 +1,267 @@
+"""Retries, error mapping, paging, and that the token stays out of sight."""
+
+import logging
+import socket
+import time
+from datetime import UTC, datetime
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from fedssl.client import (
+    ApiError,
+    BadAnswer,
+    Client,
+    ClientError,
+    Conflict,
+    DuplicateUpdate,
+    Gone,
+    LeaseLost,
+    NotAllowed,
+    NotAuthenticated,
+    NotFound,
+    Rejected,
+    Retry,
+    ServerError,
+    TooManyRequests,
+    Unavailable,
+    UnknownWork,
+    Unreachable,
+    WorkerClient,
+)
+from fedssl.errors import FedSSLError
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.views import Health
+
+from .conftest import Answer, Received, ScriptedServer, json_answer, problem
+
+TOKEN = "very-secret-token"
+QUICK = Retry(seconds=3, first_delay=0.01, max_delay=0.05)
+ONCE = Retry(seconds=0)
+
+
+def run_view(run_id: object, state: str = "running") -> dict[str, object]:
+    now = datetime.now(UTC).isoformat()
+    return {
+        "id": str(run_id),
+        "name": "a",
+        "method": "fedalignuniform",
+        "state": state,
+        "outcome": None,
+        "reason": None,
+        "rounds_closed": 0,
+        "num_rounds": 10,
+        "created_at": now,
+        "started_at": now,
+        "finished_at": None,
+        "spec": RunSpec().model_dump(mode="json"),
+        "initial_model": None,
+        "model": None,
+        "current_round": None,
+        "clients": ["a"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("slug", "status", "kind"),
+    [
+        ("unauthenticated", 401, NotAuthenticated),
+        ("forbidden", 403, NotAllowed),
+        ("not-found", 404, NotFound),
+        ("lease-lost", 409, LeaseLost),
+        ("duplicate-update", 409, DuplicateUpdate),
+        ("something-newer", 409, Conflict),
+        ("round-closed", 410, Gone),
+        ("artifact-too-large", 413, Rejected),
+        ("artifact-rejected", 422, Rejected),
+        ("invalid-request", 422, Rejected),
+        ("too-many-requests", 429, TooManyRequests),
+        ("unavailable", 503, Unavailable),
+        ("broken", 500, ServerError),
+        ("odd", 418, ApiError),
+    ],
+)
+def test_a_problem_becomes_its_class(server: ScriptedServer, slug: str, status: int, kind: type[ApiError]) -> None:
+    server.script = lambda request: problem(slug, status, "Claim again.")
+    with Client(server.url, TOKEN, retry=ONCE) as client, pytest.raises(ApiError) as caught:
+        client.run(uuid4())
+    assert type(caught.value) is kind
+    assert caught.value.slug == slug
+    assert str(caught.value) == "Claim again."
+
+
+def test_validation_errors_are_listed(server: ScriptedServer) -> None:
+    body = {
+        "type": "urn:fedssl:problem:invalid-request",
+        "title": "Invalid",
+        "status": 422,
+        "detail": "The request has mistakes:",
+        "errors": [{"loc": ["body", "spec", "seed"], "msg": "must be positive"}],
+    }
+    server.script = lambda request: json_answer(body, 422)
+    with Client(server.url, TOKEN) as client, pytest.raises(Rejected, match=r"body\.spec\.seed: must be positive"):
+        client.create_run(RunSpec())
+
+
+def test_a_page_that_no_coordinator_wrote_is_still_explained(server: ScriptedServer) -> None:
+    server.script = lambda request: Answer(404, b"<html>nginx</html>")
+    with Client(server.url, TOKEN) as client, pytest.raises(NotFound, match="is the address that of a fedssl"):
+        client.run(uuid4())
+
+
+def test_an_answer_of_another_program_is_a_bad_answer(server: ScriptedServer) -> None:
+    server.script = lambda request: Answer(200, b"<html>hello</html>")
+    with Client(server.url, TOKEN) as client, pytest.raises(BadAnswer, match="a fedssl coordinator"):
+        client.run(uuid4())
+
+
+def test_redirects_are_not_followed(server: ScriptedServer) -> None:
+    server.script = lambda request: Answer(307, headers={"Location": server.url + "/elsewhere"})
+    with Client(server.url, TOKEN) as client, pytest.raises(BadAnswer, match="redirects"):
+        client.run(uuid4())
+    assert len(server.requests) == 1
+
+
+def test_temporary_failures_are_tried_again(server: ScriptedServer) -> None:
+    run_id = uuid4()
+    answers = [
+        problem("unavailable", 503),
+        Answer(502, b"bad gateway"),
+        Answer(200, b"x" * 50, cut_after=10),
+        json_answer(run_view(run_id)),
+    ]
+    server.script = lambda request: answers[len(server.requests) - 1]
+    with Client(server.url, TOKEN, retry=QUICK) as client:
+        assert client.run(run_id).id == run_id
+    assert len(server.requests) == 4
+
+
+def test_retries_end_with_the_time_that_was_given(server: ScriptedServer) -> None:
+    server.script = lambda request: problem("unavailable", 503)
+    start = time.monotonic()
+    with (
+        Client(server.url, TOKEN, retry=Retry(seconds=0.3, first_delay=0.02)) as client,
+        pytest.raises(Unavailable),
+    ):
+        client.run(uuid4())
+    assert time.monotonic() - start < 1.5
+    assert len(server.requests) > 2
+
+
+def test_retry_after_is_honoured(server: ScriptedServer) -> None:
+    run_id = uuid4()
+    answers = [problem("too-many-requests", 429, **{"Retry-After": "1"}), json_answer(run_view(run_id))]
+    server.script = lambda request: answers[len(server.requests) - 1]
+    start = time.monotonic()
+    with Client(server.url, TOKEN, retry=QUICK) as client:
+        client.run(run_id)
+    assert time.monotonic() - start >= 1
+
+
+def test_a_retry_after_beyond_the_time_given_is_not_waited_for(server: ScriptedServer) -> None:
+    server.script = lambda request: problem("too-many-requests", 429, **{"Retry-After": "3600"})
+    with Client(server.url, TOKEN, retry=QUICK) as client, pytest.raises(TooManyRequests) as caught:
+        client.run(uuid4())
+    assert caught.value.retry_after == 3600
+    assert len(server.requests) == 1
+
+
+def test_nobody_there() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        with Client(url, TOKEN, retry=ONCE) as client, pytest.raises(Unreachable, match="check that the coordinator"):
+            client.run(uuid4())
+
+
+def test_a_run_is_created_once_under_one_key(server: ScriptedServer) -> None:
+    run_id = uuid4()
+    answers = [Answer(201, b"x" * 50, cut_after=3), json_answer(run_view(run_id), 201)]
+    server.script = lambda request: answers[len(server.requests) - 1]
+    with Client(server.url, TOKEN, retry=QUICK) as client:
+        client.create_run(RunSpec())
+    first, second = (request.headers["Idempotency-Key"] for request in server.requests)
+    assert first == second
+
+
+def test_a_token_is_not_made_twice(server: ScriptedServer) -> None:
+    server.script = lambda request: Answer(201, b"x" * 50, cut_after=3)
+    with Client(server.url, TOKEN, retry=QUICK) as client, pytest.raises(Unreachable):
+        client.create_token("operator")
+    assert len(server.requests) == 1
+
+
+def test_pages_are_followed(server: ScriptedServer) -> None:
+    def script(request: Received) -> Answer:
+        cursor = int(request.query.get("cursor", "0"))
+        item = {"round_number": cursor, "client_id": None, "name": "loss", "value": 1.0}
+        return json_answer({"items": [item], "next_cursor": str(cursor + 1) if cursor < 2 else None})
+
+    server.script = script
+    with Client(server.url, TOKEN) as client:
+        assert [metric.round_number for metric in client.metrics(uuid4(), "loss")] == [0, 1, 2]
+    assert all(request.query["name"] == "loss" for request in server.requests)
+
+
+def test_names_cannot_leave_their_place_in_the_path(server: ScriptedServer) -> None:
+    server.script = lambda request: problem("not-found", 404)
+    with Client(server.url, TOKEN) as client, pytest.raises(NotFound):
+        client.client("../tokens")
+    assert server.requests[0].path == "/v1/clients/..%2Ftokens"
+
+
+def test_unavailable_is_an_answer_to_ready(server: ScriptedServer) -> None:
+    health = Health(status="unavailable", checks={"database": "no answer"})
+    answers = [json_answer(health, 503), json_answer(Health(status="ok"))]
+    server.script = lambda request: answers[len(server.requests) - 1]
+    with Client(server.url) as client:
+        assert client.ready() == health
+        assert client.ready().status == "ok"
+    assert "Authorization" not in server.requests[0].headers
+
+
+@pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://host", "http://user:pw@host", "http://"])
+def test_an_impossible_address_is_refused(url: str) -> None:
+    with pytest.raises(ClientError, match="http://HOST:PORT"):
+        Client(url, TOKEN)
+
+
+def test_the_token_is_sent_and_shown_nowhere(server: ScriptedServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    server.script = lambda request: problem("unauthenticated", 401, "Log in.")
+    with Client(server.url, TOKEN) as client, pytest.raises(NotAuthenticated) as caught:
+        client.run(uuid4())
+    assert server.requests[0].headers["Authorization"] == f"Bearer {TOKEN}"
+    seen = caplog.text + repr(client) + repr(vars(client)) + repr(caught.value) + str(caught.value)
+    assert TOKEN not in seen
+    with pytest.raises(ClientError) as broken:
+        Client(server.url, "secret\nX-Other: 1")
+    assert "secret" not in str(broken.value)
+
+
+def test_work_that_is_not_understood_can_be_declined(server: ScriptedServer) -> None:
+    assignment_id = uuid4()
+    server.script = lambda request: json_answer(
+        {"assignment_id": str(assignment_id), "spec": {"method": {"name": "x"}}}
+    )
+    with WorkerClient(server.url, TOKEN) as client, pytest.raises(UnknownWork) as caught:
+        client.claim(0)
+    assert caught.value.assignment_id == assignment_id
+
+
+def test_nothing_to_do(server: ScriptedServer) -> None:
+    server.script = lambda request: Answer(204)
+    with WorkerClient(server.url, TOKEN) as client:
+        assert client.claim(0) is None
+
+
+def test_another_transport_can_take_the_place_of_the_network() -> None:
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, json={"status": "ok"}))
+    with Client("http://coordinator", transport=transport) as client:
+        assert client.health().status == "ok"
+
+
+def test_all_errors_are_of_one_tree() -> None:
+    assert issubclass(ClientError, FedSSLError)
+    assert issubclass(UnknownWork, ClientError)

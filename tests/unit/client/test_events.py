@@ -1,0 +1,102 @@
+"""The event stream, and what happens when it breaks."""
+
+import json
+from datetime import UTC, datetime
+from uuid import uuid4
+
+import pytest
+
+from fedssl.client import BadAnswer, Client, Retry, Unreachable
+from fedssl.client.sse import ServerSentEvent, lines, parse_events
+
+from .conftest import Answer, Received, ScriptedServer, json_answer, problem
+from .test_connection import run_view
+
+QUICK = Retry(seconds=2, first_delay=0.01, max_delay=0.05)
+RUN = uuid4()
+
+
+def sent(number: int, kind: str = "round.opened") -> bytes:
+    event = {
+        "id": number,
+        "at": datetime.now(UTC).isoformat(),
+        "kind": kind,
+        "run_id": str(RUN),
+        "round_number": 1,
+        "client_id": None,
+        "message": "first\u2028second",
+    }
+    return f"id: {number}\r\nevent: {kind}\r\ndata: {json.dumps(event, ensure_ascii=False)}\r\n\r\n".encode()
+
+
+def stream(*events: bytes, cut: bool = False) -> Answer:
+    body = b": ping\r\n\r\n" + b"".join(events)
+    return Answer(200, body, {"Content-Type": "text/event-stream"}, with_length=cut, cut_after=len(body) - cut)
+
+
+def test_events_until_the_run_has_finished(server: ScriptedServer) -> None:
+    server.script = lambda request: stream(sent(1), sent(2), sent(3, "run.finished"), sent(4))
+    with Client(server.url, "t") as client:
+        events = list(client.events(RUN))
+    assert [event.id for event in events] == [1, 2, 3]
+    assert events[0].message == "first\u2028second"
+    assert "Last-Event-ID" not in server.requests[0].headers
+
+
+def test_a_broken_stream_goes_on_after_the_last_event(server: ScriptedServer) -> None:
+    def script(request: Received) -> Answer:
+        if not request.path.endswith("/stream"):
+            return json_answer(run_view(RUN))
+        last = request.headers.get("Last-Event-ID")
+        if last is None:
+            return stream(sent(1), sent(2), sent(3), cut=True)
+        if last == "2":
+            return problem("unavailable", 503) if len(server.requests) < 4 else stream(sent(3))
+        return stream(sent(4, "run.finished"))
+
+    server.script = script
+    with Client(server.url, "t", retry=QUICK) as client:
+        assert [event.id for event in client.events(RUN)] == [1, 2, 3, 4]
+
+
+def test_events_after_the_end_of_a_finished_run(server: ScriptedServer) -> None:
+    server.script = lambda request: (
+        stream() if request.path.endswith("/stream") else json_answer(run_view(RUN, "finished"))
+    )
+    with Client(server.url, "t") as client:
+        assert list(client.events(RUN, after=9)) == []
+    assert server.requests[0].headers["Last-Event-ID"] == "9"
+
+
+def test_a_coordinator_that_stays_away_ends_the_iteration(server: ScriptedServer) -> None:
+    server.script = lambda request: (
+        stream(sent(1), sent(2), cut=True) if len(server.requests) == 1 else Answer(200, b"x", cut_after=0)
+    )
+    with Client(server.url, "t", retry=Retry(seconds=0.2, first_delay=0.02)) as client:
+        events = client.events(RUN)
+        assert next(events).id == 1
+        with pytest.raises(Unreachable):
+            list(events)
+
+
+def test_an_event_that_cannot_be_read(server: ScriptedServer) -> None:
+    server.script = lambda request: stream(b"data: hello\n\n")
+    with Client(server.url, "t") as client, pytest.raises(BadAnswer):
+        list(client.events(RUN))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_lines_end_in_three_ways_wherever_the_stream_is_cut(size: int) -> None:
+    text = b"a\r\n\r\nb\rc\n\nd\r\r\ne\n"
+    chunks = [text[i : i + size] for i in range(0, len(text), size)]
+    assert list(lines(chunks)) == [b"a", b"", b"b", b"c", b"", b"d", b"", b"e"]
+
+
+def test_fields_of_events() -> None:
+    stream = [b"id:1\nevent: x\ndata:one\n\n", b"retry: 5\n\nid: 2\n\ndata\n\n"]
+    assert list(parse_events(stream)) == [ServerSentEvent("x", "one", "1"), ServerSentEvent("message", "", "2")]
+
+
+def test_an_endless_line_is_refused() -> None:
+    with pytest.raises(BadAnswer):
+        list(lines([b"x" * 2**20, b"y"]))

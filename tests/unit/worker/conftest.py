@@ -1,0 +1,155 @@
+"""A worker's parts around a small coordinator, some random images and a tiny BYOL (it keeps state between rounds)."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import numpy as np
+import pytest
+import torch
+
+from fedssl.artifacts.tensors import Tensors, load_tensors, save_tensors
+from fedssl.client import Retry, WorkerClient
+from fedssl.data import save_npz
+from fedssl.data.images import ImageData
+from fedssl.engine import run_local_round, start_run
+from fedssl.methods import METHODS
+from fedssl.methods.api import Context
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.work import WorkItem
+from fedssl_worker.agent import Agent, Patience
+from fedssl_worker.data import OwnImages, load_images
+from fedssl_worker.egress import Egress, Ledger
+from fedssl_worker.executor import Executor
+from fedssl_worker.state import ClientStates
+
+from .coordinator import TOKEN, FakeCoordinator
+
+CLIENT = "hospital-a"
+RUN = uuid4()
+CPU = torch.device("cpu")
+QUICK = Retry(seconds=0.3, first_delay=0.01, max_delay=0.05)
+
+
+def make_spec(method: dict[str, Any] | None = None, **changes: Any) -> RunSpec:
+    return RunSpec.model_validate(
+        {
+            "method": method or {"name": "fedbyol"},
+            "num_rounds": 3,
+            "model": {
+                "encoder": {"name": "convnet", "widths": [4, 8]},
+                "projector": {"hidden_dims": [8], "out_dim": 4},
+                "predictor": {"hidden_dims": [8], "out_dim": 4},
+            },
+            "data": {"channels": 1, "image_size": 16},
+            "training": {"batch_size": 8},
+            **changes,
+        }
+    )
+
+
+def make_item(spec: RunSpec, round_number: int, **changes: Any) -> WorkItem:
+    method = METHODS[spec.method.name]
+    values: dict[str, Any] = {
+        "assignment_id": uuid4(),
+        "run_id": RUN,
+        "round_number": round_number,
+        "client_id": CLIENT,
+        "spec": spec,
+        "method_version": method.version,
+        "plan": method.artifacts(spec.method, spec),
+        "broadcast": "0" * 64,
+        "last_accepted": None,
+        "lease_seconds": 60,
+        "round_deadline": datetime.now(UTC) + timedelta(hours=1),
+    }
+    return WorkItem(**values | changes)
+
+
+@dataclass
+class Setting:
+    """A worker on `folder`; `restart` makes a new one on the same folder, as a new process would."""
+
+    coordinator: FakeCoordinator
+    folder: Path
+    images: OwnImages
+    client: WorkerClient
+
+    def item(self, spec: RunSpec, round_number: int, broadcast: Tensors | None = None, **changes: Any) -> WorkItem:
+        if broadcast is None:
+            broadcast = start_run(METHODS[spec.method.name], Context(spec=spec, round_number=0)).broadcast
+        path = self.folder / "made.safetensors"
+        save_tensors(broadcast, path)
+        return make_item(spec, round_number, broadcast=self.coordinator.put(path.read_bytes()), **changes)
+
+    def offer(self, spec: RunSpec, round_number: int, broadcast: Tensors | None = None, **changes: Any) -> UUID:
+        item = self.item(spec, round_number, broadcast, **changes)
+        self.coordinator.offer(item)
+        return item.assignment_id
+
+    def states(self) -> ClientStates:
+        return ClientStates(self.folder / "runs")
+
+    def executor(self) -> Executor:
+        return Executor(
+            self.client, self.images, self.states(), self.folder / "broadcasts", client_id=CLIENT, device=CPU
+        )
+
+    def restart(self) -> Agent:
+        egress = Egress(self.client, Ledger(self.folder / "ledger.jsonl"))
+        patience = Patience(first=0.01, most=0.05)
+        return Agent(self.client, self.executor(), egress, self.states(), claim_seconds=0.1, patience=patience)
+
+    def sent(self, index: int = -1) -> Tensors:
+        """The update that was accepted, as tensors."""
+        path = self.folder / "received.safetensors"
+        path.write_bytes(self.coordinator.artifacts[self.coordinator.submissions[index].update])
+        return load_tensors(path)
+
+    def train_directly(self, spec: RunSpec, num_rounds: int) -> list[Tensors]:
+        """What an undisturbed client sends, each round's broadcast being its last update."""
+        method = METHODS[spec.method.name]
+        broadcast = start_run(method, Context(spec=spec, round_number=0)).broadcast
+        updates: list[Tensors] = []
+        state: Tensors | None = None
+        for number in range(1, num_rounds + 1):
+            context = Context(spec=spec, round_number=number, client_id=CLIENT)
+            result = run_local_round(method, broadcast, state, self.images.data, context)
+            broadcast, state = result.update, result.state
+            updates.append(broadcast)
+        return updates
+
+
+def write_images(path: Path, num_images: int = 32, size: int = 16) -> Path:
+    generator = np.random.default_rng(0)
+    pixels = generator.integers(0, 256, (num_images, 1, size, size), dtype=np.uint8)
+    save_npz(path, ImageData(pixels, np.arange(num_images, dtype=np.int64) % 10))
+    return path
+
+
+def same(left: Tensors, right: Tensors) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory: pytest.TempPathFactory) -> OwnImages:
+    torch.set_num_threads(1)
+    return load_images(str(write_images(tmp_path_factory.mktemp("images") / "own.npz")), CPU)
+
+
+@pytest.fixture
+def coordinator() -> Iterator[FakeCoordinator]:
+    with FakeCoordinator(CLIENT) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture
+def setting(coordinator: FakeCoordinator, images: OwnImages, tmp_path: Path) -> Iterator[Setting]:
+    with WorkerClient(coordinator.url, TOKEN, retry=QUICK) as client:
+        yield Setting(coordinator, tmp_path, images, client)

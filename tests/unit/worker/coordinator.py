@@ -1,0 +1,189 @@
+"""A small coordinator over real HTTP, faithful to the contract where a worker can tell."""
+
+import hashlib
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+from uuid import UUID
+
+from pydantic import BaseModel
+
+from fedssl.protocol.states import AssignmentState
+from fedssl.protocol.work import (
+    AcceptedUpdate,
+    Claim,
+    Decline,
+    Heartbeat,
+    HeartbeatReply,
+    Register,
+    Registered,
+    Submit,
+    Submitted,
+    WorkItem,
+)
+
+TOKEN = "worker-token-that-nobody-may-see"
+
+
+@dataclass
+class Refusal(Exception):
+    """Makes the coordinator answer with a problem."""
+
+    slug: str
+    status: int
+    detail: str = "Do something else."
+
+
+class FakeCoordinator(ThreadingHTTPServer):
+    """Leases what `offer` brought, in order. `before` may raise Refusal, or wait, ahead of any answer."""
+
+    daemon_threads = True
+
+    def __init__(self, client_id: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.client_id = client_id
+        self.artifacts: dict[str, bytes] = {}
+        self.queue: deque[WorkItem] = deque()
+        self.leased: WorkItem | None = None
+        self.last_accepted: AcceptedUpdate | None = None
+        self.introductions: list[Register] = []
+        self.heartbeats: list[Heartbeat] = []
+        self.submissions: list[Submit] = []
+        self.declined: list[Decline] = []
+        self.calls: list[str] = []
+        self.reply = HeartbeatReply()
+        self.before: Callable[[str], None] = lambda call: None
+        self.drop_answer_of: str | None = None
+        self.rejects = False
+        self.rename = (b"", b"")
+        self._answers: dict[tuple[UUID, str], Submitted] = {}
+        self._lock = threading.Condition()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def put(self, content: bytes) -> str:
+        digest = hashlib.sha256(content).hexdigest()
+        self.artifacts[digest] = content
+        return digest
+
+    def offer(self, item: WorkItem) -> None:
+        with self._lock:
+            self.queue.append(item)
+            self._lock.notify_all()
+
+    def claim(self, claim: Claim) -> WorkItem | None:
+        with self._lock:
+            self._lock.wait_for(lambda: self.leased or self.queue, timeout=claim.wait_seconds)
+            if self.leased is None and self.queue:
+                self.leased = self.queue.popleft().model_copy(update={"last_accepted": self.last_accepted})
+            return self.leased
+
+    def submit(self, submit: Submit) -> Submitted:
+        key = (submit.assignment_id, submit.update)
+        with self._lock:
+            if key not in self._answers:
+                item = self._held(submit.assignment_id)
+                if submit.update not in self.artifacts:
+                    raise Refusal("not-found", 404, "Upload it first.")
+                self.submissions.append(submit)
+                self.leased = None
+                state = AssignmentState.REJECTED if self.rejects else AssignmentState.ACCEPTED
+                if not self.rejects:
+                    self.last_accepted = AcceptedUpdate(round_number=item.round_number, update=submit.update)
+                self._answers[key] = Submitted(assignment_id=submit.assignment_id, state=state)
+            return self._answers[key]
+
+    def decline(self, decline: Decline) -> Submitted:
+        with self._lock:
+            self.declined.append(decline)
+            if self.leased is not None and self.leased.assignment_id == decline.assignment_id:
+                self.leased = None
+            return Submitted(assignment_id=decline.assignment_id, state=AssignmentState.DECLINED)
+
+    def upload(self, digest: str, assignment_id: str, body: bytes) -> int:
+        with self._lock:
+            self._held(UUID(assignment_id))
+            known = digest in self.artifacts
+            if self.put(body) != digest:
+                raise Refusal("artifact-rejected", 422, "The bytes are not those of the digest.")
+            return 200 if known else 201
+
+    def _held(self, assignment_id: UUID) -> WorkItem:
+        if self.leased is None or self.leased.assignment_id != assignment_id:
+            raise Refusal("lease-lost", 409, "Claim again.")
+        return self.leased
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: FakeCoordinator
+
+    def _answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        parts = urlsplit(self.path)
+        call = parts.path.split("/")[3] if parts.path.startswith("/v1/work/") else f"{self.command} artifact"
+        self.server.calls.append(call)
+        try:
+            if self.headers["Authorization"] != f"Bearer {TOKEN}":
+                raise Refusal("unauthenticated", 401, "Ask the operator for a new token.")
+            self.server.before(call)
+            status, content = self._dispatch(call, parts.path.rpartition("/")[2], parts.query, body)
+        except Refusal as refusal:
+            status = refusal.status
+            document = {"type": f"urn:fedssl:problem:{refusal.slug}", "title": refusal.slug, "status": status}
+            content = json.dumps(document | {"detail": refusal.detail}).encode()
+        if self.server.drop_answer_of == call:
+            self.server.drop_answer_of = None
+            self.close_connection = True
+            return
+        with suppress(ConnectionError):  # the worker was killed while it waited
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+    def _dispatch(self, call: str, last: str, query: str, body: bytes) -> tuple[int, bytes]:
+        coordinator = self.server
+        answer: BaseModel | None
+        match call:
+            case "register":
+                coordinator.introductions.append(Register.model_validate_json(body))
+                answer = Registered(client_id=coordinator.client_id)
+            case "claim":
+                answer = coordinator.claim(Claim.model_validate_json(body))
+            case "heartbeat":
+                coordinator.heartbeats.append(Heartbeat.model_validate_json(body))
+                answer = coordinator.reply
+            case "submit":
+                answer = coordinator.submit(Submit.model_validate_json(body))
+            case "decline":
+                answer = coordinator.decline(Decline.model_validate_json(body))
+            case "GET artifact":
+                if last not in coordinator.artifacts:
+                    raise Refusal("not-found", 404, "Nothing is stored under this digest.")
+                return 200, coordinator.artifacts[last]
+            case _:
+                return coordinator.upload(last, parse_qs(query)["assignment"][0], body), b""
+        return (204, b"") if answer is None else (200, answer.model_dump_json().encode().replace(*coordinator.rename))
+
+    do_GET = do_POST = do_PUT = _answer  # noqa: N815 - http.server looks for these names
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - http.server's name
+        pass
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    """Poll until it holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)

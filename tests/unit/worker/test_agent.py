@@ -1,0 +1,352 @@
+"""The loop: claim, train, submit, and everything that can come between."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from fedssl.artifacts.tensors import Tensors
+from fedssl.client import Unreachable
+from fedssl.engine import LocalProgress
+from fedssl.protocol.work import HeartbeatReply, Register
+from fedssl_worker import executor as executor_module
+from fedssl_worker import lease as lease_module
+from fedssl_worker.agent import Agent, Patience, Refused, register
+from fedssl_worker.egress import Egress
+from fedssl_worker.executor import Executor
+from fedssl_worker.state import ClientStates
+
+from .conftest import Setting, make_spec, same
+from .coordinator import Refusal, wait_until
+
+INTRODUCTION = Register(
+    worker_version="0", methods={"fedbyol": 1}, device="cpu", num_images=32, channels=1, image_size=16
+)
+
+
+class Killed(BaseException):
+    """The process dies here."""
+
+
+def play_rounds(setting: Setting, disturb: Callable[[int], Any] = lambda number: None, num_rounds: int = 3) -> None:
+    """Rounds in which the last update is the next broadcast; a step that dies is followed by a new worker."""
+    broadcast: Tensors | None = None
+    for number in range(1, num_rounds + 1):
+        setting.offer(make_spec(), number, broadcast)
+        with pytest.MonkeyPatch.context() as patch:
+            if (interfere := disturb(number)) is not None:
+                interfere(patch)
+                with pytest.raises((Killed, Unreachable)):
+                    setting.restart().step()
+        if len(setting.coordinator.submissions) < number:
+            setting.restart().step()
+        broadcast = setting.sent()
+
+
+def assert_like_undisturbed(setting: Setting) -> None:
+    for index, expected in enumerate(setting.train_directly(make_spec(), 3)):
+        assert same(setting.sent(index), expected), f"round {index + 1} differs"
+
+
+def test_three_rounds_give_the_bits_of_the_engine(setting: Setting) -> None:
+    play_rounds(setting)
+    assert_like_undisturbed(setting)
+    assert [submit.num_examples for submit in setting.coordinator.submissions] == [32] * 3
+    assert all("loss" in submit.metrics for submit in setting.coordinator.submissions)
+    (kept,) = (setting.folder / "runs").glob("*/*")
+    assert kept.name.startswith("000003-")
+    assert not (kept / "update.safetensors").exists()
+
+
+def dies_in(owner: type, name: str, *, after: bool) -> Callable[[pytest.MonkeyPatch], None]:
+    """The process is killed before or after this call."""
+    original = getattr(owner, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if after:
+            original(*args, **kwargs)
+        raise Killed
+
+    return lambda patch: patch.setattr(owner, name, call)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (Executor, "_fetch"),
+        (Executor, "execute"),
+        (ClientStates, "keep"),
+        (Egress, "send"),
+        (Agent, "_train_and_submit"),
+    ],
+)
+def test_killed_anywhere_the_weights_are_the_same(setting: Setting, owner: type, name: str, *, after: bool) -> None:
+    play_rounds(setting, lambda number: dies_in(owner, name, after=after) if number == 2 else None)
+    assert_like_undisturbed(setting)
+
+
+def test_killed_after_training_nothing_is_trained_twice(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting.offer(make_spec(), 1)
+    with pytest.MonkeyPatch.context() as patch:
+        dies_in(Egress, "send", after=False)(patch)
+        with pytest.raises(Killed):
+            setting.restart().step()
+    monkeypatch.setattr(executor_module, "run_local_round", None)
+    setting.restart().step()
+    assert len(setting.coordinator.submissions) == 1
+
+
+def test_an_answer_that_is_lost_is_asked_for_again(setting: Setting) -> None:
+    def lose(number: int) -> None:
+        setting.coordinator.drop_answer_of = "submit" if number < 3 else "PUT artifact"
+
+    play_rounds(setting, lose)
+    assert_like_undisturbed(setting)
+    assert len(setting.coordinator.submissions) == 3
+
+
+def test_a_coordinator_that_goes_away_gets_the_update_when_it_is_back(setting: Setting) -> None:
+    away = threading.Event()
+
+    def refuse(call: str) -> None:
+        if call == "PUT artifact" and len(setting.coordinator.calls) < 10:
+            away.set()
+        if away.is_set():
+            raise Refusal("unavailable", 503)
+
+    setting.coordinator.before = refuse
+    setting.offer(make_spec(), 1)
+    thread = threading.Thread(target=run_until_refused, args=(setting.restart(),))
+    thread.start()
+    wait_until(lambda: setting.coordinator.calls[-1:] == ["claim"] and away.is_set())
+    away.clear()
+    wait_until(lambda: setting.coordinator.submissions)
+    leave(setting, thread)
+    assert same(setting.sent(), setting.train_directly(make_spec(), 1)[0])
+
+
+def run_until_refused(agent: Agent) -> None:
+    with pytest.raises(Refused):
+        agent.run()
+
+
+def leave(setting: Setting, thread: threading.Thread) -> None:
+    def revoke(call: str) -> None:
+        raise Refusal("forbidden", 403, "This client was revoked.")
+
+    setting.coordinator.before = revoke
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_a_revoked_worker_ends(setting: Setting) -> None:
+    def revoke(call: str) -> None:
+        raise Refusal("unauthenticated", 401, "Ask the operator for a new token.")
+
+    setting.coordinator.before = revoke
+    with pytest.raises(Refused, match="Ask the operator"):
+        setting.restart().run()
+    with pytest.raises(Refused, match="Ask the operator"):
+        register(setting.client, INTRODUCTION, Patience())
+
+
+def test_registration_waits_for_the_coordinator(setting: Setting) -> None:
+    def refuse(call: str) -> None:
+        if len(setting.coordinator.calls) < 12:
+            raise Refusal("unavailable", 503)
+
+    setting.coordinator.before = refuse
+    registered = register(setting.client, INTRODUCTION, Patience(first=0.01, most=0.05))
+    assert registered.client_id == "hospital-a"
+    assert setting.coordinator.introductions == [INTRODUCTION]
+
+
+def slow(monkeypatch: pytest.MonkeyPatch, beats: float = 0.05) -> None:
+    """Training that goes on until it is called off, and a lease that is renewed often."""
+    monkeypatch.setattr(lease_module, "_PROGRESS_SECONDS", beats)
+
+    def train(*args: Any) -> None:
+        for step in range(10_000):
+            args[-1](
+                LocalProgress(epoch=1, num_epochs=1, step=step, num_steps=10_000, loss=1.0, images_per_second=10.0)
+            )
+            threading.Event().wait(0.01)
+
+    monkeypatch.setattr(executor_module, "run_local_round", train)
+
+
+def test_heartbeats_carry_the_newest_progress_and_may_call_the_work_off(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow(monkeypatch)
+    assignment_id = setting.offer(make_spec(), 1)
+    thread = threading.Thread(target=setting.restart().step)
+    thread.start()
+    wait_until(lambda: len(setting.coordinator.heartbeats) > 4)
+    setting.coordinator.reply = HeartbeatReply(carry_on=False, reason="the run was stopped")
+    thread.join(10)
+    assert not thread.is_alive()
+    assert {beat.assignment_id for beat in setting.coordinator.heartbeats} == {assignment_id}
+    steps = [beat.progress.step for beat in setting.coordinator.heartbeats if beat.progress is not None]
+    assert steps == sorted(steps)
+    assert steps[-1] > 0
+    assert not setting.coordinator.submissions
+    assert not setting.coordinator.declined
+
+
+@pytest.mark.parametrize(("slug", "status"), [("lease-lost", 409), ("round-closed", 410), ("not-found", 404)])
+def test_a_lost_lease_ends_the_training(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, slug: str, status: int
+) -> None:
+    slow(monkeypatch)
+
+    def lose(call: str) -> None:
+        if call == "heartbeat":
+            raise Refusal(slug, status, "The lease is another's.")
+
+    setting.coordinator.before = lose
+    setting.offer(make_spec(), 1)
+    with capture_logs() as logs:
+        setting.restart().step()
+    assert {"event": "work called off", "reason": "The lease is another's."}.items() <= logs[-1].items()
+    assert setting.coordinator.declined == []
+
+
+def test_a_worker_that_is_revoked_while_it_trains_ends(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow(monkeypatch)
+
+    def revoke(call: str) -> None:
+        if call == "heartbeat":
+            raise Refusal("forbidden", 403, "Revoked.")
+
+    setting.coordinator.before = revoke
+    setting.offer(make_spec(), 1)
+    with pytest.raises(Refused, match="Revoked"):
+        setting.restart().run()
+
+
+def test_an_outage_of_heartbeats_does_not_end_the_training(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow(monkeypatch)
+    failures = iter(range(30))
+
+    def fail(call: str) -> None:
+        if call == "heartbeat" and next(failures, None) is not None:
+            raise Refusal("unavailable", 503)
+
+    setting.coordinator.before = fail
+    setting.offer(make_spec(), 1, lease_seconds=0.3)
+    thread = threading.Thread(target=setting.restart().step)
+    thread.start()
+    wait_until(lambda: len(setting.coordinator.heartbeats) > 2)
+    setting.coordinator.reply = HeartbeatReply(carry_on=False)
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def decline_reason(setting: Setting) -> str:
+    setting.restart().step()
+    assert setting.coordinator.submissions == []
+    (decline,) = setting.coordinator.declined
+    return decline.reason
+
+
+def test_a_method_that_is_not_known_is_declined(setting: Setting) -> None:
+    setting.offer(make_spec(), 1)
+    setting.coordinator.rename = (b'"name":"fedbyol"', b'"name":"fednewest"')
+    assert "fednewest" in decline_reason(setting)
+
+
+def test_a_wider_plan_is_declined(setting: Setting) -> None:
+    item = setting.item(make_spec(), 1)
+    plan = item.plan.model_copy(update={"update": item.plan.update[:-1]})
+    setting.coordinator.offer(item.model_copy(update={"plan": plan}))
+    assert "what may leave" in decline_reason(setting)
+
+
+def test_images_that_do_not_fit_are_declined(setting: Setting) -> None:
+    setting.offer(make_spec(data={"channels": 3, "image_size": 16}), 1)
+    assert "--channels 3" in decline_reason(setting)
+
+
+def test_divergence_is_declined_and_leaves_nothing(setting: Setting) -> None:
+    update = setting.train_directly(make_spec(), 1)[0]
+    broken = {name: tensor * torch.nan if tensor.is_floating_point() else tensor for name, tensor in update.items()}
+    setting.offer(make_spec(), 1, broken)
+    assert "learning_rate" in decline_reason(setting)
+    assert not list((setting.folder / "runs").glob("*/*"))
+
+
+def test_a_surprise_is_logged_declined_and_survived(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
+        raise ValueError("/home/owner/private/patient-42.png is odd")
+
+    setting.offer(make_spec(), 1)
+    with pytest.MonkeyPatch.context() as patch, capture_logs() as logs:
+        patch.setattr(executor_module, "run_local_round", fail)
+        reason = decline_reason(setting)
+    assert "ValueError" in reason
+    assert "patient" not in reason
+    assert any(line["event"] == "work failed" for line in logs)
+    setting.offer(make_spec(), 1)
+    setting.restart().step()
+    assert len(setting.coordinator.submissions) == 1
+
+
+def test_a_device_that_broke_ends_the_worker(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
+        raise torch.AcceleratorError("device-side assert triggered")
+
+    monkeypatch.setattr(executor_module, "run_local_round", fail)
+    setting.offer(make_spec(), 1)
+    with pytest.raises(torch.AcceleratorError):
+        setting.restart().run()
+    assert len(setting.coordinator.declined) == 1
+
+
+def test_a_refused_update_is_declined_and_not_sent_for_ever(setting: Setting) -> None:
+    def refuse(call: str) -> None:
+        if call == "PUT artifact":
+            raise Refusal("artifact-rejected", 422, "Tensor x is odd.")
+
+    setting.coordinator.before = refuse
+    setting.offer(make_spec(), 1)
+    assert "Tensor x is odd." in decline_reason(setting)
+    assert not list((setting.folder / "runs").glob("*/*"))
+
+
+def test_a_rejected_submission_changes_no_state(setting: Setting) -> None:
+    setting.offer(make_spec(), 1)
+    setting.restart().step()
+    setting.coordinator.rejects = True
+    setting.offer(make_spec(), 2, setting.sent())
+    setting.restart().step()
+    (kept,) = (setting.folder / "runs").glob("*/*")
+    assert kept.name.startswith("000001-")
+
+
+@pytest.mark.parametrize(("slug", "status"), [("duplicate-update", 409), ("round-closed", 410), ("lease-lost", 409)])
+def test_a_submission_that_comes_too_late_is_no_failure(setting: Setting, slug: str, status: int) -> None:
+    def late(call: str) -> None:
+        if call == "submit":
+            raise Refusal(slug, status)
+
+    setting.coordinator.before = late
+    setting.offer(make_spec(), 1)
+    setting.restart().step()
+    assert setting.coordinator.declined == []
+
+
+def test_a_lost_disk_starts_cold(setting: Setting) -> None:
+    setting.offer(make_spec(), 1)
+    setting.restart().step()
+    (kept,) = (setting.folder / "runs").glob("*/*")
+    (kept / "state.safetensors").unlink()
+    setting.offer(make_spec(), 2, setting.sent())
+    with capture_logs() as logs:
+        setting.restart().step()
+    assert len(setting.coordinator.submissions) == 2
+    assert any(line["event"] == "client state lost, starting cold" for line in logs)

@@ -1,0 +1,162 @@
+"""One work item: what is refused before it is trained, and what is not trained twice."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedssl.artifacts.tensors import Tensors
+from fedssl.client import NotFound
+from fedssl.errors import ArtifactTooLarge, Cancelled, DataError, DigestMismatch, MethodError, PlanMismatch
+from fedssl.protocol.plan import TensorSpec
+from fedssl.protocol.work import Progress, WorkItem
+from fedssl_worker import executor as executor_module
+from fedssl_worker.data import load_images
+from fedssl_worker.executor import CannotTrain, choose_device
+from fedssl_worker.settings import SettingsError
+
+from .conftest import CPU, Setting, make_spec, write_images
+
+
+def silent(progress: Progress) -> None:
+    pass
+
+
+def widened(item: WorkItem) -> WorkItem:
+    more = TensorSpec(name="images", dtype="U8", shape=(32, 1, 16, 16))
+    return item.model_copy(update={"plan": item.plan.model_copy(update={"update": (*item.plan.update, more)})})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (widened, "what may leave is decided by the method"),
+        (lambda item: item.model_copy(update={"method_version": 99}), "fedbyol version 99; this worker has version 1"),
+        (lambda item: item.model_copy(update={"client_id": "hospital-b"}), "is for hospital-b"),
+    ],
+    ids=["wider plan", "other version", "foreign"],
+)
+def test_work_that_is_not_this_workers_is_refused(setting: Setting, change: Any, words: str) -> None:
+    with pytest.raises(CannotTrain, match=words):
+        setting.executor().execute(change(setting.item(make_spec(), 1)), silent)
+    assert setting.coordinator.calls == []
+
+
+def test_images_that_do_not_fit_are_said_so(setting: Setting) -> None:
+    item = setting.item(make_spec(data={"channels": 3, "image_size": 32}), 1)
+    with pytest.raises(DataError, match=r"--channels 3 --image-size 32"):
+        setting.executor().execute(item, silent)
+
+
+def test_a_broadcast_is_fetched_once_and_only_one_is_kept(setting: Setting) -> None:
+    executor = setting.executor()
+    first = executor.execute(setting.item(make_spec(), 1), silent)
+    executor.execute(setting.item(make_spec(), 2), silent)
+    assert setting.coordinator.calls.count("GET artifact") == 1
+    (cached,) = (setting.folder / "broadcasts").iterdir()
+    cached.write_bytes(b"damaged")
+    executor.execute(setting.item(make_spec(), 3), silent)
+    assert setting.coordinator.calls.count("GET artifact") == 2
+    assert first.num_examples == 32
+    other = make_spec(seed=1)
+    executor.execute(setting.item(other, 1), silent)
+    assert len(list((setting.folder / "broadcasts").iterdir())) == 1
+
+
+def test_a_broadcast_that_is_not_what_was_announced(setting: Setting) -> None:
+    executor = setting.executor()
+    item = setting.item(make_spec(), 1)
+    content = setting.coordinator.artifacts[item.broadcast]
+    setting.coordinator.artifacts[item.broadcast] = content[:-1] + b"\x01"
+    with pytest.raises(DigestMismatch):
+        executor.execute(item, silent)
+    setting.coordinator.artifacts[item.broadcast] = content * 100
+    with pytest.raises(ArtifactTooLarge):
+        executor.execute(item, silent)
+    del setting.coordinator.artifacts[item.broadcast]
+    with pytest.raises(NotFound):
+        executor.execute(item, silent)
+    wrong: Tensors = {"encoder": torch.zeros(1)}
+    with pytest.raises(PlanMismatch):
+        executor.execute(setting.item(make_spec(), 1, wrong), silent)
+
+
+def test_a_finished_update_is_not_trained_again(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    item = setting.item(make_spec(), 1)
+    finished = setting.executor().execute(item, silent)
+    monkeypatch.setattr(executor_module, "run_local_round", None)
+    again = item.model_copy(update={"assignment_id": setting.item(make_spec(), 1).assignment_id})
+    assert setting.executor().execute(again, silent) == finished
+
+
+@pytest.mark.parametrize("difference", ["round", "spec", "broadcast", "images"])
+def test_other_work_is_trained(setting: Setting, tmp_path: Path, difference: str) -> None:
+    finished = setting.executor().execute(setting.item(make_spec(), 1), silent)
+    spec = make_spec(seed=1) if difference == "spec" else make_spec()
+    broadcast = None
+    if difference == "broadcast":
+        broadcast = setting.train_directly(spec, 1)[0]
+    if difference == "images":
+        setting.images = load_images(str(write_images(tmp_path / "other.npz", num_images=24)), CPU)
+    other = setting.executor().execute(setting.item(spec, 2 if difference == "round" else 1, broadcast), silent)
+    assert other.digest != finished.digest
+
+
+def test_divergence_is_a_method_error(setting: Setting) -> None:
+    spec = make_spec(training={"batch_size": 8, "local_epochs": 30, "optimizer": {"learning_rate": 100.0}})
+    broadcast = {
+        name: tensor * 1e30 if tensor.is_floating_point() else tensor
+        for name, tensor in setting.train_directly(make_spec(), 1)[0].items()
+    }
+    with pytest.raises(MethodError):
+        setting.executor().execute(setting.item(spec, 1, broadcast), silent)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    ],
+)
+def test_out_of_memory_names_the_batch_size(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(executor_module, "run_local_round", fail)
+    with pytest.raises(CannotTrain, match=r"batch size 8: lower training\.batch_size"):
+        setting.executor().execute(setting.item(make_spec(), 1), silent)
+
+
+def test_progress_is_told_and_may_cancel(setting: Setting) -> None:
+    told: list[Progress] = []
+    setting.executor().execute(setting.item(make_spec(), 1), told.append)
+    assert told[0].phase == "downloading"
+    assert told[-1].phase == "training"
+    assert told[-1].step == told[-1].num_steps == 4
+
+    def cancel(progress: Progress) -> None:
+        if progress.phase == "training":
+            raise Cancelled("no more")
+
+    with pytest.raises(Cancelled):
+        setting.executor().execute(setting.item(make_spec(), 2), cancel)
+
+
+def test_a_device_that_is_not_there() -> None:
+    with pytest.raises(SettingsError, match="there is no cuda:99"):
+        choose_device("cuda:99", 1)
+
+
+def test_images_are_brought_to_the_size_asked_for(tmp_path: Path) -> None:
+    path = write_images(tmp_path / "own.npz", size=20)
+    images = load_images(str(path), CPU, image_size=16, channels=3)
+    assert (images.channels, images.image_size, len(images)) == (3, 16, 32)
+    assert images.data.images.dtype == torch.uint8
+    assert images.fingerprint != load_images(str(path), CPU).fingerprint
+    with pytest.raises(DataError, match="found no data set"):
+        load_images(str(tmp_path / "nowhere"), CPU)

@@ -1,0 +1,149 @@
+"""The worker as a process: its command line, its logs, and how it leaves."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+from structlog.testing import capture_logs
+from typer.testing import CliRunner
+
+from fedssl_worker.assembly import EXIT_REFUSED, run_worker
+from fedssl_worker.files import owned_folder
+from fedssl_worker.main import app
+from fedssl_worker.settings import Settings, SettingsError
+
+from .conftest import Setting, make_spec, write_images
+from .coordinator import TOKEN, FakeCoordinator, Refusal, wait_until
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith("FEDSSL_WORKER_"):
+            monkeypatch.delenv(name)
+
+
+@contextmanager
+def worker(coordinator: FakeCoordinator, folder: Path, token: str = TOKEN) -> Iterator[subprocess.Popen[str]]:
+    write_images(folder / "own.npz")
+    (folder / "token").write_text(token + "\n")
+    (folder / "token").chmod(0o600)
+    arguments = ["--coordinator", coordinator.url, "--data", str(folder / "own.npz"), "--state", str(folder / "state")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedssl_worker", "run", *arguments, "--token-file", str(folder / "token")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def leave(process: subprocess.Popen[str], number: signal.Signals) -> str:
+    asked = time.monotonic()
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=20)
+    assert time.monotonic() - asked < 4  # 2 s, and as much again for a busy machine
+    assert process.returncode == 0, output
+    assert TOKEN not in output
+    assert "Traceback" not in output
+    return output
+
+
+def test_stopped_while_waiting_and_while_training(coordinator: FakeCoordinator, setting: Setting) -> None:
+    folder = setting.folder / "worker"
+    folder.mkdir()
+    endless = make_spec(training={"batch_size": 8, "local_epochs": 10_000})
+    with worker(coordinator, folder) as process:
+        wait_until(lambda: coordinator.introductions, 60)
+        setting.offer(make_spec(), 1)
+        wait_until(lambda: coordinator.submissions, 60)
+        time.sleep(0.2)  # it waits for work again
+        lines = [json.loads(line) for line in leave(process, signal.SIGINT).splitlines()]
+    assert [line["event"] for line in lines[1:]] == ["registered", "claimed", "trained", "submitted"]
+    assert lines[2]["round"] == 1
+    with worker(coordinator, folder) as process:
+        setting.offer(endless, 2)
+        wait_until(lambda: process.poll() or any(b.progress and b.progress.step for b in coordinator.heartbeats), 60)
+        leave(process, signal.SIGTERM)
+    assert coordinator.leased is not None  # the lease stays for the worker that is started next
+    assert coordinator.declined == []
+
+
+def test_a_worker_that_is_refused_says_so(coordinator: FakeCoordinator, tmp_path: Path) -> None:
+    def revoke(call: str) -> None:
+        raise Refusal("unauthenticated", 401, "The token was revoked: ask the operator for a new one.")
+
+    coordinator.before = revoke
+    data = str(write_images(tmp_path / "own.npz"))
+    settings = Settings(coordinator=coordinator.url, data=data, state=tmp_path / "state", token=SecretStr(TOKEN))
+    with capture_logs() as logs:
+        assert run_worker(settings) == EXIT_REFUSED
+    assert "ask the operator for a new one" in logs[-1]["reason"]
+    assert TOKEN not in repr(logs)
+
+
+def invoke(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["run", *arguments])
+    return result.exit_code, result.output
+
+
+def test_missing_and_impossible_settings_are_named() -> None:
+    code, output = invoke("--device", "tpu")
+    assert code == 2
+    assert "--coordinator: must be given" in output
+    assert "--device" in output
+
+
+def test_a_token_is_needed_and_must_be_private(tmp_path: Path) -> None:
+    given = ("--coordinator", "http://127.0.0.1:1", "--data", "digits", "--state", str(tmp_path / "state"))
+    code, output = invoke(*given)
+    assert code == 2
+    assert "FEDSSL_WORKER_TOKEN" in output
+    token = tmp_path / "token"
+    token.write_text("secret")
+    token.chmod(0o644)
+    code, output = invoke(*given, "--token-file", str(token))
+    assert code == 2
+    assert "chmod 600" in output
+    assert "secret" not in output
+
+
+def test_settings_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FEDSSL_WORKER_TOKEN", TOKEN)
+    monkeypatch.setenv("FEDSSL_WORKER_THREADS", "2")
+    settings = Settings(coordinator="http://127.0.0.1:1", data="digits", state=tmp_path)
+    assert settings.threads == 2
+    assert settings.read_token() == TOKEN
+    assert TOKEN not in repr(settings)
+
+
+def test_one_state_folder_one_worker(tmp_path: Path) -> None:
+    with owned_folder(tmp_path / "state") as folder:
+        assert folder.stat().st_mode & 0o077 == 0
+        with pytest.raises(SettingsError, match="another worker"), owned_folder(tmp_path / "state"):
+            pass
+    with owned_folder(tmp_path / "state"):
+        pass
+
+
+def test_help_teaches_and_does_not_import_torch() -> None:
+    script = (
+        "import sys; from typer.testing import CliRunner; from fedssl_worker.main import app; "
+        "print(CliRunner().invoke(app, ['run', '--help']).output, 'torch' in sys.modules)"
+    )
+    output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert output.strip().endswith("False")
+    for word in ("FEDSSL_WORKER_TOKEN", "ledger.jsonl", "Exit codes", "--token-file"):
+        assert word in output

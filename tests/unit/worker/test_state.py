@@ -1,0 +1,201 @@
+"""Client states: every moment at which a crash can come, and every kind of damage."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from fedssl.artifacts.tensors import Tensors, load_tensors
+from fedssl.engine import LocalResult
+from fedssl.protocol.work import AcceptedUpdate, WorkItem
+from fedssl_worker.state import ClientStates, Finished
+
+from .conftest import RUN, make_item, make_spec, same
+
+OLD_WORK, NEW_WORK = "1" * 64, "2" * 64
+
+
+class Crash(BaseException):
+    """The process dies here."""
+
+
+def result(value: float, state: Tensors | None = None) -> LocalResult:
+    kept = {"target.weight": torch.full((5,), value + 0.5)} if state is None else state
+    return LocalResult({"encoder.weight": torch.full((3, 2), value)}, kept, 32, {"loss": value})
+
+
+def accepted(round_number: int, finished: Finished) -> AcceptedUpdate:
+    return AcceptedUpdate(round_number=round_number, update=finished.digest)
+
+
+@contextmanager
+def crashing_at(step: int) -> Iterator[Callable[[], bool]]:
+    """Raise Crash before the `step`-th change of the file system. The yielded function tells whether it did."""
+    calls = 0
+    names = ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir")
+    originals = {name: getattr(os, name) for name in names}
+
+    def counted(name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls >= step:
+                raise Crash
+            return originals[name](*args, **kwargs)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in names:
+            patch.setattr(os, name, counted(name))
+        yield lambda: calls >= step
+
+
+@pytest.fixture(scope="session")
+def items() -> list[WorkItem]:
+    return [make_item(make_spec(), number) for number in (1, 2)]
+
+
+def test_the_accepted_state_comes_back(tmp_path: Path, items: list[WorkItem]) -> None:
+    finished = ClientStates(tmp_path / "runs").keep(items[0], OLD_WORK, result(1))
+    states = ClientStates(tmp_path / "runs")
+    state = states.accepted(RUN, accepted(1, finished))
+    assert state is not None
+    assert same(state, result(1).state)
+    assert states.finished(RUN, OLD_WORK) == finished
+    assert same(load_tensors(finished.update), result(1).update)
+    assert states.finished(RUN, NEW_WORK) is None
+
+
+def test_nothing_accepted_voids_what_was_kept(tmp_path: Path, items: list[WorkItem]) -> None:
+    states = ClientStates(tmp_path / "runs")
+    states.keep(items[0], OLD_WORK, result(1))
+    assert states.accepted(RUN, None) is None
+    states.discard(RUN, but=None)
+    assert states.finished(RUN, OLD_WORK) is None
+
+
+def test_a_state_of_another_update_is_not_the_clients(tmp_path: Path, items: list[WorkItem]) -> None:
+    states = ClientStates(tmp_path / "runs")
+    finished = states.keep(items[0], OLD_WORK, result(1))
+    with capture_logs() as logs:
+        assert states.accepted(RUN, accepted(2, finished)) is None
+        assert states.accepted(RUN, AcceptedUpdate(round_number=1, update="0" * 64)) is None
+    assert [line["log_level"] for line in logs] == ["warning", "warning"]
+    assert logs[0]["reason"] == "it is missing"
+
+
+def test_an_empty_state_is_a_state(tmp_path: Path, items: list[WorkItem]) -> None:
+    states = ClientStates(tmp_path / "runs")
+    finished = states.keep(items[0], OLD_WORK, result(1, state={}))
+    assert states.accepted(RUN, accepted(1, finished)) == {}
+
+
+@pytest.mark.parametrize("step", range(1, 40))
+def test_a_crash_while_keeping_loses_neither_the_old_state_nor_truth(
+    tmp_path: Path, items: list[WorkItem], step: int
+) -> None:
+    states = ClientStates(tmp_path / "runs")
+    old = accepted(1, states.keep(items[0], OLD_WORK, result(1)))
+    try:
+        with crashing_at(step) as happened:
+            new = accepted(2, states.keep(items[1], NEW_WORK, result(2)))
+    except Crash:
+        pass
+    else:
+        assert not happened()
+        state = ClientStates(tmp_path / "runs").accepted(RUN, new)
+        assert state is not None
+        assert same(state, result(2).state)
+    restarted = ClientStates(tmp_path / "runs")
+    state = restarted.accepted(RUN, old)
+    assert state is not None
+    assert same(state, result(1).state)
+    finished = restarted.finished(RUN, NEW_WORK)
+    if finished is not None:  # the crash came after the rename: then all of it is there
+        assert same(load_tensors(finished.update), result(2).update)
+        state = restarted.accepted(RUN, accepted(2, finished))
+        assert state is not None
+        assert same(state, result(2).state)
+    assert not list((tmp_path / "runs").glob("*/incoming-*"))
+
+
+@pytest.mark.parametrize("step", range(1, 20))
+def test_a_crash_while_discarding_keeps_what_was_accepted(tmp_path: Path, items: list[WorkItem], step: int) -> None:
+    states = ClientStates(tmp_path / "runs")
+    states.keep(items[0], OLD_WORK, result(1))
+    new = accepted(2, states.keep(items[1], NEW_WORK, result(2)))
+    try:
+        with crashing_at(step) as happened:
+            states.discard(RUN, but=new)
+        assert not happened()
+    except Crash:
+        pass
+    restarted = ClientStates(tmp_path / "runs")
+    restarted.discard(RUN, but=new)
+    state = restarted.accepted(RUN, new)
+    assert state is not None
+    assert same(state, result(2).state)
+    assert len(list((tmp_path / "runs" / str(RUN)).iterdir())) == 1
+
+
+def test_crash_points_are_enough(tmp_path: Path, items: list[WorkItem]) -> None:
+    """The ranges above reach past the last change of the file system."""
+    states = ClientStates(tmp_path / "runs")
+    with crashing_at(40) as happened:
+        states.keep(items[0], OLD_WORK, result(1))
+        new = accepted(2, states.keep(items[1], NEW_WORK, result(2)))
+        assert not happened()
+    with crashing_at(20) as happened:
+        states.discard(RUN, but=new)
+        assert not happened()
+
+
+def test_the_unaccepted_update_of_this_work_survives_a_discard(tmp_path: Path, items: list[WorkItem]) -> None:
+    states = ClientStates(tmp_path / "runs")
+    old = accepted(1, states.keep(items[0], OLD_WORK, result(1)))
+    states.keep(items[1], NEW_WORK, result(2))
+    states.discard(RUN, but=old, work=NEW_WORK)
+    assert states.finished(RUN, NEW_WORK) is not None
+    assert states.accepted(RUN, old) is not None
+    assert states.finished(RUN, OLD_WORK) is None  # its update is not needed any more
+
+
+def damage(folder: Path, name: str, how: str) -> None:
+    path = folder / name
+    content = path.read_bytes()
+    if how == "cut":
+        path.write_bytes(content[:-3])
+    elif how == "flipped":
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    elif how == "empty":
+        path.write_bytes(b"")
+    else:
+        path.unlink()
+
+
+@pytest.mark.parametrize("how", ["cut", "flipped", "empty", "gone"])
+@pytest.mark.parametrize("name", ["note.json", "state.safetensors"])
+def test_damage_means_a_cold_start_with_a_warning(tmp_path: Path, items: list[WorkItem], name: str, how: str) -> None:
+    states = ClientStates(tmp_path / "runs")
+    finished = states.keep(items[0], OLD_WORK, result(1))
+    damage(finished.update.parent, name, how)
+    with capture_logs() as logs:
+        assert states.accepted(RUN, accepted(1, finished)) is None
+    assert [line["event"] for line in logs] == ["client state lost, starting cold"]
+
+
+@pytest.mark.parametrize("how", ["cut", "flipped", "empty", "gone"])
+@pytest.mark.parametrize("name", ["note.json", "update.safetensors"])
+def test_a_damaged_update_is_trained_again(tmp_path: Path, items: list[WorkItem], name: str, how: str) -> None:
+    states = ClientStates(tmp_path / "runs")
+    finished = states.keep(items[0], OLD_WORK, result(1))
+    damage(finished.update.parent, name, how)
+    assert states.finished(RUN, OLD_WORK) is None
+    assert states.keep(items[0], OLD_WORK, result(1)) == finished
+    assert states.finished(RUN, OLD_WORK) == finished
