@@ -45,12 +45,17 @@ class ClientData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """Who computes what, when and where. `client_id` "" is the coordinator; `round_number` counts from 1."""
+    """Who computes what, when and where. `client_id` "" is the coordinator; `round_number` counts from 1, 0 is before
+    the first."""
 
     spec: RunSpec
     round_number: int
     client_id: str = ""
     device: torch.device = CPU
+    dimensions: tuple[int, ...] | None = None
+    """The embedding's dimensions that are this client's own in the run (SSD); None where the method assigns none."""
+    public: ClientData | None = None
+    """The images that everybody holds (FLESD, FedCA), on the device; None where the spec names none."""
 
     def generator(self, purpose: str) -> torch.Generator:
         """A fresh generator on the device, the same whenever this round of this client asks for this purpose."""

@@ -5,8 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fedssl.protocol.methods.base import MethodInfo
-from fedssl.protocol.methods.composed import ComposedConfig
-from fedssl.protocol.model import ModelConfig
+from fedssl.protocol.methods.composed import ComposedConfig, Trait
 
 
 class FedBYOLConfig(ComposedConfig):
@@ -20,11 +19,9 @@ class FedBYOLConfig(ComposedConfig):
         stays_on_the_client="the target network (encoder and projector)",
     )
 
+    traits: ClassVar[frozenset[Trait]] = frozenset({"views", "projector", "predictor", "target"})
+
     name: Literal["fedbyol"] = "fedbyol"
     target_momentum: float = Field(
         default=0.99, ge=0, le=1, description="m of target = m target + (1 - m) online, after every step."
     )
-
-    def check(self, model: ModelConfig) -> None:
-        if model.projector is None:
-            raise ValueError("fedbyol needs a projector: leave model.projector out, or describe one")

@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedssl.protocol.base import StrictModel
+from fedssl.protocol.methods.parts import PartConfig
 
 
-class OverwriteConfig(StrictModel):
+class OverwriteConfig(PartConfig):
     """The global model replaces the client's."""
 
     name: Literal["overwrite"] = "overwrite"

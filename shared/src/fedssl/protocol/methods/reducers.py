@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedssl.protocol.base import StrictModel
+from fedssl.protocol.methods.parts import PartConfig
 
 
-class MeanConfig(StrictModel):
+class MeanConfig(PartConfig):
     """Weighted mean of everything, BatchNorm statistics included."""
 
     name: Literal["mean"] = "mean"

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fedssl.protocol.methods.base import MethodInfo
-from fedssl.protocol.methods.composed import ComposedConfig
+from fedssl.protocol.methods.composed import ComposedConfig, Trait
 
 
 class SupervisedConfig(ComposedConfig):
@@ -18,6 +18,8 @@ class SupervisedConfig(ComposedConfig):
         leaves_the_client="weights of encoder and classifier",
         stays_on_the_client="nothing between rounds",
     )
+
+    traits: ClassVar[frozenset[Trait]] = frozenset({"labels"})
 
     name: Literal["supervised"] = "supervised"
     num_classes: int = Field(default=10, ge=2, le=100_000, description="Classes of the labels.")

@@ -1,0 +1,188 @@
+"""Random views, computed for a whole batch at once on the device that holds it.
+
+Every sample draws its own parameters. Geometry (crop, flip, rotation) is one affine map a sample and one `grid_sample`;
+colour (brightness, contrast, saturation, hue, greyscale) is one affine map of the pixel values a sample, since each of
+the operations is one. On two CPU cores this makes tens of thousands of views a second, against some thousands for
+transforms of single images.
+
+Where the views differ from those of `torchvision.transforms`, which published code uses:
+
+- the operations come in the fixed order that `AugmentationConfig` states, torchvision shuffles those of colour;
+- values are clamped to 0..1 once, after all of the colour operations, not after each;
+- hue turns the colour about the grey axis in YIQ, torchvision turns the hue of HSV;
+- a resized crop that would not fit is made to fit by shortening its longer side, torchvision draws again;
+- crops start at fractions of a pixel and are interpolated linearly;
+- rotation samples the image beyond the crop's corners where there is one, torchvision fills the corners with black.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedssl.protocol.data import AugmentationConfig, DataConfig
+
+# One column of uniform numbers for each purpose, whether or not the config uses it: the same generator then gives the
+# same crop with and without blur, on any device. New purposes go to the end.
+_COLUMNS = (
+    "area", "aspect", "top", "left", "flip", "rotation", "jitter", "brightness", "contrast", "saturation", "hue",
+    "greyscale", "blur", "blur_sigma", "solarize",
+)  # fmt: skip
+_ASPECT = (3 / 4, 4 / 3)
+_LUMA = (0.299, 0.587, 0.114)
+_RGB_TO_YIQ = torch.tensor([_LUMA, (0.596, -0.274, -0.322), (0.211, -0.523, 0.312)], dtype=torch.float64)
+_YIQ_TO_RGB = torch.linalg.inv(_RGB_TO_YIQ)
+_SOLARIZE_THRESHOLD = 128 / 255
+
+
+def to_float(images: Tensor) -> Tensor:
+    """uint8 pixels 0..255 of any shape to float32 values 0..1."""
+    return images.to(torch.float32).mul_(1 / 255)
+
+
+def normalize(images_BCHW: Tensor, config: DataConfig) -> Tensor:
+    """(x - mean) / std for each channel of images with values 0..1; the images themselves where neither is set."""
+    if config.mean is None and config.std is None:
+        return images_BCHW
+    mean = images_BCHW.new_tensor(config.mean or (0.0,) * config.channels).view(-1, 1, 1)
+    std = images_BCHW.new_tensor(config.std or (1.0,) * config.channels).view(-1, 1, 1)
+    return (images_BCHW - mean) / std
+
+
+def random_view(images_BCHW: Tensor, config: AugmentationConfig, generator: torch.Generator) -> Tensor:
+    """One random view of every image.
+
+    Args:
+        images_BCHW: float32 values 0..1, of one or three channels, on any device. They are not changed.
+        config: the operations and their strengths.
+        generator: all random numbers come from it: one draw of (B, 15) uniform numbers, whatever the config says. Its
+            device may differ from that of the images; a CPU generator gives the same views on every device.
+
+    Returns:
+        Views of the same shape, dtype and device, with values 0..1; the images themselves if `config` does nothing.
+    """
+    shape = (len(images_BCHW), len(_COLUMNS))
+    uniform = torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float32)
+    draw = dict(zip(_COLUMNS, uniform.to(images_BCHW.device).unbind(1), strict=True))
+    x_BCHW = _geometry(images_BCHW, config, draw)
+    x_BCHW = _colour(x_BCHW, config, draw)
+    if config.blur > 0:
+        x_BCHW = _blur(x_BCHW, config, draw)
+    if config.solarize > 0:
+        chosen = (draw["solarize"] < config.solarize).view(-1, 1, 1, 1)
+        x_BCHW = torch.where(chosen & (x_BCHW >= _SOLARIZE_THRESHOLD), 1 - x_BCHW, x_BCHW)
+    return x_BCHW
+
+
+def _geometry(x_BCHW: Tensor, config: AugmentationConfig, draw: dict[str, Tensor]) -> Tensor:
+    """Crop, flip and rotation, as one affine map from the view's pixels to the image's."""
+    if config.crop == "none" and config.flip == 0 and config.rotation_degrees == 0:
+        return x_BCHW
+    height, width = x_BCHW.shape[-2:]
+    scale_y, scale_x, top, left = _crop_box(config, draw, height, width)
+    # With align_corners the coordinates -1 and 1 are the centres of the first and the last pixel. A view's pixel i is
+    # centred at left + (i + 1/2) scale in pixels from the image's edge, hence these shifts.
+    shift_x = scale_x - 1 + (2 * left + scale_x - 1) / (width - 1)
+    shift_y = scale_y - 1 + (2 * top + scale_y - 1) / (height - 1)
+    mirrored = 1 - 2 * (draw["flip"] < config.flip).to(x_BCHW.dtype)
+    angle = (2 * draw["rotation"] - 1) * math.radians(config.rotation_degrees)
+    cos, sin = angle.cos(), angle.sin()
+    aspect = (width - 1) / (height - 1)
+    y_H, x_W = (torch.linspace(-1, 1, n, device=x_BCHW.device, dtype=x_BCHW.dtype) for n in (height, width))
+    # Out of the view: rotate, mirror, then into the crop's box. affine_grid would do the same seven times slower.
+    column_x = (scale_x * mirrored * cos).view(-1, 1, 1) * x_W + shift_x.view(-1, 1, 1)
+    row_y = (scale_y * cos).view(-1, 1, 1) * y_H.view(-1, 1) + shift_y.view(-1, 1, 1)
+    if config.rotation_degrees > 0:
+        aspect = (width - 1) / (height - 1)
+        column_x = column_x - (scale_x * mirrored * sin / aspect).view(-1, 1, 1) * y_H.view(-1, 1)
+        row_y = row_y + (scale_y * sin * aspect).view(-1, 1, 1) * x_W
+    shape = (len(x_BCHW), height, width)
+    grid_BHW2 = torch.stack([column_x.expand(shape), row_y.expand(shape)], dim=-1)
+    return F.grid_sample(x_BCHW, grid_BHW2, mode="bilinear", padding_mode=_outside(config), align_corners=True)
+
+
+def _crop_box(
+    config: AugmentationConfig, draw: dict[str, Tensor], height: int, width: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Each (B,): height and width as shares of the image, and the upper left corner in pixels."""
+    one, zero = torch.ones_like(draw["area"]), torch.zeros_like(draw["area"])
+    if config.crop == "padded":
+        steps = 2 * config.padding + 1
+        top, left = ((draw[name] * steps).floor().clamp_(max=steps - 1) - config.padding for name in ("top", "left"))
+        return one, one, top, left
+    if config.crop == "none":
+        return one, one, zero, zero
+    area = config.min_scale + (config.max_scale - config.min_scale) * draw["area"]
+    low, high = (math.log(ratio) for ratio in _ASPECT)
+    ratio = torch.exp(low + (high - low) * draw["aspect"])
+    scale_x = (area * ratio).sqrt().clamp(max=1)
+    scale_y = (area / ratio).sqrt().clamp(max=1)
+    return scale_y, scale_x, draw["top"] * (1 - scale_y) * height, draw["left"] * (1 - scale_x) * width
+
+
+def _outside(config: AugmentationConfig) -> str:
+    """What grid_sample takes for pixels outside the image."""
+    if config.crop == "resized" and config.rotation_degrees == 0:
+        return "border"  # only half a pixel can lie outside, and resizing repeats the edge there
+    return "reflection" if config.padding_mode == "reflect" else "zeros"
+
+
+def _colour(x_BCHW: Tensor, config: AugmentationConfig, draw: dict[str, Tensor]) -> Tensor:
+    """Brightness, contrast, saturation, hue and greyscale, clamped to 0..1."""
+    channels = x_BCHW.shape[1]
+    strengths = (config.brightness, config.contrast, *((config.saturation, config.hue) if channels == 3 else ()))
+    jittered = config.jitter > 0 and any(strengths)
+    if not jittered and (config.greyscale == 0 or channels == 1):
+        return x_BCHW
+    brightness = _factor("brightness", config.brightness, config, draw)
+    contrast = _factor("contrast", config.contrast, config, draw)
+    if channels == 1:
+        mean = x_BCHW.mean(dim=(1, 2, 3))
+        scale, offset = brightness * contrast, brightness * (1 - contrast) * mean
+        return torch.addcmul(offset.view(-1, 1, 1, 1), x_BCHW, scale.view(-1, 1, 1, 1)).clamp_(0, 1)
+    flat_BCP = x_BCHW.flatten(2)
+    luma_C = x_BCHW.new_tensor(_LUMA)
+    offset = brightness * (1 - contrast) * (flat_BCP.mean(dim=2) @ luma_C)
+    mix_B33 = _chroma_matrix(config, draw, x_BCHW.dtype) * (brightness * contrast).view(-1, 1, 1)
+    # Saturation, hue and greyscale leave greys as they are, so the offset passes through them unchanged.
+    return torch.baddbmm(offset.view(-1, 1, 1), mix_B33, flat_BCP).clamp_(0, 1).view_as(x_BCHW)
+
+
+def _factor(name: str, strength: float, config: AugmentationConfig, draw: dict[str, Tensor]) -> Tensor:
+    """(B,) uniform in 1 - strength .. 1 + strength where a sample's colours are jittered, else 1."""
+    return 1 + (draw["jitter"] < config.jitter) * strength * (2 * draw[name] - 1)
+
+
+def _chroma_matrix(config: AugmentationConfig, draw: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
+    """(B, 3, 3): hue after saturation, or the grey of the pixel. Rows sum to 1: greys stay."""
+    device = draw["hue"].device
+    saturation = _factor("saturation", config.saturation, config, draw)
+    saturation = torch.where(draw["greyscale"] < config.greyscale, 0.0, saturation)
+    turn = (draw["jitter"] < config.jitter) * config.hue * (2 * draw["hue"] - 1) * (2 * math.pi)
+    cos, sin = saturation * turn.cos(), saturation * turn.sin()
+    # In YIQ the grey axis is Y; saturation scales the (I, Q) plane and hue turns it: Y part + cos part + sin part.
+    to_yiq, to_rgb = _RGB_TO_YIQ.to(device, dtype), _YIQ_TO_RGB.to(device, dtype)
+    grey = torch.outer(to_rgb[:, 0], to_yiq[0])
+    plane = to_rgb[:, 1:] @ to_yiq[1:]
+    turned = torch.outer(to_rgb[:, 1], to_yiq[2]) - torch.outer(to_rgb[:, 2], to_yiq[1])  # red to yellow, as in HSV
+    parts_33B: Tensor = grey.unsqueeze(-1) + plane.unsqueeze(-1) * cos + turned.unsqueeze(-1) * sin
+    return parts_33B.permute(2, 0, 1).to(dtype).contiguous()
+
+
+def _blur(x_BCHW: Tensor, config: AugmentationConfig, draw: dict[str, Tensor]) -> Tensor:
+    """Gaussian blur of the chosen samples, its kernel about a tenth of the image as in SimCLR and at least 3 pixels."""
+    chosen = (draw["blur"] < config.blur).nonzero().squeeze(1)
+    if len(chosen) == 0:
+        return x_BCHW
+    low, high = config.blur_sigma
+    sigma = (low + (high - low) * draw["blur_sigma"])[chosen]
+    size = max(3, x_BCHW.shape[-1] // 20 * 2 + 1)
+    at = torch.arange(size, device=x_BCHW.device) - size // 2
+    kernel_BS = torch.softmax(-(at**2) / (2 * sigma.unsqueeze(1) ** 2), dim=1).to(x_BCHW.dtype)
+    batch, channels, height, width = x_BCHW[chosen].shape
+    kernels = kernel_BS.repeat_interleave(channels, 0)
+    flat = F.pad(x_BCHW[chosen].reshape(1, batch * channels, height, width), [size // 2] * 4, mode="reflect")
+    flat = F.conv2d(flat, kernels.view(-1, 1, size, 1), groups=batch * channels)
+    flat = F.conv2d(flat, kernels.view(-1, 1, 1, size), groups=batch * channels)
+    return x_BCHW.index_copy(0, chosen, flat.view(batch, channels, height, width).clamp_(0, 1))

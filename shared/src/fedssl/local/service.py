@@ -1,0 +1,90 @@
+"""One command that the supervisor keeps running."""
+
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from fedssl.local.errors import ServiceFailedError
+from fedssl.local.process import Process, describe_end
+
+Restart = Literal["always", "never"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """A command and how to keep it running.
+
+    `env` is added to this process's environment. `ready` says whether the service can be used by now; it is asked again
+    and again and must not raise; without it a service is ready as soon as it has been started. `restart="never"` means
+    that its end is only told. `stop_signal` goes to the command's process group, SIGKILL to everything below it
+    `stop_timeout_seconds` later. `log_path` gets its output, behind what earlier runs wrote.
+    """
+
+    name: str
+    command: Sequence[str]
+    log_path: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+    restart: Restart = "always"
+    ready: Callable[[], bool] | None = None
+    ready_timeout_seconds: float = 60.0
+    stop_signal: int = signal.SIGTERM
+    stop_timeout_seconds: float = 10.0
+
+
+class ServiceRunner:
+    """The running side of a `Service`, with the same verbs as a `Server`."""
+
+    def __init__(self, service: Service, held_fds: Sequence[int] = ()) -> None:
+        self.name = service.name
+        self.restart: Restart = service.restart
+        self.log_path = service.log_path
+        self._service = service
+        self._held_fds = held_fds
+        self._process: Process | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The command's process, None while there is none."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    def start(self) -> None:
+        """Start the command and block until it is ready.
+
+        Raises:
+            ServiceFailedError: it ended, or was not ready in time; nothing of it is left then.
+        """
+        service = self._service
+        process = self._process = Process(
+            service.command, log_path=self.log_path, env={**os.environ, **service.env}, held_fds=self._held_fds
+        )
+        if service.ready is None:
+            return
+        try:
+            in_time = process.wait_for(service.ready_timeout_seconds, service.ready)
+        except BaseException:
+            process.kill()
+            raise
+        if in_time and process.poll() is None:
+            return
+        late = f"was not ready within {service.ready_timeout_seconds:g} s and was stopped"
+        how = describe_end(process.kill())
+        what = f"{how} before it was ready" if in_time else late
+        raise ServiceFailedError(self.name, what, process.last_lines(), self.log_path)
+
+    def wait(self) -> int:
+        """Block until the command ends; return its exit status, negative for a signal."""
+        if self._process is None:
+            raise RuntimeError(f"{self.name} was never started")
+        return self._process.wait()
+
+    def stop(self, hurry: Callable[[], bool] = lambda: False) -> None:
+        """Stop the command in good order, with force after its timeout or once `hurry()`."""
+        if self._process is not None:
+            self._process.stop(self._service.stop_signal, self._service.stop_timeout_seconds, hurry)
+
+    def last_lines(self) -> str:
+        """The last lines that its last run wrote to the log."""
+        return "" if self._process is None else self._process.last_lines()

@@ -1,0 +1,241 @@
+"""Keeping a federation's processes running on one machine, and leaving nothing behind."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Protocol, Self
+
+from fedssl.local.errors import CrashLoopError, LocalError
+from fedssl.local.lock import FolderLock
+from fedssl.local.process import describe_end
+from fedssl.local.server import Server
+from fedssl.local.service import Restart, Service, ServiceRunner
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+WAIT_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backoff:
+    """How to start again what has died.
+
+    The wait before a new start begins at `first_seconds` and doubles up to `max_seconds` with every quick death, that
+    is one within `quick_seconds` of the start. `max_quick_deaths` of them in a row end the federation.
+    """
+
+    first_seconds: float = 0.5
+    max_seconds: float = 10.0
+    quick_seconds: float = 20.0
+    max_quick_deaths: int = 6
+
+    def seconds(self, quick_deaths: int) -> float:
+        """The wait in seconds after so many quick deaths in a row, at least one."""
+        return min(self.max_seconds, self.first_seconds * 2.0 ** (quick_deaths - 1))
+
+
+class _Kept(Protocol):
+    """What the supervisor needs of a server or a service."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def restart(self) -> Restart: ...
+    @property
+    def log_path(self) -> Path: ...
+    @property
+    def pid(self) -> int | None: ...
+    def start(self) -> None: ...
+    def wait(self) -> int: ...
+    def stop(self, hurry: Callable[[], bool] = ...) -> None: ...
+    def last_lines(self) -> str: ...
+
+
+class Supervisor:
+    """Starts servers and services, starts again what dies, and stops everything in the end.
+
+        with Supervisor(folder, on_event=show) as supervisor:
+            supervisor.start(postgres)
+            supervisor.start(Service(name="coordinator", command=[...], log_path=..., ready=answers))
+            supervisor.run_until_stopped()
+
+    `on_event(name, what)` is told about every start, death and end; calls come one at a time, from several threads, and
+    must not raise or stop the supervisor. Inside the `with` block the program may as well do something else: Ctrl-C,
+    SIGTERM and SIGHUP then raise KeyboardInterrupt or SystemExit there, and everything is stopped on the way out. While
+    it is being stopped, one more Ctrl-C kills what is left. Signals are caught only if the block is in the main thread.
+    Such a program sleeps in short pieces: Python notices a signal that comes just before a long sleep only after it.
+
+    If this process is killed, the keepers (`fedssl.local.keeper`) kill everything below them.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        on_event: Callable[[str, str], None] = lambda name, what: None,
+        backoff: Backoff | None = None,
+    ) -> None:
+        self._lock = FolderLock(directory.absolute(), "supervisor.lock")
+        self._on_event = on_event
+        self._backoff = backoff or Backoff()
+        self._kept: list[tuple[_Kept, threading.Thread]] = []
+        self._telling = threading.Lock()
+        self._stopping = threading.Event()
+        self._failure: LocalError | None = None
+        self._previous_actions: dict[int, signal.Handlers | Callable[[int, FrameType | None], object] | int | None] = {}
+        # Plain values: a signal action may not take the lock of an Event that the interrupted code may hold.
+        self._is_waiting = False
+        self._is_asked_to_stop = False
+        self._is_hurried = False
+
+    def __enter__(self) -> Self:
+        """Lock the folder and catch the signals.
+
+        Raises:
+            FolderInUseError: another supervisor runs in the folder; `pid` says which.
+        """
+        self._lock.acquire()
+        if threading.current_thread() is threading.main_thread():
+            for signum in STOP_SIGNALS:
+                # What nohup or a shell's `&` made us ignore stays ignored.
+                if signal.getsignal(signum) not in (signal.SIG_IGN, None):
+                    self._previous_actions[signum] = signal.signal(signum, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        for signum, action in self._previous_actions.items():
+            signal.signal(signum, action)
+        self._lock.release()
+
+    def start(self, what: Server | Service) -> None:
+        """Start a server or a service, block until it is ready, and keep it running from then on.
+
+        Raises:
+            LocalError: it cannot be started, died or was not ready in time. It is not started again then.
+            ValueError: there is one of this name.
+        """
+        if not self._lock.descriptors or self._stopping.is_set():
+            raise RuntimeError("a supervisor starts things inside its `with` block, and not after stop()")
+        if any(kept.name == what.name for kept, _ in self._kept):
+            raise ValueError(f"there is a service named {what.name} already")
+        kept: _Kept = ServiceRunner(what, self._lock.descriptors) if isinstance(what, Service) else what
+        thread = threading.Thread(target=self._watch, args=(kept,), name=f"watch {kept.name}", daemon=True)
+        # Before it is started, so that a Ctrl-C at any moment finds it.
+        self._kept.append((kept, thread))
+        try:
+            kept.start()
+        except (LocalError, OSError):
+            self._kept.pop()
+            raise
+        self._tell(kept, f"started (pid {kept.pid})")
+        thread.start()
+
+    def pid(self, name: str) -> int | None:
+        """The process of a server or service, None while it has none.
+
+        Raises:
+            KeyError: nothing of this name was started.
+        """
+        return {kept.name: kept for kept, _ in self._kept}[name].pid
+
+    def raise_if_failed(self) -> None:
+        """Raise what made the supervisor give up, if it has.
+
+        Raises:
+            CrashLoopError: a service died again and again.
+            LocalError: something of our own, such as `on_event`, failed while a service was watched.
+        """
+        if self._failure is not None:
+            raise self._failure
+
+    def run_until_stopped(self) -> None:
+        """Block until Ctrl-C, SIGTERM, SIGHUP or a failure, and stop everything then.
+
+        Raises:
+            CrashLoopError: a service died again and again.
+            LocalError: see `raise_if_failed`.
+        """
+        self._is_waiting = True
+        while not self._is_asked_to_stop and self._failure is None:
+            time.sleep(WAIT_SECONDS)
+        self.stop()
+        self.raise_if_failed()
+
+    def stop(self) -> None:
+        """Stop everything, the last started first. Starts nothing any more; a second call does nothing."""
+        self._stopping.set()
+        while self._kept:
+            kept, thread = self._kept[-1]
+            self._tell(kept, "stopping")
+            kept.stop(self._hurried)
+            while thread.ident is not None and thread.is_alive():
+                # Its watcher may have been about to start it again.
+                kept.stop(self._hurried)
+                thread.join(WAIT_SECONDS)
+            self._tell(kept, "stopped")
+            self._kept.pop()
+
+    def _hurried(self) -> bool:
+        return self._is_hurried
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if self._stopping.is_set():
+            self._is_hurried = self._is_hurried or signum == signal.SIGINT
+        elif self._is_waiting:
+            self._is_asked_to_stop = True
+        elif signum == signal.SIGINT:
+            raise KeyboardInterrupt
+        else:
+            raise SystemExit(128 + signum)
+
+    def _tell(self, kept: _Kept, what: str) -> None:
+        with self._telling:
+            self._on_event(kept.name, what)
+
+    def _watch(self, kept: _Kept) -> None:
+        try:
+            failure: LocalError | None = LocalError(
+                f"the watch over {kept.name} broke; its traceback was printed above"
+            )
+            failure = self._keep_running(kept)
+        finally:
+            if failure is not None and self._failure is None:
+                self._failure = failure
+
+    def _keep_running(self, kept: _Kept) -> LocalError | None:
+        """Wait for a running service and start it again whenever it dies; return why that was given up, if it was."""
+        quick_deaths = 0
+        began = time.monotonic()
+        how = describe_end(kept.wait())
+        while not self._stopping.is_set():
+            if kept.restart == "never":
+                self._tell(kept, how)
+                return None
+            lived_seconds = time.monotonic() - began
+            quick_deaths = quick_deaths + 1 if lived_seconds < self._backoff.quick_seconds else 1
+            if quick_deaths >= self._backoff.max_quick_deaths:
+                self._tell(kept, f"{how}; given up")
+                what = (
+                    f"died {quick_deaths} times, each within {self._backoff.quick_seconds:g} s of its start; it {how}"
+                )
+                return CrashLoopError(kept.name, what, kept.last_lines(), kept.log_path)
+            delay_seconds = self._backoff.seconds(quick_deaths)
+            self._tell(kept, f"{how}; starting again in {delay_seconds:g} s")
+            if self._stopping.wait(delay_seconds):
+                break
+            began = time.monotonic()
+            how = self._run_once(kept)
+        return None
+
+    def _run_once(self, kept: _Kept) -> str:
+        """Start a service again and wait for its end; return how it ended."""
+        try:
+            kept.start()
+        except (LocalError, OSError) as error:
+            return f"could not be started: {error}"
+        self._tell(kept, f"started again (pid {kept.pid})")
+        return describe_end(kept.wait())

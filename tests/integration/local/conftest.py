@@ -1,0 +1,78 @@
+"""What the tests of the local servers and of the supervisor share: looking at real processes."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+Until = Callable[[Callable[[], object]], None]
+
+
+@pytest.fixture
+def until() -> Until:
+    """Wait until a condition holds, 10 s at most."""
+
+    def wait(condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 10
+        while not condition():
+            assert time.monotonic() < deadline, "the condition did not come true within 10 s"
+            time.sleep(0.02)
+
+    return wait
+
+
+@pytest.fixture
+def processes_with() -> Callable[[str], list[int]]:
+    """The pids of all processes, but our own, with a text in their command line or environment."""
+
+    def find(text: str) -> list[int]:
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                everything = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
+            except OSError:
+                continue
+            if text.encode() in everything and int(folder.name) != os.getpid():
+                found.append(int(folder.name))
+        return found
+
+    return find
+
+
+class Program:
+    """A Python program in a process of its own, in a process group of its own as a terminal would have it."""
+
+    def __init__(self, source: str, *arguments: object) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", source, *map(str, arguments)], stdout=subprocess.PIPE, text=True, process_group=0
+        )
+
+    def line(self) -> str:
+        """The next line that it prints."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def end(self, signum: int) -> tuple[int, str]:
+        """Signal its process group, as Ctrl-C would; return its exit status and what else it printed."""
+        os.killpg(self.process.pid, signum)
+        output, _ = self.process.communicate(timeout=20)
+        return self.process.returncode, output
+
+
+@pytest.fixture
+def program() -> Iterator[Callable[..., Program]]:
+    """Start programs, and kill those that are left in the end."""
+    started: list[Program] = []
+
+    def start(source: str, *arguments: object) -> Program:
+        started.append(Program(source, *arguments))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.process.kill()
+        each.process.communicate()

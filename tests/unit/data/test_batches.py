@@ -1,0 +1,44 @@
+"""Batches: every image once, never a batch that could not be trained on."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedssl.data import epoch_batches
+
+
+def _generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@given(num_images=st.integers(0, 200), batch_size=st.integers(2, 64), drop_last=st.booleans())
+def test_every_image_at_most_once(num_images: int, batch_size: int, drop_last: bool) -> None:  # noqa: FBT001
+    batches = epoch_batches(num_images, batch_size, _generator(), drop_last)
+    seen = torch.cat([torch.zeros(0, dtype=torch.int64), *batches])
+    assert len(set(seen.tolist())) == len(seen)
+    assert all(len(batch) == batch_size for batch in batches[:-1])
+    left_out = num_images - len(seen)
+    if num_images <= batch_size:
+        assert left_out == 0
+        assert len(batches) == min(num_images, 1), "an only batch is never dropped"
+    elif drop_last:
+        assert left_out == num_images % batch_size
+        assert len(batches[-1]) == batch_size
+    else:
+        assert left_out == (num_images % batch_size == 1)
+        assert len(batches[-1]) >= 2
+
+
+def test_order_comes_from_the_generator() -> None:
+    first, second = (torch.cat(epoch_batches(50, 8, _generator(1), drop_last=False)) for _ in range(2))
+    assert torch.equal(first, second)
+    generator = _generator(1)
+    epochs = [torch.cat(epoch_batches(50, 8, generator, drop_last=False)) for _ in range(2)]
+    assert not torch.equal(epochs[0], epochs[1])
+    assert sorted(first.tolist()) == list(range(50))
+
+
+def test_batch_of_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="batch_size"):
+        epoch_batches(10, 1, _generator(), drop_last=False)

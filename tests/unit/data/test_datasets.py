@@ -1,0 +1,300 @@
+"""Data sets in every format, written by the tests themselves, and what is said about damaged ones."""
+
+import gzip
+import pickle
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedssl.data import DATA_VARIABLE, ImageData, conform, find_fashion_mnist, load_dataset, save_npz
+from fedssl.errors import DataError
+from fedssl.protocol.data import DataConfig
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def _no_data_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(DATA_VARIABLE, raising=False)
+    monkeypatch.setattr("fedssl.data.datasets._SYSTEM_FOLDER", tmp_path / "system")
+
+
+def _idx(array: np.ndarray) -> bytes:
+    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
+
+
+def _write_fashion_mnist(folder: Path, *, compress: bool = True) -> dict[str, np.ndarray]:
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays = {}
+    for stem, num in (("train", 7), ("t10k", 3)):
+        arrays[f"{stem}-images-idx3-ubyte"] = RNG.integers(0, 256, (num, 28, 28)).astype(np.uint8)
+        arrays[f"{stem}-labels-idx1-ubyte"] = RNG.integers(0, 10, num).astype(np.uint8)
+    for name, array in arrays.items():
+        path = folder / (f"{name}.gz" if compress else name)
+        path.write_bytes(gzip.compress(_idx(array)) if compress else _idx(array))
+    return arrays
+
+
+@pytest.mark.parametrize("compress", [True, False])
+@pytest.mark.parametrize("below", ["", "fashion-mnist", "FashionMNIST/raw"])
+def test_fashion_mnist(tmp_path: Path, below: str, compress: bool) -> None:  # noqa: FBT001
+    arrays = _write_fashion_mnist(tmp_path / below, compress=compress)
+    for split, stem in (("train", "train"), ("test", "t10k")):
+        data = load_dataset("fashion-mnist", split, tmp_path)  # type: ignore[arg-type]
+        assert np.array_equal(data.images[:, 0], arrays[f"{stem}-images-idx3-ubyte"])
+        assert data.labels is not None
+        assert data.labels.dtype == np.int64
+        assert data.labels.tolist() == arrays[f"{stem}-labels-idx1-ubyte"].tolist()
+        assert data.class_names[9] == "Ankle boot"
+    assert find_fashion_mnist(tmp_path) == tmp_path / below
+
+
+def test_root_comes_before_the_variable_and_that_before_the_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = [tmp_path / "root", tmp_path / "variable", tmp_path / "system" / "fashion-mnist"]
+    for place in places:
+        _write_fashion_mnist(place)
+    assert find_fashion_mnist() == places[2]
+    monkeypatch.setenv(DATA_VARIABLE, str(places[1]))
+    assert find_fashion_mnist() == places[1]
+    assert find_fashion_mnist(places[0]) == places[0]
+
+
+def test_missing_fashion_mnist_says_how_to_get_it(tmp_path: Path) -> None:
+    _write_fashion_mnist(tmp_path)
+    (tmp_path / "t10k-labels-idx1-ubyte.gz").unlink()
+    with pytest.raises(DataError, match=DATA_VARIABLE):
+        load_dataset("fashion-mnist", "train", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"not gzip at all",
+        gzip.compress(b""),
+        gzip.compress(b"\0\0\x0d\x01\0\0\0\x01\0\0\0\0"),  # floats
+        gzip.compress(_idx(np.zeros((2, 28, 28), np.uint8))[:-1]),
+        gzip.compress(_idx(np.zeros((2, 28, 28), np.uint8)))[:-9],
+        gzip.compress(b"\0\0\x08\x03" + b"\xff" * 12),  # an absurd shape
+        gzip.compress(b"\0\0\x08\xff" + b"\0" * 8),
+        gzip.compress(_idx(np.zeros((8, 28, 28), np.uint8))),  # more images than labels
+    ],
+)
+def test_damaged_idx_files(tmp_path: Path, content: bytes) -> None:
+    _write_fashion_mnist(tmp_path)
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(content)
+    with pytest.raises(DataError, match="train-images-idx3-ubyte"):
+        load_dataset("fashion-mnist", "train", tmp_path)
+
+
+def test_cifar10(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar-10-batches-bin"
+    folder.mkdir()
+    records = RNG.integers(0, 256, (12, 3073)).astype(np.uint8)
+    records[:, 0] %= 10
+    for i in range(5):
+        (folder / f"data_batch_{i + 1}.bin").write_bytes(records[2 * i : 2 * i + 2].tobytes())
+    (folder / "test_batch.bin").write_bytes(records[10:].tobytes())
+    (folder / "batches.meta.txt").write_text("airplane\nautomobile\n\n")
+    train, test = load_dataset("cifar10", "train", tmp_path), load_dataset("cifar10", "test", tmp_path)
+    assert np.array_equal(train.images.reshape(10, -1), records[:10, 1:])
+    assert train.images.shape == (10, 3, 32, 32)
+    assert train.labels is not None
+    assert train.labels.tolist() == records[:10, 0].tolist()
+    assert len(test) == 2
+    assert train.class_names == ("airplane", "automobile")
+    (folder / "data_batch_5.bin").write_bytes(b"short")
+    with pytest.raises(DataError, match="data_batch_5"):
+        load_dataset("cifar10", "train", tmp_path)
+
+
+def test_cifar100_takes_the_fine_label(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar-100-binary"
+    folder.mkdir()
+    record = bytes([3, 77]) + bytes(range(256)) * 12
+    for name in ("train.bin", "test.bin"):
+        (folder / name).write_bytes(record)
+    data = load_dataset("cifar100", "test", tmp_path)
+    assert data.labels is not None
+    assert data.labels.tolist() == [77]
+    assert data.images[0, 0, 0, :5].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_missing_cifar_says_that_pickles_are_not_read(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="pickle"):
+        load_dataset("cifar10", "train", tmp_path)
+
+
+def test_digits() -> None:
+    train, test = load_dataset("digits", "train"), load_dataset("digits", "test")
+    assert train.images.shape == (1437, 1, 16, 16)
+    assert test.images.shape == (360, 1, 16, 16)
+    for data in (train, test):
+        assert data.labels is not None
+        assert np.bincount(data.labels).min() > 0.08 * len(data)
+    assert train.images.max() == 255
+    assert np.array_equal(train.images, load_dataset("digits", "train").images)
+
+
+def _colour(value: int) -> tuple[int, int, int]:
+    return value, 255 - value, 7
+
+
+def test_image_folder(tmp_path: Path) -> None:
+    for name, value in (("b/2.png", 40), ("b/10.png", 30), ("a/x.PNG", 10)):
+        path = tmp_path / "set" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (10, 8), _colour(value)).save(path)
+    (tmp_path / "set" / "a" / "notes.txt").write_text("not an image")
+    (tmp_path / "set" / ".hidden").mkdir()
+    data = load_dataset("set", "train", tmp_path)
+    assert data.class_names == ("a", "b")
+    assert data.labels is not None
+    assert data.labels.tolist() == [0, 1, 1]
+    assert data.images.shape == (3, 3, 8, 8), "the first image's shorter side"
+    assert data.images[:, :, 0, 0].tolist() == [list(_colour(value)) for value in (10, 30, 40)]
+    assert load_dataset(str(tmp_path / "set"), "train", image_size=5, channels=1).images.shape == (3, 1, 5, 5)
+    with pytest.raises(DataError, match="train and test"):
+        load_dataset("set", "test", tmp_path)
+
+
+def test_image_folder_with_splits_and_grey_images(tmp_path: Path) -> None:
+    for split, num in (("train", 3), ("test", 1)):
+        (tmp_path / split / "only").mkdir(parents=True)
+        for i in range(num):
+            Image.new("L", (8, 8), 50 * i).save(tmp_path / split / "only" / f"{i}.png")
+    train, test = (load_dataset(str(tmp_path), split) for split in ("train", "test"))
+    assert train.images[:, 0, 0, 0].tolist() == [0, 50, 100]
+    assert train.images.shape == (3, 1, 8, 8)
+    assert len(test) == 1
+
+
+def test_loose_images_are_unlabelled(tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "1.jpg")
+    data = load_dataset(str(tmp_path), "train")
+    assert data.labels is None
+    assert data.class_names == ()
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(DataError, match="both images and sub-folders"):
+        load_dataset(str(tmp_path), "train")
+
+
+def test_image_folder_cuts_out_the_middle(tmp_path: Path) -> None:
+    pixels = np.zeros((8, 24, 3), np.uint8)
+    pixels[:, 8:16] = 200
+    Image.fromarray(pixels).save(tmp_path / "wide.png")
+    assert load_dataset(str(tmp_path), "train").images.min() == 200
+
+
+@pytest.mark.parametrize("content", [b"", b"\x89PNG\r\n\x1a\n cut short", pickle.dumps([1])])
+def test_damaged_image_is_named(tmp_path: Path, content: bytes) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "1.png")
+    (tmp_path / "2.png").write_bytes(content)
+    with pytest.raises(DataError, match=r"2\.png"):
+        load_dataset(str(tmp_path), "train")
+
+
+def test_truncated_image_is_named(tmp_path: Path) -> None:
+    Image.fromarray(RNG.integers(0, 256, (40, 40, 3)).astype(np.uint8)).save(tmp_path / "1.png")
+    (tmp_path / "1.png").write_bytes((tmp_path / "1.png").read_bytes()[:-2000])
+    with pytest.raises(DataError, match=r"1\.png"):
+        load_dataset(str(tmp_path), "train")
+
+
+def test_empty_folder_and_unknown_name(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds no images"):
+        load_dataset(str(tmp_path), "train")
+    with pytest.raises(DataError, match="fashion-mnist"):
+        load_dataset("no-such-set", "train", tmp_path)
+    with pytest.raises(DataError, match="train or test"):
+        load_dataset("digits", "validation")  # type: ignore[arg-type]
+    (tmp_path / "file.bin").write_bytes(b"")
+    with pytest.raises(DataError, match="neither"):
+        load_dataset(str(tmp_path / "file.bin"), "train")
+
+
+def test_npz_round_trip(tmp_path: Path) -> None:
+    train = ImageData(RNG.integers(0, 256, (4, 3, 9, 9)).astype(np.uint8), np.array([0, 1, 1, 0]), ("cat", "dog"))
+    test = ImageData(RNG.integers(0, 256, (2, 3, 9, 9)).astype(np.uint8))
+    save_npz(tmp_path / "deep" / "set.npz", train, test)
+    read = load_dataset("set.npz", "train", tmp_path / "deep")
+    assert np.array_equal(read.images, train.images)
+    assert read.labels is not None
+    assert read.labels.tolist() == [0, 1, 1, 0]
+    assert read.class_names == ("cat", "dog")
+    read = load_dataset(str(tmp_path / "deep/set.npz"), "test")
+    assert np.array_equal(read.images, test.images)
+    assert read.labels is None
+
+
+@pytest.mark.parametrize("shape", [(5, 8, 9), (5, 8, 9, 1), (5, 1, 8, 9), (5, 8, 9, 3), (5, 3, 8, 9)])
+def test_npz_layouts(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    images = RNG.integers(0, 256, shape).astype(np.uint8)
+    np.savez(tmp_path / "set.npz", images=images)
+    data = load_dataset(str(tmp_path / "set.npz"), "train")
+    channels = 3 if 3 in shape else 1
+    assert data.images.shape == (5, channels, 8, 9)
+    pixel = images[2, 4, 5] if shape[-1] in (1, 3, 9) and shape[1] == 8 else images[2, :, 4, 5]
+    assert data.images[2, :, 4, 5].tolist() == np.atleast_1d(pixel).tolist()
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"pictures": np.zeros((2, 8, 8), np.uint8)}, "no array images"),
+        ({"images": np.zeros((2, 8, 8), np.float32)}, "uint8"),
+        ({"images": np.zeros((2, 8, 8, 2), np.uint8)}, "shape"),
+        ({"images": np.zeros((2, 8, 8), np.uint8), "labels": np.zeros(3, np.int64)}, "labels"),
+        ({"images": np.zeros((2, 8, 8), np.uint8), "labels": np.zeros(2)}, "whole numbers"),
+        ({"images": np.zeros((2, 8, 8), np.uint8), "labels": np.array([0, -1])}, "0 or larger"),
+        ({"images": np.array([{"a": 1}])}, "cannot read"),
+    ],
+)
+def test_bad_npz(tmp_path: Path, arrays: dict[str, np.ndarray], words: str) -> None:
+    np.savez(tmp_path / "set.npz", **arrays)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=words):
+        load_dataset(str(tmp_path / "set.npz"), "train")
+
+
+def test_npz_that_is_none(tmp_path: Path) -> None:
+    for content in (b"", b"nonsense", pickle.dumps({"images": 1}), b"PK\x03\x04 cut"):
+        (tmp_path / "set.npz").write_bytes(content)
+        with pytest.raises(DataError, match=r"set\.npz"):
+            load_dataset(str(tmp_path / "set.npz"), "train")
+    np.save(tmp_path / "plain.npy", np.zeros(3))
+    (tmp_path / "plain.npy").rename(tmp_path / "plain.npz")
+    with pytest.raises(DataError, match=r"plain\.npz"):
+        load_dataset(str(tmp_path / "plain.npz"), "train")
+
+
+def test_subset_and_validation() -> None:
+    data = ImageData(np.arange(5 * 64, dtype=np.uint8).reshape(5, 1, 8, 8), np.arange(5))
+    part = data.subset(np.array([3, 1]))
+    assert part.labels is not None
+    assert part.labels.tolist() == [3, 1]
+    assert part.images[:, 0, 0, 0].tolist() == [192, 64]
+    with pytest.raises(DataError, match="N, C, H, W"):
+        ImageData(np.zeros((5, 2, 8, 8), np.uint8))
+
+
+def test_conform_leaves_fitting_images_alone() -> None:
+    data = ImageData(np.zeros((2, 1, 28, 28), np.uint8))
+    assert conform(data, DataConfig(channels=1, image_size=28)) is data
+
+
+def test_conform_resizes_crops_and_changes_channels() -> None:
+    images = np.zeros((3, 1, 8, 12), np.uint8)
+    images[:, :, :, 2:10] = 100
+    data = ImageData(images, np.arange(3))
+    out = conform(data, DataConfig(channels=3, image_size=16))
+    assert out.images.shape == (3, 3, 16, 16)
+    assert out.labels is not None
+    assert (out.images[:, :, 4:12, 4:12] == 100).all()
+    colours = np.broadcast_to(np.array([10, 20, 30], np.uint8).reshape(1, 3, 1, 1), (2, 3, 8, 8))
+    grey = conform(ImageData(colours), DataConfig(channels=1, image_size=8))
+    assert (grey.images == round(0.299 * 10 + 0.587 * 20 + 0.114 * 30)).all()

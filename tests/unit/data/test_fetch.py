@@ -1,0 +1,178 @@
+"""Fetching without a network: stand-ins for apt on the PATH, and a real HTTP server for the authors'."""
+
+import functools
+import gzip
+import hashlib
+import http.server
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedssl.data import DATA_VARIABLE, fetch_fashion_mnist
+from fedssl.data.fetch import damaged_files
+
+CONTENT = {
+    f"{stem}-{kind}-ubyte": f"{stem} {kind}".encode() * 50
+    for stem in ("train", "t10k")
+    for kind in ("images-idx3", "labels-idx1")
+}
+APT_SERVES = """#!/bin/sh
+case "$*" in
+*download*) cp "{source}/fake.deb" "dataset-fashion-mnist_1_all.deb" ;;
+*) exit 1 ;;
+esac
+"""
+APT_NEEDS_LISTS = """#!/bin/sh
+case "$*" in
+*update*) touch "{source}/updated" ;;
+*Dir::State::Lists=*download*) cp "{source}/fake.deb" "dataset-fashion-mnist_1_all.deb" ;;
+*) exit 100 ;;
+esac
+"""
+APT_FAILS = "#!/bin/sh\nexit 100\n"
+APT_HANGS = "#!/bin/sh\nexec sleep 60\n"
+DPKG = """#!/bin/sh
+mkdir -p "$3/usr/share/datasets/fashion-mnist" && cp "{source}"/*.gz "$3/usr/share/datasets/fashion-mnist/"
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The four files, small ones, as a server or a package would give them; the checksums are theirs."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    for name, content in CONTENT.items():
+        (folder / f"{name}.gz").write_bytes(gzip.compress(content))
+    (folder / "fake.deb").write_bytes(b"")
+    known = {name: (len(content), hashlib.sha256(content).hexdigest()) for name, content in CONTENT.items()}
+    monkeypatch.setattr("fedssl.data.fetch._FILES", known)
+    monkeypatch.setattr("fedssl.data.datasets._SYSTEM_FOLDER", tmp_path / "system")
+    monkeypatch.setattr("fedssl.data.fetch._SERVER", "http://127.0.0.1:9")  # nothing listens there
+    monkeypatch.delenv(DATA_VARIABLE, raising=False)
+    return folder
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that comes first on the PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    return folder
+
+
+@pytest.fixture
+def server(source: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            pass
+
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Quiet, directory=str(source))
+    ) as http_server:
+        threading.Thread(target=http_server.serve_forever, daemon=True).start()
+        monkeypatch.setattr("fedssl.data.fetch._SERVER", f"http://127.0.0.1:{http_server.server_port}")
+        yield
+        http_server.shutdown()
+
+
+def _install(programs: Path, source: Path, apt: str) -> None:
+    for name, script in (("apt-get", apt), ("dpkg-deb", DPKG)):
+        (programs / name).write_text(script.replace("{source}", str(source)))
+        (programs / name).chmod(0o755)
+
+
+def _fetch(directory: Path) -> tuple[Path | None, str]:
+    said: list[str] = []
+    return fetch_fashion_mnist(directory, said.append), "\n".join(said)
+
+
+def _assert_complete(directory: Path) -> None:
+    assert sorted(path.name for path in directory.iterdir()) == ["fashion-mnist"], "nothing else is left behind"
+    assert damaged_files(directory / "fashion-mnist") == []
+
+
+def test_files_already_in_place(source: Path, programs: Path, tmp_path: Path) -> None:
+    _install(programs, source, APT_FAILS)
+    found, said = _fetch(source)
+    assert found == source
+    assert "apt" not in said
+    assert not (source / "fashion-mnist").exists()
+
+
+@pytest.mark.parametrize("apt", [APT_SERVES, APT_NEEDS_LISTS])
+def test_debian_package(source: Path, programs: Path, tmp_path: Path, apt: str) -> None:
+    _install(programs, source, apt)
+    found, _ = _fetch(tmp_path / "data")
+    assert found == tmp_path / "data" / "fashion-mnist"
+    _assert_complete(tmp_path / "data")
+    assert (source / "updated").exists() == (apt == APT_NEEDS_LISTS)
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize("apt", [APT_FAILS, APT_HANGS])
+def test_server_where_apt_does_not_help(
+    source: Path, programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apt: str
+) -> None:
+    monkeypatch.setattr("fedssl.data.fetch._APT_SECONDS", 0.3)
+    _install(programs, source, apt)
+    found, said = _fetch(tmp_path / "data")
+    assert found == tmp_path / "data" / "fashion-mnist"
+    assert "downloading" in said
+    _assert_complete(tmp_path / "data")
+
+
+def test_no_way_says_how_by_hand(source: Path, programs: Path, tmp_path: Path) -> None:
+    _install(programs, source, APT_FAILS)
+    found, said = _fetch(tmp_path / "data")
+    assert found is None
+    assert "By hand" in said
+    assert DATA_VARIABLE in said
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+@pytest.mark.usefixtures("server")
+def test_damaged_download_never_looks_finished(source: Path, programs: Path, tmp_path: Path) -> None:
+    _install(programs, source, APT_SERVES)
+    damaged = gzip.compress(CONTENT["t10k-labels-idx1-ubyte"][:-1] + b"!")
+    (source / "t10k-labels-idx1-ubyte.gz").write_bytes(damaged)
+    found, said = _fetch(tmp_path / "data")
+    assert found is None
+    assert said.count("damaged (t10k-labels-idx1-ubyte)") == 2
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+@pytest.mark.usefixtures("server")
+def test_damaged_files_of_an_earlier_fetch_are_replaced(source: Path, programs: Path, tmp_path: Path) -> None:
+    _install(programs, source, APT_FAILS)
+    target, _ = _fetch(tmp_path / "data")
+    assert target is not None
+    (target / "train-images-idx3-ubyte.gz").write_bytes(b"cut short")
+    assert _fetch(tmp_path / "data")[0] == target
+    _assert_complete(tmp_path / "data")
+
+
+def test_damaged_files_elsewhere_are_left_alone(source: Path, programs: Path) -> None:
+    _install(programs, source, APT_SERVES)
+    (source / "train-images-idx3-ubyte.gz").write_bytes(b"cut short")
+    found, said = _fetch(source)
+    assert found is None
+    assert "remove them" in said
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"plain", gzip.compress(b"short"), gzip.compress(b"x" * 10_000), gzip.compress(b"a" * 100)[:-5]]
+)
+def test_damage_is_seen(source: Path, content: bytes) -> None:
+    (source / "train-images-idx3-ubyte.gz").write_bytes(content)
+    assert damaged_files(source) == ["train-images-idx3-ubyte"]
+
+
+def test_uncompressed_files_count(source: Path) -> None:
+    for name, content in CONTENT.items():
+        (source / f"{name}.gz").unlink()
+        (source / name).write_bytes(content)
+    assert damaged_files(source) == []

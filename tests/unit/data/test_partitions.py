@@ -1,0 +1,157 @@
+"""Partitions: what each scheme and variant promises, on labels of real proportions."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedssl.data import Variant, choose_images, describe_partition, partition
+from fedssl.errors import DataError
+
+LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 200))
+VARIANTS: Sequence[Variant] = ("fedx", "ssd", "flesd", "orchestra")
+
+
+def _sizes(parts: Sequence[np.ndarray]) -> list[int]:
+    return [len(part) for part in parts]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 60), min_size=1, max_size=6).filter(lambda s: sum(s) >= 40),
+    num_clients=st.integers(1, 4),
+    scheme=st.sampled_from(["iid", "classes", "fedx", "ssd", "flesd", "orchestra"]),
+    seed=st.integers(0, 2**63 - 1),
+    alpha=st.sampled_from([0.3, 1.0, 100.0]),
+)
+def test_disjoint_sorted_and_complete(sizes: list[int], num_clients: int, scheme: str, seed: int, alpha: float) -> None:
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    if scheme in ("iid", "classes"):
+        parts = partition(labels, num_clients, scheme, seed)  # type: ignore[arg-type]
+    else:
+        parts = partition(labels, num_clients, "dirichlet", seed, alpha, scheme)  # type: ignore[arg-type]
+    assert len(parts) == num_clients
+    assert all(part.dtype == np.int64 and bool((np.diff(part) > 0).all()) for part in parts)
+    together = np.concatenate(parts)
+    assert len(np.unique(together)) == len(together)
+    if scheme != "flesd":
+        assert np.array_equal(np.sort(together), np.arange(len(labels)))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_depends_on_the_seed_alone(variant: Variant) -> None:
+    np.random.seed(1)
+    first = partition(LABELS, 5, "dirichlet", 3, 0.5, variant)
+    np.random.seed(2)
+    second = partition(LABELS, 5, "dirichlet", 3, 0.5, variant)
+    assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+    other = partition(LABELS, 5, "dirichlet", 4, 0.5, variant)
+    assert any(not np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+def test_golden_partition() -> None:
+    """A run's result hangs on these numbers: they may change only with a changelog entry."""
+    labels = np.repeat(np.arange(3), 20)
+    parts = partition(labels, 3, "dirichlet", 17, 1.0)
+    assert describe_partition(labels, parts).tolist() == [[1, 3, 8], [4, 12, 12], [15, 5, 0]]
+    assert parts[0][:5].tolist() == [18, 29, 30, 38, 42]
+
+
+def test_iid_sizes_differ_by_one_at_most() -> None:
+    assert sorted(_sizes(partition(LABELS[:103], 10, "iid", 0))) == [10] * 7 + [11] * 3
+
+
+def test_classes_with_five_clients_are_consecutive_pairs() -> None:
+    table = describe_partition(LABELS, partition(LABELS, 5, "classes", 0))
+    expected = np.zeros((5, 10), int)
+    for client in range(5):
+        expected[client, 2 * client : 2 * client + 2] = 200
+    assert np.array_equal(table, expected)
+
+
+def test_classes_with_more_clients_than_classes_share() -> None:
+    table = describe_partition(LABELS, partition(LABELS, 20, "classes", 0))
+    assert (np.count_nonzero(table, axis=1) == 1).all()
+    assert (table.sum(axis=1) == 100).all()
+
+
+def test_fedx_leaves_nobody_short_and_caps() -> None:
+    for seed in range(10):
+        table = describe_partition(LABELS, partition(LABELS, 10, "dirichlet", seed, 0.1))
+        assert table.sum(axis=1).min() >= 10
+        # Who holds N/K gets nothing more, so the last class that a client got is what took it over the cap.
+        for counts in table:
+            last = np.flatnonzero(counts)[-1]
+            assert counts[:last].sum() < 200
+
+
+def test_ssd_may_starve_a_client() -> None:
+    sizes = _sizes(partition(LABELS, 40, "dirichlet", 0, 0.01, "ssd"))
+    assert min(sizes) == 0
+    assert sum(sizes) == len(LABELS)
+
+
+def test_flesd_rounds_down_and_keeps_a_minimum() -> None:
+    parts = partition(LABELS, 6, "dirichlet", 0, 0.5, "flesd")
+    assert len(LABELS) - 6 * 10 <= sum(_sizes(parts)) <= len(LABELS)
+    assert min(_sizes(parts)) >= 0.5 / 6 * 200 - 10
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.1, 10.0])
+def test_orchestra_gives_equal_sizes(alpha: float) -> None:
+    for num_clients in (7, 10, 100):
+        sizes = _sizes(partition(LABELS, num_clients, "dirichlet", 0, alpha, "orchestra"))
+        assert max(sizes) - min(sizes) <= 1
+        assert sum(sizes) == len(LABELS)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_small_alpha_concentrates(variant: Variant) -> None:
+    def effective_classes(alpha: float) -> float:
+        table = describe_partition(LABELS, partition(LABELS, 5, "dirichlet", 0, alpha, variant)).astype(float)
+        shares = table / table.sum(axis=1, keepdims=True)
+        entropy = -(shares * np.log(np.where(shares > 0, shares, 1))).sum(axis=1)
+        return float(np.exp(entropy).mean())
+
+    assert effective_classes(0.1) < 6 < 9 < effective_classes(100.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"num_clients": 0, "scheme": "iid"}, "num_clients"),
+        ({"num_clients": 4000, "scheme": "iid"}, "fewer clients"),
+        ({"num_clients": 5, "scheme": "dirichlet"}, "alpha"),
+        ({"num_clients": 5, "scheme": "dirichlet", "alpha": float("nan")}, "alpha"),
+        ({"num_clients": 500, "scheme": "dirichlet", "alpha": 0.5}, "too few"),
+        ({"num_clients": 5, "scheme": "sorted"}, "sorted"),
+        ({"num_clients": 5, "scheme": "dirichlet", "alpha": 1.0, "variant": "other"}, "other"),
+    ],
+)
+def test_impossible_splits_say_what_to_change(arguments: dict[str, object], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        partition(LABELS, seed=0, **arguments)  # type: ignore[arg-type]
+
+
+def test_redraws_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedssl.data.partitions._MAX_DRAWS", 50)
+    for variant in ("fedx", "flesd"):
+        with pytest.raises(DataError, match="larger alpha"):
+            partition(LABELS, 100, "dirichlet", 0, 1e-3, variant)
+
+
+def test_describe_counts_classes_that_a_client_lacks() -> None:
+    table = describe_partition(np.array([0, 0, 2]), [np.array([0, 1]), np.array([2]), np.array([], np.int64)])
+    assert table.tolist() == [[2, 0, 0], [0, 0, 1], [0, 0, 0]]
+
+
+def test_choose_images() -> None:
+    assert choose_images(5, None, 0).tolist() == [0, 1, 2, 3, 4]
+    assert choose_images(5, 9, 0).tolist() == [0, 1, 2, 3, 4]
+    chosen = choose_images(1000, 100, 1)
+    assert len(np.unique(chosen)) == 100
+    assert bool((np.diff(chosen) > 0).all())
+    assert np.array_equal(chosen, choose_images(1000, 100, 1))
+    assert not np.array_equal(chosen, choose_images(1000, 100, 2))

@@ -1,0 +1,61 @@
+"""Feature extraction: eval mode, normalised, in order, and leaving the encoder as it was."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedssl.data import ImageData
+from fedssl.errors import DataError
+from fedssl.evaluation import extract_features
+from fedssl.models import build_encoder, initialised
+from fedssl.protocol.data import DataConfig
+from fedssl.protocol.model import EncoderConfig
+
+CONFIG = DataConfig(channels=1, image_size=8, mean=(0.3,), std=(0.5,))
+IMAGES = np.random.default_rng(0).integers(0, 256, (37, 1, 8, 8)).astype(np.uint8)
+
+
+def _encoder() -> torch.nn.Module:
+    encoder = initialised(lambda: build_encoder(EncoderConfig(widths=(4, 6)), 1), 0)
+    with torch.no_grad():
+        encoder(torch.rand(16, 1, 8, 8, generator=torch.Generator().manual_seed(0)))  # moves the running statistics
+    return encoder
+
+
+def test_features_do_not_depend_on_the_batches() -> None:
+    encoder = _encoder()
+    whole, pieces = (extract_features(encoder, ImageData(IMAGES), CONFIG, batch_size=size) for size in (64, 5))
+    assert whole.shape == (37, 6)
+    assert whole.dtype == torch.float32
+    assert torch.allclose(whole, pieces, atol=1e-6)
+    x = (torch.from_numpy(IMAGES).float() / 255 - 0.3) / 0.5
+    with torch.no_grad():
+        assert torch.allclose(whole, encoder.eval()(x), atol=1e-5)
+
+
+def test_encoder_is_left_as_it_was() -> None:
+    encoder = _encoder()
+    next(encoder.children()).eval()
+    flags = [module.training for module in encoder.modules()]
+    before = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
+    features = extract_features(encoder, ImageData(IMAGES), CONFIG)
+    assert not features.requires_grad
+    assert [module.training for module in encoder.modules()] == flags
+    assert all(torch.equal(before[name], tensor) for name, tensor in encoder.state_dict().items())
+
+
+def test_memory_mapped_images(tmp_path: Path) -> None:
+    path = tmp_path / "images.npy"
+    np.save(path, IMAGES)
+    mapped = ImageData(np.load(path, mmap_mode="r"))
+    encoder = _encoder()
+    expected = extract_features(encoder, ImageData(IMAGES), CONFIG)
+    assert torch.equal(extract_features(encoder, mapped, CONFIG), expected)
+
+
+def test_wrong_shape_and_no_images() -> None:
+    with pytest.raises(DataError, match="conform"):
+        extract_features(_encoder(), ImageData(IMAGES), DataConfig(channels=1, image_size=16))
+    assert len(extract_features(_encoder(), ImageData(IMAGES[:0]), CONFIG)) == 0

@@ -1,0 +1,46 @@
+"""Weighted kNN against a plain loop in float64."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fedssl.evaluation import knn_accuracy
+
+
+def _reference(train: np.ndarray, labels: np.ndarray, test: np.ndarray, truth: np.ndarray, k: int, t: float) -> float:
+    right = 0
+    for row, label in zip(test, truth, strict=True):
+        cosines = [float(row @ other / np.linalg.norm(row) / np.linalg.norm(other)) for other in train]
+        votes = np.zeros(max(labels.max(), truth.max()) + 1)
+        for index in np.argsort(cosines)[::-1][:k]:
+            votes[labels[index]] += math.exp(cosines[index] / t)
+        right += int(votes.argmax() == label)
+    return right / len(test)
+
+
+def test_against_a_plain_loop() -> None:
+    rng = np.random.default_rng(0)
+    train, test = rng.normal(size=(120, 6)) + 1, rng.normal(size=(70, 6)) + 1
+    labels, truth = rng.integers(0, 3, 120), rng.integers(0, 3, 70)
+    for k, temperature in ((1, 0.1), (5, 0.1), (50, 0.5), (500, 0.02)):
+        expected = _reference(train, labels, test, truth, k, temperature)
+        a, b, c, d = (torch.tensor(array) for array in (train, labels, test, truth))
+        assert knn_accuracy(a, b, c, d, k=k, temperature=temperature) == expected
+
+
+def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    train, test = torch.randn(300, 8, generator=generator), torch.randn(100, 8, generator=generator)
+    labels, truth = torch.arange(300) % 5, torch.arange(100) % 5
+    expected = knn_accuracy(train, labels, test, truth, k=20)
+    monkeypatch.setattr("fedssl.evaluation.neighbours._CHUNK", 7)
+    assert knn_accuracy(train, labels, test, truth, k=20) == expected
+    assert knn_accuracy(10 * train, labels, 0.1 * test, truth, k=20) == expected
+
+
+def test_neighbours_of_ones_own_class() -> None:
+    features, labels = torch.eye(3).repeat(4, 1), torch.arange(3).repeat(4)
+    assert knn_accuracy(features, labels, features, labels, k=4) == 1
+    assert knn_accuracy(features, labels, features, (labels + 1) % 3, k=4) == 0

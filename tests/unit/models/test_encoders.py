@@ -1,0 +1,121 @@
+"""Encoders: shapes, names, cost, and weights that depend on the seed alone."""
+
+import re
+
+import pytest
+import torch
+
+from fedssl.models import build_encoder, import_torchvision, initialised, num_multiply_adds
+from fedssl.protocol.model import EncoderConfig
+
+NAME = re.compile(r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*$")
+CONVNET = EncoderConfig()
+R18 = EncoderConfig(name="resnet18")
+R50 = EncoderConfig(name="resnet50")
+
+
+@pytest.mark.parametrize("size", [8, 16, 28, 32])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_convnet_shapes(size: int, channels: int) -> None:
+    encoder = build_encoder(EncoderConfig(widths=(4, 8, 16, 24)), channels)
+    h_BH = encoder(torch.rand(5, channels, size, size))
+    assert h_BH.shape == (5, 24)
+    assert encoder.feature_dim == 24
+
+
+@pytest.mark.parametrize(
+    ("config", "channels", "size", "feature_dim"),
+    [
+        (R18, 3, 32, 512),
+        (R18, 1, 28, 512),
+        (EncoderConfig(name="resnet18", stem="imagenet"), 3, 64, 512),
+        (EncoderConfig(name="resnet18", stem="imagenet"), 1, 64, 512),
+        (R50, 3, 32, 2048),
+    ],
+)
+def test_resnet_shapes(config: EncoderConfig, channels: int, size: int, feature_dim: int) -> None:
+    encoder = build_encoder(config, channels).eval()
+    with torch.no_grad():
+        h_BH = encoder(torch.rand(2, channels, size, size))
+    assert h_BH.shape == (2, feature_dim)
+    assert encoder.feature_dim == feature_dim
+
+
+@pytest.mark.parametrize("config", [CONVNET, R18, R50], ids=lambda c: c.name)
+def test_tensor_names_are_plain(config: EncoderConfig) -> None:
+    names = list(build_encoder(config, 3).state_dict())
+    assert names
+    assert all(NAME.match(name) for name in names)
+
+
+def test_convolutions_can_be_told_by_name() -> None:
+    """FedU measures drift over the weights whose name says conv: 17 in a ResNet-18, shortcuts left out."""
+    names = [name for name, _ in build_encoder(R18, 3).named_parameters() if "conv" in name]
+    assert len(names) == 17
+    names = [name for name, _ in build_encoder(CONVNET, 3).named_parameters() if "conv" in name]
+    assert len(names) == 4
+
+
+def test_imagenet_resnet_is_torchvisions() -> None:
+    """Same weights, same output: the classifier is gone and nothing else."""
+    config = EncoderConfig(name="resnet18", stem="imagenet")
+    encoder = build_encoder(config, 3).eval()
+    theirs = import_torchvision().models.resnet18(weights=None).eval()
+    missing, unexpected = theirs.load_state_dict(encoder.state_dict(), strict=False)
+    assert missing == ["fc.weight", "fc.bias"]
+    assert unexpected == []
+    theirs.fc = torch.nn.Identity()
+    x = torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(encoder(x), theirs(x))
+
+
+@pytest.mark.parametrize(
+    ("config", "shape", "giga"),
+    [(R18, (3, 32, 32), 0.555), (R18, (1, 28, 28), 0.456), (R18, (3, 64, 64), 2.22), (R50, (3, 32, 32), 1.30)],
+)
+def test_multiply_adds_are_the_published_ones(config: EncoderConfig, shape: tuple[int, int, int], giga: float) -> None:
+    digits = len(str(giga).split(".")[1])
+    assert round(num_multiply_adds(build_encoder(config, shape[0]), shape) / 1e9, digits) == giga
+
+
+def test_multiply_adds_by_hand() -> None:
+    encoder = build_encoder(EncoderConfig(widths=(4, 8)), 3)
+    assert num_multiply_adds(encoder, (3, 16, 16)) == 8 * 8 * 4 * 27 + 4 * 4 * 8 * 36
+    assert num_multiply_adds(torch.nn.Linear(7, 5), (7,)) == 35
+
+
+def test_counting_changes_nothing() -> None:
+    encoder = build_encoder(CONVNET, 3)
+    next(encoder.children()).eval()
+    before = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
+    flags = [m.training for m in encoder.modules()]
+    num_multiply_adds(encoder, (3, 32, 32))
+    assert flags == [m.training for m in encoder.modules()]
+    assert all(torch.equal(before[name], tensor) for name, tensor in encoder.state_dict().items())
+    assert not any(m._forward_hooks for m in encoder.modules())
+
+
+@pytest.mark.parametrize("config", [CONVNET, R18], ids=lambda c: c.name)
+def test_initialised_depends_on_the_seed_alone(config: EncoderConfig) -> None:
+    def build() -> torch.nn.Module:
+        return build_encoder(config, 3)
+
+    torch.rand(3)
+    first = initialised(build, 7).state_dict()
+    state = torch.random.get_rng_state()
+    second = initialised(build, 7).state_dict()
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    other = initialised(build, 8).state_dict()
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
+def test_initialised_takes_the_whole_range_of_seeds() -> None:
+    build = lambda: torch.nn.Linear(2, 2)  # noqa: E731
+    assert not torch.equal(initialised(build, 2**63 - 1).weight, initialised(build, 2**31 - 1).weight)
+
+
+def test_guard_is_repeatable() -> None:
+    assert import_torchvision() is import_torchvision()
+    assert import_torchvision().transforms is not None
