@@ -1,0 +1,59 @@
+"""The names that stay: notebooks and other people's tests call these."""
+
+import inspect
+
+import pytest
+
+import fedssl.aggregation
+import fedssl.data
+import fedssl.evaluation
+import fedssl.losses
+import fedssl.simulation
+
+LOSSES = {
+    "nt_xent": "z1_BD, z2_BD, temperature",
+    "info_nce": "query_BD, key_BD, queue_QD, temperature",
+    "cross_view_info_nce": "z1_BD, z2_BD, temperature",
+    "byol_regression": "prediction_BD, target_BD",
+    "relational_divergence": "a_BD, b_BD, references_RD, temperature, variant=reference",
+    "alignment": "z1_BD, z2_BD",
+    "uniformity": "z_BD, t=2.0",
+    "dimension_scaled": "z_BD, scale_D, rotation_DD=None, variant=reference",
+    "projector_distillation": "h_BD, z_BD, temperature=0.5, variant=reference",
+    "student_t_assignment": "z_BD, centers_MD, exponent=-0.5",
+    "target_distribution": "q_BM",
+    "crossed_kl": "q_online_a, q_online_b, q_target_a, q_target_b",
+    "decorrelation": "z_BD",
+    "proximal": "parameters, reference, mu",
+}
+AGGREGATION = {
+    "weighted_mean": "updates, weights",
+    "layerwise_divergence_aware": "updates, previous",
+    "min_norm_weights": "gradients_KP",
+    "ensemble_similarity": "representations, rows, anchors, temperature",
+}
+
+
+def _signature(function: object) -> str:
+    parameters = inspect.signature(function).parameters.values()  # type: ignore[arg-type]
+    return ", ".join(p.name if p.default is p.empty else f"{p.name}={p.default}" for p in parameters)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses(name: str) -> None:
+    # Further arguments may follow the promised ones.
+    assert f"{_signature(getattr(fedssl.losses, name))}, ".startswith(f"{LOSSES[name]}, ")
+
+
+@pytest.mark.parametrize("name", AGGREGATION)
+def test_aggregation(name: str) -> None:
+    # Further arguments may follow the promised ones.
+    assert f"{_signature(getattr(fedssl.aggregation, name))}, ".startswith(f"{AGGREGATION[name]}, ")
+
+
+def test_evaluation_data_and_simulation() -> None:
+    for name in ("effective_rank", "linear_probe", "knn_accuracy", "fine_tune", "angle_between"):
+        assert callable(getattr(fedssl.evaluation, name))
+    promised = "labels, num_clients, scheme, seed, alpha=None"
+    assert _signature(fedssl.data.partition).startswith(promised)
+    assert {"model", "history", "evaluations"} <= {field for field in fedssl.simulation.Result.__slots__}
