@@ -1,0 +1,35 @@
+"""How the server combines what clients send: pure functions of tensors, without I/O, clocks or global random state.
+
+Shape suffixes: N samples, D embedding width, K clients, P parameters, M centers. Updates are mappings from tensor
+names to tensors, whose values may load as they are asked for; results come in name order. Sums are taken in
+float64, in the order given, and rounded once. `AggregationError`, a ValueError, says what cannot be combined.
+"""
+
+from fedssl.aggregation.clustering import (
+    Clustering,
+    balanced_kmeans,
+    global_centroids,
+    sinkhorn_assignment,
+    spherical_kmeans,
+)
+from fedssl.aggregation.layerwise import is_batch_norm_buffer, layerwise_divergence_aware
+from fedssl.aggregation.mean import AggregationError, weighted_mean
+from fedssl.aggregation.min_norm import min_norm_weights, min_norm_weights_from_gram
+from fedssl.aggregation.similarity import ensemble_similarity
+from fedssl.aggregation.unified import efficient_unified_aggregation
+
+__all__ = [
+    "AggregationError",
+    "Clustering",
+    "balanced_kmeans",
+    "efficient_unified_aggregation",
+    "ensemble_similarity",
+    "global_centroids",
+    "is_batch_norm_buffer",
+    "layerwise_divergence_aware",
+    "min_norm_weights",
+    "min_norm_weights_from_gram",
+    "sinkhorn_assignment",
+    "spherical_kmeans",
+    "weighted_mean",
+]

@@ -1,0 +1,84 @@
+"""L-DAWA: the mean of updates, each tensor weighted by how far it still points where the global one did."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from torch import Tensor
+
+from fedssl.aggregation.mean import check_like, check_names, chunks, streamed_mean
+
+BATCH_NORM_BUFFERS = frozenset({"running_mean", "running_var", "num_batches_tracked"})
+
+
+def is_batch_norm_buffer(name: str) -> bool:
+    """Say whether a tensor's name is that of a BatchNorm statistic.
+
+    Example:
+        >>> is_batch_norm_buffer("encoder.bn1.running_mean"), is_batch_norm_buffer("encoder.bn1.weight")
+        (True, False)
+    """
+    return name.rpartition(".")[2] in BATCH_NORM_BUFFERS
+
+
+def layerwise_divergence_aware(
+    updates: Iterable[Mapping[str, Tensor]],
+    previous: Mapping[str, Tensor],
+    plain: Callable[[str], bool] = is_batch_norm_buffer,
+) -> dict[str, Tensor]:
+    """Mean of the updates with each tensor scaled by its cosine to the previous global one.
+
+        theta_g^l = 1/K sum_k min(1, cos(theta_k^l, theta_prev^l)) theta_k^l
+
+    Every client counts the same and the factors are not renormalised, so disagreement shrinks a tensor. A tensor whose
+    norm is zero, on either side, has no angle and is not scaled; nor are integer tensors (which stay integral) and
+    single numbers. The updates are consumed once and in order, one tensor at a time, as in `weighted_mean`.
+
+    Args:
+        updates: mappings from names to tensors.
+        previous: the global tensors that were broadcast, by the same names, with the same dtypes and shapes.
+        plain: says by name which tensors are averaged plainly. By default the BatchNorm statistics, which are no
+            directions; `lambda name: False` scales them too, as the authors' code does.
+
+    Returns:
+        The combined tensors, in name order, with the dtypes and shapes of the updates.
+
+    Raises:
+        AggregationError: for no updates, or names, dtypes or shapes that differ.
+
+    Example:
+        >>> import torch
+        >>> updates = [{"w": torch.tensor([2.0, 0.0])}, {"w": torch.tensor([0.0, 2.0])}]
+        >>> layerwise_divergence_aware(updates, {"w": torch.tensor([1.0, 0.0])})  # cosines 1 and 0
+        {'w': tensor([1., 0.])}
+
+    Reference: L-DAWA (Rehman et al. 2023). Deviation from the authors' code: BatchNorm statistics are averaged plainly.
+    """
+
+    def factor(name: str, tensor: Tensor) -> float:
+        scaled = tensor.ndim > 0 and not plain(name)
+        return _capped_cosine(tensor, previous[name]) if scaled else 1.0
+
+    return streamed_mean(_uniform(updates, previous), factor)
+
+
+def _uniform(
+    updates: Iterable[Mapping[str, Tensor]], previous: Mapping[str, Tensor]
+) -> Iterator[tuple[Mapping[str, Tensor], float]]:
+    for index, update in enumerate(updates):
+        check_names(previous.keys(), update.keys(), f"update {index}")
+        if index == 0:
+            for name in sorted(previous):
+                check_like(name, previous[name], update[name], "update 0")
+        yield update, 1.0
+
+
+def _capped_cosine(a: Tensor, b: Tensor) -> float:
+    """min(1, cos(a, b)), or 1 where either has no length; exactly 1 where a and b are equal."""
+    dot = length_a = length_b = 0.0
+    for piece_a, piece_b in chunks(a, b):
+        exact_a, exact_b = piece_a.double(), piece_b.double()
+        dot += float(exact_a @ exact_b)
+        length_a += float(exact_a @ exact_a)
+        length_b += float(exact_b @ exact_b)
+    lengths = math.sqrt(length_a * length_b)
+    return min(1.0, dot / lengths) if lengths > 0 else 1.0

@@ -1,0 +1,177 @@
+"""Means of updates, one update and one tensor at a time."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+# Elements taken to float64 at a time: small enough for the cache, large enough to hide the calls.
+CHUNK = 1 << 18
+
+
+class AggregationError(ValueError):
+    """These updates cannot be combined."""
+
+
+def weighted_mean(updates: Iterable[Mapping[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
+    """Weighted mean of every tensor over the updates.
+
+        mean = sum_k w_k x_k / sum_k w_k
+
+    The updates are consumed once and in order, one tensor at a time, so memory is one float64 accumulator and one
+    tensor whatever the size of the cohort. The mean runs in float64, moving towards each update by its share of the
+    weight so far, so that equal updates come out unchanged, bit for bit, whatever the weights; it is rounded once
+    to the tensor's dtype. Integer tensors become the mean rounded half to even. Where one update is not finite
+    the mean is not either.
+
+    Args:
+        updates: mappings from names to tensors, all with the same names, dtypes and shapes.
+        weights: a positive, finite number for each update.
+
+    Returns:
+        The mean of each tensor, in name order, with the dtypes and shapes of the updates.
+
+    Raises:
+        AggregationError: for no updates, names, dtypes or shapes that differ, boolean or complex tensors, or
+            weights that do not fit.
+
+    Example:
+        >>> import torch
+        >>> updates = [{"w": torch.tensor([1.0, 2.0]), "steps": torch.tensor(3)},
+        ...            {"w": torch.tensor([5.0, 2.0]), "steps": torch.tensor(4)}]
+        >>> weighted_mean(updates, [3, 1])
+        {'steps': tensor(3), 'w': tensor([2., 2.])}
+
+    Reference: FedAvg (McMahan et al. 2017), Algorithm 1.
+    """
+    return streamed_mean(_paired(updates, checked_weights(weights)))
+
+
+def checked_weights(weights: Sequence[float]) -> list[float]:
+    """Return the weights as numbers, or refuse what is not positive and finite."""
+    numbers = [float(weight) for weight in weights]
+    for index, number in enumerate(numbers):
+        if not (number > 0 and math.isfinite(number)):
+            raise AggregationError(f"weight {index} must be positive and finite, not {number}")
+    if not math.isfinite(sum(numbers)):
+        raise AggregationError("the sum of the weights is not finite")
+    return numbers
+
+
+def streamed_mean(
+    pairs: Iterable[tuple[Mapping[str, Tensor], float]], factor: Callable[[str, Tensor], float] | None = None
+) -> dict[str, Tensor]:
+    """Return the mean of `factor(name, x) * x`, of integer tensors the plain mean, over (update, weight) pairs."""
+    means: dict[str, _FloatMean | _IntegerMean] = {}
+    count = 0
+    with torch.no_grad():
+        for count, (update, weight) in enumerate(pairs, start=1):
+            if count > 1:
+                check_names(means.keys(), update.keys(), f"update {count - 1}")
+            for name in sorted(update):
+                tensor = update[name]
+                if name not in means:
+                    means[name] = _FloatMean(tensor) if averages_as_float(name, tensor) else _IntegerMean(tensor)
+                mean = means[name]
+                check_like(name, mean.like, tensor, f"update {count - 1}")
+                if isinstance(mean, _FloatMean) and factor is not None:
+                    mean.add(tensor, weight, factor(name, tensor))
+                else:
+                    mean.add(tensor, weight)
+        if count == 0:
+            raise AggregationError("there are no updates")
+        return {name: mean.result() for name, mean in means.items()}
+
+
+def averages_as_float(name: str, tensor: Tensor) -> bool:
+    """Say whether a tensor averages as a float or, else, as an integer; refuse those that do neither."""
+    if tensor.dtype == torch.bool or tensor.is_complex():
+        raise AggregationError(f"{name}: there is no mean of {tensor.dtype}")
+    return tensor.is_floating_point()
+
+
+def check_names(expected: Iterable[str], found: Iterable[str], where: str) -> None:
+    """Refuse names that are missing or unexpected."""
+    missing, extra = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
+    if missing or extra:
+        raise AggregationError(f"{where} has other names: missing {missing}, unexpected {extra}")
+
+
+def check_like(name: str, like: Tensor, tensor: Tensor, where: str) -> None:
+    """Refuse a tensor of another dtype or shape."""
+    if tensor.dtype != like.dtype or tensor.shape != like.shape:
+        expected, found = (f"{t.dtype} {tuple(t.shape)}" for t in (like, tensor))
+        raise AggregationError(f"{where} has {name} as {found}, not {expected}")
+
+
+def chunks(*tensors: Tensor, size: int = CHUNK) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the tensors, flattened, piece by piece."""
+    return zip(*(torch.split(tensor.reshape(-1), size) for tensor in tensors), strict=True)
+
+
+def rounded(exact: Tensor, dtype: torch.dtype) -> Tensor:
+    """Round float64 to a dtype once.
+
+    A conversion to fewer bits than float32's goes through float32 and would round twice: there the float32 is
+    rounded to odd, which keeps what the second rounding must know.
+    """
+    if dtype in (torch.float32, torch.float64):
+        return exact.to(dtype)
+    nearest = exact.float()
+    beyond = nearest.double().abs() > exact.abs()
+    inexact = nearest.double() != exact
+    towards_zero = nearest.view(torch.int32) - beyond.int()
+    return (towards_zero | inexact.int()).view(torch.float32).to(dtype)
+
+
+class _FloatMean:
+    """A running weighted mean in float64."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.like = torch.empty_like(like, device="meta")
+        self._mean = torch.zeros(like.shape, dtype=torch.float64, device=like.device)
+        self._weight = 0.0
+
+    def add(self, tensor: Tensor, weight: float, factor: float = 1.0) -> None:
+        self._weight += weight
+        share = weight / self._weight
+        for mean, piece in chunks(self._mean, tensor):
+            exact = piece.double()
+            mean.lerp_(exact if factor == 1.0 else exact * factor, share)
+
+    def result(self) -> Tensor:
+        return rounded(self._mean, self.like.dtype)
+
+
+class _IntegerMean:
+    """A running weighted mean of integers, as float64 offsets from the first, so that large equal ones stay exact."""
+
+    def __init__(self, first: Tensor) -> None:
+        self.like = torch.empty_like(first, device="meta")
+        self._first = first.to(torch.int64, copy=True)
+        self._offset = torch.zeros(first.shape, dtype=torch.float64, device=first.device)
+        self._weight = 0.0
+
+    def add(self, tensor: Tensor, weight: float) -> None:
+        self._offset += weight * (tensor.to(torch.int64) - self._first).double()
+        self._weight += weight
+
+    def result(self) -> Tensor:
+        offset = self._offset / self._weight
+        lower = self._first + offset.floor().long()
+        even = lower + (lower & 1)
+        nearest = self._first + offset.round().long()
+        return torch.where(offset - offset.floor() == 0.5, even, nearest).to(self.like.dtype)
+
+
+def _paired(
+    updates: Iterable[Mapping[str, Tensor]], weights: Sequence[float]
+) -> Iterator[tuple[Mapping[str, Tensor], float]]:
+    count = 0
+    for count, update in enumerate(updates, start=1):
+        if count > len(weights):
+            raise AggregationError(f"there are more updates than the {len(weights)} weights")
+        yield update, weights[count - 1]
+    if 0 < count < len(weights):
+        raise AggregationError(f"there are {count} updates for {len(weights)} weights")

@@ -1,0 +1,53 @@
+"""Losses as pure functions of tensors, one family a module.
+
+Shape suffixes: B batch, N samples, D embedding width, H representation width, M centers (or keys), Q queue, R
+references, J tangent points, P projections. Every loss takes un-normalised embeddings (it normalises where the
+method does), returns a scalar averaged over the batch, computes in float32 at least (float64 stays float64)
+whatever the dtype of its inputs and whether or not autocast is on, and never waits for the device. An input that is
+stopped, such as a target, gets no gradient; the docstring says which. Rows of zero length have the unit vector zero
+and get no gradient, never a NaN.
+
+`variant="paper"` is an equation as printed, `variant="reference"` the authors' code where the two differ.
+"""
+
+from fedssl.losses.alignment import alignment, uniformity
+from fedssl.losses.assignments import (
+    assignment_divergence,
+    cluster_assignment,
+    crossed_kl,
+    student_t_assignment,
+    target_distribution,
+)
+from fedssl.losses.contrastive import cross_view_info_nce, info_nce, nt_xent
+from fedssl.losses.distillation import projector_distillation, similarity_distillation
+from fedssl.losses.predictive import byol_regression, negative_cosine
+from fedssl.losses.prototypes import prototype_concentrations, prototype_contrast
+from fedssl.losses.regularisation import decorrelation, proximal
+from fedssl.losses.relational import relational_divergence
+from fedssl.losses.subspace import dimension_scaled
+from fedssl.losses.tangent import flexible_uniform_regularizer, tangent_sliced_wasserstein
+
+__all__ = [
+    "alignment",
+    "assignment_divergence",
+    "byol_regression",
+    "cluster_assignment",
+    "cross_view_info_nce",
+    "crossed_kl",
+    "decorrelation",
+    "dimension_scaled",
+    "flexible_uniform_regularizer",
+    "info_nce",
+    "negative_cosine",
+    "nt_xent",
+    "projector_distillation",
+    "prototype_concentrations",
+    "prototype_contrast",
+    "proximal",
+    "relational_divergence",
+    "similarity_distillation",
+    "student_t_assignment",
+    "tangent_sliced_wasserstein",
+    "target_distribution",
+    "uniformity",
+]

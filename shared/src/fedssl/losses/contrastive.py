@@ -1,0 +1,108 @@
+"""Contrastive losses: one positive among many, by cross entropy over cosines."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedssl.losses._embeddings import check_batch, check_positive, check_width, full_precision, unit
+
+
+def nt_xent(z1_BD: Tensor, z2_BD: Tensor, temperature: float) -> Tensor:
+    """Normalised temperature-scaled cross entropy over both views of a batch.
+
+    With z the 2B rows of both views and i+ the other view of i,
+
+        L = mean_i -log[ exp(cos(z_i, z_i+) / t) / sum_{k != i} exp(cos(z_i, z_k) / t) ]
+
+    Both views are anchors, the anchor itself is left out and the positive stays in the denominator. Gradients flow into
+    both views; FedX's global term passes a teacher's output, which has none. A batch of 1 has no negatives: 0.
+
+    Args:
+        z1_BD, z2_BD: two views of B samples.
+        temperature: t.
+
+    Returns:
+        The mean over the 2B anchors.
+
+    Example:
+        >>> import torch
+        >>> z = torch.eye(2)
+        >>> round(float(nt_xent(z, z, temperature=1.0)), 4)  # log(1 + 2/e)
+        0.5514
+
+    Reference: SimCLR (Chen et al. 2020); FedX Eq. 2 and, on (prediction, teacher), Eq. 9. Deviation from Eq. 9 as
+    printed, whose denominator leaves the positive out: like the authors' code it is included, symmetrically over 2B
+    anchors.
+    """
+    check_batch(z1_BD=z1_BD, z2_BD=z2_BD)
+    check_positive(temperature=temperature)
+    with full_precision(z1_BD, z2_BD) as views:
+        z_AD = unit(torch.cat(views))
+        num_anchors = len(z_AD)
+        itself_AA = torch.eye(num_anchors, dtype=torch.bool, device=z_AD.device)
+        logits_AA = (z_AD @ z_AD.T / temperature).masked_fill(itself_AA, -torch.inf)
+        positive_A = torch.arange(num_anchors, device=z_AD.device).roll(num_anchors // 2)
+        return F.cross_entropy(logits_AA, positive_A)
+
+
+def info_nce(query_BD: Tensor, key_BD: Tensor, queue_QD: Tensor, temperature: float) -> Tensor:
+    """Contrast each query's own key with a queue of other keys.
+
+        L = mean_i -log[ exp(cos(q_i, k_i) / t) / (exp(cos(q_i, k_i) / t) + sum_u exp(cos(q_i, u) / t)) ]
+
+    The gradient flows into the queries only: keys come from the momentum encoder and the queue from earlier batches.
+
+    Args:
+        query_BD, key_BD: B queries and, in the same order, their keys.
+        queue_QD: the negatives.
+        temperature: t.
+
+    Returns:
+        The mean over the B queries.
+
+    Example:
+        >>> import torch
+        >>> query, queue = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
+        >>> round(float(info_nce(query, query, queue, temperature=1.0)), 4)  # log(1 + 1/e)
+        0.3133
+
+    Reference: MoCo (He et al. 2020), Eq. 1; the methods sum it over the two orders of the views.
+    """
+    check_batch(query_BD=query_BD, key_BD=key_BD)
+    check_width(query_BD=query_BD, queue_QD=queue_QD)
+    check_positive(temperature=temperature)
+    with full_precision(query_BD, key_BD.detach(), queue_QD.detach()) as tensors:
+        query_BD, key_BD, queue_QD = (unit(tensor) for tensor in tensors)
+        positive_B1 = (query_BD * key_BD).sum(dim=1, keepdim=True)
+        logits_BQ = torch.cat([positive_B1, query_BD @ queue_QD.T], dim=1) / temperature
+        return F.cross_entropy(logits_BQ, torch.zeros(len(query_BD), dtype=torch.long, device=query_BD.device))
+
+
+def cross_view_info_nce(z1_BD: Tensor, z2_BD: Tensor, temperature: float) -> Tensor:
+    """Contrast each sample of one view with all samples of the other.
+
+        L = mean_i -log[ exp(cos(z1_i, z2_i) / t) / sum_j exp(cos(z1_i, z2_j) / t) ]
+
+    One direction only: z1 anchors, z2 holds the positive and the B-1 negatives. Gradients flow into both. A batch
+    of 1 has no negatives: 0.
+
+    Args:
+        z1_BD, z2_BD: two views of B samples.
+        temperature: t.
+
+    Returns:
+        The mean over the B anchors.
+
+    Example:
+        >>> import torch
+        >>> z = torch.eye(2)
+        >>> round(float(cross_view_info_nce(z, z, temperature=1.0)), 4)  # log(1 + 1/e)
+        0.3133
+
+    Reference: FLESD Eq. 3 as its authors' code has it, with the negatives of the other view only.
+    """
+    check_batch(z1_BD=z1_BD, z2_BD=z2_BD)
+    check_positive(temperature=temperature)
+    with full_precision(z1_BD, z2_BD) as (z1_BD, z2_BD):
+        logits_BB = unit(z1_BD) @ unit(z2_BD).T / temperature
+        return F.cross_entropy(logits_BB, torch.arange(len(z1_BD), device=z1_BD.device))

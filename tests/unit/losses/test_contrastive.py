@@ -1,0 +1,116 @@
+"""NT-Xent and its relatives against hand calculations and plain loops."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedssl.losses import cross_view_info_nce, info_nce, nt_xent
+
+AXES = torch.eye(2)
+
+
+def normal(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> float:
+    return float(a @ b / (np.sqrt(a @ a) * np.sqrt(b @ b)))
+
+
+def test_nt_xent_by_hand() -> None:
+    # Every anchor: its positive at cosine 1, two others at 0. -log[e / (e + 1 + 1)] = log(1 + 2/e).
+    assert float(nt_xent(AXES, AXES, 1.0)) == pytest.approx(0.5514447139320511, rel=1e-6)
+    # Views swapped: the positive at cosine 0, of the others one at 1 and one at 0. -log[1 / (1 + e + 1)] = log(2 + e).
+    assert float(nt_xent(AXES, AXES.flip(0), 1.0)) == pytest.approx(1.5514447139320511, rel=1e-6)
+    # Half the temperature doubles the logits: log(1 + 2 e^-2).
+    assert float(nt_xent(AXES, AXES, 0.5)) == pytest.approx(0.23954476622188453, rel=1e-6)
+
+
+def test_info_nce_by_hand() -> None:
+    query, queue = torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 3.0], [-1.0, 0.0]])
+    # Logits 1 (its key), 0 and -1: log(1 + e^-1 + e^-2).
+    assert float(info_nce(query, query, queue, 1.0)) == pytest.approx(0.4076059644443804, rel=1e-6)
+
+
+def test_cross_view_info_nce_by_hand() -> None:
+    # Logits 1 for the positive and 0 for the one negative: log(1 + 1/e); swapped: log(1 + e).
+    assert float(cross_view_info_nce(AXES, AXES, 1.0)) == pytest.approx(0.3132616875182228, rel=1e-6)
+    assert float(cross_view_info_nce(AXES, AXES.flip(0), 1.0)) == pytest.approx(1.3132616875182228, rel=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("temperature", [0.07, 0.5])
+def test_nt_xent_equals_its_equation(seed: int, temperature: float) -> None:
+    z1, z2 = normal(5, 4, seed=seed), normal(5, 4, seed=seed + 100)
+    points = [row.numpy() for row in torch.cat([z1, z2])]
+    total = 0.0
+    for i in range(10):
+        positive = np.exp(cosine(points[i], points[(i + 5) % 10]) / temperature)
+        everyone = sum(np.exp(cosine(points[i], points[k]) / temperature) for k in range(10) if k != i)
+        total -= np.log(positive / everyone)
+    assert float(nt_xent(z1, z2, temperature)) == pytest.approx(total / 10, rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_info_nce_equals_its_equation(seed: int) -> None:
+    query, key, queue = normal(5, 4, seed=seed), normal(5, 4, seed=seed + 100), normal(7, 4, seed=seed + 200)
+    total = 0.0
+    for q, k in zip(query.numpy(), key.numpy(), strict=True):
+        positive = np.exp(cosine(q, k) / 0.2)
+        total -= np.log(positive / (positive + sum(np.exp(cosine(q, u) / 0.2) for u in queue.numpy())))
+    assert float(info_nce(query, key, queue, 0.2)) == pytest.approx(total / 5, rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_cross_view_info_nce_equals_its_equation(seed: int) -> None:
+    z1, z2 = normal(5, 4, seed=seed), normal(5, 4, seed=seed + 100)
+    total = 0.0
+    for i in range(5):
+        logits = [cosine(z1[i].numpy(), z2[j].numpy()) / 0.4 for j in range(5)]
+        total += np.log(np.sum(np.exp(logits))) - logits[i]
+    assert float(cross_view_info_nce(z1, z2, 0.4)) == pytest.approx(total / 5, rel=1e-12)
+
+
+def test_views_may_be_swapped_in_nt_xent_but_not_in_its_one_way_relative() -> None:
+    z1, z2 = normal(6, 4, seed=0), normal(6, 4, seed=1)
+    assert float(nt_xent(z1, z2, 0.1)) == pytest.approx(float(nt_xent(z2, z1, 0.1)), rel=1e-12)
+    assert abs(float(cross_view_info_nce(z1, z2, 0.1)) - float(cross_view_info_nce(z2, z1, 0.1))) > 1e-3
+
+
+def test_equal_views_are_the_best_views() -> None:
+    z = normal(6, 4, seed=0)
+    for loss in (nt_xent, cross_view_info_nce):
+        assert float(loss(z, z, 0.1)) < float(loss(z, z + 0.5 * normal(6, 4, seed=1), 0.1))
+
+
+@pytest.mark.parametrize("loss", [nt_xent, cross_view_info_nce])
+def test_a_batch_of_one_has_no_negatives(loss) -> None:
+    z1, z2 = normal(1, 4, seed=0).requires_grad_(), normal(1, 4, seed=1).requires_grad_()
+    value = loss(z1, z2, 0.1)
+    value.backward()
+    assert float(value.detach()) == 0.0
+    assert z1.grad is not None
+    assert z1.grad.abs().max() == 0
+
+
+def test_the_order_of_the_queue_does_not_matter() -> None:
+    query, key, queue = normal(5, 4, seed=0), normal(5, 4, seed=1), normal(7, 4, seed=2)
+    assert float(info_nce(query, key, queue, 0.1)) == pytest.approx(float(info_nce(query, key, queue.flip(0), 0.1)))
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_temperature_must_be_positive(temperature: float) -> None:
+    with pytest.raises(ValueError, match="temperature must be positive"):
+        nt_xent(AXES, AXES, temperature)
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="one width"):
+        info_nce(AXES, AXES, torch.ones(3, 4), 0.1)
+    with pytest.raises(ValueError, match="queue_QD must be a matrix with rows"):
+        info_nce(AXES, AXES, torch.ones(0, 2), 0.1)
+    with pytest.raises(ValueError, match="one batch size"):
+        nt_xent(AXES, torch.ones(3, 2), 0.1)
+    with pytest.raises(ValueError, match="z1_BD must be a matrix"):
+        nt_xent(torch.ones(4), torch.ones(4), 0.1)
