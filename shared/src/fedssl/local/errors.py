@@ -1,19 +1,22 @@
 """What can go wrong with the processes of a federation on one machine.
 
-LocalError
-├── FolderInUseError        somebody else's processes live in the folder
-├── MissingServerError      a wheel with a server is not installed
-├── UnprivilegedError       root cannot hand the server to an unprivileged user
-├── PortTakenError          the port that the server must have belongs to another process
-├── ServerFailedError       Postgres or Valkey does not do what was asked
-├── ServiceFailedError      a service died, or was not ready in time, when it was started
-└── CrashLoopError          a service died again and again; the supervisor gave up
+FedSSLError
+└── LocalError
+    ├── FolderInUseError        somebody else's processes live in the folder
+    ├── MissingServerError      a wheel with a server is not installed
+    ├── UnprivilegedError       root cannot hand the server to an unprivileged user
+    ├── PortTakenError          the port that the server must have belongs to another process
+    ├── ServerFailedError       Postgres or Valkey does not do what was asked
+    ├── ServiceFailedError      a service died, or was not ready in time, when it was started
+    └── CrashLoopError          a service died again and again; the supervisor gave up
 """
 
 from pathlib import Path
 
+from fedssl.errors import FedSSLError
 
-class LocalError(Exception):
+
+class LocalError(FedSSLError):
     """A process of the local federation could not be started, or not be kept running."""
 
 

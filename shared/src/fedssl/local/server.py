@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Self
 
 from fedssl.local.errors import MissingServerError, PortTakenError, ServerFailedError
 from fedssl.local.lock import FolderLock
@@ -72,7 +72,7 @@ class Server(ABC):
     """
 
     name: ClassVar[str]
-    restart: ClassVar[Literal["always", "never"]] = "always"
+    ended_for_good: ClassVar[bool] = False
     stop_signal: ClassVar[int]
 
     def __init__(self, directory: Path, port: int | None = None, *, start_timeout_seconds: float = 60.0) -> None:

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -28,6 +28,7 @@ class Service:
     log_path: Path
     env: Mapping[str, str] = field(default_factory=dict)
     restart: Restart = "always"
+    final_statuses: Collection[int] = ()
     ready: Callable[[], bool] | None = None
     ready_timeout_seconds: float = 60.0
     stop_signal: int = signal.SIGTERM
@@ -39,7 +40,6 @@ class ServiceRunner:
 
     def __init__(self, service: Service, held_fds: Sequence[int] = ()) -> None:
         self.name = service.name
-        self.restart: Restart = service.restart
         self.log_path = service.log_path
         self._service = service
         self._held_fds = held_fds
@@ -49,6 +49,12 @@ class ServiceRunner:
     def pid(self) -> int | None:
         """The command's process, None while there is none."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    @property
+    def ended_for_good(self) -> bool:
+        """Whether the end that it has come to is not to be followed by a new start."""
+        status = None if self._process is None else self._process.poll()
+        return self._service.restart == "never" or status in self._service.final_statuses
 
     def start(self) -> None:
         """Start the command and block until it is ready.

@@ -13,7 +13,7 @@ from fedssl.local.errors import CrashLoopError, LocalError
 from fedssl.local.lock import FolderLock
 from fedssl.local.process import describe_end
 from fedssl.local.server import Server
-from fedssl.local.service import Restart, Service, ServiceRunner
+from fedssl.local.service import Service, ServiceRunner
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 WAIT_SECONDS = 0.1
@@ -43,7 +43,7 @@ class _Kept(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def restart(self) -> Restart: ...
+    def ended_for_good(self) -> bool: ...
     @property
     def log_path(self) -> Path: ...
     @property
@@ -212,7 +212,7 @@ class Supervisor:
         began = time.monotonic()
         how = describe_end(kept.wait())
         while not self._stopping.is_set():
-            if kept.restart == "never":
+            if kept.ended_for_good:
                 self._tell(kept, how)
                 return None
             lived_seconds = time.monotonic() - began

@@ -1,0 +1,61 @@
+"""`fedssl client`: the data owners that a coordinator knows."""
+
+from typing import Annotated
+
+import typer
+
+from fedssl.cli.connection import CONNECTION_HELP, TokenFileOption, UrlOption, connect
+from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table
+
+app = typer.Typer(help="Look at data owners, and shut them out.", epilog=CONNECTION_HELP, no_args_is_help=True)
+
+ClientArgument = Annotated[str, typer.Argument(metavar="CLIENT", help="A data owner's name.")]
+
+
+@app.command("ls")
+def list_clients(
+    url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
+) -> None:
+    """List data owners."""
+    with connect(url, token_file) as client:
+        found = list(client.clients())
+    if output is Format.JSON:
+        show_json(found)
+        return
+    rows = [
+        (
+            view.id,
+            "revoked" if view.revoked_at else "registered" if view.registered_at else "invited",
+            view.num_images,
+            view.device,
+            view.last_seen_at,
+        )
+        for view in found
+    ]
+    show_table(["client", "state", "#images", "device", "last seen"], rows)
+
+
+@app.command()
+def show(
+    name: ClientArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
+) -> None:
+    """Show one data owner."""
+    with connect(url, token_file) as client:
+        view = client.client(name)
+    if output is Format.JSON:
+        show_json(view)
+    else:
+        show_pairs({key.replace("_", " ").replace(" at", ""): value for key, value in view})
+
+
+@app.command()
+def revoke(
+    name: ClientArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
+) -> None:
+    """Shut a data owner out: its tokens and its leases end now, and no further round counts on it."""
+    with connect(url, token_file) as client:
+        view = client.revoke_client(name)
+    if output is Format.JSON:
+        show_json(view)
+    else:
+        note(f"{view.id} is revoked")

@@ -1,0 +1,140 @@
+"""Which coordinator a command talks to, and as whom."""
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from uuid import UUID
+
+import typer
+
+from fedssl.cli.errors import NoSuchRun, UsageError
+from fedssl.cli.output import note
+
+if TYPE_CHECKING:
+    from fedssl.client import Client
+
+LOCAL_FOLDER = Path(".fedssl")
+MIN_PREFIX = 4
+
+CONNECTION_HELP = (
+    "The coordinator is the one of --url, else FEDSSL_URL, else of the local `fedssl up` whose folder .fedssl is here. "
+    "The token is the one in --token-file, else FEDSSL_TOKEN, else in the file FEDSSL_TOKEN_FILE, else the local "
+    "federation's own."
+)
+
+UrlOption = Annotated[
+    str | None,
+    typer.Option("--url", metavar="URL", help="Address of the coordinator.  [env: FEDSSL_URL; else ./.fedssl]"),
+]
+TokenFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file",
+        metavar="FILE",
+        help="File with an operator token.  [env: FEDSSL_TOKEN, FEDSSL_TOKEN_FILE; else ./.fedssl]",
+    ),
+]
+RunArgument = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run's id, or its beginning (at least 4 characters, if only one fits).")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A coordinator's address and a token for it, which no repr shows."""
+
+    url: str
+    token: str
+
+    def __repr__(self) -> str:
+        return f"Target({self.url!r})"
+
+
+def find_target(
+    url: str | None,
+    token_file: Path | None,
+    *,
+    environment: Mapping[str, str] = os.environ,
+    folder: Path = LOCAL_FOLDER,
+) -> Target:
+    """Options first, then the environment, then the local federation in `folder`.
+
+    Raises:
+        UsageError: nothing names a coordinator, or a token for it.
+    """
+    from fedssl.local.folder import Folder
+
+    local = Folder(folder)
+    local_url = local.url()
+    chosen = url or environment.get("FEDSSL_URL") or local_url
+    if not chosen:
+        raise UsageError(
+            "no coordinator: give --url, set FEDSSL_URL, or start one with `fedssl up` and run this in the same folder"
+        )
+    named = token_file or (None if "FEDSSL_TOKEN" in environment else environment.get("FEDSSL_TOKEN_FILE"))
+    if named:
+        return Target(chosen, read_token(Path(named)))
+    if token := environment.get("FEDSSL_TOKEN", "").strip():
+        return Target(chosen, token)
+    # Only to its own coordinator: a secret is not tried out on others.
+    if local_url is not None and chosen.rstrip("/") == local_url and local.operator_token.exists():
+        return Target(chosen, read_token(local.operator_token))
+    raise UsageError(f"no token for {chosen}: give --token-file, or set FEDSSL_TOKEN_FILE or FEDSSL_TOKEN")
+
+
+def read_token(path: Path) -> str:
+    """The token in a file. Raises UsageError."""
+    try:
+        if stat.S_IMODE(path.stat().st_mode) & 0o044:
+            note(f"warning: others can read the token in {path}: run chmod 600 {path}")
+        token = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the token in {path}: {getattr(error, 'strerror', 'not a text file')}") from None
+    if not token:
+        raise UsageError(f"{path} is empty: put an operator token into it")
+    return token
+
+
+@contextmanager
+def connect(url: str | None, token_file: Path | None, *, patience_seconds: float = 3.0) -> "Iterator[Client]":
+    """An operator's client; it tries for so long to reach a coordinator that does not answer."""
+    target = find_target(url, token_file)
+    import logging
+
+    from fedssl.client import Client, Retry
+
+    # What it says while it tries again is for those who watch; the last error says it all.
+    logging.getLogger("fedssl.client").addHandler(logging.NullHandler())
+
+    with Client(target.url, target.token, retry=Retry(seconds=patience_seconds)) as client:
+        yield client
+
+
+def find_run(client: "Client", text: str) -> UUID:
+    """The run whose id is `text` or begins with it.
+
+    Raises:
+        NoSuchRun: none, or several.
+        UsageError: it is too short, or no part of an id.
+    """
+    try:
+        return UUID(text)
+    except ValueError:
+        wanted = text.lower().replace("-", "")
+    if len(wanted) < MIN_PREFIX or set(wanted) - set("0123456789abcdef"):
+        raise UsageError(f"{text!r} is no run: give its id, or at least the first {MIN_PREFIX} characters of it")
+    fitting = [run.id for run in client.runs() if run.id.hex.startswith(wanted)]
+    if not fitting:
+        raise NoSuchRun(f"no run's id begins with {text}: `fedssl run ls` shows the runs")
+    if len(fitting) > 1:
+        raise NoSuchRun(f"{len(fitting)} runs' ids begin with {text}: give more of it")
+    return fitting[0]
+
+
+def short(run_id: Any) -> str:
+    """The first characters of a run's id, enough to name it by hand."""
+    return str(run_id)[:8]

@@ -1,0 +1,193 @@
+"""`fedssl demo`: from nothing to a trained encoder and the proof that it learnt something."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedssl.cli.connection import short
+from fedssl.cli.errors import UsageError
+from fedssl.cli.output import Format, FormatOption, console, note, show_json
+from fedssl.cli.specs import SetOption, read_spec
+from fedssl.cli.up import DeviceOption, DirectoryOption, PortOption, ThreadsOption, dealing_of, tell
+
+if TYPE_CHECKING:
+    from fedssl.cli.evaluate import Accuracy
+    from fedssl.client import Client
+    from fedssl.protocol.runs import RunSpec
+    from fedssl.protocol.views import RunView
+
+DIRECTORY = Path(".fedssl-demo")
+SPEC, FALLBACK = "demo.toml", "digits.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A completed run, and what was fetched of it. `losses`: for each client (round, loss)."""
+
+    run: "RunView"
+    folder: Path
+    losses: dict[str, list[tuple[int, float]]]
+
+
+def demo(
+    directory: DirectoryOption = DIRECTORY,
+    spec: Annotated[
+        str | None, typer.Option(metavar="SPEC", help="What to train.  [default: examples/demo.toml]")
+    ] = None,
+    set_: SetOption = None,
+    port: PortOption = 0,
+    device: DeviceOption = "cpu",
+    threads: ThreadsOption = 1,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Train a federation of four on this machine in about two minutes, and show what it learnt.
+
+    Fetches Fashion-MNIST (else it takes scikit-learn's digits), starts a federation as `fedssl up` does, submits a run,
+    follows it, and compares the encoder before and after training on held-out images. Ctrl-C stops everything; started
+    again on the same folder, it takes up an unfinished run, or makes a new one.
+    """
+    wanted = _choose_spec(spec, set_)
+    trained = _train(directory, wanted, port, device, threads)
+    note("comparing the encoder before and after training")
+    before, after = _compare(trained, device)
+    files = {
+        "encoder": str(trained.folder / "encoder.safetensors"),
+        "curves": str(_draw(trained, before, after)),
+        "model": str(trained.folder / "model.safetensors"),
+        "spec": str(trained.folder / "spec.yaml"),
+    }
+    if output is Format.JSON:
+        accuracies = {"before": before, "after": after}
+        show_json(
+            {
+                "run": str(trained.run.id),
+                **{when: {"linear_probe": a.linear_probe, "knn": a.knn} for when, a in accuracies.items()},
+                "files": files,
+            }
+        )
+        return
+    _show(trained, before, after, files)
+
+
+def _choose_spec(spec: str | None, changes: list[str] | None) -> "RunSpec":
+    """The spec that was asked for, else the one whose images can be had."""
+    from fedssl.cli.datasets import data_folder, ensure
+
+    wanted = read_spec(spec or str(_example(SPEC)), changes)
+    if wanted.partition is None:
+        raise UsageError(f"{spec} has no [partition], which says whose images to train on: see examples/demo.toml")
+    if ensure(wanted.partition.dataset, note) or spec is not None:
+        return wanted
+    note(f"going on with scikit-learn's digits, which are real images too; once the files are in {data_folder()}, "
+         "remove the folder of this demo and start it again")  # fmt: skip
+    return read_spec(str(_example(FALLBACK)), changes)
+
+
+def _example(name: str) -> Path:
+    """A file of the folder examples/: here, else beside the sources that this runs from."""
+    places = [Path("examples") / name, Path(__file__).parents[4] / "examples" / name]
+    for place in places:
+        if place.is_file():
+            return place
+    raise UsageError(f"there is no {places[0]} here: run this in the project's folder, or name a spec with --spec")
+
+
+def _train(directory: Path, spec: "RunSpec", port: int | None, device: str, threads: int) -> Trained:
+    """Start the federation, train, fetch what came of it, and stop the federation. Raises RunNotCompleted."""
+    from fedssl.cli.watch import require_completed, watch
+    from fedssl.local.federation import Machine, running_federation
+    from fedssl.local.folder import Folder
+
+    folder, machine = Folder(directory), Machine(port=port, device=device, threads=threads)
+    screen = console(stderr=True)
+    with running_federation(
+        folder,
+        dealing_of(spec, {}),
+        machine,
+        on_step=note,
+        on_event=lambda name, what: tell(name, what, screen),
+    ) as federation:
+        screen.print(f"the coordinator is at {federation.url}; its operator's token is in {folder.operator_token}")
+        with federation.client(patience_seconds=60) as client:
+            run = _take_up(client, spec) or client.create_run(spec)
+            screen.print(f"run {short(run.id)}: {run.method}, {run.num_rounds} rounds with {len(run.clients)} clients")
+            run = watch(client, run.id, on_poll=federation.raise_if_failed, screen=screen)
+            require_completed(run)
+            trained = _fetch(client, run, directory / "results" / short(run.id))
+        screen.print("trained; stopping the federation")
+        return trained
+
+
+def _take_up(client: "Client", spec: "RunSpec") -> "RunView | None":
+    """An unfinished run of this spec, going again."""
+    for summary in client.runs():
+        if summary.state.value == "finished":
+            continue
+        run = client.run(summary.id)
+        if run.spec != spec:
+            continue
+        note(f"taking up run {short(run.id)}, of which {run.rounds_closed} rounds are done")
+        if run.state.value == "created":
+            return client.start(run.id)
+        return client.resume(run.id) if run.state.value == "paused" else run
+    return None
+
+
+def _fetch(client: "Client", run: "RunView", folder: Path) -> Trained:
+    from fedssl.cli import export
+
+    client.download_model(run.id, folder / export.INITIAL, "initial")
+    client.download_model(run.id, folder / export.MODEL)
+    export.export_encoder(folder / export.MODEL, folder / export.ENCODER)
+    export.write_spec(run.spec, folder / export.SPEC)
+    losses: dict[str, list[tuple[int, float]]] = {}
+    for metric in client.metrics(run.id, "loss"):
+        if metric.client_id is not None:
+            losses.setdefault(metric.client_id, []).append((metric.round_number, metric.value))
+    return Trained(run, folder, {name: sorted(losses[name]) for name in sorted(losses)})
+
+
+def _compare(trained: Trained, device: str) -> "tuple[Accuracy, Accuracy]":
+    """The accuracies before and after training, judged at the same time on a core each."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    import torch
+
+    from fedssl.cli import export
+    from fedssl.cli.evaluate import NUM_LABELS, judge, load_encoder, load_task
+
+    torch.set_num_threads(1)
+    spec, where = trained.run.spec, "cpu" if device == "auto" else device
+    assert spec.partition is not None, "the demo's spec has one"
+    task = load_task(spec.partition.dataset, spec, NUM_LABELS)
+    encoders = [load_encoder(trained.folder / name, spec) for name in (export.INITIAL, export.MODEL)]
+    with ThreadPoolExecutor(len(encoders)) as pool:
+        before, after = pool.map(lambda encoder: judge(encoder, task, spec, where), encoders)
+    return before, after
+
+
+def _draw(trained: Trained, before: "Accuracy", after: "Accuracy") -> Path:
+    from fedssl.evaluation import plot_curves
+
+    path = trained.folder / "curves.png"
+    accuracies = {"linear probe": (before.linear_probe, after.linear_probe), "kNN": (before.knn, after.knn)}
+    plot_curves(path, trained.losses, accuracies)
+    return path
+
+
+def _show(trained: Trained, before: "Accuracy", after: "Accuracy", files: dict[str, Any]) -> None:
+    from fedssl.cli.output import show_pairs, show_table
+
+    rows = [
+        (name, f"{100 * first:.1f} %", f"{100 * second:.1f} %", f"{100 * (second - first):+.1f}")
+        for name, first, second in (
+            ("linear probe", before.linear_probe, after.linear_probe),
+            ("kNN", before.knn, after.knn),
+        )
+    ]
+    dataset = trained.run.spec.partition.dataset if trained.run.spec.partition else ""
+    typer.echo(f"Accuracy on held-out images of {dataset}, by the same probe before and after training:")
+    show_table(["", "#untrained", "#trained", "#points"], rows)
+    show_pairs(files)

@@ -1,0 +1,95 @@
+"""Exit codes, and the one place where an error becomes a line on the terminal."""
+
+import errno
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from fedssl.errors import FedSSLError
+
+OK, FAILED, USAGE, UNREACHABLE, NOT_ALLOWED, CONFLICT, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+
+EXIT_CODES = {
+    OK: "done",
+    FAILED: "the run failed or was stopped, or something unexpected happened",
+    USAGE: "wrong usage: an option, a spec or a data set that cannot be used",
+    UNREACHABLE: "the coordinator does not answer",
+    NOT_ALLOWED: "the token is missing, not valid or not allowed to do this",
+    CONFLICT: "not found, or not possible in the present state",
+    INTERRUPTED: "interrupted",
+}
+
+# By name: naming a class would import the client, and with it pydantic and httpx, for every `--help`.
+_CODES = {
+    "SpecError": USAGE,
+    "DataError": USAGE,
+    "ClientError": USAGE,  # itself, not one of those below: an address or a token that is none
+    "ApiError": FAILED,
+    "Rejected": USAGE,
+    "Unreachable": UNREACHABLE,
+    "BadAnswer": UNREACHABLE,
+    "Unavailable": UNREACHABLE,
+    "NotAuthenticated": NOT_ALLOWED,
+    "NotAllowed": NOT_ALLOWED,
+    "NotFound": CONFLICT,
+    "Conflict": CONFLICT,
+    "Gone": CONFLICT,
+    "FolderInUseError": CONFLICT,
+    "UsageError": USAGE,
+    "NoSuchRun": CONFLICT,
+    "RunNotCompleted": FAILED,
+}
+
+
+class UsageError(FedSSLError):
+    """The command cannot be carried out as it was given."""
+
+
+class NoSuchRun(FedSSLError):
+    """No run, or more than one, has an id that begins like this."""
+
+
+class RunNotCompleted(FedSSLError):
+    """The run ended, but not by completing."""
+
+
+def exit_code(error: BaseException) -> int:
+    """The code of the first of the error's classes that has one.
+
+    >>> exit_code(UsageError("give a run"))
+    2
+    """
+    return next((_CODES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _CODES), FAILED)
+
+
+class CommandGroup(TyperGroup):
+    """The root of the command tree: turns errors that fedssl raises on purpose into one clear line and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except FedSSLError as error:
+            message, code = str(error), exit_code(error)
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # `fedssl run ls | head`
+                raise
+            message, code = f"{error.filename}: {error.strerror}" if error.filename else str(error), FAILED
+        typer.secho(f"error: {printable(message)}", err=True, fg=typer.colors.RED if _wants_colour() else None)
+        raise typer.Exit(code)
+
+
+def printable(text: str) -> str:
+    """The text without control characters, which a worker's message could use to redraw the terminal.
+
+    >>> printable("declined: \\x1b[2Jno")
+    'declined: ?[2Jno'
+    """
+    return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)
+
+
+def _wants_colour() -> bool:
+    import os
+    import sys
+
+    return sys.stderr.isatty() and "NO_COLOR" not in os.environ

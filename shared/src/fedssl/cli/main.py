@@ -1,0 +1,59 @@
+"""`fedssl`: the command tree."""
+
+from typing import Annotated
+
+import typer
+
+from fedssl.cli import clients, demo, evaluate, methods, runs, simulate, tokens, up
+from fedssl.cli.connection import CONNECTION_HELP
+from fedssl.cli.errors import EXIT_CODES, CommandGroup
+
+_EPILOG = "\n\n".join(
+    [
+        CONNECTION_HELP,
+        "Results go to standard output, everything else to standard error; --format json writes one JSON document.",
+        # \b keeps the lines as they are
+        "\b\nExit codes:\n" + "\n".join(f"{code:>4}  {meaning}" for code, meaning in EXIT_CODES.items()),
+    ]
+)
+
+app = typer.Typer(
+    name="fedssl",
+    cls=CommandGroup,
+    help="Train one image encoder with data owners who can share neither images nor labels.",
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    rich_markup_mode=None,  # plain text: rich would take `[partition]` for markup, and costs a tenth of a second
+    pretty_exceptions_show_locals=False,
+)
+
+
+def _show_version(wanted: bool) -> None:  # noqa: FBT001 - typer's signature
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"fedssl {version('fedssl')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Holds what all commands have in common; its help is the app's."""
+
+
+app.command("demo", short_help="Train a federation on this machine and show what it learnt.")(demo.demo)
+app.command("up", short_help="Run a federation on this machine until Ctrl-C.")(up.up)
+app.add_typer(runs.app, name="run")
+app.add_typer(methods.app, name="method")
+app.add_typer(clients.app, name="client")
+app.add_typer(tokens.app, name="token")
+app.command("simulate", short_help="Train a spec in this process, without servers.")(simulate.simulate)
+app.command("evaluate", short_help="Judge an encoder by a linear probe and kNN.")(evaluate.evaluate)
+
+if __name__ == "__main__":
+    app()

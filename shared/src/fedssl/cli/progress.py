@@ -1,0 +1,252 @@
+"""What a run in progress looks like: a live picture on a terminal, a line for each change where output is piped."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+from fedssl.cli.output import cell, duration
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedssl.protocol.views import AssignmentView, RunView
+    from fedssl.protocol.work import Progress
+
+CLIENTS_SHOWN = 16
+# What a person wants to see first when not all clients fit.
+_ORDER = {"rejected": 0, "declined": 1, "expired": 2, "leased": 3, "submitted": 4, "offered": 5, "accepted": 6}
+_TROUBLE = ("rejected", "declined", "expired")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A run at one moment.
+
+    `losses`: the mean loss of each closed round up to `losses_through`; `seconds_left` None: not known yet.
+    """
+
+    run: "RunView"
+    losses: Mapping[int, float]
+    losses_through: int
+    seconds_left: float | None = None
+
+    @property
+    def assignments(self) -> "list[AssignmentView]":
+        """The newest assignment of each client in the round in progress, in name order."""
+        current = self.run.current_round
+        newest = {} if current is None else {part.client_id: part for part in current.assignments}
+        return [newest[client] for client in sorted(newest)]
+
+    @property
+    def images_per_second(self) -> float:
+        """Of all clients that train at this moment together."""
+        return sum(
+            part.progress.images_per_second or 0.0
+            for part in self.assignments
+            if part.progress is not None and part.progress.phase == "training" and part.state.value == "leased"
+        )
+
+    @property
+    def share_done(self) -> float:
+        """How much of the run is done, 0..1, the round in progress included as far as its clients are."""
+        current, closed = self.run.current_round, self.run.rounds_closed
+        if current is not None and current.number > closed and (parts := self.assignments):
+            closed_and_open = closed + sum(_share(part) for part in parts) / len(parts)
+        else:
+            closed_and_open = closed
+        return min(1.0, closed_and_open / self.run.num_rounds)
+
+    @property
+    def loss(self) -> float | None:
+        """The mean loss of the newest closed round that has one."""
+        return self.losses[max(self.losses)] if self.losses else None
+
+
+class Clock:
+    """Estimates the time that is left from the progress seen so far, so that pauses before now do not count."""
+
+    def __init__(self, now: float | None = None) -> None:
+        self._start = time.monotonic() if now is None else now
+        self._first: float | None = None
+
+    def seconds_left(self, share_done: float, now: float | None = None) -> float | None:
+        """None until enough has been seen."""
+        moment = time.monotonic() if now is None else now
+        if self._first is None:
+            self._start, self._first = moment, share_done
+        gained = share_done - self._first
+        if gained < 0.01 or moment - self._start < 2:
+            return None
+        return (1 - share_done) * (moment - self._start) / gained
+
+
+class LiveDisplay:
+    """Redraws the run's picture in place."""
+
+    def __init__(self, console: "Console") -> None:
+        from rich.live import Live
+
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def show(self, snapshot: Snapshot) -> None:
+        self._live.update(picture(snapshot), refresh=True)
+
+
+@dataclass(slots=True)
+class PlainDisplay:
+    """Writes a line for every closed round and for whatever goes wrong in between."""
+
+    console: "Console"
+    _closed: int | None = None
+    _speed: float = 0.0
+    _said: set[tuple[Any, ...]] = field(default_factory=set)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def show(self, snapshot: Snapshot) -> None:
+        for line in self.lines(snapshot):
+            self.console.print(line, soft_wrap=True)
+
+    def lines(self, snapshot: Snapshot) -> list[str]:
+        """What has happened since the last snapshot."""
+        run = snapshot.run
+        found = []
+        if run.reason and run.state.value != "finished":
+            found += self._once(("reason", run.reason), cell(run.reason))
+        for part in snapshot.assignments:
+            if part.state.value in _TROUBLE:
+                text = f"{part.client_id} {part.state.value}: {cell(part.reason)}"
+                found += self._once((part.id, part.state), text)
+        self._speed = snapshot.images_per_second or self._speed
+        if self._closed is None:  # of what happened before we looked, only the last round is told
+            self._closed = max(0, snapshot.losses_through - 1)
+        for number in range(self._closed + 1, snapshot.losses_through + 1):
+            found.append(round_line(snapshot, number, self._speed))
+            self._closed = number
+        return found
+
+    def _once(self, key: tuple[Any, ...], text: str) -> list[str]:
+        if key in self._said:
+            return []
+        self._said.add(key)
+        return [text]
+
+
+def round_line(snapshot: Snapshot, number: int, images_per_second: float = 0.0) -> str:
+    """One closed round in one line."""
+    run, loss = snapshot.run, snapshot.losses.get(number)
+    parts = [f"loss {loss:.4f}" if loss is not None else "no loss was reported"]
+    if images_per_second:
+        parts.append(f"{images_per_second:,.0f} images/s")
+    if snapshot.seconds_left is not None and number < run.num_rounds:
+        parts.append(f"{duration(snapshot.seconds_left)} left")
+    return f"round {number} of {run.num_rounds}: {', '.join(parts)}"
+
+
+def picture(snapshot: Snapshot) -> Any:
+    """The whole run: a bar, the numbers of the moment, and a line for each client."""
+    from rich.console import Group
+
+    rows = [_headline(snapshot), _numbers(snapshot)]
+    if snapshot.assignments:
+        rows.append(_clients(snapshot.assignments))
+    return Group(*rows)
+
+
+def _headline(snapshot: Snapshot) -> Any:
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    run = snapshot.run
+    line = Table.grid(padding=(0, 1))
+    for _ in range(3):
+        line.add_column(no_wrap=True)
+    number = run.current_round.number if run.current_round is not None else 0
+    line.add_row(
+        Text(f"{cell(run.name)}: round {number} of {run.num_rounds}", style="bold"),
+        ProgressBar(total=1.0, completed=snapshot.share_done, width=30),
+        Text(f"{100 * snapshot.share_done:.0f} %"),
+    )
+    return line
+
+
+def _numbers(snapshot: Snapshot) -> Any:
+    from rich.text import Text
+
+    run, current = snapshot.run, snapshot.run.current_round
+    parts = [run.state.value]
+    if run.state.value == "running" and current is not None:
+        parts = ["training" if current.state.value == "open" else current.state.value]
+    if snapshot.loss is not None:
+        parts.append(f"loss {snapshot.loss:.4f}")
+    if speed := snapshot.images_per_second:
+        parts.append(f"{speed:,.0f} images/s")
+    if snapshot.seconds_left is not None:
+        parts.append(f"{duration(snapshot.seconds_left)} left")
+    if run.reason and run.state.value != "finished":
+        parts.append(cell(run.reason))
+    return Text("  ".join(parts), style="dim")
+
+
+def _clients(assignments: "Sequence[AssignmentView]") -> Any:
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = sorted(assignments, key=lambda part: _ORDER[part.state.value])[:CLIENTS_SHOWN]
+    grid = Table.grid(padding=(0, 2))
+    for justify in ("left", "left", "left", "right", "right"):
+        grid.add_column(justify=justify, no_wrap=True)
+    for part in sorted(shown, key=lambda part: part.client_id):
+        progress = part.progress if part.state.value in ("leased", "submitted") else None
+        style = "red" if part.state.value in _TROUBLE else "green" if part.state.value == "accepted" else ""
+        grid.add_row(
+            Text(f"  {part.client_id}"),
+            Text(_doing(part), style=style),
+            ProgressBar(total=1.0, completed=_share(part), width=20),
+            Text("" if progress is None or progress.loss is None else f"loss {progress.loss:.3f}"),
+            Text("" if progress is None or not progress.images_per_second else f"{progress.images_per_second:,.0f}/s"),
+        )
+    if len(assignments) > len(shown):
+        grid.add_row(Text(f"  and {len(assignments) - len(shown)} more"))
+    return grid
+
+
+def _doing(part: "AssignmentView") -> str:
+    if part.state.value == "offered":
+        return "waits"
+    if part.state.value == "leased":
+        if part.progress is None:
+            return "starts"
+        epochs = _epochs(part.progress)
+        return f"{part.progress.phase}{epochs}"
+    return part.state.value if not part.reason else f"{part.state.value}: {cell(part.reason)[:40]}"
+
+
+def _epochs(progress: "Progress") -> str:
+    shown = progress.phase == "training" and progress.num_epochs > 1
+    return f" epoch {progress.epoch} of {progress.num_epochs}" if shown else ""
+
+
+def _share(part: "AssignmentView") -> float:
+    """How much of its assignment a client has done, 0..1."""
+    if part.state.value in ("submitted", "accepted"):
+        return 1.0
+    if part.state.value != "leased" or part.progress is None:
+        return 0.0
+    if part.progress.phase == "uploading":
+        return 1.0
+    return part.progress.step / part.progress.num_steps if part.progress.num_steps else 0.0

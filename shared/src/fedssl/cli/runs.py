@@ -1,0 +1,244 @@
+"""`fedssl run`: submit, list, show, steer, follow and fetch runs."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedssl.cli.connection import (
+    CONNECTION_HELP,
+    RunArgument,
+    TokenFileOption,
+    UrlOption,
+    connect,
+    find_run,
+    short,
+)
+from fedssl.cli.errors import printable
+from fedssl.cli.output import Format, FormatOption, cell, note, show_json, show_pairs, show_table
+from fedssl.cli.specs import SetOption, SpecArgument, read_spec
+
+if TYPE_CHECKING:
+    from fedssl.protocol.views import RoundView, RunView
+
+app = typer.Typer(help="Submit runs and follow them.", epilog=CONNECTION_HELP, no_args_is_help=True)
+
+
+@app.command()
+def submit(
+    spec: SpecArgument,
+    *,
+    set_: SetOption = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Follow the run to its end; Ctrl-C stops following, not it.")
+    ] = False,
+    start: Annotated[bool, typer.Option("--start/--no-start", help="Let the run begin at once.")] = True,
+    url: UrlOption = None,
+    token_file: TokenFileOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Submit a run."""
+    wanted = read_spec(spec, set_)
+    with connect(url, token_file) as client:
+        run = client.create_run(wanted, start=start)
+        note(f"run {run.id} {'submitted' if start else 'created; `fedssl run start` lets it begin'}")
+        if not watch:
+            _show_result(run, output)
+            return
+    _follow(str(run.id), url, token_file, output)
+
+
+@app.command("ls")
+def list_runs(url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE) -> None:
+    """List runs, the newest first."""
+    with connect(url, token_file) as client:
+        runs = list(client.runs())
+    if output is Format.JSON:
+        show_json(runs)
+        return
+    rows = [
+        (short(run.id), run.name, run.method, run.outcome or run.state, f"{run.rounds_closed}/{run.num_rounds}",
+         run.created_at, run.reason)
+        for run in runs
+    ]  # fmt: skip
+    show_table(["run", "name", "method", "state", "#rounds", "created", "reason"], rows)
+
+
+@app.command()
+def show(
+    run: RunArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
+) -> None:
+    """Show one run: its state, its newest round and its losses. With `--format json`, its spec too."""
+    with connect(url, token_file) as client:
+        view = client.run(find_run(client, run))
+        if output is Format.JSON:
+            show_json(view)
+            return
+        losses = [metric for metric in client.metrics(view.id, "loss") if metric.client_id is None]
+    show_pairs(_summary(view) | {"last losses": ", ".join(f"{loss.value:.4f}" for loss in losses[-8:])})
+    if view.current_round is not None:
+        _show_round(view.current_round)
+
+
+@app.command()
+def watch(
+    run: RunArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
+) -> None:
+    """Follow a run to its end; Ctrl-C stops following, not the run. Exits with 1 unless the run completes."""
+    _follow(run, url, token_file, output)
+
+
+@app.command()
+def wait(
+    run: RunArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
+) -> None:
+    """Wait silently for a run to end. Exits with 1 unless it completes."""
+    from fedssl.cli import watch as watching
+
+    with connect(url, token_file) as client:
+        run_id = find_run(client, run)
+    with connect(url, token_file, patience_seconds=watching.PATIENCE_SECONDS) as client:
+        view = watching.wait(client, run_id)
+    _show_result(view, output)
+    watching.require_completed(view)
+
+
+@app.command()
+def start(
+    run: RunArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
+) -> None:
+    """Let a run begin that was submitted with --no-start."""
+    _steer("start", run, url, token_file, output)
+
+
+@app.command()
+def pause(
+    run: RunArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
+) -> None:
+    """Give out no new work; what is being trained still comes in."""
+    _steer("pause", run, url, token_file, output)
+
+
+@app.command()
+def resume(
+    run: RunArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
+) -> None:
+    """Go on with a paused run."""
+    _steer("resume", run, url, token_file, output)
+
+
+@app.command()
+def stop(
+    run: RunArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
+) -> None:
+    """End a run for good; its weights so far stay."""
+    _steer("stop", run, url, token_file, output)
+
+
+@app.command()
+def pull(
+    run: RunArgument,
+    *,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the files.  [default: ./run-ID]")] = None,
+    initial: Annotated[bool, typer.Option("--initial", help="The weights before training.")] = False,
+    url: UrlOption = None,
+    token_file: TokenFileOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Fetch a run's weights, the encoder by itself, and the spec: what `fedssl evaluate` needs.
+
+    The files are model.safetensors (with --initial: initial.safetensors), encoder.safetensors and spec.yaml.
+    """
+    from fedssl.cli import export
+
+    with connect(url, token_file, patience_seconds=30) as client:
+        view = client.run(find_run(client, run))
+        folder = out or Path(f"run-{short(view.id)}")
+        model = folder / (export.INITIAL if initial else export.MODEL)
+        digest = client.download_model(view.id, model, "initial" if initial else "latest")
+    files = {"model": str(model), "spec": str(folder / export.SPEC)}
+    export.write_spec(view.spec, folder / export.SPEC)
+    if not initial:
+        export.export_encoder(model, folder / export.ENCODER)
+        files["encoder"] = str(folder / export.ENCODER)
+    if output is Format.JSON:
+        show_json({"run": str(view.id), "rounds_closed": view.rounds_closed, "sha256": digest, "files": files})
+        return
+    show_pairs({**files, "sha256": digest, "rounds": f"{view.rounds_closed} of {view.num_rounds}"})
+
+
+@app.command()
+def logs(
+    run: RunArgument,
+    *,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has finished.")] = False,
+    url: UrlOption = None,
+    token_file: TokenFileOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Show what has happened in a run: its audit log. With --follow, JSON is one event a line."""
+    with connect(url, token_file) as client:
+        run_id = find_run(client, run)
+        if output is Format.JSON and not follow:
+            show_json(list(client.event_log(run_id)))
+            return
+        for event in client.events(run_id) if follow else client.event_log(run_id):
+            if output is Format.JSON:
+                typer.echo(event.model_dump_json())
+                continue
+            number = "-" if event.round_number is None else str(event.round_number)
+            typer.echo(f"{cell(event.at)}  {number:>5}  {event.kind:<22}  {printable(event.message)}")
+
+
+def _follow(run: str, url: str | None, token_file: Path | None, output: Format) -> None:
+    from fedssl.cli import watch as watching
+
+    with connect(url, token_file) as client:
+        run_id = find_run(client, run)
+    try:
+        with connect(url, token_file, patience_seconds=watching.PATIENCE_SECONDS) as client:
+            view = watching.watch(client, run_id)
+    except KeyboardInterrupt:
+        note(f"no longer watching; the run goes on: `fedssl run watch {short(run_id)}` takes it up again")
+        raise
+    _show_result(view, output)
+    watching.require_completed(view)
+
+
+def _steer(verb: str, run: str, url: str | None, token_file: Path | None, output: Format) -> None:
+    with connect(url, token_file) as client:
+        view = getattr(client, verb)(find_run(client, run))
+    _show_result(view, output)
+
+
+def _show_result(run: "RunView", output: Format) -> None:
+    if output is Format.JSON:
+        show_json(run)
+    else:
+        show_pairs(_summary(run))
+
+
+def _summary(run: "RunView") -> dict[str, object]:
+    return {
+        "run": str(run.id),
+        "name": run.name,
+        "method": run.method,
+        "state": run.outcome or run.state,
+        "reason": run.reason,
+        "rounds": f"{run.rounds_closed} of {run.num_rounds}",
+        "clients": ", ".join(run.clients[:8]) + (f" and {len(run.clients) - 8} more" if len(run.clients) > 8 else ""),
+        "created": run.created_at,
+        "started": run.started_at,
+        "finished": run.finished_at,
+        "model": run.model,
+    }
+
+
+def _show_round(current: "RoundView") -> None:
+    rows = [
+        (part.client_id, part.attempt, part.state, part.num_examples, part.leased_at, part.closed_at, part.reason)
+        for part in current.assignments
+    ]
+    reason = f" ({printable(current.reason)})" if current.reason else ""
+    typer.echo(f"\nround {current.number}: {current.verdict or current.state}{reason}")
+    show_table(["client", "#attempt", "state", "#images", "leased", "closed", "reason"], rows)

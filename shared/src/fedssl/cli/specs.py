@@ -1,0 +1,229 @@
+"""Reading run specs: TOML or YAML, changed by `--set key=value`, with errors that say which key to mend and how."""
+
+import sys
+import tomllib
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+
+from fedssl.errors import SpecError
+
+if TYPE_CHECKING:
+    import yaml
+    from pydantic import BaseModel, ValidationError
+
+    from fedssl.protocol.runs import RunSpec
+
+SpecArgument = Annotated[
+    str, typer.Argument(metavar="SPEC", help="A run spec: a .toml, .yaml or .json file, or - for standard input.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change one key of the spec: `--set training.batch_size=64`. The value is read as TOML, `null` clears, "
+        "anything else is taken as text. May be given several times.",
+    ),
+]
+
+_MAX_LINES = 20
+
+
+def read_spec(source: str, changes: Sequence[str] | None = None) -> "RunSpec":
+    """The spec in a file, or on standard input for `-`, with the changes applied.
+
+    Raises:
+        SpecError: it cannot be read, or is not a run spec; one line for each key that is wrong.
+    """
+    from pydantic import ValidationError
+
+    from fedssl.protocol.runs import RunSpec
+
+    values = read_values(source)
+    for change in changes or ():
+        apply_change(values, change)
+    try:
+        return RunSpec.model_validate(values)
+    except ValidationError as error:
+        name = "the spec" if source == "-" else source
+        raise SpecError(f"{name} is not a run spec:\n" + "\n".join(explain(error, RunSpec))) from None
+
+
+def read_values(source: str) -> dict[str, Any]:
+    """The keys and values in a file or on standard input, not yet checked. Raises SpecError."""
+    if source == "-":
+        text, name, suffix = sys.stdin.read(), "the spec on standard input", ""
+    else:
+        path = Path(source)
+        name, suffix = source, path.suffix.lower()
+        if suffix not in (".toml", ".yaml", ".yml", ".json"):
+            raise SpecError(f"{source}: a spec's name ends in .toml, .yaml or .json")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SpecError(f"cannot read {source}: {getattr(error, 'strerror', 'it is not UTF-8 text')}") from None
+    values = _parse(text, suffix, name)
+    if not isinstance(values, dict):
+        raise SpecError(f"{name} must be a table of keys and values, such as `num_rounds = 10`")
+    return values
+
+
+def apply_change(values: dict[str, Any], change: str) -> None:
+    """Set one key of nested tables, making those that are missing. Raises SpecError.
+
+    >>> values = {"training": {"batch_size": 128}}
+    >>> apply_change(values, "training.batch_size=64")
+    >>> apply_change(values, "method.name=fedbyol")
+    >>> values
+    {'training': {'batch_size': 64}, 'method': {'name': 'fedbyol'}}
+    """
+    path, equals, text = change.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise SpecError(f"--set {change}: write it as KEY=VALUE, for example --set training.batch_size=64")
+    table = values
+    for depth, key in enumerate(keys[:-1], start=1):
+        table = table.setdefault(key, {})
+        if not isinstance(table, dict):
+            raise SpecError(f"--set {change}: {'.'.join(keys[:depth])} is a value, it has no keys of its own")
+    table[keys[-1]] = _value(text.strip())
+
+
+def explain(error: "ValidationError", model: "type[BaseModel]") -> list[str]:
+    """One line for each wrong key, as it is written in the spec: `training.batch_size: ...`."""
+    found = error.errors(include_url=False)
+    lines = [_line(dict(entry), model) for entry in found[:_MAX_LINES]]
+    return lines if len(found) <= _MAX_LINES else [*lines, f"and {len(found) - _MAX_LINES} more"]
+
+
+def _parse(text: str, suffix: str, name: str) -> Any:
+    if suffix == ".toml":
+        return _parse_toml(text, name)
+    if suffix:
+        return _parse_yaml(text, name)
+    # Standard input has no name to go by. No YAML table is TOML, or the other way round.
+    try:
+        return _parse_toml(text, name)
+    except SpecError as not_toml:
+        try:
+            values = _parse_yaml(text, name)
+        except SpecError:
+            raise not_toml from None
+        if isinstance(values, dict):
+            return values
+        raise
+
+
+def _parse_toml(text: str, name: str) -> Any:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SpecError(f"{name} is not valid TOML: {error}") from None
+
+
+def _parse_yaml(text: str, name: str) -> Any:
+    import yaml
+
+    try:
+        tree = yaml.compose(text, Loader=yaml.SafeLoader)
+        if tree is not None and (twice := _repeated_key(tree)) is not None:
+            raise SpecError(f"{name}: the key {twice.value} is given twice, again in line {twice.start_mark.line + 1}")
+        return {} if tree is None else yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        place = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or "it is nested too deeply"
+        where = f" (line {place.line + 1}, column {place.column + 1})" if place else ""
+        raise SpecError(f"{name} is not valid YAML: {problem}{where}") from None
+
+
+def _repeated_key(node: "yaml.Node") -> "yaml.Node | None":
+    """The first key that a YAML mapping has twice: PyYAML would silently take the last."""
+    import yaml
+
+    if isinstance(node, yaml.MappingNode):
+        seen = set()
+        for key, value in node.value:
+            if key.value in seen:
+                return key  # type: ignore[no-any-return]
+            seen.add(key.value if isinstance(key.value, str) else id(key))
+            if (found := _repeated_key(value)) is not None:
+                return found
+    elif isinstance(node, yaml.SequenceNode):
+        return next((found for item in node.value if (found := _repeated_key(item)) is not None), None)
+    return None
+
+
+def _value(text: str) -> Any:
+    if text == "null":
+        return None
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return parsed["value"] if parsed.keys() == {"value"} else text
+
+
+def _line(entry: dict[str, Any], model: "type[BaseModel]") -> str:
+    kind, context, given = entry["type"], entry.get("ctx", {}), entry.get("input")
+    place, owner = _place(entry["loc"], model)
+    if kind == "extra_forbidden":
+        return f"  {place}: there is no such key{_suggestion(place.rpartition('.')[2], list(_fields(owner)))}"
+    if kind == "union_tag_invalid":
+        names = [name.strip(" '") for name in str(context["expected_tags"]).split(",")]
+        return f"  {place}.name: there is no {str(context['tag'])!r} here{_suggestion(str(context['tag']), names)}"
+    if kind == "union_tag_not_found":
+        return f"  {place}.name: must be given"
+    if kind == "missing":
+        return f"  {place}: must be given"
+    if kind in ("model_type", "model_attributes_type"):
+        return f"  {place}: must be a table of keys and values (it is {given!r})"
+    said = str(entry["msg"]).removeprefix("Value error, ").removeprefix("Input ")
+    if kind == "value_error":  # ours: it names the keys itself
+        return f"  {said}"
+    shown = f" (it is {given!r})" if isinstance(given, str | int | float | bool | None) else ""
+    return f"  {place or 'the spec'}: {said}{shown}"
+
+
+def _place(location: Sequence[str | int], model: "type[BaseModel]") -> tuple[str, "type[BaseModel] | None"]:
+    """The key as written in the spec, and the model that holds it.
+
+    Where a table's `name` decides what else it holds, pydantic's location has that name as one more step.
+    """
+    written: list[str] = []
+    owner: type[BaseModel] | None = model
+    candidates: list[type[BaseModel]] = []
+    for depth, part in enumerate(location):
+        named = {_fields(kind)["name"].default: kind for kind in candidates if "name" in _fields(kind)}
+        if part in named and depth < len(location) - 1:
+            owner = named[part]
+            candidates = []
+            continue
+        written.append(str(part))
+        if isinstance(part, int):
+            continue
+        owner = owner if not candidates else candidates[0]
+        candidates = _models(getattr(_fields(owner).get(part), "annotation", None))
+    return ".".join(written), owner
+
+
+def _models(annotation: Any) -> "list[type[BaseModel]]":
+    """The models that an annotation mentions."""
+    from pydantic import BaseModel
+
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [kind for part in get_args(annotation) for kind in _models(part)]
+
+
+def _fields(owner: "type[BaseModel] | None") -> dict[str, Any]:
+    return {} if owner is None else dict(owner.model_fields)
+
+
+def _suggestion(word: str, known: Sequence[str]) -> str:
+    if close := get_close_matches(word, known, n=1):
+        return f"; did you mean {close[0]}?"
+    return f"; there are {', '.join(known)}" if known else ""

@@ -1,0 +1,139 @@
+"""`fedssl up`: a whole federation on this machine, in the foreground."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from fedssl.cli.connection import LOCAL_FOLDER, short
+from fedssl.cli.errors import printable
+from fedssl.cli.output import Format, FormatOption, note, show_json
+from fedssl.cli.specs import SetOption, read_spec
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedssl.local.federation import Dealing, Federation
+    from fedssl.protocol.runs import RunSpec
+
+DirectoryOption = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the federation: all of it is in there.")]
+PortOption = Annotated[
+    int | None,
+    typer.Option(min=0, max=65535, help="Port of the API; 0: any.  [default: the last one, else 8000, else any]"),
+]
+DeviceOption = Annotated[str, typer.Option(help="What the workers train on: cpu, cuda, cuda:N or auto.")]
+ThreadsOption = Annotated[
+    int, typer.Option(min=1, help="CPU threads of each worker; 1 gives the same bits on every machine.")
+]
+Scheme = Literal["iid", "classes", "dirichlet"]
+
+_QUIET = ("started (pid", "stopping", "stopped")
+
+
+def up(
+    directory: DirectoryOption = LOCAL_FOLDER,
+    spec: Annotated[
+        str | None, typer.Option(metavar="SPEC", help="Deal as the [partition] of this run spec says.")
+    ] = None,
+    set_: SetOption = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A data set: fashion-mnist, digits, a folder, an .npz file.")
+    ] = None,
+    clients: Annotated[int | None, typer.Option(min=1, help="Number of clients.  [default: 4]")] = None,
+    scheme: Annotated[Scheme | None, typer.Option(help="How images are dealt.  [default: dirichlet]")] = None,
+    alpha: Annotated[float | None, typer.Option(help="Concentration of dirichlet.  [default: 0.1]")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of the dealing.  [default: 0]")] = None,
+    max_images: Annotated[int | None, typer.Option(min=1, help="Deal this many images.  [default: all]")] = None,
+    port: PortOption = None,
+    device: DeviceOption = "cpu",
+    threads: ThreadsOption = 1,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Run a federation on this machine until Ctrl-C: servers, coordinator, and one worker a client.
+
+    The first time, a data set is dealt out, one file a client. Started again on the same folder, the federation goes on
+    with what it was doing: the same clients with the same images, the same runs, the same tokens.
+    """
+    options = {"dataset": data, "num_clients": clients, "scheme": scheme, "alpha": alpha, "seed": seed,
+               "max_images": max_images}  # fmt: skip
+    given = {name: value for name, value in options.items() if value is not None}
+    dealing = dealing_of(read_spec(spec, set_) if spec is not None else None, given)
+    from fedssl.cli.datasets import ensure
+    from fedssl.local.federation import Machine, running_federation
+    from fedssl.local.folder import Folder
+
+    folder = Folder(directory)
+    folder.require_usable()
+    if folder.read() is None:
+        ensure(dealing.partition.dataset, note)
+    machine = Machine(port=port, device=device, threads=threads)
+    with running_federation(folder, dealing, machine, on_step=note, on_event=tell) as federation:
+        _introduce(federation, output)
+        federation.run_until_stopped()
+        note("stopped; `fedssl up` on the same folder goes on from here")
+
+
+def dealing_of(spec: "RunSpec | None", given: dict[str, Any]) -> "Dealing":
+    """What to deal: as the spec's partition says, but for the options that were given. Raises UsageError."""
+    from pydantic import ValidationError
+
+    from fedssl.cli.datasets import data_folder
+    from fedssl.cli.errors import UsageError
+    from fedssl.local.federation import Dealing
+    from fedssl.local.folder import shape
+    from fedssl.protocol.data import PartitionConfig
+
+    base = spec.partition.model_dump() if spec is not None and spec.partition is not None else {}
+    try:
+        partition = PartitionConfig.model_validate(base | given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UsageError(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}") from None
+    required = partition.model_dump() if base else {name: getattr(partition, name) for name in given}
+    if spec is not None:
+        required |= shape(spec.data)
+    return Dealing(
+        partition=partition, data=None if spec is None else spec.data, required=required, data_root=data_folder()
+    )
+
+
+def tell(name: str, what: str, screen: "Console | None" = None) -> None:
+    """Show what happened to a process, unless it is what always happens; `screen` is one with a live picture on it."""
+    if what.startswith(_QUIET):
+        return
+    if screen is None:
+        note(f"{name} {what}")
+    else:
+        screen.print(f"{name} {what}", soft_wrap=True)
+
+
+def _introduce(federation: "Federation", output: Format) -> None:
+    folder, record = federation.folder, federation.record
+    with federation.client() as client:
+        unfinished = [run for run in client.runs() if run.state.value in ("created", "running", "paused")]
+    token = folder.operator_token.absolute()
+    if output is Format.JSON:
+        show_json(
+            {
+                "url": federation.url,
+                "token_file": str(token),
+                "directory": str(folder.root.absolute()),
+                "clients": record.num_images,
+                "partition": record.partition,
+                "unfinished_runs": [str(run.id) for run in unfinished],
+            }
+        )
+        return
+    images = ", ".join(f"{name} {count:,}" for name, count in list(record.num_images.items())[:8])
+    more = f" and {len(record.num_images) - 8} more" if len(record.num_images) > 8 else ""
+    typer.echo(f"The federation is up at {federation.url}")
+    typer.echo(f"  images of {record.partition.dataset}: {images}{more}")
+    for run in unfinished:
+        typer.echo(f"  run {short(run.id)} ({printable(run.name)}): {run.state}, {run.rounds_closed} of "
+                   f"{run.num_rounds} rounds")  # fmt: skip
+    if folder.root.absolute() == LOCAL_FOLDER.absolute():
+        typer.echo("  from this directory `fedssl run submit SPEC --watch` finds it; from elsewhere, first:")
+    else:
+        typer.echo("  to use it:")
+    typer.echo(f"    export FEDSSL_URL={federation.url} FEDSSL_TOKEN_FILE={token}")
+    typer.echo(f"  logs are in {folder.log('x').parent}; Ctrl-C stops it, `fedssl up` goes on later")

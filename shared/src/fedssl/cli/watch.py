@@ -1,0 +1,100 @@
+"""Following a run until it has finished."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fedssl.cli.errors import RunNotCompleted
+from fedssl.cli.output import console
+from fedssl.cli.progress import Clock, LiveDisplay, PlainDisplay, Snapshot
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from rich.console import Console
+
+    from fedssl.client import Client
+    from fedssl.protocol.views import RunView
+
+POLL_SECONDS = 0.4
+PATIENCE_SECONDS = 120.0
+
+
+def watch(
+    client: "Client", run_id: "UUID", *, on_poll: Callable[[], None] = lambda: None, screen: "Console | None" = None
+) -> "RunView":
+    """Show a run's progress on standard error until it has finished, and return it then.
+
+    `on_poll` is called between two looks and may raise. Raises ClientError.
+    """
+    screen = screen or console(stderr=True)
+    clock, losses = Clock(), _Losses(client, run_id)
+    with _client_warnings_on(screen), LiveDisplay(screen) if screen.is_terminal else PlainDisplay(screen) as display:
+        while True:
+            run = client.run(run_id)
+            known = losses.up_to(run)
+            snapshot = Snapshot(run, known, losses.through)
+            left = clock.seconds_left(snapshot.share_done) if run.state.value == "running" else None
+            display.show(replace(snapshot, seconds_left=left))
+            if run.state.value == "finished":
+                return run
+            on_poll()
+            time.sleep(POLL_SECONDS)
+
+
+def wait(client: "Client", run_id: "UUID") -> "RunView":
+    """Block, showing nothing, until a run has finished. Raises ClientError."""
+    while True:
+        run = client.run(run_id)
+        if run.state.value == "finished":
+            return run
+        time.sleep(POLL_SECONDS)
+
+
+def require_completed(run: "RunView") -> None:
+    """Raise RunNotCompleted unless the run has completed."""
+    if run.outcome is None or run.outcome.value != "completed":
+        how = run.state.value if run.outcome is None else run.outcome.value
+        raise RunNotCompleted(f"run {run.id} is {how}" + (f": {run.reason}" if run.reason else ""))
+
+
+class _Losses:
+    """The rounds' losses, fetched when a round has closed, and the less often the longer the list takes to come."""
+
+    def __init__(self, client: "Client", run_id: "UUID") -> None:
+        self._client = client
+        self._run_id = run_id
+        self._known: dict[int, float] = {}
+        self.through = 0
+        self._not_before = 0.0
+
+    def up_to(self, run: "RunView") -> dict[int, float]:
+        finished = run.state.value == "finished"
+        if run.rounds_closed > self.through and (finished or time.monotonic() >= self._not_before):
+            began = time.monotonic()
+            metrics = self._client.metrics(self._run_id, "loss")
+            self._known = {metric.round_number: metric.value for metric in metrics if metric.client_id is None}
+            self.through = run.rounds_closed
+            self._not_before = began + 10 * (time.monotonic() - began)
+        return self._known
+
+
+@contextmanager
+def _client_warnings_on(screen: "Console") -> Iterator[None]:
+    """The client's `Trying again in ...` above the live picture, not through it."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            screen.print(record.getMessage(), style="yellow", soft_wrap=True)
+
+    logger, handler = logging.getLogger("fedssl.client"), Handler()
+    logger.addHandler(handler)
+    propagate, logger.propagate = logger.propagate, False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagate

@@ -1,0 +1,297 @@
+"""A whole federation on one machine: servers, coordinator and one worker a client, each a process of its own.
+
+The coordinator and the worker are started as `python -m ...` and never imported: this package depends on neither.
+Secrets reach the processes through the environment or files of mode 0600, never through a command line.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fedssl.client import Client, ClientError, Retry
+from fedssl.local.errors import LocalError, PortTakenError
+from fedssl.local.folder import Folder, Record
+from fedssl.local.postgres import Postgres
+from fedssl.local.process import append_log
+from fedssl.local.server import HOST, choose_port, port_is_free, write_private
+from fedssl.local.service import Service
+from fedssl.local.supervisor import Supervisor
+from fedssl.local.valkey import Valkey
+from fedssl.protocol.data import DataConfig, PartitionConfig
+
+DEFAULT_PORT = 8000
+STEP_SECONDS = 120.0
+WORKERS_SECONDS = 120.0
+SWEEP_SECONDS = 1.0
+WORKER_REFUSED = 3  # the exit status of a worker that the coordinator does not want
+# -P: a file of the user's that is named like one of ours or of a library must not be taken for it.
+PYTHON = (sys.executable, "-P", "-m")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dealing:
+    """What the clients are to own.
+
+    `partition` and `data` are used where nothing has been dealt yet (`data` None: the images' own shape); `required`
+    names what must not differ in a folder where something has. `data_root` is a folder to look for the data set in.
+    """
+
+    partition: PartitionConfig
+    data: DataConfig | None = None
+    required: Mapping[str, Any]
+    data_root: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """How the processes run. `port`: of the API; 0: any that is free; None: the folder's last, else 8000, else any."""
+
+    port: int | None = None
+    device: str = "cpu"
+    threads: int = 1
+
+
+class Federation:
+    """A running federation."""
+
+    def __init__(self, folder: Folder, record: Record, supervisor: Supervisor, *, is_new: bool) -> None:
+        self.folder = folder
+        self.record = record
+        self.is_new = is_new
+        self._supervisor = supervisor
+
+    @property
+    def url(self) -> str:
+        """Where the API is."""
+        return f"http://{HOST}:{self.record.port}"
+
+    def client(self, patience_seconds: float = 30.0) -> Client:
+        """An operator's client; close it."""
+        token = self.folder.operator_token.read_text(encoding="ascii").strip()
+        return Client(self.url, token, retry=Retry(seconds=patience_seconds))
+
+    def raise_if_failed(self) -> None:
+        """Raise LocalError where a process died again and again."""
+        self._supervisor.raise_if_failed()
+
+    def run_until_stopped(self) -> None:
+        """Block until Ctrl-C or SIGTERM, then stop everything. Raises LocalError."""
+        self._supervisor.run_until_stopped()
+
+
+@contextmanager
+def running_federation(
+    folder: Folder,
+    dealing: Dealing,
+    machine: Machine,
+    *,
+    on_step: Callable[[str], None] = lambda what: None,
+    on_event: Callable[[str, str], None] = lambda name, what: None,
+) -> Iterator[Federation]:
+    """Start, or start again, what is in the folder; everything is stopped when the block ends.
+
+    Raises LocalError, DataError, ClientError, and SpecError where the folder was dealt otherwise.
+    """
+    require_installed()
+    folder.require_usable()
+    with _own_variables(), Supervisor(folder.root, on_event=on_event) as supervisor:
+        folder.root.chmod(0o700)
+        kept = folder.read()
+        record = _deal(folder, dealing, on_step) if kept is None else kept
+        folder.require_same(record, dealing.required)
+        record = record.model_copy(update={"port": _choose_port(machine.port, record.port)})
+        folder.write(record)
+        federation = Federation(folder, record, supervisor, is_new=kept is None)
+        _Starter(federation, supervisor, machine, on_step).start()
+        yield federation
+
+
+def require_installed() -> None:
+    """Raise LocalError where the coordinator or the worker is not installed beside this package."""
+    missing = [name for name in ("fedssl_coordinator", "fedssl_worker") if importlib.util.find_spec(name) is None]
+    if missing:
+        wheels = " ".join(name.replace("_", "-") for name in missing)
+        raise LocalError(f"a local federation needs {' and '.join(missing)}: install with pip install {wheels}")
+
+
+@contextmanager
+def _own_variables() -> Iterator[None]:
+    """Hide the user's FEDSSL_* variables from what is started: they may be about, or a secret of, something else."""
+    hidden = {name: value for name, value in os.environ.items() if name.startswith("FEDSSL_") and name != "FEDSSL_DATA"}
+    for name in hidden:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+def _deal(folder: Folder, dealing: Dealing, on_step: Callable[[str], None]) -> Record:
+    on_step(f"dealing {dealing.partition.dataset} out to {dealing.partition.num_clients} clients")
+    data = dealing.data or _own_shape(dealing)
+    return folder.deal(dealing.partition, data, dealing.data_root)
+
+
+def _own_shape(dealing: Dealing) -> DataConfig:
+    """The images' own channels, and their shorter side."""
+    from fedssl.data import load_dataset
+
+    _, channels, height, width = load_dataset(dealing.partition.dataset, "train", dealing.data_root).images.shape
+    return DataConfig(channels=1 if channels == 1 else 3, image_size=min(height, width))
+
+
+def _choose_port(wanted: int | None, last: int | None) -> int:
+    if wanted:
+        if not port_is_free(wanted):
+            raise PortTakenError("the API", wanted)
+        return wanted
+    candidates = [last] if wanted == 0 else [last, DEFAULT_PORT]
+    return next((port for port in candidates if port is not None and port_is_free(port)), None) or choose_port()
+
+
+class _Starter:
+    """Starts everything in the order in which one part needs the other."""
+
+    def __init__(
+        self, federation: Federation, supervisor: Supervisor, machine: Machine, on_step: Callable[[str], None]
+    ) -> None:
+        self._federation = federation
+        self._folder = federation.folder
+        self._record = federation.record
+        self._supervisor = supervisor
+        self._machine = machine
+        self._on_step = on_step
+        threads = str(machine.threads)
+        self._threads = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+
+    def start(self) -> None:
+        self._on_step("starting Postgres and Valkey")
+        if not (self._folder.postgres / "pgdata").exists():
+            # A new database knows no token of an earlier one.
+            for token in self._folder.tokens.glob("*"):
+                token.unlink()
+        postgres, valkey = Postgres(self._folder.postgres), Valkey(self._folder.valkey)
+        self._supervisor.start(postgres)
+        self._supervisor.start(valkey)
+        coordinator = {
+            "FEDSSL_DATABASE_URL": postgres.url,
+            "FEDSSL_REDIS_URL": valkey.url,
+            "FEDSSL_STORE_PATH": str(self._folder.store.absolute()),
+            "FEDSSL_SWEEP_SECONDS": str(SWEEP_SECONDS),
+        }
+        self._start_coordinator(coordinator)
+        self._make_tokens(coordinator)
+        self._start_workers()
+
+    def _start_coordinator(self, env: dict[str, str]) -> None:
+        self._on_step("bringing the database up to date")
+        self._run_once("migrate", ["migrate"], env)
+        self._on_step("starting the coordinator")
+        self._start_service("aggregator", ["fedssl_coordinator", "aggregator"], env | self._threads)
+        self._start_service("beat", ["fedssl_coordinator", "beat"], env)
+        arguments = ["fedssl_coordinator", "api", "--host", HOST, "--port", str(self._record.port)]
+        self._start_service("api", arguments, env, self._api_answers)
+
+    def _start_workers(self) -> None:
+        self._on_step(f"starting {len(self._record.clients)} workers")
+        since = datetime.now(UTC)
+        with self._federation.client() as client:
+            revoked = {known.id for known in client.clients() if known.revoked_at is not None}
+            wanted = [name for name in self._record.clients if name not in revoked]
+            for name in sorted(revoked & set(self._record.clients)):
+                self._on_step(f"{name} was revoked: its worker is not started")
+            for name in wanted:
+                self._start_worker(name)
+            self._await_workers(client, set(wanted), since)
+
+    def _start_worker(self, name: str) -> None:
+        settings = {
+            "FEDSSL_WORKER_COORDINATOR": self._federation.url,
+            "FEDSSL_WORKER_DATA": str(self._folder.shard(name).absolute()),
+            "FEDSSL_WORKER_STATE": str(self._folder.worker_state(name).absolute()),
+            "FEDSSL_WORKER_TOKEN_FILE": str(self._folder.worker_token(name).absolute()),
+            "FEDSSL_WORKER_DEVICE": self._machine.device,
+            "FEDSSL_WORKER_THREADS": str(self._machine.threads),
+        }
+        # Refused for good: starting it again changes nothing, and the other clients go on without it.
+        self._start_service(name, ["fedssl_worker", "run"], settings | self._threads, final_statuses=(WORKER_REFUSED,))
+
+    def _await_workers(self, client: Client, names: set[str], since: datetime) -> None:
+        """Until all have registered: a run that is submitted next then finds the whole cohort."""
+        deadline = time.monotonic() + WORKERS_SECONDS
+        while True:
+            self._supervisor.raise_if_failed()
+            seen = {known.id for known in client.clients() if known.last_seen_at and known.last_seen_at >= since}
+            if names <= seen:
+                return
+            if time.monotonic() > deadline:
+                late = ", ".join(sorted(names - seen))
+                self._on_step(f"going on without {late}: no word from it within {WORKERS_SECONDS:g} s, see its log")
+                return
+            time.sleep(0.2)
+
+    def _make_tokens(self, env: dict[str, str]) -> None:
+        self._folder.tokens.mkdir(mode=0o700, exist_ok=True)
+        if not self._folder.operator_token.exists():
+            arguments = ["token", "create", "--role", "operator", "--label", "fedssl up"]
+            write_private(self._folder.operator_token, self._run_once("token", arguments, env))
+        missing = [name for name in self._record.clients if not self._folder.worker_token(name).exists()]
+        if not missing:
+            return
+        with self._federation.client() as client:
+            for name in missing:
+                secret = client.create_token("worker", client_id=name, label="fedssl up").secret
+                write_private(self._folder.worker_token(name), secret)
+
+    def _start_service(
+        self,
+        name: str,
+        arguments: list[str],
+        env: dict[str, str],
+        ready: Callable[[], bool] | None = None,
+        final_statuses: tuple[int, ...] = (),
+    ) -> None:
+        service = Service(
+            name=name,
+            command=[*PYTHON, *arguments],
+            log_path=self._folder.log(name).absolute(),
+            env=env,
+            ready=ready,
+            final_statuses=final_statuses,
+        )
+        self._supervisor.start(service)
+
+    def _run_once(self, name: str, arguments: list[str], env: dict[str, str]) -> str:
+        """Run one of the coordinator's commands to its end and return what it printed. Raises LocalError."""
+        path = self._folder.log(name)
+        with append_log(path) as log:
+            done = subprocess.run(
+                [*PYTHON, "fedssl_coordinator", *arguments],
+                env={**os.environ, **env},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                timeout=STEP_SECONDS,
+                check=False,
+                start_new_session=True,  # a terminal's Ctrl-C is for us; leaving kills it
+            )
+        if done.returncode != 0:
+            last = "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
+            raise LocalError(f"fedssl_coordinator {arguments[0]} failed. The end of {path}:\n{last}")
+        return done.stdout.strip()
+
+    def _api_answers(self) -> bool:
+        try:
+            with Client(self._federation.url, timeout=2.0) as client:
+                return client.ready().status == "ok"
+        except ClientError:
+            return False

@@ -1,0 +1,131 @@
+"""The folder of a local federation: what lies where in it, and the record of what was dealt to whom."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from fedssl.errors import SpecError
+from fedssl.local.errors import LocalError
+from fedssl.local.server import HOST, write_private
+from fedssl.protocol.base import StrictModel
+from fedssl.protocol.data import DataConfig, PartitionConfig
+
+_SHAPE = ("channels", "image_size")
+
+
+class Record(StrictModel):
+    """What a folder's shards were made of. It is written last, so a folder that has one is complete."""
+
+    format: Literal[1] = 1
+    partition: PartitionConfig
+    channels: Literal[1, 3]
+    image_size: int
+    num_images: dict[str, int]
+    port: int | None = None
+
+    @property
+    def clients(self) -> list[str]:
+        """The data owners, in name order."""
+        return sorted(self.num_images)
+
+
+class Folder:
+    """Where the parts of a federation are. Nothing is read or made before it is asked for."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.record_path = root / "federation.json"
+        self.postgres = root / "postgres"
+        self.valkey = root / "valkey"
+        self.store = root / "store"
+        self.shards = root / "shards"
+        self.tokens = root / "tokens"
+        self.operator_token = self.tokens / "operator"
+
+    def shard(self, client: str) -> Path:
+        """A client's own images."""
+        return self.shards / f"{client}.npz"
+
+    def worker_token(self, client: str) -> Path:
+        """The token of a client's worker."""
+        return self.tokens / client
+
+    def worker_state(self, client: str) -> Path:
+        """What a client's worker keeps from round to round."""
+        return self.root / "workers" / client
+
+    def log(self, name: str) -> Path:
+        """The output of one process."""
+        return self.root / "logs" / f"{name}.log"
+
+    def url(self) -> str | None:
+        """Where the folder's coordinator listens, or last listened; None where there is no federation."""
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            port = json.loads(self.record_path.read_text(encoding="utf-8"))["port"]
+            return None if port is None else f"http://{HOST}:{int(port)}"
+        return None
+
+    def read(self) -> Record | None:
+        """The record, None where nothing has been dealt yet. Raises LocalError where it cannot be read."""
+        try:
+            return Record.model_validate_json(self.record_path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValidationError) as error:
+            raise LocalError(
+                f"{self.record_path} cannot be read, or was written by another version of fedssl "
+                f"({type(error).__name__}): choose another folder, or remove {self.root}"
+            ) from None
+
+    def write(self, record: Record) -> None:
+        """Keep the record; a kill at any moment leaves the old one or the new one."""
+        write_private(self.record_path, record.model_dump_json(indent=2) + "\n")
+
+    def require_usable(self) -> None:
+        """Raise LocalError where the folder is somebody else's: it holds things, but no federation."""
+        if not self.root.exists():
+            return
+        if not self.root.is_dir():
+            raise LocalError(f"{self.root} is a file: choose a folder")
+        if any(self.root.iterdir()) and not (self.root / "supervisor.lock").exists():
+            raise LocalError(f"{self.root} holds other things than a federation: choose a new or an empty folder")
+
+    def deal(self, partition: PartitionConfig, data: DataConfig, data_root: Path | None) -> Record:
+        """Deal a data set out, one file a client, and write the record. Raises DataError."""
+        from fedssl.data import save_npz
+        from fedssl.shards import deal
+
+        by_client = deal(partition, data, data_root).by_client
+        shutil.rmtree(self.shards, ignore_errors=True)  # of a dealing that was cut short
+        self.shards.mkdir(mode=0o700)
+        for client, images in by_client.items():
+            save_npz(self.shard(client), images)
+            self.shard(client).chmod(0o600)
+        record = Record(
+            partition=partition,
+            channels=data.channels,
+            image_size=data.image_size,
+            num_images={client: len(images) for client, images in by_client.items()},
+        )
+        self.write(record)
+        return record
+
+    def require_same(self, record: Record, wanted: Mapping[str, Any]) -> None:
+        """Raise SpecError where `wanted`, a part of a partition with its images' shape, is not what was dealt."""
+        dealt = record.partition.model_dump() | {name: getattr(record, name) for name in _SHAPE}
+        different = [f"{name} is {dealt[name]}, not {value}" for name, value in wanted.items() if dealt[name] != value]
+        if different:
+            raise SpecError(
+                f"{self.root} was dealt otherwise: {'; '.join(different)}. A dealing is never redone: choose another "
+                f"folder with --directory, leave these out to go on with this one, or remove {self.root}"
+            )
+
+
+def shape(data: DataConfig) -> dict[str, Any]:
+    """The part of a run's data config that its images were brought to when they were dealt."""
+    return {name: getattr(data, name) for name in _SHAPE}

@@ -1,0 +1,189 @@
+"""Commands against a real coordinator: what they print, and how they exit."""
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from fedssl.artifacts.tensors import load_tensors
+from fedssl.cli.main import app
+from fedssl.cli.specs import read_spec
+from support.coordinator import Coordinator
+from support.federation import deliver, tiny_spec
+
+pytestmark = pytest.mark.integration
+
+Fedssl = Callable[..., Result]
+
+
+@pytest.fixture
+def fedssl(coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fedssl:
+    """Run a command as an operator of the coordinator, in an empty folder."""
+    token = tmp_path / "token"
+    token.write_text(coordinator.operator_token)
+    token.chmod(0o600)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDSSL_URL", coordinator.url)
+    monkeypatch.setenv("FEDSSL_TOKEN_FILE", str(token))
+
+    def run(*arguments: object, text: str | None = None) -> Result:
+        return CliRunner().invoke(app, [str(argument) for argument in arguments], input=text)
+
+    return run
+
+
+@pytest.fixture
+def spec() -> str:
+    """A spec as somebody would write it."""
+    return tiny_spec(name="tiny", num_rounds=1, cohort={"min_clients": 1}).model_dump_json(exclude={"partition"})
+
+
+def document(result: Result) -> Any:
+    """The one JSON document on standard output."""
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def train(coordinator: Coordinator, run: dict[str, Any], folder: Path) -> None:
+    """Do what the aggregator and the only worker do."""
+    worker = coordinator.worker("hospital-a")
+    run_id = coordinator.client.run(run["id"]).id
+    coordinator.advance(run_id)
+    item = worker.claim(0)
+    assert item is not None
+    deliver(worker, item, folder, value=0.5)
+    coordinator.advance(run_id)
+
+
+def test_a_run_from_submission_to_its_files(
+    coordinator: Coordinator, fedssl: Fedssl, spec: str, tmp_path: Path
+) -> None:
+    created = document(fedssl("run", "submit", "-", "--no-start", "--set", "seed=7", "--format", "json", text=spec))
+    assert (created["state"], created["spec"]["seed"]) == ("created", 7)
+    prefix = created["id"][:6]
+    assert document(fedssl("run", "start", prefix, "--format", "json"))["state"] == "running"
+    assert document(fedssl("run", "pause", prefix, "--format", "json"))["state"] == "paused"
+    assert document(fedssl("run", "resume", prefix, "--format", "json"))["state"] == "running"
+
+    train(coordinator, created, tmp_path)
+
+    assert document(fedssl("run", "wait", prefix, "--format", "json"))["outcome"] == "completed"
+    watched = fedssl("run", "watch", prefix, "--format", "json")
+    assert document(watched)["outcome"] == "completed"
+    assert watched.stderr == "round 1 of 1: loss 0.5000\n"
+    pulled = document(fedssl("run", "pull", prefix, "--out", "out", "--format", "json"))
+    assert pulled["rounds_closed"] == 1
+    assert read_spec(pulled["files"]["spec"]) == coordinator.client.run(created["id"]).spec
+    model = load_tensors(Path("out/model.safetensors"))
+    assert {float(tensor.double().mean()) for tensor in model.values()} <= {0.0, 0.5}
+    assert all(name.startswith("encoder.") for name in load_tensors(Path("out/encoder.safetensors")))
+    assert fedssl("run", "pull", prefix, "--initial", "--out", "out").exit_code == 0
+    assert Path("out/initial.safetensors").exists()
+
+
+def test_lists_and_details_as_tables_and_as_json(
+    coordinator: Coordinator, fedssl: Fedssl, spec: str, tmp_path: Path
+) -> None:
+    created = document(fedssl("run", "submit", "-", "--format", "json", text=spec))
+    train(coordinator, created, tmp_path)
+
+    assert [run["id"] for run in document(fedssl("run", "ls", "--format", "json"))] == [created["id"]]
+    assert created["id"][:8] in fedssl("run", "ls").stdout
+    shown = fedssl("run", "show", created["id"]).stdout
+    for word in (created["id"], "completed", "0.5000", "round 1: aggregated", "hospital-a"):
+        assert word in shown
+    assert document(fedssl("run", "show", created["id"], "--format", "json"))["spec"]["name"] == "tiny"
+    kinds = [event["kind"] for event in document(fedssl("run", "logs", created["id"], "--format", "json"))]
+    assert (kinds[0], kinds[-1]) == ("run.created", "run.finished")
+    followed = fedssl("run", "logs", created["id"], "--follow", "--format", "json").stdout.splitlines()
+    assert [json.loads(line)["kind"] for line in followed] == kinds
+    assert "run.finished" in fedssl("run", "logs", created["id"]).stdout
+
+
+def test_clients_and_tokens(coordinator: Coordinator, fedssl: Fedssl, tmp_path: Path) -> None:
+    secret = fedssl("token", "create", "--role", "worker", "--client", "hospital-a", "--label", "first").stdout
+    assert secret.startswith("fedssl_")
+    assert len(secret.splitlines()) == 1
+    made = fedssl("token", "create", "--role", "operator", "--out", "kept/operator", "--format", "json")
+    assert "secret" not in document(made)
+    kept = tmp_path / "kept" / "operator"
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert fedssl("run", "ls", "--token-file", kept).exit_code == 0
+    assert fedssl("token", "revoke", document(made)["id"]).exit_code == 0
+    assert fedssl("run", "ls", "--token-file", kept).exit_code == 4
+    tokens = document(fedssl("token", "ls", "--format", "json"))
+    assert {token["label"] for token in tokens} == {"", "first"}
+    assert all("secret" not in token for token in tokens)
+
+    assert [view["id"] for view in document(fedssl("client", "ls", "--format", "json"))] == ["hospital-a"]
+    assert "invited" in fedssl("client", "ls").stdout
+    assert document(fedssl("client", "show", "hospital-a", "--format", "json"))["revoked_at"] is None
+    assert fedssl("client", "revoke", "hospital-a").exit_code == 0
+    assert "revoked" in fedssl("client", "ls").stdout
+    refused = fedssl("token", "create", "--role", "worker", "--client", "hospital-a")
+    assert (refused.exit_code, "revoked" in refused.stderr) == (5, True)
+
+
+def test_a_run_that_does_not_complete_exits_with_1(coordinator: Coordinator, fedssl: Fedssl, spec: str) -> None:
+    created = document(fedssl("run", "submit", "-", "--format", "json", text=spec))
+    assert document(fedssl("run", "stop", created["id"], "--format", "json"))["outcome"] == "stopped"
+
+    for verb in ("wait", "watch"):
+        result = fedssl("run", verb, created["id"], "--format", "json")
+        assert result.exit_code == 1
+        assert json.loads(result.stdout)["outcome"] == "stopped"
+        assert "is stopped: stopped by an operator" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["run", "show", "00000000-0000-4000-8000-000000000000"], 5, "no run"),
+        (["run", "show", "abcd"], 5, "no run's id begins with abcd"),
+        (["run", "show", "abc"], 2, "at least the first 4"),
+        (["client", "show", "nobody"], 5, "no client nobody"),
+        (["client", "show", "No Body"], 2, "client_id"),
+        (["method", "show", "fedsimlcr"], 2, "did you mean fedsimclr?"),
+        (["token", "create", "--role", "worker"], 2, "needs --client"),
+        (["token", "create", "--role", "worker", "--client", "No"], 2, "--client: "),
+        (["token", "create", "--role", "operator", "--out", "token"], 2, "token exists"),
+        (["token", "revoke", "00000000-0000-4000-8000-000000000000"], 5, "no token"),
+        (["run", "submit", "missing.toml"], 2, "No such file"),
+        (["run", "submit", "-", "--set", "method.name=fedx9"], 2, "method.name: there is no 'fedx9' here"),
+        (["run", "ls", "--url", "nonsense"], 2, "http://HOST:PORT"),
+    ],
+)
+def test_errors_are_one_clear_line(fedssl: Fedssl, arguments: list[str], code: int, said: str) -> None:
+    result = fedssl(*arguments, text="")
+
+    assert result.exit_code == code, result.output
+    assert said in result.stderr
+    assert result.stderr.startswith("error: ")
+    assert result.stdout == ""
+
+
+def test_a_wrong_token_exits_with_4(coordinator: Coordinator, fedssl: Fedssl, tmp_path: Path) -> None:
+    wrong, worker = tmp_path / "wrong", tmp_path / "worker"
+    wrong.write_text("fedssl_wrong")
+    worker.write_text(coordinator.worker_token("hospital-a"))
+    for path, said in ((wrong, "valid token"), (worker, "operator's token")):
+        path.chmod(0o600)
+        result = fedssl("run", "ls", "--token-file", path)
+        assert result.exit_code == 4
+        assert said in result.stderr
+
+
+def test_nobody_at_the_address_exits_with_3(fedssl: Fedssl) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+
+    result = fedssl("run", "ls", "--url", url)
+
+    assert result.exit_code == 3
+    assert result.stderr.startswith(f"error: No answer from {url}")
+    assert len(result.stderr.splitlines()) == 1

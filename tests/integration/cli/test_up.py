@@ -1,0 +1,196 @@
+"""`fedssl up` and `fedssl demo` as real processes: everything starts, Ctrl-C leaves nothing, and up goes on."""
+
+import hashlib
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+FEDSSL = [sys.executable, "-m", "fedssl.cli.main"]
+SPEC = """
+name = "tiny"
+num_rounds = 2
+[model.encoder]
+widths = [4, 8]
+[model.projector]
+hidden_dims = [8]
+out_dim = 4
+[data]
+channels = 1
+image_size = 16
+[training]
+batch_size = 64
+[cohort]
+min_clients = 2
+lease_seconds = 10
+[partition]
+dataset = "digits"
+num_clients = 2
+scheme = "iid"
+max_images = 300
+"""
+
+
+class Up:
+    """A `fedssl up`, or another long-running command, in a process group of its own as a terminal would have it."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.errors = (folder / "stderr").open("w+")
+        self.process = subprocess.Popen(
+            [*FEDSSL, *arguments], cwd=folder, stdout=subprocess.PIPE, stderr=self.errors, text=True, process_group=0
+        )
+
+    def introduction(self) -> dict[str, Any]:
+        """The JSON document that it prints when all is up."""
+        assert self.process.stdout is not None
+        lines = []
+        for line in self.process.stdout:
+            lines.append(line)
+            if line == "}\n":
+                found: dict[str, Any] = json.loads("".join(lines))
+                return found
+        raise AssertionError(f"it ended with {self.process.wait()}: {self.said()}")
+
+    def said(self) -> str:
+        self.errors.seek(0)
+        return self.errors.read()
+
+    def descendants(self) -> set[int]:
+        """All processes below it."""
+        parents = {}
+        for entry in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                parents[int(entry.parent.name)] = int(entry.read_text().rpartition(")")[2].split()[1])
+            except (OSError, ValueError):
+                continue
+        found, seen = {self.process.pid}, set[int]()
+        while found != seen:
+            seen = set(found)
+            found |= {pid for pid, parent in parents.items() if parent in seen}
+        return found - {self.process.pid}
+
+    def interrupt(self) -> int:
+        """Press Ctrl-C and wait for the end."""
+        os.killpg(self.process.pid, signal.SIGINT)
+        return self.process.wait(40)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's working directory, with a spec in it."""
+    for name in [name for name in os.environ if name.startswith("FEDSSL_")]:
+        monkeypatch.delenv(name)
+    (tmp_path / "tiny.toml").write_text(SPEC)
+    return tmp_path
+
+
+@pytest.fixture
+def started(folder: Path) -> Iterator[list[Up]]:
+    """What a test has started; what is left of it in the end is killed."""
+    processes: list[Up] = []
+    yield processes
+    for each in processes:
+        each.process.kill()  # the keepers see to the rest
+        each.process.wait()
+        each.errors.close()
+
+
+def fedssl(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*FEDSSL, *arguments], cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+
+
+def document(folder: Path, *arguments: str) -> Any:
+    done = fedssl(folder, *arguments, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def alive(pids: set[int]) -> set[int]:
+    return {pid for pid in pids if Path(f"/proc/{pid}").exists()}
+
+
+def shards(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (folder / ".fedssl/shards").iterdir()}
+
+
+def test_up_trains_stops_without_a_trace_and_goes_on(folder: Path, started: list[Up]) -> None:
+    started.append(up := Up(folder, "up", "--spec", "tiny.toml", "--port", "0", "--format", "json"))
+    first = up.introduction()
+    assert sum(first["clients"].values()) == 300
+    root = folder / ".fedssl"
+    assert stat.S_IMODE(root.stat().st_mode) == 0o700
+    private = [*root.glob("tokens/*"), *root.glob("shards/*"), *root.glob("*/password"), *root.glob("logs/*")]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in private} == {0o600}
+    secrets = [path.read_text().strip() for path in [*root.glob("tokens/*"), *root.glob("*/password")]]
+    below = up.descendants()
+    commands = [Path(f"/proc/{pid}/cmdline").read_bytes().decode() for pid in below]
+    assert len(secrets) == 5
+    assert not [command for command in commands if any(secret in command for secret in secrets)]
+
+    finished = document(folder, "run", "submit", "tiny.toml", "--watch")
+    assert finished["outcome"] == "completed"
+    pulled = document(folder, "run", "pull", finished["id"][:8])
+    assert (folder / pulled["files"]["encoder"]).exists()
+    second = fedssl(folder, "up")
+    assert second.returncode == 5
+    assert f"in use by process {up.process.pid}" in second.stderr
+
+    long_run = document(folder, "run", "submit", "tiny.toml", "--set", "num_rounds=60")["id"]
+    while (rounds_before := document(folder, "run", "show", long_run)["rounds_closed"]) < 2:
+        time.sleep(0.1)
+    below |= up.descendants()
+    assert up.interrupt() == 0
+    assert alive(below) == set()
+    assert not any(secret in up.said() for secret in secrets)
+    assert fedssl(folder, "run", "ls").returncode == 3
+
+    before = shards(folder)
+    other = fedssl(folder, "up", "--spec", "tiny.toml", "--set", "partition.seed=1")
+    assert other.returncode == 2
+    assert "seed is 0, not 1" in other.stderr
+    started.append(up := Up(folder, "up", "--spec", "tiny.toml", "--format", "json"))
+    again = up.introduction()
+    assert again["unfinished_runs"] == [long_run]
+    assert {key: again[key] for key in ("url", "token_file", "clients")} == {
+        key: first[key] for key in ("url", "token_file", "clients")
+    }
+    assert shards(folder) == before
+    assert secrets == [path.read_text().strip() for path in [*root.glob("tokens/*"), *root.glob("*/password")]]
+    resumed = document(folder, "run", "wait", long_run)
+    assert resumed["outcome"] == "completed"
+    assert resumed["rounds_closed"] == 60 > rounds_before
+    below = up.descendants()
+    assert up.interrupt() == 0
+    assert alive(below) == set()
+
+
+def test_the_demo_can_be_interrupted_and_ends_with_proof(folder: Path, started: list[Up]) -> None:
+    arguments = ("demo", "--spec", "tiny.toml", "--set", "num_rounds=40", "--format", "json")
+    started.append(demo := Up(folder, *arguments))
+    while "round 2 of 40" not in demo.said():
+        assert demo.process.poll() is None, demo.said()
+        time.sleep(0.1)
+    below = demo.descendants()
+    assert demo.interrupt() == 130
+    assert alive(below) == set()
+
+    done = fedssl(folder, *arguments)
+
+    assert done.returncode == 0, done.stderr
+    assert "taking up run" in done.stderr
+    result = json.loads(done.stdout)
+    assert 0 < result["before"]["linear_probe"] < 1
+    assert 0 < result["after"]["knn"] < 1
+    for name in ("encoder", "curves", "model", "spec"):
+        assert (folder / result["files"][name]).stat().st_size > 0
+    assert (folder / result["files"]["curves"]).read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,92 @@
+"""Exit codes, and errors as one line without a traceback."""
+
+import importlib
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from fedssl.cli import errors
+from fedssl.cli.errors import CommandGroup, exit_code
+from fedssl.client import NotFound, Unreachable
+from fedssl.errors import DataError, FedSSLError, SpecError
+from fedssl.local import FolderInUseError, LocalError, MissingServerError
+from fedssl.protocol.errors import Problem
+
+PLACES = ("fedssl.errors", "fedssl.client", "fedssl.local", "fedssl.cli.errors")
+
+
+def command(error: BaseException) -> typer.Typer:
+    app = typer.Typer(cls=CommandGroup, rich_markup_mode=None)
+
+    @app.callback()
+    def root() -> None: ...
+
+    @app.command()
+    def fail() -> None:
+        raise error
+
+    return app
+
+
+def problem(detail: str) -> NotFound:
+    return NotFound(Problem(type="urn:fedssl:problem:not-found", title="Not found", status=404, detail=detail))
+
+
+@pytest.mark.parametrize("name", errors._CODES)
+def test_every_class_with_a_code_exists(name: str) -> None:
+    found = [getattr(importlib.import_module(place), name, None) for place in PLACES]
+
+    assert any(isinstance(kind, type) and issubclass(kind, FedSSLError) for kind in found)
+
+
+def test_every_code_is_documented() -> None:
+    assert set(errors._CODES.values()) <= set(errors.EXIT_CODES)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (SpecError("x"), 2),
+        (DataError("x"), 2),
+        (errors.UsageError("x"), 2),
+        (Unreachable("x"), 3),
+        (problem("no run"), 5),
+        (errors.NoSuchRun("x"), 5),
+        (errors.RunNotCompleted("x"), 1),
+        (MissingServerError("wheel", "not installed"), 1),
+        (LocalError("x"), 1),
+        (FedSSLError("x"), 1),
+    ],
+)
+def test_an_error_becomes_one_line_and_a_code(error: FedSSLError, code: int) -> None:
+    result = CliRunner().invoke(command(error), ["fail"])
+
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert result.stderr == f"error: {error}\n"
+
+
+def test_a_folder_in_use_is_a_conflict(tmp_path: pytest.TempPathFactory) -> None:
+    assert exit_code(FolderInUseError(tmp_path, 7)) == 5  # type: ignore[arg-type]
+
+
+def test_the_system_s_errors_name_the_file() -> None:
+    result = CliRunner().invoke(command(PermissionError(13, "Permission denied", "/x/y")), ["fail"])
+
+    assert (result.exit_code, result.stderr) == (1, "error: /x/y: Permission denied\n")
+
+
+def test_interruption_is_130() -> None:
+    assert CliRunner().invoke(command(KeyboardInterrupt()), ["fail"]).exit_code == 130
+
+
+def test_what_nobody_foresaw_keeps_its_traceback() -> None:
+    result = CliRunner().invoke(command(ZeroDivisionError()), ["fail"])
+
+    assert isinstance(result.exception, ZeroDivisionError)
+
+
+def test_a_coordinator_s_words_cannot_redraw_the_terminal() -> None:
+    result = CliRunner().invoke(command(problem("no\x1b[2J\rrun")), ["fail"])
+
+    assert result.stderr == "error: no?[2J?run\n"

@@ -1,0 +1,96 @@
+"""`--help` is quick because it imports next to nothing, and says what a newcomer needs."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from fedssl.cli.errors import EXIT_CODES
+from fedssl.cli.main import app
+from fedssl.protocol.methods import METHOD_CONFIGS
+
+HEAVY = ("torch", "numpy", "httpx", "pydantic", "rich", "yaml", "safetensors", "matplotlib", "sklearn")
+
+
+def imported_by(*arguments: str) -> set[str]:
+    """The top-level modules that a command has imported when it ends, in a process of its own."""
+    source = (
+        "import sys\nfrom fedssl.cli.main import app\n"
+        f"try:\n    app({list(arguments)!r})\n"
+        "finally:\n    print('IMPORTED', *{name.partition('.')[0] for name in sys.modules})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.rpartition("IMPORTED")[2].split())
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    assert imported_by(*arguments).isdisjoint(HEAVY)
+
+
+@pytest.mark.parametrize("arguments", [["run", "--help"], ["run", "submit", "--help"], ["demo", "--help"]])
+def test_a_command_s_help_imports_nothing_heavy_but_what_typer_needs(arguments: list[str]) -> None:
+    assert imported_by(*arguments).isdisjoint(set(HEAVY) - {"pydantic"})
+
+
+@pytest.mark.parametrize("arguments", [["method", "ls"], ["method", "show", "fedbyol"]])
+def test_looking_at_methods_needs_neither_torch_nor_a_coordinator(arguments: list[str]) -> None:
+    assert imported_by(*arguments).isdisjoint({"torch", "numpy", "httpx"})
+
+
+def test_help_documents_the_exit_codes_and_the_connection() -> None:
+    printed = CliRunner().invoke(app, ["--help"]).stdout
+    text = " ".join(printed.split())
+
+    for code, meaning in EXIT_CODES.items():
+        assert f"{code:>4}  {meaning}\n" in printed
+    for word in ("FEDSSL_URL", "FEDSSL_TOKEN_FILE", "FEDSSL_TOKEN", ".fedssl", "--format json"):
+        assert word in text
+
+
+GROUPS = {
+    "run": ("submit", "ls", "show", "watch", "wait", "start", "pause", "resume", "stop", "pull", "logs"),
+    "method": ("ls", "show"),
+    "client": ("ls", "show", "revoke"),
+    "token": ("create", "ls"),
+}
+COMMANDS = [
+    ["demo"],
+    ["up"],
+    ["simulate"],
+    ["evaluate"],
+    *([group, name] for group in GROUPS for name in GROUPS[group]),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_explains_itself_and_can_write_json(command: list[str]) -> None:
+    result = CliRunner().invoke(app, [*command, "--help"])
+
+    assert result.exit_code == 0
+    assert f"fedssl {' '.join(command)}" in result.stdout
+    assert "--format" in result.stdout
+
+
+def test_a_mistyped_command_is_wrong_usage() -> None:
+    result = CliRunner().invoke(app, ["run", "sumbit"])
+
+    assert result.exit_code == 2
+    assert "submit" in result.stderr
+
+
+@pytest.mark.parametrize("name", METHOD_CONFIGS)
+def test_every_parameter_of_a_method_is_shown_with_its_default(name: str) -> None:
+    result = CliRunner().invoke(app, ["method", "show", name])
+
+    assert result.exit_code == 0, result.output
+    shown = {line.split()[0]: line.split()[1] for line in result.stdout.splitlines() if line.startswith(" method.")}
+    for field, info in METHOD_CONFIGS[name].model_fields.items():
+        assert f"method.{field}" in shown
+        if isinstance(info.default, int | float | str):
+            assert shown[f"method.{field}"] == str(info.default).lower()
+    document = json.loads(CliRunner().invoke(app, ["method", "show", name, "--format", "json"]).stdout)
+    assert document["config_schema"]["properties"].keys() == METHOD_CONFIGS[name].model_fields.keys()

@@ -1,0 +1,55 @@
+"""Tables for people and documents for programs."""
+
+import json
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+
+from fedssl.cli.output import cell, duration, show_json, show_pairs, show_table
+from fedssl.protocol.states import RunState
+from support.federation import tiny_spec
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, "-"),
+        ("", "-"),
+        (12000, "12,000"),
+        (True, "yes"),
+        (0.1 + 0.2, "0.3"),
+        (RunState.RUNNING, "running"),
+        (datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC), "2026-01-02 03:04:05Z"),
+        (datetime(2026, 1, 2, 3, tzinfo=timezone(timedelta(hours=2))), "2026-01-02 01:00:00Z"),
+        ("a\x1b[2Jb\tc", "a?[2Jb?c"),
+    ],
+)
+def test_a_cell_is_readable(value: object, shown: str) -> None:
+    assert cell(value) == shown
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(0, "0:00"), (59.6, "1:00"), (65, "1:05"), (3725, "1:02:05")])
+def test_a_duration_is_readable(seconds: float, shown: str) -> None:
+    assert duration(seconds) == shown
+
+
+def test_what_comes_from_elsewhere_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    show_table(["name", "#n"], [("[bold]x[/bold] :smile:", 1)])
+    show_pairs({"name": "[red]y"})
+
+    printed = capsys.readouterr().out
+    assert "[bold]x[/bold] :smile:" in printed
+    assert "[red]y" in printed
+
+
+def test_a_pipe_is_wider_than_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    show_table(["a", "b"], [("x" * 70, "y" * 70)])
+
+    assert f"{'x' * 70}   {'y' * 70}" in capsys.readouterr().out
+
+
+def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    show_json({"spec": tiny_spec(), "list": [tiny_spec()], "text": "ü"})
+
+    document = json.loads(capsys.readouterr().out)
+    assert document["spec"]["num_rounds"] == document["list"][0]["num_rounds"] == 2

@@ -1,0 +1,155 @@
+"""What `fedssl up` deals, where it keeps it, and what it refuses. The processes are in tests/integration/cli."""
+
+import json
+import os
+import socket
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedssl.cli.errors import UsageError
+from fedssl.cli.up import dealing_of
+from fedssl.data import load_dataset
+from fedssl.errors import SpecError
+from fedssl.local import LocalError, PortTakenError
+from fedssl.local.federation import DEFAULT_PORT, _choose_port, _own_variables, require_installed
+from fedssl.local.folder import Folder
+from fedssl.protocol.data import DataConfig, PartitionConfig
+from support.federation import tiny_spec
+
+DIGITS = PartitionConfig(dataset="digits", num_clients=3, scheme="iid", alpha=None, seed=4)
+GREY = DataConfig(channels=1, image_size=16)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    (tmp_path / "federation").mkdir()
+    return Folder(tmp_path / "federation")
+
+
+def test_dealing_gives_each_client_a_file_of_its_own(folder: Folder) -> None:
+    record = folder.deal(DIGITS, GREY, None)
+
+    assert record.clients == ["client-0", "client-1", "client-2"]
+    assert sum(record.num_images.values()) == len(load_dataset("digits", "train")) == 1437
+    for client in record.clients:
+        shard = load_dataset(str(folder.shard(client)), "train")
+        assert len(shard) == record.num_images[client]
+        assert stat.S_IMODE(folder.shard(client).stat().st_mode) == 0o600
+    assert folder.read() == record
+
+
+def test_a_dealing_that_was_cut_short_is_done_again(folder: Folder) -> None:
+    (folder.shards / "client-9.npz").parent.mkdir()
+    folder.shard("client-9").write_bytes(b"half of it")
+
+    folder.deal(DIGITS, GREY, None)
+
+    assert sorted(path.stem for path in folder.shards.iterdir()) == ["client-0", "client-1", "client-2"]
+
+
+def test_the_same_dealing_again_is_accepted(folder: Folder) -> None:
+    record = folder.deal(DIGITS, GREY, None)
+
+    folder.require_same(record, DIGITS.model_dump())
+    folder.require_same(record, {"channels": 1, "image_size": 16})
+    folder.require_same(record, {})
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ({"seed": 5}, "seed is 4, not 5"),
+        ({"dataset": "fashion-mnist", "num_clients": 4}, "dataset is digits, not fashion-mnist; num_clients is 3, not"),
+        ({"image_size": 28}, "image_size is 16, not 28"),
+        ({"alpha": 0.1}, "alpha is None, not 0.1"),
+    ],
+)
+def test_another_dealing_is_refused_by_name(folder: Folder, wanted: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError, match=said) as caught:
+        folder.require_same(folder.deal(DIGITS, GREY, None), wanted)
+    assert "--directory" in str(caught.value)
+
+
+def test_a_folder_of_other_things_is_refused(folder: Folder, tmp_path: Path) -> None:
+    folder.require_usable()
+    Folder(tmp_path / "not-there-yet").require_usable()
+    (folder.root / "thesis.tex").touch()
+    with pytest.raises(LocalError, match="holds other things"):
+        folder.require_usable()
+    with pytest.raises(LocalError, match="is a file"):
+        Folder(folder.root / "thesis.tex").require_usable()
+    (folder.root / "supervisor.lock").touch()
+    folder.require_usable()
+
+
+def test_a_record_that_cannot_be_read_is_no_licence_to_deal_anew(folder: Folder) -> None:
+    folder.record_path.write_text('{"format": 2}')
+
+    with pytest.raises(LocalError, match="another version"):
+        folder.read()
+
+
+def test_the_url_is_known_without_reading_the_rest(folder: Folder) -> None:
+    assert folder.url() is None
+    folder.write(folder.deal(DIGITS, GREY, None).model_copy(update={"port": 8123}))
+
+    assert folder.url() == "http://127.0.0.1:8123"
+    assert json.loads(folder.record_path.read_text())["port"] == 8123
+    assert stat.S_IMODE(folder.record_path.stat().st_mode) == 0o600
+
+
+def test_options_alone_are_all_that_is_required() -> None:
+    dealing = dealing_of(None, {"dataset": "digits", "alpha": 0.5})
+
+    assert dealing.partition == PartitionConfig(dataset="digits", alpha=0.5)
+    assert dealing.data is None
+    assert dealing.required == {"dataset": "digits", "alpha": 0.5}
+
+
+def test_a_spec_requires_its_whole_partition_and_the_images_shape() -> None:
+    spec = tiny_spec(partition={"dataset": "digits", "seed": 3})
+
+    dealing = dealing_of(spec, {"num_clients": 2})
+
+    assert dealing.partition == PartitionConfig(dataset="digits", seed=3, num_clients=2)
+    assert dealing.required == dealing.partition.model_dump() | {"channels": 1, "image_size": 8}
+
+
+def test_an_impossible_option_is_named() -> None:
+    with pytest.raises(UsageError, match="--alpha: "):
+        dealing_of(None, {"alpha": -1.0})
+
+
+def test_ports_stay_where_they_can() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(PortTakenError, match=f"port {port}"):
+            _choose_port(port, None)
+        assert _choose_port(0, port) not in (0, port)
+        assert _choose_port(None, port) != port
+    assert _choose_port(0, port) == port
+    assert _choose_port(None, port) == port
+    assert _choose_port(0, None) != DEFAULT_PORT
+    assert _choose_port(port, 1) == port
+
+
+def test_a_user_s_own_variables_are_not_for_the_federation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSSL_TOKEN", "of another federation")
+    monkeypatch.setenv("FEDSSL_DATA", "/data")
+    with _own_variables():
+        assert "FEDSSL_TOKEN" not in os.environ
+        assert os.environ["FEDSSL_DATA"] == "/data"
+    assert os.environ["FEDSSL_TOKEN"] == "of another federation"
+
+
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_installed()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "fedssl_worker" else object())
+
+    with pytest.raises(LocalError, match=r"needs fedssl_worker: install with pip install fedssl-worker"):
+        require_installed()
