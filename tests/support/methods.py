@@ -3,14 +3,46 @@
 import functools
 from typing import Any
 
+import torch
+
 from fedssl.data import ImageData
-from fedssl.protocol.data import PartitionConfig
+from fedssl.dimensions import client_dimensions
+from fedssl.methods.api import ClientData, Context
+from fedssl.protocol.data import DataConfig, PartitionConfig, PublicDataConfig
 from fedssl.protocol.methods import METHOD_CONFIGS
 from fedssl.protocol.runs import RunSpec
-from fedssl.shards import deal
+from fedssl.shards import deal, load_public
+
+PUBLIC = {"dataset": "digits", "split": "test", "num_images": 48}
 
 # What a config needs beyond its defaults to fit the digits; keyed by method.
-CONFIGS: dict[str, dict[str, Any]] = {}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "fedca": {"dictionary_size": 128, "client_dictionary_size": 64, "num_base_epochs": 5},
+    "flesd": {
+        "temperature": 0.1,
+        "reducer": {
+            "name": "distillation",
+            "num_epochs": 6,
+            "batch_size": 16,
+            "num_anchors": 32,
+            "momentum": 0.9,
+            "temperature": 0.05,
+            "optimizer": {"name": "adam", "learning_rate": 3e-3},
+        },
+    },
+    "orchestra": {"num_global_centroids": 16, "num_local_centroids": 4, "memory_size": 32, "num_global_steps": 50},
+    "fedu2": {"reducer": {"name": "eua", "server_learning_rate": 0.3}},
+}
+
+# First rounds whose loss cannot be compared: FedCA's dictionary is random, Orchestra only clusters.
+ROUNDS_BEFORE_LEARNING = {"fedca": 1, "orchestra": 1}
+
+# Further sections of the spec that a method needs; keyed by method.
+SECTIONS: dict[str, dict[str, Any]] = {
+    "fedca": {"public_data": PUBLIC},
+    "flesd": {"public_data": {**PUBLIC, "num_images": 128}},
+    "ssd": {"model": {"encoder": {"widths": [8, 16]}, "projector": {"hidden_dims": [16], "out_dim": 16}}},
+}
 
 
 def method_spec(name: str, **changes: Any) -> RunSpec:
@@ -29,6 +61,7 @@ def method_spec(name: str, **changes: Any) -> RunSpec:
             "training": {"batch_size": 32, "local_epochs": 1},
             "cohort": {"min_clients": 3},
             "partition": {"dataset": "digits", "num_clients": 3, "alpha": 0.5, "max_images": 360},
+            **SECTIONS.get(name, {}),
             **changes,
         }
     )
@@ -43,6 +76,18 @@ def shards(spec: RunSpec) -> dict[str, ImageData]:
     """Every client's images."""
     assert spec.partition is not None
     return _shards(spec.partition)
+
+
+@functools.lru_cache
+def _public(config: PublicDataConfig, data: DataConfig) -> ClientData:
+    return ClientData(torch.from_numpy(load_public(config, data).images))
+
+
+def context(spec: RunSpec, round_number: int, client_id: str = "") -> Context:
+    """Who computes what, when, with the images that everybody holds and the dimensions that are the client's own."""
+    public = None if spec.public_data is None else _public(spec.public_data, spec.data)
+    dimensions = client_dimensions(spec, shards(spec)).get(client_id)
+    return Context(spec=spec, round_number=round_number, client_id=client_id, public=public, dimensions=dimensions)
 
 
 ALL_METHODS = sorted(METHOD_CONFIGS)

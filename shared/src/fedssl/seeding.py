@@ -5,8 +5,8 @@ is trained again after a crash repeat itself. Standard library only: the API pro
 """
 
 import hashlib
-import random
 from collections.abc import Iterable
+from fractions import Fraction
 
 from fedssl.protocol.training import CohortConfig
 
@@ -28,12 +28,14 @@ def derive_seed(run_seed: int, round_number: int, client_id: str, purpose: str) 
 def sample_cohort(client_ids: Iterable[str], cohort: CohortConfig, run_seed: int, round_number: int) -> list[str]:
     """The clients of one round, in name order: `cohort.fraction` of them, rounded half up, and at least one.
 
+    Every client draws a number, and those with the smallest take part: no library's way of sampling, which another
+    version might change, is in it.
+
     >>> sample_cohort(["b", "a"], CohortConfig(), 0, 1)
     ['a', 'b']
     """
     candidates = sorted(set(client_ids))
-    count = max(1, int(cohort.fraction * len(candidates) + 0.5))
-    if count >= len(candidates):
-        return candidates
-    generator = random.Random(derive_seed(run_seed, round_number, "", "cohort"))
-    return sorted(generator.sample(candidates, count))
+    # The fraction as it was written: in binary 0.29 * 50 is a little less than 14.5.
+    count = max(1, int(Fraction(str(cohort.fraction)) * len(candidates) + Fraction(1, 2)))
+    candidates.sort(key=lambda client_id: derive_seed(run_seed, round_number, client_id, "cohort"))
+    return sorted(candidates[:count])

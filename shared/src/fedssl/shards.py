@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from fedssl.data import ImageData, choose_images, conform, load_dataset, partition
 from fedssl.errors import DataError
-from fedssl.protocol.data import DataConfig, PartitionConfig
+from fedssl.protocol.data import DataConfig, PartitionConfig, PublicDataConfig
 
 
 def client_names(num_clients: int) -> list[str]:
@@ -37,11 +37,29 @@ def deal(config: PartitionConfig, data: DataConfig, root: Path | None = None) ->
         )
     chosen = choose_images(len(images.images), config.max_images, config.seed)
     labels = images.labels[chosen]
-    parts = partition(labels, config.num_clients, config.scheme, config.seed, config.alpha)
+    if config.pooled:
+        parts = [np.arange(len(chosen))]
+    else:
+        parts = partition(labels, config.num_clients, config.scheme, config.seed, config.alpha)
     shards = {
         name: ImageData(images.images[chosen[part]], labels[part], images.class_names)
-        for name, part in zip(client_names(config.num_clients), parts, strict=True)
+        for name, part in zip(client_names(len(parts)), parts, strict=True)
     }
     num_classes = int(labels.max()) + 1
     counts = np.stack([np.bincount(labels[part], minlength=num_classes) for part in parts])
     return Shards(shards, counts)
+
+
+def load_public(config: PublicDataConfig, data: DataConfig, root: Path | None = None) -> ImageData:
+    """The images that everybody holds, without labels, in the run's shape. Raises DataError.
+
+    `root`: a folder to look for the data set in, before the usual places.
+    """
+    images = load_dataset(config.dataset, config.split, root)
+    if len(images) < config.num_images:
+        raise DataError(
+            f"the {config.split} split of {config.dataset} has {len(images)} images here, the run's public_data needs "
+            f"{config.num_images}: every machine must hold the same ones"
+        )
+    chosen = choose_images(len(images), config.num_images, config.seed)
+    return conform(ImageData(images.images[chosen]), data)

@@ -1,5 +1,7 @@
 """A whole federation in one process, over the same engine: the same bits as the deployed one on one CPU thread."""
 
+import dataclasses
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,14 +10,15 @@ import torch
 
 from fedssl.artifacts.tensors import Tensors
 from fedssl.data import ImageData
-from fedssl.engine import LocalProgress, run_aggregation, run_local_round, start_run
+from fedssl.dimensions import client_dimensions
+from fedssl.engine import DistillationProgress, LocalProgress, run_aggregation, run_local_round, start_run
 from fedssl.errors import SpecError
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData, ClientState, Context, Metrics, Update
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.training import CohortConfig
 from fedssl.seeding import sample_cohort
-from fedssl.shards import deal
+from fedssl.shards import deal, load_public
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,27 +55,36 @@ def simulate(
     spec: RunSpec,
     clients: dict[str, ImageData] | None = None,
     *,
+    public: ImageData | None = None,
     data_root: Path | None = None,
     device: str = "cpu",
     on_round: Callable[[RoundRecord], None] = lambda record: None,
     on_progress: Callable[[int, str, LocalProgress], None] = lambda number, client, progress: None,
+    on_distillation: Callable[[int, DistillationProgress], None] = lambda number, progress: None,
 ) -> Result:
     """Train `spec` on the images of `clients` (name to images), or on `spec.partition`'s where None.
 
-    `on_progress(round, client, progress)` is called about twice a second. Raises SpecError and DataError.
+    `public`: the images that everybody holds, in place of those that `spec.public_data` names (FLESD's experiments make
+    one client's images public); as many as it says. `on_progress(round, client, progress)` is called about twice a
+    second, `on_distillation(round, progress)` after every epoch of a training on the coordinator. Raises SpecError and
+    DataError.
     """
     shards = clients if clients is not None else _partition(spec, data_root)
     names = _participants(spec.cohort, shards)
+    dimensions = client_dimensions(spec, names)
     data = {name: _on_device(shards[name], device) for name in names}
+    everywhere = Context(
+        spec=spec, round_number=0, device=torch.device(device), public=_public(spec, public, data_root, device)
+    )
     method = METHODS[spec.method.name]
-    start = start_run(method, Context(spec=spec, round_number=0))
+    start = start_run(method, everywhere)
     server_state, broadcast = start.state, start.broadcast
     result = Result(spec=spec, initial=broadcast, model=broadcast)
     for number in range(1, spec.num_rounds + 1):
         record = RoundRecord(number, {}, {})
         updates = []
         for name in sample_cohort(names, spec.cohort, spec.seed, number):
-            ctx = Context(spec=spec, round_number=number, client_id=name, device=torch.device(device))
+            ctx = dataclasses.replace(everywhere, round_number=number, client_id=name, dimensions=dimensions.get(name))
             local = run_local_round(
                 method,
                 broadcast,
@@ -85,7 +97,13 @@ def simulate(
             record.clients[name] = local.metrics
             record.num_examples[name] = local.num_examples
             updates.append(Update(name, local.num_examples, lambda tensors=local.update: tensors))  # type: ignore[misc]
-        aggregated = run_aggregation(method, server_state, updates, Context(spec=spec, round_number=number))
+        aggregated = run_aggregation(
+            method,
+            server_state,
+            updates,
+            dataclasses.replace(everywhere, round_number=number),
+            on_epoch=functools.partial(on_distillation, number),
+        )
         server_state, broadcast = aggregated.state, aggregated.broadcast
         result.model = broadcast
         result.history.append(record)
@@ -97,6 +115,16 @@ def _partition(spec: RunSpec, data_root: Path | None) -> dict[str, ImageData]:
     if spec.partition is None:
         raise SpecError("a simulation needs images: add a [partition] section to the spec")
     return deal(spec.partition, spec.data, data_root).by_client
+
+
+def _public(spec: RunSpec, images: ImageData | None, data_root: Path | None, device: str) -> ClientData | None:
+    if spec.public_data is None:
+        return None
+    if images is None:
+        images = load_public(spec.public_data, spec.data, data_root)
+    if len(images) != spec.public_data.num_images:
+        raise SpecError(f"public_data.num_images is {spec.public_data.num_images}, but {len(images)} images are given")
+    return ClientData(torch.from_numpy(images.images).to(device))
 
 
 def _participants(cohort: CohortConfig, shards: dict[str, ImageData]) -> list[str]:

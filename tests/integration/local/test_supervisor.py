@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +246,25 @@ def test_what_is_never_started_again_is_only_told(tmp_path: Path, until: Until) 
         supervisor.start(sleeper(tmp_path, "raise SystemExit(3)", restart="never"))
         until(lambda: events[1:])
         assert events[1] == "exited with status 3"
+        assert supervisor.pid("sleeper") is None
+        supervisor.raise_if_failed()
+
+
+def test_a_final_status_is_only_told_and_any_other_is_not(tmp_path: Path, until: Until) -> None:
+    events: list[str] = []
+    source = """
+import pathlib, sys
+seen = pathlib.Path(sys.argv[-1])
+status = 3 if seen.exists() else 1
+seen.touch()
+sys.exit(status)
+"""
+    service = sleeper(tmp_path, source, final_statuses=(3,))
+    service = replace(service, command=[*service.command, str(tmp_path / "seen")])
+    with Supervisor(tmp_path, on_event=lambda _, what: events.append(what), backoff=QUICK) as supervisor:
+        supervisor.start(service)
+        until(lambda: "exited with status 3" in events)
+        assert "exited with status 1; starting again in 0.02 s" in events
         assert supervisor.pid("sleeper") is None
         supervisor.raise_if_failed()
 

@@ -104,6 +104,16 @@ def test_validation_errors_are_listed(server: ScriptedServer) -> None:
         client.create_run(RunSpec())
 
 
+@pytest.mark.parametrize("name", ["HTTP_PROXY", "http_proxy", "ALL_PROXY"])
+def test_a_proxy_is_not_asked_for_this_machine(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "http://127.0.0.1:9")
+    server.script = lambda request: json_answer({"status": "ok", "checks": {}}, 200)
+    with Client(server.url, TOKEN, retry=ONCE) as client:
+        assert client.health().status == "ok"
+
+
 def test_a_page_that_no_coordinator_wrote_is_still_explained(server: ScriptedServer) -> None:
     server.script = lambda request: Answer(404, b"<html>nginx</html>")
     with Client(server.url, TOKEN) as client, pytest.raises(NotFound, match="is the address that of a fedssl"):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedssl.artifacts.header import Entry, Header
-from fedssl.errors import NotFinite
+from fedssl.errors import ArtifactError, NotFinite
 
 _NUMPY: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
@@ -19,7 +19,10 @@ _BF16_EXPONENT = 0x7F80  # all exponent bits set: infinity or NaN
 
 
 def check_finite(path: Path, header: Header) -> None:
-    """Raise NotFinite, naming the tensor, at the first value that is not a finite number."""
+    """Raise NotFinite, naming the tensor, at the first value that is not a finite number.
+
+    Raises ArtifactError where the file ends before the header says so.
+    """
     for entry in header.entries:
         if entry.dtype in _NUMPY and entry.stop > entry.start and not _is_finite(path, header, entry):
             raise NotFinite(
@@ -34,7 +37,11 @@ def _is_finite(path: Path, header: Header, entry: Entry) -> bool:
     with path.open("rb") as file:
         file.seek(header.data_start + entry.start)
         while count:
-            chunk = np.frombuffer(file.read(min(count, _CHUNK) * dtype.itemsize), dtype=dtype)
+            wanted = min(count, _CHUNK) * dtype.itemsize
+            data = file.read(wanted)
+            if len(data) < wanted:
+                raise ArtifactError(f"the file ends within tensor {entry.name}")
+            chunk = np.frombuffer(data, dtype=dtype)
             if entry.dtype == "BF16":
                 if ((chunk & _BF16_EXPONENT) == _BF16_EXPONENT).any():
                     return False

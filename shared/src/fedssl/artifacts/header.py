@@ -7,6 +7,7 @@ tensors has one form and nothing can hide between them.
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -18,6 +19,7 @@ ITEM_SIZES: dict[str, int] = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8,
 LENGTH_BYTES = 8
 _BYTES_PER_ENTRY = 512  # a name of 256, a dtype, eight dimensions and two offsets fit with room to spare
 _NAMES_SHOWN = 5
+_ORDINARY = re.compile(r"[A-Za-z0-9_.]{1,256}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +72,23 @@ def header_length(prefix: bytes, limit: int) -> int:
 
 
 def parse_header(text: bytes) -> Header:
-    """Read a header's JSON. Raises ArtifactError at anything that is not exactly the strict form."""
+    """Read a header's JSON. Raises ArtifactError at anything that is not exactly the strict form.
+
+    Whatever it accepts, the safetensors library reads too: what the API lets in never fails an aggregator.
+    """
+    if text[:1] != b"{":
+        raise ArtifactError("the safetensors header is not a JSON object")
     try:
-        document = json.loads(text.decode("utf-8"), object_pairs_hook=_no_duplicates)
+        document = json.loads(text.decode("utf-8"), object_pairs_hook=_no_duplicates, parse_int=_whole_number)
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError, ValueError) as error:
         raise ArtifactError(f"the safetensors header cannot be read: {error}") from None
-    if not isinstance(document, dict):
-        raise ArtifactError("the safetensors header is not a JSON object")
     if "__metadata__" in document:
         raise ArtifactError("the safetensors header carries __metadata__, which may not travel: save without it")
     entries = tuple(sorted((_entry(name, value) for name, value in document.items()), key=lambda e: (e.start, e.stop)))
     position = 0
     for entry in entries:
         if entry.start != position:
-            raise ArtifactError(f"tensor {entry.name!r}: its bytes leave a gap or overlap another's")
+            raise ArtifactError(f"tensor {_shown(entry.name)}: its bytes leave a gap or overlap another's")
         position = entry.stop
     return Header(entries=entries, data_start=LENGTH_BYTES + len(text))
 
@@ -116,7 +121,20 @@ def check_header(header: Header, tensors: Sequence[TensorSpec], what: str) -> No
 
 
 def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {len(names) - _NAMES_SHOWN} more" * (len(names) > _NAMES_SHOWN))
+    return ", ".join(map(_shown, names[:_NAMES_SHOWN])) + (
+        f" and {len(names) - _NAMES_SHOWN} more" * (len(names) > _NAMES_SHOWN)
+    )
+
+
+def _shown(name: str) -> str:
+    """A name that anybody may have made up, for a message."""
+    return name if _ORDINARY.fullmatch(name) else repr(name[:80])
+
+
+def _whole_number(digits: str) -> int:
+    if digits == "-0":
+        raise ValueError("-0 is no size")
+    return int(digits)
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -132,14 +150,14 @@ def _is_size(value: object) -> bool:
 
 def _entry(name: str, value: object) -> Entry:
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
-        raise ArtifactError(f"tensor {name[:80]!r}: needs exactly dtype, shape and data_offsets")
+        raise ArtifactError(f"tensor {_shown(name)}: needs exactly dtype, shape and data_offsets")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEM_SIZES:
-        raise ArtifactError(f"tensor {name[:80]!r}: dtype must be one of {', '.join(ITEM_SIZES)}")
+        raise ArtifactError(f"tensor {_shown(name)}: dtype must be one of {', '.join(ITEM_SIZES)}")
     if not isinstance(shape, list) or len(shape) > 8 or not all(_is_size(size) for size in shape):
-        raise ArtifactError(f"tensor {name[:80]!r}: shape must be at most 8 sizes, none negative")
+        raise ArtifactError(f"tensor {_shown(name)}: shape must be at most 8 sizes, none negative")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_size(offset) for offset in offsets):
-        raise ArtifactError(f"tensor {name[:80]!r}: data_offsets must be two byte positions")
+        raise ArtifactError(f"tensor {_shown(name)}: data_offsets must be two byte positions")
     if offsets[1] - offsets[0] != num_bytes(dtype, shape):
-        raise ArtifactError(f"tensor {name[:80]!r}: its offsets span another size than its dtype and shape")
+        raise ArtifactError(f"tensor {_shown(name)}: its offsets span another size than its dtype and shape")
     return Entry(name=name, dtype=dtype, shape=tuple(shape), start=offsets[0], stop=offsets[1])

@@ -4,14 +4,16 @@ import hashlib
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
 from fedssl.errors import ArtifactNotFound, DigestMismatch
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_ABANDONED_SECONDS = 24 * 3600
 
 
 class Writer(Protocol):
@@ -24,6 +26,10 @@ class Writer(Protocol):
 
     def flush(self) -> None:
         """Make everything written so far readable at `path`."""
+        ...
+
+    def verify(self, expected: str) -> None:
+        """Raise DigestMismatch unless this is the digest of what was written so far."""
         ...
 
     def commit(self, expected: str | None = None) -> str:
@@ -57,6 +63,7 @@ class FileStore:
         self.root = root
         self._incoming = root / "incoming"
         self._incoming.mkdir(parents=True, exist_ok=True)
+        self._drop_abandoned()
 
     @contextmanager
     def writer(self) -> Iterator["FileWriter"]:
@@ -74,10 +81,17 @@ class FileStore:
         return path
 
     def __contains__(self, digest: str) -> bool:
-        return self._place(digest).is_file()
+        return _DIGEST.fullmatch(digest) is not None and self._place(digest).is_file()
 
     def delete(self, digest: str) -> None:
         self._place(digest).unlink(missing_ok=True)
+
+    def _drop_abandoned(self) -> None:
+        """Remove what processes that were killed had begun to write."""
+        for path in self._incoming.iterdir():
+            with suppress(FileNotFoundError):  # another process removes it at the same time
+                if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
+                    path.unlink()
 
     def _place(self, digest: str) -> Path:
         if not _DIGEST.fullmatch(digest):
@@ -108,10 +122,14 @@ class FileWriter:
     def flush(self) -> None:
         self._file.flush()
 
-    def commit(self, expected: str | None = None) -> str:
-        digest = self._hash.hexdigest()
-        if expected is not None and digest != expected:
+    def verify(self, expected: str) -> None:
+        if (digest := self._hash.hexdigest()) != expected:
             raise DigestMismatch(f"the bytes received have sha256 {digest}, announced was {expected}: send them again")
+
+    def commit(self, expected: str | None = None) -> str:
+        if expected is not None:
+            self.verify(expected)
+        digest = self._hash.hexdigest()
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()

@@ -47,6 +47,8 @@ class Connection:
             headers={"Authorization": f"Bearer {token}"} if token else {},
             timeout=self._limits(None),
             transport=transport,
+            # A proxy that the environment names has no part in what does not leave this machine.
+            trust_env=not _is_loopback(self.url),
         )
 
     def close(self) -> None:
@@ -168,6 +170,11 @@ def summary(error: ValidationError) -> str:
     """The first thing that does not fit, without the values."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     return f"{'.'.join(str(part) for part in first['loc']) or 'the whole'}: {first['msg']}"
+
+
+def _is_loopback(url: str) -> bool:
+    host = httpx.URL(url).host
+    return host == "localhost" or host.startswith("127.") or host == "::1"
 
 
 def _checked_url(url: str) -> str:

@@ -1,5 +1,7 @@
 """The coordinator's half of a round: the first state, and the next one from the clients' updates."""
 
+import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +10,7 @@ import torch
 
 from fedssl.aggregation import AggregationError
 from fedssl.artifacts.tensors import Tensors, check_tensors, in_name_order
+from fedssl.engine.distillation import Checkpoint, OnEpoch, run_distillation
 from fedssl.errors import MethodError
 from fedssl.methods.api import Context, Method, Metrics, ServerState, Update
 
@@ -22,18 +25,26 @@ class ServerResult:
 
 
 def start_run(method: Method[Any], ctx: Context) -> ServerResult:
-    """The state and the broadcast before the first round, from the run's seed alone."""
+    """The state and the broadcast before the first round, from the run's seed and the public images alone."""
+    ctx = dataclasses.replace(ctx, distil=run_distillation)
     modules = method.client(ctx.spec.method).build(ctx)
     state = method.server(ctx.spec.method).initial_state(modules, ctx)
     return _publish(method, state, {}, ctx)
 
 
 def run_aggregation(
-    method: Method[Any], state: Mapping[str, torch.Tensor], updates: Sequence[Update], ctx: Context
+    method: Method[Any],
+    state: Mapping[str, torch.Tensor],
+    updates: Sequence[Update],
+    ctx: Context,
+    *,
+    on_epoch: OnEpoch = lambda progress: None,
+    checkpoint: Checkpoint | None = None,
 ) -> ServerResult:
     """The next state from the updates, which are put in client-id order first.
 
-    Raises MethodError without updates, or with two of one client.
+    `on_epoch` and `checkpoint` are for methods that train on the coordinator: see `run_distillation`. Raises
+    MethodError without updates, or with two of one client.
     """
     ordered = sorted(updates, key=lambda update: update.client_id)
     if not ordered:
@@ -42,6 +53,8 @@ def run_aggregation(
         raise MethodError("two updates of one client in one round")
     server = method.server(ctx.spec.method)
     try:
+        distil = functools.partial(run_distillation, on_epoch=on_epoch, checkpoint=checkpoint)
+        ctx = dataclasses.replace(ctx, distil=distil)
         next_state, metrics = server.aggregate(in_name_order(state), ordered, ctx)
     except AggregationError as error:
         raise MethodError(f"the updates cannot be aggregated: {error}") from error

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +9,9 @@ import torch
 from torch import nn
 
 from fedssl.artifacts.tensors import Tensors, check_tensors, in_name_order
+from fedssl.engine.optimization import autocast, optimizer_for, take_step, total_loss
 from fedssl.errors import MethodError
 from fedssl.methods.api import ClientAlgorithm, ClientData, ClientState, Context, Losses, Method, Metrics, Schedule
-from fedssl.protocol.training import OptimizerConfig
 
 PROGRESS_SECONDS = 0.5  # reading a loss waits for the device, so it is done this often and not every step
 
@@ -80,27 +79,30 @@ def _train(
     on_progress: OnProgress,
 ) -> Metrics:
     schedule = algorithm.schedule(len(data), ctx)
-    optimizer = _optimizer(modules, ctx.spec.training.optimizer, schedule.learning_rate)
+    optimizer = optimizer_for(modules, ctx.spec.training.optimizer, schedule.learning_rate)
     report = _Report(schedule, on_progress)
     sums: Losses = {}
     for epoch in range(schedule.num_epochs):
         sums = {}  # the metrics are the last epoch's means
+        algorithm.begin_epoch(modules, data, epoch, ctx)
         for batch in algorithm.batches(data, epoch, ctx):
-            with _autocast(ctx):
+            with autocast(ctx):
                 losses = algorithm.objective(modules, batch, broadcast, ctx)
-                total = torch.stack([term.float() for term in losses.values()]).sum()
-            optimizer.zero_grad(set_to_none=True)
-            total.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+                total = total_loss(losses)
+            take_step(optimizer, total)
             algorithm.after_step(modules, ctx)
-            for name, term in {**losses, "": total}.items():
+            for name, term in {**_reported(losses), "loss": total}.items():
                 sums[name] = sums.get(name, torch.zeros((), device=ctx.device)) + term.detach().float()
             report.step(epoch, len(batch.indices), total)
     return _means(sums, schedule.steps_per_epoch)
 
 
+def _reported(losses: Losses) -> Losses:
+    return {f"loss/{name}" if term.requires_grad else name: term for name, term in losses.items()}
+
+
 def _means(sums: Losses, num_steps: int) -> Metrics:
-    means = {f"loss/{name}" if name else "loss": float(value) / num_steps for name, value in sums.items()}
+    means = {name: float(value) / num_steps for name, value in sums.items()}
     if bad := [name for name, value in means.items() if not abs(value) < float("inf")]:
         raise MethodError(f"{bad[0]} is not a finite number: lower training.optimizer.learning_rate")
     return means
@@ -135,17 +137,3 @@ class _Report:
                 images_per_second=self._images / max(now - self._start, 1e-9),
             )
         )
-
-
-def _optimizer(modules: nn.ModuleDict, config: OptimizerConfig, learning_rate: float) -> torch.optim.Optimizer:
-    parameters = [parameter for parameter in modules.parameters() if parameter.requires_grad]
-    if config.name == "sgd":
-        return torch.optim.SGD(parameters, lr=learning_rate, momentum=config.momentum, weight_decay=config.weight_decay)
-    kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
-    return kind(parameters, lr=learning_rate, weight_decay=config.weight_decay)
-
-
-def _autocast(ctx: Context) -> AbstractContextManager[object]:
-    if ctx.spec.training.precision == "fp32":
-        return nullcontext()
-    return torch.autocast(ctx.device.type, dtype=torch.bfloat16)

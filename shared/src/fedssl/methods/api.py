@@ -11,13 +11,16 @@ import torch
 from torch import nn
 
 from fedssl.artifacts.tensors import Tensors
+from fedssl.errors import MethodError
 from fedssl.protocol.methods.base import MethodConfig
 from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.training import OptimizerConfig
 from fedssl.seeding import derive_seed
 
 Losses = dict[str, torch.Tensor]
-"""Named terms, already weighted: their sum is what is minimised."""
+"""Named terms, already weighted: their sum is what is minimised. A term without a gradient is no part of it: it is a
+measurement, reported beside them under its own name."""
 
 ClientState = Tensors
 """What a method keeps on the client between rounds and never sends."""
@@ -43,6 +46,11 @@ class ClientData:
         return len(self.images)
 
 
+def nobody_distils(task: "Distillation", ctx: "Context") -> "tuple[Tensors, Metrics]":
+    """Stands for the engine's training where there is none."""
+    raise MethodError("training on the coordinator is part of an aggregation: call run_aggregation")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
     """Who computes what, when and where. `client_id` "" is the coordinator; `round_number` counts from 1, 0 is before
@@ -56,6 +64,8 @@ class Context:
     """The embedding's dimensions that are this client's own in the run (SSD); None where the method assigns none."""
     public: ClientData | None = None
     """The images that everybody holds (FLESD, FedCA), on the device; None where the spec names none."""
+    distil: "Distil" = nobody_distils
+    """How to train on the coordinator: the engine's, which owns the optimiser."""
 
     def generator(self, purpose: str) -> torch.Generator:
         """A fresh generator on the device, the same whenever this round of this client asks for this purpose."""
@@ -96,6 +106,32 @@ class Update:
     load: Callable[[], Mapping[str, torch.Tensor]]
 
 
+class Distillation(Protocol):
+    """A training on the coordinator, in epochs. Without state of its own: everything that changes is in the modules."""
+
+    @property
+    def num_epochs(self) -> int: ...
+
+    @property
+    def optimizer(self) -> OptimizerConfig: ...
+
+    def build(self, ctx: Context) -> nn.ModuleDict:
+        """What is trained, and what goes with it, as it is at the start."""
+        ...
+
+    def steps(self, modules: nn.ModuleDict, epoch: int, ctx: Context) -> Iterator[Losses]:
+        """One epoch. The optimiser takes its step on each of the losses before the next is asked for."""
+        ...
+
+    def result(self, modules: nn.ModuleDict) -> Tensors:
+        """What it was for."""
+        ...
+
+
+Distil = Callable[[Distillation, Context], tuple[Tensors, Metrics]]
+"""Trains, and returns the task's result and what to tell people."""
+
+
 class ClientAlgorithm(Protocol):
     """What a method does on a client. Without state of its own: everything that changes is in `modules`."""
 
@@ -117,6 +153,10 @@ class ClientAlgorithm(Protocol):
     ) -> None:
         """What "receive the global model" means. `state` None: the client starts cold. `modules` are in training mode
         and on the device."""
+        ...
+
+    def begin_epoch(self, modules: nn.ModuleDict, data: ClientData, epoch: int, ctx: Context) -> None:
+        """What is computed from all images before an epoch: a clustering."""
         ...
 
     def batches(self, data: ClientData, epoch: int, ctx: Context) -> Iterator[Batch]:

@@ -4,35 +4,87 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from fedssl.methods.api import Method
+from fedssl.methods.center_merge import CenterMerge
 from fedssl.methods.composition import OVERWRITE, ComposedClient, ComposedServer, Reducer
+from fedssl.methods.control_variates import ControlVariates
+from fedssl.methods.cross_distillation import CrossDistillation
+from fedssl.methods.crossed_kl import CrossedKL
+from fedssl.methods.dapu import DivergenceAwarePredictorUpdate
+from fedssl.methods.decorrelation import Decorrelation
+from fedssl.methods.ema import DivergenceAwareEMA
+from fedssl.methods.flexible_uniform import FlexibleUniform
+from fedssl.methods.local import Local
 from fedssl.methods.parts import Merge, Objective, Part
+from fedssl.methods.projector_distillation import ProjectorDistillation
 from fedssl.methods.proximal import Proximal
-from fedssl.methods.reducers import mean
+from fedssl.methods.reducers import eua, ldawa, mean, none
+from fedssl.methods.separation import DimensionScaledRegularisation, HardSeparation
+from fedssl.methods.similarity import SimilarityUpload
+from fedssl.methods.similarity_distillation import distillation
 from fedssl.protocol.methods.composed import ComposedConfig
+from fedssl.protocol.methods.distillation import DistillationConfig
+from fedssl.protocol.plan import ArtifactPlan, Reduction, TensorSpec
 
 C = TypeVar("C", bound=ComposedConfig)
 
-ADD_ONS: dict[str, Callable[[Any], Part]] = {"proximal": Proximal}
+ADD_ONS: dict[str, Callable[[Any], Part]] = {
+    "crossed_kl": CrossedKL,
+    "decorrelation": Decorrelation,
+    "dsr": DimensionScaledRegularisation,
+    "fedx": CrossDistillation,
+    "fur": FlexibleUniform,
+    "hsd": HardSeparation,
+    "pd": ProjectorDistillation,
+    "proximal": Proximal,
+    "scaffold": ControlVariates,
+}
 
-MERGES: dict[str, Callable[[Any], Merge]] = {"overwrite": lambda config: OVERWRITE}
+MERGES: dict[str, Callable[[Any], Merge]] = {
+    "centers": CenterMerge,
+    "dapu": DivergenceAwarePredictorUpdate,
+    "ema": DivergenceAwareEMA,
+    "local": Local,
+    "overwrite": lambda config: OVERWRITE,
+}
 
-REDUCERS: dict[str, Callable[[Any], Reducer]] = {"mean": mean}
+REDUCERS: dict[str, Callable[[Any], Reducer]] = {
+    "distillation": distillation,
+    "eua": eua,
+    "ldawa": ldawa,
+    "mean": mean,
+    "none": none,
+}
 
 
 def composed_method(config: type[C], objective: Callable[[C], Objective]) -> Method[C]:
     """The method whose objective is made from its config, with the parts that the config names."""
 
     def client(chosen: C) -> ComposedClient:
+        distils = chosen.reducer if isinstance(chosen.reducer, DistillationConfig) else None
         return ComposedClient(
             host=objective(chosen),
             add_ons=tuple(ADD_ONS[add_on.name](add_on) for add_on in chosen.add_ons),
             merge_rule=MERGES[chosen.merge.name](chosen.merge),
+            upload=None if distils is None else SimilarityUpload(distils),
+            encoders={} if distils is None else distils.client_encoders,
         )
 
     return Method(
         name=config.model_fields["name"].default,
         config=config,
-        artifacts=lambda chosen, spec: client(chosen).plan(spec),
+        artifacts=lambda chosen, spec: _reduced_by(chosen.reducer.name, client(chosen).plan(spec)),
         client=client,
         server=lambda chosen: ComposedServer(client(chosen), REDUCERS[chosen.reducer.name](chosen.reducer)),
     )
+
+
+def _reduced_by(reducer: str, plan: ArtifactPlan) -> ArtifactPlan:
+    """The plan with its tensors' reductions as the reducer has them: a weight's own is the mean."""
+    if reducer == "mean":
+        return plan
+    rule: Reduction = "keep" if reducer == "none" else "method"
+
+    def ruled(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+        return tuple(tensor.model_copy(update={"reduce": rule}) for tensor in tensors)
+
+    return ArtifactPlan(broadcast=ruled(plan.broadcast), update=ruled(plan.update))

@@ -9,7 +9,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
@@ -31,11 +31,11 @@ from fedssl.methods.api import (
     Update,
 )
 from fedssl.methods.parts import ENCODER, PROJECTOR, Merge, Objective, Online, Part
+from fedssl.methods.streams import ROTATED, draw_streams, turned
 from fedssl.models import build_encoder, build_mlp, initialised
-from fedssl.protocol.plan import ArtifactPlan, TensorSpec
+from fedssl.protocol.model import EncoderConfig
+from fedssl.protocol.plan import ArtifactPlan, Kind, TensorSpec
 from fedssl.protocol.runs import RunSpec
-
-REFERENCES = "references"
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -54,16 +54,25 @@ OVERWRITE = Overwrite()
 
 @dataclass(frozen=True, slots=True)
 class ComposedClient:
-    """A client that trains one objective with its add-ons and sends the modules that they share."""
+    """A client that trains one objective with its add-ons and sends the modules that they share, unless its merge rule
+    sends nothing or `upload` goes up in their place."""
 
     host: Objective
     add_ons: tuple[Part, ...] = ()
     merge_rule: Merge = OVERWRITE
+    upload: Part | None = None
+    encoders: Mapping[str, EncoderConfig] = field(default_factory=dict)
+    """Clients, by name, with an encoder of their own: their networks stay with them and do not take the global ones."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """Objective first, merge rule last: the order in which their modules are built."""
-        return (self.host, *self.add_ons, self.merge_rule)
+        """Objective first, merge rule after the add-ons: the order in which their modules are built."""
+        return (self.host, *self.add_ons, self.merge_rule, *(() if self.upload is None else (self.upload,)))
+
+    @property
+    def sends_modules(self) -> bool:
+        """Whether the shared modules go up."""
+        return self.merge_rule.sends and self.upload is None
 
     def build(self, ctx: Context) -> nn.ModuleDict:
         return initialised(lambda: self.modules(ctx), Context(spec=ctx.spec, round_number=0).seed("model"))
@@ -71,11 +80,11 @@ class ComposedClient:
     def modules(self, ctx: Context) -> nn.ModuleDict:
         """All modules with fresh weights, from the generator and on the device of the moment."""
         model = ctx.spec.model
-        encoder = build_encoder(model.encoder, ctx.spec.data.channels)
+        encoder = build_encoder(self.encoders.get(ctx.client_id, model.encoder), ctx.spec.data.channels)
         modules = nn.ModuleDict({ENCODER: encoder})
         if PROJECTOR in self.host.shared and model.projector is not None:
             modules[PROJECTOR] = build_mlp(model.projector, encoder.feature_dim)
-        for part in self.parts:
+        for part in sorted(self.parts, key=lambda part: part.built_last):
             for name, module in part.heads(modules, ctx).items():
                 if name in modules:
                     raise MethodError(f"two parts of the method bring a module {name!r}")
@@ -85,9 +94,12 @@ class ComposedClient:
     def schedule(self, num_images: int, ctx: Context) -> Schedule:
         training = ctx.spec.training
         batches = epoch_batches(num_images, training.batch_size, torch.Generator(), training.drop_last)
-        return Schedule(
+        schedule = Schedule(
             num_epochs=training.local_epochs, steps_per_epoch=len(batches), learning_rate=learning_rate(ctx)
         )
+        for part in self.parts:
+            schedule = part.schedule(schedule, num_images, ctx)
+        return schedule
 
     def merge(
         self,
@@ -98,49 +110,51 @@ class ComposedClient:
         ctx: Context,
     ) -> None:
         if state is not None:
-            load_modules(modules, self._kept(), state, "client state")
-        self.merge_rule.receive(modules, self.sent(modules), broadcast, cold=state is None, ctx=ctx)
+            load_modules(modules, self._kept(modules, ctx), state, "client state")
+        if ctx.client_id not in self.encoders:
+            self.merge_rule.receive(modules, self.sent(modules), broadcast, cold=state is None, ctx=ctx)
         for part in self.parts if state is None else ():
             part.start_cold(modules, ctx)
         for part in self.parts:
             part.begin(modules, broadcast, data, ctx)
 
+    def begin_epoch(self, modules: nn.ModuleDict, data: ClientData, epoch: int, ctx: Context) -> None:
+        for part in self.parts:
+            part.begin_epoch(modules, data, epoch, ctx)
+
     def batches(self, data: ClientData, epoch: int, ctx: Context) -> Iterator[Batch]:
         training, num_views = ctx.spec.training, self.host.num_views
         # Batches are drawn on the CPU, so that every device sees the images in one order.
         order = torch.Generator().manual_seed(ctx.seed(f"batches/{epoch}"))
-        others = torch.Generator().manual_seed(ctx.seed(f"references/{epoch}"))
         views = ctx.generator(f"views/{epoch}")
-        anchors = epoch_batches(len(data), training.batch_size, order, training.drop_last)
-        wants_references = any(REFERENCES in part.streams for part in self.parts)
-        pool = torch.randperm(len(data), generator=others) if wants_references else None
-        for number, indices in enumerate(anchors):
-            streams = [indices] * num_views
-            if pool is not None:
-                # A second, independently shuffled pass over the same images.
-                streams.append(pool.roll(-number * training.batch_size)[: len(indices)])
-            chosen = torch.cat(streams).to(data.images.device)
-            augmented = random_view(to_float(data.images[chosen]), ctx.spec.data.augmentation, views)
-            parts = normalize(augmented, ctx.spec.data).chunk(len(streams))
+        draw = draw_streams(frozenset(stream for part in self.parts for stream in part.streams), data, epoch, ctx)
+        for number, indices in enumerate(epoch_batches(len(data), training.batch_size, order, training.drop_last)):
+            streams = draw(number, indices)
             indices = indices.to(data.images.device)
-            yield Batch(
-                views=parts[:num_views],
-                indices=indices,
-                labels=None if data.labels is None else data.labels[indices],
-                extra={} if pool is None else {REFERENCES: parts[num_views]},
-            )
+            images = torch.cat([data.images[indices.repeat(num_views)], *streams.values()])
+            augmented = random_view(to_float(images), ctx.spec.data.augmentation, views)
+            parts = normalize(augmented, ctx.spec.data).chunk(num_views + len(streams))
+            extra = dict(zip(streams, parts[num_views:], strict=True))
+            if ROTATED in extra:
+                extra[ROTATED] = turned(extra[ROTATED])
+            labels = None if data.labels is None else data.labels[indices]
+            yield Batch(views=parts[:num_views], indices=indices, labels=labels, extra=extra)
 
     def objective(self, modules: nn.ModuleDict, batch: Batch, broadcast: Tensors, ctx: Context) -> Losses:
         online = run_online(modules, batch, joint=self.host.joint_forward)
         for part in self.parts:
             online = part.transform(online, modules, ctx)
-        losses: Losses = {}
-        for part in self.parts:
+        online = self.host.complete(online, modules, batch, ctx)
+        weight = math.prod(part.objective_weight for part in self.parts)
+        terms = self.host.terms(online, modules, batch, ctx) if weight else {}
+        losses = terms if weight == 1 else {name: weight * term for name, term in terms.items()}
+        for part in self.parts[1:]:
             losses.update(part.terms(online, modules, batch, ctx))
         return losses
 
     def after_step(self, modules: nn.ModuleDict, ctx: Context) -> None:
-        for part in self.parts:
+        # Corrections of the online network come before the objective's moving averages of it.
+        for part in (*self.add_ons, self.host, self.merge_rule):
             part.after_step(modules, ctx)
 
     def finish(
@@ -149,38 +163,51 @@ class ComposedClient:
         schedule = self.schedule(len(data), ctx)
         for part in self.parts:
             part.end(modules, data, schedule, ctx)
-        update = tensors_of(modules, self.sent(modules))
+        update = self._module_update(modules) if self.sends_modules else {}
         for part in self.parts:
             update.update(part.extra_update(modules, data, ctx))
-        return update, tensors_of(modules, self._kept())
+        return update, tensors_of(modules, self._kept(modules, ctx))
+
+    def _module_update(self, modules: nn.ModuleDict) -> Tensors:
+        sources = {name: modules[self.merge_rule.source(name)] for name in self.sent(modules)}
+        return {
+            f"{name}.{key}": value for name, module in sources.items() for key, value in module.state_dict().items()
+        }
 
     def sent(self, modules: nn.ModuleDict) -> tuple[str, ...]:
-        """The names of the modules that travel."""
+        """The names of the modules that travel: down always, and up where `sends_modules`."""
         return (ENCODER, *(name for part in self.parts for name in part.shared if name in modules))
 
-    def module_tensors(self, ctx: Context) -> frozenset[str]:
-        """The names of the sent modules' tensors: what the reducer combines."""
+    def reduced(self, ctx: Context) -> frozenset[str]:
+        """The names of the tensors that the reducer combines: the sent modules', or those in their place."""
         with torch.device("meta"):
             modules = self.modules(ctx)
+        if self.upload is not None:
+            return frozenset(tensor.name for tensor in self.upload.extra_plan(modules, ctx)[1])
         return frozenset(f"{name}.{key}" for name in self.sent(modules) for key in modules[name].state_dict())
 
-    def _kept(self) -> tuple[str, ...]:
-        return tuple(name for part in self.parts for name in part.kept)
+    def _kept(self, modules: nn.ModuleDict, ctx: Context) -> tuple[str, ...]:
+        kept = tuple(name for part in self.parts for name in part.kept)
+        own = ctx.client_id in self.encoders or not self.merge_rule.sends
+        return (*self.sent(modules), *kept) if own else kept
 
     def plan(self, spec: RunSpec) -> ArtifactPlan:
         """The sent modules' tensors and the parts' own, from a build on the meta device that computes nothing."""
         ctx = Context(spec=spec, round_number=0)
         with torch.device("meta"):
             modules = self.modules(ctx)
+        kinds = {name: kind for part in self.parts for name, kind in part.kinds.items()}
         weights = tuple(
-            declare(f"{module}.{name}", tensor)
+            declare(f"{module}.{name}", tensor, kinds.get(module, "weights"))
             for module in sorted(self.sent(modules))
             for name, tensor in sorted(modules[module].state_dict().items())
         )
         extra = [part.extra_plan(modules, ctx) for part in self.parts]
+        if not self.merge_rule.sends and any(up for _, up in extra):
+            raise MethodError("a merge rule that sends nothing cannot stand beside a part that must send tensors")
         return ArtifactPlan(
             broadcast=weights + tuple(spec for down, _ in extra for spec in down),
-            update=weights + tuple(spec for _, up in extra for spec in up),
+            update=(weights if self.sends_modules else ()) + tuple(spec for _, up in extra for spec in up),
         )
 
 
@@ -205,7 +232,7 @@ class ComposedServer:
         return state
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], ctx: Context) -> tuple[ServerState, Metrics]:
-        names = self.client.module_tensors(ctx)
+        names = self.client.reduced(ctx)
         weights, metrics = self.reduce([_only(update, names) for update in updates], state, ctx)
         next_state = dict(weights)
         for part in self.client.parts:
@@ -236,12 +263,13 @@ class _Selection(Mapping[str, torch.Tensor]):
         return len(self._names)
 
 
-def declare(name: str, tensor: torch.Tensor) -> TensorSpec:
+def declare(name: str, tensor: torch.Tensor, kind: Kind = "weights") -> TensorSpec:
     """A weight's place in the plan: floats by weighted mean, integers by a mean that stays whole."""
     return TensorSpec(
         name=name,
         dtype=DTYPES[tensor.dtype],
         shape=tuple(tensor.shape),
+        kind=kind,
         reduce="mean" if tensor.is_floating_point() else "integral_mean",
     )
 
@@ -266,7 +294,7 @@ def run_online(modules: nn.ModuleDict, batch: Batch, *, joint: bool) -> Online:
         z = tuple(modules[PROJECTOR](x) for x in h) if PROJECTOR in modules else h
     num_views = len(batch.views)
     extra = dict(zip(batch.extra, zip(h[num_views:], z[num_views:], strict=True), strict=True))
-    return Online(h=h[:num_views], z=z[:num_views], extra=extra)
+    return Online(h=h[:num_views], z=z[:num_views], extra=extra, projected=z[:num_views])
 
 
 def encoder_width(modules: nn.ModuleDict) -> int:

@@ -10,7 +10,7 @@ Deviation: in the first round EasyFL's target is the online module itself, so th
 a copy from the start, which is what both papers describe.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -21,18 +21,16 @@ from fedssl.losses import byol_regression
 from fedssl.methods.api import Batch, Context, Losses
 from fedssl.methods.compose import composed_method
 from fedssl.methods.composition import copy_of, move_towards
-from fedssl.methods.parts import ENCODER, PREDICTOR, PROJECTOR, Objective, Online
+from fedssl.methods.parts import ENCODER, PREDICTOR, PROJECTOR, TARGETS, Objective, Online
 from fedssl.models import build_mlp
-from fedssl.protocol.methods.fedbyol import FedBYOLConfig
-
-TARGETS = {ENCODER: "target_encoder", PROJECTOR: "target_projector"}
+from fedssl.protocol.methods.fedbyol import BYOLConfig, FedBYOLConfig
 
 
 @dataclass(frozen=True)
 class BYOL(Objective):
     """Predict the target network's view of the other view."""
 
-    config: FedBYOLConfig
+    config: BYOLConfig
 
     shared: ClassVar[tuple[str, ...]] = (PROJECTOR, PREDICTOR)
     kept: ClassVar[tuple[str, ...]] = tuple(TARGETS.values())
@@ -50,11 +48,14 @@ class BYOL(Objective):
         for online, target in TARGETS.items():
             modules[target].load_state_dict(modules[online].state_dict())
 
-    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Losses:
+    def complete(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Online:
         with torch.no_grad():
-            targets = [modules["target_projector"](modules["target_encoder"](view)) for view in batch.views]
-        predictions = [modules[PREDICTOR](z) for z in online.z]
-        return {"regression": byol_regression(predictions[0], targets[1]) + byol_regression(predictions[1], targets[0])}
+            targets = tuple(modules[TARGETS[PROJECTOR]](modules[TARGETS[ENCODER]](view)) for view in batch.views)
+        return replace(online, predicted=tuple(modules[PREDICTOR](z) for z in online.z), targets=targets)
+
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Losses:
+        (p1, p2), (t1, t2) = online.predicted, online.targets
+        return {"regression": byol_regression(p1, t2) + byol_regression(p2, t1)}
 
     def after_step(self, modules: nn.ModuleDict, ctx: Context) -> None:
         for online, target in TARGETS.items():

@@ -3,11 +3,12 @@
 All three are `Part`s: they may bring modules, say which of those are sent and which stay with the client, and hook into
 the round. A part has no state of its own; whatever changes lives in its modules, whose tensors travel or are kept.
 
-A round calls, in this order: `heads`, the merge rule's `receive`, `start_cold` (without client state), `begin`, then
-for every batch `transform` and `terms` and after its step `after_step`, and at last `end` and `extra_update`.
+A round calls, in this order: `heads`, the merge rule's `receive`, `start_cold` (without client state), `begin`, for
+every epoch `begin_epoch`, for every batch `transform`, the objective's `complete` and `terms` and after its step
+`after_step`, and at last `end` and `extra_update`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -16,19 +17,27 @@ from torch import nn
 
 from fedssl.artifacts.tensors import Tensors
 from fedssl.methods.api import Batch, ClientData, Context, Losses, Schedule, Update
-from fedssl.protocol.plan import TensorSpec
+from fedssl.protocol.plan import Kind, TensorSpec
 
 ENCODER, PROJECTOR, PREDICTOR = "encoder", "projector", "predictor"
+
+TARGETS = {ENCODER: "target_encoder", PROJECTOR: "target_projector"}
+"""What an objective with a target network calls its modules, by the online module that each follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Online:
     """The online network's outputs. One entry a view: `h` (B, H) of the encoder, `z` (B, D) of the projector (without a
-    projector z is h); `extra` holds (h, z) of the batch's further streams by name."""
+    projector z is h); `extra` holds (h, z) of the batch's further streams by name. `projected` is z as the projector
+    gave it, whatever a part has made of `z` since. `predicted` (B, D) and `targets` (B, D): what the predictor makes of
+    z and the target network of the views, where the objective computes them."""
 
     h: tuple[torch.Tensor, ...]
     z: tuple[torch.Tensor, ...]
     extra: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    projected: tuple[torch.Tensor, ...] = ()
+    predicted: tuple[torch.Tensor, ...] = ()
+    targets: tuple[torch.Tensor, ...] = ()
 
 
 class Part:
@@ -37,12 +46,24 @@ class Part:
     shared: ClassVar[tuple[str, ...]] = ()
     """Modules that are sent and averaged."""
 
+    kinds: ClassVar[Mapping[str, Kind]] = {}
+    """What a shared module's tensors are to the data owner, by the module's name, where they are not `weights`."""
+
     kept: ClassVar[tuple[str, ...]] = ()
     """Modules that stay with the client from round to round."""
 
-    streams: ClassVar[tuple[str, ...]] = ()
-    """Further image streams that a batch must bring; `references` is the one there is: as many other random images of
-    the client, one view each."""
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """Further image streams that a batch must bring, by the names of `fedssl.methods.streams`."""
+        return ()
+
+    @property
+    def objective_weight(self) -> float:
+        """What this part multiplies the objective's own terms by; at 0 they are not computed."""
+        return 1.0
+
+    built_last: ClassVar[bool] = False
+    """Whether `heads` looks at the modules of all other parts, and so comes after theirs."""
 
     def heads(self, modules: nn.ModuleDict, ctx: Context) -> dict[str, nn.Module]:
         """New modules. `modules` holds those of the parts before: encoder, projector, the objective's heads.
@@ -57,6 +78,13 @@ class Part:
 
     def begin(self, modules: nn.ModuleDict, broadcast: Tensors, data: ClientData, ctx: Context) -> None:
         """Last preparations before training: teachers, reference weights."""
+
+    def schedule(self, schedule: Schedule, num_images: int, ctx: Context) -> Schedule:
+        """Change how much this client trains in this round."""
+        return schedule
+
+    def begin_epoch(self, modules: nn.ModuleDict, data: ClientData, epoch: int, ctx: Context) -> None:
+        """Before an epoch's first batch: what is computed from all of the client's images."""
 
     def transform(self, online: Online, modules: nn.ModuleDict, ctx: Context) -> Online:
         """Change the online outputs before any term sees them."""
@@ -99,9 +127,21 @@ class Objective(Part):
     joint_forward: ClassVar[bool] = True
     """Whether the views pass the network as one batch, and so share BatchNorm statistics."""
 
+    def complete(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Online:
+        """Add `predicted` and `targets`, after every `transform`: computed once, the terms of all parts use them."""
+        return online
+
 
 class Merge(Part):
     """What "receive the global model" means."""
+
+    sends: ClassVar[bool] = True
+    """Whether the shared modules are sent. Where they are not they are kept, the update is empty, and the broadcast
+    holds the initial weights for a cold start."""
+
+    def source(self, name: str) -> str:
+        """The module whose tensors go up under the name of a shared one: itself, but for ablations."""
+        return name
 
     def receive(
         self, modules: nn.ModuleDict, names: tuple[str, ...], broadcast: Tensors, *, cold: bool, ctx: Context

@@ -6,9 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fedssl.models.torchvision_guard import import_torchvision
-from fedssl.protocol.model import EncoderConfig
-
-_RESNET_WIDTHS = {"resnet18": 512, "resnet50": 2048}
+from fedssl.protocol.model import RESNET_WIDTHS, EncoderConfig
 
 
 class Encoder(nn.Module):
@@ -68,7 +66,7 @@ class ResNet(Encoder):
             if child_name == "fc" or (child_name == "maxpool" and small):
                 continue
             self.add_module(child_name, child)
-        self.feature_dim = _RESNET_WIDTHS[name]
+        self.feature_dim = RESNET_WIDTHS[name]
 
     def forward(self, x: Tensor) -> Tensor:
         for child in self.children():

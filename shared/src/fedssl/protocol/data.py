@@ -71,5 +71,25 @@ class PartitionConfig(StrictModel):
     num_clients: int = Field(default=4, ge=1, le=10_000)
     scheme: Literal["iid", "classes", "dirichlet"] = "dirichlet"
     alpha: float | None = Field(default=0.1, gt=0, description="Concentration of the Dirichlet distribution.")
+    pooled: bool = Field(
+        default=False,
+        description="The centralised baseline: all images at one client, `client-0`, and no partition. R rounds of E "
+        "epochs are then R * E epochs of central training in which the optimiser, with its momentum, starts anew every "
+        "round and a cosine schedule goes by rounds: num_rounds 1 with local_epochs R * E for none of that.",
+    )
     max_images: int | None = Field(default=None, ge=1, description="Use this many training images, drawn by the seed.")
+    seed: int = Field(default=0, ge=0, lt=2**63)
+
+
+class PublicDataConfig(StrictModel):
+    """Images that everybody holds: the coordinator and every client find them on their own machine, by name.
+
+    They must be the same images in the same order everywhere: a data set with fixed files, or copies of one .npz file.
+    """
+
+    dataset: str = Field(description="A data set's name, an image folder or an .npz file.")
+    split: Literal["train", "test"] = "train"
+    num_images: int = Field(
+        default=2048, ge=2, le=10_000_000, description="Use this many of the split's images, drawn by the seed."
+    )
     seed: int = Field(default=0, ge=0, lt=2**63)

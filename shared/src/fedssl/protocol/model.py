@@ -8,6 +8,8 @@ from fedssl.protocol.base import StrictModel
 
 Width = Annotated[int, Field(ge=1, le=65_536)]
 
+RESNET_WIDTHS = {"resnet18": 512, "resnet50": 2048}
+
 
 class EncoderConfig(StrictModel):
     """The network that the federation is for; its output h feeds everything downstream."""
@@ -25,6 +27,11 @@ class EncoderConfig(StrictModel):
         max_length=8,
         description="ConvNet only: channels of each stride-2 block; the last is the representation's width.",
     )
+
+    @property
+    def feature_dim(self) -> int:
+        """H, the width of the representation."""
+        return self.widths[-1] if self.name == "convnet" else RESNET_WIDTHS[self.name]
 
 
 class MLPConfig(StrictModel):
@@ -47,5 +54,5 @@ class ModelConfig(StrictModel):
     )
     predictor: MLPConfig = Field(
         default=MLPConfig(),
-        description="Used by methods that predict (BYOL, SimSiam, FedX); its output is as wide as the projector's.",
+        description="Used by methods that predict (BYOL, SimSiam); its output is as wide as the projector's.",
     )

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints, model_validator
 
 from fedssl.protocol.base import StrictModel
-from fedssl.protocol.data import DataConfig, PartitionConfig
+from fedssl.protocol.data import DataConfig, PartitionConfig, PublicDataConfig
 from fedssl.protocol.methods import AnyMethod
 from fedssl.protocol.methods.fedalignuniform import FedAlignUniformConfig
 from fedssl.protocol.model import ModelConfig
@@ -29,7 +29,13 @@ class RunSpec(StrictModel):
         default=None, description="Read by `fedssl simulate` and `fedssl up` alone."
     )
 
+    public_data: PublicDataConfig | None = Field(
+        default=None, description="Images that the coordinator and every client hold; only some methods use them."
+    )
+
     @model_validator(mode="after")
     def _method_fits_model(self) -> "RunSpec":
         self.method.check(self.model)
+        self.method.check_training(self.training)
+        self.method.check_public_data(self.public_data)
         return self

@@ -1,19 +1,221 @@
 """Configs of the add-ons: loss terms and corrections that go onto any objective they are defined for."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from fedssl.protocol.methods.parts import PartConfig
+from fedssl.protocol.methods.parts import DimensionedConfig, PartConfig
+from fedssl.protocol.model import MLPConfig, ModelConfig
+from fedssl.protocol.training import TrainingConfig
+
+if TYPE_CHECKING:
+    from fedssl.protocol.methods.composed import ComposedConfig
+
+
+class CrossedKLConfig(PartConfig):
+    """FedRLC's crossed divergence: trained cluster centers, to which both views are assigned alike (Eq. 4 to 8)."""
+
+    sends: ClassVar[bool] = True
+
+    name: Literal["crossed_kl"] = "crossed_kl"
+    num_centers: int = Field(
+        default=10, ge=2, le=10_000, description="M. FedRLC: the number of classes, 10 for CIFAR-10, 100 for CIFAR-100."
+    )
+    weight: float = Field(default=1.0, ge=0, le=1000, description="Against the objective (FedRLC Eq. 9: 1).")
+    exponent: float = Field(
+        default=-0.5, ge=-100, lt=0, description="Of 1 + ||z - mu||^2: -0.5 as Eq. 4 prints it; DEC's is -1."
+    )
+    scale: Literal["raw", "unit"] = Field(
+        default="raw",
+        description="`raw` compares embeddings as they are, as Eq. 4; where that uses few centers, `unit` compares "
+        "unit vectors, with centers that start from embeddings of images.",
+    )
+
+    def check(self, host: "ComposedConfig", model: ModelConfig) -> None:
+        if not {"predictor", "target"} <= host.traits:
+            raise ValueError(
+                f"crossed_kl compares a predictor's output with a target network's, and {host.name} has none: "
+                "put it onto fedbyol, fedu or fedema"
+            )
+
+
+class DecorrelationConfig(PartConfig):
+    """FedDecorr: features that do not predict one another, against dimensional collapse."""
+
+    name: Literal["decorrelation"] = "decorrelation"
+    weight: float = Field(default=0.1, ge=0, le=1000, description="Weight of the sum over the views (FedDecorr: 0.1).")
+    on: Literal["z", "h"] = Field(
+        default="z",
+        description="The embedding, as the rows of SSD's tables have it, or the representation, as FedDecorr itself.",
+    )
+    variant: Literal["reference", "paper"] = Field(
+        default="reference",
+        description="`reference` is FedDecorr's code, to which its weight belongs: about batch_size times `paper`, "
+        "||K||_F^2 / D^2 of the correlations K.",
+    )
+
+    def check(self, host: "ComposedConfig", model: ModelConfig) -> None:
+        width = host.embedding_width(model) if self.on == "z" else model.encoder.feature_dim
+        if width < 2:
+            raise ValueError(f"decorrelation on {self.on} needs two features at least; this model has one")
+
+
+class DSRConfig(DimensionedConfig):
+    """SSD's dimension-scaled regularisation: every client leans towards dimensions of its own."""
+
+    name: Literal["dsr"] = "dsr"
+    gamma: float = Field(default=1.0, ge=0, le=1e6, description="gamma, its weight (SSD: 1).")
+    alpha: float = Field(default=10.0, ge=0, le=1e6, description="alpha, the scale of its own dimensions (SSD: 10).")
+    variant: Literal["reference", "paper"] = Field(
+        default="reference",
+        description="`reference` is SSD's code: in a rotated basis, towards a target of unit length, by a norm that is "
+        "not squared. `paper` is Eq. 7 on unit vectors; its gradient is some 60 times larger, so lower gamma with it.",
+    )
+
+
+class FedXConfig(PartConfig):
+    """FedX: two-sided distillation, among a client's images and from the global model (Han et al. 2022)."""
+
+    needs_others: ClassVar[bool] = True
+    sends: ClassVar[bool] = True
+
+    name: Literal["fedx"] = "fedx"
+    local_contrastive: float = Field(
+        default=1.0, ge=0, le=1000, description="Weight of the objective's own loss, L_c^local; 0 leaves it out."
+    )
+    local_relational: float = Field(
+        default=1.0, ge=0, le=1000, description="Weight of L_r^local, Eq. 7; 0 leaves it out."
+    )
+    global_contrastive: float = Field(
+        default=1.0, ge=0, le=1000, description="Weight of L_c^global, Eq. 9; 0 leaves it out."
+    )
+    global_relational: float = Field(
+        default=1.0, ge=0, le=1000, description="Weight of L_r^global, Eq. 11; 0 leaves it out."
+    )
+    temperature: float = Field(default=0.1, gt=0, le=100, description="tau of Eq. 6, 9 and 10 (FedX: 0.1).")
+    rel_kl: Literal["reference", "paper"] = Field(
+        default="reference",
+        description="Direction of Eq. 7's and 11's divergences: `reference` is FedX's code, KL(m || r), `paper` is "
+        "KL(r || m) as printed.",
+    )
+    predictor: MLPConfig | None = Field(
+        default=None,
+        description="h of Eq. 9; None is FedX's code: Linear, ReLU, Linear, all as wide as the embedding, no "
+        "BatchNorm. Its output always is as wide as the embedding.",
+    )
+
+    def check(self, host: "ComposedConfig", model: ModelConfig) -> None:
+        if "views" not in host.traits or "projector" not in host.traits:
+            raise ValueError(f"fedx compares two views of an image in the embedding; {host.name} does not make them")
+        if model.projector is None:
+            raise ValueError("fedx compares what projectors make of images: describe model.projector")
+        if any(add_on.name == "hsd" for add_on in host.add_ons):
+            raise ValueError("hsd masks embeddings of views, not those that fedx compares them with: choose one")
+        weights = (self.local_contrastive, self.local_relational, self.global_contrastive, self.global_relational)
+        if not any(weights):
+            raise ValueError("all four weights of fedx are 0, so there is nothing to train on: leave one of them")
+        if host.merge.name == "local" and (self.global_contrastive or self.global_relational):
+            raise ValueError(
+                "fedx distils the global model, and with method.merge local there is none: set global_contrastive and "
+                "global_relational to 0"
+            )
+
+
+class FURConfig(PartConfig):
+    """FedU2's flexible uniform regulariser: embeddings spread evenly over the sphere."""
+
+    name: Literal["fur"] = "fur"
+    weight: float = Field(default=0.01, ge=0, le=1000, description="Weight of the sum over the views (FedU2: 0.01).")
+    num_projections: int = Field(default=6, ge=1, le=1000, description="Random directions in every tangent plane.")
+    divisor: float = Field(
+        default=6.0,
+        gt=0,
+        le=1e6,
+        description="Of the sum over the batch's tangent planes. FedU2's code has 6, and so grows with the batch.",
+    )
+
+
+class HSDConfig(DimensionedConfig):
+    """SSD's opposite, hard separation: the losses see the client's own dimensions alone."""
+
+    name: Literal["hsd"] = "hsd"
+
+    def check(self, host: "ComposedConfig", model: ModelConfig) -> None:
+        super().check(host, model)
+        if "symmetric" not in host.traits:
+            raise ValueError(
+                f"hsd masks both sides of a comparison of embeddings; {host.name} compares them with something else: "
+                "put it onto fedalignuniform or fedsimclr"
+            )
+        for add_on in host.add_ons:
+            if add_on.name == "dsr":
+                raise ValueError("hsd leaves nothing outside a client's dimensions for dsr to pull on: choose one")
+            if add_on.name == "fedx":
+                raise ValueError("hsd masks embeddings and fedx compares them with a teacher's whole ones: choose one")
+
+
+class PDConfig(PartConfig):
+    """SSD's projector distillation: what the embedding learnt reaches the representation."""
+
+    name: Literal["pd"] = "pd"
+    delta: float = Field(default=0.1, ge=0, le=1e6, description="delta, its weight (SSD: 0.1).")
+    temperature: float = Field(default=0.5, gt=0, le=100, description="Of `reference` alone (SSD's code: 0.5).")
+    variant: Literal["reference", "paper", "mse"] = Field(
+        default="reference",
+        description="`reference` is SSD's code, KL(z || h) at `temperature`; `paper` is Eq. 9, KL(h || z) at 1; `mse` "
+        "is Table 5's mean square.",
+    )
+
+    def check(self, host: "ComposedConfig", model: ModelConfig) -> None:
+        if "projector" not in host.traits or model.projector is None:
+            raise ValueError("pd distils a projector's output into its input: it needs a projector")
+        h, z = model.encoder.feature_dim, model.projector.out_dim
+        if h != z:
+            raise ValueError(f"pd compares h, {h} wide, with z, {z} wide: set model.projector.out_dim to {h}")
 
 
 class ProximalConfig(PartConfig):
     """FedProx: stay close to the global weights (Li et al. 2020, Eq. 2)."""
 
+    needs_others: ClassVar[bool] = True
+
     name: Literal["proximal"] = "proximal"
     mu: float = Field(
-        default=0.01, ge=0, le=1000, description="mu of (mu/2)||w - w_g||^2. FLESD's code has no 1/2: halve its mu."
+        default=0.01, ge=0, le=1000, description="mu of (mu/2)||w - w_g||^2. FLESD's code has no 1/2: double its mu."
     )
 
 
-AnyAddOn = Annotated[ProximalConfig, Field(discriminator="name")]
+class ScaffoldConfig(PartConfig):
+    """SCAFFOLD: control variates that take the drift out of every client's steps (Karimireddy et al. 2020)."""
+
+    needs_others: ClassVar[bool] = True
+    sends: ClassVar[bool] = True
+
+    name: Literal["scaffold"] = "scaffold"
+    step_size: Literal["momentum", "plain"] = Field(
+        default="momentum",
+        description="How far one step is taken to go where the variates are found (option II). `momentum`: "
+        "lr / (1 - momentum), as SGD does in the long run. `plain`: lr, as in NIID-Bench, whose variates are then 10 "
+        "times gradients at momentum 0.9. Without momentum the two are one.",
+    )
+
+    def check_training(self, training: TrainingConfig) -> None:
+        if training.optimizer.name != "sgd":
+            raise ValueError(
+                "scaffold finds mean gradients from how far SGD went, which tells nothing about "
+                f"{training.optimizer.name}: set training.optimizer.name to sgd"
+            )
+
+
+AnyAddOn = Annotated[
+    CrossedKLConfig
+    | DecorrelationConfig
+    | DSRConfig
+    | FedXConfig
+    | FURConfig
+    | HSDConfig
+    | PDConfig
+    | ProximalConfig
+    | ScaffoldConfig,
+    Field(discriminator="name"),
+]

@@ -1,11 +1,14 @@
 """What every method's config has in common."""
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
 from fedssl.protocol.base import StrictModel
+from fedssl.protocol.data import PublicDataConfig
 from fedssl.protocol.model import ModelConfig
+from fedssl.protocol.training import TrainingConfig
 
 
 class MethodInfo(BaseModel):
@@ -22,6 +25,15 @@ class MethodInfo(BaseModel):
     """Raised when the method's mathematics or plan changes; a worker declines a version that it does not have."""
 
 
+@dataclass(frozen=True, slots=True)
+class DimensionsWanted:
+    """Dimensions of the embedding that are divided among a run's clients: `width` of them, for `num_clients` clients.
+    `num_clients` None: those that the run starts with."""
+
+    width: int
+    num_clients: int | None
+
+
 class MethodConfig(StrictModel):
     """A method's parameters. Subclasses set `name` to a literal with a default, and `info`."""
 
@@ -31,3 +43,13 @@ class MethodConfig(StrictModel):
 
     def check(self, model: ModelConfig) -> None:
         """Raise ValueError, saying what to change, where the method cannot train this model."""
+
+    def check_training(self, training: TrainingConfig) -> None:
+        """Raise ValueError, saying what to change, where the method cannot train this way."""
+
+    def check_public_data(self, public_data: PublicDataConfig | None) -> None:
+        """Raise ValueError, saying what to change, where the method lacks public images or these do not fit."""
+
+    def dimensions_wanted(self, model: ModelConfig) -> DimensionsWanted | None:
+        """The dimensions to divide among the clients; None: the method assigns none."""
+        return None

@@ -5,21 +5,28 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from fedssl.protocol.data import PublicDataConfig
 from fedssl.protocol.methods.add_ons import AnyAddOn
-from fedssl.protocol.methods.base import MethodConfig
+from fedssl.protocol.methods.base import DimensionsWanted, MethodConfig
 from fedssl.protocol.methods.merges import AnyMerge, OverwriteConfig
+from fedssl.protocol.methods.parts import DimensionedConfig
 from fedssl.protocol.methods.reducers import AnyReducer, MeanConfig
 from fedssl.protocol.model import ModelConfig
+from fedssl.protocol.training import TrainingConfig
 
-Trait = Literal["views", "projector", "predictor", "target", "labels"]
-"""What an objective has that a part may need: two views of an image; a projector; a predictor; a target network that
-stays with the client; labels."""
+Trait = Literal["views", "projector", "symmetric", "predictor", "target", "labels"]
+"""What an objective has that a part may need: two views of an image; a projector; a loss that compares the online
+network's embeddings with one another and with nothing else; a predictor; a target network that stays with the client;
+labels."""
 
 
 class ComposedConfig(MethodConfig):
     """An objective's parameters, and the parts that go with it."""
 
     traits: ClassVar[frozenset[Trait]] = frozenset({"views", "projector"})
+
+    needs_others: ClassVar[bool] = False
+    """Whether the objective uses more of the other clients than weights to start from, and so makes no sense alone."""
 
     add_ons: tuple[AnyAddOn, ...] = Field(
         default=(), description="Loss terms and corrections on top of the objective, each at most once."
@@ -37,3 +44,23 @@ class ComposedConfig(MethodConfig):
             part.check(self, model)
         if "predictor" in self.traits and model.projector is None:
             raise ValueError(f"{self.name} predicts embeddings: leave model.projector out, or describe one")
+
+    def check_training(self, training: TrainingConfig) -> None:
+        for part in (*self.add_ons, self.merge, self.reducer):
+            part.check_training(training)
+
+    def check_public_data(self, public_data: PublicDataConfig | None) -> None:
+        for part in (*self.add_ons, self.merge, self.reducer):
+            part.check_public_data(public_data)
+
+    def embedding_width(self, model: ModelConfig) -> int:
+        """D, the width of what the losses compare: of the representation where there is no projector."""
+        if "projector" in self.traits and model.projector is not None:
+            return model.projector.out_dim
+        return model.encoder.feature_dim
+
+    def dimensions_wanted(self, model: ModelConfig) -> DimensionsWanted | None:
+        for add_on in self.add_ons:
+            if isinstance(add_on, DimensionedConfig):
+                return DimensionsWanted(self.embedding_width(model), add_on.num_clients)
+        return None

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fedssl.protocol.methods.base import MethodInfo
-from fedssl.protocol.methods.composed import ComposedConfig
+from fedssl.protocol.methods.composed import ComposedConfig, Trait
 
 
 class FedAlignUniformConfig(ComposedConfig):
@@ -19,6 +19,8 @@ class FedAlignUniformConfig(ComposedConfig):
         leaves_the_client="weights of encoder and projector",
         stays_on_the_client="nothing between rounds",
     )
+
+    traits: ClassVar[frozenset[Trait]] = frozenset({"views", "projector", "symmetric"})
 
     name: Literal["fedalignuniform"] = "fedalignuniform"
     uniformity_weight: float = Field(default=1.0, ge=0, le=1000, description="Weight of uniformity against alignment.")

@@ -8,7 +8,17 @@ from fedssl.protocol.methods.base import MethodInfo
 from fedssl.protocol.methods.composed import ComposedConfig, Trait
 
 
-class FedBYOLConfig(ComposedConfig):
+class BYOLConfig(ComposedConfig):
+    """The objective of FedBYOL, FedU, FedEMA and FedRLC."""
+
+    traits: ClassVar[frozenset[Trait]] = frozenset({"views", "projector", "predictor", "target"})
+
+    target_momentum: float = Field(
+        default=0.99, ge=0, le=1, description="m of target = m target + (1 - m) online, after every step."
+    )
+
+
+class FedBYOLConfig(BYOLConfig):
     """FedAvg of BYOL: online network and predictor are averaged, the target network stays with its client."""
 
     info: ClassVar[MethodInfo] = MethodInfo(
@@ -19,9 +29,4 @@ class FedBYOLConfig(ComposedConfig):
         stays_on_the_client="the target network (encoder and projector)",
     )
 
-    traits: ClassVar[frozenset[Trait]] = frozenset({"views", "projector", "predictor", "target"})
-
     name: Literal["fedbyol"] = "fedbyol"
-    target_momentum: float = Field(
-        default=0.99, ge=0, le=1, description="m of target = m target + (1 - m) online, after every step."
-    )

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fedssl.protocol.methods.base import MethodInfo
-from fedssl.protocol.methods.composed import ComposedConfig
+from fedssl.protocol.methods.composed import ComposedConfig, Trait
 
 
 class FedSimCLRConfig(ComposedConfig):
@@ -19,6 +19,8 @@ class FedSimCLRConfig(ComposedConfig):
         leaves_the_client="weights of encoder and projector",
         stays_on_the_client="nothing between rounds",
     )
+
+    traits: ClassVar[frozenset[Trait]] = frozenset({"views", "projector", "symmetric"})
 
     name: Literal["fedsimclr"] = "fedsimclr"
     temperature: float = Field(

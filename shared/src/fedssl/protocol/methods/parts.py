@@ -1,9 +1,13 @@
 """The base of the configs of add-ons, merge rules and reducers."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
 
 from fedssl.protocol.base import StrictModel
+from fedssl.protocol.data import PublicDataConfig
 from fedssl.protocol.model import ModelConfig
+from fedssl.protocol.training import TrainingConfig
 
 if TYPE_CHECKING:
     from fedssl.protocol.methods.composed import ComposedConfig
@@ -12,7 +16,39 @@ if TYPE_CHECKING:
 class PartConfig(StrictModel):
     """One part of a composed method. Subclasses set `name` to a literal with a default."""
 
+    needs_others: ClassVar[bool] = False
+    """Whether the part uses what the other clients learnt, and so makes no sense where nothing is sent."""
+
+    sends: ClassVar[bool] = False
+    """Whether the part sends tensors of its own: a head, centers, control variates."""
+
     name: str
 
     def check(self, host: "ComposedConfig", model: ModelConfig) -> None:
         """Raise ValueError, with the reason, where the part makes no sense in this method or on this model."""
+
+    def check_training(self, training: TrainingConfig) -> None:
+        """Raise ValueError, with the reason, where the part makes no sense with this training."""
+
+    def check_public_data(self, public_data: PublicDataConfig | None) -> None:
+        """Raise ValueError, with the reason, where the part lacks public images or these do not fit."""
+
+
+class DimensionedConfig(PartConfig):
+    """A part that gives every client dimensions of the embedding of its own."""
+
+    num_clients: int | None = Field(
+        default=None,
+        ge=1,
+        le=100_000,
+        description="Divide the embedding's D dimensions among this many clients, floor(D / num_clients) each; None: "
+        "those that the run starts with. More than that leaves dimensions to clients that join later.",
+    )
+
+    def check(self, host: "ComposedConfig", model: ModelConfig) -> None:
+        width = host.embedding_width(model)
+        if self.num_clients is not None and width < self.num_clients:
+            raise ValueError(
+                f"{self.name} cannot divide an embedding of {width} dimensions among {self.num_clients} clients: "
+                "widen model.projector.out_dim"
+            )

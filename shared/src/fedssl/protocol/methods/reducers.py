@@ -1,10 +1,15 @@
 """Configs of the reducers: how the coordinator combines the clients' weights."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
+from fedssl.protocol.methods.distillation import DistillationConfig
 from fedssl.protocol.methods.parts import PartConfig
+from fedssl.protocol.model import ModelConfig
+
+if TYPE_CHECKING:
+    from fedssl.protocol.methods.composed import ComposedConfig
 
 
 class MeanConfig(PartConfig):
@@ -17,4 +22,42 @@ class MeanConfig(PartConfig):
     )
 
 
-AnyReducer = Annotated[MeanConfig, Field(discriminator="name")]
+class EUAConfig(PartConfig):
+    """FedU2's efficient unified aggregation: a step along the direction on which the clients agree most."""
+
+    name: Literal["eua"] = "eua"
+    server_learning_rate: float = Field(
+        default=8.0,
+        gt=0,
+        le=1000,
+        description="eta_s. It multiplies a step of length 2 at most, whatever the model: FedU2's code runs 8 with a "
+        "ResNet-18; a model with fewer weights needs less.",
+    )
+
+
+class LDAWAConfig(PartConfig):
+    """L-DAWA: the mean of the weights, each tensor scaled by its cosine to the global one that was sent."""
+
+    name: Literal["ldawa"] = "ldawa"
+    num_plain_rounds: int = Field(
+        default=3, ge=0, le=100_000, description="First rounds that are plain means, as in L-DAWA's code."
+    )
+    batch_norm: Literal["plain", "scaled"] = Field(
+        default="plain",
+        description="BatchNorm's statistics: their plain mean, or scaled too, as L-DAWA's code does to every tensor.",
+    )
+
+
+class NoReducerConfig(PartConfig):
+    """Nothing is combined: the global model stays what it was before the first round."""
+
+    name: Literal["none"] = "none"
+
+    def check(self, host: "ComposedConfig", model: ModelConfig) -> None:
+        if host.merge.name != "local":
+            raise ValueError("method.reducer none combines nothing, so nobody may need it: set method.merge to local")
+
+
+AnyReducer = Annotated[
+    DistillationConfig | EUAConfig | LDAWAConfig | MeanConfig | NoReducerConfig, Field(discriminator="name")
+]

@@ -1,0 +1,37 @@
+"""Optimisers and their steps, for clients and for the coordinator."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import nn
+
+from fedssl.methods.api import Context, Losses
+from fedssl.protocol.training import OptimizerConfig
+
+
+def optimizer_for(modules: nn.ModuleDict, config: OptimizerConfig, learning_rate: float) -> torch.optim.Optimizer:
+    """A fresh optimiser of everything that takes gradients."""
+    parameters = [parameter for parameter in modules.parameters() if parameter.requires_grad]
+    if config.name == "sgd":
+        return torch.optim.SGD(parameters, lr=learning_rate, momentum=config.momentum, weight_decay=config.weight_decay)
+    kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
+    return kind(parameters, lr=learning_rate, weight_decay=config.weight_decay)
+
+
+def autocast(ctx: Context) -> AbstractContextManager[object]:
+    """The precision in which the spec wants networks to run."""
+    if ctx.spec.training.precision == "fp32":
+        return nullcontext()
+    return torch.autocast(ctx.device.type, dtype=torch.bfloat16)
+
+
+def total_loss(losses: Losses) -> torch.Tensor:
+    """The sum of the terms that are minimised, in fp32."""
+    return torch.stack([term.float() for term in losses.values() if term.requires_grad]).sum()
+
+
+def take_step(optimizer: torch.optim.Optimizer, total: torch.Tensor) -> None:
+    """One step down the gradient of `total`."""
+    optimizer.zero_grad(set_to_none=True)
+    total.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()

@@ -1,0 +1,32 @@
+"""Config of FedDecorr."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from fedssl.protocol.methods.add_ons import AnyAddOn, DecorrelationConfig
+from fedssl.protocol.methods.base import MethodInfo
+from fedssl.protocol.methods.fedalignuniform import FedAlignUniformConfig
+from fedssl.protocol.methods.reducers import AnyReducer, MeanConfig
+
+
+class FedDecorrConfig(FedAlignUniformConfig):
+    """FedAlignUniform with decorrelated embeddings, as in SSD's tables."""
+
+    info: ClassVar[MethodInfo] = MethodInfo(
+        title="FedDecorr",
+        paper="Shi et al. 2023, Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated "
+        "Learning; on alignment and uniformity as in SSD (Fang et al. 2025)",
+        equations="FedDecorr Eq. 6, SSD Eq. 3 and 4",
+        leaves_the_client="weights of encoder and projector",
+        stays_on_the_client="nothing between rounds",
+    )
+
+    name: Literal["feddecorr"] = "feddecorr"  # type: ignore[assignment]
+    add_ons: tuple[AnyAddOn, ...] = Field(
+        default=(DecorrelationConfig(),),
+        description="Decorrelation of the embeddings; put it onto supervised, on h, for FedDecorr's own experiments.",
+    )
+    reducer: AnyReducer = Field(
+        default=MeanConfig(weighting="batches"), description="By batches of an epoch, as the rest of SSD's tables."
+    )

@@ -1,0 +1,64 @@
+"""Configs of momentum contrast and of FedMoCo."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from fedssl.protocol.methods.base import MethodInfo
+from fedssl.protocol.methods.composed import ComposedConfig
+from fedssl.protocol.model import ModelConfig
+
+
+class MomentumContrastConfig(ComposedConfig):
+    """What FedMoCo and FedProtoCL have in common: a key network that follows, and a queue of its keys."""
+
+    queue_size: int = Field(default=4096, ge=1, le=1_000_000, description="Keys in the queue (EasyFL: 4096).")
+    max_queue_share: float = Field(
+        default=0.5,
+        gt=0,
+        le=1e6,
+        description="The queue is no longer than this share of the client's images: a longer one would hold the keys "
+        "of most of them, their own among the negatives. EasyFL has no such limit, and clients where it does not bite.",
+    )
+    key_momentum: float = Field(
+        default=0.99, ge=0, le=1, description="m of key = m key + (1 - m) query, after every step (EasyFL: 0.99)."
+    )
+
+    @property
+    def contrast_temperature(self) -> float:
+        """Temperature of InfoNCE."""
+        raise NotImplementedError
+
+
+class FedMoCoConfig(MomentumContrastConfig):
+    """FedAvg of MoCo."""
+
+    info: ClassVar[MethodInfo] = MethodInfo(
+        title="FedMoCo",
+        paper="He et al. 2020, Momentum Contrast for Unsupervised Visual Representation Learning (v1); Chen et al. "
+        "2020, Improved Baselines with Momentum Contrastive Learning (v2); federated as in EasyFL",
+        equations="MoCo Eq. 1 (InfoNCE, both orders of the views) and 2 (the key network)",
+        leaves_the_client="weights of encoder and projector",
+        stays_on_the_client="the queue of keys",
+    )
+
+    name: Literal["fedmoco"] = "fedmoco"
+    variant: Literal["v1", "v2"] = Field(
+        default="v2",
+        description="`v2` has a projector with a hidden layer and temperature 0.2; `v1` a linear one and 0.07.",
+    )
+    temperature: float | None = Field(
+        default=None, gt=0, le=100, description="Of InfoNCE; None: the variant's. FedX's tables use 0.1."
+    )
+
+    @property
+    def contrast_temperature(self) -> float:
+        """The temperature chosen, or the variant's."""
+        if self.temperature is not None:
+            return self.temperature
+        return 0.07 if self.variant == "v1" else 0.2
+
+    def check(self, model: ModelConfig) -> None:
+        super().check(model)
+        if self.variant == "v1" and model.projector is not None and model.projector.hidden_dims:
+            raise ValueError("fedmoco v1 has a linear projector: set model.projector.hidden_dims to [], or take v2")

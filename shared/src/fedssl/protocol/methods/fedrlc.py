@@ -1,0 +1,39 @@
+"""Config of FedRLC."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from fedssl.protocol.methods.add_ons import AnyAddOn, CrossedKLConfig
+from fedssl.protocol.methods.base import MethodInfo
+from fedssl.protocol.methods.fedbyol import BYOLConfig
+from fedssl.protocol.methods.merges import AnyMerge, CenterMergeConfig
+from fedssl.protocol.model import ModelConfig
+
+
+class FedRLCConfig(BYOLConfig):
+    """FedBYOL guided by cluster centers, which the clients train, mix and average like the network."""
+
+    info: ClassVar[MethodInfo] = MethodInfo(
+        title="FedRLC",
+        paper="Miao & Koyuncu 2024, Clustering-Guided Federated Learning of Representations",
+        equations="FedRLC Eq. 4 to 12",
+        leaves_the_client="weights of online encoder, projector and predictor; cluster centers",
+        stays_on_the_client="the target network, online network and centers of its last round, its first divergence",
+    )
+
+    name: Literal["fedrlc"] = "fedrlc"
+    add_ons: tuple[AnyAddOn, ...] = Field(
+        default=(CrossedKLConfig(),),
+        description="Loss terms and corrections on top of the objective, each at most once; crossed_kl is one of them.",
+    )
+    merge: AnyMerge = Field(
+        default=CenterMergeConfig(), description="What a client does with the global model that it receives."
+    )
+
+    def check(self, model: ModelConfig) -> None:
+        if all(add_on.name != "crossed_kl" for add_on in self.add_ons):
+            raise ValueError(
+                "fedrlc without crossed_kl is fedema: name it in method.add_ons beside the others, or take fedema"
+            )
+        super().check(model)

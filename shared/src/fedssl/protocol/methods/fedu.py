@@ -1,0 +1,27 @@
+"""Config of FedU."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from fedssl.protocol.methods.base import MethodInfo
+from fedssl.protocol.methods.fedbyol import BYOLConfig
+from fedssl.protocol.methods.merges import AnyMerge, DAPUConfig
+
+
+class FedUConfig(BYOLConfig):
+    """FedBYOL whose clients take the global predictor only where they drifted little."""
+
+    info: ClassVar[MethodInfo] = MethodInfo(
+        title="FedU",
+        paper="Zhuang et al. 2021, Collaborative Unsupervised Visual Representation Learning from Decentralized Data",
+        equations="FedU Eq. 1 to 3",
+        leaves_the_client="weights of online encoder, projector and predictor",
+        stays_on_the_client="the target network, the predictor, the divergence and what it decided",
+    )
+
+    name: Literal["fedu"] = "fedu"
+    merge: AnyMerge = Field(
+        default=DAPUConfig(),
+        description="What a client does with the global model that it receives; dapu holds Table 4's ablations.",
+    )

@@ -1,0 +1,27 @@
+"""Config of L-DAWA."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from fedssl.protocol.methods.base import MethodInfo
+from fedssl.protocol.methods.fedalignuniform import FedAlignUniformConfig
+from fedssl.protocol.methods.reducers import AnyReducer, LDAWAConfig
+
+
+class LDAWAMethodConfig(FedAlignUniformConfig):
+    """FedAlignUniform with layer-wise divergence-aware aggregation, as in SSD's tables."""
+
+    info: ClassVar[MethodInfo] = MethodInfo(
+        title="L-DAWA",
+        paper="Rehman et al. 2023, L-DAWA: Layer-wise Divergence Aware Weight Aggregation in Federated Self-Supervised "
+        "Visual Representation Learning; on alignment and uniformity as in SSD (Fang et al. 2025)",
+        equations="L-DAWA's aggregation as its code has it, SSD Eq. 3 and 4",
+        leaves_the_client="weights of encoder and projector",
+        stays_on_the_client="nothing between rounds",
+    )
+
+    name: Literal["ldawa"] = "ldawa"  # type: ignore[assignment]
+    reducer: AnyReducer = Field(
+        default=LDAWAConfig(), description="L-DAWA; put it onto fedsimclr for L-DAWA's own experiments."
+    )

@@ -1,0 +1,91 @@
+"""How much memory the coordinator needs for FLESD: 50,000 public images from 10 clients, in under 4 GB.
+
+    python tests/bench/bench_flesd_ensemble.py            one aggregation for each width of the embedding
+    make bench ARGS="-k flesd -s"                         the same, asserted
+
+The matrix of all pairs would take 10 GB a client in float32. Every measurement is a process of its own, with everything
+that an aggregation has in memory: torch, the images, the model, the clients' updates as memory-mapped files.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedssl.artifacts.tensors import LazyTensors, save_tensors
+from fedssl.engine import run_aggregation, start_run
+from fedssl.methods import METHODS
+from fedssl.methods.api import ClientData, Context, Update
+from fedssl.methods.similarity import pack
+from fedssl.protocol.runs import RunSpec
+
+NUM_IMAGES, NUM_CLIENTS, LIMIT_BYTES = 50_000, 10, 4e9
+WIDTHS = (128, 512)
+
+
+def _spec(width: int) -> RunSpec:
+    return RunSpec.model_validate(
+        {
+            "method": {"name": "flesd", "reducer": {"name": "distillation", "num_epochs": 1}},
+            "model": {"encoder": {"widths": [8, 16]}, "projector": {"hidden_dims": [32], "out_dim": width}},
+            "public_data": {"dataset": "cifar10", "num_images": NUM_IMAGES},
+        }
+    )
+
+
+def measure(width: int) -> dict[str, float]:
+    """One aggregation, in this process."""
+    spec, generator = _spec(width), torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (NUM_IMAGES, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    ctx = Context(spec=spec, round_number=1, public=ClientData(images))
+    method = METHODS["flesd"]
+    state = start_run(method, ctx).state
+    with tempfile.TemporaryDirectory() as folder:
+        updates = []
+        for client in range(NUM_CLIENTS):
+            path = Path(folder) / f"client-{client}"
+            z_ND = torch.randn(NUM_IMAGES, width, generator=generator)
+            save_tensors({"representations": pack(z_ND, "factored-f32")}, path)
+            updates.append(Update(path.name, 1, lambda path=path: LazyTensors(path)))  # type: ignore[misc]
+        started = time.monotonic()
+        run_aggregation(method, state, updates, ctx)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"peak_bytes": peak, "seconds": time.monotonic() - started}
+
+
+def measure_apart(width: int) -> dict[str, float]:
+    """The same in a process of its own, whose memory nobody else has touched."""
+    command = [sys.executable, __file__, "--measure", str(width)]
+    found: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return found
+
+
+def _report(width: int, found: dict[str, float]) -> str:
+    return (
+        f"FLESD, {NUM_IMAGES:,} public images, {NUM_CLIENTS} clients, embeddings of {width}: peak memory "
+        f"{found['peak_bytes'] / 1e9:.2f} GB, one epoch of distillation in {found['seconds']:.0f} s "
+        f"(all pairs would take {NUM_IMAGES**2 * 4 * NUM_CLIENTS / 1e9:.0f} GB)"
+    )
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_ensemble_stays_below_four_gigabytes(width: int) -> None:
+    found = measure_apart(width)
+    print(_report(width, found))  # noqa: T201
+    assert found["peak_bytes"] < LIMIT_BYTES
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--measure"]:
+        torch.set_num_threads(1)
+        sys.stdout.write(json.dumps(measure(int(sys.argv[2]))))
+    else:
+        for chosen in WIDTHS:
+            print(_report(chosen, measure_apart(chosen)))  # noqa: T201

@@ -1,0 +1,258 @@
+"""An aggregator that fails, or dies: the run says so, others go on, and the bits are those of a run without a failure."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from support.cast import Cast
+from support.coordinator import Coordinator
+from support.federation import tiny_spec
+from support.tables import Tables
+
+from fedssl.errors import MethodError
+from fedssl.protocol.states import Outcome, RunState, Verdict
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: no handler gets to run."""
+
+
+@pytest.fixture
+def cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Cast:
+    return Cast(coordinator, tables, tmp_path, num_rounds=2)
+
+
+def _files(store: Path) -> set[str]:
+    return {path.name for path in store.rglob("*") if path.is_file()}
+
+
+def _pause_over(tables: Tables) -> None:
+    """The pause after a failed try has passed."""
+    tables.execute("UPDATE runs SET retry_at = now() - interval '1 second' WHERE retry_at IS NOT NULL")
+
+
+@pytest.mark.parametrize("where", ["fedssl_coordinator.rounds.service.close_round", "after"])
+def test_an_aggregator_that_dies_before_the_round_is_closed(
+    cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Between storing the new weights and closing the round, or with the transaction all but committed."""
+    twin = Cast(coordinator, tables, tmp_path, num_rounds=2)
+    for one in (cast, twin):
+        one.claim("a")
+        one.deliver("a", 0.1, 7)
+        one.claim("b")
+        one.deliver("b", 0.2, 11)
+    twin.advance()
+    before = _files(coordinator.store)
+
+    def die(*_: object, **__: object) -> None:
+        raise Killed
+
+    target = "fedssl_coordinator.rounds.repository.replace_metrics" if where == "after" else where
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(target, die)
+        cast.advance()
+    assert cast.run.rounds_closed == 0
+    assert _files(coordinator.store) == before  # the twin's bits, which are the same, lay there already
+    assert not cast.awaits_attention()  # for a moment: a try that ends its process must not be repeated at once
+    cast.advance()
+    assert cast.run.rounds_closed == 0
+    _pause_over(tables)
+    assert cast.awaits_attention()
+    cast.advance()
+    run = cast.run
+    assert (run.rounds_closed, run.model) == (1, twin.run.model)
+    assert cast.rounds[0].verdict == Verdict.AGGREGATED
+    assert len(cast.events("round.closed")) == 1
+    [event] = cast.events("run.stalled")
+    assert event.message.startswith("try 1: the aggregator ended while it computed")
+    assert (run.reason, tables.query("SELECT num_tries, retry_at FROM runs WHERE id = %s", run.id)) == (None, [(0, None)])
+
+
+def test_an_aggregator_that_dies_while_it_makes_the_first_weights(
+    coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator.worker("a")
+    run = coordinator.client.create_run(tiny_spec(seed=5))
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr("fedssl_coordinator.runs.repository.set_first_weights", die)
+        coordinator.advance(run.id)
+    [stored] = _files(coordinator.store)
+    _pause_over(tables)
+    coordinator.advance(run.id)
+    after = coordinator.client.run(run.id)
+    assert (after.model, after.initial_model) == (stored, stored)
+    assert after.current_round is not None
+
+
+@pytest.fixture
+def one_is_too_large(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """The weights of runs named `too-large` find no memory, until the function is called."""
+    from fedssl_coordinator.rounds import compute
+
+    start_run = compute.start_run
+    is_short = True
+
+    def start(method: Any, ctx: Any) -> Any:
+        if is_short and ctx.spec.name == "too-large":
+            raise MemoryError("no room for 154 GB")
+        return start_run(method, ctx)
+
+    def relieve() -> None:
+        nonlocal is_short
+        is_short = False
+
+    monkeypatch.setattr(compute, "start_run", start)
+    yield relieve
+
+
+def _sweep(monkeypatch: pytest.MonkeyPatch) -> list[UUID]:
+    """Beat's task, and then what it has asked for, one after the other as a single aggregator would."""
+    from fedssl_coordinator import tasks
+
+    asked: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(tasks.advance_run, "delay", asked.append)
+        tasks.sweep()
+    for run_id in asked:
+        tasks.advance_run(run_id)
+    return [UUID(run_id) for run_id in asked]
+
+
+def test_a_bad_run_stops_no_other_and_is_seen_without_flooding(
+    coordinator: Coordinator,
+    tables: Tables,
+    monkeypatch: pytest.MonkeyPatch,
+    one_is_too_large: Callable[[], None],
+) -> None:
+    coordinator.worker("a")
+    bad = coordinator.client.create_run(tiny_spec(name="too-large")).id
+    good = coordinator.client.create_run(tiny_spec()).id
+    assert _sweep(monkeypatch) == [bad, good]
+    assert coordinator.client.run(good).current_round is not None
+    stalled = coordinator.client.run(bad)
+    assert stalled.state == RunState.RUNNING
+    assert stalled.reason == "MemoryError: no room for 154 GB; it is tried again"
+    pauses = []
+    for _ in range(20):
+        assert _sweep(monkeypatch) == []  # left alone for a while
+        seconds = tables.one("SELECT round(extract(epoch FROM retry_at - now())) FROM runs WHERE id = %s", bad)
+        pauses.append(int(seconds))
+        _pause_over(tables)
+        assert _sweep(monkeypatch) == [bad]
+    assert pauses == [2, 4, 8, 16, 32, 64, 128, 256, *[300] * 12]
+    stalls = [event for event in coordinator.client.event_log(bad) if event.kind == "run.stalled"]
+    assert [event.data["num_tries"] for event in stalls] == [1, 2, 4, 8, 16]
+    assert stalls[0].message == "try 1: MemoryError: no room for 154 GB; it is tried again"
+    one_is_too_large()
+    _pause_over(tables)
+    assert _sweep(monkeypatch) == [bad]
+    recovered = coordinator.client.run(bad)
+    assert (recovered.reason, recovered.current_round is not None) == (None, True)
+    assert tables.query("SELECT num_tries, retry_at FROM runs WHERE id = %s", bad) == [(0, None)]
+
+
+def test_whoever_resumes_a_stalled_run_wants_it_tried_now(
+    coordinator: Coordinator, tables: Tables, one_is_too_large: Callable[[], None]
+) -> None:
+    coordinator.worker("a")
+    run = coordinator.client.create_run(tiny_spec(name="too-large")).id
+    coordinator.advance(run)
+    one_is_too_large()
+    coordinator.advance(run)
+    assert coordinator.client.run(run).current_round is None
+    coordinator.client.pause(run)
+    coordinator.client.resume(run)
+    coordinator.advance(run)
+    assert coordinator.client.run(run).current_round is not None
+
+
+def test_a_stalled_run_can_be_stopped(
+    coordinator: Coordinator, tables: Tables, one_is_too_large: Callable[[], None]
+) -> None:
+    run = coordinator.client.create_run(tiny_spec(name="too-large")).id
+    coordinator.advance(run)
+    assert coordinator.client.stop(run).reason == "stopped by an operator"
+
+
+def test_a_spec_that_this_version_cannot_read_stalls_its_run_alone(
+    coordinator: Coordinator, cast: Cast, tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newer = Cast(coordinator, tables, cast.coordinator.store.parent, "c")
+    tables.execute("UPDATE runs SET spec = jsonb_set(spec, '{seed}', '\"newer\"') WHERE id = %s", newer.id)
+    newer.pass_deadline()
+    cast.work("a", "b")
+    assert _sweep(monkeypatch) == [cast.id, newer.id]
+    assert cast.run.rounds_closed == 1
+    message = tables.one("SELECT message FROM events WHERE run_id = %s AND kind = 'run.stalled'", newer.id)
+    assert "ValidationError" in message
+    assert "seed" in message
+    assert _sweep(monkeypatch) == []
+
+
+def test_a_method_that_cannot_begin_fails_the_run(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise MethodError("this method needs what the spec does not give")
+
+    monkeypatch.setattr("fedssl_coordinator.rounds.compute.start_run", refuse)
+    run = coordinator.client.create_run(tiny_spec())
+    coordinator.advance(run.id)
+    ended = coordinator.client.run(run.id)
+    assert (ended.state, ended.outcome) == (RunState.FINISHED, Outcome.FAILED)
+    assert ended.reason == "this method needs what the spec does not give"
+
+
+def test_updates_that_cannot_be_aggregated_fail_the_run(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise MethodError("the updates cannot be aggregated: \x00 odd")
+
+    monkeypatch.setattr("fedssl_coordinator.rounds.compute.run_aggregation", refuse)
+    cast.work("a", "b")
+    cast.advance()
+    assert cast.run.outcome == Outcome.FAILED
+    assert cast.run.reason == "round 1: the updates cannot be aggregated: \\x00 odd"
+    assert cast.round.verdict == Verdict.FAILED
+    assert cast.events("round.closed")[0].data["clients"] == {"a": "accepted", "b": "accepted"}
+
+
+@pytest.mark.parametrize("damage", ["gone", "empty", "cut", "no header"])
+def test_a_store_that_has_lost_an_update_does_not_cost_the_run(cast: Cast, tables: Tables, damage: str) -> None:
+    """It may come back, and the weights of weeks with it."""
+    cast.work("a", "b")
+    digest = str(cast.round.assignments[0].update)
+    path = cast.coordinator.store / digest[:2] / digest[2:4] / digest
+    whole = path.read_bytes()
+    match damage:
+        case "gone":
+            path.unlink()
+        case "empty":
+            path.write_bytes(b"")
+        case "cut":
+            path.write_bytes(whole[: len(whole) // 2])
+        case "no header":
+            path.write_bytes(b"\xff" * len(whole))
+    cast.advance()
+    run = cast.run
+    assert (run.state, run.rounds_closed) == (RunState.RUNNING, 0), run.reason
+    assert len(cast.events("run.stalled")) == 1
+    path.write_bytes(whole)
+    _pause_over(tables)
+    cast.advance()
+    assert cast.run.rounds_closed == 1
+
+
+def test_two_casts_keep_to_themselves(cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+    """An update of one run never counts in another, even of the same client and the same bytes."""
+    other = Cast(coordinator, tables, tmp_path, num_rounds=2)
+    cast.work("a", "b", value=1.0)
+    cast.advance()
+    assert (cast.run.rounds_closed, other.run.rounds_closed) == (1, 0)
+    assert other.states() == [("a", 1, "offered"), ("b", 1, "offered")]

@@ -1,0 +1,205 @@
+"""Leases: given, kept alive, lost, and taken up again."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from support.cast import Cast
+from support.coordinator import Coordinator
+from support.tables import Tables
+
+from fedssl.client import NotAuthenticated
+from fedssl.protocol.states import Outcome, RunState, Verdict
+from fedssl.protocol.work import Progress
+
+
+@pytest.fixture
+def cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Cast:
+    return Cast(coordinator, tables, tmp_path, num_rounds=1)
+
+
+def _lease_end(cast: Cast, name: str) -> datetime:
+    end = cast.tables.one("SELECT lease_expires_at FROM assignments WHERE client_id = %s AND state = 'leased'", name)
+    assert isinstance(end, datetime)
+    return end
+
+
+def test_a_restarted_worker_gets_its_own_lease_back(cast: Cast) -> None:
+    first = cast.claim("a")
+    cast.lapse("a")  # not even when it has run out, as long as nobody has noticed
+    again = cast.claim("a")
+    assert again == first
+    assert _lease_end(cast, "a") > datetime.now(UTC) + timedelta(seconds=50)
+    assert [event.message for event in cast.events("assignment.leased")] == ["a has taken the assignment"]
+    assert [event.message for event in cast.events("assignment.resumed")] == ["a has taken the assignment up again"]
+    assert cast.states() == [("a", 1, "leased"), ("b", 1, "offered")]
+
+
+def test_a_heartbeat_renews_the_lease_and_reports(cast: Cast) -> None:
+    item = cast.claim("a")
+    cast.lapse("a")
+    progress = Progress(phase="training", epoch=1, num_epochs=2, step=3, num_steps=4, loss=0.5, images_per_second=6)
+    reply = cast.workers["a"].heartbeat(item.assignment_id, progress)
+    assert reply.carry_on
+    assert _lease_end(cast, "a") > datetime.now(UTC) + timedelta(seconds=50)
+    assert cast.round.assignments[0].progress == progress
+    cast.workers["a"].heartbeat(item.assignment_id)  # without news the last ones stay
+    assert cast.round.assignments[0].progress == progress
+    cast.advance()
+    assert cast.states() == [("a", 1, "leased"), ("b", 1, "offered")]
+
+
+def test_a_heartbeat_without_an_assignment_says_that_the_worker_lives(cast: Cast) -> None:
+    cast.tables.execute("UPDATE clients SET last_seen_at = NULL")
+    assert cast.workers["a"].heartbeat().carry_on
+    seen = cast.coordinator.client.client("a").last_seen_at
+    assert seen is not None
+    assert cast.coordinator.client.client("b").last_seen_at is None
+
+
+def test_a_lapsed_lease_is_offered_again_until_the_deadline(cast: Cast) -> None:
+    for attempt in (1, 2, 3):
+        cast.claim("a")
+        cast.lapse("a")
+        assert cast.awaits_attention()
+        cast.advance()
+        assert cast.states()[attempt - 1 : attempt + 1] == [("a", attempt, "expired"), ("a", attempt + 1, "offered")]
+        assert not cast.awaits_attention()
+        reply = cast.workers["a"].heartbeat(cast.item("a").assignment_id)
+        assert (reply.carry_on, reply.reason) == (False, "no heartbeat within the lease")
+    events = cast.events("assignment.expired")
+    assert [event.message for event in events] == ["a: no heartbeat within the lease; offered again"] * 3
+    assert cast.round.attempt == 1  # the round's own attempt goes on
+    cast.work("a", "b")
+    cast.advance()
+    assert cast.round.verdict == Verdict.AGGREGATED
+
+
+def test_a_lapsed_lease_after_the_deadline_is_not_offered_again_in_this_attempt(cast: Cast) -> None:
+    cast.work("b")
+    cast.claim("a")
+    cast.lapse("a")
+    cast.pass_deadline()
+    cast.advance()
+    assert cast.events("assignment.expired")[0].message == "a: no heartbeat within the lease"
+    assert cast.states() == [("a", 1, "expired"), ("a", 2, "offered"), ("b", 1, "accepted")]
+    assert cast.round.attempt == 2
+
+
+def test_a_declined_assignment_waits_for_the_others_before_it_is_offered_again(cast: Cast) -> None:
+    cast.workers["a"].decline(cast.claim("a").assignment_id, "no disk space")
+    cast.claim("b")
+    cast.advance()
+    assert cast.states() == [("a", 1, "declined"), ("b", 1, "leased")]
+    assert cast.workers["a"].claim(0) is None
+    cast.deliver("b")
+    cast.advance()
+    assert cast.states() == [("a", 1, "declined"), ("a", 2, "offered"), ("b", 1, "accepted")]
+    [event] = cast.events("round.reoffered")
+    assert event.message == "attempt 2 of 3, offered again: a: no disk space"
+    assert event.data == {"clients": {"a": "no disk space"}}
+
+
+def test_declining_twice_gets_the_same_answer(cast: Cast) -> None:
+    item = cast.claim("a")
+    first = cast.workers["a"].decline(item.assignment_id, "no disk space")
+    assert cast.workers["a"].decline(item.assignment_id, "something else") == first
+    assert cast.round.assignments[0].reason == "no disk space"
+    assert len(cast.events("assignment.declined")) == 1
+
+
+def test_a_claim_takes_the_oldest_offer_but_its_own_lease_first(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    older = Cast(coordinator, tables, tmp_path, "a")
+    newer = Cast(coordinator, tables, tmp_path, "a")
+    assert older.claim("a").run_id == older.id
+    assert newer.claim("a").run_id == older.id  # the lease that it holds
+    older.deliver("a")
+    assert newer.claim("a").run_id == newer.id
+
+
+def test_a_claim_carries_what_was_accepted_last(cast: Cast, coordinator: Coordinator, tmp_path: Path) -> None:
+    two = Cast(coordinator, cast.tables, tmp_path, "c", num_rounds=2)
+    assert two.claim("c").last_accepted is None
+    two.deliver("c")
+    two.advance()
+    item = two.claim("c")
+    assert item.last_accepted is not None
+    assert item.last_accepted.round_number == 1
+    assert item.last_accepted.update == two.rounds[0].assignments[0].update
+    assert item.broadcast == two.run.model
+
+
+def test_a_pause_keeps_leases_and_offers(cast: Cast) -> None:
+    item = cast.claim("a")
+    cast.coordinator.client.pause(cast.id)
+    assert cast.workers["b"].claim(0) is None
+    assert cast.workers["a"].claim(0) is None
+    assert cast.workers["a"].heartbeat(item.assignment_id).carry_on
+    cast.lapse("a")
+    cast.pass_deadline()
+    cast.advance()  # a paused run is left as it is
+    assert not cast.awaits_attention()
+    assert cast.states() == [("a", 1, "leased"), ("b", 1, "offered")]
+    cast.deliver("a")  # what is being trained may still come in
+    deadline = cast.coordinator.client.resume(cast.id).current_round
+    assert deadline is not None
+    assert deadline.deadline > datetime.now(UTC) + timedelta(seconds=3000)  # the pause does not count
+    cast.work("b")
+    cast.advance()
+    assert cast.run.outcome == Outcome.COMPLETED
+
+
+def test_a_revoked_client_loses_its_lease_and_is_not_waited_for(cast: Cast) -> None:
+    cast.claim("a")
+    cast.work("b")
+    cast.coordinator.client.revoke_client("a")
+    with pytest.raises(NotAuthenticated):
+        cast.workers["a"].heartbeat()
+    assert cast.states() == [("a", 1, "expired"), ("b", 1, "accepted")]
+    assert [event.message for event in cast.events("assignment.expired")] == ["a: the client was revoked"]
+    assert cast.awaits_attention()
+    cast.advance()
+    assert (cast.round.verdict, cast.run.outcome) == (Verdict.PARTIAL, Outcome.COMPLETED)
+    assert cast.events("round.closed")[0].data["clients"] == {"a": "the client was revoked", "b": "accepted"}
+
+
+def test_an_update_from_before_the_revocation_counts(cast: Cast) -> None:
+    cast.work("a", "b")
+    cast.coordinator.client.revoke_client("a")
+    cast.advance()
+    assert cast.round.verdict == Verdict.AGGREGATED
+
+
+def test_a_round_whose_clients_were_all_revoked_ends_at_once(cast: Cast) -> None:
+    for name in "ab":
+        cast.coordinator.client.revoke_client(name)
+    cast.advance()
+    run = cast.run
+    assert (run.state, run.outcome) == (RunState.FINISHED, Outcome.FAILED)
+    assert run.reason == (
+        "round 1: too few updates after 1 attempts: a: the client was revoked; b: the client was revoked"
+    )
+
+
+def test_a_quorum_that_a_revocation_puts_out_of_reach(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    """A quorum that the spec names is a promise, perhaps of privacy: it does not shrink with the cohort."""
+    cast = Cast(coordinator, tables, tmp_path, "ab", cohort={"min_updates": 2})
+    cast.work("b")
+    coordinator.client.revoke_client("a")
+    cast.advance()
+    assert cast.run.outcome == Outcome.FAILED
+    assert "a: the client was revoked" in str(cast.run.reason)
+
+
+def test_a_client_revoked_just_before_its_offer_is_found_by_the_sweep(cast: Cast) -> None:
+    """The aggregator had chosen it before the revocation was committed."""
+    cast.tables.execute("UPDATE clients SET revoked_at = now() WHERE id = 'a'")
+    assert cast.awaits_attention()
+    cast.work("b")
+    cast.advance()
+    assert cast.round.verdict == Verdict.PARTIAL
+    assert [event.message for event in cast.events("assignment.expired")] == ["a: the client was revoked"]

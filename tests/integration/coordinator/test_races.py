@@ -1,0 +1,301 @@
+"""Several at once: claims, submissions, aggregators and operators that cross each other."""
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+from uuid import uuid4
+
+import pytest
+from support.cast import Cast
+from support.coordinator import Coordinator
+from support.federation import deliver, tensors_for, upload
+from support.tables import Tables
+
+from fedssl.client import ApiError, ClientError, DuplicateUpdate, ServerError
+from fedssl.protocol.states import AssignmentState, Outcome, RunState, Verdict
+from fedssl.protocol.work import Submit, Submitted, WorkItem
+
+T = TypeVar("T")
+
+
+def _at_once(*calls: Callable[[], T]) -> list[T]:
+    """Run every call in a thread of its own, all let go together."""
+    start = threading.Barrier(len(calls))
+
+    def run(call: Callable[[], T]) -> T:
+        start.wait()
+        return call()
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(run, calls))
+
+
+@pytest.fixture
+def cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Cast:
+    return Cast(coordinator, tables, tmp_path, num_rounds=1)
+
+
+def test_claims_of_one_client_at_once_give_one_lease(
+    cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    Cast(coordinator, tables, tmp_path, "a")  # a second offer, which must not be taken beside the first
+    items = _at_once(*[lambda: cast.workers["a"].claim(0)] * 6)
+    assert len({item.assignment_id for item in items if item is not None}) == 1
+    assert None not in items
+    assert tables.one("SELECT count(*) FROM assignments WHERE state = 'leased'") == 1
+
+
+def test_claims_of_several_clients_at_once(cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+    many = Cast(coordinator, tables, tmp_path, "cdefgh")
+    items = _at_once(*[lambda worker=worker: worker.claim(0) for worker in many.workers.values()])  # type: ignore[misc]
+    assert {item.client_id for item in items if item is not None} == set("cdefgh")
+
+
+def test_one_update_submitted_many_times_at_once_counts_once(cast: Cast, tmp_path: Path, tables: Tables) -> None:
+    item = cast.claim("a")
+    update = upload(cast.workers["a"], item, tensors_for(item.plan.update, 1.0), tmp_path)
+    submission = Submit(assignment_id=item.assignment_id, update=update, num_examples=5, metrics={"loss": 1.0})
+    answers = _at_once(*[lambda: cast.workers["a"].submit(submission)] * 8)
+    assert answers == [Submitted(assignment_id=item.assignment_id, state=AssignmentState.ACCEPTED)] * 8
+    assert len(cast.events("assignment.accepted")) == 1
+    assert tables.query("SELECT name, value FROM metrics") == [("loss", 1.0)]
+
+
+def test_two_updates_submitted_at_once_one_of_them_counts(cast: Cast, tmp_path: Path) -> None:
+    item, worker = cast.claim("a"), cast.workers["a"]
+    updates = [upload(worker, item, tensors_for(item.plan.update, value), tmp_path) for value in (1.0, 2.0)]
+
+    def submit(update: str) -> str | None:
+        try:
+            worker.submit(Submit(assignment_id=item.assignment_id, update=update, num_examples=5))
+        except DuplicateUpdate:
+            return None
+        return update
+
+    accepted = [update for update in _at_once(*[lambda u=u: submit(u) for u in updates]) if update]  # type: ignore[misc]
+    assert accepted == [cast.round.assignments[0].update]
+
+
+def test_one_upload_sent_twice_at_once(cast: Cast, tmp_path: Path, tables: Tables) -> None:
+    item = cast.claim("a")
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+    tensors = tensors_for(item.plan.update, 1.0)
+    digests = _at_once(
+        *[lambda f=f: upload(cast.workers["a"], item, tensors, tmp_path / f) for f in ("one", "two")]  # type: ignore[misc]
+    )
+    assert digests[0] == digests[1]
+    assert tables.one("SELECT count(*) FROM uploads") == 1
+
+
+def test_two_aggregators_at_once_aggregate_once(cast: Cast) -> None:
+    cast.work("a", "b")
+    _at_once(*[cast.advance] * 3)
+    cast.advance()
+    assert cast.run.rounds_closed == 1
+    assert len(cast.events("round.aggregating")) == len(cast.events("round.closed")) == 1
+    assert len(cast.events("run.finished")) == 1
+
+
+def test_two_aggregators_that_both_believe_to_hold_the_run(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that broke has freed the lock of an aggregator that is still computing."""
+    from fedssl_coordinator import tasks
+    from fedssl_coordinator.rounds import compute
+
+    @contextmanager
+    def always_got(run_id: object) -> Iterator[bool]:
+        yield True
+
+    both, compute_alone = threading.Barrier(2, timeout=10), compute._aggregated
+    digests = []
+
+    def together(*arguments: object) -> object:
+        result = compute_alone(*arguments)  # type: ignore[arg-type]
+        digests.append(result[1].digest)
+        both.wait()
+        return result
+
+    cast.work("a", "b")
+    # Each of them sees the round before the other has closed it.
+    cast.tables.execute("UPDATE rounds SET state = 'aggregating'")
+    monkeypatch.setattr(tasks, "run_lock", always_got)
+    monkeypatch.setattr(compute, "_aggregated", together)
+    monkeypatch.setattr("fedssl_coordinator.runs.repository.may_try", lambda session, run_id: True)
+    _at_once(cast.advance, cast.advance)
+    assert len(digests) == 2
+    assert len(set(digests)) == 1
+    run = cast.run
+    assert (run.rounds_closed, run.outcome, run.model) == (1, Outcome.COMPLETED, digests[0])
+    assert len(cast.events("round.closed")) == len(cast.events("run.finished")) == 1
+
+
+def test_a_run_stopped_while_it_is_aggregated(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedssl_coordinator.rounds import compute
+
+    aggregated = compute._aggregated
+
+    def stop_meanwhile(*arguments: object) -> object:
+        cast.coordinator.client.stop(cast.id)
+        return aggregated(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(compute, "_aggregated", stop_meanwhile)
+    cast.work("a", "b")
+    cast.advance()
+    run = cast.run
+    assert (run.state, run.outcome, run.rounds_closed) == (RunState.FINISHED, Outcome.STOPPED, 0)
+    assert run.model == run.initial_model
+    assert (cast.round.verdict, cast.round.reason) == (Verdict.FAILED, "stopped by an operator")
+    assert [event.kind for event in cast.coordinator.client.event_log(cast.id)][-1] == "run.finished"
+
+
+def test_a_run_paused_while_its_round_fails(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The round must not end without its run, which would open the same round again for ever."""
+    from fedssl.errors import MethodError
+    from fedssl_coordinator.rounds import compute
+
+    def pause_and_fail(*_: object) -> object:
+        cast.coordinator.client.pause(cast.id)
+        raise MethodError("the updates cannot be aggregated: they disagree")
+
+    monkeypatch.setattr(compute, "_aggregated", pause_and_fail)
+    cast.work("a", "b")
+    cast.advance()
+    run = cast.run
+    assert (run.state, run.outcome) == (RunState.FINISHED, Outcome.FAILED)
+    assert run.reason == "round 1: the updates cannot be aggregated: they disagree"
+
+
+def test_a_run_stopped_while_it_is_prepared(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+    from support.federation import tiny_spec
+
+    from fedssl_coordinator.rounds import compute
+
+    start_run = compute.start_run
+    run = coordinator.client.create_run(tiny_spec())
+
+    def stop_meanwhile(*arguments: object) -> object:
+        coordinator.client.stop(run.id)
+        return start_run(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(compute, "start_run", stop_meanwhile)
+    coordinator.advance(run.id)
+    assert coordinator.client.run(run.id).initial_model is None
+    assert [event.kind for event in coordinator.client.event_log(run.id)][-1] == "run.finished"
+
+
+def test_a_late_claim_crosses_the_end_of_its_round(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the aggregator's look and its close an offer becomes a lease, which must end with the round."""
+    from fedssl_coordinator.rounds import repository
+
+    end_lost = repository.lost
+
+    def claim_meanwhile(*arguments: object) -> object:
+        cast.claim("b")
+        return end_lost(*arguments)  # type: ignore[arg-type]
+
+    cast.tables.execute("UPDATE runs SET spec = jsonb_set(spec, '{cohort,min_updates}', '1')")
+    cast.work("a")
+    cast.pass_deadline()
+    monkeypatch.setattr(repository, "lost", claim_meanwhile)
+    cast.advance()
+    assert cast.states() == [("a", 1, "accepted"), ("b", 1, "expired")]
+    assert cast.run.outcome == Outcome.COMPLETED
+    assert not cast.workers["b"].heartbeat(cast.item("b").assignment_id).carry_on
+
+
+def test_an_update_crosses_the_deadline(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is accepted after the aggregator's look, but before its verdict, counts and is not offered again."""
+    from fedssl_coordinator.rounds import repository
+
+    locked_live = repository.locked_live
+
+    def deliver_meanwhile(session: object, **arguments: object) -> object:
+        if cast.states()[1] == ("b", 1, "leased"):
+            cast.deliver("b")
+        return locked_live(session, **arguments)  # type: ignore[arg-type]
+
+    cast.work("a")
+    cast.claim("b")
+    cast.pass_deadline()
+    monkeypatch.setattr(repository, "locked_live", deliver_meanwhile)
+    cast.advance()
+    assert cast.states() == [("a", 1, "accepted"), ("b", 1, "accepted")]
+    assert cast.round.verdict == Verdict.AGGREGATED
+
+
+def test_everybody_at_once_for_a_while(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+    """No deadlock, no 5xx, and nothing half-done, whatever crosses whatever."""
+    cohort = {"min_updates": 1, "max_attempts": 1000, "without_quorum": "skip"}
+    casts = [Cast(coordinator, tables, tmp_path, "abc", num_rounds=60, cohort=cohort) for _ in range(2)]
+    workers = {name: casts[0].workers[name] for name in "abc"}
+    over = threading.Event()
+    failures: list[BaseException] = []
+    done: Counter[str] = Counter()
+
+    def loop(seed: int, act: Callable[[random.Random], object]) -> None:
+        rng = random.Random(seed)
+        while not over.is_set():
+            try:
+                act(rng)
+                done[act.__name__] += 1
+            except ServerError as error:
+                failures.append(error)
+            except ClientError as error:
+                if not isinstance(error, ApiError):
+                    failures.append(error)
+            except BaseException as error:
+                failures.append(error)
+                raise
+
+    def work(rng: random.Random) -> None:
+        name = rng.choice("abc")
+        item: WorkItem | None = workers[name].claim(0)
+        if item is None:
+            return
+        chance = rng.random()
+        folder = tmp_path / uuid4().hex
+        folder.mkdir()
+        if chance < 0.2:
+            workers[name].decline(item.assignment_id, "not now")
+        elif chance < 0.9:
+            workers[name].heartbeat(item.assignment_id)
+            deliver(workers[name], item, folder, rng.random())
+
+    def aggregate(rng: random.Random) -> None:
+        coordinator.advance(rng.choice(casts).id)
+
+    def pass_time(rng: random.Random) -> None:
+        cast = rng.choice(casts)
+        rng.choice([cast.pass_deadline, lambda: cast.lapse(rng.choice("abc"))])()
+        over.wait(0.02)
+
+    def operate(rng: random.Random) -> None:
+        cast = rng.choice(casts)
+        coordinator.client.pause(cast.id)
+        list(coordinator.client.rounds(cast.id))
+        coordinator.client.resume(cast.id)
+
+    actions = [work, work, work, aggregate, aggregate, pass_time, operate]
+    threads = [threading.Thread(target=loop, args=(seed, action)) for seed, action in enumerate(actions)]
+    for thread in threads:
+        thread.start()
+    over.wait(5)
+    over.set()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert failures == []
+    assert min(done[name] for name in ("work", "aggregate", "pass_time", "operate")) > 3, done
+    assert tables.one("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()") == 0
+    for cast in casts:
+        coordinator.client.stop(cast.id)
+        closed = [r for r in cast.rounds if r.verdict in (Verdict.AGGREGATED, Verdict.PARTIAL, Verdict.SKIPPED)]
+        assert cast.run.rounds_closed == len(closed)
+        assert [r.number for r in cast.rounds] == list(range(1, len(cast.rounds) + 1))
+    assert tables.one("SELECT count(*) FROM assignments WHERE state IN ('offered', 'leased', 'submitted')") == 0
+    assert tables.one("SELECT count(*) FROM events WHERE kind = 'run.stalled'") == 0

@@ -1,0 +1,245 @@
+"""A duplicate, a late or a foreign submission gets a clear error and an event, and changes nothing."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+from support.coordinator import Coordinator
+from support.federation import deliver, tensors_for, tiny_spec, upload
+from support.tables import Onlooker, Tables
+from support.uploads import digest, file_of
+
+from fedssl.client import Conflict, DuplicateUpdate, Gone, LeaseLost, NotFound, WorkerClient
+from fedssl.protocol.states import AssignmentState
+from fedssl.protocol.work import Submit, WorkItem
+
+OTHER = "0" * 64
+
+
+@pytest.fixture
+def watching(coordinator: Coordinator, tables: Tables) -> Onlooker:
+    return Onlooker(tables, coordinator.store)
+
+
+@contextmanager
+def _refused(onlooker: Onlooker, kind: str, client_id: str, item: WorkItem | None) -> Iterator[None]:
+    """The block changes nothing, and leaves one event about this client's part in the round."""
+    with onlooker.nothing_changes() as events:
+        yield
+    [event] = events
+    assert (event.kind, event.client_id) == (kind, client_id)
+    expected = (None, None) if item is None else (item.run_id, item.round_number)
+    assert (event.run_id, event.round_number) == expected
+
+
+def _leased(coordinator: Coordinator, **cohort: Any) -> tuple[WorkerClient, WorkItem]:
+    worker = coordinator.worker("a")
+    run = coordinator.client.create_run(tiny_spec(cohort={"clients": ["a"], **cohort}))
+    coordinator.advance(run.id)
+    item = worker.claim(0)
+    assert item is not None
+    return worker, item
+
+
+def _submit(item: WorkItem, update: str, num_examples: int = 10) -> Submit:
+    return Submit(assignment_id=item.assignment_id, update=update, num_examples=num_examples)
+
+
+def test_without_an_upload(coordinator: Coordinator, watching: Onlooker) -> None:
+    worker, item = _leased(coordinator)
+    with _refused(watching, "assignment.refused", "a", item), pytest.raises(Conflict, match="PUT it first"):
+        worker.submit(_submit(item, OTHER))
+
+
+def test_with_the_upload_of_another_assignment(coordinator: Coordinator, watching: Onlooker, tmp_path: Path) -> None:
+    """A stored artifact is not enough: it must have been sent and checked for this assignment."""
+    worker, item = _leased(coordinator)
+    update = upload(worker, item, tensors_for(item.plan.update, 1.0), tmp_path)
+    second = coordinator.client.create_run(tiny_spec(cohort={"clients": ["a"]}))
+    coordinator.advance(second.id)
+    coordinator.client.pause(item.run_id)
+    other = worker.claim(0)
+    assert other is not None
+    assert other.run_id == second.id
+    with _refused(watching, "assignment.refused", "a", other), pytest.raises(Conflict, match="has not been uploaded"):
+        worker.submit(_submit(other, update))
+
+
+def test_the_same_again_gets_the_same_answer(coordinator: Coordinator, watching: Onlooker, tmp_path: Path) -> None:
+    worker, item = _leased(coordinator)
+    first = deliver(worker, item, tmp_path, 1.0)
+    update = str(watching.tables.one("SELECT update_digest FROM assignments"))
+    for num_examples in (10, 999):  # what was accepted stays, whatever comes with the second submission
+        with watching.nothing_changes() as events:
+            assert worker.submit(_submit(item, update, num_examples)) == first
+        assert events == []
+    coordinator.advance(item.run_id)  # and also after the round has closed
+    with watching.nothing_changes() as events:
+        assert worker.submit(_submit(item, update)).state == AssignmentState.ACCEPTED
+    assert events == []
+
+
+def test_another_update_after_one_was_accepted(coordinator: Coordinator, watching: Onlooker, tmp_path: Path) -> None:
+    worker, item = _leased(coordinator)
+    deliver(worker, item, tmp_path, 1.0)
+    with (
+        _refused(watching, "assignment.refused", "a", item),
+        pytest.raises(DuplicateUpdate, match="has already accepted another update of a, which stays"),
+    ):
+        worker.submit(_submit(item, OTHER))
+    with _refused(watching, "artifact.refused", "a", item), pytest.raises(DuplicateUpdate, match="claim new work"):
+        upload(worker, item, tensors_for(item.plan.update, 2.0), tmp_path)
+
+
+def test_after_the_round_has_closed(coordinator: Coordinator, watching: Onlooker, tmp_path: Path) -> None:
+    """Client b is late: at the deadline the round has closed with a's update."""
+    a, b = coordinator.worker("a"), coordinator.worker("b")
+    run = coordinator.client.create_run(tiny_spec(cohort={"clients": ["a", "b"], "min_clients": 2, "min_updates": 1}))
+    coordinator.advance(run.id)
+    item_a, item_b = a.claim(0), b.claim(0)
+    assert item_a is not None
+    assert item_b is not None
+    update = upload(b, item_b, tensors_for(item_b.plan.update, 9.0), tmp_path)
+    deliver(a, item_a, tmp_path, 1.0)
+    watching.tables.execute("UPDATE rounds SET deadline = now() - interval '1 second'")
+    coordinator.advance(run.id)
+    assert coordinator.client.run(run.id).rounds_closed == 1
+    with _refused(watching, "assignment.refused", "b", item_b), pytest.raises(Gone, match="this came too late"):
+        b.submit(_submit(item_b, update))
+    with _refused(watching, "artifact.refused", "b", item_b), pytest.raises(Gone, match="claim new work"):
+        upload(b, item_b, tensors_for(item_b.plan.update, 3.0), tmp_path)
+    with _refused(watching, "assignment.refused", "b", item_b), pytest.raises(Gone, match="this came too late"):
+        b.decline(item_b.assignment_id, "too slow")
+
+
+def test_after_the_run_was_stopped(coordinator: Coordinator, watching: Onlooker, tmp_path: Path) -> None:
+    worker, item = _leased(coordinator)
+    update = upload(worker, item, tensors_for(item.plan.update, 1.0), tmp_path)
+    coordinator.client.stop(item.run_id)
+    with _refused(watching, "assignment.refused", "a", item), pytest.raises(Gone):
+        worker.submit(_submit(item, update))
+
+
+def test_after_the_lease_was_lost(coordinator: Coordinator, watching: Onlooker, tmp_path: Path) -> None:
+    worker, item = _leased(coordinator)
+    update = upload(worker, item, tensors_for(item.plan.update, 1.0), tmp_path)
+    watching.tables.execute("UPDATE assignments SET lease_expires_at = now() - interval '1 second'")
+    coordinator.advance(item.run_id)
+    what = r"the assignment is expired \(no heartbeat within the lease\): claim again"
+    with _refused(watching, "assignment.refused", "a", item), pytest.raises(LeaseLost, match=what):
+        worker.submit(_submit(item, update))
+    with _refused(watching, "artifact.refused", "a", item), pytest.raises(LeaseLost, match="claim again"):
+        upload(worker, item, tensors_for(item.plan.update, 2.0), tmp_path)
+    with _refused(watching, "assignment.refused", "a", item), pytest.raises(LeaseLost, match="claim again"):
+        worker.decline(item.assignment_id, "whatever")
+    again = worker.claim(0)  # the way out that the message names
+    assert again is not None
+    assert again.assignment_id != item.assignment_id
+
+
+def test_for_an_assignment_that_was_only_offered(coordinator: Coordinator, watching: Onlooker) -> None:
+    worker, item = _leased(coordinator)
+    watching.tables.execute("UPDATE assignments SET state = 'offered'")
+    with _refused(watching, "assignment.refused", "a", item), pytest.raises(LeaseLost, match="is offered: claim again"):
+        worker.submit(_submit(item, OTHER))
+
+
+def test_for_somebody_elses_assignment(coordinator: Coordinator, watching: Onlooker, tmp_path: Path) -> None:
+    """Nobody learns that the assignment exists: the answer is that for one that does not."""
+    worker, item = _leased(coordinator)
+    update = upload(worker, item, tensors_for(item.plan.update, 1.0), tmp_path)
+    stranger = coordinator.worker("stranger")
+    for assignment_id in (item.assignment_id, uuid4()):
+        foreign = item.model_copy(update={"assignment_id": assignment_id})
+        match = f"stranger has no assignment {assignment_id}: claim work and use the id that it carries"
+        with _refused(watching, "assignment.foreign", "stranger", None), pytest.raises(NotFound, match=match):
+            stranger.submit(_submit(foreign, update))
+        with _refused(watching, "assignment.foreign", "stranger", None), pytest.raises(NotFound, match=match):
+            stranger.decline(assignment_id, "mine now")
+        with _refused(watching, "assignment.foreign", "stranger", None), pytest.raises(NotFound, match=match):
+            stranger.heartbeat(assignment_id)
+
+
+WORK: dict[str, tuple[str, dict[str, Any], str]] = {
+    "no images": ("submit", {"num_examples": 0}, "num_examples"),
+    "too many images": ("submit", {"num_examples": 10**13}, "num_examples"),
+    "images as text": ("submit", {"num_examples": "many"}, "num_examples"),
+    "no digest": ("submit", {"update": "f" * 63}, "update"),
+    "no assignment": ("submit", {"assignment_id": "7"}, "assignment_id"),
+    "a metric that is no number": ("submit", {"metrics": {"loss": "low"}}, "metrics.loss"),
+    "a metric in capitals": ("submit", {"metrics": {"LOSS": 1}}, "metrics.LOSS"),
+    "too many metrics": ("submit", {"metrics": {f"m{i}": 0 for i in range(65)}}, "metrics"),
+    "an unknown key": ("submit", {"weight": 2}, "weight"),
+    "a wait beyond a minute": ("claim", {"wait_seconds": 61}, "wait_seconds"),
+    "a wait of the past": ("claim", {"wait_seconds": -1}, "wait_seconds"),
+    "an unknown phase": (
+        "heartbeat", {"progress": {"phase": "sleeping", "epoch": 0, "num_epochs": 0, "step": 0, "num_steps": 0}},
+        "progress.phase",
+    ),
+    "a reason too long": ("decline", {"assignment_id": str(uuid4()), "reason": "x" * 501}, "reason"),
+    "no channels": ("register", {"channels": 2}, "channels"),
+    "an image of one pixel": ("register", {"image_size": 1}, "image_size"),
+    "more images than fit": ("register", {"num_images": 2**63}, "body"),
+    "a device with a NUL": ("register", {"device": "cpu\x00"}, "body"),
+    "a device with half a character": ("register", {"device": "cpu\ud800"}, "device"),
+    "another protocol": ("register", {"protocol_version": 99}, "update one"),
+}  # fmt: skip
+COMPLETE = {
+    "submit": {"assignment_id": str(uuid4()), "update": OTHER, "num_examples": 1},
+    "register": {"worker_version": "1", "methods": {}, "device": "cpu", "num_images": 1, "channels": 1,
+                 "image_size": 8},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WORK)
+def test_a_worker_that_sends_nonsense(standing: Coordinator, onlooker: Onlooker, case: str) -> None:
+    verb, changes, where = WORK[case]
+    token = standing.worker_token("a")
+    with onlooker.nothing_changes() as events, standing.http(token) as http:
+        body = json.dumps({**COMPLETE.get(verb, {}), **changes})
+        answer = http.post(f"/v1/work/{verb}", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["type"] == "urn:fedssl:problem:invalid-request"
+    assert where in answer.json()["detail"]
+    [event] = events
+    assert event.client_id == "a"
+    assert event.kind == ("client.refused" if "protocol_version" in changes else "request.refused")
+
+
+def test_a_metric_that_is_not_finite(standing: Coordinator, onlooker: Onlooker) -> None:
+    token = standing.worker_token("a")
+    body = f'{{"assignment_id": "{uuid4()}", "update": "{OTHER}", "num_examples": 1, "metrics": {{"loss": NaN}}}}'
+    with onlooker.nothing_changes() as events, standing.http(token) as http:
+        answer = http.post("/v1/work/submit", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["loc"] == ["metrics", "loss"]
+    assert [event.client_id for event in events] == ["a"]
+
+
+def test_a_decline_with_odd_characters_is_taken(coordinator: Coordinator, tables: Tables) -> None:
+    """Its reason may quote anything: to refuse it would only keep the lease until it lapses."""
+    worker, item = _leased(coordinator)
+    worker.decline(item.assignment_id, "no \x00 disk \x1b[31m")
+    assert tables.one("SELECT reason FROM assignments") == "no \\x00 disk \x1b[31m"
+
+
+def test_what_the_file_is_called_matters_to_nobody(coordinator: Coordinator, tmp_path: Path) -> None:
+    worker, item = _leased(coordinator)
+    data = file_of(tensors_for(item.plan.update, 1.0))
+    token = coordinator.worker_token("a")
+    with coordinator.http(token) as http:
+        answer: httpx.Response = http.put(
+            f"/v1/artifacts/{digest(data)}",
+            params={"assignment": str(item.assignment_id)},
+            content=data,
+            headers={"Content-Type": "text/plain", "Content-Disposition": "attachment; filename=../../x"},
+        )
+    assert answer.status_code == 201
+    assert worker.submit(_submit(item, digest(data))).state == AssignmentState.ACCEPTED
+
+

@@ -1,0 +1,356 @@
+"""An upload that is not what the plan declares gets a clear error and an event, and changes nothing."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+import torch
+from support.coordinator import Coordinator
+from support.federation import tensors_for, tiny_spec
+from support.tables import Onlooker
+from support.uploads import digest, file_of, put_together, raw_request, taken_apart
+
+from fedssl.artifacts.header import max_file_bytes
+from fedssl.artifacts.tensors import Tensors
+from fedssl.protocol.views import EventView
+from fedssl.protocol.work import WorkItem
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A worker with a lease, and the file that it should upload."""
+
+    coordinator: Coordinator
+    token: str
+    item: WorkItem
+
+    @property
+    def tensors(self) -> Tensors:
+        return tensors_for(self.item.plan.update, 1.0)
+
+    def put(
+        self,
+        content: Any,
+        *,
+        name: str | None = None,
+        assignment: object = None,
+        headers: dict[str, str] | None = None,
+        token: str | None = None,
+    ) -> httpx.Response:
+        params = {"assignment": str(assignment or self.item.assignment_id)}
+        path = f"/v1/artifacts/{name or digest(content)}"
+        with self.coordinator.http(token or self.token) as http:
+            return http.put(path, params=params, content=content, headers=headers)
+
+
+@pytest.fixture(scope="module")
+def stage(standing: Coordinator) -> Iterator[Stage]:
+    with standing.worker("a") as worker:
+        run = standing.client.create_run(tiny_spec(cohort={"clients": ["a"], "lease_seconds": 3600}))
+        standing.advance(run.id)
+        item = worker.claim(0)
+        assert item is not None
+        yield Stage(standing, standing.worker_token("a"), item)
+
+
+def _assert_refused(
+    stage: Stage, answer: httpx.Response, events: list[EventView], status: int, slug: str, what: str
+) -> None:
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["type"] == f"urn:fedssl:problem:{slug}"
+    assert what in answer.json()["detail"]
+    [event] = events
+    assert (event.kind, event.run_id, event.client_id, event.round_number) == (
+        "artifact.refused",
+        stage.item.run_id,
+        "a",
+        1,
+    )
+    assert event.message == answer.json()["detail"]
+
+
+def _first(tensors: Tensors) -> str:
+    return next(name for name in sorted(tensors) if tensors[name].is_floating_point() and tensors[name].ndim > 1)
+
+
+def _undeclared(t: Tensors) -> Tensors:
+    return {**t, "secret.images": torch.zeros(1)}
+
+
+def _missing(t: Tensors) -> Tensors:
+    return {name: t[name] for name in sorted(t)[1:]}
+
+
+def _renamed(t: Tensors) -> Tensors:
+    return {("x" if name == _first(t) else name): tensor for name, tensor in t.items()}
+
+
+def _misshapen(t: Tensors) -> Tensors:
+    return {**t, _first(t): t[_first(t)].transpose(0, 1)}
+
+
+def _flattened(t: Tensors) -> Tensors:
+    return {**t, _first(t): t[_first(t)].flatten()}
+
+
+def _halved(t: Tensors) -> Tensors:
+    return {**t, _first(t): t[_first(t)].half()}
+
+
+def _doubled(t: Tensors) -> Tensors:
+    return {name: tensor.double() for name, tensor in t.items()}
+
+
+def _as_integers(t: Tensors) -> Tensors:
+    return {**t, _first(t): t[_first(t)].int()}
+
+
+def _with(value: float) -> Callable[[Tensors], Tensors]:
+    def change(t: Tensors) -> Tensors:
+        spoilt = t[_first(t)].clone()
+        spoilt.view(-1)[-1] = value
+        return {**t, _first(t): spoilt}
+
+    return change
+
+
+TENSORS: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
+    "an undeclared tensor": (_undeclared, "not declared: secret.images"),
+    "a missing tensor": (_missing, "missing: encoder"),
+    "a renamed tensor": (_renamed, "missing: encoder"),
+    "a misshapen tensor": (_misshapen, "declared F32["),
+    "a flat tensor": (_flattened, "declared F32["),
+    "half precision": (_halved, "is F16["),
+    "whole numbers": (_as_integers, "is I32["),
+    "double precision": (_doubled, "is F64["),
+    "nothing at all": (lambda t: {}, "missing: encoder"),
+    "NaN": (_with(float("nan")), "holds NaN or infinity: training diverged"),
+    "infinity": (_with(float("inf")), "holds NaN or infinity: training diverged"),
+    "minus infinity": (_with(float("-inf")), "holds NaN or infinity: training diverged"),
+}
+
+
+@pytest.mark.parametrize("case", TENSORS)
+def test_tensors_that_the_plan_does_not_declare(stage: Stage, onlooker: Onlooker, case: str) -> None:
+    change, what = TENSORS[case]
+    with onlooker.nothing_changes() as events:
+        answer = stage.put(file_of(change(stage.tensors)))
+    _assert_refused(stage, answer, events, 422, "artifact-rejected", what)
+
+
+def test_a_file_beyond_the_plan_is_refused_before_it_is_read(stage: Stage, onlooker: Onlooker) -> None:
+    size = max_file_bytes(stage.item.plan.update) + 1
+    with onlooker.nothing_changes() as events:
+        answer = stage.put(b"\0" * size)
+    _assert_refused(stage, answer, events, 413, "artifact-too-large", f"{size} bytes announced")
+
+
+def _shifted(entries: dict[str, Any], name: str, by: int) -> dict[str, Any]:
+    start, stop = entries[name]["data_offsets"]
+    return {**entries, name: {**entries[name], "data_offsets": [start + by, stop + by]}}
+
+
+def _last(entries: dict[str, Any]) -> str:
+    return max(entries, key=lambda name: int(entries[name]["data_offsets"][1]))
+
+
+def _entry_with(entries: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    name = _last(entries)
+    return {**entries, name: {**entries[name], **changes}}
+
+
+HEADERS: dict[str, tuple[Callable[[dict[str, Any], bytes], bytes], str]] = {
+    "an overlap": (lambda h, b: put_together(_shifted(h, _last(h), -8), b), "leave a gap or overlap"),
+    "a gap": (lambda h, b: put_together(_shifted(h, _last(h), 8), b + bytes(8)), "leave a gap or overlap"),
+    "negative offsets": (
+        lambda h, b: put_together(_entry_with(h, data_offsets=[-8, 0]), b), "must be two byte positions",
+    ),
+    "offsets turned round": (
+        lambda h, b: put_together(_entry_with(h, data_offsets=h[_last(h)]["data_offsets"][::-1]), b),
+        "span another size",
+    ),
+    "huge offsets": (
+        lambda h, b: put_together(_entry_with(h, data_offsets=[0, 2**63]), b), "must be two byte positions",
+    ),
+    "offsets with a point": (
+        lambda h, b: put_together(_entry_with(h, data_offsets=[0.0, 8.0]), b), "must be two byte positions",
+    ),
+    "minus zero": (
+        lambda h, b: put_together(json.dumps(h).replace("[0, ", "[-0, ", 1), b), "cannot be read",
+    ),
+    "a negative size": (lambda h, b: put_together(_entry_with(h, shape=[-1]), b), "none negative"),
+    "sizes whose product overflows": (
+        lambda h, b: put_together(_entry_with(h, shape=[2**62, 2**62]), b), "span another size",
+    ),
+    "a truth for a size": (lambda h, b: put_together(_entry_with(h, shape=[True]), b), "none negative"),
+    "nine dimensions": (lambda h, b: put_together(_entry_with(h, shape=[1] * 9), b), "at most 8 sizes"),
+    "an unknown dtype": (lambda h, b: put_together(_entry_with(h, dtype="C128"), b), "dtype must be one of"),
+    "a dtype that is a list": (lambda h, b: put_together(_entry_with(h, dtype=["F32"]), b), "dtype must be one of"),
+    "another key in an entry": (lambda h, b: put_together(_entry_with(h, note="hi"), b), "needs exactly"),
+    "metadata": (lambda h, b: put_together({**h, "__metadata__": {"images": "many"}}, b), "__metadata__"),
+    "a name twice": (
+        lambda h, b: put_together(json.dumps(h)[:-1] + ", " + json.dumps(h)[1:], b), "a name occurs twice",
+    ),
+    "a name with a NUL": (lambda h, b: put_together({**h, "\x00": h[_last(h)]}, b), "overlap"),
+    "a name with half a character": (lambda h, b: put_together({**h, "\ud800": h[_last(h)]}, b), "overlap"),
+    "a name of control characters": (
+        lambda h, b: put_together({**h, "a\x1b[31m": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}, b),
+        r"not declared: 'a\x1b[31m'",
+    ),
+    "not JSON": (lambda h, b: put_together("{" * len(json.dumps(h)), b), "cannot be read"),
+    "not an object": (lambda h, b: put_together("[]", b), "not a JSON object"),
+    "a space in front": (lambda h, b: put_together(" " + json.dumps(h), b), "not a JSON object"),
+    "NaN for a size": (lambda h, b: put_together(_entry_with(h, shape=[float("nan")]), b), "none negative"),
+    "not UTF-8": (lambda h, b: put_together(b'{"\xff": 1}', b), "cannot be read"),
+    "nested deeply": (lambda h, b: put_together('{"a":' * 900, b), "cannot be read"),
+    "an empty object": (lambda h, b: put_together({}, b""), "missing: encoder"),
+    "no header": (lambda h, b: b"", "ended within its safetensors header"),
+    "four bytes": (lambda h, b: b"\x08\0\0\0", "ended within its safetensors header"),
+    "half a header": (lambda h, b: put_together(h, b)[:100], "ended within its safetensors header"),
+    "only the header": (lambda h, b: put_together(h), "bytes, "),
+    "less than the header says": (lambda h, b: put_together(h, b[:-1]), "were announced"),
+    "more than the header says": (lambda h, b: put_together(h, b + b"\0"), "were announced"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HEADERS)
+def test_tricks_with_the_header(stage: Stage, onlooker: Onlooker, case: str) -> None:
+    change, what = HEADERS[case]
+    with onlooker.nothing_changes() as events:
+        answer = stage.put(change(*taken_apart(file_of(stage.tensors))))
+    _assert_refused(stage, answer, events, 422, "artifact-rejected", what)
+
+
+@pytest.mark.parametrize("length", [2**20, 2**63, 2**64 - 1])
+def test_a_header_that_claims_to_be_huge(stage: Stage, onlooker: Onlooker, length: int) -> None:
+    header, body = taken_apart(file_of(stage.tensors))
+    with onlooker.nothing_changes() as events:
+        answer = stage.put(put_together(header, body, length=length))
+    _assert_refused(stage, answer, events, 413, "artifact-too-large", f"the header claims {length} bytes")
+
+
+def test_bytes_of_another_digest(stage: Stage, onlooker: Onlooker) -> None:
+    """The digest is judged before the values: bytes that broke on the way say nothing of the training."""
+    for tensors in (stage.tensors, _with(float("nan"))(stage.tensors)):
+        with onlooker.nothing_changes() as events:
+            answer = stage.put(file_of(tensors), name=digest(b"something else"))
+        _assert_refused(stage, answer, events, 422, "artifact-rejected", f"announced was {digest(b'something else')}")
+
+
+def test_without_a_length(stage: Stage, onlooker: Onlooker) -> None:
+    data = file_of(stage.tensors)
+    with onlooker.nothing_changes() as events:
+        answer = stage.put(iter([data]), name=digest(data))
+    assert "content-length" not in answer.request.headers
+    _assert_refused(stage, answer, events, 411, "length-required", "send Content-Length")
+
+
+@pytest.mark.parametrize("missing", [1, 1000])
+def test_a_connection_that_breaks(stage: Stage, onlooker: Onlooker, missing: int) -> None:
+    data = file_of(stage.tensors)
+    with onlooker.nothing_changes() as events:
+        raw_request(stage.coordinator.url, _head(stage, data, len(data)), data[:-missing], then_close=True)
+        time.sleep(0.2)
+    assert events == []
+
+
+def test_a_length_that_is_too_small(stage: Stage, onlooker: Onlooker) -> None:
+    """What comes after the announced bytes is taken for the next request, and is none."""
+    data = file_of(stage.tensors)
+    with onlooker.nothing_changes():
+        answer = raw_request(stage.coordinator.url, _head(stage, data, len(data) - 4), data, then_close=False)
+        time.sleep(0.1)
+    assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 422 "))
+
+
+def _head(stage: Stage, data: bytes, length: int) -> str:
+    path = f"/v1/artifacts/{digest(data)}?assignment={stage.item.assignment_id}"
+    return f"PUT {path} HTTP/1.1\nHost: here\nAuthorization: Bearer {stage.token}\nContent-Length: {length}"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["f" * 63, "f" * 65, "F" * 64, "g" * 64, "..%2f" + "f" * 59, "%00" + "f" * 63, "f" * 64 + "%0a", "%ff" * 64],
+)
+def test_a_digest_that_is_none(stage: Stage, onlooker: Onlooker, name: str) -> None:
+    with onlooker.nothing_changes() as events:
+        answer = stage.put(b"anything", name=name)
+    assert answer.status_code in (404, 422)  # a slash makes it another path
+    if answer.status_code == 422:
+        assert answer.json()["type"] == "urn:fedssl:problem:invalid-request"
+        assert answer.json()["errors"][0]["loc"] == ["path", "digest"]
+        assert [(event.kind, event.client_id) for event in events] == [("request.refused", "a")]
+
+
+@pytest.mark.parametrize("assignment", ["", "7", "x" * 36])
+def test_an_assignment_that_is_none(stage: Stage, onlooker: Onlooker, assignment: str) -> None:
+    data = file_of(stage.tensors)
+    with onlooker.nothing_changes() as events, stage.coordinator.http(stage.token) as http:
+        answer = http.put(f"/v1/artifacts/{digest(data)}", params={"assignment": assignment}, content=data)
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["loc"] == ["query", "assignment"]
+    assert [event.kind for event in events] == ["request.refused"]
+
+
+def test_to_somebody_elses_assignment(stage: Stage, onlooker: Onlooker) -> None:
+    data = file_of(stage.tensors)
+    token = stage.coordinator.worker_token("stranger")
+    for assignment in (stage.item.assignment_id, uuid4()):
+        with onlooker.nothing_changes() as events:
+            answer = stage.put(data, token=token, assignment=assignment)
+        assert answer.status_code == 404
+        assert answer.json()["type"] == "urn:fedssl:problem:not-found"
+        assert answer.json()["detail"] == (
+            f"stranger has no assignment {assignment}: claim work and use the id that it carries"
+        )
+        [event] = events
+        assert (event.kind, event.client_id, event.run_id) == ("assignment.foreign", "stranger", None)
+
+
+def test_a_megabyte_refused_at_its_header_is_still_answered(
+    standing: Coordinator, onlooker: Onlooker, stage: Stage
+) -> None:
+    """The server stops reading after the header; the answer must reach a client that is still sending."""
+    wide = tiny_spec(
+        model={"encoder": {"widths": [256, 1024]}, "projector": {"hidden_dims": [512], "out_dim": 256}},
+        cohort={"clients": ["a"], "lease_seconds": 3600},
+    )
+    with standing.worker("a") as worker:
+        run = standing.client.create_run(wide)
+        standing.advance(run.id)
+        standing.client.pause(stage.item.run_id)  # or its lease would come first
+        item = worker.claim(0)
+        standing.client.resume(stage.item.run_id)
+    assert item is not None
+    assert item.run_id == run.id
+    tensors = tensors_for(item.plan.update)
+    data = file_of({("x" if name == _first(tensors) else name): tensor for name, tensor in tensors.items()})
+    assert len(data) > 10_000_000
+    for _ in range(5):
+        with onlooker.nothing_changes() as events:
+            answer = stage.put(data, assignment=item.assignment_id)
+        assert answer.status_code == 422
+        assert "not declared: x" in answer.json()["detail"]
+        assert [event.run_id for event in events] == [run.id]
+
+
+def test_after_all_that_the_right_file_is_taken(stage: Stage, onlooker: Onlooker) -> None:
+    data = file_of(stage.tensors)
+    last = onlooker.tables.last_event()
+    assert stage.put(data).status_code == 201
+    with onlooker.nothing_changes():
+        assert stage.put(data).status_code == 200  # sent again, it is there already
+    assert onlooker.tables.events_after(last) == []
+    known = onlooker.tables.query("SELECT num_bytes FROM artifacts WHERE digest = %s", digest(data))
+    assert known == [(len(data),)]
+    stored = stage.coordinator.store / digest(data)[:2] / digest(data)[2:4] / digest(data)
+    assert stored.read_bytes() == data
+    assert list((stage.coordinator.store / "incoming").iterdir()) == []
+
+

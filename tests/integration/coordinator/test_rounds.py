@@ -1,0 +1,273 @@
+"""Rounds: when they close, with what verdict, and what the sweep looks at."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.cast import Cast
+from support.coordinator import Coordinator
+from support.federation import tiny_spec
+from support.tables import Tables
+
+from fedssl.client import Conflict, NotFound
+from fedssl.protocol.states import Outcome, RoundState, RunState, Verdict
+
+MakeCast = Callable[..., Cast]
+
+
+@pytest.fixture
+def make_cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> MakeCast:
+    def make(names: str = "ab", **changes: object) -> Cast:
+        return Cast(coordinator, tables, tmp_path, names, **changes)
+
+    return make
+
+
+def test_at_the_deadline_a_quorum_closes_the_round(make_cast: MakeCast) -> None:
+    cast = make_cast("abcd", cohort={"min_updates": 2}, num_rounds=2)
+    cast.work("a", "b")
+    cast.claim("c")
+    cast.advance()
+    assert cast.round.state == RoundState.OPEN  # the quorum alone does not end it: others are still training
+    cast.pass_deadline()
+    assert cast.awaits_attention()
+    cast.advance()
+    first, second = cast.rounds
+    assert (first.verdict, first.reason, first.state) == (Verdict.PARTIAL, "2 of 4 updates", RoundState.CLOSED)
+    reason = "the round's deadline has passed"
+    assert cast.events("round.closed")[0].data == {
+        "verdict": "partial",
+        "clients": {"a": "accepted", "b": "accepted", "c": reason, "d": reason},
+    }
+    assert cast.events("round.aggregating")[0].message == "aggregating 2 of 4 updates"
+    assert [event.message for event in cast.events("assignment.expired")] == [f"c: {reason}", f"d: {reason}"]
+    assert [a.client_id for a in second.assignments] == list("abcd")  # who was slow takes part again
+    assert cast.run.rounds_closed == 1
+
+
+def test_a_quorum_with_nobody_left_closes_before_the_deadline(make_cast: MakeCast) -> None:
+    cast = make_cast(cohort={"min_updates": 1}, num_rounds=1)
+    cast.work("a")
+    cast.workers["b"].decline(cast.claim("b").assignment_id, "cannot")
+    assert cast.awaits_attention()
+    cast.advance()
+    assert (cast.round.verdict, cast.run.outcome) == (Verdict.PARTIAL, Outcome.COMPLETED)
+
+
+def test_below_the_quorum_what_came_is_kept_and_the_rest_offered_again_until_the_run_fails(
+    make_cast: MakeCast,
+) -> None:
+    cast = make_cast("abc", cohort={"max_attempts": 3})
+    cast.work("b")
+    kept = cast.round.assignments[1].update
+    for attempt in (2, 3):
+        cast.pass_deadline()
+        cast.advance()
+        current = cast.round
+        assert (current.number, current.attempt, current.state) == (1, attempt, RoundState.OPEN)
+        assert not cast.awaits_attention()  # with a deadline of its own
+        live = [(a.client_id, a.attempt) for a in current.assignments if a.state == "offered"]
+        assert live == [("a", attempt), ("c", attempt)]
+        assert [a.update for a in current.assignments if a.client_id == "b"] == [kept]
+    cast.work("a")
+    cast.workers["c"].decline(cast.claim("c").assignment_id, "no images")
+    cast.advance()
+    run = cast.run
+    assert (run.state, run.outcome) == (RunState.FINISHED, Outcome.FAILED)
+    assert run.reason == "round 1: too few updates after 3 attempts: c: no images"
+    assert (cast.round.verdict, cast.round.state) == (Verdict.FAILED, RoundState.CLOSED)
+    assert run.rounds_closed == 0
+    assert cast.events("round.closed")[0].data["clients"] == {"a": "accepted", "b": "accepted", "c": "no images"}
+    assert run.model == run.initial_model  # the weights so far stay
+
+
+def test_without_a_quorum_a_round_is_skipped_where_the_spec_says_so(make_cast: MakeCast) -> None:
+    cast = make_cast(cohort={"max_attempts": 1, "without_quorum": "skip"}, num_rounds=2)
+    cast.work("a")
+    cast.pass_deadline()
+    cast.advance()
+    first, second = cast.rounds
+    assert (first.verdict, second.number, second.state) == (Verdict.SKIPPED, 2, RoundState.OPEN)
+    assert first.reason == "too few updates after 1 attempts: b: the round's deadline has passed"
+    assert second.broadcast == first.broadcast  # nothing was learnt
+    assert cast.run.rounds_closed == 1
+    cast.work("a", "b")
+    cast.advance()
+    assert cast.run.outcome == Outcome.COMPLETED
+
+
+def test_the_last_round_may_be_skipped(make_cast: MakeCast) -> None:
+    cast = make_cast(cohort={"max_attempts": 1, "without_quorum": "skip"}, num_rounds=1)
+    cast.pass_deadline()
+    cast.advance()
+    assert cast.run.outcome == Outcome.COMPLETED
+    assert cast.round.verdict == Verdict.SKIPPED
+
+
+def test_an_update_that_comes_at_the_last_moment_counts(make_cast: MakeCast) -> None:
+    """After the deadline, but before anybody has looked."""
+    cast = make_cast(num_rounds=1)
+    cast.work("a")
+    cast.claim("b")
+    cast.pass_deadline()
+    cast.deliver("b")
+    cast.advance()
+    assert cast.round.verdict == Verdict.AGGREGATED
+
+
+def test_a_sampled_cohort_is_the_same_wherever_it_is_drawn(make_cast: MakeCast) -> None:
+    from fedssl.seeding import sample_cohort
+
+    cast = make_cast("abcdef", cohort={"fraction": 0.5}, seed=3)
+    spec = cast.run.spec
+    for number in (1, 2):
+        chosen = [a.client_id for a in cast.round.assignments]
+        assert chosen == sample_cohort("abcdef", spec.cohort, 3, number)
+        assert len(chosen) == 3
+        cast.work(*chosen)
+        cast.advance()
+    assert cast.run.outcome == Outcome.COMPLETED
+
+
+@pytest.mark.parametrize("state", ["created", "unprepared", "waiting", "open", "leased", "aggregating", "paused"])
+def test_stop_in_every_state(coordinator: Coordinator, tables: Tables, make_cast: MakeCast, state: str) -> None:
+    if state in ("created", "unprepared", "waiting"):
+        run = coordinator.client.create_run(tiny_spec(), start=state != "created")
+        if state == "waiting":
+            coordinator.advance(run.id)
+        run_id = run.id
+    else:
+        cast = make_cast("a")
+        run_id = cast.id
+        if state in ("leased", "paused"):
+            cast.claim("a")
+        if state == "paused":
+            coordinator.client.pause(run_id)
+        if state == "aggregating":
+            tables.execute("UPDATE rounds SET state = 'aggregating'")
+    stopped = coordinator.client.stop(run_id)
+    assert (stopped.state, stopped.outcome) == (RunState.FINISHED, Outcome.STOPPED)
+    assert stopped.reason == "stopped by an operator"
+    coordinator.advance(run_id)  # nothing comes back to life
+    assert tables.query("SELECT state, verdict, reason FROM rounds") in (
+        [],
+        [("closed", "failed", "stopped by an operator")],
+    )
+    assert tables.one("SELECT count(*) FROM assignments WHERE state IN ('offered', 'leased', 'submitted')") == 0
+    kinds = [event.kind for event in coordinator.client.event_log(run_id)]
+    assert kinds[-1] == "run.finished"
+    assert kinds.count("run.finished") == 1
+    assert coordinator.client.stop(run_id).finished_at == stopped.finished_at  # twice is no error, and changes nothing
+    assert [event.kind for event in coordinator.client.event_log(run_id)] == kinds
+
+
+VERBS: dict[str, dict[str, RunState | None]] = {
+    # verb -> state before -> state after; None: refused
+    "start": {"created": RunState.RUNNING, "running": RunState.RUNNING, "paused": None, "stopped": None},
+    "pause": {"created": None, "running": RunState.PAUSED, "paused": RunState.PAUSED, "stopped": None},
+    "resume": {"created": None, "running": RunState.RUNNING, "paused": RunState.RUNNING, "stopped": None},
+    "stop": dict.fromkeys(("created", "running", "paused", "stopped"), RunState.FINISHED),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("before", ["created", "running", "paused", "stopped"])
+def test_verbs_and_states(standing: Coordinator, verb: str, before: str) -> None:
+    run = standing.client.create_run(tiny_spec(), start=before != "created")
+    if before == "paused":
+        standing.client.pause(run.id)
+    if before == "stopped":
+        standing.client.stop(run.id)
+    earlier = len(list(standing.client.event_log(run.id)))
+    wanted = VERBS[verb][before]
+    call = getattr(standing.client, verb)
+    if wanted is None:
+        with pytest.raises(Conflict, match=f"it cannot {verb}, (only|it stays)"):
+            call(run.id)
+        assert len(list(standing.client.event_log(run.id))) == earlier
+    else:
+        assert call(run.id).state == wanted
+        same = before in (wanted.value, "stopped")
+        assert len(list(standing.client.event_log(run.id))) == earlier + (not same)
+
+
+def test_a_run_that_is_not_there(standing: Coordinator) -> None:
+    from uuid import UUID
+
+    nothing = UUID(int=1)
+    for call in ("run", "start", "pause", "resume", "stop"):
+        with pytest.raises(NotFound, match=f"no run {nothing}"):
+            getattr(standing.client, call)(nothing)
+    for pages in ("rounds", "metrics", "event_log"):
+        with pytest.raises(NotFound, match=f"no run {nothing}"):
+            list(getattr(standing.client, pages)(nothing))
+
+
+def test_the_sweep_finds_what_waits_for_an_aggregator_and_nothing_else(
+    coordinator: Coordinator, tables: Tables, make_cast: MakeCast
+) -> None:
+    from fedssl_coordinator.db import transaction
+    from fedssl_coordinator.rounds import repository
+
+    def found() -> set[str]:
+        with transaction() as session:
+            runs = set(repository.needing_attention(session))
+        return {name for name, run_id in names.items() if run_id in runs}
+
+    create = coordinator.client.create_run
+    names = {
+        "created": create(tiny_spec(), start=False).id,
+        "unprepared": create(tiny_spec()).id,
+        "waiting": create(tiny_spec(cohort={"min_clients": 9})).id,
+        "paused": create(tiny_spec()).id,
+        "stopped": create(tiny_spec()).id,
+    }
+    coordinator.advance(names["waiting"])
+    coordinator.client.pause(names["paused"])
+    coordinator.client.stop(names["stopped"])
+    assert found() == {"unprepared", "waiting"}
+
+    casts = {name: make_cast("abc") for name in ("offered", "lapsed", "overdue", "declined", "complete", "aggregating")}
+    casts["finished"] = make_cast("abc", num_rounds=1)
+    names = {name: cast.id for name, cast in casts.items()}
+    assert found() == set()
+    tables.execute("UPDATE assignments SET state = 'offered'")
+    _hold(tables, casts["lapsed"], "a")
+    casts["lapsed"].lapse("a")
+    casts["overdue"].pass_deadline()
+    tables.execute("UPDATE assignments SET state = 'declined' WHERE run_id = %s", names["declined"])
+    assert found() == {"lapsed", "overdue", "declined"}
+    tables.execute("UPDATE rounds SET state = 'aggregating' WHERE run_id = %s", names["aggregating"])
+    tables.execute("UPDATE assignments SET state = 'expired' WHERE run_id = %s", names["complete"])
+    assert found() == {"lapsed", "overdue", "declined", "aggregating", "complete"}
+    coordinator.client.stop(names["aggregating"])
+    coordinator.client.pause(names["lapsed"])
+    assert found() == {"overdue", "declined", "complete"}
+    # A failed computation is left alone until its pause is over.
+    tables.execute("UPDATE runs SET retry_at = now() + interval '1 minute' WHERE id = %s", names["overdue"])
+    assert found() == {"declined", "complete"}
+    tables.execute("UPDATE runs SET retry_at = now() - interval '1 second' WHERE id = %s", names["overdue"])
+    assert found() == {"overdue", "declined", "complete"}
+
+
+def _hold(tables: Tables, cast: Cast, name: str) -> None:
+    tables.execute(
+        "UPDATE assignments SET state = 'leased', leased_at = now(), lease_expires_at = now() + interval '1 minute' "
+        "WHERE run_id = %s AND client_id = %s",
+        cast.id,
+        name,
+    )
+
+
+def test_registering_wakes_only_the_runs_that_wait_for_clients(
+    coordinator: Coordinator, make_cast: MakeCast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedssl_coordinator import nudges
+
+    busy = make_cast("a")
+    waiting = coordinator.client.create_run(tiny_spec(cohort={"min_clients": 9}))
+    nudged: list[object] = []
+    monkeypatch.setattr(nudges, "_send_task", lambda name, run_id: nudged.append(run_id))
+    coordinator.worker("late")
+    assert nudged == [str(waiting.id)]
+    assert str(busy.id) not in nudged

@@ -1,0 +1,181 @@
+"""Who may call what: every operation, without a token, with a wrong one, and with another role's."""
+
+import httpx
+import pytest
+from support.coordinator import Coordinator
+from support.openapi import OPEN, WORKERS_ONLY, Operation, operations
+from support.tables import Onlooker
+
+from fedssl.client import Conflict, NotFound
+from fedssl_coordinator.app import create_app
+
+DOCUMENT = create_app().openapi()
+GUARDED = [operation for operation in operations(DOCUMENT) if operation.template not in OPEN]
+# A worker's, or anybody's who has a token: what they may fetch is decided by the digest.
+WORKERS = [o for o in GUARDED if o.template.startswith(WORKERS_ONLY) or str(o) == "PUT /v1/artifacts/{digest}"]
+ANYBODYS = [o for o in GUARDED if str(o) == "GET /v1/artifacts/{digest}"]
+OPERATORS = [o for o in GUARDED if o not in WORKERS and o not in ANYBODYS]
+
+
+def _call(coordinator: Coordinator, operation: Operation, headers: dict[str, str]) -> httpx.Response:
+    content = b"{}" if operation.method == "POST" else b""
+    with coordinator.bare_http() as http:
+        return http.request(
+            operation.method,
+            operation.path,
+            params=operation.query,
+            content=content,
+            headers={"Content-Type": "application/json", **headers},
+        )
+
+
+def _assert_problem(answer: httpx.Response, status: int, slug: str, detail: str) -> None:
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["type"] == f"urn:fedssl:problem:{slug}"
+    assert detail in answer.json()["detail"]
+
+
+def test_the_document_lists_what_there_is() -> None:
+    assert len(GUARDED) >= 25
+    assert len(OPERATORS) + len(WORKERS) + len(ANYBODYS) == len(GUARDED)
+    assert {o.template for o in operations(DOCUMENT)} >= OPEN
+
+
+@pytest.mark.parametrize("operation", GUARDED, ids=str)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": ""},
+        {"Authorization": "Bearer"},
+        {"Authorization": "Bearer fedssl_garbage"},
+        {"Authorization": "Bearer " + "x" * 10_000},
+        {"Authorization": b"Bearer \xff\xfe".decode("latin-1")},
+        {"Authorization": "Basic b3BlcmF0b3I6"},
+        {"Cookie": "token=fedssl_garbage"},
+    ],
+    ids=["none", "empty", "no secret", "garbage", "long", "not ascii", "basic", "cookie"],
+)
+def test_no_operation_without_a_token(
+    standing: Coordinator, onlooker: Onlooker, operation: Operation, headers: dict[str, str]
+) -> None:
+    encoded = {name: value.encode("latin-1") for name, value in headers.items()}
+    answer = _call(standing, operation, encoded)  # type: ignore[arg-type]
+    _assert_problem(answer, 401, "unauthenticated", "send a valid token as `Authorization: Bearer ...`")
+    assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_what_is_refused_leaves_no_trace(standing: Coordinator, onlooker: Onlooker) -> None:
+    with onlooker.nothing_changes() as events:
+        for operation in GUARDED:
+            assert _call(standing, operation, {}).status_code == 401
+    assert events == []  # a stranger cannot fill the audit log
+
+
+def test_a_token_in_the_address_is_none(standing: Coordinator) -> None:
+    with standing.bare_http() as http:
+        for name in ("token", "access_token", "authorization"):
+            assert http.get("/v1/runs", params={name: standing.operator_token}).status_code == 401
+
+
+def test_each_role_has_its_operations(standing: Coordinator, onlooker: Onlooker) -> None:
+    worker = {"Authorization": f"Bearer {standing.worker_token('a')}"}
+    operator = {"Authorization": f"Bearer {standing.operator_token}"}
+    with onlooker.nothing_changes():
+        for operation in OPERATORS:
+            _assert_problem(_call(standing, operation, worker), 403, "forbidden", "yours is a worker's")
+        for operation in WORKERS:
+            _assert_problem(_call(standing, operation, operator), 403, "forbidden", "yours is an operator's")
+
+
+def test_a_revoked_token_opens_nothing(standing: Coordinator, onlooker: Onlooker) -> None:
+    for role, client_id, its in (("operator", None, OPERATORS), ("worker", "revoked-token", WORKERS)):
+        token = standing.client.create_token(role, client_id)  # type: ignore[arg-type]
+        headers = {"Authorization": f"Bearer {token.secret}"}
+        assert _call(standing, its[0], headers).status_code not in (401, 403)
+        standing.client.revoke_token(token.id)
+        standing.client.revoke_token(token.id)  # twice is no error
+        with onlooker.nothing_changes() as events:
+            for operation in GUARDED:
+                _assert_problem(_call(standing, operation, headers), 401, "unauthenticated", "may have been revoked")
+        assert events == []
+
+
+def test_a_revoked_client_opens_nothing(standing: Coordinator, onlooker: Onlooker) -> None:
+    headers = {"Authorization": f"Bearer {standing.worker_token('leaver')}"}
+    other = {"Authorization": f"Bearer {standing.worker_token('leaver')}"}
+    last = onlooker.tables.last_event()
+    assert standing.client.revoke_client("leaver").revoked_at is not None
+    first = standing.client.client("leaver").revoked_at
+    assert standing.client.revoke_client("leaver").revoked_at == first  # twice changes nothing
+    assert [event.kind for event in onlooker.tables.events_after(last)] == ["client.revoked"]
+    for mine in (headers, other):
+        for operation in GUARDED:
+            _assert_problem(_call(standing, operation, mine), 401, "unauthenticated", "may have been revoked")
+    with pytest.raises(Conflict, match="is revoked; enrol the owner under a new name"):
+        standing.worker_token("leaver")
+
+
+def test_secrets_are_shown_once_and_stored_nowhere(standing: Coordinator, onlooker: Onlooker) -> None:
+    token = standing.client.create_token("worker", "a", "for the test")
+    assert token.secret.startswith("fedssl_")
+    assert len(token.secret) >= 40
+    everything = str(onlooker.tables.dump())
+    assert token.secret not in everything
+    assert str(token.id) in everything
+    with standing.http() as http:
+        listed = http.get("/v1/tokens").text
+    assert str(token.id) in listed
+    assert "secret" not in listed
+    assert "hash" not in listed
+    assert len({standing.client.create_token("operator").secret for _ in range(5)}) == 5
+
+
+@pytest.mark.parametrize(
+    ("body", "where"),
+    [
+        ({"role": "admin"}, "role"),
+        ({"role": "worker"}, "client_id"),
+        ({"role": "operator", "client_id": "a"}, "client_id"),
+        ({"role": "worker", "client_id": "A"}, "client_id"),
+        ({"role": "worker", "client_id": "a" * 64}, "client_id"),
+        ({"role": "operator", "label": "x" * 101}, "label"),
+        ({"role": "operator", "label": "\x00"}, "body"),
+        ({"role": "operator", "expires": 1}, "expires"),
+        ({}, "role"),
+    ],
+)
+def test_a_token_that_makes_no_sense(
+    standing: Coordinator, onlooker: Onlooker, body: dict[str, object], where: str
+) -> None:
+    with onlooker.nothing_changes(), standing.http() as http:
+        answer = http.post("/v1/tokens", json=body)
+    _assert_problem(answer, 422, "invalid-request", where)
+
+
+def test_there_is_no_such_token_or_client(standing: Coordinator, onlooker: Onlooker) -> None:
+    with onlooker.nothing_changes() as events:
+        with standing.http() as http:
+            _assert_problem(http.delete(f"/v1/tokens/{'0' * 32}"), 404, "not-found", "no token")
+        with pytest.raises(NotFound, match="no client nobody"):
+            standing.client.client("nobody")
+        with pytest.raises(NotFound, match="no client nobody"):
+            standing.client.revoke_client("nobody")
+    assert events == []
+
+
+def test_what_needs_no_token_tells_nothing_secret(standing: Coordinator, onlooker: Onlooker) -> None:
+    standing.worker("hospital-a").close()
+    secrets = [standing.operator_token, standing.database_url, "hospital-a", str(standing.store)]
+    secrets += [hashed for (hashed,) in onlooker.tables.query("SELECT secret_hash FROM tokens")]
+    with standing.bare_http() as http:
+        for path in (*sorted(OPEN), "/openapi.json"):
+            answer = http.get(path)
+            assert answer.status_code == 200, path
+            assert not [secret for secret in secrets if secret in answer.text], path
+        assert http.get("/healthz").json() == {"status": "ok", "checks": {}}
+        assert http.get("/readyz").json() == {"status": "ok", "checks": {"postgres": "ok"}}
+        for path in ("/docs", "/redoc", "/", "/v1", "/v1/work"):
+            _assert_problem(http.get(path), 404, "not-found", path)
+        _assert_problem(http.put("/v1/runs"), 405, "method-not-allowed", "PUT /v1/runs")

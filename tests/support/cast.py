@@ -1,0 +1,93 @@
+"""A run and its clients, moved by hand: who claims, delivers, falls silent, and when time passes."""
+
+from pathlib import Path
+from typing import Any
+
+from support.coordinator import Coordinator
+from support.federation import deliver, tiny_spec
+from support.tables import Tables
+
+from fedssl.client import WorkerClient
+from fedssl.protocol.views import EventView, RoundView, RunView
+from fedssl.protocol.work import WorkItem
+
+
+class Cast:
+    """Registered workers and one run of theirs, opened. Time passes only through `lapse` and `pass_deadline`."""
+
+    def __init__(
+        self, coordinator: Coordinator, tables: Tables, folder: Path, names: str = "ab", **changes: Any
+    ) -> None:
+        self.coordinator = coordinator
+        self.tables = tables
+        self._folder = folder
+        self._items: dict[str, WorkItem] = {}
+        self.workers: dict[str, WorkerClient] = {name: coordinator.worker(name) for name in names}
+        cohort = {"clients": list(names), "min_clients": len(names), **changes.pop("cohort", {})}
+        self.id = coordinator.client.create_run(tiny_spec(cohort=cohort, **changes)).id
+        self.advance()
+
+    def advance(self) -> None:
+        self.coordinator.advance(self.id)
+
+    @property
+    def run(self) -> RunView:
+        return self.coordinator.client.run(self.id)
+
+    @property
+    def rounds(self) -> list[RoundView]:
+        return list(self.coordinator.client.rounds(self.id))
+
+    @property
+    def round(self) -> RoundView:
+        """The newest round."""
+        return self.rounds[-1]
+
+    def claim(self, name: str) -> WorkItem:
+        item = self.workers[name].claim(0)
+        assert item is not None, f"nothing to do for {name}"
+        self._items[name] = item
+        return item
+
+    def item(self, name: str) -> WorkItem:
+        """What the client has claimed last."""
+        return self._items[name]
+
+    def deliver(self, name: str, value: float = 1.0, num_examples: int = 10) -> None:
+        deliver(self.workers[name], self._items[name], self._folder, value, num_examples)
+
+    def work(self, *names: str, value: float = 1.0) -> None:
+        """Claim and deliver."""
+        for name in names:
+            self.claim(name)
+            self.deliver(name, value)
+
+    def lapse(self, name: str) -> None:
+        """The client's lease has run out."""
+        self.tables.execute(
+            "UPDATE assignments SET lease_expires_at = now() - interval '1 second' "
+            "WHERE run_id = %s AND client_id = %s AND state = 'leased'",
+            self.id,
+            name,
+        )
+
+    def pass_deadline(self) -> None:
+        """The round's deadline has passed."""
+        self.tables.execute(
+            "UPDATE rounds SET deadline = now() - interval '1 second' WHERE run_id = %s AND state <> 'closed'", self.id
+        )
+
+    def states(self) -> list[tuple[str, int, str]]:
+        """Client, attempt and state of every assignment of the newest round."""
+        return [(a.client_id, a.attempt, a.state.value) for a in self.round.assignments]
+
+    def events(self, kind: str) -> list[EventView]:
+        return [event for event in self.coordinator.client.event_log(self.id) if event.kind == kind]
+
+    def awaits_attention(self) -> bool:
+        """Whether the sweep would look at the run."""
+        from fedssl_coordinator.db import transaction
+        from fedssl_coordinator.rounds import repository
+
+        with transaction() as session:
+            return self.id in repository.needing_attention(session)

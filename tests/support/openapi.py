@@ -1,0 +1,46 @@
+"""The operations that the API documents, with something in every place that a request needs."""
+
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+OPEN = {"/healthz", "/readyz", "/metrics"}
+WORKERS_ONLY = "/v1/work/"
+
+_PATH_VALUES = {
+    "run_id": str(UUID(int=7)),
+    "token_id": str(UUID(int=7)),
+    "client_id": "nobody",
+    "digest": "0" * 64,
+    "name": "fedsimclr",
+}
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One method on one path; `path` has its parameters filled in."""
+
+    method: str
+    template: str
+    path: str
+    query: dict[str, str]
+    document: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.template}"
+
+
+def operations(document: dict[str, Any]) -> list[Operation]:
+    """Every documented operation, in the document's order."""
+    return [
+        _operation(method.upper(), template, operation)
+        for template, methods in document["paths"].items()
+        for method, operation in methods.items()
+    ]
+
+
+def _operation(method: str, template: str, operation: dict[str, Any]) -> Operation:
+    parameters = operation.get("parameters", [])
+    names = [p["name"] for p in parameters if p["in"] == "path"]
+    query = {p["name"]: str(UUID(int=7)) for p in parameters if p["in"] == "query" and p["required"]}
+    return Operation(method, template, template.format(**{name: _PATH_VALUES[name] for name in names}), query, operation)

@@ -1,0 +1,97 @@
+"""Rounds in pieces, for tests of what happens inside them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedssl.artifacts.tensors import Tensors
+from fedssl.engine import LocalResult, run_aggregation, run_local_round, start_run
+from fedssl.engine.aggregation import ServerResult
+from fedssl.methods import METHODS
+from fedssl.methods.api import Batch, ClientAlgorithm, ClientData, Context, Losses, Update
+from fedssl.protocol.runs import RunSpec
+from support.methods import context, shards
+
+
+def client_data(spec: RunSpec, client: str) -> ClientData:
+    """A client's images, on the CPU."""
+    images = shards(spec)[client]
+    labels = None if images.labels is None else torch.from_numpy(images.labels)
+    return ClientData(torch.from_numpy(images.images), labels)
+
+
+def start(spec: RunSpec) -> ServerResult:
+    """The run before its first round."""
+    return start_run(METHODS[spec.method.name], context(spec, 0))
+
+
+def local_round(
+    spec: RunSpec, broadcast: Tensors, client: str = "client-0", number: int = 1, state: Tensors | None = None
+) -> LocalResult:
+    """One whole round of one client."""
+    ctx = context(spec, number, client)
+    return run_local_round(METHODS[spec.method.name], broadcast, state, client_data(spec, client), ctx)
+
+
+def aggregate(
+    spec: RunSpec, state: Mapping[str, torch.Tensor], updates: Sequence[tuple[int, Tensors]], number: int = 1
+) -> ServerResult:
+    """The coordinator's half, on updates of (num_examples, tensors) by client-0, client-1, ..."""
+    named = [
+        Update(f"client-{index}", num_examples, lambda tensors=tensors: tensors)  # type: ignore[misc]
+        for index, (num_examples, tensors) in enumerate(updates)
+    ]
+    return run_aggregation(METHODS[spec.method.name], state, named, context(spec, number))
+
+
+@dataclass(frozen=True)
+class Training:
+    """A client that has received the broadcast and is about to train."""
+
+    algorithm: ClientAlgorithm
+    modules: nn.ModuleDict
+    data: ClientData
+    broadcast: Tensors
+    ctx: Context
+
+    def batch(self, epoch: int = 0) -> Batch:
+        """An epoch's first batch."""
+        return next(self.algorithm.batches(self.data, epoch, self.ctx))
+
+    def losses(self, batch: Batch) -> Losses:
+        """Its terms."""
+        return self.algorithm.objective(self.modules, batch, self.broadcast, self.ctx)
+
+    def values(self, batch: Batch) -> dict[str, float]:
+        """Its terms as numbers."""
+        return {name: float(term.detach()) for name, term in self.losses(batch).items()}
+
+    def outputs(self, batch: Batch) -> list[tuple[Any, Any]]:
+        """h and z of each view as float64 arrays, with the views in one batch."""
+        with torch.no_grad():
+            h = self.modules["encoder"](torch.cat(batch.views))
+            z = self.modules["projector"](h) if "projector" in self.modules else h
+        pairs = zip(h.chunk(len(batch.views)), z.chunk(len(batch.views)), strict=True)
+        return [(h.double().numpy(), z.double().numpy()) for h, z in pairs]
+
+
+def training(
+    spec: RunSpec,
+    client: str = "client-0",
+    number: int = 1,
+    *,
+    broadcast: Tensors | None = None,
+    state: Tensors | None = None,
+) -> Training:
+    """The client at the moment before its first step."""
+    ctx = context(spec, number, client)
+    algorithm = METHODS[spec.method.name].client(spec.method)
+    modules = algorithm.build(ctx)
+    modules.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    received = start(spec).broadcast if broadcast is None else broadcast
+    data = client_data(spec, client)
+    algorithm.merge(modules, received, state, data, ctx)
+    return Training(algorithm, modules, data, received, ctx)

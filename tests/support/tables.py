@@ -1,0 +1,86 @@
+"""A look at the database and the store from outside: whether a request left a trace."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, LiteralString, Self
+
+import psycopg
+from psycopg import sql
+
+from fedssl.protocol.views import EventView
+
+
+class Tables:
+    """A connection of its own, which sees only what has been committed."""
+
+    def __init__(self, url: str) -> None:
+        self._connection = psycopg.connect(url.replace("+psycopg", "", 1), autocommit=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def query(self, statement: LiteralString, *values: Any) -> list[tuple[Any, ...]]:
+        """The rows that a statement returns."""
+        return self._connection.execute(statement, values).fetchall()
+
+    def one(self, statement: LiteralString, *values: Any) -> Any:
+        """The only value of the only row."""
+        [(value,)] = self.query(statement, *values)
+        return value
+
+    def execute(self, statement: LiteralString, *values: Any) -> int:
+        """Run a statement; how many rows it touched."""
+        return self._connection.execute(statement, values).rowcount
+
+    def names(self) -> list[str]:
+        """Every table but Alembic's."""
+        rows = self.query("SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1")
+        return [name for (name,) in rows if name != "alembic_version"]
+
+    def dump(self, *, but: tuple[str, ...] = ()) -> dict[str, list[str]]:
+        """Every row of every table as text."""
+        return {name: self._rows(name) for name in self.names() if name not in but}
+
+    def _rows(self, name: str) -> list[str]:
+        statement = sql.SQL("SELECT t::text FROM {} AS t ORDER BY 1").format(sql.Identifier(name))
+        return [text for (text,) in self._connection.execute(statement)]
+
+    def last_event(self) -> int:
+        found = self.one("SELECT coalesce(max(id), 0) FROM events")
+        assert isinstance(found, int)
+        return found
+
+    def events_after(self, last_id: int) -> list[EventView]:
+        """Newer events, of whatever run or of none."""
+        columns = ("id", "at", "kind", "run_id", "round_number", "client_id", "message", "data")
+        rows = self.query(
+            "SELECT id, at, kind, run_id, round_number, client_id, message, data FROM events WHERE id > %s ORDER BY id",
+            last_id,
+        )
+        return [EventView.model_validate(dict(zip(columns, row, strict=True))) for row in rows]
+
+
+@dataclass(frozen=True)
+class Onlooker:
+    """Watches tables and the store's folder while requests are refused."""
+
+    tables: Tables
+    store: Path
+
+    @contextmanager
+    def nothing_changes(self) -> Iterator[list[EventView]]:
+        """Assert that the block leaves no trace but in the audit log; yields a list for its new events."""
+        before, last = self._everything(), self.tables.last_event()
+        events: list[EventView] = []
+        yield events
+        assert self._everything() == before
+        events += self.tables.events_after(last)
+
+    def _everything(self) -> tuple[dict[str, list[str]], set[str]]:
+        files = {str(path.relative_to(self.store)) for path in self.store.rglob("*") if path.is_file()}
+        return self.tables.dump(but=("events",)), files

@@ -1,0 +1,43 @@
+"""Safetensors files as nobody should make them, and requests that no client would send."""
+
+import hashlib
+import json
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from fedssl.artifacts.tensors import Tensors, serialised
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def taken_apart(data: bytes) -> tuple[dict[str, Any], bytes]:
+    """A file's header and the bytes that follow it."""
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    assert isinstance(header, dict)
+    return header, data[8 + length :]
+
+
+def put_together(header: Mapping[str, Any] | str | bytes, body: bytes = b"", *, length: int | None = None) -> bytes:
+    """A file with this header, well-formed or not; `length` is what its first eight bytes claim."""
+    if isinstance(header, Mapping):
+        header = json.dumps(header)
+    text = header.encode() if isinstance(header, str) else header
+    return (len(text) if length is None else length).to_bytes(8, "little") + text + body
+
+
+def file_of(tensors: Tensors) -> bytes:
+    return serialised(tensors)
+
+
+def raw_request(url: str, head: str, body: bytes, *, then_close: bool) -> bytes:
+    """Send bytes as they are; `then_close` before the answer. Returns the answer's beginning."""
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(head.replace("\n", "\r\n").encode() + b"\r\n\r\n" + body)
+        if then_close:
+            return b""
+        return connection.recv(65536)

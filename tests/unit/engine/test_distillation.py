@@ -1,0 +1,150 @@
+"""Training on the coordinator: who steps, what is resumed, and what is refused."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fedssl.artifacts.checkpoint import FileCheckpoint
+from fedssl.artifacts.tensors import Tensors, save_tensors
+from fedssl.engine import DistillationProgress, run_aggregation, run_distillation
+from fedssl.errors import Cancelled, MethodError
+from fedssl.methods import METHODS
+from fedssl.methods.api import Context, Losses, Update
+from fedssl.models import initialised
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.training import OptimizerConfig
+from support.methods import context, method_spec
+from support.rounds import local_round, start
+
+CTX = Context(spec=RunSpec(), round_number=1)
+
+
+@dataclass(frozen=True)
+class Regression:
+    """A line through four points; BatchNorm in front, so that there are statistics to resume too."""
+
+    num_epochs: int = 6
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(name="adam", learning_rate=0.05))
+    steps_per_epoch: int = 3
+
+    def build(self, ctx: Context) -> nn.ModuleDict:
+        return initialised(lambda: nn.ModuleDict({"net": nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 1))}), 4)
+
+    def steps(self, modules: nn.ModuleDict, epoch: int, ctx: Context) -> Iterator[Losses]:
+        generator = ctx.generator(f"test/{epoch}")
+        for _ in range(self.steps_per_epoch):
+            x = torch.rand(4, 1, generator=generator)
+            loss = (modules["net"](x) - 3 * x).square().mean()
+            yield {"fit": loss, "measured": loss.detach() * 1000}
+
+    def result(self, modules: nn.ModuleDict) -> Tensors:
+        return dict(modules.state_dict())
+
+
+@dataclass
+class Memory:
+    """A checkpoint without a file."""
+
+    saved: Tensors | None = None
+
+    def load(self) -> Tensors | None:
+        return self.saved
+
+    def save(self, tensors: Tensors) -> None:
+        self.saved = {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def _equal(a: Tensors, b: Tensors) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+@pytest.mark.parametrize("killed_after", [1, 4, 6])
+def test_a_distillation_that_was_killed_ends_with_the_same_bits(name: str, killed_after: int, tmp_path: Path) -> None:
+    task = Regression(optimizer=OptimizerConfig.model_validate({"name": name, "learning_rate": 0.05}))
+    whole, metrics = run_distillation(task, CTX)
+
+    def kill(progress: DistillationProgress) -> None:
+        if progress.epoch == killed_after:
+            raise Cancelled("killed")
+
+    checkpoint = FileCheckpoint(tmp_path / "distillation.safetensors")
+    with pytest.raises(Cancelled):
+        run_distillation(task, CTX, kill, checkpoint)
+    epochs: list[int] = []
+    resumed, again = run_distillation(task, CTX, lambda progress: epochs.append(progress.epoch), checkpoint)
+    assert _equal(whole, resumed)
+    assert again == metrics
+    assert epochs == list(range(killed_after + 1, 7))
+
+
+def test_progress_is_told_after_every_epoch_and_the_loss_falls() -> None:
+    seen: list[DistillationProgress] = []
+    run_distillation(Regression(), CTX, seen.append)
+    assert [(p.epoch, p.num_epochs) for p in seen] == [(n, 6) for n in range(1, 7)]
+    first, last = seen[0].loss, seen[-1].loss
+    assert first is not None
+    assert last is not None
+    assert last < first < 1000  # what is measured is not in the loss
+
+
+def test_an_epoch_without_steps_has_no_loss() -> None:
+    result, metrics = run_distillation(Regression(steps_per_epoch=0), CTX, checkpoint=Memory())
+    assert metrics == {}
+    assert _equal(result, dict(Regression().build(CTX).state_dict()))
+
+
+def test_a_checkpoint_of_something_else_is_refused() -> None:
+    with pytest.raises(MethodError, match="not of this distillation"):
+        run_distillation(Regression(), CTX, checkpoint=Memory({"modules.other": torch.zeros(1)}))
+
+
+def test_a_loss_that_is_not_finite_ends_it() -> None:
+    hopeless = OptimizerConfig(name="sgd", learning_rate=100, momentum=0.9)
+    with pytest.raises(MethodError, match="not a finite number"):
+        run_distillation(Regression(num_epochs=60, optimizer=hopeless), CTX)
+
+
+def test_without_an_aggregation_nobody_trains_on_the_coordinator() -> None:
+    with pytest.raises(MethodError, match="run_aggregation"):
+        CTX.distil(Regression(), CTX)
+
+
+def test_an_aggregation_reports_and_resumes_its_distillation() -> None:
+    spec = method_spec("flesd")
+    first = start(spec)
+    update = local_round(spec, first.broadcast).update
+    updates = [Update("client-0", 10, lambda: update)]
+    plain = run_aggregation(METHODS["flesd"], first.state, updates, context(spec, 1))
+
+    def kill(progress: DistillationProgress) -> None:
+        if progress.epoch == 3:
+            raise Cancelled("killed")
+
+    memory, epochs = Memory(), []
+    with pytest.raises(Cancelled):
+        run_aggregation(METHODS["flesd"], first.state, updates, context(spec, 1), on_epoch=kill, checkpoint=memory)
+    again = run_aggregation(
+        METHODS["flesd"], first.state, updates, context(spec, 1), on_epoch=epochs.append, checkpoint=memory
+    )
+    assert _equal(plain.broadcast, again.broadcast)
+    assert [progress.epoch for progress in epochs] == [4, 5, 6]
+
+
+def test_a_damaged_checkpoint_file_counts_as_none(tmp_path: Path) -> None:
+    checkpoint = FileCheckpoint(tmp_path / "file")
+    assert checkpoint.load() is None
+    (tmp_path / "file").write_bytes(b"damaged")
+    assert checkpoint.load() is None
+    save_tensors({"x": torch.ones(2)}, tmp_path / "file")
+    checkpoint.save({"x": torch.zeros(2)})
+    loaded = checkpoint.load()
+    assert loaded is not None
+    assert loaded["x"].tolist() == [0, 0]
+    checkpoint.discard()
+    checkpoint.discard()
+    assert list(tmp_path.iterdir()) == []

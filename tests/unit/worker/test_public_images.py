@@ -1,0 +1,62 @@
+"""Which images a run may name as public on a data owner's machine."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedssl.data import ImageData, save_npz
+from fedssl.errors import DataError
+from fedssl.protocol.data import DataConfig, PublicDataConfig
+from fedssl_worker.data import PublicImages
+
+DATA = DataConfig(channels=1, image_size=8)
+CPU = torch.device("cpu")
+
+
+def _config(dataset: str, num_images: int = 6) -> PublicDataConfig:
+    return PublicDataConfig(dataset=dataset, num_images=num_images)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    images = np.random.default_rng(0).integers(0, 255, (6, 1, 8, 8), dtype=np.uint8)
+    for path in (tmp_path / "private.npz", tmp_path / "public" / "shared.npz"):
+        path.parent.mkdir(exist_ok=True)
+        save_npz(path, ImageData(images))
+    return tmp_path / "public"
+
+
+def test_what_the_owner_set_aside_is_found_by_its_name(folder: Path) -> None:
+    public = PublicImages(CPU, folder).of(_config("shared.npz"), DATA)
+    assert public is not None
+    assert public.images.shape == (6, 1, 8, 8)
+    assert public.labels is None
+
+
+@pytest.mark.parametrize("dataset", ["../private.npz", "{parent}/private.npz", "missing.npz", "link.npz", "."])
+def test_a_run_cannot_name_other_files(folder: Path, dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "link.npz").symlink_to(folder.parent / "private.npz")
+    monkeypatch.chdir(folder.parent)
+    named = dataset.format(parent=folder.parent)
+    with pytest.raises(DataError):
+        PublicImages(CPU, folder).of(_config(named), DATA)
+
+
+def test_without_a_folder_only_known_data_sets_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    images = PublicImages(CPU)
+    with pytest.raises(DataError, match=r"--public-data FOLDER"):
+        images.of(_config("shared.npz"), DATA)
+    digits = images.of(_config("digits", 20), DATA)
+    assert digits is not None
+    assert len(digits) == 20
+
+
+def test_they_stay_loaded_until_another_run_names_others() -> None:
+    images = PublicImages(CPU)
+    first = images.of(_config("digits"), DATA)
+    assert images.of(_config("digits"), DATA) is first
+    assert images.of(_config("digits", 7), DATA) is not first
+    assert images.of(None, DATA) is None
