@@ -1,27 +1,28 @@
 """The API process. It never imports torch: specs are validated and artifacts checked without it."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from sqlalchemy.exc import DataError, OperationalError
+from sqlalchemy.exc import DataError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from fedssl.protocol.errors import PROBLEM_MEDIA_TYPE, Problem
 from fedssl_coordinator.artifacts import endpoints as artifacts
+from fedssl_coordinator.auth import caller_of
 from fedssl_coordinator.body_limit import BodyLimit
 from fedssl_coordinator.catalogue import endpoints as catalogue
 from fedssl_coordinator.clients import endpoints as clients
-from fedssl_coordinator.db import transaction
+from fedssl_coordinator.db import UNREACHABLE, transaction
 from fedssl_coordinator.events import endpoints as events
 from fedssl_coordinator.events.repository import record
 from fedssl_coordinator.health import router as health
-from fedssl_coordinator.problems import Happening, ProblemError
+from fedssl_coordinator.problems import Happening, ProblemError, printable
 from fedssl_coordinator.runs import endpoints as runs
 from fedssl_coordinator.settings import settings
 from fedssl_coordinator.tokens import endpoints as tokens
@@ -31,6 +32,13 @@ from fedssl_coordinator.work import endpoints as work
 log = structlog.get_logger(__name__)
 
 _STATUS_SLUGS = {401: "unauthenticated", 403: "forbidden", 404: "not-found", 405: "method-not-allowed"}
+_AUDITED = ("/v1/runs", "/v1/work", "/v1/artifacts")
+_MISTAKES_SHOWN = 20
+_WORDS = {
+    "extra_forbidden": "there is no such key: remove it, or correct its spelling",
+    "missing": "is missing",
+    "json_invalid": "is not JSON",
+}
 
 
 @contextlib.asynccontextmanager
@@ -46,6 +54,8 @@ def create_app() -> FastAPI:
         title="fedssl coordinator",
         version="1",
         summary="Federated self-supervised representation learning",
+        docs_url=None,  # the pages load scripts from a CDN; /openapi.json is what they are made of
+        redoc_url=None,
         lifespan=_lifespan,
         responses={"default": {"model": Problem, "description": "Problem details (RFC 9457)"}},
     )
@@ -65,7 +75,9 @@ def create_app() -> FastAPI:
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(DataError, _on_unstorable)
-    app.add_exception_handler(OperationalError, _on_database_down)
+    app.add_exception_handler(UnicodeEncodeError, _on_unstorable)
+    for unreachable in UNREACHABLE:
+        app.add_exception_handler(unreachable, _on_database_down)
     app.add_exception_handler(Exception, _on_crash)
     return app
 
@@ -89,7 +101,7 @@ def _record(happening: Happening) -> None:
                 client_id=happening.client_id,
                 data=happening.data,
             )
-    except (DataError, OperationalError) as error:
+    except (DataError, *UNREACHABLE) as error:
         log.warning("event.lost", kind=happening.kind, error=type(error).__name__)
 
 
@@ -102,36 +114,61 @@ async def _on_problem(request: Request, error: Exception) -> JSONResponse:
 
 async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    errors = [{"where": _where(entry), "what": entry["msg"]} for entry in error.errors()][:20]
-    detail = "; ".join(f"{entry['where']}: {entry['what']}" for entry in errors[:5])
-    happening = None
-    if request.method == "POST" and request.url.path.startswith(("/v1/runs", "/v1/work")):
-        # The caller is authenticated by now: its dependency runs before the body is judged.
-        happening = Happening("request.refused", f"{request.url.path}: {detail}"[:2000].replace("\x00", ""))
-    return await _on_problem(
-        request, ProblemError("invalid-request", detail[:4000], errors=errors, happening=happening)
-    )
-
-
-def _where(entry: dict[str, Any]) -> str:
-    """`spec.training.batch_size` and not `body.spec.training.batch_size`."""
-    parts = [str(part) for part in entry["loc"]]
-    return ".".join(parts[1:] if parts[:1] == ["body"] else parts) or "body"
+    return await _refuse(request, [_mistake(entry) for entry in error.errors()[:_MISTAKES_SHOWN]])
 
 
 async def _on_http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
+    if error.status_code == 400:  # FastAPI's word for a body that cannot be read: broken UTF-8, nested too deeply
+        return await _refuse(request, [{"loc": ["body"], "msg": "cannot be read as JSON"}])
     slug = _STATUS_SLUGS.get(error.status_code, "invalid-request")
-    return _response(ProblemError(slug, f"{request.method} {request.url.path}: {error.detail}"))
+    problem = ProblemError(slug, f"{request.method} {request.url.path}: {error.detail}", headers=_plain(error.headers))
+    return _response(problem)
 
 
 async def _on_unstorable(request: Request, error: Exception) -> JSONResponse:
-    return _response(ProblemError("invalid-request", "a value cannot be stored: it is out of range or holds a NUL"))
+    message = "a number is too large to be stored, or a text holds a NUL or half a character"
+    return await _refuse(request, [{"loc": ["body"], "msg": message}])
+
+
+async def _refuse(request: Request, mistakes: list[dict[str, Any]]) -> JSONResponse:
+    """422 with every mistake, and an event where work or a run was at stake; 401 for those without a token."""
+    try:
+        caller = await caller_of(request)
+    except ProblemError as problem:
+        return _response(problem)
+    except UNREACHABLE as down:
+        return await _on_database_down(request, down)
+    where = ", ".join(dict.fromkeys(_place(mistake) for mistake in mistakes))
+    happening = None
+    if request.method in ("POST", "PUT") and request.url.path.startswith(_AUDITED):
+        what = "; ".join(f"{_place(mistake)}: {mistake['msg']}" for mistake in mistakes)
+        message = f"{request.method} {request.url.path}: {what}"
+        happening = Happening("request.refused", message, client_id=caller.client_id)
+    detail = f"nothing was changed; correct this and send it again: {where}"
+    return await _on_problem(request, ProblemError("invalid-request", detail, errors=mistakes, happening=happening))
+
+
+def _mistake(entry: dict[str, Any]) -> dict[str, Any]:
+    """`spec.training.batch_size` and not `body.spec.training.batch_size`."""
+    loc = list(entry["loc"])
+    if loc[:1] == ["body"] and len(loc) > 1:
+        loc = loc[1:]
+    words = _WORDS.get(entry["type"], entry["msg"])
+    return {"loc": [printable(str(part), 100) for part in loc], "msg": printable(words, 500)}
+
+
+def _place(mistake: dict[str, Any]) -> str:
+    return ".".join(mistake["loc"])
+
+
+def _plain(headers: Mapping[str, str] | None) -> dict[str, str]:
+    return dict(headers or {})
 
 
 async def _on_database_down(request: Request, error: Exception) -> JSONResponse:
     log.warning("postgres.unreachable", error=type(error).__name__)
-    detail = "the database does not answer: the request changed nothing, send it again shortly"
+    detail = "the database does not answer at the moment: send the request again shortly"
     return _response(ProblemError("unavailable", detail, headers={"Retry-After": "2"}))
 
 

@@ -5,7 +5,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import Depends
+from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.concurrency import run_in_threadpool
 
@@ -63,6 +63,11 @@ def _worker(session: DB, credentials: Credentials) -> str:
 def _identified_at_once(credentials: HTTPAuthorizationCredentials | None) -> Caller:
     with transaction() as session:
         return _identify(session, credentials)
+
+
+async def caller_of(request: Request) -> Caller:
+    """For error handlers: FastAPI reads a body before it asks who sent it. Raises ProblemError."""
+    return await run_in_threadpool(_identified_at_once, await _bearer(request))
 
 
 async def _anyone_without_session(credentials: Credentials) -> Caller:

@@ -27,17 +27,19 @@ class BodyLimit:
             return
         limit = settings().max_body_bytes
         announced = dict(scope["headers"]).get(b"content-length", b"0")
-        if not announced.isdigit() or int(announced) > limit:
+        if not announced.isdigit() or len(announced) > 18 or int(announced) > limit:
             await self._refuse(limit, scope, receive, send)
             return
         body = bytearray()
         while True:
             message = await receive()
+            if message["type"] == "http.disconnect":
+                return  # half a body is no request
             body += message.get("body", b"")
             if len(body) > limit:
                 await self._refuse(limit, scope, receive, send)
                 return
-            if message["type"] != "http.request" or not message.get("more_body"):
+            if not message.get("more_body"):
                 break
         pending: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 
@@ -47,6 +49,6 @@ class BodyLimit:
         await self._app(scope, replay, send)
 
     async def _refuse(self, limit: int, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        problem = ProblemError("body-too-large", f"at most {limit} bytes of JSON are read")
+        problem = ProblemError("body-too-large", f"at most {limit} bytes of JSON are read: send less")
         response = JSONResponse(problem.body(), status_code=problem.status, media_type=PROBLEM_MEDIA_TYPE)
         await response(scope, receive, send)

@@ -1,24 +1,33 @@
 """The database: engine, sessions, and what may only happen after a commit."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Annotated, cast
 
 from fastapi import Depends
 from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session, sessionmaker
 
 from fedssl_coordinator.settings import settings
 
+UNREACHABLE = (OperationalError, InterfaceError, PoolTimeout)
+"""What the driver and the pool raise while Postgres is away, restarting or overrun."""
+
 _AFTER_COMMIT = "after_commit"
+_REQUESTS = 10
+_OTHERS = 20  # work in a thread of its own: waiting claims, streams, downloads, events of refused requests
 
 
 @lru_cache
 def engine() -> Engine:
     """The process's engine. Connections are tested before use, so a restarted Postgres costs no request."""
     url = settings().database_url.get_secret_value()
-    return create_engine(url, pool_pre_ping=True, pool_size=10, max_overflow=20, connect_args={"connect_timeout": 5})
+    return create_engine(
+        url, pool_pre_ping=True, pool_size=_REQUESTS, max_overflow=_OTHERS, connect_args={"connect_timeout": 5}
+    )
 
 
 @lru_cache
@@ -40,7 +49,9 @@ def session_dependency() -> Iterator[Session]:
 
 
 # scope="function": the commit happens before the response is sent, so nobody is told of what was not kept.
-DB = Annotated[Session, Depends(session_dependency, scope="function")]
+# max_concurrency: a request holds its connection while it waits for a thread for its next part. Were there as many such
+# requests as connections, those that hold all threads would wait for a connection, and neither would ever go on.
+DB = Annotated[Session, Depends(session_dependency, scope="function", max_concurrency=_REQUESTS)]
 
 
 def after_commit(session: Session, action: Callable[[], None]) -> None:
@@ -74,5 +85,6 @@ def run_lock(run_id: object) -> Iterator[bool]:
             yield got
         finally:
             if got:
-                connection.scalar(text("SELECT pg_advisory_unlock(hashtextextended(:key, 0))"), key)
-                connection.commit()
+                with suppress(*UNREACHABLE):  # a lost connection has freed the lock already
+                    connection.scalar(text("SELECT pg_advisory_unlock(hashtextextended(:key, 0))"), key)
+                    connection.commit()

@@ -1,7 +1,5 @@
 """`fedssl-coordinator`: the processes of the coordinator."""
 
-import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -73,10 +71,6 @@ def openapi() -> None:
     """Print the OpenAPI document of the REST API."""
     import json
 
-    # The document does not depend on them, but the modules want settings.
-    os.environ.setdefault("FEDSSL_DATABASE_URL", "postgresql+psycopg://")
-    os.environ.setdefault("FEDSSL_REDIS_URL", "redis://")
-    os.environ.setdefault("FEDSSL_STORE_PATH", str(Path.cwd()))
     from fedssl_coordinator.app import create_app
 
     typer.echo(json.dumps(create_app().openapi(), indent=2, sort_keys=True))

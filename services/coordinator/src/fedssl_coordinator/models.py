@@ -105,6 +105,9 @@ class Run(Base):
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
+    # Of the computation that is due (first weights, an aggregation): how often it was begun, and when it may be again.
+    num_tries: Mapped[int] = mapped_column(server_default=text("0"))
+    retry_at: Mapped[datetime | None]
 
 
 class Round(Base):
@@ -115,6 +118,7 @@ class Round(Base):
         _one_of("verdict", Verdict),
         CheckConstraint("(state = 'closed') = (verdict IS NOT NULL)", name="verdict_when_closed"),
         Index("uq_rounds_one_unclosed", "run_id", unique=True, postgresql_where=text("state <> 'closed'")),
+        Index("ix_rounds_broadcast", "broadcast"),
     )
 
     id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
@@ -137,7 +141,9 @@ class Assignment(Base):
     __tablename__ = "assignments"
     __table_args__ = (
         _one_of("state", AssignmentState),
+        UniqueConstraint("round_id", "client_id", "attempt"),
         CheckConstraint("state <> 'accepted' OR update_digest IS NOT NULL", name="accepted_has_update"),
+        CheckConstraint("state <> 'leased' OR lease_expires_at IS NOT NULL", name="leased_has_end"),
         Index("uq_assignments_one_accepted", "round_id", "client_id", unique=True,
               postgresql_where=text("state = 'accepted'")),
         Index("uq_assignments_one_live", "round_id", "client_id", unique=True, postgresql_where=text(_LIVE)),
@@ -184,6 +190,7 @@ class Metric(Base):
     __tablename__ = "metrics"
     __table_args__ = (
         UniqueConstraint("run_id", "round_number", "client_id", "name", postgresql_nulls_not_distinct=True),
+        Index("ix_metrics_run_id_id", "run_id", "id"),
     )
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)

@@ -7,12 +7,17 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Query
+from pydantic import TypeAdapter
 
+from fedssl.protocol.base import ClientId
 from fedssl.protocol.views import Page
 from fedssl_coordinator.problems import ProblemError
 
 Limit = Annotated[int, Query(ge=1, le=500, description="Items on one page.")]
+LargeItemsLimit = Annotated[int, Query(ge=1, le=100, description="Items on one page, each with a whole cohort in it.")]
 Cursor = Annotated[str | None, Query(max_length=500, description="`next_cursor` of the page before.")]
+
+_CLIENT_ID = TypeAdapter(ClientId)
 
 Row = TypeVar("Row")
 View = TypeVar("View")
@@ -39,6 +44,11 @@ def page_of(
     shown = rows[:limit]
     more = len(rows) > limit
     return Page(items=[view(row) for row in shown], next_cursor=encode_cursor(*key(shown[-1])) if more else None)
+
+
+def client_id(value: Any) -> str:
+    """A client's name from a cursor."""
+    return _CLIENT_ID.validate_python(value)
 
 
 def database_id(value: Any) -> int:

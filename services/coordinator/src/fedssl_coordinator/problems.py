@@ -6,6 +6,8 @@ from uuid import UUID
 
 from fedssl.errors import FedSSLError
 
+_LONGEST = 2000
+
 PREFIX = "urn:fedssl:problem:"
 
 PROBLEMS: dict[str, tuple[int, str]] = {
@@ -26,6 +28,12 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "internal": (500, "The coordinator failed"),
     "unavailable": (503, "A server behind the coordinator does not answer"),
 }
+
+
+def printable(text: str, longest: int = _LONGEST) -> str:
+    """Text that came from outside, as JSON and Postgres can hold it: no NUL, no lone surrogates, not too long."""
+    whole = text[:longest].encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")
+    return whole if len(text) <= longest else f"{whole} ..."
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,7 @@ class ProblemError(FedSSLError):
     ) -> None:
         super().__init__(detail)
         self.slug = slug
-        self.detail = detail
+        self.detail = printable(detail)
         self.happening = happening
         self.errors = errors or []
         self.headers = headers

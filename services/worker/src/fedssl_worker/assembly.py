@@ -49,7 +49,15 @@ def run_worker(settings: Settings) -> int:
             try:
                 client_id = register(client, introduction, patience).client_id
                 log.info("registered", client=client_id, coordinator=client.url, device=introduction.device)
-                executor = Executor(client, images, states, folder / "broadcasts", client_id=client_id, device=device)
+                executor = Executor(
+                    client,
+                    images,
+                    states,
+                    folder / "broadcasts",
+                    client_id=client_id,
+                    device=device,
+                    public_data=settings.public_data,
+                )
                 Agent(client, executor, egress, states, claim_seconds=settings.claim_seconds, patience=patience).run()
             except Refused as error:
                 log.error("the coordinator refuses this worker", reason=str(error))

@@ -1,15 +1,20 @@
-"""The data owner's own images. They are read here, stay in this process, and nothing in this package sends them."""
+"""The data owner's own images. They are read here, stay in this process, and nothing in this package sends them.
+
+Public images, which some runs need beside them, are found on this machine by the name that the run's spec gives.
+"""
 
 import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
 
-from fedssl.data import ImageData, conform, load_dataset
+from fedssl.data import DATASETS, ImageData, conform, load_dataset
 from fedssl.errors import DataError
 from fedssl.methods.api import ClientData
-from fedssl.protocol.data import DataConfig
+from fedssl.protocol.data import DataConfig, PublicDataConfig
+from fedssl.shards import load_public
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,45 @@ def load_images(
         gigabytes = images.images.nbytes / 1e9
         raise DataError(f"{gigabytes:.1f} GB of images do not fit into {device}: take --device cpu, or fewer") from None
     return OwnImages(data, 1 if own_channels == 1 else 3, size, _fingerprint(images))
+
+
+class PublicImages:
+    """The images that everybody in a run holds, on the device; those of the last run that asked stay loaded.
+
+    Their representations leave this machine, and the run's spec names them. So that it cannot name private images, only
+    known data sets are read, and what lies in `folder`, which the data owner has set aside for that.
+    """
+
+    def __init__(self, device: torch.device, folder: Path | None = None) -> None:
+        self._device = device
+        self._folder = None if folder is None else folder.expanduser()
+        self._loaded: tuple[PublicDataConfig, DataConfig, ClientData] | None = None
+
+    def of(self, config: PublicDataConfig | None, data: DataConfig) -> ClientData | None:
+        """None where the run has none. Raises DataError where this machine does not hold them."""
+        if config is None:
+            return None
+        if self._loaded is None or self._loaded[:2] != (config, data):
+            self._loaded = None
+            found = config.model_copy(update={"dataset": self._found(config.dataset)})
+            try:
+                images = torch.tensor(load_public(found, data).images, device=self._device)
+            except torch.OutOfMemoryError:
+                raise DataError(f"{config.num_images} public images do not fit into {self._device}") from None
+            self._loaded = (config, data, ClientData(images))
+        return self._loaded[2]
+
+    def _found(self, dataset: str) -> str:
+        if dataset in DATASETS:
+            return dataset
+        if self._folder is not None:
+            path = (self._folder / dataset).resolve()
+            if path.exists() and path.is_relative_to(self._folder.resolve()):
+                return str(path)
+        raise DataError(
+            f"the run's public images are {dataset}, which this worker does not hold: put them into a folder of public "
+            "data and start the worker with --public-data FOLDER"
+        )
 
 
 def _square(images: ImageData, image_size: int | None, channels: Literal[1, 3] | None) -> ImageData:

@@ -16,7 +16,7 @@ from fedssl.errors import FedSSLError
 from fedssl.methods import METHODS, Method
 from fedssl.methods.api import Context
 from fedssl.protocol.work import Progress, WorkItem
-from fedssl_worker.data import OwnImages
+from fedssl_worker.data import OwnImages, PublicImages
 from fedssl_worker.settings import SettingsError
 from fedssl_worker.state import ClientStates, Finished, work_digest
 
@@ -41,6 +41,7 @@ class Executor:
         *,
         client_id: str,
         device: torch.device,
+        public_data: Path | None = None,
     ) -> None:
         self._client = client
         self._images = images
@@ -48,6 +49,7 @@ class Executor:
         self._broadcasts = broadcasts
         self._client_id = client_id
         self._device = device
+        self._public = PublicImages(device, public_data)
 
     def execute(self, item: WorkItem, on_progress: OnProgress) -> Finished:
         """Train, unless the same work was finished before and only its handing in is missing.
@@ -63,9 +65,9 @@ class Executor:
             log.info("update already trained, handing it in", digest=finished.digest)
             return finished
         on_progress(Progress(phase="downloading", epoch=0, num_epochs=0, step=0, num_steps=0))
+        context = self._context(item)
         broadcast = self._fetch(item)
         state = self._states.accepted(item.run_id, item.last_accepted)
-        context = Context(spec=item.spec, round_number=item.round_number, client_id=item.client_id, device=self._device)
         try:
             result = run_local_round(
                 method, broadcast, state, self._images.data, context, lambda local: on_progress(_progress(local))
@@ -77,6 +79,15 @@ class Executor:
                 raise self._out_of_memory(item) from error
             raise
         return self._states.keep(item, work, result)
+
+    def _context(self, item: WorkItem) -> Context:
+        return Context(
+            spec=item.spec,
+            round_number=item.round_number,
+            client_id=item.client_id,
+            device=self._device,
+            public=self._public.of(item.spec.public_data, item.spec.data),
+        )
 
     def _method_of(self, item: WorkItem) -> Method[Any]:
         """The method, only if it is the coordinator's: same version, and no more leaves than this image's own plan."""

@@ -58,6 +58,10 @@ def run(
     ] = None,
     image_size: Annotated[int | None, typer.Option(help="Scale the images to this height and width in pixels.")] = None,
     channels: Annotated[int | None, typer.Option(help="1: make the images grey; 3: RGB.")] = None,
+    public_data: Annotated[
+        Path | None,
+        typer.Option(help="Folder of public images that a run may name; what is similar in them leaves this machine."),
+    ] = None,
     claim_seconds: Annotated[float | None, typer.Option(help="Length of one wait for work.", show_default="25")] = None,
     retry_seconds: Annotated[
         float | None, typer.Option(help="How long one request is retried.", show_default="30")

@@ -28,6 +28,9 @@ class Settings(BaseSettings):
     threads: int = Field(default=1, ge=1, le=1024, description="CPU threads. With one, every machine gets equal bits.")
     image_size: int | None = Field(default=None, ge=8, le=512, description="Bring the images to this size; None: keep.")
     channels: Literal[1, 3] | None = Field(default=None, description="Bring the images to grey or RGB; None: keep.")
+    public_data: Path | None = Field(
+        default=None, description="Folder of public images that runs may name beside known data sets (FLESD, FedCA)."
+    )
     claim_seconds: float = Field(default=25, ge=0, le=60, description="How long one request waits for work.")
     retry_seconds: float = Field(default=30, ge=0, description="How long one request is tried again.")
     log_level: Literal["debug", "info", "warning", "error"] = "info"

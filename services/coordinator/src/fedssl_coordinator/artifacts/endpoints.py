@@ -23,7 +23,7 @@ _BODY = {"requestBody": {"required": True, "content": {"application/octet-stream
 
 def _permit(assignment: UUID, client_id: str, digest: str) -> tuple[Permit, bool]:
     with transaction() as session:
-        permit = service.permit_upload(session, assignment, client_id)
+        permit = service.permit_upload(session, assignment, client_id, digest)
         return permit, repository.is_uploaded(session, assignment, digest) and digest in store()
 
 
@@ -59,4 +59,4 @@ async def upload_artifact(
 async def download_artifact(digest: Digest, request: Request, caller: WaitingCaller) -> Response:
     """An artifact's bytes; `Range` resumes a broken download."""
     await run_in_threadpool(_check, digest, caller)
-    return artifact_response(digest, request.headers.get("range"))
+    return artifact_response(digest, request.headers)

@@ -38,8 +38,11 @@ class Permit:
         return ProblemError(slug, detail, happening=happening)
 
 
-def permit_upload(session: Session, assignment_id: UUID, client_id: str) -> Permit:
-    """Raises ProblemError unless this client holds the assignment's lease and its round is open."""
+def permit_upload(session: Session, assignment_id: UUID, client_id: str, digest: str) -> Permit:
+    """Raises ProblemError unless this client holds the assignment's lease and its round is open.
+
+    What was accepted may be sent again: the answer to the first attempt may have been lost.
+    """
     assignment = own_assignment(session, assignment_id, client_id)
     current = session.get_one(Round, assignment.round_id)
     run = session.get_one(Run, assignment.run_id)
@@ -50,11 +53,17 @@ def permit_upload(session: Session, assignment_id: UUID, client_id: str) -> Perm
         client_id,
         ArtifactPlan.model_validate(run.plan).update,
     )
-    if assignment.state in (AssignmentState.LEASED, AssignmentState.ACCEPTED):
-        return permit  # accepted: the answer to the first attempt may have been lost
+    if assignment.state == AssignmentState.ACCEPTED:
+        if assignment.update_digest == digest:
+            return permit
+        detail = f"round {current.number} has already accepted another update of {client_id}: claim new work"
+        raise permit.refusal("duplicate-update", detail)
     if current.state != RoundState.OPEN:
-        raise permit.refusal("round-closed", f"round {current.number} is closed: claim new work")
-    raise permit.refusal("lease-lost", f"the assignment is {assignment.state}: claim again")
+        detail = f"round {current.number} is no longer open: this came too late and changes nothing; claim new work"
+        raise permit.refusal("round-closed", detail)
+    if assignment.state != AssignmentState.LEASED:
+        raise permit.refusal("lease-lost", f"the assignment is {assignment.state}: claim again")
+    return permit
 
 
 def own_assignment(session: Session, assignment_id: UUID, client_id: str) -> Assignment:
@@ -75,4 +84,5 @@ def may_fetch(session: Session, digest: str, caller: Caller) -> None:
         else repository.is_broadcast_to(session, digest, caller.client_id)
     )
     if not found:
-        raise ProblemError("not-found", f"no artifact {digest} for you")
+        known = "one that an upload or a run has made" if caller.client_id is None else "what a round has sent you"
+        raise ProblemError("not-found", f"no artifact {digest} for you: ask for {known}")

@@ -1,9 +1,10 @@
 """Bytes in and out, a mebibyte at a time: neither direction ever holds an artifact in memory."""
 
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 
+import structlog
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
@@ -24,7 +25,9 @@ from fedssl_coordinator.artifacts.service import Permit, store
 from fedssl_coordinator.problems import ProblemError
 
 CHUNK = 1 << 20
-_RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})?")
+_RANGE = re.compile(r"bytes=(\d{1,17})-(\d{1,17})?", re.ASCII)
+
+log = structlog.get_logger(__name__)
 
 
 async def receive(permit: Permit, digest: str, content_length: int | None, body: AsyncIterator[bytes]) -> int:
@@ -34,7 +37,8 @@ async def receive(permit: Permit, digest: str, content_length: int | None, body:
     nothing.
     """
     if content_length is None:
-        raise ProblemError("length-required", "send Content-Length: the size of the safetensors file in bytes")
+        detail = "send Content-Length, the size of the safetensors file in bytes, and not in chunks"
+        raise permit.refusal("length-required", detail)
     limit = max_file_bytes(permit.tensors)
     if content_length > limit:
         detail = f"{content_length} bytes announced; the method's artifact plan allows at most {limit}"
@@ -42,6 +46,7 @@ async def receive(permit: Permit, digest: str, content_length: int | None, body:
     try:
         with store().writer() as writer:
             header = await _receive_into(writer, permit, content_length, body)
+            writer.verify(digest)  # first: bytes that broke on the way say nothing of the tensors
             await run_in_threadpool(check_finite, writer.path, header)
             await run_in_threadpool(writer.commit, digest)
     except ArtifactTooLarge as error:
@@ -50,6 +55,10 @@ async def receive(permit: Permit, digest: str, content_length: int | None, body:
         raise permit.refusal("artifact-rejected", str(error)) from None
     except ClientDisconnect:
         raise ProblemError("invalid-request", "the connection broke: send the artifact again") from None
+    except OSError as error:
+        log.error("store.failed", error=repr(error))
+        detail = "the artifact store cannot take the upload at the moment: send it again shortly"
+        raise ProblemError("unavailable", detail, headers={"Retry-After": "10"}) from None
     return content_length
 
 
@@ -93,25 +102,36 @@ def _check_size(header: Header, content_length: int) -> None:
         raise ArtifactError(f"the header describes {header.total_bytes} bytes, {content_length} were announced")
 
 
-def artifact_response(digest: str, range_header: str | None) -> Response:
+def artifact_response(digest: str, request_headers: Mapping[str, str]) -> Response:
     """An artifact's bytes, all of them or one range. Raises ProblemError where the store lacks it."""
     try:
         path = store().path(digest)
     except ArtifactNotFound as error:
         raise ProblemError("not-found", str(error)) from None
-    size = path.stat().st_size
-    headers = {"ETag": f'"{digest}"', "Accept-Ranges": "bytes", "Cache-Control": "private, immutable"}
+    size, etag = path.stat().st_size, f'"{digest}"'
+    headers = {"ETag": etag, "Accept-Ranges": "bytes"}
     start, stop, status = 0, size, 200
-    if range_header is not None and (match := _RANGE.fullmatch(range_header.strip())):
-        start, stop, status = int(match[1]), min(int(match[2]) + 1 if match[2] else size, size), 206
-        if start >= stop:
-            detail = f"the artifact has {size} bytes"
+    # A range of what the caller had begun to fetch, which a run's newest weights need no longer be.
+    asked = _range(request_headers.get("range", "")) if request_headers.get("if-range", etag) == etag else None
+    if asked is not None:
+        start, stop, status = asked[0], min(asked[1], size), 206
+        if start >= size:
+            detail = f"the artifact has {size} bytes: ask for bytes below that"
             raise ProblemError("range-not-satisfiable", detail, headers={"Content-Range": f"bytes */{size}"})
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
     headers["Content-Length"] = str(stop - start)
     return StreamingResponse(
         _chunks(path, start, stop), status_code=status, headers=headers, media_type="application/octet-stream"
     )
+
+
+def _range(header: str) -> tuple[int, int] | None:
+    """First byte and the one after the last; None, for the whole, where it is not one range from a first byte on."""
+    match = _RANGE.fullmatch(header.strip())
+    if match is None:
+        return None
+    start, stop = int(match[1]), int(match[2]) + 1 if match[2] else 10**18
+    return (start, stop) if start < stop else None
 
 
 def _chunks(path: Path, start: int, stop: int) -> Iterator[bytes]:

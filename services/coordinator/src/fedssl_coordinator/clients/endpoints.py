@@ -8,6 +8,7 @@ from fedssl_coordinator.auth import Operator
 from fedssl_coordinator.clients import repository, service
 from fedssl_coordinator.db import DB
 from fedssl_coordinator.paging import Cursor, Limit, decode_cursor, page_of
+from fedssl_coordinator.paging import client_id as as_client_id
 
 router = APIRouter(prefix="/v1/clients", tags=["clients"])
 
@@ -15,7 +16,7 @@ router = APIRouter(prefix="/v1/clients", tags=["clients"])
 @router.get("")
 def list_clients(caller: Operator, session: DB, limit: Limit = 100, cursor: Cursor = None) -> Page[ClientView]:
     """Data owners, by name."""
-    after = decode_cursor(cursor, str)[0] if cursor else None
+    after = decode_cursor(cursor, as_client_id)[0] if cursor else None
     return page_of(repository.by_name(session, limit + 1, after), limit, service.view, lambda row: (row.id,))
 
 

@@ -51,7 +51,13 @@ def by_name(session: Session, limit: int, after: str | None) -> Sequence[Client]
     return session.scalars(statement).all()
 
 
-def revoke(session: Session, client_id: str) -> None:
-    session.execute(
-        update(Client).where(Client.id == client_id).values(revoked_at=func.coalesce(Client.revoked_at, func.now()))
+def revoke(session: Session, client_id: str) -> Client:
+    """Shut the client out; the row stays locked until the transaction ends, so that it claims nothing meanwhile."""
+    statement = (
+        update(Client)
+        .where(Client.id == client_id)
+        .values(revoked_at=func.coalesce(Client.revoked_at, func.now()))
+        .returning(Client)
+        .execution_options(populate_existing=True)
     )
+    return session.scalars(statement).one()

@@ -1,14 +1,17 @@
 """Shows clients and revokes them."""
 
+from sqlalchemy import func
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.states import AssignmentState
 from fedssl.protocol.views import ClientView
+from fedssl_coordinator import nudges
 from fedssl_coordinator.clients import repository
 from fedssl_coordinator.events.repository import record
 from fedssl_coordinator.models import Client
 from fedssl_coordinator.problems import ProblemError
 from fedssl_coordinator.rounds import repository as rounds
+from fedssl_coordinator.transitions import transition
 
 
 def view(client: Client) -> ClientView:
@@ -19,16 +22,20 @@ def show(session: Session, client_id: str) -> ClientView:
     """Raises ProblemError where there is no such client."""
     client = repository.get(session, client_id)
     if client is None:
-        raise ProblemError("not-found", f"no client {client_id}")
+        raise ProblemError("not-found", f"no client {client_id}: `GET /v1/clients` lists those that there are")
     return view(client)
 
 
 def revoke(session: Session, client_id: str) -> ClientView:
-    """From now on the client's tokens open nothing, and no round counts on it."""
-    show(session, client_id)
-    repository.revoke(session, client_id)
-    for assignment in rounds.live_assignments_of_client(session, client_id):
-        rounds.end_assignment(session, assignment, AssignmentState.EXPIRED, "the client was revoked")
+    """From now on the client's tokens open nothing, and no round counts on it. What it has delivered stays."""
+    if (shown := show(session, client_id)).revoked_at is not None:
+        return shown
+    client = repository.revoke(session, client_id)
     record(session, "client.revoked", f"client {client_id} was revoked", client_id=client_id)
-    session.expire_all()
-    return show(session, client_id)
+    reason = "the client was revoked"
+    for assignment in rounds.locked_live(session, client_id=client_id):
+        message = f"{client_id}: {reason}"
+        transition(session, assignment, AssignmentState.EXPIRED, message, reason=reason, closed_at=func.now())
+        nudges.advance(session, assignment.run_id)
+    nudges.wake_watchers(session)
+    return view(client)

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from typing import Annotated
 from uuid import UUID
 
+import structlog
 from fastapi import APIRouter, Header, Request
 from sse_starlette.event import ServerSentEvent
 from sse_starlette.sse import EventSourceResponse
@@ -11,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 
 from fedssl.protocol.views import EventView, Page
 from fedssl_coordinator.auth import Operator, WaitingOperator
-from fedssl_coordinator.db import DB, transaction
+from fedssl_coordinator.db import DB, UNREACHABLE, transaction
 from fedssl_coordinator.events import repository
 from fedssl_coordinator.models import Event
 from fedssl_coordinator.nudges import EVENTS_CHANNEL
@@ -20,12 +21,14 @@ from fedssl_coordinator.runs import service as runs
 
 router = APIRouter(prefix="/v1/runs/{run_id}/events", tags=["events"])
 
+log = structlog.get_logger(__name__)
+
 POLL_SECONDS = 2.0
 _BATCH = 200
 LAST_EVENT = "run.finished"
 
 LastEventId = Annotated[
-    str | None, Header(pattern=r"^\d{1,18}$", description="Resume after this event, as an EventSource does.")
+    str | None, Header(pattern=r"^[0-9]{1,18}$", description="Resume after this event, as an EventSource does.")
 ]
 
 
@@ -43,9 +46,11 @@ def list_events(
     return page_of(repository.after(session, run_id, after, limit + 1), limit, _view, lambda row: (row.id,))
 
 
-def _next(run_id: UUID, last_id: int) -> list[EventView]:
+def _next(run_id: UUID, last_id: int) -> tuple[list[EventView], bool]:
+    """Further events, and whether the run had finished before they were read."""
     with transaction() as session:
-        return [_view(row) for row in repository.after(session, run_id, last_id, _BATCH)]
+        is_over = runs.is_finished(session, run_id)
+        return [_view(row) for row in repository.after(session, run_id, last_id, _BATCH)], is_over
 
 
 def _require(run_id: UUID) -> None:
@@ -65,9 +70,17 @@ async def stream_events(
 async def _stream(request: Request, run_id: UUID, last_id: int) -> AsyncIterator[ServerSentEvent]:
     with request.app.state.wakeups.listen(EVENTS_CHANNEL) as woken:
         while True:
-            for event in await run_in_threadpool(_next, run_id, last_id):
+            try:
+                events, is_over = await run_in_threadpool(_next, run_id, last_id)
+            except UNREACHABLE as error:  # the database will be back; the stream need not end for it
+                log.warning("postgres.unreachable", error=type(error).__name__)
+                events, is_over = [], False
+            for event in events:
                 last_id = event.id
                 yield ServerSentEvent(id=str(event.id), event=event.kind, data=event.model_dump_json())
                 if event.kind == LAST_EVENT:
                     return
-            await woken.wait(POLL_SECONDS)
+            if is_over and not events:
+                return  # resumed after the last event
+            if len(events) < _BATCH:
+                await woken.wait(POLL_SECONDS)

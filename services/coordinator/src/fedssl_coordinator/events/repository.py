@@ -8,6 +8,7 @@ from sqlalchemy import event, select, text
 from sqlalchemy.orm import Session
 
 from fedssl_coordinator.models import Event
+from fedssl_coordinator.problems import printable
 
 _PENDING = "events"
 
@@ -24,7 +25,12 @@ def record(
 ) -> None:
     """Append an event in this transaction. It is written at the commit, in the order of the calls."""
     row = Event(
-        kind=kind, message=message, run_id=run_id, round_number=round_number, client_id=client_id, data=data or {}
+        kind=kind,
+        message=printable(message),
+        run_id=run_id,
+        round_number=round_number,
+        client_id=client_id,
+        data=data or {},
     )
     session.info.setdefault(_PENDING, []).append(row)
 

@@ -1,6 +1,12 @@
-"""The parts of a round that compute: they need torch, so only the aggregator imports this module."""
+"""The parts of a round that compute: they need torch, so only the aggregator imports this module.
+
+No transaction is open while it computes. What it finds afterwards may have moved on, so it looks again, under the
+run's lock, before it publishes.
+"""
 
 import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
 from uuid import UUID
 
 import torch
@@ -8,11 +14,11 @@ from sqlalchemy.orm import Session
 
 from fedssl.artifacts.tensors import LazyTensors, Tensors, load_tensors, serialised
 from fedssl.engine import run_aggregation, start_run
-from fedssl.errors import FedSSLError
+from fedssl.errors import MethodError
 from fedssl.methods import METHODS
-from fedssl.methods.api import Context, Update
+from fedssl.methods.api import Context, Metrics, Update
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.states import AssignmentState, Outcome, RoundState, Verdict
+from fedssl.protocol.states import AssignmentState, Outcome, RoundState, RunState, Verdict
 from fedssl_coordinator.artifacts import repository as artifacts
 from fedssl_coordinator.artifacts.service import store
 from fedssl_coordinator.db import transaction
@@ -25,17 +31,23 @@ from fedssl_coordinator.runs import repository as runs
 def prepare(run_id: UUID) -> None:
     """Make the run's plan and first weights from its seed. Repeated, it makes the same."""
     with transaction() as session:
-        run = runs.get_one(session, run_id)
-        spec = RunSpec.model_validate(run.spec)
+        spec = RunSpec.model_validate(runs.get_one(session, run_id).spec)
     method = METHODS[spec.method.name]
-    result = start_run(method, Context(spec=spec, round_number=0))
+    try:
+        result = start_run(method, Context(spec=spec, round_number=0))
+        plan = method.artifacts(spec.method, spec)
+    except MethodError as error:
+        _fail(run_id, None, str(error))
+        return
     state, broadcast = _put(result.state), _put(result.broadcast)
-    plan = method.artifacts(spec.method, spec)
     with transaction() as session:
+        run = runs.locked(session, run_id)
+        if run is None or run.state == RunState.FINISHED or run.plan is not None:
+            return  # stopped, or prepared by somebody else
         _note(session, state, broadcast)
-        if runs.prepared(session, run_id, plan.model_dump(mode="json"), state, broadcast):
-            message = f"initial weights made from seed {spec.seed}"
-            record(session, "run.prepared", message, run_id=run_id, data={"broadcast": broadcast})
+        runs.set_first_weights(session, run, plan.model_dump(mode="json"), state.digest, broadcast.digest)
+        message = f"initial weights made from seed {spec.seed}"
+        record(session, "run.prepared", message, run_id=run_id, data={"broadcast": broadcast.digest})
 
 
 def aggregate(run_id: UUID) -> None:
@@ -46,26 +58,39 @@ def aggregate(run_id: UUID) -> None:
         if current is None or current.state != RoundState.AGGREGATING:
             return
         rows = repository.assignments(session, [current.id])
-    spec = RunSpec.model_validate(run.spec)
     accepted = [row for row in rows if row.state == AssignmentState.ACCEPTED]
-    assert run.server_state is not None, "a prepared run has a server state"
-    ctx = Context(spec=spec, round_number=current.number)
-    previous = load_tensors(store().path(run.server_state))
     try:
-        result = run_aggregation(METHODS[spec.method.name], previous, [_update(row) for row in accepted], ctx)
-    except FedSSLError as error:
-        _fail(run, current, str(error))
+        state, broadcast, metrics = _aggregated(run, current, accepted)
+    except MethodError as error:  # and no other: a store may come back, and the weights of weeks with it
+        _fail(run_id, current, str(error))
         return
-    state, broadcast = _put(result.state), _put(result.broadcast)
     cohort_size = len({row.client_id for row in rows})
     verdict = Verdict.AGGREGATED if len(accepted) == cohort_size else Verdict.PARTIAL
     with transaction() as session:
+        locked = _still_due(session, run_id, current)
+        if locked is None:
+            return
+        run, current = locked
         _note(session, state, broadcast)
-        if not service.close_round(session, current, verdict, f"{len(accepted)} of {cohort_size} updates"):
-            return  # the run was stopped meanwhile
-        runs.publish(session, run_id, state, broadcast)
-        metrics = {**result.metrics, **_mean_loss(session, current, accepted)}
+        service.close_round(session, current, verdict, f"{len(accepted)} of {cohort_size} updates")
+        runs.set_next_weights(session, run, state.digest, broadcast.digest)
+        metrics = {**metrics, **_mean_loss(session, current, accepted)}
         repository.replace_metrics(session, run_id, current.number, None, metrics)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    digest: str
+    num_bytes: int
+
+
+def _aggregated(run: Run, current: Round, accepted: Sequence[Assignment]) -> tuple[_Stored, _Stored, Metrics]:
+    spec = RunSpec.model_validate(run.spec)
+    assert run.server_state is not None, "a prepared run has a server state"
+    previous = load_tensors(store().path(run.server_state))
+    ctx = Context(spec=spec, round_number=current.number)
+    result = run_aggregation(METHODS[spec.method.name], previous, [_update(row) for row in accepted], ctx)
+    return _put(result.state), _put(result.broadcast), result.metrics
 
 
 def _update(row: Assignment) -> Update:
@@ -74,7 +99,16 @@ def _update(row: Assignment) -> Update:
     return Update(row.client_id, row.num_examples, functools.partial(LazyTensors, store().path(row.update_digest)))
 
 
-def _mean_loss(session: Session, current: Round, accepted: list[Assignment]) -> dict[str, float]:
+def _still_due(session: Session, run_id: UUID, expected: Round) -> tuple[Run, Round] | None:
+    """The run, locked, and its round; None: the run was stopped, or somebody else has closed the round."""
+    run = runs.locked(session, run_id)
+    current = repository.unclosed(session, run_id)
+    if run is None or current is None or (current.id, current.state) != (expected.id, RoundState.AGGREGATING):
+        return None
+    return run, current
+
+
+def _mean_loss(session: Session, current: Round, accepted: Sequence[Assignment]) -> Metrics:
     losses = repository.client_metrics(session, current.run_id, current.number, "loss")
     weights = {row.client_id: row.num_examples or 0 for row in accepted if row.client_id in losses}
     if not (total := sum(weights.values())):
@@ -82,21 +116,29 @@ def _mean_loss(session: Session, current: Round, accepted: list[Assignment]) -> 
     return {"loss": sum(losses[client] * weight for client, weight in weights.items()) / total}
 
 
-def _fail(run: Run, current: Round, reason: str) -> None:
+def _fail(run_id: UUID, current: Round | None, reason: str) -> None:
+    """End a run that can never go on."""
     with transaction() as session:
-        service.close_round(session, current, Verdict.FAILED, reason)
-        service.finish_run(session, run, Outcome.FAILED, f"round {current.number}: {reason}")
+        run = runs.locked(session, run_id)
+        if run is None or run.state == RunState.FINISHED:
+            return
+        if current is not None and _still_due(session, run_id, current) is None:
+            return
+        service.end_run(
+            session, run, Outcome.FAILED, reason if current is None else f"round {current.number}: {reason}"
+        )
 
 
-def _put(tensors: Tensors) -> str:
+def _put(tensors: Tensors) -> _Stored:
+    data = serialised(tensors)
     with store().writer() as writer:
-        writer.write(serialised(tensors))
-        return writer.commit()
+        writer.write(data)
+        return _Stored(writer.commit(), len(data))
 
 
-def _note(session: Session, *digests: str) -> None:
-    for digest in dict.fromkeys(digests):
-        artifacts.add(session, digest, store().path(digest).stat().st_size)
+def _note(session: Session, *stored: _Stored) -> None:
+    for artifact in stored:
+        artifacts.add(session, artifact.digest, artifact.num_bytes)
 
 
 def set_threads(count: int) -> None:

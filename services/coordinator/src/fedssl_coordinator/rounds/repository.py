@@ -1,18 +1,23 @@
 """Reads and writes rounds and assignments."""
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from uuid import UUID
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import ColumnElement, delete, func, or_, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.states import AssignmentState, RoundState, RunState
-from fedssl_coordinator.models import Assignment, Metric, Round, Run
-from fedssl_coordinator.transitions import transition
+from fedssl_coordinator.models import Assignment, Client, Metric, Round, Run
 
 LIVE = (AssignmentState.OFFERED, AssignmentState.LEASED, AssignmentState.SUBMITTED)
+
+_lost = or_(
+    (Assignment.state == AssignmentState.LEASED) & (Assignment.lease_expires_at <= func.now()),
+    Assignment.state.in_(LIVE) & Client.revoked_at.is_not(None),
+)
+"""Assignments that nobody will deliver: the lease has run out, or the client was shut out."""
 
 
 def unclosed(session: Session, run_id: UUID) -> Round | None:
@@ -38,17 +43,17 @@ def open_round(session: Session, run: Run, broadcast: str, cohort: Sequence[str]
         number=run.rounds_closed + 1,
         state=RoundState.OPEN,
         broadcast=broadcast,
-        deadline=func.now() + timedelta(seconds=deadline_seconds),
+        deadline=_in(deadline_seconds),
     )
     session.add(row)
     session.flush()
-    for client_id in cohort:
-        offer(session, row, client_id, attempt=1)
+    offer(session, row, dict.fromkeys(cohort, 1))
     return row
 
 
-def offer(session: Session, row: Round, client_id: str, attempt: int) -> None:
-    session.add(
+def offer(session: Session, row: Round, attempts: dict[str, int]) -> None:
+    """Offer the round to clients, each with the number of its attempt."""
+    session.add_all(
         Assignment(
             run_id=row.run_id,
             round_id=row.id,
@@ -57,19 +62,16 @@ def offer(session: Session, row: Round, client_id: str, attempt: int) -> None:
             attempt=attempt,
             state=AssignmentState.OFFERED,
         )
+        for client_id, attempt in attempts.items()
     )
     session.flush()
 
 
-def extend(session: Session, round_id: UUID, deadline_seconds: float, *, next_attempt: bool) -> None:
-    """A new deadline from now on, and the next attempt where asked for."""
-    session.execute(
-        update(Round)
-        .where(Round.id == round_id)
-        .values(deadline=func.now() + timedelta(seconds=deadline_seconds), attempt=Round.attempt + int(next_attempt))
-        .execution_options(synchronize_session=False)
-    )
-    session.expire_all()
+def extend(session: Session, row: Round, deadline_seconds: float, *, next_attempt: bool) -> None:
+    """A new deadline from now on, and the next attempt where asked for. The caller holds the run's lock."""
+    row.deadline = _in(deadline_seconds)
+    row.attempt += int(next_attempt)
+    session.flush()
 
 
 def is_overdue(session: Session, round_id: UUID) -> bool:
@@ -78,67 +80,77 @@ def is_overdue(session: Session, round_id: UUID) -> bool:
 
 
 def assignments(session: Session, round_ids: Sequence[UUID]) -> Sequence[Assignment]:
-    statement = (
-        select(Assignment).where(Assignment.round_id.in_(round_ids)).order_by(Assignment.client_id, Assignment.attempt)
-    )
-    return session.scalars(statement).all()
-
-
-def live_assignments_of_client(session: Session, client_id: str) -> Sequence[Assignment]:
-    statement = select(Assignment).where(Assignment.client_id == client_id, Assignment.state.in_(LIVE))
-    return session.scalars(statement).all()
-
-
-def end_assignment(session: Session, assignment: Assignment, state: AssignmentState, reason: str) -> bool:
-    """Close a live assignment as `state`. False: it had already moved on."""
-    return transition(
-        session,
-        Assignment,
-        assignment.id,
-        AssignmentState(assignment.state),
-        state,
-        reason=reason,
-        closed_at=func.now(),
-    )
-
-
-def lapsed(session: Session, run_id: UUID) -> Sequence[Assignment]:
-    """Assignments of a run whose lease has run out; rows that somebody is working on are left for the next time."""
+    """As they are now, even where the session has read them before."""
     statement = (
         select(Assignment)
-        .where(
-            Assignment.run_id == run_id,
-            Assignment.state == AssignmentState.LEASED,
-            Assignment.lease_expires_at <= func.now(),
-        )
-        .order_by(Assignment.id)
-        .with_for_update(skip_locked=True)
+        .where(Assignment.round_id.in_(round_ids))
+        .order_by(Assignment.client_id, Assignment.attempt)
+        .execution_options(populate_existing=True)
     )
     return session.scalars(statement).all()
+
+
+def has_live(session: Session, round_id: UUID) -> bool:
+    """Whether anybody may still deliver."""
+    live = select(Assignment.id).where(Assignment.round_id == round_id, Assignment.state.in_(LIVE))
+    return bool(session.scalar(select(live.exists())))
+
+
+def locked_live(
+    session: Session, *, round_id: UUID | None = None, client_id: str | None = None
+) -> Sequence[Assignment]:
+    """The live assignments of a round or of a client, which nobody else can move until the transaction ends."""
+    statement = select(Assignment).where(Assignment.state.in_(LIVE)).order_by(Assignment.client_id, Assignment.id)
+    if round_id is not None:
+        statement = statement.where(Assignment.round_id == round_id)
+    if client_id is not None:
+        statement = statement.where(Assignment.client_id == client_id)
+    locking = statement.with_for_update(key_share=True).execution_options(populate_existing=True)
+    return session.scalars(locking).all()
+
+
+def lost(session: Session, round_id: UUID) -> Sequence[tuple[Assignment, bool]]:
+    """Assignments of a round that nobody will deliver, and whether it is because the client was revoked.
+
+    Rows that somebody is working on at this moment are left for the next time.
+    """
+    statement = (
+        select(Assignment, Client.revoked_at.is_not(None))
+        .join(Client, Client.id == Assignment.client_id)
+        .where(Assignment.round_id == round_id, _lost)
+        .order_by(Assignment.client_id)
+        .with_for_update(of=Assignment, key_share=True, skip_locked=True)
+        .execution_options(populate_existing=True)
+    )
+    return [(assignment, is_revoked) for assignment, is_revoked in session.execute(statement)]
 
 
 def needing_attention(session: Session) -> Sequence[UUID]:
-    """Running runs that an aggregator should look at: not prepared, no round, a round that can move, a lapsed lease.
+    """Running runs that an aggregator should look at: not prepared, no round, a round that can move, a lost lease.
 
-    The query behind the sweep. Runs whose clients are busily training are not in it.
+    The query behind the sweep. Neither runs whose clients are busily training are in it, nor those whose computation
+    has failed and is not to be tried again yet.
     """
-    open_round_ = select(Round.id).where(
-        Round.run_id == Run.id, Round.state == RoundState.OPEN, Round.deadline > func.now()
-    )
-    busy = (
+    in_progress = (
         select(Assignment.id)
         .join(Round, Round.id == Assignment.round_id)
-        .where(Assignment.run_id == Run.id, Round.state == RoundState.OPEN, Assignment.state.in_(LIVE))
+        .where(
+            Round.run_id == Run.id,
+            Round.state == RoundState.OPEN,
+            Round.deadline > func.now(),
+            Assignment.state.in_(LIVE),
+        )
     )
-    lapsed_ = select(Assignment.id).where(
-        Assignment.run_id == Run.id,
-        Assignment.state == AssignmentState.LEASED,
-        Assignment.lease_expires_at <= func.now(),
+    lost_ = (
+        select(Assignment.id)
+        .join(Client, Client.id == Assignment.client_id)
+        .join(Round, Round.id == Assignment.round_id)
+        .where(Round.run_id == Run.id, Round.state == RoundState.OPEN, _lost)
     )
     statement = (
         select(Run.id)
-        .where(Run.state == RunState.RUNNING)
-        .where(~(open_round_.exists() & busy.exists()) | lapsed_.exists())
+        .where(Run.state == RunState.RUNNING, or_(Run.retry_at.is_(None), Run.retry_at <= func.now()))
+        .where(~in_progress.exists() | lost_.exists())
         .order_by(Run.created_at)
     )
     return session.scalars(statement).all()
@@ -179,3 +191,8 @@ def client_metrics(session: Session, run_id: UUID, round_number: int, name: str)
         Metric.client_id.is_not(None),
     )
     return {client_id: value for client_id, value in session.execute(statement) if client_id is not None}
+
+
+def _in(seconds: float) -> ColumnElement[datetime]:
+    """So many seconds from now, by the database's clock."""
+    return func.now() + timedelta(seconds=seconds)

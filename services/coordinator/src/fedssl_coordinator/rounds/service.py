@@ -1,6 +1,10 @@
-"""What a run needs next, decided from Postgres alone. Everything here is quick; what computes is in `compute`."""
+"""What a run needs next, decided from Postgres alone. Everything here is quick; what computes is in `compute`.
 
-from collections.abc import Sequence
+Whoever changes a run or one of its rounds holds the run's row lock from the first line on: an operator's stop and an
+aggregator's close cannot cross.
+"""
+
+from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from uuid import UUID
 
@@ -15,9 +19,13 @@ from fedssl_coordinator import nudges
 from fedssl_coordinator.clients import repository as clients
 from fedssl_coordinator.events.repository import record
 from fedssl_coordinator.models import Assignment, Round, Run
+from fedssl_coordinator.problems import printable
 from fedssl_coordinator.rounds import repository
 from fedssl_coordinator.runs import repository as runs
 from fedssl_coordinator.transitions import transition
+
+_LONGEST_PAUSE_SECONDS = 300
+_CLIENTS_SHOWN = 5
 
 
 class Step(Enum):
@@ -30,81 +38,101 @@ class Step(Enum):
 
 
 def next_step(session: Session, run_id: UUID) -> Step:
-    """Move the run as far as the database alone can; say what is to be computed. The caller holds the run's lock."""
-    run = runs.get(session, run_id)
+    """Move the run as far as the database alone can; say what is to be computed."""
+    run = runs.locked(session, run_id)
     if run is None or run.state != RunState.RUNNING:
         return Step.WAIT
     if run.plan is None:
-        return Step.PREPARE
+        return _begin(session, run, Step.PREPARE)
     spec = RunSpec.model_validate(run.spec)
     current = repository.unclosed(session, run_id)
     if current is None:
         if run.rounds_closed >= run.num_rounds:
-            finish_run(session, run, Outcome.COMPLETED, f"all {run.num_rounds} rounds are closed")
+            end_run(session, run, Outcome.COMPLETED, f"all {run.num_rounds} rounds are closed")
             return Step.WAIT
-        return _open(session, run, spec.cohort)
+        return _open(session, run, spec)
     if current.state == RoundState.AGGREGATING:
-        return Step.AGGREGATE
+        return _begin(session, run, Step.AGGREGATE)
     return _judge(session, run, current, spec.cohort)
 
 
-def finish_run(session: Session, run: Run, outcome: Outcome, reason: str) -> bool:
-    """End the run; False: somebody else ended it first."""
-    won = transition(
-        session,
-        Run,
-        run.id,
-        RunState(run.state),
-        RunState.FINISHED,
-        outcome=outcome,
-        reason=reason,
-        finished_at=func.now(),
-    )
-    if won:
-        record(session, "run.finished", f"{outcome}: {reason}", run_id=run.id, data={"outcome": outcome})
-        nudges.wake_watchers(session)
-    return won
+def end_run(session: Session, run: Run, outcome: Outcome, reason: str) -> None:
+    """End the run, and the round that is in progress. The caller holds the run's lock."""
+    reason = printable(reason)
+    current = repository.unclosed(session, run.id)
+    if current is not None:
+        close_round(session, current, Verdict.FAILED, reason)
+    about = {"outcome": outcome, "reason": reason, "finished_at": func.now()}
+    won = transition(session, run, RunState.FINISHED, f"{outcome}: {reason}", data={"outcome": outcome}, **about)
+    assert won, "the run is locked"
+    nudges.wake_watchers(session)
 
 
-def close_round(session: Session, current: Round, verdict: Verdict, reason: str) -> bool:
-    """Close the round as judged, ending what is still live in it. False: it was closed already."""
-    for assignment in repository.assignments(session, [current.id]):
-        if assignment.state in repository.LIVE:
-            repository.end_assignment(session, assignment, AssignmentState.EXPIRED, f"round closed: {reason}")
+def close_round(session: Session, current: Round, verdict: Verdict, reason: str) -> None:
+    """Close the round as judged, ending what is still live in it. The caller holds the run's lock."""
+    _end_live(session, current, f"round closed: {reason}")
     won = transition(
         session,
-        Round,
-        current.id,
-        RoundState(current.state),
+        current,
         RoundState.CLOSED,
+        f"{verdict}: {reason}",
+        data={"verdict": verdict, "clients": _reasons(repository.assignments(session, [current.id]))},
         verdict=verdict,
         reason=reason,
         closed_at=func.now(),
     )
-    if won:
-        record(
-            session,
-            "round.closed",
-            f"{verdict}: {reason}",
-            run_id=current.run_id,
-            round_number=current.number,
-            data={"verdict": verdict, "clients": _reasons(repository.assignments(session, [current.id]))},
-        )
+    assert won, "the run is locked, and its rounds with it"
+    nudges.wake_watchers(session)
+
+
+def note_failure(session: Session, run_id: UUID, why: str, *, begun: bool) -> None:
+    """A computation, `begun` by `next_step`, or that step itself failed for a reason that may pass: pause, try again.
+
+    The pauses double, and only every doubling is an event: a lasting failure is seen without flooding the log.
+    """
+    run = runs.locked(session, run_id)
+    if run is None or run.state == RunState.FINISHED:
+        return
+    tries = max(run.num_tries + (not begun), 1)
+    runs.set_tries(session, run, tries, _pause_seconds(tries))
+    runs.set_reason(session, run, f"{printable(why, 500)}; it is tried again")
+    _record_failure(session, run, tries)
+
+
+def _begin(session: Session, run: Run, step: Step) -> Step:
+    """Count a try before it is made: one that ends its process, for want of memory for example, counts too."""
+    if not runs.may_try(session, run.id):
+        return Step.WAIT
+    if run.num_tries and run.reason is None:
+        runs.set_reason(session, run, "the aggregator ended while it computed: killed, or out of memory; tried again")
+        _record_failure(session, run, run.num_tries)
+    runs.set_tries(session, run, run.num_tries + 1, _pause_seconds(run.num_tries + 1))
+    return step
+
+
+def _pause_seconds(num_tries: int) -> float:
+    return float(min(2 ** min(num_tries, 16), _LONGEST_PAUSE_SECONDS))
+
+
+def _record_failure(session: Session, run: Run, tries: int) -> None:
+    if tries & (tries - 1) == 0:
+        record(session, "run.stalled", f"try {tries}: {run.reason}", run_id=run.id, data={"num_tries": tries})
         nudges.wake_watchers(session)
-    return won
 
 
-def _open(session: Session, run: Run, cohort: CohortConfig) -> Step:
+def _open(session: Session, run: Run, spec: RunSpec) -> Step:
+    cohort = spec.cohort
     eligible = clients.eligible(session, cohort.clients)
     if len(eligible) < cohort.min_clients:
         message = f"waiting for clients: {len(eligible)} of {cohort.min_clients} have registered"
         if run.reason != message:
-            runs.set_reason(session, run.id, message)
+            runs.set_reason(session, run, message)
             record(session, "run.waiting", message, run_id=run.id)
+            nudges.wake_watchers(session)
         return Step.WAIT
-    runs.set_reason(session, run.id, None)
+    runs.set_reason(session, run, None)
     number = run.rounds_closed + 1
-    chosen = sample_cohort(eligible, cohort, RunSpec.model_validate(run.spec).seed, number)
+    chosen = sample_cohort(eligible, cohort, spec.seed, number)
     assert run.broadcast is not None, "a prepared run has a broadcast"
     repository.open_round(session, run, run.broadcast, chosen, cohort.deadline_seconds)
     record(
@@ -121,84 +149,101 @@ def _open(session: Session, run: Run, cohort: CohortConfig) -> Step:
 
 
 def _judge(session: Session, run: Run, current: Round, cohort: CohortConfig) -> Step:
-    """Whether an open round can go on: re-offer lapsed leases, then count."""
+    """Whether an open round can go on."""
     overdue = repository.is_overdue(session, current.id)
-    _expire_leases(session, current, offer_again=not overdue)
+    _end_lost(session, current, offer_again=not overdue)
+    if repository.has_live(session, current.id) and not overdue:
+        return Step.WAIT
+    # Once nothing is live nothing more can be accepted, so the count below is final.
+    _end_live(session, current, "the round's deadline has passed")
     rows = repository.assignments(session, [current.id])
     members = {row.client_id for row in rows}
     accepted = {row.client_id for row in rows if row.state == AssignmentState.ACCEPTED}
-    live = [row for row in rows if row.state in repository.LIVE]
-    needed = min(cohort.min_updates or len(members), len(members))
-    if accepted == members or ((overdue or not live) and len(accepted) >= needed):
-        return _start_aggregation(session, current, len(accepted), len(members))
-    if live and not overdue:
-        return Step.WAIT
-    return _without_quorum(session, run, current, cohort, live, members - accepted)
-
-
-def _start_aggregation(session: Session, current: Round, num_accepted: int, num_members: int) -> Step:
-    for assignment in repository.assignments(session, [current.id]):
-        if assignment.state in repository.LIVE:
-            repository.end_assignment(session, assignment, AssignmentState.EXPIRED, "the round's deadline has passed")
-    if transition(session, Round, current.id, RoundState.OPEN, RoundState.AGGREGATING):
-        message = f"aggregating {num_accepted} of {num_members} updates"
-        record(session, "round.aggregating", message, run_id=current.run_id, round_number=current.number)
+    awaited = members.intersection(clients.eligible(session, sorted(members - accepted)))
+    if len(accepted) >= _quorum(cohort, len(members), len(accepted) + len(awaited)):
+        message = f"aggregating {len(accepted)} of {len(members)} updates"
+        transition(session, current, RoundState.AGGREGATING, message)
         nudges.wake_watchers(session)
-    return Step.LOOK_AGAIN
+        return Step.LOOK_AGAIN
+    attempts = {row.client_id: row.attempt for row in rows if row.client_id not in accepted}
+    reasons = {client: reason for client, reason in _reasons(rows).items() if client not in accepted}
+    if awaited and current.attempt < cohort.max_attempts:
+        again = {client: attempts[client] + 1 for client in sorted(awaited)}
+        return _offer_again(session, current, cohort, again, reasons)
+    return _without_quorum(session, run, current, cohort, reasons)
 
 
-def _expire_leases(session: Session, current: Round, *, offer_again: bool) -> None:
-    for assignment in repository.lapsed(session, current.run_id):
-        reason = "no heartbeat within the lease"
-        if not repository.end_assignment(session, assignment, AssignmentState.EXPIRED, reason):
-            continue
-        record(
-            session,
-            "assignment.expired",
-            f"{assignment.client_id}: {reason}" + ("; offered again" if offer_again else ""),
-            run_id=current.run_id,
-            round_number=current.number,
-            client_id=assignment.client_id,
-        )
-        if offer_again:
-            repository.offer(session, current, assignment.client_id, assignment.attempt + 1)
-            nudges.wake_workers(session)
+def _quorum(cohort: CohortConfig, num_members: int, num_possible: int) -> int:
+    """Fewest updates to close with: as the spec says, else those of everybody who was not revoked meanwhile."""
+    if cohort.min_updates is None:
+        return max(1, num_possible)
+    return min(cohort.min_updates, num_members)
+
+
+def _end_lost(session: Session, current: Round, *, offer_again: bool) -> None:
+    """End assignments that nobody will deliver; a client whose lease ran out may come back until the deadline."""
+    again = {}
+    for assignment, is_revoked in repository.lost(session, current.id):
+        reason = "the client was revoked" if is_revoked else "no heartbeat within the lease"
+        offered = offer_again and not is_revoked
+        if offered:
+            again[assignment.client_id] = assignment.attempt + 1
+        _expire(session, assignment, reason, "; offered again" if offered else "")
+    if again:
+        repository.offer(session, current, again)
+        nudges.wake_workers(session)
+
+
+def _end_live(session: Session, current: Round, reason: str) -> None:
+    for assignment in repository.locked_live(session, round_id=current.id):
+        _expire(session, assignment, reason)
+
+
+def _expire(session: Session, assignment: Assignment, reason: str, consequence: str = "") -> None:
+    message = f"{assignment.client_id}: {reason}{consequence}"
+    won = transition(session, assignment, AssignmentState.EXPIRED, message, reason=reason, closed_at=func.now())
+    assert won, "the row is locked"
+
+
+def _offer_again(
+    session: Session, current: Round, cohort: CohortConfig, attempts: dict[str, int], reasons: Mapping[str, str]
+) -> Step:
+    """The attempt is over without enough updates: keep those that came, offer the rest again."""
+    repository.extend(session, current, cohort.deadline_seconds, next_attempt=True)
+    repository.offer(session, current, attempts)
+    record(
+        session,
+        "round.reoffered",
+        f"attempt {current.attempt} of {cohort.max_attempts}, offered again: {_some(reasons)}",
+        run_id=current.run_id,
+        round_number=current.number,
+        data={"clients": dict(reasons)},
+    )
+    nudges.wake_workers(session)
+    nudges.wake_watchers(session)
+    return Step.WAIT
 
 
 def _without_quorum(
-    session: Session, run: Run, current: Round, cohort: CohortConfig, live: Sequence[Assignment], missing: set[str]
+    session: Session, run: Run, current: Round, cohort: CohortConfig, reasons: Mapping[str, str]
 ) -> Step:
-    """The attempt is over without enough updates: offer again what is missing, or end as the spec says."""
-    for assignment in live:
-        repository.end_assignment(session, assignment, AssignmentState.EXPIRED, "the round's deadline has passed")
-    rows = repository.assignments(session, [current.id])
-    reasons = _reasons([row for row in rows if row.client_id in missing])
-    why = "; ".join(f"{client}: {reason}" for client, reason in reasons.items())
-    if current.attempt < cohort.max_attempts:
-        attempts = {row.client_id: row.attempt for row in rows}
-        repository.extend(session, current.id, cohort.deadline_seconds, next_attempt=True)
-        for client_id in sorted(missing):
-            repository.offer(session, current, client_id, attempts[client_id] + 1)
-        record(
-            session,
-            "round.reoffered",
-            f"attempt {current.attempt} of {cohort.max_attempts}, offered again: {why}",
-            run_id=current.run_id,
-            round_number=current.number,
-            data={"clients": reasons},
-        )
-        nudges.wake_workers(session)
-        return Step.WAIT
-    reason = f"too few updates after {current.attempt} attempts: {why}"
+    """No attempt is left: end the round, or the whole run, as the spec says."""
+    reason = f"too few updates after {current.attempt} attempts: {_some(reasons)}"
     if cohort.without_quorum == "skip":
         close_round(session, current, Verdict.SKIPPED, reason)
-        runs.count_round(session, run.id)
+        runs.count_round(session, run)
         return Step.LOOK_AGAIN
-    close_round(session, current, Verdict.FAILED, reason)
-    finish_run(session, run, Outcome.FAILED, f"round {current.number}: {reason}")
+    end_run(session, run, Outcome.FAILED, f"round {current.number}: {reason}")
     return Step.WAIT
 
 
 def _reasons(rows: Sequence[Assignment]) -> dict[str, str]:
     """The newest word on every client: how its assignment ended, and why."""
     return {row.client_id: row.reason or str(row.state) for row in rows}
+
+
+def _some(reasons: Mapping[str, str]) -> str:
+    """For one line of text; the event's data has them all."""
+    shown = "; ".join(f"{client}: {reason}" for client, reason in list(reasons.items())[:_CLIENTS_SHOWN])
+    more = len(reasons) - _CLIENTS_SHOWN
+    return shown + (f"; and {more} more clients" if more > 0 else "")

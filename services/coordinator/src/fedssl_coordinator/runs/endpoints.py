@@ -13,7 +13,7 @@ from fedssl.protocol.views import MetricView, Page, RoundView, RunCreate, RunSum
 from fedssl_coordinator.artifacts.streaming import artifact_response
 from fedssl_coordinator.auth import Operator, WaitingOperator
 from fedssl_coordinator.db import DB, transaction
-from fedssl_coordinator.paging import Cursor, Limit, database_id, decode_cursor, encode_cursor, page_of
+from fedssl_coordinator.paging import Cursor, LargeItemsLimit, Limit, database_id, decode_cursor, encode_cursor, page_of
 from fedssl_coordinator.rounds import repository as rounds
 from fedssl_coordinator.runs import repository, service
 
@@ -76,7 +76,7 @@ def stop_run(run_id: UUID, caller: Operator, session: DB) -> RunView:
 
 @router.get("/{run_id}/rounds")
 def list_rounds(
-    run_id: UUID, caller: Operator, session: DB, limit: Limit = 50, cursor: Cursor = None
+    run_id: UUID, caller: Operator, session: DB, limit: LargeItemsLimit = 50, cursor: Cursor = None
 ) -> Page[RoundView]:
     """A run's rounds, oldest first."""
     service.require(session, run_id)
@@ -113,4 +113,4 @@ async def download_model(
 ) -> Response:
     """The run's global weights as safetensors: the newest, or those before training. `ETag` is their sha256."""
     digest = await run_in_threadpool(_digest, run_id, which)
-    return artifact_response(digest, request.headers.get("range"))
+    return artifact_response(digest, request.headers)

@@ -1,16 +1,16 @@
 """Reads and writes runs."""
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import func, select, update
+from sqlalchemy import func, or_, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from fedssl.protocol.states import RunState
-from fedssl_coordinator.models import Run
+from fedssl.protocol.states import RoundState, RunState
+from fedssl_coordinator.models import Round, Run
 
 
 def get(session: Session, run_id: UUID) -> Run | None:
@@ -43,45 +43,63 @@ def newest_first(
     return session.scalars(statement).all()
 
 
-def prepared(session: Session, run_id: UUID, plan: dict[str, Any], state: str, broadcast: str) -> bool:
-    """Keep plan and first weights. False: that had been done."""
-    return _update(
-        session,
-        update(Run).where(Run.id == run_id, Run.plan.is_(None)),
-        plan=plan,
-        server_state=state,
-        broadcast=broadcast,
-        initial_broadcast=broadcast,
-    )
+def locked(session: Session, run_id: UUID) -> Run | None:
+    """The run as it is now, which nobody else can move until the transaction ends.
+
+    Whoever changes a run or one of its rounds takes this lock first.
+    """
+    return session.get(Run, run_id, with_for_update={"key_share": True}, populate_existing=True)
 
 
-def publish(session: Session, run_id: UUID, state: str, broadcast: str) -> None:
+def awaiting_clients(session: Session) -> Sequence[UUID]:
+    """Running runs without a round in progress: one more client may be what they wait for."""
+    in_progress = select(Round.id).where(Round.run_id == Run.id, Round.state != RoundState.CLOSED)
+    return session.scalars(select(Run.id).where(Run.state == RunState.RUNNING, ~in_progress.exists())).all()
+
+
+def set_first_weights(session: Session, run: Run, plan: dict[str, Any], state: str, broadcast: str) -> None:
+    """The plan, and the weights that it starts from."""
+    run.plan = plan
+    run.initial_broadcast = broadcast
+    _set_weights(session, run, state, broadcast)
+
+
+def set_next_weights(session: Session, run: Run, state: str, broadcast: str) -> None:
     """The new global weights, and one more round closed."""
-    _update(
-        session,
-        update(Run).where(Run.id == run_id),
-        server_state=state,
-        broadcast=broadcast,
-        rounds_closed=Run.rounds_closed + 1,
-    )
+    run.rounds_closed += 1
+    _set_weights(session, run, state, broadcast)
 
 
-def count_round(session: Session, run_id: UUID) -> None:
+def count_round(session: Session, run: Run) -> None:
     """One more round closed, without new weights."""
-    _update(session, update(Run).where(Run.id == run_id), rounds_closed=Run.rounds_closed + 1)
+    run.rounds_closed += 1
+    session.flush()
 
 
-def set_reason(session: Session, run_id: UUID, reason: str | None) -> None:
+def set_reason(session: Session, run: Run, reason: str | None) -> None:
     """Why an unfinished run does not move."""
-    _update(session, update(Run).where(Run.id == run_id, Run.state != RunState.FINISHED), reason=reason)
+    run.reason = reason
+    session.flush()
+
+
+def may_try(session: Session, run_id: UUID) -> bool:
+    """Whether the computation that is due may be tried now."""
+    due = or_(Run.retry_at.is_(None), Run.retry_at <= func.now())
+    return bool(session.scalar(select(due).where(Run.id == run_id)))
+
+
+def set_tries(session: Session, run: Run, num_tries: int, pause_seconds: float) -> None:
+    """How often the computation that is due was begun, and how long it is left alone unless it succeeds."""
+    run.num_tries = num_tries
+    run.retry_at = func.now() + timedelta(seconds=pause_seconds) if num_tries else None
+    session.flush()
 
 
 def counts_by_state(session: Session) -> dict[str, int]:
-    return dict(session.execute(select(Run.state, func.count()).group_by(Run.state)).tuples().all())
+    return {state: count for state, count in session.execute(select(Run.state, func.count()).group_by(Run.state))}
 
 
-def _update(session: Session, statement: Any, **values: Any) -> bool:
-    returning = statement.values(**values).returning(Run.id).execution_options(synchronize_session=False)
-    found = session.execute(returning).scalar_one_or_none() is not None
-    session.expire_all()
-    return found
+def _set_weights(session: Session, run: Run, state: str, broadcast: str) -> None:
+    run.server_state, run.broadcast = state, broadcast
+    run.num_tries, run.retry_at, run.reason = 0, None, None
+    session.flush()

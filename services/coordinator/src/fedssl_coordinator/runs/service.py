@@ -7,7 +7,7 @@ from sqlalchemy import func
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.states import AssignmentState, Outcome, RunState, Verdict
+from fedssl.protocol.states import AssignmentState, Outcome, RoundState, RunState
 from fedssl.protocol.views import AssignmentView, RoundView, RunCreate, RunSummary, RunView
 from fedssl.protocol.work import Progress
 from fedssl_coordinator import nudges
@@ -19,6 +19,13 @@ from fedssl_coordinator.rounds import repository as rounds
 from fedssl_coordinator.rounds import service as rounds_service
 from fedssl_coordinator.runs import repository
 from fedssl_coordinator.transitions import transition
+
+_POSSIBLE = {
+    RunState.CREATED: "only start or stop",
+    RunState.RUNNING: "only pause or stop",
+    RunState.PAUSED: "only resume or stop",
+    RunState.FINISHED: "it stays as it is; create a new one",
+}
 
 
 def create(session: Session, request: RunCreate, idempotency_key: str | None) -> RunView:
@@ -45,24 +52,25 @@ def create(session: Session, request: RunCreate, idempotency_key: str | None) ->
 
 def change(session: Session, run_id: UUID, verb: str) -> RunView:
     """start, pause, resume or stop a run. Asking for the state that it is in already is no error."""
-    run = _get(session, run_id)
+    run = repository.locked(session, run_id)
+    if run is None:
+        raise _no_run(run_id)
     state = RunState(run.state)
     match verb, state:
         case "start", RunState.CREATED:
             _start(session, run)
         case "pause", RunState.RUNNING:
-            transition(session, Run, run.id, RunState.RUNNING, RunState.PAUSED)
-            record(session, "run.paused", "no new work is given out", run_id=run.id)
+            transition(session, run, RunState.PAUSED, "no new work is given out")
         case "resume", RunState.PAUSED:
             _resume(session, run)
         case "stop", RunState.CREATED | RunState.RUNNING | RunState.PAUSED:
-            _stop(session, run)
+            rounds_service.end_run(session, run, Outcome.STOPPED, "stopped by an operator")
         case ("start" | "resume", RunState.RUNNING) | ("pause", RunState.PAUSED):
             pass
         case "stop", RunState.FINISHED if run.outcome == Outcome.STOPPED:
             pass
         case _:
-            raise ProblemError("conflict", f"run {run_id} is {state}: it cannot {verb}")
+            raise ProblemError("conflict", f"run {run_id} is {state}: it cannot {verb}, {_POSSIBLE[state]}")
     nudges.wake_watchers(session)
     return show(session, run_id)
 
@@ -122,11 +130,20 @@ def require(session: Session, run_id: UUID) -> None:
     _get(session, run_id)
 
 
+def is_finished(session: Session, run_id: UUID) -> bool:
+    """Whether nothing happens in the run any more."""
+    return _get(session, run_id).state == RunState.FINISHED
+
+
 def _get(session: Session, run_id: UUID) -> Run:
     run = repository.get(session, run_id)
     if run is None:
-        raise ProblemError("not-found", f"no run {run_id}")
+        raise _no_run(run_id)
     return run
+
+
+def _no_run(run_id: UUID) -> ProblemError:
+    return ProblemError("not-found", f"no run {run_id}: `GET /v1/runs` lists those that there are")
 
 
 def _same_again(session: Session, key: str, spec: RunSpec) -> RunView:
@@ -138,29 +155,19 @@ def _same_again(session: Session, key: str, spec: RunSpec) -> RunView:
 
 
 def _start(session: Session, run: Run) -> None:
-    if transition(session, Run, run.id, RunState.CREATED, RunState.RUNNING, started_at=func.now()):
-        record(session, "run.started", "the run may begin", run_id=run.id)
-        nudges.advance(session, run.id)
+    transition(session, run, RunState.RUNNING, "the run may begin", started_at=func.now())
+    nudges.advance(session, run.id)
 
 
 def _resume(session: Session, run: Run) -> None:
-    if not transition(session, Run, run.id, RunState.PAUSED, RunState.RUNNING):
-        return
+    transition(session, run, RunState.RUNNING, "work is given out again")
+    repository.set_tries(session, run, 0, 0)  # whoever resumes a stalled run wants it tried now
     current = rounds.unclosed(session, run.id)
-    if current is not None:  # the pause does not count against the round
+    if current is not None and current.state == RoundState.OPEN:  # the pause does not count against the round
         seconds = RunSpec.model_validate(run.spec).cohort.deadline_seconds
-        rounds.extend(session, current.id, seconds, next_attempt=False)
-    record(session, "run.resumed", "work is given out again", run_id=run.id)
+        rounds.extend(session, current, seconds, next_attempt=False)
     nudges.advance(session, run.id)
     nudges.wake_workers(session)
-
-
-def _stop(session: Session, run: Run) -> None:
-    reason = "stopped by an operator"
-    current = rounds.unclosed(session, run.id)
-    if current is not None:
-        rounds_service.close_round(session, current, Verdict.FAILED, reason)
-    rounds_service.finish_run(session, run, Outcome.STOPPED, reason)
 
 
 def _assignment_view(row: Assignment) -> AssignmentView:

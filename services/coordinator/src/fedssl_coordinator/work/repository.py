@@ -6,9 +6,9 @@ from uuid import UUID
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
-from fedssl.protocol.states import AssignmentState, RunState
+from fedssl.protocol.states import AssignmentState, RoundState, RunState
 from fedssl.protocol.work import Progress
-from fedssl_coordinator.models import Assignment, Run
+from fedssl_coordinator.models import Assignment, Round, Run
 
 
 def claimable(session: Session, client_id: str) -> Assignment | None:
@@ -16,21 +16,23 @@ def claimable(session: Session, client_id: str) -> Assignment | None:
     statement = (
         select(Assignment)
         .join(Run, Run.id == Assignment.run_id)
+        .join(Round, Round.id == Assignment.round_id)
         .where(
             Assignment.client_id == client_id,
             Assignment.state.in_((AssignmentState.LEASED, AssignmentState.OFFERED)),
             Run.state == RunState.RUNNING,
+            Round.state == RoundState.OPEN,
         )
         .order_by(Assignment.state != AssignmentState.LEASED, Assignment.offered_at, Assignment.id)
         .limit(1)
-        .with_for_update(of=Assignment, skip_locked=True)
+        .with_for_update(of=Assignment, key_share=True, skip_locked=True)
     )
     return session.scalars(statement).one_or_none()
 
 
 def locked(session: Session, assignment_id: UUID) -> Assignment | None:
     """The assignment, locked until the transaction ends."""
-    return session.get(Assignment, assignment_id, with_for_update=True, populate_existing=True)
+    return session.get(Assignment, assignment_id, with_for_update={"key_share": True}, populate_existing=True)
 
 
 def lease_end(seconds: float) -> object:

@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 from fedssl.protocol.base import PROTOCOL_VERSION
 from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.states import AssignmentState, RoundState, RunState
+from fedssl.protocol.states import AssignmentState, RoundState
 from fedssl.protocol.work import (
     AcceptedUpdate,
     Decline,
@@ -24,7 +24,7 @@ from fedssl_coordinator.artifacts.service import own_assignment
 from fedssl_coordinator.clients import repository as clients
 from fedssl_coordinator.events.repository import record
 from fedssl_coordinator.models import Assignment, Round, Run
-from fedssl_coordinator.problems import Happening, ProblemError
+from fedssl_coordinator.problems import Happening, ProblemError, printable
 from fedssl_coordinator.rounds import repository as rounds
 from fedssl_coordinator.runs import repository as runs
 from fedssl_coordinator.transitions import transition
@@ -43,8 +43,8 @@ def register(session: Session, client_id: str, request: Register) -> Registered:
     clients.register(session, client_id, request)
     message = f"{request.num_images} images, {request.device}, worker {request.worker_version}"
     record(session, "client.registered", message, client_id=client_id)
-    for run in runs.newest_first(session, 100, None, RunState.RUNNING):
-        nudges.advance(session, run.id)
+    for run_id in runs.awaiting_clients(session):
+        nudges.advance(session, run_id)
     return Registered(client_id=client_id)
 
 
@@ -56,22 +56,16 @@ def claim(session: Session, client_id: str) -> WorkItem | None:
         return None
     run = session.get_one(Run, assignment.run_id)
     spec = RunSpec.model_validate(run.spec)
-    again = assignment.state == AssignmentState.LEASED
-    if again:
+    if assignment.state == AssignmentState.LEASED:
         repository.renew(session, assignment.id, spec.cohort.lease_seconds, None)
+        _record(session, "assignment.resumed", f"{client_id} has taken the assignment up again", assignment)
     else:
         end = repository.lease_end(spec.cohort.lease_seconds)
-        transition(
-            session,
-            Assignment,
-            assignment.id,
-            AssignmentState.OFFERED,
-            AssignmentState.LEASED,
-            leased_at=func.now(),
-            lease_expires_at=end,
+        message = f"{client_id} has taken the assignment"
+        won = transition(
+            session, assignment, AssignmentState.LEASED, message, leased_at=func.now(), lease_expires_at=end
         )
-    message = f"{client_id} has taken the assignment" + (" up again" if again else "")
-    _record(session, "assignment.leased", message, assignment)
+        assert won, "the row is locked"
     nudges.wake_watchers(session)
     return _work_item(session, assignment, run, spec)
 
@@ -86,6 +80,7 @@ def heartbeat(session: Session, client_id: str, request: Heartbeat) -> Heartbeat
     seconds = RunSpec.model_validate(run.spec).cohort.lease_seconds
     if repository.renew(session, assignment.id, seconds, request.progress):
         return HeartbeatReply()
+    session.refresh(assignment)  # it may have ended since it was read
     return HeartbeatReply(carry_on=False, reason=assignment.reason or f"the assignment is {assignment.state}")
 
 
@@ -101,8 +96,6 @@ def submit(session: Session, client_id: str, request: Submit) -> Submitted:
         detail = f"artifact {request.update} has not been uploaded for this assignment: PUT it first"
         raise ProblemError("conflict", detail, happening=_refused(assignment, detail))
     _accept(session, assignment, request)
-    message = f"{client_id}: update of {request.num_examples} images accepted"
-    _record(session, "assignment.accepted", message, assignment, {"update": request.update})
     nudges.advance(session, assignment.run_id)
     nudges.wake_watchers(session)
     return Submitted(assignment_id=assignment.id, state=AssignmentState.ACCEPTED)
@@ -116,34 +109,37 @@ def decline(session: Session, client_id: str, request: Decline) -> Submitted:
     if assignment.state == AssignmentState.DECLINED:
         return Submitted(assignment_id=assignment.id, state=AssignmentState.DECLINED)
     _require_open(session, assignment)
-    rounds.end_assignment(session, assignment, AssignmentState.DECLINED, request.reason)
-    _record(session, "assignment.declined", f"{client_id}: {request.reason}", assignment)
+    reason = printable(request.reason)
+    transition(
+        session,
+        assignment,
+        AssignmentState.DECLINED,
+        f"{client_id}: {reason}",
+        reason=reason,
+        closed_at=func.now(),
+    )
     nudges.advance(session, assignment.run_id)
     nudges.wake_watchers(session)
     return Submitted(assignment_id=assignment.id, state=AssignmentState.DECLINED)
 
 
 def _accept(session: Session, assignment: Assignment, request: Submit) -> None:
-    won = transition(
-        session,
-        Assignment,
-        assignment.id,
-        AssignmentState.LEASED,
-        AssignmentState.SUBMITTED,
-        update_digest=request.update,
-        num_examples=request.num_examples,
-    )
+    values = {"update_digest": request.update, "num_examples": request.num_examples}
+    client_id = assignment.client_id
+    transition(session, assignment, AssignmentState.SUBMITTED, f"{client_id}: update handed in", data=values, **values)
+    message = f"{client_id}: update of {request.num_examples} images accepted"
+    won = transition(session, assignment, AssignmentState.ACCEPTED, message, closed_at=func.now())
     assert won, "the row is locked and was seen leased"
-    transition(
-        session, Assignment, assignment.id, AssignmentState.SUBMITTED, AssignmentState.ACCEPTED, closed_at=func.now()
-    )
     rounds.replace_metrics(session, assignment.run_id, assignment.round_number, assignment.client_id, request.metrics)
 
 
 def _accepted_before(assignment: Assignment, request: Submit) -> Submitted:
     if assignment.update_digest == request.update:
         return Submitted(assignment_id=assignment.id, state=AssignmentState.ACCEPTED)
-    detail = f"round {assignment.round_number} has already accepted another update of {assignment.client_id}"
+    detail = (
+        f"round {assignment.round_number} has already accepted another update of {assignment.client_id}, which stays: "
+        "claim new work"
+    )
     raise ProblemError("duplicate-update", detail, happening=_refused(assignment, detail))
 
 
@@ -153,7 +149,7 @@ def _require_open(session: Session, assignment: Assignment) -> None:
     if assignment.state == AssignmentState.LEASED and current.state == RoundState.OPEN:
         return
     if current.state != RoundState.OPEN:
-        detail = f"round {current.number} is no longer open: the update came too late and changes nothing"
+        detail = f"round {current.number} is no longer open: this came too late and changes nothing; claim new work"
         raise ProblemError("round-closed", detail, happening=_refused(assignment, detail))
     detail = f"the assignment is {assignment.state}" + (f" ({assignment.reason})" if assignment.reason else "")
     raise ProblemError("lease-lost", f"{detail}: claim again", happening=_refused(assignment, detail))
@@ -183,9 +179,7 @@ def _refused(assignment: Assignment, detail: str) -> Happening:
     return Happening("assignment.refused", detail, assignment.run_id, assignment.round_number, assignment.client_id)
 
 
-def _record(
-    session: Session, kind: str, message: str, assignment: Assignment, data: dict[str, str] | None = None
-) -> None:
+def _record(session: Session, kind: str, message: str, assignment: Assignment) -> None:
     record(
         session,
         kind,
@@ -193,5 +187,5 @@ def _record(
         run_id=assignment.run_id,
         round_number=assignment.round_number,
         client_id=assignment.client_id,
-        data={"assignment": str(assignment.id), **(data or {})},
+        data={"assignment": str(assignment.id)},
     )
