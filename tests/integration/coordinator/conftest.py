@@ -3,9 +3,17 @@
 from collections.abc import Iterator
 
 import pytest
+import structlog
 from support.coordinator import Coordinator
 from support.servers import Servers
 from support.tables import Onlooker, Tables
+
+
+@pytest.fixture(scope="session", autouse=True)
+def plain_logging() -> None:
+    """Tracebacks as they are in production: the pretty ones that structlog makes by itself take a second each."""
+    processors = [structlog.processors.format_exc_info, structlog.processors.KeyValueRenderer()]
+    structlog.configure(processors=processors)
 
 
 @pytest.fixture

@@ -164,7 +164,6 @@ RANGES: dict[str, tuple[int, int | None, int | None]] = {
     "bytes=0-": (206, 0, None),
     "bytes=0-0": (206, 0, 1),
     "bytes=10-19": (206, 10, 20),
-    " bytes=100- ": (206, 100, None),
     "bytes=5-99999999999999999": (206, 5, None),
     "bytes=-5": (200, 0, None),
     "bytes=5-2": (200, 0, None),
@@ -242,7 +241,8 @@ def test_a_worker_fetches_what_was_sent_to_it_and_nothing_else(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     cast = Cast(coordinator, tables, tmp_path, "ab", num_rounds=2)
-    cast.work("a", "b")
+    cast.work("a", value=1.0)
+    cast.work("b", value=2.0)
     first, updates = cast.round.broadcast, [str(a.update) for a in cast.round.assignments]
     cast.advance()
     second = cast.round.broadcast

@@ -185,6 +185,13 @@ def test_table_2_local_distillation_with_another_pull_to_the_global_model(other:
     assert any(not torch.equal(result.model[name], value) for name, value in plain.model.items())
 
 
+def test_local_distillation_needs_no_federation() -> None:
+    add_ons = [{"name": "fedx", **LOCAL_ONLY}]
+    alone = {"name": "fedsimclr", "add_ons": add_ons, "merge": {"name": "local"}, "reducer": {"name": "none"}}
+    spec = method_spec("fedsimclr", method=alone)
+    assert local_round(spec, start(spec).broadcast).update == {}
+
+
 @pytest.mark.parametrize("host", HOSTS)
 def test_goes_onto_every_host_and_changes_what_it_learns(host: str) -> None:
     spec = _spec(host)

@@ -81,7 +81,7 @@ class ProtoCL(MomentumContrast):
         losses = super().terms(online, modules, batch, ctx)
         if found := _clusterings(modules).current:
             contrasts = [
-                prototype_contrast(z, each.centroids, each.assignments[: len(batch.indices)], each.concentrations)
+                prototype_contrast(z, each.centroids, each.assignments[batch.indices], each.concentrations)
                 for each in found
                 for z in online.z
             ]

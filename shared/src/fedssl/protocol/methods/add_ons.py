@@ -76,7 +76,6 @@ class DSRConfig(DimensionedConfig):
 class FedXConfig(PartConfig):
     """FedX: two-sided distillation, among a client's images and from the global model (Han et al. 2022)."""
 
-    needs_others: ClassVar[bool] = True
     sends: ClassVar[bool] = True
 
     name: Literal["fedx"] = "fedx"

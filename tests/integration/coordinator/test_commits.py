@@ -1,0 +1,170 @@
+"""What an answer says has been kept; what was not kept is never told; and readers see events in order."""
+
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from sqlalchemy import event
+from sqlalchemy.orm import Session
+from support.cast import Cast
+from support.coordinator import Coordinator
+from support.federation import tiny_spec
+from support.tables import Onlooker, Tables
+
+from fedssl.client import ApiError, ServerError, Unavailable
+
+
+@pytest.fixture
+def slow_commits() -> object:
+    """Every commit takes a while, so that whoever answers before it is caught."""
+
+    def wait(session: Session) -> None:
+        time.sleep(0.2)
+
+    event.listen(Session, "before_commit", wait)
+    yield
+    event.remove(Session, "before_commit", wait)
+
+
+def test_what_was_answered_is_seen_by_others(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, slow_commits: None
+) -> None:
+    """The session dependency commits before the response is sent."""
+    run = coordinator.client.create_run(tiny_spec(cohort={"clients": ["a"]}))
+    assert tables.query("SELECT state FROM runs") == [("running",)]
+    token = coordinator.client.create_token("worker", "a")
+    assert tables.one("SELECT count(*) FROM tokens WHERE id = %s", token.id) == 1
+    worker = coordinator.worker("a")
+    assert tables.one("SELECT num_images FROM clients") == 100
+    coordinator.advance(run.id)
+    item = worker.claim(0)
+    assert item is not None
+    assert tables.query("SELECT state FROM assignments") == [("leased",)]
+    worker.decline(item.assignment_id, "no")
+    assert tables.query("SELECT state FROM assignments") == [("declined",)]
+    coordinator.client.stop(run.id)
+    assert tables.query("SELECT outcome FROM runs") == [("stopped",)]
+    with pytest.raises(ApiError):
+        coordinator.client.resume(run.id)
+    assert tables.one("SELECT count(*) FROM events WHERE run_id = %s AND kind = 'run.finished'", run.id) == 1
+
+
+@pytest.mark.parametrize(("sqlstate", "kind"), [("40001", Unavailable), ("P0001", ServerError)])
+def test_a_commit_that_fails_is_no_success(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, sqlstate: str, kind: type[ServerError]
+) -> None:
+    """The database itself refuses at the commit, when all statements have succeeded."""
+    tables.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE EXCEPTION 'not today' USING ERRCODE = TG_ARGV[0]; END $$"
+    )
+    if sqlstate == "40001":
+        statement = "EXECUTE FUNCTION refuse('40001')"
+    else:
+        statement = "EXECUTE FUNCTION refuse('P0001')"
+    tables.execute(
+        "CREATE CONSTRAINT TRIGGER refuses AFTER INSERT OR UPDATE ON runs DEFERRABLE INITIALLY DEFERRED FOR EACH ROW "
+        + statement  # type: ignore[operator]
+    )
+    with Onlooker(tables, coordinator.store).nothing_changes() as events, pytest.raises(kind) as caught:
+        coordinator.client.create_run(tiny_spec())
+    assert events == []
+    if kind is Unavailable:
+        assert caught.value.retry_after == 2
+        assert "the database does not answer at the moment: send the request again" in str(caught.value)
+    else:
+        assert caught.value.slug == "internal"
+        assert "not today" not in str(caught.value)
+
+
+def test_a_reader_sees_the_events_of_a_run_in_the_order_of_their_ids(coordinator: Coordinator, tables: Tables) -> None:
+    """A slow transaction's event 7 must not appear after a quick one's event 8 has been read."""
+    from fedssl_coordinator.db import _factory, transaction
+    from fedssl_coordinator.events import repository
+
+    run = coordinator.client.create_run(tiny_spec(), start=False)
+    last = tables.last_event()
+
+    def quick() -> None:
+        with transaction() as session:
+            repository.record(session, "quick", "", run_id=run.id)
+
+    with _factory()() as slow:
+        repository.record(slow, "slow", "", run_id=run.id)
+        repository._write(slow)  # what the commit begins with: the event has its id, but nobody sees it yet
+        second = threading.Thread(target=quick)
+        second.start()
+        second.join(0.3)
+        assert second.is_alive()  # waits for its turn
+        assert tables.events_after(last) == []
+        with transaction() as session:  # another run's events do not wait
+            repository.record(session, "elsewhere", "")
+        slow.commit()
+    second.join(5)
+    assert [e.kind for e in tables.events_after(last) if e.run_id == run.id] == ["slow", "quick"]
+
+
+def test_what_waits_for_a_commit_is_dropped_by_a_rollback(coordinator: Coordinator, tables: Tables) -> None:
+    from fedssl_coordinator.db import after_commit, transaction
+    from fedssl_coordinator.events import repository
+
+    last = tables.last_event()
+    sent: list[str] = []
+    with pytest.raises(ZeroDivisionError), transaction() as session:
+        repository.record(session, "never", "")
+        after_commit(session, lambda: sent.append("never"))
+        1 / 0  # noqa: B018
+    with transaction() as session:
+        repository.record(session, "once", "")
+        after_commit(session, lambda: sent.append("once"))
+        assert sent == []
+    assert sent == ["once"]
+    assert [e.kind for e in tables.events_after(last)] == ["once"]
+
+
+def test_hundreds_of_requests_at_once_are_all_answered(coordinator: Coordinator) -> None:
+    """More than there are threads and connections: those that hold the one must not wait for the other."""
+    run = coordinator.client.create_run(tiny_spec(), start=False)
+    host, port = coordinator.url.removeprefix("http://").split(":")
+    request = (
+        f"GET /v1/runs/{run.id} HTTP/1.1\r\nHost: here\r\nConnection: close\r\n"
+        f"Authorization: Bearer {coordinator.operator_token}\r\n\r\n"
+    ).encode()
+    connections = [socket.create_connection((host, int(port)), timeout=25) for _ in range(200)]
+    for connection in connections:
+        connection.sendall(request)
+    answers = []
+    for connection in connections:
+        with connection:
+            answers.append(connection.recv(12))
+    assert answers == [b"HTTP/1.1 200"] * 200
+
+
+def test_lists_take_as_many_queries_however_long_they_are(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+    from fedssl_coordinator.db import engine
+
+    statements: list[str] = []
+
+    def note(connection: object, cursor: object, statement: str, *_: object) -> None:
+        statements.append(statement)
+
+    event.listen(engine(), "before_cursor_execute", note)
+    counts = []
+    cast = Cast(coordinator, tables, tmp_path, "abc", num_rounds=5)
+    for _ in range(2):
+        for _ in range(2):
+            cast.work("a", "b", "c")
+            cast.advance()
+            coordinator.client.create_run(tiny_spec(), start=False)
+        statements.clear()
+        assert len(cast.rounds) > 2
+        assert len(list(coordinator.client.runs())) > 2
+        assert len(list(coordinator.client.clients())) == 3
+        assert len(list(coordinator.client.tokens())) == 4
+        assert list(coordinator.client.metrics(cast.id))
+        assert cast.run.current_round is not None
+        counts.append(len(statements))
+    assert counts[0] == counts[1]
+    assert counts[0] <= 4 * 6

@@ -1,0 +1,141 @@
+"""Redis or Postgres goes away and comes back: real processes, which nobody restarts."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from support.environment import coordinator_environment, migrate
+from support.federation import deliver, tiny_spec
+from support.processes import Federation, federation
+
+from fedssl.client import Client, Retry, Unavailable, WorkerClient
+from fedssl.local import Postgres, Valkey
+from fedssl.protocol.states import Outcome
+from fedssl.protocol.work import Register
+
+QUICKLY = 1.5  # seconds; on a busy machine
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    with Postgres(tmp_path_factory.mktemp("outages") / "postgres", durable=False) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
+    with Valkey(tmp_path_factory.mktemp("outages") / "valkey") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def running(
+    postgres: Postgres, valkey: Valkey, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Federation]:
+    """API, aggregator and beat."""
+    folder = tmp_path_factory.mktemp("federation")
+    migrate(coordinator_environment(postgres.url, valkey.url, folder / "store"))
+    with federation(postgres.url, valkey.url, folder, {}) as federated:
+        yield federated
+
+
+@pytest.fixture(scope="module")
+def worker(running: Federation) -> WorkerClient:
+    token = running.client.create_token("worker", "a").secret
+    client = WorkerClient(running.url, token, retry=Retry(seconds=0))
+    client.register(
+        Register(
+            worker_version="test", methods={"fedalignuniform": 1}, device="cpu", num_images=9, channels=1, image_size=8
+        )
+    )
+    return client
+
+
+def _impatient(running: Federation) -> Client:
+    return Client(running.url, running._operator_token, retry=Retry(seconds=0))
+
+
+def test_without_redis_everything_goes_on_only_later(
+    running: Federation, valkey: Valkey, worker: WorkerClient, tmp_path: Path
+) -> None:
+    client = _impatient(running)
+    valkey.stop()
+    times = []
+    for act in (
+        lambda: client.create_run(tiny_spec(num_rounds=1, cohort={"clients": ["a"]}, name="without-redis")),
+        lambda: client.create_token("operator"),
+        lambda: worker.heartbeat(),
+        lambda: worker.claim(0),
+        lambda: list(client.runs()),
+        client.ready,
+    ):
+        started = time.monotonic()
+        act()
+        times.append(time.monotonic() - started)
+    assert max(times) < QUICKLY, times
+    [run] = [run for run in client.runs() if run.name == "without-redis"]
+    assert client.run(run.id).current_round is None  # nobody was told
+    valkey.start()
+    # No request comes any more: the sweep finds what was missed.
+    opened = running.wait_for(lambda: client.run(run.id).current_round, "the sweep", 30)
+    assert opened.number == 1
+
+    valkey.stop()
+    item = worker.claim(5)  # waits by polling, where it waits at all
+    assert item is not None
+    started = time.monotonic()
+    deliver(worker, item, tmp_path)
+    assert time.monotonic() - started < 2 * QUICKLY
+    valkey.start()
+    done = running.wait_for(lambda: client.run(run.id).outcome, "the sweep", 30)
+    assert done == Outcome.COMPLETED
+
+
+def test_postgres_is_restarted(running: Federation, postgres: Postgres, worker: WorkerClient, tmp_path: Path) -> None:
+    client = _impatient(running)
+    run = client.create_run(tiny_spec(num_rounds=1, cohort={"clients": ["a"]}))
+    running.wait_for(lambda: client.run(run.id).current_round, "the first round", 30)
+    item = worker.claim(0)
+    assert item is not None
+    seen: list[str] = []
+
+    def watch() -> None:
+        with Client(running.url, running._operator_token, retry=Retry(seconds=60)) as watching:
+            seen.extend(event.kind for event in watching.events(run.id))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    running.wait_for(lambda: True, "a moment")
+    postgres.stop()
+    _assert_unavailable(running, client, worker)
+    postgres.start()
+
+    assert client.run(run.id).rounds_closed == 0  # the very next request succeeds
+    deliver(worker, item, tmp_path)
+    running.wait_for(lambda: client.run(run.id).outcome, "the run's end", 30)
+    watcher.join(15)
+    assert not watcher.is_alive()
+    assert seen[-1] == "run.finished"
+    assert len(seen) == len(list(client.event_log(run.id)))
+
+
+def _assert_unavailable(running: Federation, client: Client, worker: WorkerClient) -> None:
+    for act in (client.ready, lambda: list(client.runs()), lambda: worker.claim(0), worker.heartbeat):
+        started = time.monotonic()
+        with pytest.raises(Unavailable) as caught:
+            act()  # type: ignore[operator]
+        assert time.monotonic() - started < 2 * QUICKLY
+        if caught.value.slug:  # `readyz` answers in its own form
+            assert caught.value.slug == "unavailable"
+            assert caught.value.retry_after == 2
+    with httpx.Client(base_url=running.url, verify=False, trust_env=False) as http:
+        assert http.get("/healthz").status_code == 200  # the process itself is well
+        assert http.get("/readyz").json()["status"] == "unavailable"
+        assert http.get("/metrics").status_code == 503
+        malformed = http.post("/v1/runs", content="{", headers={"Content-Type": "application/json"})
+        assert malformed.status_code in (401, 503)
+        authorised = {"Authorization": "Bearer fedssl_x", "Content-Type": "application/json"}
+        assert http.post("/v1/runs", content="{", headers=authorised).status_code == 503
