@@ -37,7 +37,7 @@ format: $(VENV)/.installed-dev ## Format the code
 
 .PHONY: bench
 bench: $(VENV)/.installed-dev ## Measure, as ratios within one run
-	@$(BIN)/python -m pytest tests/bench --override-ini=addopts= -p no:cacheprovider $(ARGS)
+	@$(BIN)/python -m pytest tests/bench --override-ini=addopts= --override-ini='python_files=bench_*.py' -p no:cacheprovider $(ARGS)
 
 .PHONY: docs
 docs: $(VENV)/.installed-dev ## Regenerate openapi.json and check the documents' examples

@@ -1,13 +1,12 @@
 """Simulation and deployment give equal bits, whatever is killed on the way."""
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.processes import Federation, federation
-from support.servers import Servers
 
 from fedssl.artifacts.tensors import Tensors, load_tensors
 from fedssl.data import ImageData
@@ -16,6 +15,10 @@ from fedssl.protocol.states import AssignmentState, Outcome, RunState
 from fedssl.protocol.views import RunView
 from fedssl.shards import deal
 from fedssl.simulation import simulate
+from support.methods import ALL_METHODS, method_spec
+from support.methods import shards as digits
+from support.processes import Federation, federation
+from support.servers import Servers
 
 pytestmark = pytest.mark.parity
 
@@ -100,3 +103,26 @@ def test_a_worker_killed_in_mid_training_and_arrival_in_another_order(servers: S
         kinds = [event.message for event in running.client.event_log(run.id) if event.client_id == victim]
         assert any("taken the assignment up again" in message for message in kinds), kinds
         assert done.rounds_closed == spec.num_rounds
+
+
+@pytest.fixture(scope="module")
+def three_workers(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """A federation for the module's tests, its workers running."""
+    folder = tmp_path_factory.mktemp("federation")
+    with (
+        servers.database() as database,
+        federation(database, servers.redis_url, folder, digits(method_spec("fedsimclr"))) as running,
+    ):
+        for name in running.clients:
+            running.start(name)
+        running.wait_for(lambda: sum(c.registered_at is not None for c in running.client.clients()) == 3, "workers")
+        yield running
+
+
+@pytest.mark.parametrize("name", ALL_METHODS)
+def test_every_method(name: str, three_workers: Federation) -> None:
+    spec = method_spec(name, cohort={"min_clients": 3, "clients": sorted(three_workers.clients)})
+    run = three_workers.client.create_run(spec)
+    simulated = simulate(spec, three_workers.clients)
+    _finished(three_workers, run.id)
+    _assert_same_bits(_model(three_workers, run.id), simulated.model)

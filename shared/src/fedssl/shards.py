@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedssl.data import ImageData, choose_images, conform, load_dataset, partition
+from fedssl.data import DATASETS, ImageData, choose_images, conform, load_dataset, partition
 from fedssl.errors import DataError
 from fedssl.protocol.data import DataConfig, PartitionConfig, PublicDataConfig
 
@@ -48,6 +48,23 @@ def deal(config: PartitionConfig, data: DataConfig, root: Path | None = None) ->
     num_classes = int(labels.max()) + 1
     counts = np.stack([np.bincount(labels[part], minlength=num_classes) for part in parts])
     return Shards(shards, counts)
+
+
+def find_public(config: PublicDataConfig, folder: Path | None) -> PublicDataConfig:
+    """The same config with the images' place on this machine: a known data set, or what lies in `folder`.
+
+    A run's spec comes from elsewhere: it must not be able to name any other file. Raises DataError.
+    """
+    if config.dataset in DATASETS:
+        return config
+    if folder is not None:
+        path = (folder / config.dataset).resolve()
+        if path.exists() and path.is_relative_to(folder.resolve()):
+            return config.model_copy(update={"dataset": str(path)})
+    raise DataError(
+        f"the run's public images are {config.dataset}, which this machine does not hold: put them into a folder of "
+        "public data and name it (worker: --public-data FOLDER, coordinator: FEDSSL_PUBLIC_DATA)"
+    )
 
 
 def load_public(config: PublicDataConfig, data: DataConfig, root: Path | None = None) -> ImageData:

@@ -103,12 +103,13 @@ def test_postgres_is_restarted(running: Federation, postgres: Postgres, worker: 
     seen: list[str] = []
 
     def watch() -> None:
-        with Client(running.url, running._operator_token, retry=Retry(seconds=60)) as watching:
-            seen.extend(event.kind for event in watching.events(run.id))
+        with _impatient(running) as watching:  # the stream itself bears the outage
+            for event in watching.events(run.id):
+                seen.append(event.kind)
 
-    watcher = threading.Thread(target=watch)
+    watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
-    running.wait_for(lambda: True, "a moment")
+    running.wait_for(lambda: "assignment.leased" in seen, "the stream", 10)
     postgres.stop()
     _assert_unavailable(running, client, worker)
     postgres.start()
@@ -123,14 +124,14 @@ def test_postgres_is_restarted(running: Federation, postgres: Postgres, worker: 
 
 
 def _assert_unavailable(running: Federation, client: Client, worker: WorkerClient) -> None:
-    for act in (client.ready, lambda: list(client.runs()), lambda: worker.claim(0), worker.heartbeat):
+    assert client.ready().status == "unavailable"
+    for act in (lambda: list(client.runs()), lambda: worker.claim(0), worker.heartbeat):
         started = time.monotonic()
         with pytest.raises(Unavailable) as caught:
             act()  # type: ignore[operator]
         assert time.monotonic() - started < 2 * QUICKLY
-        if caught.value.slug:  # `readyz` answers in its own form
-            assert caught.value.slug == "unavailable"
-            assert caught.value.retry_after == 2
+        assert caught.value.slug == "unavailable"
+        assert caught.value.retry_after == 2
     with httpx.Client(base_url=running.url, verify=False, trust_env=False) as http:
         assert http.get("/healthz").status_code == 200  # the process itself is well
         assert http.get("/readyz").json()["status"] == "unavailable"

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from fedssl.artifacts.tensors import load_tensors
 from fedssl.data import ImageData, save_npz
 from fedssl.errors import DataError
 from fedssl.protocol.data import DataConfig, PublicDataConfig
 from fedssl_worker.data import PublicImages
+
+from .conftest import Setting, make_spec
 
 DATA = DataConfig(channels=1, image_size=8)
 CPU = torch.device("cpu")
@@ -60,3 +63,20 @@ def test_they_stay_loaded_until_another_run_names_others() -> None:
     assert images.of(_config("digits"), DATA) is first
     assert images.of(_config("digits", 7), DATA) is not first
     assert images.of(None, DATA) is None
+
+
+def test_a_worker_sends_what_is_similar_in_them(setting: Setting) -> None:
+    method = {"name": "flesd", "reducer": {"name": "distillation", "num_anchors": 8, "batch_size": 4}}
+    spec = make_spec(method=method, public_data={"dataset": "digits", "num_images": 20})
+    finished = setting.executor().execute(setting.item(spec, 1), lambda progress: None)
+    (representations,) = load_tensors(finished.update).values()
+    assert representations.shape[0] == 20
+    torch.testing.assert_close(representations.norm(dim=1), torch.ones(20))
+
+
+def test_a_worker_without_them_says_so(setting: Setting) -> None:
+    method = {"name": "flesd", "reducer": {"name": "distillation", "num_anchors": 8, "batch_size": 4}}
+    spec = make_spec(method=method, public_data={"dataset": "scans", "num_images": 20})
+    with pytest.raises(DataError, match="scans, which this machine does not hold"):
+        setting.executor().execute(setting.item(spec, 1), lambda progress: None)
+    assert setting.coordinator.calls == []

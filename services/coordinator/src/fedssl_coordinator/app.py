@@ -19,6 +19,7 @@ from fedssl_coordinator.body_limit import BodyLimit
 from fedssl_coordinator.catalogue import endpoints as catalogue
 from fedssl_coordinator.clients import endpoints as clients
 from fedssl_coordinator.db import UNREACHABLE, transaction
+from fedssl_coordinator.dimensions import endpoints as dimensions
 from fedssl_coordinator.events import endpoints as events
 from fedssl_coordinator.events.repository import record
 from fedssl_coordinator.health import router as health
@@ -61,6 +62,7 @@ def create_app() -> FastAPI:
     )
     for router in (
         runs.router,
+        dimensions.router,
         events.router,
         catalogue.router,
         clients.router,

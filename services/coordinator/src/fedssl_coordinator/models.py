@@ -168,6 +168,16 @@ class Assignment(Base):
     closed_at: Mapped[datetime | None]
 
 
+class DimensionAssignment(Base):
+    """One of the embedding's dimensions, owned by one client of the run (SSD). The key makes an overlap impossible."""
+
+    __tablename__ = "dimension_assignments"
+
+    run_id: Mapped[UUID] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    dimension: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"))
+
+
 class Artifact(Base):
     __tablename__ = "artifacts"
 

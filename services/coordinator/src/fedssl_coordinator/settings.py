@@ -18,6 +18,9 @@ class Settings(BaseSettings):
     sweep_seconds: float = Field(default=2.0, gt=0, description="How often beat looks for leases and rounds past due.")
     claim_wait_seconds: float = Field(default=25.0, ge=0, description="Longest that a claim is held open.")
     aggregator_threads: int = Field(default=1, ge=1, description="torch threads; 1 gives the same bits everywhere.")
+    public_data: Path | None = Field(
+        default=None, description="Folder of public images that runs may name, beside the known data sets (FLESD)."
+    )
     max_body_bytes: int = Field(default=1 << 20, description="Largest JSON body that is read.")
 
 

@@ -10,11 +10,11 @@ from typing import Literal
 
 import torch
 
-from fedssl.data import DATASETS, ImageData, conform, load_dataset
+from fedssl.data import ImageData, conform, load_dataset
 from fedssl.errors import DataError
 from fedssl.methods.api import ClientData
 from fedssl.protocol.data import DataConfig, PublicDataConfig
-from fedssl.shards import load_public
+from fedssl.shards import find_public, load_public
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,25 +81,13 @@ class PublicImages:
             return None
         if self._loaded is None or self._loaded[:2] != (config, data):
             self._loaded = None
-            found = config.model_copy(update={"dataset": self._found(config.dataset)})
+            found = find_public(config, self._folder)
             try:
                 images = torch.tensor(load_public(found, data).images, device=self._device)
             except torch.OutOfMemoryError:
                 raise DataError(f"{config.num_images} public images do not fit into {self._device}") from None
             self._loaded = (config, data, ClientData(images))
         return self._loaded[2]
-
-    def _found(self, dataset: str) -> str:
-        if dataset in DATASETS:
-            return dataset
-        if self._folder is not None:
-            path = (self._folder / dataset).resolve()
-            if path.exists() and path.is_relative_to(self._folder.resolve()):
-                return str(path)
-        raise DataError(
-            f"the run's public images are {dataset}, which this worker does not hold: put them into a folder of public "
-            "data and start the worker with --public-data FOLDER"
-        )
 
 
 def _square(images: ImageData, image_size: int | None, channels: Literal[1, 3] | None) -> ImageData:

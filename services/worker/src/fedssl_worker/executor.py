@@ -86,6 +86,7 @@ class Executor:
             round_number=item.round_number,
             client_id=item.client_id,
             device=self._device,
+            dimensions=item.dimensions,
             public=self._public.of(item.spec.public_data, item.spec.data),
         )
 

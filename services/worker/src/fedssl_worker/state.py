@@ -59,7 +59,16 @@ class Finished:
 
 def work_digest(item: WorkItem, fingerprint: str, environment: str) -> str:
     """Identifies all that the bits of an update depend on: what the coordinator gave, the images, the machinery."""
-    given = {"run_id", "round_number", "client_id", "spec", "method_version", "broadcast", "last_accepted"}
+    given = {
+        "run_id",
+        "round_number",
+        "client_id",
+        "spec",
+        "method_version",
+        "broadcast",
+        "last_accepted",
+        "dimensions",
+    }
     text = item.model_dump_json(include=given)
     return hashlib.sha256(f"{text}\n{fingerprint}\n{environment}".encode()).hexdigest()
 

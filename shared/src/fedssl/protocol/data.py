@@ -87,9 +87,11 @@ class PublicDataConfig(StrictModel):
     They must be the same images in the same order everywhere: a data set with fixed files, or copies of one .npz file.
     """
 
-    dataset: str = Field(description="A data set's name, an image folder or an .npz file.")
+    dataset: str = Field(
+        min_length=1, max_length=1000, description="A data set's name, an image folder or an .npz file."
+    )
     split: Literal["train", "test"] = "train"
     num_images: int = Field(
-        default=2048, ge=2, le=10_000_000, description="Use this many of the split's images, drawn by the seed."
+        default=10_000, ge=2, le=10_000_000, description="Use this many of the split's images, drawn by the seed."
     )
     seed: int = Field(default=0, ge=0, lt=2**63)

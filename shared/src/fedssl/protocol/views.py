@@ -130,6 +130,13 @@ class MetricView(View):
     value: float
 
 
+class DimensionAssignmentView(View):
+    """The embedding's dimensions that are one client's own in a run."""
+
+    client_id: ClientId
+    dimensions: tuple[int, ...]
+
+
 class MethodView(View):
     """A method: where it comes from, what leaves a client, and its parameters as JSON schema."""
 

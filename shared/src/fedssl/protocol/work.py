@@ -57,6 +57,9 @@ class WorkItem(StrictModel):
     last_accepted: AcceptedUpdate | None = Field(
         description="None: the run has accepted nothing from this client yet, so any state kept for it is void."
     )
+    dimensions: tuple[int, ...] | None = Field(
+        default=None, description="The embedding's dimensions that are this client's own (SSD)."
+    )
     lease_seconds: float
     round_deadline: AwareDatetime
 

@@ -82,5 +82,5 @@ async def _stream(request: Request, run_id: UUID, last_id: int) -> AsyncIterator
                     return
             if is_over and not events:
                 return  # resumed after the last event
-            if len(events) < _BATCH:
+            if not is_over and len(events) < _BATCH:
                 await woken.wait(POLL_SECONDS)

@@ -14,11 +14,12 @@ from sqlalchemy.orm import Session
 
 from fedssl.artifacts.tensors import LazyTensors, Tensors, load_tensors, serialised
 from fedssl.engine import run_aggregation, start_run
-from fedssl.errors import MethodError
+from fedssl.errors import DataError, MethodError
 from fedssl.methods import METHODS
-from fedssl.methods.api import Context, Metrics, Update
+from fedssl.methods.api import ClientData, Context, Metrics, Update
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, Outcome, RoundState, RunState, Verdict
+from fedssl.shards import find_public, load_public
 from fedssl_coordinator.artifacts import repository as artifacts
 from fedssl_coordinator.artifacts.service import store
 from fedssl_coordinator.db import transaction
@@ -26,6 +27,7 @@ from fedssl_coordinator.events.repository import record
 from fedssl_coordinator.models import Assignment, Round, Run
 from fedssl_coordinator.rounds import repository, service
 from fedssl_coordinator.runs import repository as runs
+from fedssl_coordinator.settings import settings
 
 
 def prepare(run_id: UUID) -> None:
@@ -34,9 +36,9 @@ def prepare(run_id: UUID) -> None:
         spec = RunSpec.model_validate(runs.get_one(session, run_id).spec)
     method = METHODS[spec.method.name]
     try:
-        result = start_run(method, Context(spec=spec, round_number=0))
+        result = start_run(method, _context(spec, 0))
         plan = method.artifacts(spec.method, spec)
-    except MethodError as error:
+    except (MethodError, DataError) as error:
         _fail(run_id, None, str(error))
         return
     state, broadcast = _put(result.state), _put(result.broadcast)
@@ -88,9 +90,17 @@ def _aggregated(run: Run, current: Round, accepted: Sequence[Assignment]) -> tup
     spec = RunSpec.model_validate(run.spec)
     assert run.server_state is not None, "a prepared run has a server state"
     previous = load_tensors(store().path(run.server_state))
-    ctx = Context(spec=spec, round_number=current.number)
+    ctx = _context(spec, current.number)
     result = run_aggregation(METHODS[spec.method.name], previous, [_update(row) for row in accepted], ctx)
     return _put(result.state), _put(result.broadcast), result.metrics
+
+
+def _context(spec: RunSpec, round_number: int) -> Context:
+    public = None
+    if spec.public_data is not None:
+        images = load_public(find_public(spec.public_data, settings().public_data), spec.data).images
+        public = ClientData(torch.from_numpy(images))
+    return Context(spec=spec, round_number=round_number, public=public)
 
 
 def _update(row: Assignment) -> Update:

@@ -11,12 +11,14 @@ from uuid import UUID
 from sqlalchemy import func
 from sqlalchemy.orm import Session
 
+from fedssl.errors import SpecError
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, Outcome, RoundState, RunState, Verdict
 from fedssl.protocol.training import CohortConfig
 from fedssl.seeding import sample_cohort
 from fedssl_coordinator import nudges
 from fedssl_coordinator.clients import repository as clients
+from fedssl_coordinator.dimensions import service as dimensions
 from fedssl_coordinator.events.repository import record
 from fedssl_coordinator.models import Assignment, Round, Run
 from fedssl_coordinator.problems import printable
@@ -130,9 +132,14 @@ def _open(session: Session, run: Run, spec: RunSpec) -> Step:
             record(session, "run.waiting", message, run_id=run.id)
             nudges.wake_watchers(session)
         return Step.WAIT
+    try:
+        members = dimensions.owners(session, run.id, spec, eligible)
+    except SpecError as error:
+        end_run(session, run, Outcome.FAILED, str(error))
+        return Step.WAIT
     runs.set_reason(session, run, None)
     number = run.rounds_closed + 1
-    chosen = sample_cohort(eligible, cohort, spec.seed, number)
+    chosen = sample_cohort(members, cohort, spec.seed, number)
     assert run.broadcast is not None, "a prepared run has a broadcast"
     repository.open_round(session, run, run.broadcast, chosen, cohort.deadline_seconds)
     record(

@@ -22,6 +22,7 @@ from fedssl_coordinator import nudges
 from fedssl_coordinator.artifacts import repository as artifacts
 from fedssl_coordinator.artifacts.service import own_assignment
 from fedssl_coordinator.clients import repository as clients
+from fedssl_coordinator.dimensions import repository as dimensions
 from fedssl_coordinator.events.repository import record
 from fedssl_coordinator.models import Assignment, Round, Run
 from fedssl_coordinator.problems import Happening, ProblemError, printable
@@ -170,6 +171,7 @@ def _work_item(session: Session, assignment: Assignment, run: Run, spec: RunSpec
         last_accepted=AcceptedUpdate(round_number=newest.round_number, update=newest.update_digest)
         if newest is not None and newest.update_digest is not None
         else None,
+        dimensions=dimensions.of_client(session, run.id, assignment.client_id),
         lease_seconds=spec.cohort.lease_seconds,
         round_deadline=current.deadline,
     )

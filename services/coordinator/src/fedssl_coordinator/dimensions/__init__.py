@@ -1,0 +1,1 @@
+"""Dimension assignments (SSD): which of the embedding's dimensions are whose in a run."""

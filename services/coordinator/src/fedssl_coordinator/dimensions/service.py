@@ -1,0 +1,35 @@
+"""Gives every client of a run dimensions of its own, from the run's seed, once and for all."""
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from sqlalchemy.orm import Session
+
+from fedssl.dimensions import assign_dimensions, client_dimensions
+from fedssl.protocol.runs import RunSpec
+from fedssl_coordinator.dimensions import repository
+from fedssl_coordinator.events.repository import record
+
+
+def owners(session: Session, run_id: UUID, spec: RunSpec, clients: Sequence[str]) -> list[str]:
+    """Those of `clients` that can take part: all of them, unless the method divides the embedding and it is used up.
+
+    The clients of the first round take the slots in name order, as in a simulation; one that joins later takes the next
+    slot that is free, where `num_clients` left any. Nobody's dimensions change or are handed on, not even a revoked
+    client's. Raises SpecError where the first clients are too many.
+    """
+    wanted = spec.method.dimensions_wanted(spec.model)
+    if wanted is None:
+        return list(clients)
+    owned = repository.by_client(session, run_id)
+    if not owned:
+        new = client_dimensions(spec, clients)
+    else:
+        slots = assign_dimensions(spec.seed, wanted.width, wanted.num_clients or len(owned))
+        free = [slot for slot in slots if slot not in owned.values()]
+        new = dict(zip((name for name in clients if name not in owned), free, strict=False))
+    for name, dimensions in new.items():
+        repository.add(session, run_id, name, dimensions)
+        message = f"{name} owns {len(dimensions)} of the embedding's {wanted.width} dimensions"
+        record(session, "dimensions.assigned", message, run_id=run_id, client_id=name)
+    return [name for name in clients if name in owned or name in new]
