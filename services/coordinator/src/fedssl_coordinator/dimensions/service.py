@@ -32,4 +32,7 @@ def owners(session: Session, run_id: UUID, spec: RunSpec, clients: Sequence[str]
         repository.add(session, run_id, name, dimensions)
         message = f"{name} owns {len(dimensions)} of the embedding's {wanted.width} dimensions"
         record(session, "dimensions.assigned", message, run_id=run_id, client_id=name)
-    return [name for name in clients if name in owned or name in new]
+    if without := [name for name in clients if name not in owned and name not in new]:
+        message = f"no dimensions are left for {', '.join(without)}: raise num_clients of the add-on in the next run"
+        record(session, "dimensions.exhausted", message, run_id=run_id, data={"clients": without})
+    return [name for name in clients if name not in without]
