@@ -3,13 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from support.coordinator import Coordinator
-from support.federation import deliver, tiny_spec
-from support.tables import Tables
-
 from fedssl.client import WorkerClient
 from fedssl.protocol.views import EventView, RoundView, RunView
 from fedssl.protocol.work import WorkItem
+from support.coordinator import Coordinator
+from support.federation import deliver, tiny_spec
+from support.tables import Tables
 
 
 class Cast:

@@ -41,7 +41,9 @@ def upload(worker: WorkerClient, item: WorkItem, tensors: Tensors, folder: Path)
     return digest
 
 
-def deliver(worker: WorkerClient, item: WorkItem, folder: Path, value: float = 0.0, num_examples: int = 10) -> Submitted:
+def deliver(
+    worker: WorkerClient, item: WorkItem, folder: Path, value: float = 0.0, num_examples: int = 10
+) -> Submitted:
     """Upload and submit a constant update."""
     digest = upload(worker, item, tensors_for(item.plan.update, value), folder)
     return worker.submit(

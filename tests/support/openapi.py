@@ -43,4 +43,6 @@ def _operation(method: str, template: str, operation: dict[str, Any]) -> Operati
     parameters = operation.get("parameters", [])
     names = [p["name"] for p in parameters if p["in"] == "path"]
     query = {p["name"]: str(UUID(int=7)) for p in parameters if p["in"] == "query" and p["required"]}
-    return Operation(method, template, template.format(**{name: _PATH_VALUES[name] for name in names}), query, operation)
+    return Operation(
+        method, template, template.format(**{name: _PATH_VALUES[name] for name in names}), query, operation
+    )

@@ -50,6 +50,11 @@ class Tables:
         statement = sql.SQL("SELECT t::text FROM {} AS t ORDER BY 1").format(sql.Identifier(name))
         return [text for (text,) in self._connection.execute(statement)]
 
+    def clear(self) -> None:
+        """Empty every table."""
+        names = sql.SQL(", ").join(map(sql.Identifier, self.names()))
+        self._connection.execute(sql.SQL("TRUNCATE {} RESTART IDENTITY CASCADE").format(names))
+
     def last_event(self) -> int:
         found = self.one("SELECT coalesce(max(id), 0) FROM events")
         assert isinstance(found, int)

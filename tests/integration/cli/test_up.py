@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from fedssl.client import Client
+
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 FEDSSL = [sys.executable, "-m", "fedssl.cli.main"]
@@ -145,9 +147,10 @@ def test_up_trains_stops_without_a_trace_and_goes_on(folder: Path, started: list
     assert second.returncode == 5
     assert f"in use by process {up.process.pid}" in second.stderr
 
-    long_run = document(folder, "run", "submit", "tiny.toml", "--set", "num_rounds=60")["id"]
-    while (rounds_before := document(folder, "run", "show", long_run)["rounds_closed"]) < 2:
-        time.sleep(0.1)
+    long_run = document(folder, "run", "submit", "tiny.toml", "--set", "num_rounds=25")["id"]
+    with Client(first["url"], Path(first["token_file"]).read_text().strip()) as client:
+        while (rounds_before := client.run(long_run).rounds_closed) < 2:
+            time.sleep(0.05)
     below |= up.descendants()
     assert up.interrupt() == 0
     assert alive(below) == set()
@@ -168,16 +171,16 @@ def test_up_trains_stops_without_a_trace_and_goes_on(folder: Path, started: list
     assert secrets == [path.read_text().strip() for path in [*root.glob("tokens/*"), *root.glob("*/password")]]
     resumed = document(folder, "run", "wait", long_run)
     assert resumed["outcome"] == "completed"
-    assert resumed["rounds_closed"] == 60 > rounds_before
+    assert resumed["rounds_closed"] == 25 > rounds_before
     below = up.descendants()
     assert up.interrupt() == 0
     assert alive(below) == set()
 
 
 def test_the_demo_can_be_interrupted_and_ends_with_proof(folder: Path, started: list[Up]) -> None:
-    arguments = ("demo", "--spec", "tiny.toml", "--set", "num_rounds=40", "--format", "json")
+    arguments = ("demo", "--spec", "tiny.toml", "--set", "num_rounds=15", "--format", "json")
     started.append(demo := Up(folder, *arguments))
-    while "round 2 of 40" not in demo.said():
+    while "round 2 of 15" not in demo.said():
         assert demo.process.poll() is None, demo.said()
         time.sleep(0.1)
     below = demo.descendants()

@@ -1,9 +1,11 @@
-"""A coordinator that a whole module shares, for tests whose requests are refused and so change nothing."""
+"""One coordinator a module: started once, and emptied for every test that asks for a fresh one."""
 
+import shutil
 from collections.abc import Iterator
 
 import pytest
 import structlog
+
 from support.coordinator import Coordinator
 from support.servers import Servers
 from support.tables import Onlooker, Tables
@@ -16,26 +18,39 @@ def plain_logging() -> None:
     structlog.configure(processors=processors)
 
 
-@pytest.fixture
-def tables(coordinator: Coordinator) -> Iterator[Tables]:
-    """A look at the test's own database."""
-    with Tables(coordinator.database_url) as looking:
-        yield looking
-
-
 @pytest.fixture(scope="module")
 def standing(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    """One coordinator for all tests of a module. It never holds a claim open."""
+    """One coordinator for all tests of a module, for requests that are refused and so change nothing."""
     store = tmp_path_factory.mktemp("standing") / "store"
-    with (
-        servers.database() as url,
-        Coordinator(url, servers.redis_url, store, FEDSSL_CLAIM_WAIT_SECONDS="0") as running,
-    ):
+    with servers.database() as url, Coordinator(url, servers.redis_url, store) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def onlooker(standing: Coordinator) -> Iterator[Onlooker]:
-    """Sees whether a request to `standing` left a trace."""
+    """Sees whether a request to the coordinator left a trace."""
     with Tables(standing.database_url) as looking:
         yield Onlooker(looking, standing.store)
+
+
+@pytest.fixture
+def tables(onlooker: Onlooker) -> Tables:
+    """A look at the database."""
+    return onlooker.tables
+
+
+@pytest.fixture
+def coordinator(standing: Coordinator, onlooker: Onlooker) -> Coordinator:
+    """The module's coordinator with nothing in it but its operator's token."""
+    tables = onlooker.tables
+    [(secret_hash,)] = tables.query(
+        "SELECT secret_hash FROM tokens WHERE role = 'operator' ORDER BY created_at LIMIT 1"
+    )
+    tables.clear()
+    tables.execute(
+        "INSERT INTO tokens (id, role, label, secret_hash) VALUES (gen_random_uuid(), 'operator', '', %s)", secret_hash
+    )
+    for path in standing.store.glob("*"):
+        if path.name != "incoming":
+            shutil.rmtree(path)
+    return standing

@@ -6,13 +6,13 @@ from uuid import UUID
 
 import pytest
 from sqlalchemy.exc import IntegrityError
-from support.coordinator import Coordinator
-from support.federation import deliver, tiny_spec
 
 from fedssl.dimensions import assign_dimensions
 from fedssl.protocol.states import Outcome
 from fedssl_coordinator.db import transaction
 from fedssl_coordinator.dimensions import repository
+from support.coordinator import Coordinator
+from support.federation import deliver, tiny_spec
 
 WIDTH = 8
 MODEL = {"encoder": {"widths": [4, WIDTH]}, "projector": {"hidden_dims": [8], "out_dim": WIDTH}}

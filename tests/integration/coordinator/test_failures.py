@@ -1,18 +1,18 @@
-"""An aggregator that fails, or dies: the run says so, others go on, and the bits are those of a run without a failure."""
+"""An aggregator that fails, or dies: the run says so, others go on, and the bits are those of an untroubled run."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
+
+from fedssl.errors import MethodError
+from fedssl.protocol.states import Outcome, RunState, Verdict
 from support.cast import Cast
 from support.coordinator import Coordinator
 from support.federation import tiny_spec
 from support.tables import Tables
-
-from fedssl.errors import MethodError
-from fedssl.protocol.states import Outcome, RunState, Verdict
 
 
 class Killed(BaseException):
@@ -51,9 +51,10 @@ def test_an_aggregator_that_dies_before_the_round_is_closed(
         raise Killed
 
     target = "fedssl_coordinator.rounds.repository.replace_metrics" if where == "after" else where
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    with monkeypatch.context() as patch:
         patch.setattr(target, die)
-        cast.advance()
+        with pytest.raises(Killed):
+            cast.advance()
     assert cast.run.rounds_closed == 0
     assert _files(coordinator.store) == before  # the twin's bits, which are the same, lay there already
     assert not cast.awaits_attention()  # for a moment: a try that ends its process must not be repeated at once
@@ -68,7 +69,10 @@ def test_an_aggregator_that_dies_before_the_round_is_closed(
     assert len(cast.events("round.closed")) == 1
     [event] = cast.events("run.stalled")
     assert event.message.startswith("try 1: the aggregator ended while it computed")
-    assert (run.reason, tables.query("SELECT num_tries, retry_at FROM runs WHERE id = %s", run.id)) == (None, [(0, None)])
+    assert (run.reason, tables.query("SELECT num_tries, retry_at FROM runs WHERE id = %s", run.id)) == (
+        None,
+        [(0, None)],
+    )
 
 
 def test_an_aggregator_that_dies_while_it_makes_the_first_weights(
@@ -80,9 +84,10 @@ def test_an_aggregator_that_dies_while_it_makes_the_first_weights(
     def die(*_: object) -> None:
         raise Killed
 
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    with monkeypatch.context() as patch:
         patch.setattr("fedssl_coordinator.runs.repository.set_first_weights", die)
-        coordinator.advance(run.id)
+        with pytest.raises(Killed):
+            coordinator.advance(run.id)
     [stored] = _files(coordinator.store)
     _pause_over(tables)
     coordinator.advance(run.id)
@@ -92,7 +97,7 @@ def test_an_aggregator_that_dies_while_it_makes_the_first_weights(
 
 
 @pytest.fixture
-def one_is_too_large(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+def one_is_too_large(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """The weights of runs named `too-large` find no memory, until the function is called."""
     from fedssl_coordinator.rounds import compute
 
@@ -109,7 +114,7 @@ def one_is_too_large(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], N
         is_short = False
 
     monkeypatch.setattr(compute, "start_run", start)
-    yield relieve
+    return relieve
 
 
 def _sweep(monkeypatch: pytest.MonkeyPatch) -> list[UUID]:
@@ -196,9 +201,7 @@ def test_a_spec_that_this_version_cannot_read_stalls_its_run_alone(
     assert _sweep(monkeypatch) == []
 
 
-def test_a_method_that_cannot_begin_fails_the_run(
-    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_method_that_cannot_begin_fails_the_run(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise MethodError("this method needs what the spec does not give")
 

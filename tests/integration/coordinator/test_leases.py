@@ -1,16 +1,20 @@
 """Leases: given, kept alive, lost, and taken up again."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from support.cast import Cast
-from support.coordinator import Coordinator
-from support.tables import Tables
 
 from fedssl.client import NotAuthenticated
 from fedssl.protocol.states import Outcome, RunState, Verdict
 from fedssl.protocol.work import Progress
+from fedssl_coordinator.work.endpoints import POLL_SECONDS
+from support.cast import Cast
+from support.coordinator import Coordinator
+from support.federation import tiny_spec
+from support.tables import Tables
 
 
 @pytest.fixture
@@ -33,6 +37,35 @@ def test_a_restarted_worker_gets_its_own_lease_back(cast: Cast) -> None:
     assert [event.message for event in cast.events("assignment.leased")] == ["a has taken the assignment"]
     assert [event.message for event in cast.events("assignment.resumed")] == ["a has taken the assignment up again"]
     assert cast.states() == [("a", 1, "leased"), ("b", 1, "offered")]
+
+
+def test_a_waiting_claim_is_woken_by_the_work_that_appears(cast: Cast) -> None:
+    """At once, through Redis; and it holds no connection of the pool while it waits."""
+    cast.work("a")
+    cast.claim("b")
+    with ThreadPoolExecutor(40) as pool:
+        waiting = [pool.submit(cast.workers["a"].claim, 10) for _ in range(40)]
+        time.sleep(0.5)
+        started = time.monotonic()
+        cast.lapse("b")
+        cast.advance()
+        assert cast.workers["b"].claim(10) is not None
+        assert time.monotonic() - started < POLL_SECONDS / 2
+        assert not any(claim.done() for claim in waiting)
+        cast.workers["b"].decline(cast.round.assignments[-1].id, "no")
+        cast.coordinator.client.create_run(tiny_spec(cohort={"clients": ["a"]}))
+        for run in cast.coordinator.client.runs():
+            cast.coordinator.advance(run.id)
+        items = {item.assignment_id for claim in waiting if (item := claim.result()) is not None}
+        assert len(items) == 1
+        assert time.monotonic() - started < 2 * POLL_SECONDS
+
+
+def test_a_claim_that_nothing_comes_of(cast: Cast) -> None:
+    cast.work("a")
+    started = time.monotonic()
+    assert cast.workers["a"].claim(0.3) is None
+    assert 0.3 <= time.monotonic() - started < 1.5
 
 
 def test_a_heartbeat_renews_the_lease_and_reports(cast: Cast) -> None:
@@ -183,9 +216,7 @@ def test_a_round_whose_clients_were_all_revoked_ends_at_once(cast: Cast) -> None
     )
 
 
-def test_a_quorum_that_a_revocation_puts_out_of_reach(
-    coordinator: Coordinator, tables: Tables, tmp_path: Path
-) -> None:
+def test_a_quorum_that_a_revocation_puts_out_of_reach(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     """A quorum that the spec names is a promise, perhaps of privacy: it does not shrink with the cohort."""
     cast = Cast(coordinator, tables, tmp_path, "ab", cohort={"min_updates": 2})
     cast.work("b")

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from support.coordinator import Coordinator
-from support.federation import deliver, tiny_spec
 
 from fedssl.artifacts.tensors import load_tensors
 from fedssl.client import Conflict
 from fedssl.protocol.states import AssignmentState, Outcome, RoundState, RunState, Verdict
+from support.coordinator import Coordinator
+from support.federation import deliver, tiny_spec
 
 
 def test_two_clients_two_rounds(coordinator: Coordinator, tmp_path: Path) -> None:

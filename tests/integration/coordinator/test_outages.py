@@ -7,14 +7,14 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.environment import coordinator_environment, migrate
-from support.federation import deliver, tiny_spec
-from support.processes import Federation, federation
 
 from fedssl.client import Client, Retry, Unavailable, WorkerClient
 from fedssl.local import Postgres, Valkey
 from fedssl.protocol.states import Outcome
 from fedssl.protocol.work import Register
+from support.environment import coordinator_environment, migrate
+from support.federation import deliver, tiny_spec
+from support.processes import Federation, federation
 
 QUICKLY = 1.5  # seconds; on a busy machine
 
@@ -32,9 +32,7 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
 
 
 @pytest.fixture(scope="module")
-def running(
-    postgres: Postgres, valkey: Valkey, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Federation]:
+def running(postgres: Postgres, valkey: Valkey, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """API, aggregator and beat."""
     folder = tmp_path_factory.mktemp("federation")
     migrate(coordinator_environment(postgres.url, valkey.url, folder / "store"))

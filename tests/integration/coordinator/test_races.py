@@ -11,14 +11,14 @@ from typing import TypeVar
 from uuid import uuid4
 
 import pytest
-from support.cast import Cast
-from support.coordinator import Coordinator
-from support.federation import deliver, tensors_for, upload
-from support.tables import Tables
 
 from fedssl.client import ApiError, ClientError, DuplicateUpdate, ServerError
 from fedssl.protocol.states import AssignmentState, Outcome, RunState, Verdict
 from fedssl.protocol.work import Submit, Submitted, WorkItem
+from support.cast import Cast
+from support.coordinator import Coordinator
+from support.federation import deliver, tensors_for, upload
+from support.tables import Tables
 
 T = TypeVar("T")
 
@@ -50,7 +50,9 @@ def test_claims_of_one_client_at_once_give_one_lease(
     assert tables.one("SELECT count(*) FROM assignments WHERE state = 'leased'") == 1
 
 
-def test_claims_of_several_clients_at_once(cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+def test_claims_of_several_clients_at_once(
+    cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
     many = Cast(coordinator, tables, tmp_path, "cdefgh")
     items = _at_once(*[lambda worker=worker: worker.claim(0) for worker in many.workers.values()])  # type: ignore[misc]
     assert {item.client_id for item in items if item is not None} == set("cdefgh")
@@ -171,9 +173,8 @@ def test_a_run_paused_while_its_round_fails(cast: Cast, monkeypatch: pytest.Monk
 
 
 def test_a_run_stopped_while_it_is_prepared(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
-    from support.federation import tiny_spec
-
     from fedssl_coordinator.rounds import compute
+    from support.federation import tiny_spec
 
     start_run = compute.start_run
     run = coordinator.client.create_run(tiny_spec())

@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from support.coordinator import Coordinator
 from support.federation import TINY
 from support.tables import Onlooker

@@ -9,14 +9,14 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from support.coordinator import Coordinator
-from support.federation import deliver, tensors_for, tiny_spec, upload
-from support.tables import Onlooker, Tables
-from support.uploads import digest, file_of
 
 from fedssl.client import Conflict, DuplicateUpdate, Gone, LeaseLost, NotFound, WorkerClient
 from fedssl.protocol.states import AssignmentState
 from fedssl.protocol.work import Submit, WorkItem
+from support.coordinator import Coordinator
+from support.federation import deliver, tensors_for, tiny_spec, upload
+from support.tables import Onlooker, Tables
+from support.uploads import digest, file_of
 
 OTHER = "0" * 64
 
@@ -241,5 +241,3 @@ def test_what_the_file_is_called_matters_to_nobody(coordinator: Coordinator, tmp
         )
     assert answer.status_code == 201
     assert worker.submit(_submit(item, digest(data))).state == AssignmentState.ACCEPTED
-
-

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from fedssl.client import Conflict, NotFound
+from fedssl.protocol.states import Outcome, RoundState, RunState, Verdict
 from support.cast import Cast
 from support.coordinator import Coordinator
 from support.federation import tiny_spec
 from support.tables import Tables
-
-from fedssl.client import Conflict, NotFound
-from fedssl.protocol.states import Outcome, RoundState, RunState, Verdict
 
 MakeCast = Callable[..., Cast]
 

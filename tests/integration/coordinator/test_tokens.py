@@ -2,12 +2,12 @@
 
 import httpx
 import pytest
-from support.coordinator import Coordinator
-from support.openapi import OPEN, WORKERS_ONLY, Operation, operations
-from support.tables import Onlooker
 
 from fedssl.client import Conflict, NotFound
 from fedssl_coordinator.app import create_app
+from support.coordinator import Coordinator
+from support.openapi import OPEN, WORKERS_ONLY, Operation, operations
+from support.tables import Onlooker
 
 DOCUMENT = create_app().openapi()
 GUARDED = [operation for operation in operations(DOCUMENT) if operation.template not in OPEN]

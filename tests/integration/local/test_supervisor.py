@@ -77,7 +77,7 @@ with Supervisor(folder, on_event=lambda name, what: print(name, what.partition("
     while what == "busy":
         time.sleep(0.05)
     supervisor.run_until_stopped()
-print("done", flush=True)
+print("done", "hurried" if supervisor.is_hurried else "", flush=True)
 """
 
 

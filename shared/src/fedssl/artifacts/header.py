@@ -149,6 +149,8 @@ def _is_size(value: object) -> bool:
 
 
 def _entry(name: str, value: object) -> Entry:
+    if any("\ud800" <= character <= "\udfff" for character in name):
+        raise ArtifactError(f"tensor {_shown(name)}: its name holds half a character")
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
         raise ArtifactError(f"tensor {_shown(name)}: needs exactly dtype, shape and data_offsets")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]

@@ -22,4 +22,10 @@ def ensure(name: str, progress: Callable[[str], None]) -> bool:
         return True
     from fedssl.data.fetch import fetch_fashion_mnist
 
-    return fetch_fashion_mnist(data_folder(), progress) is not None
+    try:
+        return fetch_fashion_mnist(data_folder(), progress) is not None
+    except OSError as error:
+        progress(
+            f"data sets cannot be kept in {data_folder()} ({error.strerror}): set XDG_CACHE_HOME to another folder"
+        )
+        return False

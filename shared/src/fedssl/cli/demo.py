@@ -150,21 +150,19 @@ def _fetch(client: "Client", run: "RunView", folder: Path) -> Trained:
 
 
 def _compare(trained: Trained, device: str) -> "tuple[Accuracy, Accuracy]":
-    """The accuracies before and after training, judged at the same time on a core each."""
-    from concurrent.futures import ThreadPoolExecutor
-
+    """The accuracies before and after training."""
     import torch
 
     from fedssl.cli import export
     from fedssl.cli.evaluate import NUM_LABELS, judge, load_encoder, load_task
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # several are little faster for such small work, and far slower where cores are shared
     spec, where = trained.run.spec, "cpu" if device == "auto" else device
     assert spec.partition is not None, "the demo's spec has one"
     task = load_task(spec.partition.dataset, spec, NUM_LABELS)
-    encoders = [load_encoder(trained.folder / name, spec) for name in (export.INITIAL, export.MODEL)]
-    with ThreadPoolExecutor(len(encoders)) as pool:
-        before, after = pool.map(lambda encoder: judge(encoder, task, spec, where), encoders)
+    before, after = (
+        judge(load_encoder(trained.folder / name, spec), task, spec, where) for name in (export.INITIAL, export.MODEL)
+    )
     return before, after
 
 

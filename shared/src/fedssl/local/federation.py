@@ -112,6 +112,8 @@ def running_federation(
         federation = Federation(folder, record, supervisor, is_new=kept is None)
         _Starter(federation, supervisor, machine, on_step).start()
         yield federation
+    if supervisor.is_hurried:
+        raise KeyboardInterrupt  # the supervisor took it for its own; what comes after the block must not go on either
 
 
 def require_installed() -> None:
@@ -196,9 +198,10 @@ class _Starter:
         self._run_once("migrate", ["migrate"], env)
         self._on_step("starting the coordinator")
         self._start_service("aggregator", ["fedssl_coordinator", "aggregator"], env | self._threads)
-        self._start_service("beat", ["fedssl_coordinator", "beat"], env)
+        # It keeps nothing, so it is not waited for.
+        self._start_service("beat", ["fedssl_coordinator", "beat"], env, stop_timeout_seconds=0.2)
         arguments = ["fedssl_coordinator", "api", "--host", HOST, "--port", str(self._record.port)]
-        self._start_service("api", arguments, env, self._api_answers)
+        self._start_service("api", arguments, env, ready=self._api_answers)
 
     def _start_workers(self) -> None:
         self._on_step(f"starting {len(self._record.clients)} workers")
@@ -251,39 +254,29 @@ class _Starter:
                 secret = client.create_token("worker", client_id=name, label="fedssl up").secret
                 write_private(self._folder.worker_token(name), secret)
 
-    def _start_service(
-        self,
-        name: str,
-        arguments: list[str],
-        env: dict[str, str],
-        ready: Callable[[], bool] | None = None,
-        final_statuses: tuple[int, ...] = (),
-    ) -> None:
-        service = Service(
-            name=name,
-            command=[*PYTHON, *arguments],
-            log_path=self._folder.log(name).absolute(),
-            env=env,
-            ready=ready,
-            final_statuses=final_statuses,
-        )
-        self._supervisor.start(service)
+    def _start_service(self, name: str, arguments: list[str], env: dict[str, str], **options: Any) -> None:
+        log_path = self._folder.log(name).absolute()
+        self._supervisor.start(Service(name=name, command=[*PYTHON, *arguments], log_path=log_path, env=env, **options))
 
     def _run_once(self, name: str, arguments: list[str], env: dict[str, str]) -> str:
         """Run one of the coordinator's commands to its end and return what it printed. Raises LocalError."""
         path = self._folder.log(name)
         with append_log(path) as log:
-            done = subprocess.run(
-                [*PYTHON, "fedssl_coordinator", *arguments],
-                env={**os.environ, **env},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                timeout=STEP_SECONDS,
-                check=False,
-                start_new_session=True,  # a terminal's Ctrl-C is for us; leaving kills it
-            )
+            try:
+                done = subprocess.run(
+                    [*PYTHON, "fedssl_coordinator", *arguments],
+                    env={**os.environ, **env},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    timeout=STEP_SECONDS,
+                    check=False,
+                    start_new_session=True,  # a terminal's Ctrl-C is for us; leaving kills it
+                )
+            except subprocess.TimeoutExpired:
+                what = f"fedssl_coordinator {arguments[0]} did not end within {STEP_SECONDS:g} s"
+                raise LocalError(f"{what}: see {path}") from None
         if done.returncode != 0:
             last = "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
             raise LocalError(f"fedssl_coordinator {arguments[0]} failed. The end of {path}:\n{last}")

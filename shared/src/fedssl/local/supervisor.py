@@ -134,6 +134,11 @@ class Supervisor:
         self._tell(kept, f"started (pid {kept.pid})")
         thread.start()
 
+    @property
+    def is_hurried(self) -> bool:
+        """Whether Ctrl-C was pressed while everything was being stopped."""
+        return self._is_hurried
+
     def pid(self, name: str) -> int | None:
         """The process of a server or service, None while it has none.
 

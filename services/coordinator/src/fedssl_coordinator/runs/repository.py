@@ -96,7 +96,8 @@ def set_tries(session: Session, run: Run, num_tries: int, pause_seconds: float) 
 
 
 def counts_by_state(session: Session) -> dict[str, int]:
-    return {state: count for state, count in session.execute(select(Run.state, func.count()).group_by(Run.state))}
+    rows = session.execute(select(Run.state, func.count()).group_by(Run.state))
+    return {row[0]: row[1] for row in rows}
 
 
 def _set_weights(session: Session, run: Run, state: str, broadcast: str) -> None:

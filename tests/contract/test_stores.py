@@ -1,0 +1,168 @@
+"""What every artifact store promises."""
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedssl.artifacts.store import FileStore, Store, digest_of
+from fedssl.errors import ArtifactNotFound, DigestMismatch
+
+MakeStore = Callable[[Path], Store]
+STORES: dict[str, MakeStore] = {"files": FileStore}
+DATA = b"weights" * 1000
+DIGEST = hashlib.sha256(DATA).hexdigest()
+NONE = "0" * 64
+TRICKS = ["", "..", "../../etc/passwd", "ab/cd", NONE[:-1], NONE + "0", "A" * 64, "g" * 64, NONE + "\n", "\0" * 64,
+          "٠" * 64, "incoming", "/" + NONE, "../" + "a" * 61]  # fmt: skip
+
+
+@pytest.fixture(params=STORES)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return STORES[request.param](tmp_path / "store")
+
+
+def _put(store: Store, data: bytes = DATA, expected: str | None = None) -> str:
+    with store.writer() as writer:
+        writer.write(data)
+        return writer.commit(expected)
+
+
+def _break_off(store: Store) -> None:
+    with store.writer() as writer:
+        writer.write(DATA)
+        1 / 0  # noqa: B018
+
+
+def _files(tmp_path: Path) -> list[Path]:
+    return [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("expected", [None, DIGEST])
+def test_what_was_committed_is_there(store: Store, expected: str | None) -> None:
+    assert DIGEST not in store
+    assert _put(store, expected=expected) == DIGEST
+    assert DIGEST in store
+    assert store.path(DIGEST).read_bytes() == DATA
+    assert digest_of(store.path(DIGEST)) == DIGEST
+
+
+def test_pieces_make_a_whole(store: Store) -> None:
+    with store.writer() as writer:
+        for start in range(0, len(DATA), 999):
+            writer.write(DATA[start : start + 999])
+            writer.flush()
+            assert writer.path.read_bytes() == DATA[: start + 999]  # for checks before the commit
+        writer.verify(DIGEST)
+        assert DIGEST not in store
+        assert writer.commit() == DIGEST
+    assert store.path(DIGEST).read_bytes() == DATA
+
+
+def test_nothing_is_an_artifact_too(store: Store) -> None:
+    empty = hashlib.sha256(b"").hexdigest()
+    assert _put(store, b"") == empty
+    assert store.path(empty).read_bytes() == b""
+
+
+def test_another_digest_stores_nothing(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(DigestMismatch, match=f"sha256 {DIGEST}, announced was {NONE}: send them again"):
+        _put(store, expected=NONE)
+    with store.writer() as writer:
+        writer.write(DATA)
+        with pytest.raises(DigestMismatch):
+            writer.verify(NONE)
+    assert DIGEST not in store
+    assert NONE not in store
+    assert _files(tmp_path) == []
+
+
+def test_what_was_not_committed_leaves_no_trace(store: Store, tmp_path: Path) -> None:
+    with store.writer() as writer:
+        writer.write(DATA)
+        writer.flush()
+    with pytest.raises(ZeroDivisionError):
+        _break_off(store)
+    assert DIGEST not in store
+    assert _files(tmp_path) == []
+
+
+def test_the_same_again_is_no_error(store: Store, tmp_path: Path) -> None:
+    assert [_put(store) for _ in range(3)] == [DIGEST] * 3
+    assert len(_files(tmp_path)) == 1
+
+
+def test_writers_of_one_digest_at_once(store: Store, tmp_path: Path) -> None:
+    start = threading.Barrier(6)
+    digests: list[str] = []
+
+    def write() -> None:
+        start.wait()
+        for _ in range(5):
+            digests.append(_put(store))
+            assert store.path(DIGEST).read_bytes() == DATA  # whole at every moment
+
+    threads = [threading.Thread(target=write) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert digests == [DIGEST] * 30
+    assert len(_files(tmp_path)) == 1
+
+
+def test_a_reader_keeps_what_it_has_opened(store: Store) -> None:
+    _put(store)
+    with store.path(DIGEST).open("rb") as file:
+        _put(store)
+        store.delete(DIGEST)
+        assert file.read() == DATA
+
+
+def test_delete(store: Store, tmp_path: Path) -> None:
+    other = _put(store, b"other")
+    _put(store)
+    store.delete(DIGEST)
+    assert DIGEST not in store
+    with pytest.raises(ArtifactNotFound, match=f"no artifact {DIGEST} is stored"):
+        store.path(DIGEST)
+    store.delete(DIGEST)  # one that is not there is no error
+    store.delete(NONE)
+    assert other in store
+    assert len(_files(tmp_path)) == 1
+    assert _put(store) == DIGEST
+
+
+@pytest.mark.parametrize("trick", TRICKS)
+def test_a_digest_that_is_none(store: Store, tmp_path: Path, trick: str) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "passwd").write_text("root")
+    assert trick not in store
+    with pytest.raises(ArtifactNotFound, match="is not a sha256"):
+        store.path(trick)
+    with pytest.raises(ArtifactNotFound, match="is not a sha256"):
+        store.delete(trick)
+    with pytest.raises(DigestMismatch):
+        _put(store, expected=trick)
+    assert [path.name for path in _files(tmp_path)] == ["passwd"]
+
+
+def test_what_is_stored_survives_a_new_start(store: Store, tmp_path: Path) -> None:
+    _put(store)
+    again = type(store)(tmp_path / "store")  # type: ignore[call-arg]
+    assert again.path(DIGEST).read_bytes() == DATA
+
+
+def test_what_a_killed_process_left_is_removed_after_a_day(tmp_path: Path) -> None:
+    FileStore(tmp_path)
+    fresh, stale = tmp_path / "incoming" / "fresh", tmp_path / "incoming" / "stale"
+    for path in (fresh, stale):
+        path.write_bytes(b"half an upload")
+    yesterday = time.time() - 25 * 3600
+    os.utime(stale, (yesterday, yesterday))
+    FileStore(tmp_path)
+    assert (fresh.exists(), stale.exists()) == (True, False)

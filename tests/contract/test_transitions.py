@@ -1,0 +1,180 @@
+"""The three state machines: every pair of states, allowed or not, on a real database."""
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+from sqlalchemy import func
+from sqlalchemy.orm import Session
+
+from fedssl.protocol.states import AssignmentState, RoundState, RunState
+from fedssl_coordinator.models import Assignment, Round, Run
+from fedssl_coordinator.transitions import TRANSITIONS, IllegalTransition, Row, transition
+from support.coordinator import Coordinator
+from support.servers import Servers
+from support.tables import Tables
+
+DIGEST = "d" * 64
+STATES: dict[type[Row], type[RunState] | type[RoundState] | type[AssignmentState]] = {
+    Run: RunState,
+    Round: RoundState,
+    Assignment: AssignmentState,
+}
+PAIRS = [(table, before, after) for table, states in STATES.items() for before, after in product(states, states)]
+
+# What the constraints want of a row in a state.
+NEEDS: dict[str, dict[str, Any]] = {
+    "finished": {"outcome": "completed"},
+    "closed": {"verdict": "aggregated"},
+    "accepted": {"update_digest": DIGEST},
+    "leased": {"lease_expires_at": func.now()},
+}
+
+Make = Callable[[type[Row], str], Row]
+
+
+@pytest.fixture(scope="module")
+def database(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tables]:
+    store = tmp_path_factory.mktemp("store")
+    with servers.database() as url, Coordinator(url, servers.redis_url, store), Tables(url) as tables:
+        tables.execute("INSERT INTO artifacts (digest, num_bytes) VALUES (%s, 1)", DIGEST)
+        tables.execute("INSERT INTO clients (id) VALUES ('a')")
+        yield tables
+
+
+@pytest.fixture
+def session(database: Tables) -> Iterator[Session]:
+    from fedssl_coordinator.db import _factory
+
+    with _factory()() as opened:
+        yield opened
+
+
+@pytest.fixture
+def make(session: Session) -> Make:
+    """A row in a state, committed, with the rows that it hangs on."""
+
+    def make_row(table: type[Row], state: str) -> Row:
+        values = {"state": state, **NEEDS.get(state, {})}
+        run = Run(name="r", method="m", method_version=1, spec={}, num_rounds=1, **_or(table is Run, values, "running"))
+        session.add(run)
+        session.flush()
+        row: Row = run
+        if table is not Run:
+            place = {"run_id": run.id, "number": 1, "broadcast": DIGEST, "deadline": func.now()}
+            round_ = Round(**place, **_or(table is Round, values, "open"))
+            session.add(round_)
+            session.flush()
+            row = round_
+            if table is Assignment:
+                row = Assignment(run_id=run.id, round_id=round_.id, round_number=1, client_id="a", attempt=1, **values)
+                session.add(row)
+        session.commit()
+        session.refresh(row)
+        return row
+
+    return make_row
+
+
+def _or(is_it: bool, values: dict[str, Any], state: str) -> dict[str, Any]:  # noqa: FBT001
+    return values if is_it else {"state": state}
+
+
+def _name(value: object) -> str:
+    return getattr(value, "__tablename__", str(value))
+
+
+def test_the_tables_know_every_state() -> None:
+    assert TRANSITIONS.keys() == STATES.keys()
+    for table, states in STATES.items():
+        mentioned = {state for pair in TRANSITIONS[table] for state in pair}
+        assert mentioned == set(states)
+
+
+def test_the_ends_are_ends() -> None:
+    ends = {
+        table: {state for state in states if not any(before == state for before, _ in TRANSITIONS[table])}
+        for table, states in STATES.items()
+    }
+    assert ends == {
+        Run: {"finished"},
+        Round: {"closed"},
+        Assignment: {"accepted", "rejected", "expired", "declined"},
+    }
+
+
+def test_the_tables_cannot_be_changed() -> None:
+    with pytest.raises(TypeError):
+        TRANSITIONS[Run] = {}  # type: ignore[index]
+    with pytest.raises(TypeError):
+        TRANSITIONS[Run]["finished", "running"] = "run.revived"  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("table", "before", "after"), PAIRS, ids=_name)
+def test_every_pair(database: Tables, session: Session, make: Make, table: type[Row], before: Any, after: Any) -> None:
+    row = make(table, before)
+    row_id, last = row.id, database.last_event()
+    untouched = database.dump()
+    needs = NEEDS.get(after, {})
+    if (before, after) not in TRANSITIONS[table]:
+        with pytest.raises(IllegalTransition, match=f"{table.__tablename__}: {before} -> {after}"):
+            transition(session, row, after, "why", **needs)
+        session.commit()
+        assert database.dump() == untouched
+        return
+    assert transition(session, row, after, "why", data={"more": 1}, **needs)
+    assert database.dump() == untouched  # not before the commit
+    session.commit()
+    assert (row.id, row.state) == (row_id, after)  # read anew
+    [event] = database.events_after(last)
+    assert (event.kind, event.message) == (TRANSITIONS[table][before, after], "why")
+    assert event.run_id == (row.id if isinstance(row, Run) else row.run_id)
+    assert event.round_number == (None if table is Run else 1)
+    assert event.client_id == ("a" if table is Assignment else None)
+    assert event.data["more"] == 1
+    assert event.data.get("assignment") == (str(row_id) if table is Assignment else None)
+
+
+LEGAL = [(table, *pair) for table, pairs in TRANSITIONS.items() for pair in pairs]
+
+
+@pytest.mark.parametrize(("table", "before", "after"), LEGAL, ids=_name)
+def test_a_race_that_is_lost(
+    database: Tables, session: Session, make: Make, table: type[Row], before: Any, after: Any
+) -> None:
+    """Somebody else moved the row since it was read: False, no event, and the row shows where it is now."""
+    row = make(table, before)
+    other = next(state for state in STATES[table] if state not in (before, after) and state not in NEEDS)
+    [(changed,)] = database.query(
+        {
+            Run: "UPDATE runs SET state = %s, outcome = NULL WHERE id = %s RETURNING state",
+            Round: "UPDATE rounds SET state = %s, verdict = NULL WHERE id = %s RETURNING state",
+            Assignment: "UPDATE assignments SET state = %s WHERE id = %s RETURNING state",
+        }[table],  # type: ignore[arg-type]
+        other,
+        row.id,
+    )
+    assert changed == other
+    untouched = database.dump()
+    assert not transition(session, row, after, "why", **NEEDS.get(after, {}))
+    session.commit()
+    assert database.dump() == untouched
+    assert row.state == other
+
+
+def test_a_transition_is_undone_with_its_event(database: Tables, session: Session, make: Make) -> None:
+    row = make(Run, "running")
+    untouched = database.dump()
+    assert transition(session, row, RunState.PAUSED, "why")
+    session.rollback()
+    assert database.dump() == untouched
+    assert row.state == "running"
+
+
+def test_a_row_that_left_its_session_can_still_be_moved(database: Tables, session: Session, make: Make) -> None:
+    row = make(Run, "running")
+    session.expunge(row)
+    assert transition(session, row, RunState.PAUSED, "why")
+    session.commit()
+    assert database.one("SELECT state FROM runs WHERE id = %s", row.id) == "paused"

@@ -1,0 +1,236 @@
+"""The tables: migrations and models agree, and what must never happen is refused by Postgres itself."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, LiteralString
+from uuid import uuid4
+
+import psycopg
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Engine, create_engine, event
+
+from fedssl_coordinator.migrate import alembic_config
+from fedssl_coordinator.models import Base
+from support.environment import coordinator_environment, migrate
+from support.servers import Servers
+from support.tables import Tables
+
+DIGEST = "d" * 64
+
+
+@pytest.fixture
+def empty_url(servers: Servers) -> Iterator[str]:
+    with servers.database(empty=True) as url:
+        yield url
+
+
+def _environment(servers: Servers, url: str, tmp_path: Path) -> dict[str, str]:
+    return coordinator_environment(url, servers.redis_url, tmp_path / "store")
+
+
+def _to(url: str, move: Any, revision: str) -> None:
+    engine = create_engine(url)
+    with engine.connect() as connection:
+        config = alembic_config()
+        config.attributes["connection"] = connection
+        move(config, revision)
+    engine.dispose()
+
+
+def _differences(url: str) -> list[Any]:
+    engine = create_engine(url)
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
+        found = compare_metadata(context, Base.metadata)
+    engine.dispose()
+    return list(found)
+
+
+def _constraints(url: str) -> list[tuple[Any, ...]]:
+    """What Alembic does not compare: checks, and the conditions of partial indexes."""
+    with Tables(url) as tables:
+        return tables.query(
+            "SELECT conrelid::regclass::text, conname::text, pg_get_constraintdef(oid) FROM pg_constraint "
+            "WHERE connamespace = 'public'::regnamespace AND conrelid::regclass::text <> 'alembic_version' "
+            "AND contype <> 'n' "
+            "UNION ALL SELECT tablename::text, indexname::text, indexdef FROM pg_indexes WHERE schemaname = 'public' "
+            "AND tablename <> 'alembic_version' ORDER BY 1, 2, 3"
+        )
+
+
+def test_migrations_make_the_tables_of_the_models(
+    servers: Servers, empty_url: str, tmp_path: Path, database_url: str
+) -> None:
+    migrate(_environment(servers, empty_url, tmp_path))
+    assert _differences(empty_url) == []
+    migrated = _constraints(empty_url)
+    with servers.database(empty=True) as other:
+        engine = create_engine(other)
+        Base.metadata.create_all(engine)
+        engine.dispose()
+        assert _constraints(other) == migrated
+    migrate(_environment(servers, empty_url, tmp_path))  # again: nothing to do
+    assert _constraints(empty_url) == migrated
+
+
+def test_every_step_goes_down_and_up_again(empty_url: str) -> None:
+    revisions = [script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()][::-1]
+    seen = []
+    for revision in revisions:
+        _to(empty_url, command.upgrade, revision)
+        seen.append(_constraints(empty_url))
+    for earlier in reversed([[], *seen[:-1]]):
+        _to(empty_url, command.downgrade, "-1")
+        assert _constraints(empty_url) == earlier
+    with Tables(empty_url) as tables:
+        assert tables.names() == []
+    _to(empty_url, command.upgrade, "head")
+    assert _constraints(empty_url) == seen[-1]
+
+
+def test_there_is_one_newest_revision() -> None:
+    scripts = ScriptDirectory.from_config(alembic_config())
+    assert len(scripts.get_heads()) == 1
+    assert len(scripts.get_bases()) == 1
+    assert all(script.doc for script in scripts.walk_revisions())
+
+
+def test_several_processes_may_migrate_at_once(servers: Servers, empty_url: str, tmp_path: Path) -> None:
+    environment = _environment(servers, empty_url, tmp_path)
+    command_line = [sys.executable, "-m", "fedssl_coordinator", "migrate"]
+    processes = [subprocess.Popen(command_line, env=environment, stderr=subprocess.DEVNULL) for _ in range(2)]
+    assert [process.wait(60) for process in processes] == [0, 0]
+    assert _differences(empty_url) == []
+
+
+def test_a_migration_does_not_wait_for_ever(empty_url: str) -> None:
+    """One that cannot have its lock soon gives up, rather than queue up every request behind itself."""
+    statements: list[str] = []
+
+    def note(connection: object, cursor: object, statement: str, *_: object) -> None:
+        statements.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        _to(empty_url, command.upgrade, "head")
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+    first_change = next(i for i, statement in enumerate(statements) if "CREATE TABLE" in statement)
+    assert {"SET LOCAL lock_timeout = '5s'", "SET LOCAL statement_timeout = '60s'"} <= set(statements[:first_change])
+
+
+@pytest.fixture
+def tables(database_url: str) -> Iterator[Tables]:
+    """A running run with an open round, and its two clients' assignments."""
+    with Tables(database_url) as looking:
+        looking.execute("INSERT INTO artifacts (digest, num_bytes) VALUES (%s, 1)", DIGEST)
+        looking.execute("INSERT INTO clients (id) VALUES ('a'), ('b')")
+        looking.execute(
+            "INSERT INTO runs (id, name, method, method_version, state, spec, num_rounds) "
+            "VALUES (%s, 'r', 'm', 1, 'running', '{}', 2)",
+            _RUN,
+        )
+        looking.execute(_NEW_ROUND, _ROUND, 1, "open", None)
+        looking.execute(_NEW_ASSIGNMENT, uuid4(), "a", 1, "offered")
+        looking.execute(_NEW_ASSIGNMENT, _ACCEPTED, "b", 1, "accepted")
+        yield looking
+
+
+_RUN, _ROUND, _ACCEPTED = uuid4(), uuid4(), uuid4()
+_NEW_ROUND: LiteralString = (
+    "INSERT INTO rounds (id, run_id, number, state, verdict, broadcast, deadline) "
+    f"VALUES (%s, '{_RUN}', %s, %s, %s, '{DIGEST}', now())"
+)
+_NEW_ASSIGNMENT: LiteralString = (
+    "INSERT INTO assignments (id, run_id, round_id, round_number, client_id, attempt, state, update_digest) "
+    f"VALUES (%s, '{_RUN}', '{_ROUND}', 1, %s, %s, %s, '{DIGEST}')"
+)
+
+REFUSED: dict[str, tuple[LiteralString, tuple[Any, ...], str]] = {
+    "a second unclosed round": (_NEW_ROUND, (uuid4(), 2, "open", None), "uq_rounds_one_unclosed"),
+    "a second round being aggregated": (_NEW_ROUND, (uuid4(), 2, "aggregating", None), "uq_rounds_one_unclosed"),
+    "a round's number twice": (_NEW_ROUND, (uuid4(), 1, "closed", "failed"), "uq_rounds_run_id_number"),
+    "a round closed without a verdict": (_NEW_ROUND, (uuid4(), 2, "closed", None), "verdict_when_closed"),
+    "a verdict on an open round": ("UPDATE rounds SET verdict = 'failed'", (), "verdict_when_closed"),
+    "an unknown verdict": ("UPDATE rounds SET state = 'closed', verdict = 'maybe'", (), "verdict_known"),
+    "an unknown state of a round": ("UPDATE rounds SET state = 'done'", (), "state_known"),
+    "a second offer": (_NEW_ASSIGNMENT, (uuid4(), "a", 2, "offered"), "uq_assignments_one_live"),
+    "a lease beside an offer": (
+        "INSERT INTO assignments (id, run_id, round_id, round_number, client_id, attempt, state, lease_expires_at) "
+        f"VALUES (%s, '{_RUN}', '{_ROUND}', 1, 'a', 2, 'leased', now())", (uuid4(),), "uq_assignments_one_live",
+    ),
+    "a second accepted update": (_NEW_ASSIGNMENT, (uuid4(), "b", 2, "accepted"), "uq_assignments_one_accepted"),
+    "an attempt twice": (_NEW_ASSIGNMENT, (uuid4(), "b", 1, "expired"), "uq_assignments_round_id_client_id_attempt"),
+    "an accepted update that is none": (
+        "UPDATE assignments SET update_digest = NULL WHERE state = 'accepted'", (), "accepted_has_update",
+    ),
+    "a lease without an end": ("UPDATE assignments SET state = 'leased' WHERE state = 'offered'", (), "leased_has_end"),
+    "an unknown state of an assignment": ("UPDATE assignments SET state = 'lost'", (), "state_known"),
+    "an update that is not stored": ("UPDATE assignments SET update_digest = 'x'", (), "fk_assignments_update_digest"),
+    "an unknown client": (_NEW_ASSIGNMENT, (uuid4(), "c", 1, "offered"), "fk_assignments_client_id"),
+    "a finished run without an outcome": ("UPDATE runs SET state = 'finished'", (), "outcome_when_finished"),
+    "an outcome of a running run": ("UPDATE runs SET outcome = 'completed'", (), "outcome_when_finished"),
+    "an unknown outcome": ("UPDATE runs SET state = 'finished', outcome = 'won'", (), "outcome_known"),
+    "more rounds closed than there are": ("UPDATE runs SET rounds_closed = 3", (), "rounds_closed_in_range"),
+    "weights that are not stored": ("UPDATE runs SET broadcast = 'x'", (), "fk_runs_broadcast"),
+    "a worker's token without a client": (
+        "INSERT INTO tokens (id, role, label, secret_hash) VALUES (%s, 'worker', '', 'h')", (uuid4(),),
+        "worker_has_client",
+    ),
+    "an operator's token with a client": (
+        "INSERT INTO tokens (id, role, label, secret_hash, client_id) VALUES (%s, 'operator', '', 'h', 'a')",
+        (uuid4(),), "worker_has_client",
+    ),
+    "an upload of nothing": (
+        "INSERT INTO uploads (assignment_id, digest) VALUES (%s, 'x')", (_ACCEPTED,), "fk_uploads_digest",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_postgres_refuses(tables: Tables, case: str) -> None:
+    statement, values, constraint = REFUSED[case]
+    before = tables.dump()
+    with pytest.raises(psycopg.IntegrityError, match=constraint):
+        tables.execute(statement, *values)
+    assert tables.dump() == before
+
+
+def test_two_of_a_kind_that_postgres_refuses(tables: Tables) -> None:
+    new_token: LiteralString = "INSERT INTO tokens (id, role, label, secret_hash) VALUES (%s, 'operator', '', 'h')"
+    new_metric: LiteralString = (
+        f"INSERT INTO metrics (run_id, round_number, client_id, name, value) VALUES ('{_RUN}', 1, %s, 'loss', 1)"
+    )
+    for statement, values in ((new_token, (uuid4(),)), (new_metric, ("a",)), (new_metric, (None,))):
+        tables.execute(statement, *values)
+        with pytest.raises(psycopg.errors.UniqueViolation):
+            tables.execute(statement, *(uuid4() if isinstance(value, type(_RUN)) else value for value in values))
+
+
+def test_what_postgres_allows(tables: Tables) -> None:
+    """Closed rounds beside the open one, and ended attempts beside a live one."""
+    tables.execute(_NEW_ROUND, uuid4(), 2, "closed", "failed")
+    tables.execute(_NEW_ASSIGNMENT, uuid4(), "a", 2, "expired")
+    tables.execute(_NEW_ASSIGNMENT, uuid4(), "a", 3, "declined")
+    tables.execute(_NEW_ASSIGNMENT, uuid4(), "a", 4, "accepted")
+
+
+def test_what_is_looked_up_has_an_index(tables: Tables) -> None:
+    """A foreign key without one means a walk through the whole table, in the hot paths and when artifacts go."""
+    [(plan,)] = tables.query("SELECT string_agg(indexdef, E'\\n') FROM pg_indexes WHERE schemaname = 'public'")
+    for columns in (
+        "assignments USING btree (round_id, client_id, attempt)",
+        "rounds USING btree (broadcast)",
+        "rounds USING btree (run_id, number)",
+        "metrics USING btree (run_id, id)",
+        "events USING btree (run_id, id)",
+        "runs USING btree (created_at, id)",
+        "tokens USING btree (secret_hash)",
+    ):
+        assert columns in plan

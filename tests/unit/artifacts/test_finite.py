@@ -1,0 +1,85 @@
+"""NaN and infinity are found wherever they are, and nothing else is."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from fedssl.artifacts import finite
+from fedssl.artifacts.finite import check_finite
+from fedssl.artifacts.header import parse_header, read_header
+from fedssl.artifacts.tensors import DTYPES
+from fedssl.errors import ArtifactError, NotFinite
+
+FLOATS = [dtype for dtype in DTYPES if dtype.is_floating_point]
+WHOLE = [dtype for dtype in DTYPES if not dtype.is_floating_point]
+
+
+def _check(folder: Path, **tensors: torch.Tensor) -> None:
+    path = folder / "file"
+    path.write_bytes(save(tensors))
+    with path.open("rb") as file:
+        header = read_header(file)
+    check_finite(path, header)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("position", [0, 1, 3, 4, 5, 8, 9])
+def test_one_bad_value_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, value: float, position: int
+) -> None:
+    monkeypatch.setattr(finite, "_CHUNK", 4)  # values at the edges of pieces
+    tensor = torch.ones(10, dtype=dtype)
+    tensor[position] = value
+    with pytest.raises(NotFinite, match="tensor bad holds NaN or infinity: training diverged"):
+        _check(tmp_path, good=torch.ones(10, dtype=dtype), bad=tensor)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_every_finite_extreme_passes(tmp_path: Path, dtype: torch.dtype) -> None:
+    info = torch.finfo(dtype)
+    smallest = float(info.smallest_normal) / 2  # subnormal
+    _check(tmp_path, x=torch.tensor([info.max, info.min, info.tiny, smallest, -smallest, 0.0, -0.0], dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_all_patterns_of_sixteen_bits(tmp_path: Path, dtype: torch.dtype) -> None:
+    patterns = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    finite_ones = patterns[torch.isfinite(patterns)]
+    _check(tmp_path, x=finite_ones)
+    for pattern in patterns[~torch.isfinite(patterns)][::37]:
+        with pytest.raises(NotFinite):
+            _check(tmp_path, x=torch.cat([finite_ones[:5], pattern.reshape(1)]))
+
+
+@pytest.mark.parametrize("dtype", WHOLE, ids=str)
+def test_whole_numbers_are_always_finite(tmp_path: Path, dtype: torch.dtype) -> None:
+    info = torch.iinfo(dtype)
+    _check(tmp_path, x=torch.tensor([info.min, info.max, -1 if info.min else 0], dtype=dtype))
+
+
+def test_bytes_that_would_be_nan_elsewhere(tmp_path: Path) -> None:
+    _check(tmp_path, x=torch.full((64,), 0xFF, dtype=torch.uint8), y=torch.full((8,), -1, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0, 2), ()])
+def test_empty_and_scalar_tensors(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    _check(tmp_path, x=torch.ones(shape))
+
+
+def test_a_scalar_nan(tmp_path: Path) -> None:
+    with pytest.raises(NotFinite, match="tensor x"):
+        _check(tmp_path, x=torch.tensor(math.nan))
+
+
+@pytest.mark.parametrize("missing", [1, 3, 4, 40])
+def test_a_file_that_is_too_short_is_an_error_and_no_endless_loop(tmp_path: Path, missing: int) -> None:
+    data = save({"x": torch.ones(10)})
+    path = tmp_path / "file"
+    path.write_bytes(data[:-missing])
+    header = parse_header(data[8 : len(data) - 40])
+    with pytest.raises(ArtifactError, match="the file ends within tensor x"):
+        check_finite(path, header)

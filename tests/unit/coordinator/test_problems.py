@@ -1,0 +1,50 @@
+"""Problem details: complete, stable and fit to be sent and stored, whatever a stranger wrote into them."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedssl.client.errors import ServerError, api_error
+from fedssl.protocol.errors import Problem
+from fedssl_coordinator.problems import PREFIX, PROBLEMS, ProblemError, printable
+
+
+@pytest.mark.parametrize("slug", PROBLEMS)
+def test_every_problem_is_complete(slug: str) -> None:
+    error = ProblemError(slug, "do something else")
+    body = error.body()
+    assert (body["type"], body["status"]) == (PREFIX + slug, error.status)
+    assert body["title"]
+    assert body["detail"] == str(error) == "do something else"
+    problem = Problem.model_validate_json(json.dumps(body))
+    assert isinstance(api_error(problem), ServerError) == (error.status >= 500)
+
+
+def test_a_slug_that_nobody_documented() -> None:
+    with pytest.raises(KeyError):
+        ProblemError("whatever", "").body()
+
+
+def test_ordinary_text_stays_as_it_is() -> None:
+    for text in ("", "a b", "größe 数 🙂", "line\nbreak", "x" * 2000):
+        assert printable(text) == text
+
+
+def test_odd_text_is_shown() -> None:
+    assert printable("a\x00b") == "a\\x00b"
+    assert printable("a\ud800b") == "a\\ud800b"
+    assert printable("x" * 2001) == "x" * 2000 + " ..."
+    assert printable("x" * 50, 10) == "x" * 10 + " ..."
+
+
+_any_text = st.text(st.characters(), max_size=50) | st.text(st.characters(categories=["Cs", "Cc"]), max_size=20)
+
+
+@given(_any_text)
+def test_any_text_can_be_sent_and_stored(text: str) -> None:
+    shown = printable(text)
+    shown.encode()
+    assert "\x00" not in shown
+    assert ProblemError("conflict", text).body()["detail"] == shown

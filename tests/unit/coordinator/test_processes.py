@@ -1,0 +1,74 @@
+"""What each process imports, and what they need before they start."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+SETTINGS = {
+    "FEDSSL_DATABASE_URL": "postgresql+psycopg://nobody@127.0.0.1:1/none",
+    "FEDSSL_REDIS_URL": "redis://127.0.0.1:1/0",
+}
+
+_API = """
+from fedssl_coordinator.app import create_app
+create_app().openapi()
+from fedssl.protocol.runs import RunSpec
+RunSpec.model_validate({"method": {"name": "fedbyol"}})
+from fedssl_coordinator.artifacts.service import store
+store()
+"""
+_BEAT = """
+from fedssl_coordinator.celery_app import app
+app.loader.import_default_modules()  # as beat does when it starts
+assert "fedssl.advance_run" in app.tasks and "fedssl.sweep" in app.tasks
+assert app.conf.beat_schedule["sweep"]["task"] == "fedssl.sweep"
+"""
+
+
+@pytest.mark.parametrize("code", [_API, _BEAT], ids=["api", "beat"])
+def test_only_the_aggregator_imports_torch(tmp_path: Path, code: str) -> None:
+    environment = {**os.environ, **SETTINGS, "FEDSSL_STORE_PATH": str(tmp_path / "store")}
+    command = [sys.executable, "-c", code + "\nimport sys, json\nprint(json.dumps(sorted(sys.modules)))"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    modules = set(json.loads(done.stdout))
+    assert not modules & {"torch", "torchvision", "safetensors", "sklearn", "matplotlib", "PIL"}
+    assert "fedssl_coordinator.rounds.compute" not in modules
+
+
+def _command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    bare = {name: value for name, value in os.environ.items() if not name.startswith("FEDSSL_")}
+    return subprocess.run(
+        [sys.executable, "-m", "fedssl_coordinator", *arguments],
+        env={**bare, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_committed_openapi_document_is_that_of_the_code() -> None:
+    """It needs no settings, and prints the same wherever it runs."""
+    done = _command("openapi")
+    assert done.returncode == 0, done.stderr
+    committed = (ROOT / "openapi.json").read_text(encoding="utf-8")
+    assert done.stdout == committed, "regenerate it: make docs"
+
+
+def test_without_settings_a_process_says_which(tmp_path: Path) -> None:
+    done = _command("migrate")
+    assert done.returncode != 0
+    assert "database_url" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--role", "worker"), ("--role", "admin"), ("--role", "worker", "--client", "No Name")]
+)
+def test_a_token_that_makes_no_sense(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    done = _command("token", "create", *arguments, **SETTINGS, FEDSSL_STORE_PATH=str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
