@@ -56,4 +56,4 @@ def test_evaluation_data_and_simulation() -> None:
         assert callable(getattr(fedssl.evaluation, name))
     promised = "labels, num_clients, scheme, seed, alpha=None"
     assert _signature(fedssl.data.partition).startswith(promised)
-    assert {"model", "history", "evaluations"} <= {field for field in fedssl.simulation.Result.__slots__}
+    assert {"model", "history", "evaluations"} <= set(fedssl.simulation.Result.__slots__)

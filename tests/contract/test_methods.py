@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 from pydantic import ValidationError
-from support.methods import ALL_METHODS, ROUNDS_BEFORE_LEARNING, context, method_spec, shards
 
 from fedssl.artifacts.tensors import LazyTensors, Tensors, check_file, load_tensors, save_tensors
 from fedssl.engine import LocalResult, run_aggregation, run_local_round, start_run
@@ -14,6 +13,7 @@ from fedssl.methods.api import ClientData, Update
 from fedssl.protocol.methods import METHOD_CONFIGS
 from fedssl.protocol.runs import RunSpec
 from fedssl.simulation import simulate
+from support.methods import ALL_METHODS, ROUNDS_BEFORE_LEARNING, context, method_spec, shards
 
 pytestmark = pytest.mark.parametrize("name", ALL_METHODS)
 

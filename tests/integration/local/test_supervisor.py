@@ -77,7 +77,7 @@ with Supervisor(folder, on_event=lambda name, what: print(name, what.partition("
     while what == "busy":
         time.sleep(0.05)
     supervisor.run_until_stopped()
-print("done", "hurried" if supervisor.is_hurried else "", flush=True)
+print("hurried" if supervisor.is_hurried else "done", flush=True)
 """
 
 
@@ -168,8 +168,9 @@ def test_a_second_ctrl_c_hurries(
     time.sleep(0.2)
     assert supervisor.process.poll() is None
     began = time.monotonic()
-    status, _ = supervisor.end(signal.SIGINT)
+    status, output = supervisor.end(signal.SIGINT)
     assert status == 0
+    assert output.endswith("hurried\n")
     assert time.monotonic() - began < 5
     assert processes_with(token) == []
 
