@@ -2,6 +2,7 @@
 
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ from uuid import uuid4
 import pytest
 
 from fedssl.client import ApiError, ClientError, DuplicateUpdate, ServerError
-from fedssl.protocol.states import AssignmentState, Outcome, RunState, Verdict
+from fedssl.protocol.states import AssignmentState, Outcome, RoundState, RunState, Verdict
 from fedssl.protocol.work import Submit, Submitted, WorkItem
 from support.cast import Cast
 from support.coordinator import Coordinator
@@ -104,7 +105,10 @@ def test_two_aggregators_at_once_aggregate_once(cast: Cast) -> None:
     assert len(cast.events("run.finished")) == 1
 
 
-def test_two_aggregators_that_both_believe_to_hold_the_run(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("num_rounds", [1, 2])
+def test_two_aggregators_that_both_believe_to_hold_the_run(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_rounds: int
+) -> None:
     """A connection that broke has freed the lock of an aggregator that is still computing."""
     from fedssl_coordinator import tasks
     from fedssl_coordinator.rounds import compute
@@ -119,12 +123,20 @@ def test_two_aggregators_that_both_believe_to_hold_the_run(cast: Cast, monkeypat
     def together(*arguments: object) -> object:
         result = compute_alone(*arguments)  # type: ignore[arg-type]
         digests.append(result[1].digest)
-        both.wait()
+        end = time.monotonic() + 5
+        if both.wait() == 0:  # this one is the slower: the other has gone on to what comes next
+            while cast.tables.one(on_its_way, cast.id) and time.monotonic() < end:
+                time.sleep(0.01)
         return result
 
+    on_its_way = (
+        "SELECT rounds_closed = 0 OR (state = 'running' AND NOT EXISTS "
+        "(SELECT FROM rounds WHERE run_id = runs.id AND state = 'open')) FROM runs WHERE id = %s"
+    )
+    cast = Cast(coordinator, tables, tmp_path, num_rounds=num_rounds)
     cast.work("a", "b")
     # Each of them sees the round before the other has closed it.
-    cast.tables.execute("UPDATE rounds SET state = 'aggregating'")
+    tables.execute("UPDATE rounds SET state = 'aggregating'")
     monkeypatch.setattr(tasks, "run_lock", always_got)
     monkeypatch.setattr(compute, "_aggregated", together)
     monkeypatch.setattr("fedssl_coordinator.runs.repository.may_try", lambda session, run_id: True)
@@ -132,8 +144,33 @@ def test_two_aggregators_that_both_believe_to_hold_the_run(cast: Cast, monkeypat
     assert len(digests) == 2
     assert len(set(digests)) == 1
     run = cast.run
-    assert (run.rounds_closed, run.outcome, run.model) == (1, Outcome.COMPLETED, digests[0])
-    assert len(cast.events("round.closed")) == len(cast.events("run.finished")) == 1
+    assert (run.rounds_closed, run.model) == (1, digests[0])
+    assert run.outcome == (Outcome.COMPLETED if num_rounds == 1 else None)
+    assert len(cast.events("round.closed")) == 1
+    # The slower one must not take the next round, which the quicker one has opened, for its own.
+    assert [r.state for r in cast.rounds] == [RoundState.CLOSED, RoundState.OPEN][:num_rounds]
+
+
+def test_a_stop_and_an_aggregator_do_not_cross(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the operator's look at the round and its end of it, the aggregator must not move it."""
+    from fedssl_coordinator.rounds import repository
+
+    locked_live = repository.locked_live
+    aggregator = threading.Thread(target=cast.advance)
+
+    def aggregate_meanwhile(session: object, **arguments: object) -> object:
+        if not aggregator.ident:
+            aggregator.start()
+            aggregator.join(0.5)
+            assert aggregator.is_alive()  # waits for the run
+        return locked_live(session, **arguments)  # type: ignore[arg-type]
+
+    cast.work("a", "b")
+    monkeypatch.setattr(repository, "locked_live", aggregate_meanwhile)
+    assert cast.coordinator.client.stop(cast.id).outcome == Outcome.STOPPED
+    aggregator.join(5)
+    assert not aggregator.is_alive()
+    assert (cast.round.verdict, cast.run.rounds_closed) == (Verdict.FAILED, 0)
 
 
 def test_a_run_stopped_while_it_is_aggregated(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
