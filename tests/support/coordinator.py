@@ -27,7 +27,7 @@ class Coordinator:
     def __enter__(self) -> Self:
         self._before = dict(os.environ)
         os.environ.update(self._environment)
-        _forget()
+        forget()
         from fedssl_coordinator.app import create_app
         from fedssl_coordinator.db import transaction
         from fedssl_coordinator.tokens import service
@@ -48,7 +48,7 @@ class Coordinator:
         self.client.close()
         self._server.should_exit = True
         self._thread.join()
-        _forget()
+        forget()
         os.environ.clear()
         os.environ.update(self._before)
 
@@ -88,7 +88,7 @@ class Coordinator:
         advance_run(str(run_id))
 
 
-def _forget() -> None:
+def forget() -> None:
     """Drop what the coordinator's modules keep for the length of a process."""
     from fedssl_coordinator import db, nudges, settings
     from fedssl_coordinator.artifacts import service

@@ -150,3 +150,16 @@ def test_a_last_event_id_that_is_none(cast: Cast, last: str) -> None:
 def test_a_stream_of_no_run(coordinator: Coordinator) -> None:
     with coordinator.http() as http:
         assert http.get(f"/v1/runs/{uuid4()}/events/stream").status_code == 404
+
+
+def test_a_stream_ends_when_its_token_is_revoked(cast: Cast) -> None:
+    token = cast.coordinator.client.create_token("operator")
+    with (
+        cast.coordinator.http(token.secret) as http,
+        http.stream("GET", f"/v1/runs/{cast.id}/events/stream", timeout=20) as answer,
+    ):
+        events = parse_events(answer.iter_raw())
+        assert next(events).event == "run.created"
+        cast.coordinator.client.revoke_token(token.id)
+        cast.claim("a")  # wakes the stream, which must tell of it no more
+        assert "assignment.leased" not in [event.event for event in events]

@@ -4,9 +4,11 @@ import hashlib
 import secrets
 from dataclasses import dataclass
 from typing import Annotated
+from uuid import UUID
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
 from fedssl_coordinator.db import DB, transaction
@@ -21,6 +23,7 @@ Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 class Caller:
     """A valid token's owner; `client_id` is set exactly for workers."""
 
+    token_id: UUID
     role: str
     client_id: str | None
 
@@ -43,7 +46,12 @@ def _identify(session: DB, credentials: HTTPAuthorizationCredentials | None) -> 
             "send a valid token as `Authorization: Bearer ...`; it may have been revoked",
             headers={"WWW-Authenticate": "Bearer"},
         )
-    return Caller(found.role, found.client_id)
+    return Caller(found.id, found.role, found.client_id)
+
+
+def may_still(session: Session, caller: Caller) -> bool:
+    """Whether the token is valid now: for what goes on long after it was shown."""
+    return repository.is_valid(session, caller.token_id)
 
 
 def _operator(session: DB, credentials: Credentials) -> Caller:

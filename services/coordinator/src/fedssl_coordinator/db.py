@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from typing import Annotated, cast
+from typing import Annotated
 
 from fastapi import Depends
 from sqlalchemy import Engine, create_engine, event, text
@@ -54,16 +54,16 @@ def session_dependency() -> Iterator[Session]:
 DB = Annotated[Session, Depends(session_dependency, scope="function", max_concurrency=_REQUESTS)]
 
 
-def after_commit(session: Session, action: Callable[[], None]) -> None:
-    """Run `action` once the session has committed; drop it if the session rolls back."""
-    actions = cast("list[Callable[[], None]]", session.info.setdefault(_AFTER_COMMIT, []))
-    actions.append(action)
+def after_commit(session: Session, action: Callable[..., None], *arguments: str) -> None:
+    """Call `action` once the session has committed, and once however often it was asked for; never after a rollback."""
+    actions: dict[tuple[Callable[..., None], tuple[str, ...]], None] = session.info.setdefault(_AFTER_COMMIT, {})
+    actions[action, arguments] = None
 
 
 @event.listens_for(Session, "after_commit")
 def _run_actions(session: Session) -> None:
-    for action in session.info.pop(_AFTER_COMMIT, []):
-        action()
+    for action, arguments in session.info.pop(_AFTER_COMMIT, {}):
+        action(*arguments)
 
 
 @event.listens_for(Session, "after_rollback")

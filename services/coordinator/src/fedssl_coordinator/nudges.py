@@ -29,17 +29,17 @@ def _redis() -> redis.Redis:
 
 def advance(session: Session, run_id: UUID) -> None:
     """After the commit, have an aggregator look at the run."""
-    after_commit(session, functools.partial(_send_task, "advance_run", str(run_id)))
+    after_commit(session, _send_task, "advance_run", str(run_id))
 
 
 def wake_workers(session: Session) -> None:
     """After the commit, wake the claims that wait for work."""
-    after_commit(session, functools.partial(_publish, WORK_CHANNEL))
+    after_commit(session, _publish, WORK_CHANNEL)
 
 
 def wake_watchers(session: Session) -> None:
     """After the commit, wake the event streams."""
-    after_commit(session, functools.partial(_publish, EVENTS_CHANNEL))
+    after_commit(session, _publish, EVENTS_CHANNEL)
 
 
 def _publish(channel: str) -> None:

@@ -11,7 +11,7 @@ from sse_starlette.sse import EventSourceResponse
 from starlette.concurrency import run_in_threadpool
 
 from fedssl.protocol.views import EventView, Page
-from fedssl_coordinator.auth import Operator, WaitingOperator
+from fedssl_coordinator.auth import Caller, Operator, WaitingOperator, may_still
 from fedssl_coordinator.db import DB, UNREACHABLE, transaction
 from fedssl_coordinator.events import repository
 from fedssl_coordinator.models import Event
@@ -46,9 +46,11 @@ def list_events(
     return page_of(repository.after(session, run_id, after, limit + 1), limit, _view, lambda row: (row.id,))
 
 
-def _next(run_id: UUID, last_id: int) -> tuple[list[EventView], bool]:
-    """Further events, and whether the run had finished before they were read."""
+def _next(run_id: UUID, last_id: int, caller: Caller) -> tuple[list[EventView], bool]:
+    """Further events, and whether these are the last: the run had finished before, or the token was revoked."""
     with transaction() as session:
+        if not may_still(session, caller):
+            return [], True
         is_over = runs.is_finished(session, run_id)
         return [_view(row) for row in repository.after(session, run_id, last_id, _BATCH)], is_over
 
@@ -64,14 +66,14 @@ async def stream_events(
 ) -> EventSourceResponse:
     """A run's events as they happen (server-sent events); ends after `run.finished`."""
     await run_in_threadpool(_require, run_id)
-    return EventSourceResponse(_stream(request, run_id, int(last_event_id or 0)))
+    return EventSourceResponse(_stream(request, run_id, int(last_event_id or 0), caller))
 
 
-async def _stream(request: Request, run_id: UUID, last_id: int) -> AsyncIterator[ServerSentEvent]:
+async def _stream(request: Request, run_id: UUID, last_id: int, caller: Caller) -> AsyncIterator[ServerSentEvent]:
     with request.app.state.wakeups.listen(EVENTS_CHANNEL) as woken:
         while True:
             try:
-                events, is_over = await run_in_threadpool(_next, run_id, last_id)
+                events, is_over = await run_in_threadpool(_next, run_id, last_id, caller)
             except UNREACHABLE as error:  # the database will be back; the stream need not end for it
                 log.warning("postgres.unreachable", error=type(error).__name__)
                 events, is_over = [], False
@@ -81,6 +83,6 @@ async def _stream(request: Request, run_id: UUID, last_id: int) -> AsyncIterator
                 if event.kind == LAST_EVENT:
                     return
             if is_over and not events:
-                return  # resumed after the last event
+                return
             if not is_over and len(events) < _BATCH:
                 await woken.wait(POLL_SECONDS)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from uuid import UUID
 
-from sqlalchemy import func, select, update
+from sqlalchemy import Select, func, select, update
 from sqlalchemy.orm import Session
 
 from fedssl_coordinator.models import Client, Token
@@ -11,12 +11,11 @@ from fedssl_coordinator.models import Client, Token
 
 def find(session: Session, secret_hash: str) -> Token | None:
     """The token with this hash, unless it or its client is revoked."""
-    statement = (
-        select(Token)
-        .outerjoin(Client, Client.id == Token.client_id)
-        .where(Token.secret_hash == secret_hash, Token.revoked_at.is_(None), Client.revoked_at.is_(None))
-    )
-    return session.scalars(statement).one_or_none()
+    return session.scalars(_valid().where(Token.secret_hash == secret_hash)).one_or_none()
+
+
+def is_valid(session: Session, token_id: UUID) -> bool:
+    return session.scalars(_valid().where(Token.id == token_id)).one_or_none() is not None
 
 
 def add(session: Session, token: Token) -> None:
@@ -41,3 +40,11 @@ def revoke(session: Session, token_id: UUID) -> bool:
         .returning(Token.id)
     )
     return session.execute(statement).scalar_one_or_none() is not None
+
+
+def _valid() -> Select[Token]:
+    return (
+        select(Token)
+        .outerjoin(Client, Client.id == Token.client_id)
+        .where(Token.revoked_at.is_(None), Client.revoked_at.is_(None))
+    )

@@ -1,0 +1,76 @@
+"""What orchestrators and Prometheus ask for, without a token."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from sqlalchemy import event
+
+from fedssl_coordinator.app import create_app
+from fedssl_coordinator.db import engine
+from support.coordinator import Coordinator, forget
+from support.environment import coordinator_environment
+from support.federation import tiny_spec
+from support.servers import Servers
+
+
+@pytest.fixture
+def statements(coordinator: Coordinator) -> Iterator[list[str]]:
+    """Every statement that the process sends to Postgres."""
+    sent: list[str] = []
+
+    def note(connection: object, cursor: object, statement: str, *_: object) -> None:
+        sent.append(statement)
+
+    event.listen(engine(), "before_cursor_execute", note)
+    yield sent
+    event.remove(engine(), "before_cursor_execute", note)
+
+
+def test_metrics_count_runs_and_say_nothing_of_them(coordinator: Coordinator, statements: list[str]) -> None:
+    for name in ("secret-study", "second"):
+        coordinator.client.create_run(tiny_spec(name=name), start=name == "second")
+    statements.clear()
+    with coordinator.bare_http() as http:
+        answer = http.get("/metrics")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert answer.text.splitlines() == [
+        "# HELP fedssl_runs Runs by state",
+        "# TYPE fedssl_runs gauge",
+        'fedssl_runs{state="created"} 1.0',
+        'fedssl_runs{state="running"} 1.0',
+        'fedssl_runs{state="paused"} 0.0',
+        'fedssl_runs{state="finished"} 0.0',
+    ]
+    assert len(statements) == 1  # however many runs, clients and rounds there are
+
+
+def test_healthz_asks_nobody(coordinator: Coordinator, statements: list[str]) -> None:
+    with coordinator.bare_http() as http:
+        assert http.get("/healthz").json() == {"status": "ok", "checks": {}}
+    assert statements == []
+
+
+async def _ask(path: str) -> httpx.Response:
+    transport = httpx.ASGITransport(create_app())
+    async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
+        return await http.get(path)
+
+
+def test_a_database_without_tables_is_not_ready(
+    servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with servers.database(empty=True) as url:
+        for name, value in coordinator_environment(url, servers.redis_url, tmp_path / "store").items():
+            monkeypatch.setenv(name, value)
+        forget()
+        answer = asyncio.run(_ask("/readyz"))
+        assert answer.status_code == 503
+        assert answer.json() == {
+            "status": "unavailable",
+            "checks": {"postgres": "not migrated: run `fedssl-coordinator migrate`"},
+        }
+        forget()

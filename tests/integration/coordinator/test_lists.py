@@ -1,0 +1,103 @@
+"""Lists: every item once, in order, however the pages are cut."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedssl.protocol.states import RunState
+from fedssl_coordinator.paging import encode_cursor
+from support.cast import Cast
+from support.coordinator import Coordinator
+from support.federation import tiny_spec
+from support.tables import Tables
+
+
+def _pages(coordinator: Coordinator, path: str, limit: int, **query: str) -> list[list[dict[str, Any]]]:
+    pages = []
+    with coordinator.http() as http:
+        while True:
+            answer = http.get(path, params={"limit": limit, **query})
+            assert answer.status_code == 200, answer.text
+            pages.append(answer.json()["items"])
+            if answer.json()["next_cursor"] is None:
+                return pages
+            query["cursor"] = answer.json()["next_cursor"]
+
+
+def _assert_cut_anyhow(coordinator: Coordinator, path: str, key: str, expected: list[Any]) -> None:
+    for limit in (1, 2, 3, len(expected), len(expected) + 1, 100):
+        pages = _pages(coordinator, path, limit)
+        assert [item[key] for page in pages for item in page] == expected
+        assert [len(page) for page in pages[:-1]] == [limit] * (len(pages) - 1)
+        assert pages[-1] or len(pages) == 1  # no empty page at the end
+
+
+def test_runs_newest_first_even_of_one_moment(coordinator: Coordinator, tables: Tables) -> None:
+    for _ in range(5):
+        coordinator.client.create_run(tiny_spec(), start=False)
+    tables.execute(
+        "UPDATE runs SET created_at = '2026-01-01 12:00:00.000001+02' WHERE id IN (SELECT id FROM runs LIMIT 3)"
+    )
+    expected = tables.query("SELECT id::text FROM runs ORDER BY created_at DESC, id DESC")
+    _assert_cut_anyhow(coordinator, "/v1/runs", "id", [run_id for (run_id,) in expected])
+
+
+def test_runs_of_one_state(coordinator: Coordinator) -> None:
+    runs = [coordinator.client.create_run(tiny_spec(), start=i % 2 == 0) for i in range(5)]
+    for state, expected in ((RunState.RUNNING, runs[::2]), (RunState.CREATED, runs[1::2]), (RunState.PAUSED, [])):
+        [*pages] = _pages(coordinator, "/v1/runs", 2, state=state.value)
+        assert [item["id"] for page in pages for item in page] == [str(run.id) for run in reversed(expected)]
+    with coordinator.http() as http:
+        assert http.get("/v1/runs", params={"state": "lost"}).status_code == 422
+
+
+def test_clients_by_name_and_tokens_newest_first(coordinator: Coordinator, tables: Tables) -> None:
+    names = ["b", "a-1", "a", "z9", "0"]
+    for name in names:
+        coordinator.worker_token(name)
+    _assert_cut_anyhow(coordinator, "/v1/clients", "id", sorted(names))
+    expected = tables.query("SELECT id::text FROM tokens ORDER BY created_at DESC, id DESC")
+    _assert_cut_anyhow(coordinator, "/v1/tokens", "id", [token_id for (token_id,) in expected])
+
+
+def test_rounds_events_and_metrics_oldest_first(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+    cast, other = (Cast(coordinator, tables, tmp_path, names, num_rounds=4) for names in ("ab", "cd"))
+    for _ in range(4):
+        for one in (other, cast):  # both write to the same tables in turn
+            one.work(*one.workers)
+            one.advance()
+    path = f"/v1/runs/{cast.id}"
+    _assert_cut_anyhow(coordinator, f"{path}/rounds", "number", [1, 2, 3, 4])
+    assert all(len(r["assignments"]) == 2 for page in _pages(coordinator, f"{path}/rounds", 3) for r in page)
+    events = tables.query("SELECT id FROM events WHERE run_id = %s ORDER BY id", cast.id)
+    _assert_cut_anyhow(coordinator, f"{path}/events", "id", [event_id for (event_id,) in events])
+    losses = [m for page in _pages(coordinator, f"{path}/metrics", 2, name="loss") for m in page]
+    assert [(m["round_number"], m["client_id"]) for m in losses] == [
+        (number, client) for number in (1, 2, 3, 4) for client in ("a", "b", None)
+    ]
+    assert _pages(coordinator, f"{path}/metrics", 2, name="nothing/of_the_kind") == [[]]
+
+
+LISTS = [
+    "/v1/runs",
+    "/v1/clients",
+    "/v1/tokens",
+    *(f"/v1/runs/{{}}/{what}" for what in ("rounds", "events", "metrics")),
+]
+
+
+@pytest.mark.parametrize("path", LISTS)
+def test_a_page_that_makes_no_sense(standing: Coordinator, path: str) -> None:
+    run = standing.client.create_run(tiny_spec(), start=False)
+    with standing.http() as http:
+        for query in (
+            {"limit": "0"}, {"limit": "-1"}, {"limit": "501"}, {"limit": "x"}, {"cursor": "x"}, {"cursor": "é"},
+            {"cursor": "x" * 501}, {"cursor": encode_cursor(None, None, None)},
+        ):  # fmt: skip
+            answer = http.get(path.format(run.id), params=query)
+            assert answer.status_code == 422, (query, answer.text)
+            assert answer.json()["type"] == "urn:fedssl:problem:invalid-request"
+            assert next(iter(query)) in answer.json()["detail"]
+        far = http.get(path.format(run.id), params={"cursor": encode_cursor(2**63 - 1)})
+        assert far.status_code in (200, 422)  # beyond the last row, or another list's cursor
