@@ -4,6 +4,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
+# Test processes, each with servers of its own.
+JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 PROJECTS := shared/pyproject.toml services/coordinator/pyproject.toml services/worker/pyproject.toml
@@ -21,7 +23,7 @@ demo: $(VENV)/.installed ## Train a federation of four on this machine, and show
 
 .PHONY: test
 test: $(VENV)/.installed-dev ## Run the whole test suite, on servers that it starts itself
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 .PHONY: lint
 lint: $(VENV)/.installed-dev ## Check style (ruff), types (mypy) and who imports whom (import-linter)

@@ -1,7 +1,7 @@
 """Downloads that break and go on, uploads from disk."""
 
 import hashlib
-import os
+import random
 from pathlib import Path
 from uuid import uuid4
 
@@ -13,7 +13,7 @@ from fedssl.errors import ArtifactTooLarge, DigestMismatch
 from .conftest import Answer, Received, Script, ScriptedServer, problem
 
 QUICK = Retry(seconds=2, first_delay=0.01, max_delay=0.05)
-BODY = os.urandom(300_000)
+BODY = random.Random(1).randbytes(300_000)
 DIGEST = hashlib.sha256(BODY).hexdigest()
 ETAG = f'"{DIGEST}"'
 
@@ -55,7 +55,7 @@ def test_a_server_without_ranges_is_read_from_the_start(server: ScriptedServer, 
 
 
 def test_a_model_that_changed_meanwhile_is_read_from_the_start(server: ScriptedServer, tmp_path: Path) -> None:
-    newer = os.urandom(200_000)
+    newer = random.Random(2).randbytes(200_000)
     digest = hashlib.sha256(newer).hexdigest()
     scripts = [breaking(1000), breaking(None, newer, f'"{digest}"')]
     server.script = lambda request: scripts[min(len(server.requests), 2) - 1](request)
