@@ -20,7 +20,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from fedssl.protocol.states import AssignmentState, Outcome, RoundState, RunState, Verdict
+from fedssl.protocol.states import AssignmentState, JobState, Outcome, RoundState, RunState, Verdict
 
 Json = dict[str, Any]
 
@@ -28,7 +28,7 @@ Json = dict[str, Any]
 class Base(DeclarativeBase):
     """Text columns without a length, times with a zone, and constraints with predictable names."""
 
-    type_annotation_map = {str: Text, datetime: DateTime(timezone=True), Json: JSONB}
+    type_annotation_map = {str: Text, datetime: DateTime(timezone=True), Json: JSONB(none_as_null=True)}
     metadata = MetaData(
         naming_convention={
             "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -59,6 +59,7 @@ class Client(Base):
     image_size: Mapped[int | None]
     worker_version: Mapped[str | None]
     methods: Mapped[Json | None]
+    encoder: Mapped[Json | None]
 
 
 class Token(Base):
@@ -194,6 +195,98 @@ class Upload(Base):
     assignment_id: Mapped[UUID] = mapped_column(ForeignKey("assignments.id"), primary_key=True)
     digest: Mapped[str] = mapped_column(ForeignKey("artifacts.digest"), primary_key=True)
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class PublicDataset(Base):
+    """Images that everybody may hold, as one file in the store. A name never changes its images."""
+
+    __tablename__ = "public_datasets"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    digest: Mapped[str] = mapped_column(ForeignKey("artifacts.digest"))
+    num_images: Mapped[int] = mapped_column(BigInteger)
+    channels: Mapped[int]
+    image_size: Mapped[int]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class EvaluationDataset(Base):
+    """Labelled images to judge encoders on, as one file in the store. No worker may read it."""
+
+    __tablename__ = "evaluation_datasets"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    digest: Mapped[str] = mapped_column(ForeignKey("artifacts.digest"))
+    num_train: Mapped[int] = mapped_column(BigInteger)
+    num_test: Mapped[int] = mapped_column(BigInteger)
+    num_classes: Mapped[int]
+    channels: Mapped[int]
+    image_size: Mapped[int]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+_UNFINISHED = "state IN ('queued', 'running')"
+
+
+class DistillationJob(Base):
+    """A training on the coordinator between a round's updates and its broadcast (FLESD)."""
+
+    __tablename__ = "distillation_jobs"
+    __table_args__ = (
+        _one_of("state", JobState),
+        CheckConstraint("epoch BETWEEN 0 AND num_epochs", name="epoch_in_range"),
+        Index("uq_distillation_jobs_one_unfinished", "round_id", unique=True, postgresql_where=text(_UNFINISHED)),
+        Index("ix_distillation_jobs_unfinished", "state", "retry_at", postgresql_where=text(_UNFINISHED)),
+        Index("ix_distillation_jobs_run_id", "run_id", "created_at"),
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
+    run_id: Mapped[UUID] = mapped_column(ForeignKey("runs.id"))
+    round_id: Mapped[UUID] = mapped_column(ForeignKey("rounds.id"))
+    round_number: Mapped[int]
+    state: Mapped[str]
+    reason: Mapped[str | None]
+    epoch: Mapped[int] = mapped_column(server_default=text("0"))
+    num_epochs: Mapped[int]
+    loss: Mapped[float | None]
+    seconds_per_epoch: Mapped[float | None]
+    # What a killed job goes on from; gone once the job has ended.
+    checkpoint: Mapped[str | None] = mapped_column(ForeignKey("artifacts.digest"))
+    num_tries: Mapped[int] = mapped_column(server_default=text("0"))
+    retry_at: Mapped[datetime | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    started_at: Mapped[datetime | None]
+    updated_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+
+
+class Evaluation(Base):
+    """One judgement of a round's encoder on a labelled data set."""
+
+    __tablename__ = "evaluations"
+    __table_args__ = (
+        _one_of("state", JobState),
+        CheckConstraint("(state = 'completed') = (results IS NOT NULL)", name="results_when_completed"),
+        UniqueConstraint("run_id", "round_number", "dataset_digest", "config"),
+        Index("ix_evaluations_unfinished", "state", "retry_at", postgresql_where=text(_UNFINISHED)),
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
+    run_id: Mapped[UUID] = mapped_column(ForeignKey("runs.id"))
+    round_number: Mapped[int]
+    model: Mapped[str] = mapped_column(ForeignKey("artifacts.digest"))
+    dataset: Mapped[str] = mapped_column(ForeignKey("evaluation_datasets.name"))
+    dataset_digest: Mapped[str] = mapped_column(ForeignKey("artifacts.digest"))
+    config: Mapped[Json]
+    state: Mapped[str]
+    reason: Mapped[str | None]
+    progress: Mapped[Json | None]
+    results: Mapped[Json | None]
+    num_tries: Mapped[int] = mapped_column(server_default=text("0"))
+    retry_at: Mapped[datetime | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    started_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
 
 
 class Metric(Base):

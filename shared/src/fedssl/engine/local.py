@@ -12,6 +12,7 @@ from fedssl.artifacts.tensors import Tensors, check_tensors, in_name_order
 from fedssl.engine.optimization import autocast, optimizer_for, take_step, total_loss
 from fedssl.errors import MethodError
 from fedssl.methods.api import ClientAlgorithm, ClientData, ClientState, Context, Losses, Method, Metrics, Schedule
+from fedssl.methods.observation import observe
 
 PROGRESS_SECONDS = 0.5  # reading a loss waits for the device, so it is done this often and not every step
 
@@ -65,6 +66,7 @@ def run_local_round(
     modules.train()
     algorithm.merge(modules, received, kept, data, ctx)
     metrics = _train(algorithm, modules, data, received, ctx, on_progress)
+    metrics |= observe(modules, data, received, ctx)
     update, next_state = algorithm.finish(modules, data, received, kept, ctx)
     check_tensors(update, plan.update, "update")
     return LocalResult(in_name_order(update), in_name_order(next_state), len(data), metrics)

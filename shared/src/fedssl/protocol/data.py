@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from fedssl.protocol.base import StrictModel
+from fedssl.protocol.base import Digest, StrictModel
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Strength = Annotated[float, Field(ge=0, le=1)]
@@ -82,9 +82,10 @@ class PartitionConfig(StrictModel):
 
 
 class PublicDataConfig(StrictModel):
-    """Images that everybody holds: the coordinator and every client find them on their own machine, by name.
+    """Images that everybody holds, the same ones in the same order.
 
-    They must be the same images in the same order everywhere: a data set with fixed files, or copies of one .npz file.
+    With a `digest` they are what was registered with the coordinator under this name, and workers fetch them from it.
+    Without one, every machine finds them by name: a data set with fixed files, or copies of one .npz file.
     """
 
     dataset: str = Field(
@@ -95,3 +96,6 @@ class PublicDataConfig(StrictModel):
         default=10_000, ge=2, le=10_000_000, description="Use this many of the split's images, drawn by the seed."
     )
     seed: int = Field(default=0, ge=0, lt=2**63)
+    digest: Digest | None = Field(
+        default=None, description="Of the registered images' file; the coordinator sets it when the run is made."
+    )

@@ -6,10 +6,12 @@ from pydantic import Field, StringConstraints, model_validator
 
 from fedssl.protocol.base import StrictModel
 from fedssl.protocol.data import DataConfig, PartitionConfig, PublicDataConfig
+from fedssl.protocol.evaluation import EvaluationConfig
 from fedssl.protocol.methods import AnyMethod
 from fedssl.protocol.methods.fedalignuniform import FedAlignUniformConfig
 from fedssl.protocol.model import ModelConfig
 from fedssl.protocol.training import CohortConfig, Seed, TrainingConfig
+from fedssl.protocol.watch import WatchConfig
 
 RunName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+-]{0,99}$")]
 
@@ -28,10 +30,13 @@ class RunSpec(StrictModel):
     partition: PartitionConfig | None = Field(
         default=None, description="Read by `fedssl simulate` and `fedssl up` alone."
     )
-
     public_data: PublicDataConfig | None = Field(
         default=None, description="Images that the coordinator and every client hold; only some methods use them."
     )
+    evaluation: EvaluationConfig | None = Field(
+        default=None, description="How the encoder is judged while the run trains; None: only on request."
+    )
+    watch: WatchConfig = WatchConfig()
 
     @model_validator(mode="after")
     def _method_fits_model(self) -> "RunSpec":

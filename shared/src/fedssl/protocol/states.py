@@ -1,4 +1,4 @@
-"""The three state machines' states. Which change may follow which is the coordinator's table TRANSITIONS."""
+"""The state machines' states. Which change may follow which is the coordinator's table TRANSITIONS."""
 
 from enum import StrEnum
 
@@ -48,3 +48,13 @@ class AssignmentState(StrEnum):
     REJECTED = "rejected"
     EXPIRED = "expired"
     DECLINED = "declined"
+
+
+class JobState(StrEnum):
+    """queued -> running -> completed | failed | cancelled, of distillations and evaluations."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"

@@ -1,0 +1,47 @@
+"""How a run's encoder is judged while it trains. Labels serve this alone: no client is asked for any."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from fedssl.protocol.base import StrictModel
+
+Settings = Literal["fast", "fedx", "fedu", "ssd", "fedrlc", "flesd"]
+Measure = Literal["probe", "knn", "geometry"]
+DatasetName = Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+class EvaluationConfig(StrictModel):
+    """A labelled data set, what is measured on it, and how often. It changes no weight."""
+
+    dataset: DatasetName = Field(
+        description="A labelled data set with a training and a test split: its name, or a folder or .npz file. For a "
+        "deployed run the name under which it was registered with the coordinator."
+    )
+    every: int = Field(
+        default=10, ge=0, description="Judge after every so many rounds, and after the last; 0: after the last alone."
+    )
+    measures: tuple[Measure, ...] = Field(
+        default=("probe", "knn", "geometry"),
+        min_length=1,
+        description="`probe`: a linear classifier on frozen representations; `knn`: weighted nearest neighbours; "
+        "`geometry`: uniformity, effective rank and feature standard deviation.",
+    )
+    settings: Settings = Field(
+        default="fast", description="The linear probe's settings: a paper's own, or a quick one that agrees with them."
+    )
+    max_train: int | None = Field(
+        default=10_000, ge=2, description="Labelled training images that classifiers may see, drawn by the run's seed."
+    )
+    max_test: int | None = Field(default=None, ge=2, description="Test images; None: all of them.")
+
+    @field_validator("measures")
+    @classmethod
+    def _each_once(cls, value: tuple[Measure, ...]) -> tuple[Measure, ...]:
+        if len(set(value)) != len(value):
+            raise ValueError("evaluation.measures names a measure twice")
+        return value
+
+    def is_due(self, round_number: int, num_rounds: int) -> bool:
+        """Whether the encoder is judged after this round; round 0 is the one before training."""
+        return round_number == num_rounds or (self.every > 0 and round_number % self.every == 0)

@@ -1,0 +1,44 @@
+"""Thresholds: what a run warns of."""
+
+from fedssl.protocol.watch import WatchConfig
+from fedssl.watching import describe, find_alarms
+
+HEALTHY = {"effective_rank": 40.0, "feature_std": 0.4, "embedding_std": 0.6, "divergence": 0.2}
+
+
+def test_a_healthy_round_has_no_alarm() -> None:
+    assert find_alarms(WatchConfig(max_divergence=0.5), 5, {"a": HEALTHY, "b": HEALTHY}) == []
+
+
+def test_every_number_beyond_its_threshold_is_told_in_client_order() -> None:
+    config = WatchConfig(min_effective_rank=3, min_feature_std=0.05, min_embedding_std=0.1, max_divergence=0.5)
+    sick = {"effective_rank": 1.5, "feature_std": 0.01, "embedding_std": 0.02, "divergence": 2.0}
+    alarms = find_alarms(config, 2, {"b": sick, "a": {**HEALTHY, "divergence": 0.6}})
+    assert [(alarm.client_id, alarm.name) for alarm in alarms] == [
+        ("a", "divergence"),
+        ("b", "effective_rank"),
+        ("b", "feature_std"),
+        ("b", "embedding_std"),
+        ("b", "divergence"),
+    ]
+    assert str(alarms[0]) == "a: divergence 0.6 is above 0.5 (drift)"
+    assert str(alarms[1]) == "b: effective_rank 1.5 is below 3 (collapse)"
+    assert describe(alarms, most=1) == "a: divergence 0.6 is above 0.5 (drift); and 4 more"
+
+
+def test_a_threshold_itself_is_no_alarm() -> None:
+    config = WatchConfig(min_effective_rank=2, max_divergence=0.5)
+    assert find_alarms(config, 2, {"a": {"effective_rank": 2.0, "divergence": 0.5}}) == []
+
+
+def test_numbers_that_were_not_sent_and_thresholds_that_are_not_set_do_not_warn() -> None:
+    unset = WatchConfig(min_effective_rank=None, min_feature_std=None, min_embedding_std=None)
+    assert find_alarms(unset, 2, {"a": dict.fromkeys(HEALTHY, 1e-9)}) == []
+    assert find_alarms(WatchConfig(max_divergence=0.1), 2, {"a": {"loss": 3.0}}) == []
+
+
+def test_the_first_round_does_not_warn_unless_it_is_asked_to() -> None:
+    collapsed = {"a": {"effective_rank": 1.0}}
+    assert find_alarms(WatchConfig(), 1, collapsed) == []
+    assert len(find_alarms(WatchConfig(), 2, collapsed)) == 1
+    assert len(find_alarms(WatchConfig(first_round=1), 1, collapsed)) == 1
