@@ -9,17 +9,28 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedssl.data import DATA_VARIABLE, ImageData, conform, find_fashion_mnist, load_dataset, save_npz
+from fedssl.data import (
+    DATA_VARIABLE,
+    DATASETS,
+    KNOWN,
+    ImageData,
+    conform,
+    find_dataset,
+    find_fashion_mnist,
+    load_conformed,
+    load_dataset,
+    load_labels,
+    save_npz,
+)
 from fedssl.errors import DataError
 from fedssl.protocol.data import DataConfig
 
 RNG = np.random.default_rng(0)
 
 
-@pytest.fixture(autouse=True)
-def _no_data_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(DATA_VARIABLE, raising=False)
-    monkeypatch.setattr("fedssl.data.datasets._SYSTEM_FOLDER", tmp_path / "system")
+class _Poison:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return RuntimeError, ("unpickled",)
 
 
 def _idx(array: np.ndarray) -> bytes:
@@ -83,13 +94,27 @@ def test_missing_fashion_mnist_says_how_to_get_it(tmp_path: Path) -> None:
         gzip.compress(b"\0\0\x08\x03" + b"\xff" * 12),  # an absurd shape
         gzip.compress(b"\0\0\x08\xff" + b"\0" * 8),
         gzip.compress(_idx(np.zeros((8, 28, 28), np.uint8))),  # more images than labels
+        gzip.compress(_idx(np.zeros((2, 28, 28), np.uint8)) + bytes(4 << 20)),  # more than a megabyte: see below
     ],
 )
-def test_damaged_idx_files(tmp_path: Path, content: bytes) -> None:
+def test_damaged_idx_files(tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedssl.data.formats._MAX_BYTES", 1 << 20)
     _write_fashion_mnist(tmp_path)
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(content)
     with pytest.raises(DataError, match="train-images-idx3-ubyte"):
         load_dataset("fashion-mnist", "train", tmp_path)
+
+
+def test_labels_that_are_no_class(tmp_path: Path) -> None:
+    _write_fashion_mnist(tmp_path)
+    (tmp_path / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(_idx(np.array([0, 10, 1], np.uint8))))
+    with pytest.raises(DataError, match="labels above 9"):
+        load_dataset("fashion-mnist", "test", tmp_path)
+    folder = tmp_path / "cifar-10-batches-bin"
+    folder.mkdir()
+    (folder / "test_batch.bin").write_bytes(bytes([10]) + bytes(3072))
+    with pytest.raises(DataError, match="not CIFAR-10"):
+        load_dataset("cifar10", "test", tmp_path)
 
 
 def test_cifar10(tmp_path: Path) -> None:
@@ -108,6 +133,8 @@ def test_cifar10(tmp_path: Path) -> None:
     assert train.labels.tolist() == records[:10, 0].tolist()
     assert len(test) == 2
     assert train.class_names == ("airplane", "automobile")
+    (folder / "batches.meta.txt").write_bytes(b"\xff\xfe\n")
+    assert len(load_dataset("cifar10", "train", tmp_path)) == 10, "names are only for people"
     (folder / "data_batch_5.bin").write_bytes(b"short")
     with pytest.raises(DataError, match="data_batch_5"):
         load_dataset("cifar10", "train", tmp_path)
@@ -123,6 +150,21 @@ def test_cifar100_takes_the_fine_label(tmp_path: Path) -> None:
     assert data.labels is not None
     assert data.labels.tolist() == [77]
     assert data.images[0, 0, 0, :5].tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_the_pickled_version_is_never_opened(tmp_path: Path, name: str) -> None:
+    """Its files lie there, and are left alone."""
+    poison = pickle.dumps(_Poison())
+    for folder, files in (
+        ("cifar-10-batches-py", [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta"]),
+        ("cifar-100-python", ["train", "test", "meta"]),
+    ):
+        (tmp_path / folder).mkdir()
+        for file in files:
+            (tmp_path / folder / file).write_bytes(poison)
+    with pytest.raises(DataError, match="pickle"):
+        load_dataset(name, "train", tmp_path)
 
 
 def test_missing_cifar_says_that_pickles_are_not_read(tmp_path: Path) -> None:
@@ -172,6 +214,14 @@ def test_image_folder_with_splits_and_grey_images(tmp_path: Path) -> None:
     assert train.images[:, 0, 0, 0].tolist() == [0, 50, 100]
     assert train.images.shape == (3, 1, 8, 8)
     assert len(test) == 1
+
+
+def test_image_folder_with_val_for_test(tmp_path: Path) -> None:
+    for split, value in (("train", 10), ("val", 20)):
+        (tmp_path / split / "only").mkdir(parents=True)
+        Image.new("L", (8, 8), value).save(tmp_path / split / "only" / "1.png")
+    assert load_dataset(str(tmp_path), "train").images[0, 0, 0, 0] == 10
+    assert load_dataset(str(tmp_path), "test").images[0, 0, 0, 0] == 20
 
 
 def test_loose_images_are_unlabelled(tmp_path: Path) -> None:
@@ -298,3 +348,64 @@ def test_conform_resizes_crops_and_changes_channels() -> None:
     colours = np.broadcast_to(np.array([10, 20, 30], np.uint8).reshape(1, 3, 1, 1), (2, 3, 8, 8))
     grey = conform(ImageData(colours), DataConfig(channels=1, image_size=8))
     assert (grey.images == round(0.299 * 10 + 0.587 * 20 + 0.114 * 30)).all()
+
+
+def test_image_files_are_decoded_to_the_run_s_size_at_once(tmp_path: Path) -> None:
+    """Scaled once, by PIL: scaling to the first image's size before would blur, and take its memory."""
+    pixels = RNG.integers(0, 256, (64, 64, 3)).astype(np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "1.png")
+    data = load_conformed(str(tmp_path), "train", DataConfig(channels=1, image_size=16))
+    expected = Image.fromarray(pixels).convert("L").resize((16, 16), Image.Resampling.BILINEAR)
+    assert np.array_equal(data.images[0, 0], np.asarray(expected))
+    arrays = load_conformed("digits", "test", DataConfig(channels=3, image_size=8))
+    assert arrays.images.shape == (360, 3, 8, 8)
+
+
+def test_labels_alone(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.png").write_bytes(b"not looked into")
+    labels, names = load_labels(str(tmp_path), "train")
+    assert labels is not None
+    assert labels.tolist() == [0, 1]
+    assert names == ("cat", "dog")
+    save_npz(tmp_path / "set.npz", ImageData(np.zeros((2, 1, 8, 8), np.uint8), np.array([1, 0]), ("a", "b")))
+    labels, names = load_labels("set.npz", "train", tmp_path)
+    assert labels is not None
+    assert labels.tolist() == [1, 0]
+    assert names == ("a", "b")
+    digits, _ = load_labels("digits", "train")
+    assert digits is not None
+    assert len(digits) == 1437
+
+
+def test_every_known_set_is_found_nowhere_or_says_how_to_get_it(tmp_path: Path) -> None:
+    assert tuple(KNOWN) == DATASETS
+    for name, known in KNOWN.items():
+        assert find_dataset(name, "train", tmp_path) is None
+        if known.find is None:
+            assert len(load_dataset(name, "train")) == known.num_train
+            continue
+        for split in ("train", "test"):
+            with pytest.raises(DataError) as error:
+                load_dataset(name, split, tmp_path)  # type: ignore[arg-type]
+            assert known.title in str(error.value)
+            assert known.source in str(error.value)
+            assert DATA_VARIABLE in str(error.value)
+            assert (f"fedssl data fetch {name}" in str(error.value)) == known.fetchable
+
+
+def test_a_set_that_is_not_complete_is_remarked_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _write_fashion_mnist(tmp_path)
+    load_dataset("fashion-mnist", "train", tmp_path)
+    assert "7 train images are here, 60,000 were published" in caplog.text
+    caplog.clear()
+    load_dataset("digits", "train")
+    assert caplog.text == ""
+
+
+def test_an_array_that_no_memory_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez_compressed(tmp_path / "set.npz", images=np.zeros((2, 8, 8), np.uint8))
+    monkeypatch.setattr("fedssl.data.formats.os.sysconf", lambda _: 8)  # pages of 8 bytes, and 8 of them
+    with pytest.raises(DataError, match=r"set\.npz: an array takes .* GB of memory"):
+        load_dataset(str(tmp_path / "set.npz"), "train")

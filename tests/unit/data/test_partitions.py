@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedssl.data import Variant, choose_images, describe_partition, partition
+from fedssl.data import (
+    Variant,
+    choose_images,
+    describe_partition,
+    effective_classes,
+    keep_share,
+    partition,
+)
 from fedssl.errors import DataError
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 200))
@@ -71,6 +78,14 @@ def test_classes_with_five_clients_are_consecutive_pairs() -> None:
     assert np.array_equal(table, expected)
 
 
+def test_classes_of_cifar100_are_twenty_consecutive_ones() -> None:
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(100), 5))
+    table = describe_partition(labels, partition(labels, 5, "classes", 0))
+    for client in range(5):
+        assert np.flatnonzero(table[client]).tolist() == list(range(20 * client, 20 * client + 20))
+        assert table[client].max() == 5
+
+
 def test_classes_with_more_clients_than_classes_share() -> None:
     table = describe_partition(LABELS, partition(LABELS, 20, "classes", 0))
     assert (np.count_nonzero(table, axis=1) == 1).all()
@@ -91,6 +106,58 @@ def test_ssd_may_starve_a_client() -> None:
     sizes = _sizes(partition(LABELS, 40, "dirichlet", 0, 0.01, "ssd"))
     assert min(sizes) == 0
     assert sum(sizes) == len(LABELS)
+
+
+def test_ssd_sizes_are_like_those_that_its_authors_ship() -> None:
+    """CIFAR-10, alpha 0.1: 2,920 to 7,520 images with 10 clients, 60 to 4,039 with 50."""
+    labels = np.repeat(np.arange(10), 5000)
+    for num_clients, least, most in ((10, 2920, 7520), (50, 60, 4039)):
+        sizes = np.array([_sizes(partition(labels, num_clients, "dirichlet", s, 0.1, "ssd")) for s in range(20)])
+        assert sizes.min() < least
+        assert sizes.max() > most
+        assert (sizes.sum(axis=1) == 50_000).all()
+
+
+def test_fedx_against_its_rule_written_out() -> None:
+    """Draw, leave out who has N/K images, renormalise, cut at the running sum; all again until everybody has 10."""
+    class_sizes, num_clients, alpha = np.bincount(LABELS), 8, 0.2
+    for seed in range(20):
+        rng = np.random.default_rng([seed, 0])
+        while True:
+            counts = np.zeros((len(class_sizes), num_clients), int)
+            for label, size in enumerate(class_sizes):
+                p = rng.dirichlet([alpha] * num_clients)
+                p = np.array([x if counts[:, k].sum() < len(LABELS) / num_clients else 0.0 for k, x in enumerate(p)])
+                if p.sum() == 0:
+                    break
+                cuts = [int(x * size + 1e-6) for x in np.cumsum(p / p.sum())[:-1]]
+                counts[label] = np.diff([0, *cuts, size])
+            if counts.sum() == len(LABELS) and counts.sum(axis=0).min() >= 10:
+                break
+        table = describe_partition(LABELS, partition(LABELS, num_clients, "dirichlet", seed, alpha))
+        assert np.array_equal(table, counts.T)
+
+
+def test_flesd_against_its_rule_written_out() -> None:
+    """Draws for all classes until every client's sum over classes exceeds 0.5/K; numbers rounded down."""
+    for seed in range(20):
+        rng = np.random.default_rng([seed, 0])
+        shares = rng.dirichlet([0.05] * 6, size=10)
+        while shares.sum(axis=0).min() <= 0.5 / 6:
+            shares = rng.dirichlet([0.05] * 6, size=10)
+        table = describe_partition(LABELS, partition(LABELS, 6, "dirichlet", seed, 0.05, "flesd"))
+        assert np.array_equal(table, np.floor(shares * 200).T)
+
+
+def test_orchestra_keeps_the_draw_s_shape() -> None:
+    """Balancing scales rows and columns only: what two clients have of two classes keeps its cross ratio."""
+    rng = np.random.default_rng([0, 0])
+    drawn = rng.dirichlet([5.0] * 4, size=10)
+    labels = np.repeat(np.arange(10), 50_000)
+    table = describe_partition(labels, partition(labels, 4, "dirichlet", 0, 5.0, "orchestra")).T.astype(float)
+    for a, b, k, j in ((0, 1, 0, 1), (3, 7, 2, 3), (9, 4, 1, 2)):
+        expected = drawn[a, k] * drawn[b, j] / (drawn[a, j] * drawn[b, k])
+        assert table[a, k] * table[b, j] / (table[a, j] * table[b, k]) == pytest.approx(expected, rel=0.02)
 
 
 def test_flesd_rounds_down_and_keeps_a_minimum() -> None:
@@ -145,6 +212,30 @@ def test_redraws_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_describe_counts_classes_that_a_client_lacks() -> None:
     table = describe_partition(np.array([0, 0, 2]), [np.array([0, 1]), np.array([2]), np.array([], np.int64)])
     assert table.tolist() == [[2, 0, 0], [0, 0, 1], [0, 0, 0]]
+
+
+def test_effective_classes() -> None:
+    table = np.array([[5, 0, 0, 0], [3, 3, 3, 3], [1, 1, 0, 0], [0, 0, 0, 0], [2, 1, 1, 0]])
+    assert effective_classes(table).tolist() == pytest.approx([1, 4, 2, 0, 2**1.5])
+
+
+def test_share_of_every_client() -> None:
+    parts = [np.arange(0, 100), np.arange(100, 105), np.arange(105, 106), np.array([], np.int64)]
+    kept = keep_share(parts, 0.1, 0)
+    assert _sizes(kept) == [10, 1, 1, 0], "half up, and at least one where there is any"
+    assert all(np.isin(less, part).all() for less, part in zip(kept, parts, strict=True))
+    assert _sizes(keep_share(parts, 0.29, 0))[0] == 29
+    assert _sizes(keep_share([np.arange(50)], 0.29, 0)) == [15], "14.5 rounded half up, as it was written"
+    assert all(a is b for a, b in zip(keep_share(parts, 1.0, 0), parts, strict=True))
+    assert not np.array_equal(kept[0], keep_share(parts, 0.1, 1)[0])
+    for share in (0.0, 1.1, float("nan")):
+        with pytest.raises(DataError, match="share"):
+            keep_share(parts, share, 0)
+
+
+def test_a_client_s_share_does_not_hang_on_the_others() -> None:
+    alone, among = keep_share([np.arange(30)], 0.5, 0), keep_share([np.arange(30), np.arange(30, 99)], 0.5, 0)
+    assert np.array_equal(alone[0], among[0])
 
 
 def test_choose_images() -> None:

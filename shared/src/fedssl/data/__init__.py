@@ -2,31 +2,60 @@
 
 from fedssl.data.augment import normalize, random_view, to_float
 from fedssl.data.batches import epoch_batches
-from fedssl.data.datasets import DATA_VARIABLE, DATASETS, Split, find_fashion_mnist, load_dataset
+from fedssl.data.catalogue import KNOWN, KnownDataset, Split
+from fedssl.data.datasets import (
+    DATA_VARIABLE,
+    DATASETS,
+    find_dataset,
+    find_fashion_mnist,
+    how_to_get,
+    load_conformed,
+    load_dataset,
+    load_labels,
+)
 from fedssl.data.fetch import fetch_fashion_mnist
 from fedssl.data.formats import save_npz
 from fedssl.data.images import ImageData, conform
-from fedssl.data.partitions import Scheme, Variant, choose_images, describe_partition, partition
-from fedssl.data.presets import AUGMENTATIONS, NORMALIZATIONS
+from fedssl.data.partition_plot import plot_partition
+from fedssl.data.partitions import (
+    Scheme,
+    Variant,
+    choose_images,
+    describe_partition,
+    effective_classes,
+    keep_share,
+    partition,
+)
+from fedssl.data.presets import AUGMENTATIONS, NORMALIZATIONS, PARTITIONS
 
 __all__ = [
     "AUGMENTATIONS",
     "DATASETS",
     "DATA_VARIABLE",
+    "KNOWN",
     "NORMALIZATIONS",
+    "PARTITIONS",
     "ImageData",
+    "KnownDataset",
     "Scheme",
     "Split",
     "Variant",
     "choose_images",
     "conform",
     "describe_partition",
+    "effective_classes",
     "epoch_batches",
     "fetch_fashion_mnist",
+    "find_dataset",
     "find_fashion_mnist",
+    "how_to_get",
+    "keep_share",
+    "load_conformed",
     "load_dataset",
+    "load_labels",
     "normalize",
     "partition",
+    "plot_partition",
     "random_view",
     "save_npz",
     "to_float",

@@ -15,12 +15,14 @@ Where the views differ from those of `torchvision.transforms`, which published c
 - rotation samples the image beyond the crop's corners where there is one, torchvision fills the corners with black.
 """
 
+import functools
 import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedssl.data.batches import on_device
 from fedssl.protocol.data import AugmentationConfig, DataConfig
 
 # One column of uniform numbers for each purpose, whether or not the config uses it: the same generator then gives the
@@ -32,8 +34,8 @@ _COLUMNS = (
 _ASPECT = (3 / 4, 4 / 3)
 _LUMA = (0.299, 0.587, 0.114)
 _RGB_TO_YIQ = torch.tensor([_LUMA, (0.596, -0.274, -0.322), (0.211, -0.523, 0.312)], dtype=torch.float64)
-_YIQ_TO_RGB = torch.linalg.inv(_RGB_TO_YIQ)
 _SOLARIZE_THRESHOLD = 128 / 255
+_MOST_TAPS = 5  # from 7 on a grouped convolution is as fast on a CPU, and at 23 taps twice as fast
 
 
 def to_float(images: Tensor) -> Tensor:
@@ -45,12 +47,19 @@ def normalize(images_BCHW: Tensor, config: DataConfig) -> Tensor:
     """(x - mean) / std for each channel of images with values 0..1; the images themselves where neither is set."""
     if config.mean is None and config.std is None:
         return images_BCHW
-    mean = images_BCHW.new_tensor(config.mean or (0.0,) * config.channels).view(-1, 1, 1)
-    std = images_BCHW.new_tensor(config.std or (1.0,) * config.channels).view(-1, 1, 1)
+    device, dtype = images_BCHW.device, images_BCHW.dtype
+    mean = _constant(config.mean or (0.0,) * config.channels, device, dtype).view(-1, 1, 1)
+    std = _constant(config.std or (1.0,) * config.channels, device, dtype).view(-1, 1, 1)
     return (images_BCHW - mean) / std
 
 
-def random_view(images_BCHW: Tensor, config: AugmentationConfig, generator: torch.Generator) -> Tensor:
+def random_view(
+    images_BCHW: Tensor,
+    config: AugmentationConfig,
+    generator: torch.Generator,
+    *,
+    aspect: tuple[float, float] = _ASPECT,
+) -> Tensor:
     """One random view of every image.
 
     Args:
@@ -58,29 +67,42 @@ def random_view(images_BCHW: Tensor, config: AugmentationConfig, generator: torc
         config: the operations and their strengths.
         generator: all random numbers come from it: one draw of (B, 15) uniform numbers, whatever the config says. Its
             device may differ from that of the images; a CPU generator gives the same views on every device.
+        aspect: smallest and largest of a resized crop's width over its height.
 
     Returns:
         Views of the same shape, dtype and device, with values 0..1; the images themselves if `config` does nothing.
+
+    Nothing is read back from the device, and no shape depends on what was drawn: a GPU never waits for the host.
     """
     shape = (len(images_BCHW), len(_COLUMNS))
     uniform = torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float32)
-    draw = dict(zip(_COLUMNS, uniform.to(images_BCHW.device).unbind(1), strict=True))
-    x_BCHW = _geometry(images_BCHW, config, draw)
-    x_BCHW = _colour(x_BCHW, config, draw)
-    if config.blur > 0:
-        x_BCHW = _blur(x_BCHW, config, draw)
-    if config.solarize > 0:
-        chosen = (draw["solarize"] < config.solarize).view(-1, 1, 1, 1)
-        x_BCHW = torch.where(chosen & (x_BCHW >= _SOLARIZE_THRESHOLD), 1 - x_BCHW, x_BCHW)
-    return x_BCHW
+    draw = dict(zip(_COLUMNS, on_device(uniform, images_BCHW.device).unbind(1), strict=True))
+    with torch.autocast(images_BCHW.device.type, enabled=False):  # a colour matrix in bf16 would leave 8 bits of it
+        x_BCHW = _geometry(images_BCHW, config, draw, aspect)
+        x_BCHW = _colour(x_BCHW, config, draw)
+        if config.blur > 0:
+            x_BCHW = _blur(x_BCHW, config, draw)
+        if config.solarize > 0:
+            chosen = (draw["solarize"] < config.solarize).view(-1, 1, 1, 1)
+            x_BCHW = torch.where(chosen & (x_BCHW >= _SOLARIZE_THRESHOLD), 1 - x_BCHW, x_BCHW)
+        return x_BCHW
 
 
-def _geometry(x_BCHW: Tensor, config: AugmentationConfig, draw: dict[str, Tensor]) -> Tensor:
+@functools.lru_cache(maxsize=64)
+def _constant(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A constant vector, sent to the device once: every copy from the host's memory makes it wait."""
+    with torch.inference_mode(mode=False):
+        return torch.tensor(values, device=device, dtype=dtype)
+
+
+def _geometry(
+    x_BCHW: Tensor, config: AugmentationConfig, draw: dict[str, Tensor], crop_aspect: tuple[float, float]
+) -> Tensor:
     """Crop, flip and rotation, as one affine map from the view's pixels to the image's."""
     if config.crop == "none" and config.flip == 0 and config.rotation_degrees == 0:
         return x_BCHW
     height, width = x_BCHW.shape[-2:]
-    scale_y, scale_x, top, left = _crop_box(config, draw, height, width)
+    scale_y, scale_x, top, left = _crop_box(config, draw, height, width, crop_aspect)
     # With align_corners the coordinates -1 and 1 are the centres of the first and the last pixel. A view's pixel i is
     # centred at left + (i + 1/2) scale in pixels from the image's edge, hence these shifts.
     shift_x = scale_x - 1 + (2 * left + scale_x - 1) / (width - 1)
@@ -103,7 +125,7 @@ def _geometry(x_BCHW: Tensor, config: AugmentationConfig, draw: dict[str, Tensor
 
 
 def _crop_box(
-    config: AugmentationConfig, draw: dict[str, Tensor], height: int, width: int
+    config: AugmentationConfig, draw: dict[str, Tensor], height: int, width: int, aspect: tuple[float, float]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Each (B,): height and width as shares of the image, and the upper left corner in pixels."""
     one, zero = torch.ones_like(draw["area"]), torch.zeros_like(draw["area"])
@@ -114,7 +136,7 @@ def _crop_box(
     if config.crop == "none":
         return one, one, zero, zero
     area = config.min_scale + (config.max_scale - config.min_scale) * draw["area"]
-    low, high = (math.log(ratio) for ratio in _ASPECT)
+    low, high = (math.log(ratio) for ratio in aspect)
     ratio = torch.exp(low + (high - low) * draw["aspect"])
     scale_x = (area * ratio).sqrt().clamp(max=1)
     scale_y = (area / ratio).sqrt().clamp(max=1)
@@ -142,7 +164,7 @@ def _colour(x_BCHW: Tensor, config: AugmentationConfig, draw: dict[str, Tensor])
         scale, offset = brightness * contrast, brightness * (1 - contrast) * mean
         return torch.addcmul(offset.view(-1, 1, 1, 1), x_BCHW, scale.view(-1, 1, 1, 1)).clamp_(0, 1)
     flat_BCP = x_BCHW.flatten(2)
-    luma_C = x_BCHW.new_tensor(_LUMA)
+    luma_C = _constant(_LUMA, x_BCHW.device, x_BCHW.dtype)
     offset = brightness * (1 - contrast) * (flat_BCP.mean(dim=2) @ luma_C)
     mix_B33 = _chroma_matrix(config, draw, x_BCHW.dtype) * (brightness * contrast).view(-1, 1, 1)
     # Saturation, hue and greyscale leave greys as they are, so the offset passes through them unchanged.
@@ -156,33 +178,59 @@ def _factor(name: str, strength: float, config: AugmentationConfig, draw: dict[s
 
 def _chroma_matrix(config: AugmentationConfig, draw: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
     """(B, 3, 3): hue after saturation, or the grey of the pixel. Rows sum to 1: greys stay."""
-    device = draw["hue"].device
     saturation = _factor("saturation", config.saturation, config, draw)
     saturation = torch.where(draw["greyscale"] < config.greyscale, 0.0, saturation)
     turn = (draw["jitter"] < config.jitter) * config.hue * (2 * draw["hue"] - 1) * (2 * math.pi)
-    cos, sin = saturation * turn.cos(), saturation * turn.sin()
     # In YIQ the grey axis is Y; saturation scales the (I, Q) plane and hue turns it: Y part + cos part + sin part.
-    to_yiq, to_rgb = _RGB_TO_YIQ.to(device, dtype), _YIQ_TO_RGB.to(device, dtype)
-    grey = torch.outer(to_rgb[:, 0], to_yiq[0])
-    plane = to_rgb[:, 1:] @ to_yiq[1:]
-    turned = torch.outer(to_rgb[:, 1], to_yiq[2]) - torch.outer(to_rgb[:, 2], to_yiq[1])  # red to yellow, as in HSV
-    parts_33B: Tensor = grey.unsqueeze(-1) + plane.unsqueeze(-1) * cos + turned.unsqueeze(-1) * sin
-    return parts_33B.permute(2, 0, 1).to(dtype).contiguous()
+    weights_B3 = torch.stack([torch.ones_like(turn), saturation * turn.cos(), saturation * turn.sin()], dim=1)
+    return (weights_B3.to(dtype) @ _constant(_chroma_parts(), turn.device, dtype).view(3, 9)).view(-1, 3, 3)
+
+
+@functools.cache
+def _chroma_parts() -> tuple[float, ...]:
+    """Three matrices of RGB (3, 3), row by row: what keeps the grey, the (I, Q) plane, and the plane turned by 90
+    degrees from red to yellow, as in HSV."""
+    to_yiq, to_rgb = _RGB_TO_YIQ, torch.linalg.inv(_RGB_TO_YIQ)
+    grey, plane = torch.outer(to_rgb[:, 0], to_yiq[0]), to_rgb[:, 1:] @ to_yiq[1:]
+    turned = torch.outer(to_rgb[:, 1], to_yiq[2]) - torch.outer(to_rgb[:, 2], to_yiq[1])
+    return tuple(torch.stack([grey, plane, turned]).flatten().tolist())
 
 
 def _blur(x_BCHW: Tensor, config: AugmentationConfig, draw: dict[str, Tensor]) -> Tensor:
-    """Gaussian blur of the chosen samples, its kernel about a tenth of the image as in SimCLR and at least 3 pixels."""
-    chosen = (draw["blur"] < config.blur).nonzero().squeeze(1)
-    if len(chosen) == 0:
-        return x_BCHW
+    """Gaussian blur of the chosen samples, its kernel about a tenth of the image as in SimCLR and at least 3 pixels.
+
+    All are filtered, so that no shape depends on how many are chosen; the others' kernel is a single 1.
+    """
     low, high = config.blur_sigma
-    sigma = (low + (high - low) * draw["blur_sigma"])[chosen]
+    sigma_B1 = (low + (high - low) * draw["blur_sigma"]).unsqueeze(1)
     size = max(3, x_BCHW.shape[-1] // 20 * 2 + 1)
-    at = torch.arange(size, device=x_BCHW.device) - size // 2
-    kernel_BS = torch.softmax(-(at**2) / (2 * sigma.unsqueeze(1) ** 2), dim=1).to(x_BCHW.dtype)
-    batch, channels, height, width = x_BCHW[chosen].shape
-    kernels = kernel_BS.repeat_interleave(channels, 0)
-    flat = F.pad(x_BCHW[chosen].reshape(1, batch * channels, height, width), [size // 2] * 4, mode="reflect")
+    at_S = torch.arange(size, device=x_BCHW.device) - size // 2
+    gaussian_BS = torch.softmax(-(at_S**2) / (2 * sigma_B1**2), dim=1)
+    chosen_B1 = (draw["blur"] < config.blur).unsqueeze(1)
+    kernel_BS = torch.where(chosen_B1, gaussian_BS, (at_S == 0).to(gaussian_BS.dtype)).to(x_BCHW.dtype)
+    filtered = _filtered_by_taps if size <= _MOST_TAPS else _filtered_by_convolution
+    return filtered(x_BCHW, kernel_BS).clamp_(0, 1)
+
+
+def _filtered_by_taps(x_BCHW: Tensor, kernel_BS: Tensor) -> Tensor:
+    """Each sample filtered with its kernel, downwards and across: a sum of shifted copies."""
+    batch, size = kernel_BS.shape
+    first, *others = kernel_BS.view(batch, size, 1, 1, 1).unbind(1)
+    for dim in (2, 3):
+        length, reach = x_BCHW.shape[dim], size // 2
+        before, after = x_BCHW.narrow(dim, 1, reach), x_BCHW.narrow(dim, length - 1 - reach, reach)
+        padded = torch.cat([before.flip(dim), x_BCHW, after.flip(dim)], dim)  # reflected, faster than F.pad does it
+        x_BCHW = padded.narrow(dim, 0, length) * first
+        for start, tap in enumerate(others, 1):
+            x_BCHW.addcmul_(padded.narrow(dim, start, length), tap)
+    return x_BCHW
+
+
+def _filtered_by_convolution(x_BCHW: Tensor, kernel_BS: Tensor) -> Tensor:
+    """The same, with one group a channel and sample: for many taps."""
+    batch, channels, height, width = x_BCHW.shape
+    kernels, size = kernel_BS.repeat_interleave(channels, 0), kernel_BS.shape[1]
+    flat = F.pad(x_BCHW.reshape(1, batch * channels, height, width), [size // 2] * 4, mode="reflect")
     flat = F.conv2d(flat, kernels.view(-1, 1, size, 1), groups=batch * channels)
     flat = F.conv2d(flat, kernels.view(-1, 1, 1, size), groups=batch * channels)
-    return x_BCHW.index_copy(0, chosen, flat.view(batch, channels, height, width).clamp_(0, 1))
+    return flat.view(batch, channels, height, width)

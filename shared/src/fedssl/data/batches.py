@@ -4,7 +4,21 @@ import torch
 from torch import Tensor
 
 
-def epoch_batches(num_images: int, batch_size: int, generator: torch.Generator, drop_last: bool) -> list[Tensor]:  # noqa: FBT001
+def num_batches(num_images: int, batch_size: int, drop_last: bool) -> int:  # noqa: FBT001
+    """How many batches `epoch_batches` makes. Raises ValueError for a `batch_size` below 2."""
+    if batch_size < 2:
+        raise ValueError(f"batch_size must be at least 2, got {batch_size}")
+    whole, rest = divmod(num_images, batch_size)
+    return whole + (rest >= (batch_size if drop_last else 2) or (whole == 0 and rest > 0))
+
+
+def epoch_batches(
+    num_images: int,
+    batch_size: int,
+    generator: torch.Generator,
+    drop_last: bool,  # noqa: FBT001
+    device: torch.device | None = None,
+) -> list[Tensor]:
     """One epoch: every image once, in random order.
 
     Args:
@@ -12,18 +26,23 @@ def epoch_batches(num_images: int, batch_size: int, generator: torch.Generator, 
         batch_size: at least 2, since BatchNorm and contrastive losses compare the images of a batch.
         generator: decides the order; one permutation is drawn whatever the other arguments are.
         drop_last: leave an incomplete last batch out, unless it is the only one.
+        device: where the batches are to be; None: on the generator's device. The order travels once for the epoch.
 
     Returns:
-        Index tensors (B,) of int64 on the generator's device. None has length 1, unless the client has one image only:
-        a last batch of one image is left out even without `drop_last`, as it could not be trained on.
+        Index tensors (B,) of int64. None has length 1, unless the client has one image only: a last batch of one image
+        is left out even without `drop_last`, as it could not be trained on.
 
     Raises:
         ValueError: `batch_size` is below 2.
     """
-    if batch_size < 2:
-        raise ValueError(f"batch_size must be at least 2, got {batch_size}")
+    count = num_batches(num_images, batch_size, drop_last)
     order = torch.randperm(num_images, generator=generator, device=generator.device)
-    batches = [order[start : start + batch_size] for start in range(0, num_images, batch_size)]
-    if len(batches) > 1 and len(batches[-1]) < (batch_size if drop_last else 2):
-        batches.pop()
-    return batches
+    order = on_device(order, order.device if device is None else device)
+    return list(torch.split(order, batch_size))[:count]
+
+
+def on_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on `device`. Nobody waits for a copy to a GPU: it goes from pinned memory, in its turn."""
+    if device.type != "cuda" or tensor.device.type != "cpu":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

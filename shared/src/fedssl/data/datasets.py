@@ -6,28 +6,24 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch
-import torch.nn.functional as F
+from numpy.typing import NDArray
 
-from fedssl.data.folders import read_folder
-from fedssl.data.formats import read_cifar, read_idx_pair, read_npz
-from fedssl.data.images import ImageData
+from fedssl.data.catalogue import KNOWN, KnownDataset, Split
+from fedssl.data.decoded import decoded
+from fedssl.data.decoding import log
+from fedssl.data.folders import list_folder, read_folder
+from fedssl.data.formats import read_npz
+from fedssl.data.images import ImageData, conform
 from fedssl.errors import DataError
+from fedssl.protocol.data import DataConfig
 
-Split = Literal["train", "test"]
-
-DATASETS = ("fashion-mnist", "cifar10", "cifar100", "digits")
+DATASETS = tuple(KNOWN)
 """The names that :func:`load_dataset` knows; anything else is a path."""
 
 DATA_VARIABLE = "FEDSSL_DATA"
 """Environment variable: a folder to look for data sets in."""
 
-FASHION_MNIST_CLASSES = (
-    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
-)  # fmt: skip
-
 _SYSTEM_FOLDER = Path("/usr/share/datasets")  # where Debian's data set packages put theirs
-_NUM_DIGITS_TRAIN = 1437
 
 
 def load_dataset(
@@ -46,42 +42,109 @@ def load_dataset(
         split: "train" or "test".
         root: folder of data sets, looked through first; then come `FEDSSL_DATA` and `/usr/share/datasets`. A set may
             lie in the folder itself or in a sub-folder of its name.
-        image_size: image folders only: the size to decode to; None takes the first image's. Other formats have a size
-            of their own; :func:`fedssl.data.conform` changes it.
-        channels: image folders only: 1 or 3; None goes by the first image.
+        image_size: for images that lie in files: the size to decode to; None takes the set's own, or that of a folder's
+            first image. Arrays have a size of their own; :func:`fedssl.data.conform` changes it.
+        channels: for images that lie in files: 1 or 3; None goes by the set, or by a folder's first image.
+
+    Images of a known set that lie in files (ImageNet's subsets) are decoded once and then memory-mapped.
 
     Raises:
         DataError: the data cannot be found or read; the message says what to do.
     """
-    if split not in ("train", "test"):
-        raise DataError(f"there is no split {split!r}: it is train or test")
-    match name_or_path:
-        case "fashion-mnist":
-            return _fashion_mnist(split, root)
-        case "cifar10" | "cifar100":
-            return _cifar(name_or_path, split, root)
-        case "digits":
-            return _digits(split)
+    _require_split(split)
+    if (known := KNOWN.get(name_or_path)) is not None:
+        data = _load_known(known, split, root, image_size, channels)
+        _compare(known, split, len(data))
+        return data
     path = _find_path(name_or_path, root)
     if path.is_dir():
         return read_folder(path, split, image_size, channels)
-    if path.suffix == ".npz":
-        return read_npz(path, split)
-    raise DataError(f"{path} is neither a folder nor an .npz file")
+    return read_npz(path, split)
+
+
+def load_conformed(name_or_path: str, split: Split, data: DataConfig, root: Path | None = None) -> ImageData:
+    """The same in the size and with the channels of a run. Image files are decoded to that size at once."""
+    images = load_dataset(name_or_path, split, root, image_size=data.image_size, channels=data.channels)
+    return conform(images, data)
+
+
+def load_labels(
+    name_or_path: str, split: Split, root: Path | None = None
+) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
+    """Labels (N,) and class names of the images that :func:`load_dataset` reads; no image file is decoded."""
+    _require_split(split)
+    known = KNOWN.get(name_or_path)
+    if known is None:
+        path = _find_path(name_or_path, root)
+        if path.is_dir():
+            files = list_folder(path, split)
+            return files.labels, files.class_names
+    elif known.listing is not None:
+        files = known.listing(_require(known, split, root), split)
+        return files.labels, files.class_names
+    images = load_dataset(name_or_path, split, root)
+    return images.labels, images.class_names
+
+
+def find_dataset(name: str, split: Split = "train", root: Path | None = None) -> Path | None:
+    """Where a known set lies on this machine, looked for as in :func:`load_dataset`; None where it does not.
+
+    A set that needs no files has no place either.
+    """
+    known = KNOWN[name]
+    if known.find is None:
+        return None
+    found = (known.find(folder, split) for folder in _places(root, *known.folders))
+    return next((path for path in found if path is not None), None)
 
 
 def find_fashion_mnist(root: Path | None = None) -> Path | None:
     """The folder that holds all four idx files of Fashion-MNIST, looked for as in :func:`load_dataset`, or None."""
-    for folder in _places(root, "fashion-mnist", "FashionMNIST/raw"):
-        if all(_idx_file(folder, split, kind) for split in ("train", "test") for kind in ("images", "labels")):
-            return folder
-    return None
+    return find_dataset("fashion-mnist", "train", root)
+
+
+def how_to_get(known: KnownDataset) -> str:
+    """What a person has to do for a set to be found."""
+    fetch = f"run `fedssl data fetch {known.name}`, or " if known.fetchable else ""
+    return f"{fetch}get {known.files} from {known.source}, put that into a folder and set {DATA_VARIABLE} to the folder"
+
+
+def _load_known(
+    known: KnownDataset, split: Split, root: Path | None, image_size: int | None, channels: Literal[1, 3] | None
+) -> ImageData:
+    path = Path() if known.find is None else _require(known, split, root)
+    if known.listing is None:
+        assert known.read is not None, "a known set is read in one of two ways"
+        return known.read(path, split)
+    files = known.listing(path, split)
+    images = decoded(files, channels or known.channels, image_size or known.image_size)
+    return ImageData(images, files.labels, files.class_names)
+
+
+def _require(known: KnownDataset, split: Split, root: Path | None) -> Path:
+    path = find_dataset(known.name, split, root)
+    if path is None:
+        raise DataError(f"found no {known.title} ({split} images): {how_to_get(known)}")
+    return path
+
+
+def _compare(known: KnownDataset, split: Split, num_images: int) -> None:
+    published = known.num_train if split == "train" else known.num_test
+    if num_images != published:
+        log.warning(
+            "%s: %s %s images are here, %s were published", known.title, f"{num_images:,}", split, f"{published:,}"
+        )
+
+
+def _require_split(split: str) -> None:
+    if split not in ("train", "test"):
+        raise DataError(f"there is no split {split!r}: it is train or test")
 
 
 def _places(root: Path | None, *names: str) -> Iterator[Path]:
     """Where a data set may lie, in order."""
     variable = os.environ.get(DATA_VARIABLE)
-    for folder in (root, Path(variable) if variable else None):
+    for folder in (root, Path(variable).expanduser() if variable else None):
         if folder is not None:
             yield folder
             yield from (folder / name for name in names)
@@ -89,57 +152,13 @@ def _places(root: Path | None, *names: str) -> Iterator[Path]:
 
 
 def _find_path(name: str, root: Path | None) -> Path:
+    """A folder or an .npz file."""
     path = Path(name).expanduser()
-    if path.exists():
-        return path
-    for candidate in _places(root, name):
-        if candidate.exists() and candidate.name == path.name:
-            return candidate
-    raise DataError(f"found no data set at {name}: give a folder, an .npz file or one of {', '.join(DATASETS)}")
-
-
-def _idx_file(folder: Path, split: str, kind: Literal["images", "labels"]) -> Path | None:
-    stem = f"{'train' if split == 'train' else 't10k'}-{kind}-idx{3 if kind == 'images' else 1}-ubyte"
-    return next((path for path in (folder / f"{stem}.gz", folder / stem) if path.is_file()), None)
-
-
-def _fashion_mnist(split: Split, root: Path | None) -> ImageData:
-    folder = find_fashion_mnist(root)
-    images = _idx_file(folder, split, "images") if folder else None
-    labels = _idx_file(folder, split, "labels") if folder else None
-    if images is None or labels is None:
-        raise DataError(
-            "found no Fashion-MNIST: fedssl.data.fetch_fashion_mnist gets it, the Debian package dataset-fashion-mnist "
-            f"installs it, or put its four idx files into a folder and set {DATA_VARIABLE} to that folder"
-        )
-    return read_idx_pair(images, labels, FASHION_MNIST_CLASSES)
-
-
-def _cifar(name: str, split: Split, root: Path | None) -> ImageData:
-    ten = name == "cifar10"
-    folder_name = "cifar-10-batches-bin" if ten else "cifar-100-binary"
-    train = [f"data_batch_{i}.bin" for i in range(1, 6)] if ten else ["train.bin"]
-    files = train if split == "train" else ["test_batch.bin" if ten else "test.bin"]
-    for folder in _places(root, folder_name, name, f"{name}/{folder_name}"):
-        if all((folder / file).is_file() for file in files):
-            labels = folder / ("batches.meta.txt" if ten else "fine_label_names.txt")
-            return read_cifar([folder / file for file in files], 1 if ten else 2, labels)
-    raise DataError(
-        f"found no {name}: unpack its authors' binary version (folder {folder_name}) and set {DATA_VARIABLE} to the "
-        "folder that holds it; their Python version is a pickle and is not read. An image folder works too, by its path"
-    )
-
-
-def _digits(split: Split) -> ImageData:
-    """scikit-learn's 1,797 digits of 8x8 pixels and 17 grey values, enlarged to 16x16 so that three halvings fit.
-
-    The last 360 are the test split: other hands wrote them.
-    """
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    grey = torch.from_numpy(np.asarray(bunch.images, np.float32)).unsqueeze(1) * (255 / 16)
-    pixels = F.interpolate(grey, scale_factor=2, mode="bilinear", align_corners=False).round_().to(torch.uint8).numpy()
-    labels = np.asarray(bunch.target, np.int64)
-    part = slice(None, _NUM_DIGITS_TRAIN) if split == "train" else slice(_NUM_DIGITS_TRAIN, None)
-    return ImageData(pixels[part], labels[part], tuple(str(digit) for digit in range(10)))
+    if not path.exists():
+        found = (place for place in _places(root, name) if place.exists() and place.name == path.name)
+        path = next(found, path)
+    if not path.exists():
+        raise DataError(f"found no data set at {name}: give a folder, an .npz file or one of {', '.join(DATASETS)}")
+    if not path.is_dir() and path.suffix != ".npz":
+        raise DataError(f"{path} is neither a folder nor an .npz file")
+    return path

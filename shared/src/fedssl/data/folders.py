@@ -3,25 +3,18 @@
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
-from PIL import Image, ImageOps
 
+from fedssl.data.decoding import ImageFiles, decode_to_memory, shape_of_first
 from fedssl.data.images import ImageData
+from fedssl.data.trees import SUFFIXES, FolderTree
 from fedssl.errors import DataError
-
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
-_FORMATS = ("JPEG", "PNG", "BMP", "WEBP")
 
 
 def read_folder(folder: Path, split: str, image_size: int | None = None, channels: int | None = None) -> ImageData:
-    """Decodes all images below a folder.
-
-    The classes are the sub-folders in the order of their names, and so are the images of a class. Images that lie in
-    the folder itself are unlabelled. A folder with sub-folders `train` and `test` holds both splits; any other is a
-    training split.
+    """Decodes all images below a folder, into memory: somebody's own images are copied to nowhere else.
 
     Args:
-        folder: the data set.
+        folder: the data set, as :func:`list_folder` has it.
         split: "train" or "test".
         image_size: shorter side after scaling, in pixels; the middle square is cut out. None: the shorter side of the
             first image.
@@ -30,66 +23,41 @@ def read_folder(folder: Path, split: str, image_size: int | None = None, channel
     Raises:
         DataError: there are no images, or one cannot be decoded; the message names it.
     """
-    folder = _split_folder(folder, split)
-    try:
-        class_names, files = _list_images(folder)
-    except OSError as error:
+    files = list_folder(folder, split)
+    shape = shape_of_first(files, image_size, channels)
+    return ImageData(decode_to_memory(files, *shape), files.labels, files.class_names)
+
+
+def list_folder(folder: Path, split: str) -> ImageFiles:
+    """The images below a folder, not decoded.
+
+    The classes are the sub-folders in the order of their names, and so are the images of a class. Images that lie in
+    the folder itself are unlabelled. A folder with sub-folders `train` and `test` (or `val`, where there is no `test`)
+    holds both splits; any other is a training split.
+
+    Raises:
+        DataError: there are none, or the folder cannot be read.
+    """
+    tree = FolderTree(_split_folder(folder, split))
+    classes, loose = tree.folders(""), tree.images("")
+    if loose and classes:
         raise DataError(
-            f"cannot look through {folder}: {error}; give the user of this process leave to read it"
-        ) from error
-    if not files:
-        raise DataError(f"{folder} holds no images: put them into one sub-folder a class ({', '.join(SUFFIXES)})")
-    with _opened(files[0][0]) as first:
-        size = image_size if image_size is not None else min(first.size)
-        mode = "L" if channels == 1 or (channels is None and first.mode in ("1", "L")) else "RGB"
-    images = np.empty((len(files), len(mode) if mode == "RGB" else 1, size, size), np.uint8)
-    for row, (path, _) in zip(images, files, strict=True):
-        pixels = _decode(path, mode, size)
-        row[:] = pixels[np.newaxis] if mode == "L" else pixels.transpose(2, 0, 1)
-    labels = np.array([label for _, label in files], np.int64) if class_names else None
-    return ImageData(images, labels, class_names)
+            f"{tree.path} holds both images and sub-folders: move the images into a class, or the folders away"
+        )
+    names = loose or [f"{name}/{image}" for name in classes for image in tree.images(name)]
+    if not names:
+        raise DataError(f"{tree.path} holds no images: put them into one sub-folder a class ({', '.join(SUFFIXES)})")
+    if loose:
+        return ImageFiles(str(folder), tree, tuple(names))
+    numbers = {name: number for number, name in enumerate(classes)}
+    labels = np.array([numbers[name.partition("/")[0]] for name in names], np.int64)
+    return ImageFiles(str(folder), tree, tuple(names), labels, tuple(classes))
 
 
 def _split_folder(folder: Path, split: str) -> Path:
-    has = {name: (folder / name).is_dir() for name in ("train", "test")}
-    if all(has.values()):
-        return folder / split
+    has = {name: (folder / name).is_dir() for name in ("train", "test", "val")}
+    if has["train"] and (has["test"] or has["val"]):
+        return folder / ("val" if split == "test" and not has["test"] else split)
     if split == "test":
         raise DataError(f"{folder} has no test images: give it two sub-folders, train and test")
     return folder
-
-
-def _list_images(folder: Path) -> tuple[tuple[str, ...], list[tuple[Path, int]]]:
-    """Class names and (file, class number); no class names where the images lie in the folder itself."""
-    classes = [child for child in sorted(folder.iterdir()) if child.is_dir() and not child.name.startswith(".")]
-    loose = _images_in(folder)
-    if loose and classes:
-        raise DataError(
-            f"{folder} holds both images and sub-folders: move the images into a class, or the folders away"
-        )
-    if loose:
-        return (), [(path, 0) for path in loose]
-    return tuple(c.name for c in classes), [(path, label) for label, c in enumerate(classes) for path in _images_in(c)]
-
-
-def _images_in(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix.lower() in SUFFIXES]
-
-
-def _opened(path: Path) -> Image.Image:
-    try:
-        return Image.open(path, formats=_FORMATS)
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"cannot decode {path}: {error}; repair the image or take it away") from error
-
-
-def _decode(path: Path, mode: str, size: int) -> NDArray[np.uint8]:
-    with _opened(path) as image:
-        try:
-            # Photographs say in their EXIF data which side is up.
-            upright = ImageOps.exif_transpose(image).convert(mode)
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise DataError(f"cannot decode {path}: {error}; repair the image or take it away") from error
-    if upright.size != (size, size):
-        upright = ImageOps.fit(upright, (size, size), method=Image.Resampling.BILINEAR)
-    return np.asarray(upright, np.uint8)

@@ -1,7 +1,7 @@
 """Readers for the array formats: idx (MNIST and its kin), CIFAR's binary files, `.npz`. Nothing is ever unpickled."""
 
-import gzip
 import math
+import os
 import zipfile
 import zlib
 from pathlib import Path
@@ -13,7 +13,9 @@ from fedssl.data.images import ImageData
 from fedssl.errors import DataError
 
 _IDX_UINT8 = 8  # the format's code for unsigned bytes, the only type that image sets use
-_ARRAY_ERRORS = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error)
+_ARRAY_ERRORS = (OSError, EOFError, ValueError, KeyError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error)
+_MAX_BYTES = 1 << 30  # of one idx or CIFAR file, uncompressed: five times the largest
+_GZIP = 31  # zlib's code for a gzip stream
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
@@ -23,8 +25,8 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
         DataError: the file cannot be read, or its length is not what its header announces.
     """
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
+        content = _read_bounded(path)
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise DataError(f"cannot read {path}: {error}; fetch the file again") from error
     if len(content) < 4 or content[0] or content[1] or content[2] != _IDX_UINT8:
         raise DataError(f"{path} is not an idx file of unsigned bytes; fetch the file again")
@@ -35,39 +37,67 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
+def _read_bounded(path: Path) -> bytes:
+    if path.stat().st_size > _MAX_BYTES:
+        raise ValueError("it is larger than such a file can be")
+    content = path.read_bytes()
+    if path.suffix != ".gz":
+        return content
+    inflater = zlib.decompressobj(_GZIP)
+    inflated = inflater.decompress(content, _MAX_BYTES)
+    if not inflater.eof:
+        raise EOFError("it is cut short, or unpacks to more than such a file can hold")
+    return inflated
+
+
 def read_idx_pair(images: Path, labels: Path, class_names: tuple[str, ...]) -> ImageData:
     """One split of an MNIST-like set: images (N, H, W) of one channel and labels (N,)."""
     pixels, numbers = read_idx(images), read_idx(labels)
     if pixels.ndim != 3 or numbers.shape != (len(pixels),):
         raise DataError(f"{images} has shape {pixels.shape} and {labels} {numbers.shape}: they do not belong together")
+    if numbers.size and int(numbers.max()) >= len(class_names):
+        raise DataError(
+            f"{labels} has labels above {len(class_names) - 1}: it belongs to another data set, or is damaged"
+        )
     return ImageData(pixels[:, np.newaxis], numbers.astype(np.int64), class_names)
 
 
-def read_cifar(files: list[Path], label_bytes: int, names: Path | None) -> ImageData:
-    """CIFAR's binary version: records of `label_bytes` (the last one is taken) and 3 x 32 x 32 bytes.
+def read_cifar(files: list[Path], num_classes: int, names: Path | None) -> ImageData:
+    """CIFAR's binary version: records of a label and 3 x 32 x 32 bytes, with a coarse label first where there are 100.
 
     Args:
         files: in order; CIFAR-10's training set has five.
-        label_bytes: 1 for CIFAR-10, 2 for CIFAR-100 (coarse, then fine).
+        num_classes: 10 or 100.
         names: text file of class names, one a line, or None.
 
     Raises:
-        DataError: a file cannot be read or does not hold whole records.
+        DataError: a file cannot be read, does not hold whole records, or has a label that is no class.
     """
+    label_bytes = 1 if num_classes == 10 else 2
     length = label_bytes + 3 * 32 * 32
     records: list[NDArray[np.uint8]] = []
     for path in files:
         try:
-            content = np.fromfile(path, np.uint8)
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {error}") from error
+            content = np.frombuffer(_read_bounded(path), np.uint8)
+        except (OSError, ValueError) as error:
+            raise DataError(f"cannot read {path}: {error}; fetch the file again") from error
         if content.size == 0 or content.size % length:
             raise DataError(f"{path} is cut short or not CIFAR's binary version (records of {length} bytes)")
-        records.append(content.reshape(-1, length))
+        table = content.reshape(-1, length)
+        if int(table[:, label_bytes - 1].max()) >= num_classes:
+            raise DataError(f"{path} has labels above {num_classes - 1}: it is not CIFAR-{num_classes}, or damaged")
+        records.append(table)
     table = np.concatenate(records)
-    lines = names.read_text(encoding="ascii").split() if names is not None and names.is_file() else []
     images = np.ascontiguousarray(table[:, label_bytes:]).reshape(-1, 3, 32, 32)
-    return ImageData(images, table[:, label_bytes - 1].astype(np.int64), tuple(lines))
+    return ImageData(images, table[:, label_bytes - 1].astype(np.int64), _class_names(names))
+
+
+def _class_names(path: Path | None) -> tuple[str, ...]:
+    """One name a line; none where the file is missing or unreadable: they are only for people."""
+    try:
+        return tuple(path.read_text(encoding="utf-8", errors="replace").split()) if path is not None else ()
+    except OSError:
+        return ()
 
 
 def read_npz(path: Path, split: str) -> ImageData:
@@ -83,6 +113,7 @@ def read_npz(path: Path, split: str) -> ImageData:
     if not zipfile.is_zipfile(path):
         raise DataError(f"{path} is not an .npz file, or is damaged; write it with fedssl.data.save_npz")
     try:
+        _require_memory(path)
         with np.load(path, allow_pickle=False) as archive:
             keys = set(archive.files)
             if f"{prefix}images" not in keys:
@@ -112,6 +143,14 @@ def save_npz(path: Path, data: ImageData, test: ImageData | None = None) -> None
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:  # an open file: np.savez would add a suffix to a name without one
         np.savez(file, allow_pickle=False, **arrays)
+
+
+def _require_memory(path: Path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        needed = max((member.file_size for member in archive.infolist()), default=0)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory:
+        raise ValueError(f"an array takes {needed / 1e9:,.1f} GB, this machine has {memory / 1e9:,.1f} GB of memory")
 
 
 def _channels_first(images: NDArray[np.generic], path: Path) -> NDArray[np.uint8]:

@@ -1,9 +1,9 @@
-"""Augmentations and pixel statistics of the published code, and of this project where there is none."""
+"""Augmentations, pixel statistics and partitions of the published code, and of this project where there is none."""
 
 from types import MappingProxyType
 from typing import Final
 
-from fedssl.protocol.data import AugmentationConfig
+from fedssl.protocol.data import AugmentationConfig, PartitionConfig
 
 _STRONG = AugmentationConfig(
     min_scale=0.2, brightness=0.8, contrast=0.8, saturation=0.8, hue=0.2, jitter=0.8, greyscale=0.2, flip=0.5
@@ -55,3 +55,24 @@ NORMALIZATIONS: Final[MappingProxyType[str, Statistics]] = MappingProxyType(
     }
 )
 """Mean and standard deviation a channel, of pixels in 0..1. EasyFL, SSD and FedU2 do not normalise."""
+
+_CIFAR10 = PartitionConfig(dataset="cifar10")
+_FIVE = _CIFAR10.model_copy(update={"num_clients": 5})
+
+PARTITIONS: Final[MappingProxyType[str, PartitionConfig]] = MappingProxyType(
+    {
+        "fedx": _CIFAR10.model_copy(update={"num_clients": 10, "alpha": 0.5}),
+        "ssd": _CIFAR10.model_copy(update={"num_clients": 10, "alpha": 0.1, "variant": "ssd"}),
+        # A fifth of the clients in each round: cohort.fraction 0.2.
+        "ssd-cross-device": _CIFAR10.model_copy(update={"num_clients": 50, "alpha": 0.1, "variant": "ssd"}),
+        "fedu-iid": _FIVE.model_copy(update={"scheme": "iid", "alpha": None}),
+        "fedu-classes": _FIVE.model_copy(update={"scheme": "classes", "alpha": None}),
+        # Also with alpha 0.5. No code was published; EasyFL's, which FedRLC builds on, partitions as FedX does.
+        "fedrlc-dirichlet": _FIVE.model_copy(update={"alpha": 0.1}),
+        # Also with alpha 100 and 0.01. client-0's images are public, and it does not train.
+        "flesd": _CIFAR10.model_copy(update={"num_clients": 6, "alpha": 1.0, "variant": "flesd"}),
+        # Half of the clients in each round: cohort.fraction 0.5.
+        "orchestra": _CIFAR10.model_copy(update={"num_clients": 100, "alpha": 0.1, "variant": "orchestra"}),
+    }
+)
+"""The papers' partitions, of CIFAR-10; a copy with another `dataset`, `alpha` or `share` gives their other columns."""

@@ -1,0 +1,74 @@
+"""The picture of a partition: a real PNG that shows what it should, the same every time."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedssl.data import plot_partition
+from fedssl.data.partition_plot import _colours
+
+TWO = np.array([[30, 0], [0, 30]])
+
+
+def _pixels(path: Path) -> np.ndarray:
+    with Image.open(path) as image:
+        assert image.format == "PNG"
+        return np.asarray(image.convert("RGB")).reshape(-1, 3)
+
+
+def _share(pixels: np.ndarray, colour: np.ndarray) -> float:
+    return float((np.abs(pixels - np.round(255 * colour[:3])).max(axis=1) <= 1).mean())
+
+
+@pytest.mark.parametrize(("num_clients", "num_classes"), [(1, 1), (5, 10), (100, 10), (6, 200), (50, 100), (1000, 11)])
+def test_any_number_of_clients_and_classes(tmp_path: Path, num_clients: int, num_classes: int) -> None:
+    counts = np.random.default_rng(0).integers(0, 50, (num_clients, num_classes))
+    path = tmp_path / "deep" / "picture.png"
+    plot_partition(path, counts, ["one", "two"][:num_classes], title="title", subtitle="subtitle")
+    with Image.open(path) as image:
+        assert 900 < image.width <= 2200
+        assert image.height > 700
+    assert _pixels(path).std() > 20, "something is drawn"
+
+
+def test_areas_are_in_proportion(tmp_path: Path) -> None:
+    """Two classes, one of them with three times the images: three times the pixels, but for the legend."""
+    path = tmp_path / "picture.png"
+    plot_partition(path, np.array([[30, 10], [60, 20]]))
+    first, second = (_share(_pixels(path), colour) for colour in _colours(2))
+    assert 2.6 < first / second < 3.4
+
+
+def test_a_class_that_nobody_has_is_in_the_legend_alone(tmp_path: Path) -> None:
+    path = tmp_path / "picture.png"
+    plot_partition(path, np.array([[30, 0, 30]]))
+    shares = [_share(_pixels(path), colour) for colour in _colours(3)]
+    assert 0 < shares[1] < 0.05 * shares[0]
+
+
+def test_colours_differ_also_in_grey() -> None:
+    """Neighbours in a stack are told apart by lightness too, on paper and by those who see fewer colours."""
+    for num_classes in (10, 100, 200):
+        grey = _colours(num_classes)[:, :3] @ np.array([0.299, 0.587, 0.114])
+        assert np.abs(np.diff(grey)).min() > 0.03
+    assert len(np.unique(_colours(10), axis=0)) == 10
+
+
+def test_nothing_at_all_is_drawn_too(tmp_path: Path) -> None:
+    plot_partition(tmp_path / "picture.png", np.zeros((3, 2), np.int64))
+    assert (tmp_path / "picture.png").exists()
+
+
+def test_same_counts_same_bytes(tmp_path: Path) -> None:
+    for name in ("1.png", "2.png"):
+        plot_partition(tmp_path / name, TWO, ["a", "b"], title="t")
+    assert (tmp_path / "1.png").read_bytes() == (tmp_path / "2.png").read_bytes()
+
+
+def test_matplotlib_is_imported_only_to_draw() -> None:
+    source = "import sys, fedssl.data; sys.exit('matplotlib' in sys.modules or 'scipy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", source], check=False).returncode == 0

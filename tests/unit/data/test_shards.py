@@ -1,0 +1,132 @@
+"""Who holds which images: nothing lost, nothing twice, the same every time, and subsampled after the partition."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedssl.data import PARTITIONS, ImageData, save_npz
+from fedssl.errors import DataError
+from fedssl.protocol.data import DataConfig, PartitionConfig
+from fedssl.shards import allot, deal, holdings
+
+LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 300))
+DIGITS = PartitionConfig(dataset="digits", num_clients=5, scheme="dirichlet", alpha=0.5, seed=3)
+SHAPE = DataConfig(channels=1, image_size=16)
+
+configs = st.builds(
+    PartitionConfig,
+    num_clients=st.integers(1, 12),
+    scheme=st.sampled_from(["iid", "classes", "dirichlet"]),
+    variant=st.sampled_from(["fedx", "ssd", "flesd", "orchestra"]),
+    alpha=st.sampled_from([0.5, 1.0, 100.0]),
+    share=st.sampled_from([0.1, 0.25, 0.5, 1.0]),
+    max_images=st.sampled_from([None, 1500, 3000, 9999]),
+    pooled=st.booleans(),
+    seed=st.integers(0, 2**63 - 1),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(config=configs)
+def test_nothing_twice_and_nothing_lost(config: PartitionConfig) -> None:
+    held = allot(config, LABELS)
+    parts = list(held.by_client.values())
+    together = np.concatenate(parts)
+    assert len(np.unique(together)) == len(together)
+    assert all(bool((np.diff(part) > 0).all()) for part in parts)
+    assert len(parts) == (1 if config.pooled else config.num_clients)
+    assert held.counts.sum(axis=1).tolist() == [len(part) for part in parts]
+    expected = min(config.max_images or len(LABELS), len(LABELS))
+    if config.scheme != "dirichlet" or config.variant != "flesd":
+        assert abs(len(together) - config.share * expected) <= config.num_clients
+    again = allot(config, LABELS)
+    assert all(np.array_equal(again.by_client[name], part) for name, part in held.by_client.items())
+
+
+@settings(max_examples=30, deadline=None)
+@given(config=configs)
+def test_a_share_is_part_of_what_the_client_would_hold(config: PartitionConfig) -> None:
+    """Table 3a's rows are cut from one partition, each out of the next larger."""
+    sizes = []
+    previous: dict[str, np.ndarray] = {}
+    for share in (0.1, 0.25, 0.5, 1.0):
+        held = allot(config.model_copy(update={"share": share}), LABELS).by_client
+        for name, part in previous.items():
+            assert np.isin(part, held[name]).all()
+        previous = held
+        sizes.append([len(part) for part in held.values()])
+    for row, share in zip(sizes, (0.1, 0.25, 0.5, 1.0), strict=True):
+        assert row == [min(whole, max(1, int(share * whole + 0.5))) for whole in sizes[-1]]
+
+
+def test_max_images_comes_before_the_partition_and_share_after() -> None:
+    config = PartitionConfig(num_clients=5, scheme="classes", alpha=None, max_images=1000)
+    before = allot(config, LABELS).counts
+    after = allot(config.model_copy(update={"max_images": None, "share": 1000 / 3000}), LABELS).counts
+    assert before.sum() == after.sum() == 1000
+    assert after.sum(axis=1).tolist() == [200] * 5
+    assert before.sum(axis=1).tolist() != [200] * 5, "a random 1,000 images are not equally many of each class"
+
+
+def test_the_defaults_deal_as_they_always_have() -> None:
+    """A run's result hangs on these numbers: they may change only with a changelog entry."""
+    held = allot(PartitionConfig(num_clients=3, alpha=1.0, seed=17), np.repeat(np.arange(3), 20))
+    assert held.counts.tolist() == [[1, 3, 8], [4, 12, 12], [15, 5, 0]]
+    assert held.by_client["client-0"][:5].tolist() == [18, 29, 30, 38, 42]
+
+
+def test_golden_share() -> None:
+    held = allot(PartitionConfig(num_clients=3, alpha=1.0, seed=17, share=0.25), np.repeat(np.arange(3), 20))
+    assert [part.tolist() for part in held.by_client.values()] == [
+        [43, 46, 49],
+        [32, 35, 39, 41, 45, 52, 57],
+        [2, 7, 12, 15, 36],
+    ]
+
+
+def test_dealing_gives_what_was_allotted(tmp_path: Path) -> None:
+    config = DIGITS.model_copy(update={"share": 0.5, "max_images": 1000, "variant": "orchestra"})
+    shards, held = deal(config, SHAPE), holdings(config)
+    assert np.array_equal(shards.counts, held.counts)
+    whole = deal(PartitionConfig(dataset="digits", pooled=True), SHAPE).by_client["client-0"]
+    assert whole.labels is not None
+    for name, part in held.by_client.items():
+        shard = shards.by_client[name]
+        assert shard.labels is not None
+        assert np.array_equal(shard.images, whole.images[part])
+        assert np.array_equal(shard.labels, whole.labels[part])
+        assert shard.images.flags.writeable, "torch shares memory with it"
+
+
+def test_a_class_that_was_not_drawn_is_still_counted(tmp_path: Path) -> None:
+    data = ImageData(np.zeros((40, 1, 16, 16), np.uint8), np.repeat(np.arange(2), 20), ("a", "b", "never"))
+    save_npz(tmp_path / "set.npz", data)
+    held = holdings(PartitionConfig(dataset="set.npz", num_clients=2, scheme="iid", alpha=None), tmp_path)
+    assert held.counts.shape == (2, 3)
+    assert held.class_names == ("a", "b", "never")
+
+
+def test_unlabelled_images_cannot_be_dealt(tmp_path: Path) -> None:
+    save_npz(tmp_path / "set.npz", ImageData(np.zeros((40, 1, 16, 16), np.uint8)))
+    config = PartitionConfig(dataset="set.npz")
+    for look in (lambda: holdings(config, tmp_path), lambda: deal(config, SHAPE, tmp_path)):
+        with pytest.raises(DataError, match="no labels"):
+            look()
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_presets_can_be_dealt(name: str) -> None:
+    """On labels of CIFAR-10's proportions."""
+    config = PARTITIONS[name]
+    held = allot(config, np.repeat(np.arange(10), 5000))
+    sizes = held.counts.sum(axis=1)
+    assert len(sizes) == config.num_clients
+    if name == "fedu-classes":
+        assert (np.count_nonzero(held.counts, axis=1) == 2).all()
+    if name in ("fedu-iid", "orchestra"):
+        assert sizes.max() - sizes.min() <= 1
+    if config.variant == "fedx" and config.scheme == "dirichlet":
+        assert sizes.min() >= 10
