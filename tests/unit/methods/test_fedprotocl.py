@@ -1,5 +1,6 @@
 """FedProtoCL: its prototypes are the key network's, its loss is the equation, and it warms up."""
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -80,7 +81,8 @@ def test_as_many_clusters_as_the_images_say_and_two_at_least() -> None:
 
 def test_epochs_find_new_prototypes_and_repeat_them() -> None:
     client = training(_spec(images_per_cluster=[10]))
-    first, second = _found(client, epoch=0)[0], _found(client, epoch=1)[0]
+    # Copies: an epoch's prototypes take the place of the last one's.
+    first, second = (copy.deepcopy(_found(client, epoch=epoch)[0]) for epoch in (0, 1))
     again = _found(client, epoch=0)[0]
     assert torch.equal(first.centroids, again.centroids)
     assert not torch.equal(first.centroids, second.centroids)

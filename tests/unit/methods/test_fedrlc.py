@@ -117,6 +117,33 @@ def test_centers_travel_as_centers_and_are_averaged_by_images() -> None:
     torch.testing.assert_close(mean, first.broadcast["centers.mu"] + 1)
 
 
+@pytest.mark.parametrize("reducer", [{"name": "ldawa", "num_plain_rounds": 0}, {"name": "eua"}, {"name": "mean"}])
+def test_whatever_becomes_of_the_weights_centers_have_a_rule_of_their_own(reducer: dict[str, Any]) -> None:
+    """L-DAWA would scale them, EUA take a direction; with equal weights they would not count by images."""
+    if reducer["name"] == "mean":
+        reducer = {**reducer, "weighting": "uniform"}
+    spec = method_spec("fedbyol", method={"name": "fedbyol", "add_ons": [{"name": "crossed_kl"}], "reducer": reducer})
+    rules = {tensor.name: tensor.reduce for tensor in METHODS["fedbyol"].artifacts(spec.method, spec).update}
+    assert rules["centers.mu"] == "mean"
+    assert rules["encoder.blocks.0.conv.weight"] == ("mean" if reducer["name"] == "mean" else "method")
+    first = start(spec)
+    generator = torch.Generator().manual_seed(2)
+    moved = [
+        {name: v + torch.rand(v.shape, generator=generator) if v.is_floating_point() else v for name, v in tensors}
+        for tensors in (first.state.items(), first.state.items())
+    ]
+    mean = aggregate(spec, first.state, [(30, moved[0]), (10, moved[1])]).broadcast["centers.mu"]
+    torch.testing.assert_close(mean, 0.75 * moved[0]["centers.mu"] + 0.25 * moved[1]["centers.mu"])
+
+
+def test_centers_of_clients_who_train_alone_stay_with_them() -> None:
+    alone = {"merge": {"name": "local"}, "reducer": {"name": "none"}}
+    spec = method_spec("fedbyol", method={"name": "fedbyol", "add_ons": [{"name": "crossed_kl"}], **alone})
+    result = simulate(spec, shards(spec))
+    assert torch.equal(result.model["centers.mu"], result.initial["centers.mu"])
+    assert METHODS["fedbyol"].artifacts(spec.method, spec).update == ()
+
+
 def test_centers_are_mixed_by_epsilon() -> None:
     received, local = torch.tensor([[0.0, 4.0]]), torch.tensor([[8.0, 0.0]])
     assert torch.equal(mixed_centers(received, local, torch.tensor(0.0)), received)

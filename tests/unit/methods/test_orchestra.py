@@ -90,7 +90,7 @@ def test_the_first_round_only_clusters() -> None:
     first = local_round(spec, received)
     weights = {name: value for name, value in first.update.items() if name != "local_centroids"}
     assert all(torch.equal(value, received[name]) for name, value in weights.items())
-    assert first.metrics == {}
+    assert not any(name.startswith("loss") for name in first.metrics)
     torch.testing.assert_close(first.update["local_centroids"].norm(dim=1), torch.ones(4))
     second = local_round(spec, received, number=2, state=first.state)
     assert {"loss/clustering", "loss/rotation"} < second.metrics.keys()

@@ -7,7 +7,7 @@ Shi et al. 2021, Towards Communication-Efficient and Privacy-Preserving Federate
 as the authors' code has it: one view's embeddings are the anchors, the other's the positive and the B - 1 negatives.
 tau is `temperature`. What leaves is `fedssl.methods.similarity`, what becomes of it the reducer
 `fedssl.methods.similarity_distillation`, which goes onto other objectives too. Clients whose encoder is not the model's
-(`reducer.client_encoders`) keep their own network; their embeddings need the common width only in factored packing.
+(`reducer.client_encoders`) keep their own network and may learn from the student: `fedssl.methods.client_distillation`.
 
 The paper's setting beside the defaults: ResNet-18, projector 512(ReLU)-128 without BatchNorm, Adam 1e-3 with weight
 decay 1e-6, batches of 1024 without drop_last, 200 local epochs in all, T = 1 to 40 rounds. The public images are client

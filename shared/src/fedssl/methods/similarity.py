@@ -4,10 +4,13 @@
 
 Shi et al. 2021, FLESD, Eq. 4. With N images and D numbers an embedding:
 
-    factored-f32, factored-f16   R itself, (N, D): S is R R^T, and equal wherever R differs by a rotation
-    triangle-f16, triangle-i8    S_ij for i < j row by row, (N (N - 1) / 2,); the latter as round(127 S_ij)
+    factored-f32, factored-f16                 L (N, D) with L L^T = S, made from S alone (`similarity_factor`)
+    representations-f32, representations-f16   R itself, (N, D): the same S, and the axes of the client's network
+    triangle-f16, triangle-i8                  S_ij for i < j row by row, (N (N - 1) / 2,); i8 is round(127 S_ij)
 
-FLESD sends the factors (Section 6). The N x N matrix is formed nowhere: only the entries of the rows asked for are.
+FLESD's code sends R (Section 6); here L is the default, which is as large and tells the coordinator no more than S. The
+N x N matrix is formed nowhere: only the entries of the rows asked for are. Embeddings of different widths fit one plan:
+a factor's columns beyond the rank are zero.
 """
 
 from collections.abc import Sequence
@@ -21,26 +24,22 @@ from fedssl.aggregation import ensemble_similarity
 from fedssl.artifacts.tensors import DTYPES, Tensors
 from fedssl.errors import MethodError
 from fedssl.methods.api import ClientData, Context
-from fedssl.methods.composition import encoder_width
 from fedssl.methods.embedding import embed
 from fedssl.methods.parts import ENCODER, PROJECTOR, Part
-from fedssl.protocol.methods.distillation import DistillationConfig, Packing
-from fedssl.protocol.plan import TensorSpec
+from fedssl.methods.similarity_factor import similarity_factor
+from fedssl.protocol.methods.distillation import DistillationConfig, Form, Packing
+from fedssl.protocol.plan import Kind, TensorSpec
 
-NAMES: dict[Packing, str] = {
-    "factored-f32": "representations",
-    "factored-f16": "representations",
-    "triangle-f16": "similarities",
-    "triangle-i8": "similarities",
-}
+NAMES: dict[Form, str] = {"factored": "factor", "representations": "representations", "triangle": "similarities"}
 """What the tensor that leaves a client is called."""
 
-_TYPES: dict[Packing, torch.dtype] = {
-    "factored-f32": torch.float32,
-    "factored-f16": torch.float16,
-    "triangle-f16": torch.float16,
-    "triangle-i8": torch.int8,
+_KINDS: dict[Form, Kind] = {
+    "factored": "similarity",
+    "representations": "representations",
+    "triangle": "similarity",
 }
+
+_TYPES = {"f32": torch.float32, "f16": torch.float16, "i8": torch.int8}
 _ROWS, _STEPS = 1024, 127
 
 
@@ -53,23 +52,29 @@ class SimilarityUpload(Part):
     def extra_update(self, modules: nn.ModuleDict, data: ClientData, ctx: Context) -> Tensors:
         networks = [modules[name] for name in (ENCODER, PROJECTOR) if name in modules]
         z_ND = embed(networks, public_images(ctx).images, ctx)
-        return {NAMES[self.config.packing]: pack(z_ND, self.config.packing)}
+        return {NAMES[self.config.form]: pack(z_ND, self.config.packing, self._width(modules, ctx))}
 
     def extra_plan(self, modules: nn.ModuleDict, ctx: Context) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-        public, projector = ctx.spec.public_data, ctx.spec.model.projector
+        public, form = ctx.spec.public_data, self.config.form
         if public is None:
             raise MethodError("the spec names no public images")  # the spec's check refuses this earlier
-        width = projector.out_dim if projector is not None and PROJECTOR in modules else encoder_width(modules)
         size = public.num_images
-        factored = self.config.packing.startswith("factored")
+        pairs, rows = (size * (size - 1) // 2,), (size, self._width(modules, ctx))
         tensor = TensorSpec(
-            name=NAMES[self.config.packing],
-            dtype=DTYPES[_TYPES[self.config.packing]],
-            shape=(size, width) if factored else (size * (size - 1) // 2,),
-            kind="similarity",
+            name=NAMES[form],
+            dtype=DTYPES[_dtype(self.config.packing)],
+            shape=pairs if form == "triangle" else rows,
+            kind=_KINDS[form],
             reduce="method",
         )
         return (), (tensor,)
+
+    def _width(self, modules: nn.ModuleDict, ctx: Context) -> int:
+        """D, of the widest client: all send one shape."""
+        model = ctx.spec.model
+        if model.projector is not None and PROJECTOR in modules:
+            return model.projector.out_dim
+        return max(encoder.feature_dim for encoder in (model.encoder, *self.config.own_encoders.values()))
 
 
 def public_images(ctx: Context) -> ClientData:
@@ -79,13 +84,16 @@ def public_images(ctx: Context) -> ClientData:
     return ctx.public
 
 
-def pack(z_ND: Tensor, packing: Packing) -> Tensor:
-    """The similarities of N embeddings, ready to travel."""
-    unit_ND = F.normalize(z_ND.float(), dim=1)
+def pack(z_ND: Tensor, packing: Packing, width: int | None = None) -> Tensor:
+    """The similarities of N embeddings, ready to travel; `width`: of the factor (None: D)."""
+    dtype = _dtype(packing)
     if packing.startswith("factored"):
-        return unit_ND.to(_TYPES[packing])
+        return similarity_factor(z_ND, width).to(dtype).contiguous()
+    unit_ND = F.normalize(z_ND.float(), dim=1)
+    if packing.startswith("representations"):
+        return unit_ND.to(dtype)
     size = len(unit_ND)
-    packed = torch.empty(size * (size - 1) // 2, dtype=_TYPES[packing], device=z_ND.device)
+    packed = torch.empty(size * (size - 1) // 2, dtype=dtype, device=z_ND.device)
     place = 0
     for start in range(0, size, _ROWS):
         for offset, row_N in enumerate(unit_ND[start : start + _ROWS] @ unit_ND.T):
@@ -93,6 +101,10 @@ def pack(z_ND: Tensor, packing: Packing) -> Tensor:
             packed[place : place + len(entries)] = (entries * _STEPS).round() if packing == "triangle-i8" else entries
             place += len(entries)
     return packed
+
+
+def _dtype(packing: Packing) -> torch.dtype:
+    return _TYPES[packing.split("-")[1]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +117,7 @@ class Ensemble:
 
     def rows(self, rows: Tensor, anchors: Tensor, temperature: float) -> Tensor:
         """p (R, A): what the clients together find about the rows' images among the anchors (FLESD Eq. 5, 6 and 8)."""
-        if self.packing.startswith("factored"):
+        if not self.packing.startswith("triangle"):
             return ensemble_similarity(self.packed, rows, anchors, temperature)
         entries_KRA = torch.stack([self._entries(triangle, rows, anchors) for triangle in self.packed])
         return F.softmax((entries_KRA / temperature).logsumexp(dim=0), dim=1)
@@ -115,4 +127,6 @@ class Ensemble:
         place = first * self.num_images - first * (first + 1) // 2 + second - first - 1
         same = first == second
         values = triangle[place.masked_fill(same, 0)].float()
-        return (values / _STEPS if triangle.dtype == torch.int8 else values).masked_fill(same, 1.0)
+        cosines = values / _STEPS if triangle.dtype == torch.int8 else values
+        # No cosine is larger, but a number that was sent may be, and would drown the other clients'.
+        return cosines.clamp(-1, 1).masked_fill(same, 1.0)

@@ -10,7 +10,8 @@ step, for a batch of B' public images i, seen in two views:
     mu <- zeta mu + (1 - zeta) theta, parameters only                                         (Eq. 10)
 
 tau_T is `temperature`, tau_S `student_temperature`, zeta `momentum`, B' `batch_size`. S_k comes from
-`fedssl.methods.similarity`. The global model of the next round is the student.
+`fedssl.methods.similarity`. The global model of the next round is the student. The same training, on a client with an
+encoder of its own, is `fedssl.methods.client_distillation`.
 
 As in the authors' code: the batch's own keys are in the queue before the loss, so an image is an anchor of itself,
 with similarity 1. Deviation: steps that only fill the queue (2048/128 = 16) are taken once a round; the code takes them
@@ -35,6 +36,7 @@ from fedssl.methods.parts import ENCODER, PROJECTOR
 from fedssl.methods.similarity import NAMES, Ensemble, public_images
 from fedssl.models import build_encoder, build_mlp, initialised
 from fedssl.protocol.methods.distillation import DistillationConfig
+from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.training import OptimizerConfig
 
 STUDENT = (ENCODER, PROJECTOR)
@@ -45,7 +47,7 @@ def distillation(config: DistillationConfig) -> Reducer:
     """Ensemble similarity distillation."""
 
     def reduce(updates: Sequence[Update], state: ServerState, ctx: Context) -> tuple[Tensors, Metrics]:
-        name = NAMES[config.packing]
+        name = NAMES[config.form]
         packed = [update.load()[name].to(ctx.device) for update in updates]
         ensemble = Ensemble(packed, config.packing, len(public_images(ctx)))
         return ctx.distil(SimilarityDistillation(config, ensemble, state), ctx)
@@ -75,13 +77,30 @@ class AnchorQueue(nn.Module):
         self.position.copy_((self.position + len(keys_BD)) % len(self.keys))
 
 
+def network(config: EncoderConfig, weights: Tensors, what: str, ctx: Context) -> nn.ModuleDict:
+    """An encoder, and the projector where `weights` have one, holding these weights. `what` names them in an error."""
+
+    def build() -> nn.ModuleDict:
+        encoder = build_encoder(config, ctx.spec.data.channels)
+        modules = nn.ModuleDict({ENCODER: encoder})
+        if ctx.spec.model.projector is not None and any(name.startswith(f"{PROJECTOR}.") for name in weights):
+            modules[PROJECTOR] = build_mlp(ctx.spec.model.projector, encoder.feature_dim)
+        return modules
+
+    modules = initialised(build, ctx.seed("distillation"))
+    load_modules(modules, modules, weights, what)
+    return modules
+
+
 @dataclass(frozen=True)
 class SimilarityDistillation:
-    """What the engine trains. `start`: the global model."""
+    """What the engine trains. `start`: the student's weights as they are, the global model's; `encoder`: the student's,
+    where it is not the run's."""
 
     config: DistillationConfig
     ensemble: Ensemble
     start: Tensors
+    encoder: EncoderConfig | None = None
 
     @property
     def num_epochs(self) -> int:
@@ -92,19 +111,12 @@ class SimilarityDistillation:
         return self.config.optimizer
 
     def build(self, ctx: Context) -> nn.ModuleDict:
-        student = initialised(lambda: self._student(ctx), ctx.seed("distillation"))
-        load_modules(student, student, self.start, "global model")
+        encoder = self.encoder or ctx.spec.model.encoder
+        student = network(encoder, self.start, "global model", ctx)
         keys = {f"{_KEY}{name}": copy_of(module) for name, module in student.items()}
-        projector, encoder = ctx.spec.model.projector, ctx.spec.model.encoder
+        projector = ctx.spec.model.projector
         width = projector.out_dim if projector is not None and PROJECTOR in student else encoder.feature_dim
         return nn.ModuleDict({**dict(student.items()), **keys, _QUEUE: AnchorQueue(self.config.num_anchors, width)})
-
-    def _student(self, ctx: Context) -> nn.ModuleDict:
-        encoder = build_encoder(ctx.spec.model.encoder, ctx.spec.data.channels)
-        student = nn.ModuleDict({ENCODER: encoder})
-        if ctx.spec.model.projector is not None and any(name.startswith(f"{PROJECTOR}.") for name in self.start):
-            student[PROJECTOR] = build_mlp(ctx.spec.model.projector, encoder.feature_dim)
-        return student
 
     def steps(self, modules: nn.ModuleDict, epoch: int, ctx: Context) -> Iterator[Losses]:
         config, public, queue = self.config, public_images(ctx), modules[_QUEUE]
@@ -113,9 +125,9 @@ class SimilarityDistillation:
         views = ctx.generator(f"distillation/views/{epoch}")
         temperature = config.student_temperature or config.temperature
         filling = config.num_filling_steps if epoch == 0 or config.skip == "every_epoch" else 0
-        for number, batch in enumerate(epoch_batches(len(public), config.batch_size, order, drop_last=False)):
-            rows = batch.to(public.images.device)
-            pixels = to_float(public.images[rows])
+        batches = epoch_batches(len(public), config.batch_size, order, drop_last=False, device=public.images.device)
+        for number, rows in enumerate(batches):
+            pixels = to_float(public.images.index_select(0, rows))
             query, key = (_view(pixels, views, ctx) for _ in range(2))
             with torch.no_grad():
                 queue.push(_run(modules, key, _KEY), rows)

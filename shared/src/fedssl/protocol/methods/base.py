@@ -53,3 +53,10 @@ class MethodConfig(StrictModel):
     def dimensions_wanted(self, model: ModelConfig) -> DimensionsWanted | None:
         """The dimensions to divide among the clients; None: the method assigns none."""
         return None
+
+    def distillation_epochs(self, round_number: int) -> int:
+        """For how many epochs the coordinator itself trains, to make the weights that this round ends with.
+
+        Round 0 is the time before the first. 0 epochs: it trains nothing, and only combines what came.
+        """
+        return 0

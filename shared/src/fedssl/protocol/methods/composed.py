@@ -53,6 +53,9 @@ class ComposedConfig(MethodConfig):
         for part in (*self.add_ons, self.merge, self.reducer):
             part.check_public_data(public_data)
 
+    def distillation_epochs(self, round_number: int) -> int:
+        return sum(part.distillation_epochs(round_number) for part in (*self.add_ons, self.merge, self.reducer))
+
     def embedding_width(self, model: ModelConfig) -> int:
         """D, the width of what the losses compare: of the representation where there is no projector."""
         if "projector" in self.traits and model.projector is not None:

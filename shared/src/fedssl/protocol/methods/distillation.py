@@ -1,12 +1,14 @@
 """Config of FLESD's reducer: clients send similarities of public images, the coordinator distils them."""
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, TypeAdapter, WrapValidator, model_validator
 
-from fedssl.protocol.base import ClientId
+from fedssl.errors import SpecError
+from fedssl.protocol.base import ClientId, StrictModel
 from fedssl.protocol.data import PublicDataConfig
+from fedssl.protocol.methods.base import MethodConfig
 from fedssl.protocol.methods.parts import PartConfig
 from fedssl.protocol.model import EncoderConfig, ModelConfig
 from fedssl.protocol.training import OptimizerConfig
@@ -14,10 +16,36 @@ from fedssl.protocol.training import OptimizerConfig
 if TYPE_CHECKING:
     from fedssl.protocol.methods.composed import ComposedConfig
 
-Packing = Literal["factored-f32", "factored-f16", "triangle-f16", "triangle-i8"]
+Packing = Literal[
+    "factored-f32", "factored-f16", "representations-f32", "representations-f16", "triangle-f16", "triangle-i8"
+]
+Form = Literal["factored", "representations", "triangle"]
 
 LARGEST_TRIANGLE = 1 << 14
 """Public images whose pairwise similarities are still sent one by one: 134 million of them."""
+
+_EncodersByClient = dict[ClientId, EncoderConfig]
+_by_client: TypeAdapter[_EncodersByClient] = TypeAdapter(_EncodersByClient)
+
+
+def _one_reading(value: Any, _: object) -> Any:
+    """Read text as the word and anything else as a table: a mistake is told once, and where it is."""
+    if not isinstance(value, str):
+        return _by_client.validate_python(value)
+    if value != "declared":
+        raise ValueError('method.reducer.client_encoders must be a table of encoders by client, or "declared"')
+    return value
+
+
+class ClientDistillationConfig(StrictModel):
+    """What a client with an encoder of its own does with the student that the coordinator made.
+
+    The broadcast is the student, as for everybody. Such a client computes how similar the public images are to the
+    student, and before its local training makes its own network find the same, by the coordinator's loss and optimiser.
+    Not in the first round, whose broadcast is untrained. FLESD has no such step: it is off by default.
+    """
+
+    num_epochs: int = Field(default=10, ge=1, le=100_000, description="Passes over the public images, every round.")
 
 
 class DistillationConfig(PartConfig):
@@ -27,8 +55,11 @@ class DistillationConfig(PartConfig):
     name: Literal["distillation"] = "distillation"
     packing: Packing = Field(
         default="factored-f32",
-        description="How similarities travel. `factored`: the unit embeddings whose products they are, N x D numbers. "
-        "`triangle`: each pair's cosine, N (N - 1) / 2 numbers, which hold no embeddings; 16384 images at most.",
+        description="How similarities travel. `factored`: a factor of the similarity matrix that is computed from the "
+        "matrix alone (pivoted Cholesky), N x D numbers; it tells what the matrix tells. `representations`: the unit "
+        "embeddings, as FLESD's code sends them; the same matrix, and besides it the axes of the client's own network. "
+        "`triangle`: each pair's cosine, N (N - 1) / 2 numbers; 16384 images at most. With more images than dimensions "
+        "any of them tells the embeddings up to a rotation: what is hidden is the images, not what is similar.",
     )
     num_epochs: int = Field(default=200, ge=1, le=100_000, description="Passes over the public images (FLESD: 200).")
     batch_size: int = Field(default=128, ge=2, le=65_536, description="B' (FLESD: 128).")
@@ -54,10 +85,16 @@ class DistillationConfig(PartConfig):
         default=OptimizerConfig(name="adam", learning_rate=1e-3, weight_decay=1e-6),
         description="Of the student, made anew every round (FLESD: Adam, 1e-3, weight decay 1e-6).",
     )
-    client_encoders: dict[ClientId, EncoderConfig] = Field(
+    client_encoders: Annotated[_EncodersByClient | Literal["declared"], WrapValidator(_one_reading)] = Field(
         default={},
         description="Clients that train another encoder than model.encoder. Each keeps its own network from round to "
-        "round and does not take the student's.",
+        "round and does not take the student's. `declared`: as their workers declared at registration; the coordinator "
+        "writes them into the run's spec when it is made.",
+    )
+    client_distillation: ClientDistillationConfig | None = Field(
+        default=None,
+        description="Clients with an encoder of their own learn from the student before they train; None: as in FLESD, "
+        "they do not.",
     )
 
     @model_validator(mode="after")
@@ -78,21 +115,25 @@ class DistillationConfig(PartConfig):
             )
         if sending := [add_on.name for add_on in host.add_ons if add_on.sends]:
             raise ValueError(f"with distillation only similarities leave a client, and {sending[0]} must send weights")
-        if self.client_encoders:
-            self._check_encoders(host, model)
+        if self.client_encoders == "declared" or self.client_encoders:
+            self._check_add_ons(host)
+        if self.client_encoders != "declared":
+            for client, encoder in self.client_encoders.items():
+                self._check_encoder(host, model, client, encoder)
 
-    def _check_encoders(self, host: "ComposedConfig", model: ModelConfig) -> None:
+    def _check_add_ons(self, host: "ComposedConfig") -> None:
         if wanting := [add_on.name for add_on in host.add_ons if add_on.needs_others]:
             raise ValueError(f"{wanting[0]} needs the global weights, which do not fit the clients of client_encoders")
-        for client, encoder in self.client_encoders.items():
-            own = model.model_copy(update={"encoder": encoder})
-            if self.packing.startswith("factored") and host.embedding_width(own) != host.embedding_width(model):
-                raise ValueError(
-                    f"the encoder of {client} makes {host.embedding_width(own)} numbers an image, the others "
-                    f"{host.embedding_width(model)}: set model.projector, or send triangles"
-                )
-            for add_on in host.add_ons:
-                add_on.check(host, own)
+
+    def _check_encoder(self, host: "ComposedConfig", model: ModelConfig, client: str, encoder: EncoderConfig) -> None:
+        own = model.model_copy(update={"encoder": encoder})
+        if self.form == "representations" and host.embedding_width(own) != host.embedding_width(model):
+            raise ValueError(
+                f"the encoder of {client} makes {host.embedding_width(own)} numbers an image, the others "
+                f"{host.embedding_width(model)}: set model.projector, or take another packing"
+            )
+        for add_on in host.add_ons:
+            add_on.check(host, own)
 
     def check_public_data(self, public_data: PublicDataConfig | None) -> None:
         if public_data is None:
@@ -103,12 +144,13 @@ class DistillationConfig(PartConfig):
                 f"distillation's queue of {self.num_anchors} needs more than {size} public images: "
                 "raise public_data.num_images or lower method.reducer.num_anchors"
             )
-        if self.packing.startswith("triangle") and size > LARGEST_TRIANGLE:
+        if self.form == "triangle" and size > LARGEST_TRIANGLE:
             raise ValueError(
-                f"{size} public images have {size * (size - 1) // 2:,} pairs: take a factored packing, or at most "
+                f"{size} public images have {size * (size - 1) // 2:,} pairs: take packing factored-f32, or at most "
                 f"{LARGEST_TRIANGLE} images"
             )
-        epochs_that_train = self.num_epochs if self.skip == "first_epoch" else 1
+        fewest = min(self.num_epochs, self.client_distillation.num_epochs if self.client_distillation else math.inf)
+        epochs_that_train = fewest if self.skip == "first_epoch" else 1
         if epochs_that_train * math.ceil((size - 1) / self.batch_size) <= self.num_filling_steps:
             raise ValueError(
                 "distillation would only fill its queue and never train: raise public_data.num_images, lower "
@@ -116,6 +158,35 @@ class DistillationConfig(PartConfig):
             )
 
     @property
+    def form(self) -> Form:
+        """The packing without its element type."""
+        form: Form = self.packing.split("-")[0]  # type: ignore[assignment]
+        return form
+
+    @property
+    def own_encoders(self) -> _EncodersByClient:
+        """Clients with an encoder of their own. Raises SpecError while it is left to what they declare."""
+        if self.client_encoders == "declared":
+            raise SpecError(
+                'method.reducer.client_encoders is "declared", which only a coordinator can look up: write the '
+                'encoders out, for example client_encoders = { client-1 = { name = "resnet18" } }'
+            )
+        return self.client_encoders
+
+    def encoder_of(self, client_id: str, model: ModelConfig) -> EncoderConfig:
+        """What this client trains. Raises SpecError while it is left to what the clients declare."""
+        return self.own_encoders.get(client_id, model.encoder)
+
+    def distillation_epochs(self, round_number: int) -> int:
+        return self.num_epochs if round_number else 0
+
+    @property
     def num_filling_steps(self) -> int:
         """Steps until the queue is full."""
         return math.ceil(self.num_anchors / self.batch_size)
+
+
+def distillation_of(method: MethodConfig) -> DistillationConfig | None:
+    """The method's distillation; None where its clients send weights."""
+    reducer = getattr(method, "reducer", None)
+    return reducer if isinstance(reducer, DistillationConfig) else None

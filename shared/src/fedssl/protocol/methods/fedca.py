@@ -52,6 +52,10 @@ class FedCAConfig(ComposedConfig):
         "round. FedCA's number is not known here.",
     )
 
+    def distillation_epochs(self, round_number: int) -> int:
+        own = self.num_base_epochs if self.alignment_weight and round_number == 0 else 0
+        return own + super().distillation_epochs(round_number)
+
     def check_public_data(self, public_data: PublicDataConfig | None) -> None:
         super().check_public_data(public_data)
         if self.alignment_weight and public_data is None:

@@ -18,8 +18,9 @@ class FLESDConfig(ComposedConfig):
         paper="Shi et al. 2021, Towards Communication-Efficient and Privacy-Preserving Federated Representation "
         "Learning",
         equations="FLESD Eq. 3 to 10",
-        leaves_the_client="similarities of public images; no weights",
+        leaves_the_client="similarities of public images (packing `representations`: their embeddings); no weights",
         stays_on_the_client="nothing between rounds; a client with an encoder of its own keeps its network",
+        version=2,
     )
 
     name: Literal["flesd"] = "flesd"

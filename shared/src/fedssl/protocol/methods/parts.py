@@ -33,6 +33,10 @@ class PartConfig(StrictModel):
     def check_public_data(self, public_data: PublicDataConfig | None) -> None:
         """Raise ValueError, with the reason, where the part lacks public images or these do not fit."""
 
+    def distillation_epochs(self, round_number: int) -> int:
+        """As `MethodConfig.distillation_epochs`, for the part alone."""
+        return 0
+
 
 class DimensionedConfig(PartConfig):
     """A part that gives every client dimensions of the embedding of its own."""

@@ -1,0 +1,121 @@
+"""Ways to make an update carry more than the tensors that its plan declares, for both sides that must refuse them.
+
+Each takes the update's tensors as they should be and gives a file's bytes. The words are what both refusals say.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fedssl.artifacts.tensors import Tensors, serialised
+from support.uploads import put_together, taken_apart
+
+Smuggle = Callable[[Tensors], bytes]
+
+PAYLOAD = b"patient 42: Jane Doe"
+
+
+def _tensors(change: Callable[[Tensors, str], Tensors]) -> Smuggle:
+    """Changes tensors; the name is that of one with at least two floats."""
+    return lambda tensors: serialised(change(dict(tensors), _some_float(tensors)))
+
+
+def _header(change: Callable[[dict[str, Any], bytes], bytes]) -> Smuggle:
+    return lambda tensors: change(*taken_apart(serialised(tensors)))
+
+
+def _text(change: Callable[[str], str]) -> Smuggle:
+    """Changes the header's JSON, and fills it up again to a multiple of 8 bytes."""
+
+    def smuggle(tensors: Tensors) -> bytes:
+        header, body = taken_apart(serialised(tensors))
+        text = change(json.dumps(header, separators=(",", ":")))
+        return put_together(text + " " * (-len(text) % 8), body)
+
+    return smuggle
+
+
+def _some_float(tensors: Tensors) -> str:
+    return next(name for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel() > 1)
+
+
+def _with_bits(bits: int) -> Smuggle:
+    """One float32 whose bits spell something."""
+
+    def change(tensors: Tensors, name: str) -> Tensors:
+        spoilt = tensors[name].clone()
+        spoilt.view(-1)[-1:].view(torch.int32).fill_(bits - 2**32 if bits >= 2**31 else bits)
+        return {**tensors, name: spoilt}
+
+    return _tensors(change)
+
+
+def _moved(header: dict[str, Any], by: int) -> dict[str, Any]:
+    """Every tensor that many bytes further on."""
+    return {
+        name: {**entry, "data_offsets": [offset + by for offset in entry["data_offsets"]]}
+        for name, entry in header.items()
+    }
+
+
+def _renamed(tensors: Tensors, name: str) -> Tensors:
+    return {(f"{name}_of_jane_doe" if key == name else key): tensor for key, tensor in tensors.items()}
+
+
+NOT_DECLARED = "does not match the method's artifact plan"
+NOT_FINITE = "holds NaN or infinity"
+OTHER_FORM = "not in the one form that may travel"
+METADATA = "carries __metadata__, which may not travel"
+PLACES = "leave a gap or overlap another's"
+
+SMUGGLING: dict[str, tuple[Smuggle, str]] = {
+    "one tensor more": (_tensors(lambda t, name: {**t, "images": torch.zeros(4)}), NOT_DECLARED),
+    "an empty tensor with a telling name": (_tensors(lambda t, name: {**t, "jane.doe": torch.zeros(0)}), NOT_DECLARED),
+    "a tensor renamed": (_tensors(_renamed), NOT_DECLARED),
+    "none at all": (_tensors(lambda t, name: {}), NOT_DECLARED),
+    "double precision": (_tensors(lambda t, name: {**t, name: t[name].double()}), NOT_DECLARED),
+    "half precision": (_tensors(lambda t, name: {**t, name: t[name].half()}), NOT_DECLARED),
+    "floats as whole numbers": (_tensors(lambda t, name: {**t, name: t[name].view(torch.int32)}), NOT_DECLARED),
+    "one row more": (_tensors(lambda t, name: {**t, name: torch.cat([t[name], t[name][:1]])}), NOT_DECLARED),
+    "a tensor laid out flat": (_tensors(lambda t, name: {**t, name: t[name].flatten()[None]}), NOT_DECLARED),
+    "a number that is none, with bits in it": (_with_bits(0x7FC0BEEF), NOT_FINITE),
+    "a negative one that signals": (_with_bits(0xFF80DEAD), NOT_FINITE),
+    "infinity": (_with_bits(0x7F800000), NOT_FINITE),
+    "metadata": (_header(lambda h, b: put_together({**h, "__metadata__": {"jane": "doe"}}, b)), METADATA),
+    "empty metadata": (_header(lambda h, b: put_together({**h, "__metadata__": {}}, b)), METADATA),
+    "a gap before the tensors": (_header(lambda h, b: put_together(_moved(h, 24), PAYLOAD + bytes(4) + b)), PLACES),
+    "spaces behind the header": (_text(lambda text: text + " " * 64), OTHER_FORM),
+    "tabs for spaces": (_text(lambda text: text + "\t" * (-len(text) % 8 or 8)), OTHER_FORM),
+    "spaces in the header": (_text(lambda text: text.replace(":", ": ").replace(",", ",\n")), OTHER_FORM),
+    "letters spelt as numbers": (_text(lambda text: text.replace('"dtype"', '"\\u0064type"')), OTHER_FORM),
+    "keys in another order": (
+        _header(lambda h, b: put_together({name: dict(reversed(entry.items())) for name, entry in h.items()}, b)),
+        OTHER_FORM,
+    ),
+}
+"""Whatever the method. Sizes that do not fit are judged in each side's own words: see `BEHIND`."""
+
+SEVERAL: dict[str, tuple[Smuggle, str]] = {
+    "names in another order": (_header(lambda h, b: put_together(dict(reversed(h.items())), b)), OTHER_FORM),
+    "a gap between tensors": (
+        _header(lambda h, b: put_together({**h, **_moved({_last(h): h[_last(h)]}, 8)}, b + bytes(8))),
+        PLACES,
+    ),
+    "tensors over one another": (
+        _header(lambda h, b: put_together({**h, **_moved({_last(h): h[_last(h)]}, -4)}, b)),
+        PLACES,
+    ),
+    "one tensor less": (_tensors(lambda t, name: {key: v for key, v in t.items() if key != name}), NOT_DECLARED),
+}
+"""With at least two tensors."""
+
+
+def behind(tensors: Tensors) -> bytes:
+    """The right file, and something behind it."""
+    return serialised(tensors) + PAYLOAD
+
+
+def _last(header: dict[str, Any]) -> str:
+    return max(header, key=lambda name: int(header[name]["data_offsets"][1]))
