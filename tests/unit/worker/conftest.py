@@ -1,7 +1,7 @@
 """A worker's parts around a small coordinator, some random images and a tiny BYOL (it keeps state between rounds)."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,11 +20,14 @@ from fedssl.engine import run_local_round, start_run
 from fedssl.methods import METHODS
 from fedssl.methods.api import Context
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.work import WorkItem
+from fedssl.protocol.work import Register, WorkItem
 from fedssl_worker.agent import Agent, Patience
 from fedssl_worker.data import OwnImages, load_images
-from fedssl_worker.egress import Egress, Ledger
+from fedssl_worker.egress import Egress
 from fedssl_worker.executor import Executor
+from fedssl_worker.ledger import Ledger
+from fedssl_worker.ledger.verification import read_entries, verify
+from fedssl_worker.policy import Governor
 from fedssl_worker.state import ClientStates
 
 from .coordinator import TOKEN, FakeCoordinator
@@ -32,6 +35,9 @@ from .coordinator import TOKEN, FakeCoordinator
 CLIENT = "hospital-a"
 RUN = uuid4()
 CPU = torch.device("cpu")
+INTRODUCTION = Register(
+    worker_version="0", methods={"fedbyol": 1}, device="cpu", num_images=32, channels=1, image_size=16
+)
 QUICK = Retry(seconds=0.3, first_delay=0.01, max_delay=0.05)
 
 
@@ -99,10 +105,40 @@ class Setting:
             self.client, self.images, self.states(), self.folder / "broadcasts", client_id=CLIENT, device=CPU
         )
 
-    def restart(self) -> Agent:
-        egress = Egress(self.client, Ledger(self.folder / "ledger.jsonl"))
+    def egress(self, policy: Path | None = None) -> Egress:
+        governor = Governor(policy, self.coordinator.url)
+        ledger = Ledger(self.folder / "ledger", policy=governor.digest, rules=governor.ledger)
+        return Egress(self.client, ledger, governor)
+
+    def ledger(self) -> list[dict[str, Any]]:
+        """Bodies of the entries, verified."""
+        verify(self.folder / "ledger")
+        return [entry.body for entry in read_entries(self.folder / "ledger")]
+
+    def kinds(self) -> list[str]:
+        return [body["kind"] for body in self.ledger()]
+
+    def write_policy(self, *lines: str) -> Path:
+        path = self.folder / "policy.toml"
+        head = f'schema = 1\nclient = "{CLIENT}"\ncoordinator = "{self.coordinator.url}"\n'
+        path.write_text(head + "\n".join(lines) + "\n")
+        return path
+
+    def introducing(self, policy: Path | None = None) -> tuple[Agent, Callable[[], str]]:
+        """An agent that registers again when its policy has changed, as `run_worker` puts it together."""
+        egress = self.egress(policy)
+
+        def introduce() -> str:
+            return egress.introduce(lambda news: self.client.register(INTRODUCTION.model_copy(update=news)))
+
+        agent = Agent(self.client, self.executor(), egress, self.states(), claim_seconds=0.1, introduce=introduce)
+        return agent, introduce
+
+    def restart(self, policy: Path | None = None) -> Agent:
         patience = Patience(first=0.01, most=0.05)
-        return Agent(self.client, self.executor(), egress, self.states(), claim_seconds=0.1, patience=patience)
+        return Agent(
+            self.client, self.executor(), self.egress(policy), self.states(), claim_seconds=0.1, patience=patience
+        )
 
     def sent(self, index: int = -1) -> Tensors:
         """The update that was accepted, as tensors."""
@@ -122,6 +158,10 @@ class Setting:
             broadcast, state = result.update, result.state
             updates.append(broadcast)
         return updates
+
+
+def good_update() -> Tensors:
+    return start_run(METHODS["fedbyol"], Context(spec=make_spec(), round_number=0)).broadcast
 
 
 def write_images(path: Path, num_images: int = 32, size: int = 16) -> Path:
@@ -153,3 +193,12 @@ def coordinator() -> Iterator[FakeCoordinator]:
 def setting(coordinator: FakeCoordinator, images: OwnImages, tmp_path: Path) -> Iterator[Setting]:
     with WorkerClient(coordinator.url, TOKEN, retry=QUICK) as client:
         yield Setting(coordinator, tmp_path, images, client)
+
+
+@pytest.fixture
+def item(setting: Setting) -> WorkItem:
+    """A first round's work, claimed."""
+    setting.offer(make_spec(), 1)
+    item = setting.client.claim(0)
+    assert item is not None
+    return item

@@ -13,8 +13,10 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 from uuid import UUID
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel
 
+from fedssl.protocol.ledger import AnchorReceipt, LedgerAnchor, receipt_message
 from fedssl.protocol.states import AssignmentState
 from fedssl.protocol.work import (
     AcceptedUpdate,
@@ -63,6 +65,9 @@ class FakeCoordinator(ThreadingHTTPServer):
         self.drop_answer_of: str | None = None
         self.rejects = False
         self.rename = (b"", b"")
+        self.anchors: list[LedgerAnchor] = []
+        self.gives_receipts = True
+        self._key = Ed25519PrivateKey.from_private_bytes(bytes(32))
         self._answers: dict[tuple[UUID, str], Submitted] = {}
         self._lock = threading.Condition()
 
@@ -117,6 +122,23 @@ class FakeCoordinator(ThreadingHTTPServer):
                 raise Refusal("artifact-rejected", 422, "The bytes are not those of the digest.")
             return 200 if known else 201
 
+    def anchor(self, anchor: LedgerAnchor | None) -> AnchorReceipt | None:
+        """Keep an anchor and sign the receipt for it."""
+        if anchor is None:
+            return None
+        self.anchors.append(anchor)
+        if not self.gives_receipts:
+            return None
+        at = "2026-11-20T12:00:00.000000+00:00"
+        return AnchorReceipt(
+            client_id=self.client_id,
+            seq=anchor.seq,
+            head=anchor.head,
+            at=at,
+            coordinator=self._key.public_key().public_bytes_raw().hex(),
+            signature=self._key.sign(receipt_message(self.client_id, anchor, at)).hex(),
+        )
+
     def _held(self, assignment_id: UUID) -> WorkItem:
         if self.leased is None or self.leased.assignment_id != assignment_id:
             raise Refusal("lease-lost", 409, "Claim again.")
@@ -156,15 +178,20 @@ class _Handler(BaseHTTPRequestHandler):
         answer: BaseModel | None
         match call:
             case "register":
-                coordinator.introductions.append(Register.model_validate_json(body))
-                answer = Registered(client_id=coordinator.client_id)
+                introduction = Register.model_validate_json(body)
+                coordinator.introductions.append(introduction)
+                receipt = coordinator.anchor(introduction.anchor)
+                answer = Registered(client_id=coordinator.client_id, receipt=receipt)
             case "claim":
                 answer = coordinator.claim(Claim.model_validate_json(body))
             case "heartbeat":
-                coordinator.heartbeats.append(Heartbeat.model_validate_json(body))
-                answer = coordinator.reply
+                beat = Heartbeat.model_validate_json(body)
+                coordinator.heartbeats.append(beat)
+                answer = coordinator.reply.model_copy(update={"receipt": coordinator.anchor(beat.anchor)})
             case "submit":
-                answer = coordinator.submit(Submit.model_validate_json(body))
+                submit = Submit.model_validate_json(body)
+                submitted = coordinator.submit(submit)
+                answer = submitted.model_copy(update={"receipt": coordinator.anchor(submit.anchor)})
             case "decline":
                 answer = coordinator.decline(Decline.model_validate_json(body))
             case "GET artifact":

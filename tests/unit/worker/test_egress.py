@@ -1,6 +1,5 @@
 """What may leave, and what is written down about it."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,44 +10,25 @@ import fedssl_worker
 from fedssl.artifacts.store import digest_of
 from fedssl.artifacts.tensors import Tensors, save_tensors
 from fedssl.client import Rejected
-from fedssl.engine import start_run
 from fedssl.errors import ArtifactError, DigestMismatch, NotFinite, PlanMismatch
-from fedssl.methods import METHODS
-from fedssl.methods.api import Context
 from fedssl.protocol.work import WorkItem
-from fedssl_worker.egress import Egress, Ledger
+from fedssl_worker.ledger import Ledger, LedgerError
 
-from .conftest import Setting, make_spec
+from .conftest import Setting, good_update, make_spec
 from .coordinator import Refusal
 
 NAME = "encoder.blocks.0.conv.weight"
 
 
-def good_update() -> Tensors:
-    spec = make_spec()
-    return start_run(METHODS["fedbyol"], Context(spec=spec, round_number=0)).broadcast
-
-
-@pytest.fixture
-def item(setting: Setting) -> WorkItem:
-    setting.offer(make_spec(), 1)
-    item = setting.client.claim(0)
-    assert item is not None
-    return item
-
-
 def send(setting: Setting, item: WorkItem, path: Path, digest: str | None = None) -> None:
-    Egress(setting.client, Ledger(setting.folder / "ledger.jsonl")).send(item, path, digest or digest_of(path))
-
-
-def lines(setting: Setting) -> list[dict[str, object]]:
-    path = setting.folder / "ledger.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    setting.egress().send(item, path, digest or digest_of(path))
 
 
 def assert_nothing_left(setting: Setting) -> None:
     assert "PUT artifact" not in setting.coordinator.calls
-    assert lines(setting) == []
+    *_, last = setting.ledger()
+    assert last["kind"] == "refused"
+    assert "intent" not in setting.kinds()
 
 
 def with_value(value: float, dtype: torch.dtype = torch.float32) -> Tensors:
@@ -101,46 +81,68 @@ def test_a_file_that_changed_after_training_stays(setting: Setting, item: WorkIt
     assert_nothing_left(setting)
 
 
+def test_what_is_kept_back_is_written_down_with_the_reason(setting: Setting, item: WorkItem) -> None:
+    save_tensors(with_value(float("nan")), setting.folder / "update")
+    with pytest.raises(NotFinite):
+        send(setting, item, setting.folder / "update")
+    refused = setting.ledger()[-1]
+    assert (refused["run"], refused["round"], refused["method"]) == (str(item.run_id), 1, "fedbyol")
+    assert NAME in refused["reason"]
+    assert refused["digest"] == digest_of(setting.folder / "update")
+
+
 def test_the_ledger_is_written_before_the_first_byte_leaves(setting: Setting, item: WorkItem) -> None:
     path = setting.folder / "update"
     save_tensors(good_update(), path)
-    seen: list[int] = []
+    seen: list[list[str]] = []
 
     def look(call: str) -> None:
-        seen.append(len(lines(setting)))
+        seen.append(setting.kinds())
         raise Refusal("artifact-rejected", 422)
 
     setting.coordinator.before = look
     with pytest.raises(Rejected):
         send(setting, item, path)
-    assert seen == [1]
-    line = lines(setting)[0]
-    assert line.pop("time")
-    assert line == {
+    assert seen == [["opened", "intent"]]
+    intent = setting.ledger()[-1]
+    about = {key: intent[key] for key in intent.keys() - {"time", "salt", "kind", "seq"}}
+    assert about == {
+        "policy": "none",
         "run": str(item.run_id),
         "round": 1,
-        "kinds": ["weights"],
-        "num_tensors": len(item.plan.update),
-        "num_bytes": path.stat().st_size,
+        "method": "fedbyol",
+        "artifact": ["weights"],
+        "tensors": sorted(tensor.name for tensor in item.plan.update),
+        "numbers": [],
+        "bytes": path.stat().st_size,
         "digest": digest_of(path),
     }
 
 
-def test_a_line_that_a_crash_cut_short_is_not_continued(setting: Setting, item: WorkItem) -> None:
+def test_it_is_sent_once_the_coordinator_has_it(setting: Setting, item: WorkItem) -> None:
     path = setting.folder / "update"
     save_tensors(good_update(), path)
-    send(setting, item, path)
-    ledger = setting.folder / "ledger.jsonl"
-    whole = ledger.read_text()
-    ledger.write_text(whole + '{"time":"20')
-    send(setting, item, path)
-    first, cut, last = ledger.read_text().splitlines()
-    assert first == whole.strip()
-    assert cut == '{"time":"20'
-    assert json.loads(last)["digest"] == digest_of(path)
+    setting.egress().send(item, path, digest_of(path), {"loss": 0.1, "num_examples": 32})
+    opened, intent, sent = setting.ledger()
+    assert (opened["kind"], intent["kind"], sent["kind"]) == ("opened", "intent", "sent")
+    assert intent["numbers"] == ["loss=0.1", "num_examples=32"]
+    assert (sent["intent"], sent["digest"], sent["bytes"]) == (intent["seq"], intent["digest"], intent["bytes"])
+
+
+def test_without_a_ledger_nothing_leaves(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(ledger: Ledger, *args: object, **fields: object) -> None:
+        raise LedgerError("cannot write the ledger in /home/owner: No space left on device")
+
+    agent = setting.restart()
+    monkeypatch.setattr(Ledger, "append", full)
+    setting.offer(make_spec(), 1)
+    agent.step()
+    assert "PUT artifact" not in setting.coordinator.calls
+    (declined,) = setting.coordinator.declined
+    assert declined.reason == "the worker cannot write down what leaves, so nothing does: its log says more"
 
 
 def test_only_egress_sends_artifacts() -> None:
     package = Path(fedssl_worker.__path__[0])
-    assert [path.name for path in package.glob("*.py") if ".upload(" in path.read_text()] == ["egress.py"]
-    assert not [path.name for path in package.glob("*.py") if "httpx." in path.read_text()]
+    assert [path.name for path in package.rglob("*.py") if ".upload(" in path.read_text()] == ["egress.py"]
+    assert not [path.name for path in package.rglob("*.py") if "httpx." in path.read_text()]

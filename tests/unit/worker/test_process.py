@@ -145,5 +145,5 @@ def test_help_teaches_and_does_not_import_torch() -> None:
     )
     output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert output.strip().endswith("False")
-    for word in ("FEDSSL_WORKER_TOKEN", "ledger.jsonl", "Exit codes", "--token-file"):
+    for word in ("FEDSSL_WORKER_TOKEN", "STATE/ledger", "--policy", "Exit codes", "--token-file"):
         assert word in output

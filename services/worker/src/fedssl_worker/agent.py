@@ -1,7 +1,9 @@
 """The worker's loop: register, then claim, train, submit, until it is told to leave."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import structlog
 import torch
@@ -26,13 +28,16 @@ from fedssl.client import (
 from fedssl.errors import Cancelled, FedSSLError
 from fedssl.protocol.base import PROTOCOL_VERSION
 from fedssl.protocol.states import AssignmentState
-from fedssl.protocol.work import AcceptedUpdate, Progress, Register, Registered, Submit, WorkItem
+from fedssl.protocol.work import AcceptedUpdate, Progress, Register, Registered, WorkItem
 from fedssl_worker.egress import Egress
 from fedssl_worker.executor import Executor
 from fedssl_worker.lease import Lease
+from fedssl_worker.ledger import LedgerError
 from fedssl_worker.state import ClientStates
 
 log = structlog.get_logger()
+
+T = TypeVar("T")
 
 _TEMPORARY = (Unreachable, ServerError, TooManyRequests)
 _REFUSED = (NotAuthenticated, NotAllowed)
@@ -59,11 +64,11 @@ class Patience:
         self._next = 0.0
 
 
-def register(client: WorkerClient, introduction: Register, patience: Patience) -> Registered:
-    """Introduce this worker, for as long as it takes to reach the coordinator. Raises Refused."""
+def insist(ask: Callable[[], T], patience: Patience) -> T:
+    """The coordinator's answer, for as long as it takes to reach it. Raises Refused."""
     while True:
         try:
-            registered = client.register(introduction)
+            answer = ask()
         except _TEMPORARY as error:
             log.warning("coordinator does not answer, trying on", reason=str(error))
             patience.wait()
@@ -71,7 +76,12 @@ def register(client: WorkerClient, introduction: Register, patience: Patience) -
             raise Refused(str(error)) from error
         else:
             patience.reset()
-            break
+            return answer
+
+
+def register(client: WorkerClient, introduction: Register, patience: Patience) -> Registered:
+    """Introduce this worker. Raises Refused."""
+    registered = insist(lambda: client.register(introduction), patience)
     if registered.protocol_version != PROTOCOL_VERSION:
         raise Refused(
             f"the coordinator speaks protocol {registered.protocol_version}, this worker {PROTOCOL_VERSION}: "
@@ -92,16 +102,19 @@ class Agent:
         *,
         claim_seconds: float = 25.0,
         patience: Patience | None = None,
+        introduce: Callable[[], object] = lambda: None,
     ) -> None:
+        """`introduce` registers this worker again: the coordinator is told when the owner's policy has changed."""
         self._client = client
         self._executor = executor
         self._egress = egress
         self._states = states
         self._claim_seconds = claim_seconds
         self._patience = patience or Patience()
+        self._introduce = introduce
 
     def run(self) -> None:
-        """Claim and work for ever. Raises Refused."""
+        """Claim and work for ever. Raises Refused, and PolicyError when the owner's policy can no longer be used."""
         while True:
             try:
                 self.step()
@@ -117,6 +130,7 @@ class Agent:
 
     def step(self) -> None:
         """One claim, and the work that it brings."""
+        self._follow_policy()
         asked = time.monotonic()
         try:
             item = self._client.claim(self._claim_seconds)
@@ -127,11 +141,24 @@ class Agent:
             return
         if item is None:
             self._patience.reset()
+            self._anchor()
             if time.monotonic() - asked < _IDLE_SECONDS:  # a coordinator that does not wait must not be asked for ever
                 time.sleep(_IDLE_SECONDS)
             return
+        self._follow_policy()  # it may have changed while the claim waited
         with bound_contextvars(run=str(item.run_id), round=item.round_number):
             self._work_on(item)
+
+    def _follow_policy(self) -> None:
+        if self._egress.reload():
+            log.info("the data owner's policy has changed")
+            self._introduce()
+
+    def _anchor(self) -> None:
+        """While there is nothing to do: have the coordinator anchor what the last requests left over."""
+        with self._egress.anchoring.turn() as turn:
+            if turn.anchor is not None:
+                turn.receipt = self._client.heartbeat(anchor=turn.anchor).receipt
 
     def _work_on(self, item: WorkItem) -> None:
         """Train and hand in, or say why not."""
@@ -144,6 +171,9 @@ class Agent:
             self._patience.wait()
         except (*_REFUSED, *_TEMPORARY, BadAnswer):
             raise
+        except LedgerError as error:
+            log.error("nothing leaves", reason=str(error))
+            self._decline(item, "the worker cannot write down what leaves, so nothing does: its log says more")
         except FedSSLError as error:
             self._decline(item, str(error))
         except Exception as error:  # the process loop: one run's surprise must not end the worker
@@ -155,19 +185,17 @@ class Agent:
 
     def _train_and_submit(self, item: WorkItem) -> None:
         started = time.monotonic()
-        with Lease(self._client, item) as lease:
-            finished = self._executor.execute(item, lease.report)
+        self._egress.require_permitted(item)
+        with Lease(self._client, item, self._egress.anchoring) as lease:
+            finished = self._executor.execute(
+                item, lambda progress: lease.report(self._egress.permitted_progress(item, progress))
+            )
             log.info("trained", seconds=round(time.monotonic() - started, 2), metrics=finished.metrics)
             lease.report(Progress(phase="uploading", epoch=0, num_epochs=0, step=0, num_steps=0))
-            self._egress.send(item, finished.update, finished.digest)
-            answer = self._client.submit(
-                Submit(
-                    assignment_id=item.assignment_id,
-                    update=finished.digest,
-                    num_examples=finished.num_examples,
-                    metrics=finished.metrics,
-                )
-            )
+            numbers = self._egress.permitted_metrics(item, finished.metrics)
+            numbers["num_examples"] = finished.num_examples
+            self._egress.send(item, finished.update, finished.digest, numbers)
+            answer = self._egress.submit(item, finished)
         log.info("submitted", state=answer.state.value, digest=finished.digest)
         if answer.state is AssignmentState.ACCEPTED:
             accepted = AcceptedUpdate(round_number=item.round_number, update=finished.digest)

@@ -1,20 +1,30 @@
 """The data owner's own images. They are read here, stay in this process, and nothing in this package sends them.
 
-Public images, which some runs need beside them, are found on this machine by the name that the run's spec gives.
+Public images, which some runs need beside them, are fetched from the coordinator by the digest in the run's spec, or
+found on this machine by the name there.
 """
 
 import hashlib
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import structlog
 import torch
 
 from fedssl.data import ImageData, conform, load_dataset
 from fedssl.errors import DataError
+from fedssl.image_files import open_public, own_shape
 from fedssl.methods.api import ClientData
 from fedssl.protocol.data import DataConfig, PublicDataConfig
-from fedssl.shards import find_public, load_public
+from fedssl.shards import choose_public, find_public, load_public
+from fedssl_worker.public_cache import PublicCache
+
+log = structlog.get_logger()
+
+_PLACE = re.compile(r"(?<![\w:/])[/~]\S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,37 +77,57 @@ class PublicImages:
     """The images that everybody in a run holds, on the device; those of the last run that asked stay loaded.
 
     Their representations leave this machine, and the run's spec names them. So that it cannot name private images, only
-    known data sets are read, and what lies in `folder`, which the data owner has set aside for that.
+    known data sets are read, what lies in `folder`, which the data owner has set aside for that, and what `cache`
+    fetches from the coordinator.
     """
 
-    def __init__(self, device: torch.device, folder: Path | None = None) -> None:
+    def __init__(self, device: torch.device, folder: Path | None = None, cache: PublicCache | None = None) -> None:
         self._device = device
         self._folder = None if folder is None else folder.expanduser()
+        self._cache = cache
         self._loaded: tuple[PublicDataConfig, DataConfig, ClientData] | None = None
 
-    def of(self, config: PublicDataConfig | None, data: DataConfig) -> ClientData | None:
-        """None where the run has none. Raises DataError where this machine does not hold them."""
+    def of(
+        self, config: PublicDataConfig | None, data: DataConfig, on_bytes: Callable[[int], None] = lambda count: None
+    ) -> ClientData | None:
+        """None where the run has none. `on_bytes` is called while they are fetched, and may raise Cancelled.
+
+        Raises DataError where this machine neither holds them nor fetches them, ArtifactError and ClientError.
+        """
         if config is None:
             return None
         if self._loaded is None or self._loaded[:2] != (config, data):
             self._loaded = None
-            found = find_public(config, self._folder)
+            found = self._find(config, data, on_bytes)
             try:
-                images = torch.tensor(load_public(found, data).images, device=self._device)
+                images = torch.tensor(found.images, device=self._device)
             except torch.OutOfMemoryError:
                 raise DataError(f"{config.num_images} public images do not fit into {self._device}") from None
             self._loaded = (config, data, ClientData(images))
         return self._loaded[2]
 
+    def _find(self, config: PublicDataConfig, data: DataConfig, on_bytes: Callable[[int], None]) -> ImageData:
+        if config.digest is None:
+            try:
+                return load_public(find_public(config, self._folder), data)
+            except DataError as error:
+                raise _without_places(error, config.dataset) from error
+        if self._cache is None:
+            raise DataError(f"the run's public images are the registered {config.dataset}, which are not fetched here")
+        return choose_public(open_public(self._cache.path(config.digest, on_bytes)), config, data)
+
+
+def _without_places(error: DataError, dataset: str) -> DataError:
+    """The error as the coordinator may be told it: the reason for declining names no folder of this machine."""
+    if not _PLACE.search(str(error)):
+        return error
+    log.warning("public images cannot be used", reason=str(error))
+    return DataError(f"the run's public images are {dataset}, which cannot be used here: the worker's log says why")
+
 
 def _square(images: ImageData, image_size: int | None, channels: Literal[1, 3] | None) -> ImageData:
-    _, own_channels, height, width = images.images.shape
-    if image_size is None and height != width:
-        raise DataError(f"the images are {height} x {width} pixels: give --image-size to have squares cut out of them")
-    size = image_size or height
-    if not 8 <= size <= 512:
-        raise DataError(f"the images are {size} pixels wide: give --image-size, between 8 and 512")
-    return conform(images, DataConfig(channels=channels or (1 if own_channels == 1 else 3), image_size=size))
+    own_channels, size = own_shape(images, image_size, channels)
+    return conform(images, DataConfig(channels=own_channels, image_size=size))
 
 
 def _fingerprint(images: ImageData) -> str:

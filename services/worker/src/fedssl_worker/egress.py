@@ -1,9 +1,11 @@
-"""The one way out: every artifact that leaves this machine passes here, is checked, and is written down first."""
+"""The one way out: every artifact and number that leaves this machine passes here, is checked, and is written down."""
 
-import json
-import os
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import structlog
 
 from fedssl.artifacts.finite import check_finite
 from fedssl.artifacts.header import Header, check_header, read_header
@@ -11,27 +13,101 @@ from fedssl.artifacts.store import digest_of
 from fedssl.client import WorkerClient
 from fedssl.errors import ArtifactError, DigestMismatch
 from fedssl.protocol.plan import ArtifactPlan
-from fedssl.protocol.work import WorkItem
-from fedssl_worker.files import sync
+from fedssl.protocol.work import Metrics, Progress, Registered, Submit, Submitted, WorkItem
+from fedssl_worker.anchoring import Anchoring
+from fedssl_worker.ledger import Ledger, LedgerError
+from fedssl_worker.policy import Governor, NotPermitted
+from fedssl_worker.state import Finished
+
+log = structlog.get_logger()
 
 
 class Egress:
-    """Sends updates, and nothing that the plan does not declare."""
+    """Sends what the method's plan declares and the data owner's policy permits, and nothing else."""
 
-    def __init__(self, client: WorkerClient, ledger: "Ledger") -> None:
+    def __init__(self, client: WorkerClient, ledger: Ledger, governor: Governor | None = None) -> None:
         self._client = client
         self._ledger = ledger
+        self._governor = governor or Governor(None, client.url)
+        self.anchoring = Anchoring(ledger)
 
-    def send(self, item: WorkItem, update: Path, digest: str) -> None:
-        """Check an update, write it into the ledger, then send it.
+    def introduce(self, register: Callable[[dict[str, Any]], Registered]) -> str:
+        """Register with the policy and an anchor, given as fields of `Register`; whose worker this is.
 
-        Raises PlanMismatch, NotFinite, DigestMismatch or ArtifactError before the first byte has left, and ClientError.
+        Raises PolicyError where the policy is another client's.
         """
-        header = check_update(update, item.plan)
-        if digest_of(update) != digest:
-            raise DigestMismatch("the update's file changed after it was trained: it is not sent")
-        self._ledger.write(item, header, digest)
+        with self.anchoring.turn(always=True) as turn:
+            registered = register({"policy": self._governor.notice, "anchor": turn.anchor})
+            turn.receipt = registered.receipt
+        self._governor.require_client(registered.client_id)
+        return registered.client_id
+
+    def reload(self) -> bool:
+        """Between two assignments: read the policy again; whether it has changed. Raises PolicyError."""
+        if not self._governor.reload():
+            return False
+        try:
+            self._ledger.govern(self._governor.digest, self._governor.ledger)
+        except LedgerError as error:  # it is written before the next entry, and without one nothing leaves
+            log.error("the policy's change is not in the ledger yet", reason=str(error))
+        return True
+
+    def require_permitted(self, item: WorkItem) -> None:
+        """Before anything is fetched or trained: raises NotPermitted where the update could not leave."""
+        try:
+            self._governor.require_permitted(item)
+        except NotPermitted as refused:
+            self._ledger.append("refused", **_about(item), reason=str(refused))
+            raise
+
+    def permitted_progress(self, item: WorkItem, progress: Progress) -> Progress:
+        """The progress without the numbers that the policy keeps back."""
+        return self._governor.permitted_progress(item, progress)
+
+    def permitted_metrics(self, item: WorkItem, metrics: Metrics) -> Metrics:
+        """Those numbers that the policy lets out."""
+        return self._governor.permitted_metrics(item, metrics)
+
+    def send(self, item: WorkItem, update: Path, digest: str, numbers: Mapping[str, float] | None = None) -> None:
+        """Check an update, write it into the ledger with the `numbers` that will go with it, then send it.
+
+        Raises PlanMismatch, NotFinite, DigestMismatch, ArtifactError, NotPermitted or LedgerError before the first byte
+        has left, and ClientError. An `intent` without a `sent` may have left in whole, in part or not at all.
+        """
+        with self._refusals(item, digest):
+            header = check_update(update, item.plan)
+            if digest_of(update) != digest:
+                raise DigestMismatch("the update's file changed after it was trained: it is not sent")
+            self._governor.require_permitted(item)
+        about = {**_about(item), "digest": digest, "bytes": header.total_bytes}
+        intent = self._ledger.append("intent", **about, **_contents(item, header, numbers or {}))
         self._client.upload(digest, update, item.assignment_id)
+        self._ledger.append("sent", **about, intent=intent.seq)
+
+    def submit(self, item: WorkItem, finished: Finished) -> Submitted:
+        """Hand in an update that was sent, with the numbers that may leave. Raises ClientError."""
+        metrics = self.permitted_metrics(item, finished.metrics)
+        with self.anchoring.turn() as turn:
+            answer = self._client.submit(
+                Submit(
+                    assignment_id=item.assignment_id,
+                    update=finished.digest,
+                    num_examples=finished.num_examples,
+                    metrics=metrics,
+                    anchor=turn.anchor,
+                )
+            )
+            turn.receipt = answer.receipt
+        return answer
+
+    @contextmanager
+    def _refusals(self, item: WorkItem, digest: str) -> Iterator[None]:
+        """Write down why an update was kept back."""
+        try:
+            yield
+        except (ArtifactError, NotPermitted) as error:
+            self._ledger.append("refused", **_about(item), digest=digest, reason=str(error))
+            raise
 
 
 def check_update(path: Path, plan: ArtifactPlan) -> Header:
@@ -45,37 +121,15 @@ def check_update(path: Path, plan: ArtifactPlan) -> Header:
     return header
 
 
-class Ledger:
-    """What left, one JSON object a line, only ever added to. A line is on the disk before its artifact's first byte."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def write(self, item: WorkItem, header: Header, digest: str) -> None:
-        """Add a line for an update that is about to leave."""
-        line = {
-            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "run": str(item.run_id),
-            "round": item.round_number,
-            "kinds": sorted({tensor.kind for tensor in item.plan.update}),
-            "num_tensors": len(header.entries),
-            "num_bytes": header.total_bytes,
-            "digest": digest,
-        }
-        is_new = not self._path.exists()
-        with self._path.open("a+b") as file:
-            # A crash may have cut the last line short: the new one must not continue it.
-            text = json.dumps(line, separators=(",", ":")).encode() + b"\n"
-            file.write(text if _ends_a_line(self._path) else b"\n" + text)
-            file.flush()
-            os.fsync(file.fileno())
-        if is_new:
-            sync(self._path.parent)
+def _about(item: WorkItem) -> dict[str, Any]:
+    """What an entry says of the work."""
+    return {"run": str(item.run_id), "round": item.round_number, "method": item.spec.method.name}
 
 
-def _ends_a_line(path: Path) -> bool:
-    with path.open("rb") as file:
-        if not file.seek(0, os.SEEK_END):
-            return True
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"
+def _contents(item: WorkItem, header: Header, numbers: Mapping[str, float]) -> dict[str, Any]:
+    """What an entry says of the tensors and numbers; the numbers as text, for a canonical form holds no fractions."""
+    return {
+        "artifact": sorted({tensor.kind for tensor in item.plan.update}),
+        "tensors": sorted(entry.name for entry in header.entries),
+        "numbers": [f"{name}={numbers[name]!r}" for name in sorted(numbers)],
+    }

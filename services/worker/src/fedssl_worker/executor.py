@@ -15,6 +15,8 @@ from fedssl.engine import LocalProgress, run_local_round
 from fedssl.errors import FedSSLError
 from fedssl.methods import METHODS, Method
 from fedssl.methods.api import Context
+from fedssl.protocol.methods.distillation import distillation_of
+from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.work import Progress, WorkItem
 from fedssl_worker.data import OwnImages, PublicImages
 from fedssl_worker.settings import SettingsError
@@ -41,7 +43,8 @@ class Executor:
         *,
         client_id: str,
         device: torch.device,
-        public_data: Path | None = None,
+        public: PublicImages | None = None,
+        encoder: EncoderConfig | None = None,
     ) -> None:
         self._client = client
         self._images = images
@@ -49,7 +52,8 @@ class Executor:
         self._broadcasts = broadcasts
         self._client_id = client_id
         self._device = device
-        self._public = PublicImages(device, public_data)
+        self._encoder = encoder
+        self._public = public or PublicImages(device)
 
     def execute(self, item: WorkItem, on_progress: OnProgress) -> Finished:
         """Train, unless the same work was finished before and only its handing in is missing.
@@ -58,14 +62,16 @@ class Executor:
         not what was announced) and ClientError.
         """
         method = self._method_of(item)
+        self._check_encoder(item)
         self._images.check_fit(item.spec.data)
         work = work_digest(item, self._images.fingerprint, describe_environment(self._device))
         self._states.discard(item.run_id, but=item.last_accepted, work=work)
         if (finished := self._states.finished(item.run_id, work)) is not None:
             log.info("update already trained, handing it in", digest=finished.digest)
             return finished
-        on_progress(Progress(phase="downloading", epoch=0, num_epochs=0, step=0, num_steps=0))
-        context = self._context(item)
+        downloading = Progress(phase="downloading", epoch=0, num_epochs=0, step=0, num_steps=0)
+        on_progress(downloading)
+        context = self._context(item, lambda _: on_progress(downloading))
         broadcast = self._fetch(item)
         state = self._states.accepted(item.run_id, item.last_accepted)
         try:
@@ -80,14 +86,14 @@ class Executor:
             raise
         return self._states.keep(item, work, result)
 
-    def _context(self, item: WorkItem) -> Context:
+    def _context(self, item: WorkItem, on_bytes: Callable[[int], None]) -> Context:
         return Context(
             spec=item.spec,
             round_number=item.round_number,
             client_id=item.client_id,
             device=self._device,
             dimensions=item.dimensions,
-            public=self._public.of(item.spec.public_data, item.spec.data),
+            public=self._public.of(item.spec.public_data, item.spec.data, on_bytes),
         )
 
     def _method_of(self, item: WorkItem) -> Method[Any]:
@@ -106,6 +112,18 @@ class Executor:
                 f"the artifact plan sent is not that of {name} here: what may leave is decided by the method"
             )
         return method
+
+    def _check_encoder(self, item: WorkItem) -> None:
+        """Raise CannotTrain where clients may differ and the run gives this one another encoder than it declared."""
+        config = distillation_of(item.spec.method)
+        if config is None or self._encoder is None:
+            return
+        given = config.encoder_of(item.client_id, item.spec.model)
+        if not given.is_same_network(self._encoder):
+            raise CannotTrain(
+                f"the run gives {item.client_id} the encoder {given}, and its worker has declared {self._encoder}: "
+                'make a run with method.reducer.client_encoders = "declared", or start the worker with that encoder'
+            )
 
     def _fetch(self, item: WorkItem) -> Tensors:
         """The broadcast, from the cache where it is whole; the cache holds one."""

@@ -10,6 +10,7 @@ import structlog
 from fedssl.client import ClientError, Gone, LeaseLost, NotAllowed, NotAuthenticated, NotFound, Retry, WorkerClient
 from fedssl.errors import Cancelled
 from fedssl.protocol.work import Progress, WorkItem
+from fedssl_worker.anchoring import Anchoring
 
 log = structlog.get_logger()
 
@@ -21,9 +22,10 @@ _JOIN_SECONDS = 0.5
 class Lease:
     """Renewed from entry to exit. A coordinator that cannot be reached does not end the work: it may come back."""
 
-    def __init__(self, client: WorkerClient, item: WorkItem) -> None:
+    def __init__(self, client: WorkerClient, item: WorkItem, anchoring: Anchoring) -> None:
         self._client = client
         self._item = item
+        self._anchoring = anchoring
         self._interval = item.lease_seconds / _BEATS_PER_LEASE
         self._progress: Progress | None = None
         self._lost: Exception | None = None
@@ -64,12 +66,15 @@ class Lease:
 
     def _beat(self, progress: Progress | None) -> None:
         try:
-            reply = self._client.heartbeat(
-                self._item.assignment_id,
-                progress,
-                timeout=max(self._interval, 1.0),
-                retry=Retry(seconds=self._interval / 2),
-            )
+            with self._anchoring.turn() as turn:
+                reply = self._client.heartbeat(
+                    self._item.assignment_id,
+                    progress,
+                    turn.anchor,
+                    timeout=max(self._interval, 1.0),
+                    retry=Retry(seconds=self._interval / 2),
+                )
+                turn.receipt = reply.receipt
             if not reply.carry_on:
                 self._lost = Cancelled(reply.reason or "the coordinator called the work off")
         except (LeaseLost, Gone, NotFound) as error:

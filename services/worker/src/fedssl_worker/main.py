@@ -7,6 +7,7 @@ import typer
 from pydantic import ValidationError
 
 from fedssl.errors import DataError
+from fedssl_worker.commands import ledger_app, policy_app
 from fedssl_worker.settings import Settings, SettingsError
 
 app = typer.Typer(
@@ -15,15 +16,20 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,  # its tracebacks can show local variables
 )
+app.add_typer(ledger_app, name="ledger")
+app.add_typer(policy_app, name="policy")
 
 EXIT_SETTINGS = 2
 
 _EPILOG = """
-The token comes from FEDSSL_WORKER_TOKEN or from a file with permissions 600 (--token-file), never from an option.
+At its first start a worker needs an enrolment token, which serves once: in FEDSSL_WORKER_ENROLMENT_TOKEN or in a file
+with permissions 600 (--enrolment-token-file). It makes a token of its own, which stays in STATE. A token that was made
+for it comes from FEDSSL_WORKER_TOKEN or such a file (--token-file). Secrets are no options: others could see them.
 Every option can be set by a variable too: --retry-seconds is FEDSSL_WORKER_RETRY_SECONDS.
 
-What leaves this machine: the tensors that the run's method declares (`fedssl method show NAME`), each written into
-STATE/ledger.jsonl before it is sent; the number of images; the loss.
+What leaves this machine: the tensors that the run's method declares (`fedssl method show NAME`) and its numbers, the
+loss for one; the number of images. A --policy allows less. Every artifact is written into STATE/ledger before it is
+sent: `fedssl-worker ledger show` lists them.
 
 The process can be stopped or killed at any moment: started again with the same STATE, it goes on where it was.
 
@@ -50,7 +56,16 @@ def run(
     state: Annotated[
         Path | None, typer.Option(help="Folder of this worker's own files; keep it between starts.")
     ] = None,
-    token_file: Annotated[Path | None, typer.Option(help="File that holds the token, readable by you alone.")] = None,
+    enrolment_token_file: Annotated[
+        Path | None,
+        typer.Option(help="File that holds an enrolment token, readable by you alone; for the first start."),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File that holds a token, readable by you alone.", show_default="the one that the worker enrolled with"
+        ),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default="auto")] = None,
     threads: Annotated[
         int | None,
@@ -61,6 +76,28 @@ def run(
     public_data: Annotated[
         Path | None,
         typer.Option(help="Folder of public images that a run may name; what is similar in them leaves this machine."),
+    ] = None,
+    max_public_bytes: Annotated[
+        int | None,
+        typer.Option(
+            help="Bytes of disk for public images that are fetched from the coordinator; 0: fetch none.",
+            show_default="20000000000",
+        ),
+    ] = None,
+    encoder: Annotated[
+        str | None,
+        typer.Option(
+            help="The encoder that this client can train, declared to the coordinator for runs in which clients may "
+            "have different ones: resnet18, or { name = 'convnet', widths = [32, 64] }.",
+            show_default="whatever a run asks for",
+        ),
+    ] = None,
+    policy: Annotated[
+        Path | None,
+        typer.Option(
+            help="The data owner's policy, a TOML file: what may leave, whatever a coordinator asks for.",
+            show_default="what the run's method declares",
+        ),
     ] = None,
     claim_seconds: Annotated[float | None, typer.Option(help="Length of one wait for work.", show_default="25")] = None,
     retry_seconds: Annotated[
@@ -88,7 +125,8 @@ def _settings(options: dict[str, Any]) -> Settings:
             name = str(problem["loc"][0]) if problem["loc"] else "settings"
             option = f"--{name.replace('_', '-')}" if name in Settings.model_fields else name
             missing = problem["type"] == "missing"
-            lines.append(f"{option}: {'must be given' if missing else problem['msg']}")
+            said = str(problem["msg"]).removeprefix("Value error, ")
+            lines.append(f"{option}: {'must be given' if missing else said}")
         raise SettingsError("; ".join(lines)) from None
 
 

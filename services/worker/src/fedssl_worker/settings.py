@@ -1,17 +1,43 @@
 """What a worker is told at its start: by options, else by environment variables that begin with FEDSSL_WORKER_."""
 
+import json
 import stat
+import tomllib
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BeforeValidator, Field, SecretStr
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from fedssl.errors import FedSSLError
+from fedssl.protocol.model import EncoderConfig
 
 
 class SettingsError(FedSSLError):
     """The worker cannot start with these settings."""
+
+
+def read_encoder(given: Any) -> Any:
+    """An encoder as a person writes it: its name, or a table in TOML or JSON. Raises ValueError.
+
+    >>> read_encoder("resnet18"), read_encoder("{ name = 'convnet', widths = [8, 16] }")
+    ({'name': 'resnet18'}, {'name': 'convnet', 'widths': [8, 16]})
+    """
+    if not isinstance(given, str):
+        return given
+    text = given.strip()
+    if not text.startswith("{"):
+        return {"name": text} if text else None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return tomllib.loads(f"encoder = {text}")["encoder"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        raise ValueError(
+            'write a name such as resnet18, or a table such as { name = "convnet", widths = [32, 64] }'
+        ) from None
 
 
 class Settings(BaseSettings):
@@ -24,6 +50,10 @@ class Settings(BaseSettings):
     state: Path = Field(description="Folder of this worker's own files. Keep it: client states live there.")
     token: SecretStr | None = None
     token_file: Path | None = Field(default=None, description="A file with the token, readable by its owner alone.")
+    enrolment_token: SecretStr | None = None
+    enrolment_token_file: Path | None = Field(
+        default=None, description="A file with a one-time token for the first start, readable by its owner alone."
+    )
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     threads: int = Field(default=1, ge=1, le=1024, description="CPU threads. With one, every machine gets equal bits.")
     image_size: int | None = Field(default=None, ge=8, le=512, description="Bring the images to this size; None: keep.")
@@ -31,17 +61,39 @@ class Settings(BaseSettings):
     public_data: Path | None = Field(
         default=None, description="Folder of public images that runs may name beside known data sets (FLESD, FedCA)."
     )
+    max_public_bytes: int = Field(
+        default=20 * 10**9,
+        ge=0,
+        description="Disk for public images that are registered with the coordinator and fetched from it; 0: none are.",
+    )
+    encoder: Annotated[EncoderConfig | None, NoDecode, BeforeValidator(read_encoder)] = Field(
+        default=None,
+        description="The encoder that this client can train, for runs in which clients may differ (FLESD): a name, or "
+        "a table in TOML or JSON. None: whatever a run asks for.",
+    )
+    policy: Path | None = Field(
+        default=None, description="The data owner's policy; None: what the method declares may leave."
+    )
     claim_seconds: float = Field(default=25, ge=0, le=60, description="How long one request waits for work.")
     retry_seconds: float = Field(default=30, ge=0, description="How long one request is tried again.")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
-    def read_token(self) -> str:
-        """The token. Raises SettingsError when there is none, or when others could read its file."""
+    def read_token(self) -> str | None:
+        """The token that was given; None: none was. Raises SettingsError where it cannot be read, or others could."""
         if self.token is not None:
             return self.token.get_secret_value().strip()
-        if self.token_file is None:
-            raise SettingsError("no token: set FEDSSL_WORKER_TOKEN, or name a file that holds it with --token-file")
-        return _read_private(self.token_file)
+        return None if self.token_file is None else _read_private(self.token_file)
+
+    def read_enrolment_token(self) -> str | None:
+        """The enrolment token; None: none was given, or its file was removed once it had been used.
+
+        Raises SettingsError where it cannot be read, or others could.
+        """
+        if self.enrolment_token is not None:
+            return self.enrolment_token.get_secret_value().strip()
+        if self.enrolment_token_file is None or not self.enrolment_token_file.exists():
+            return None
+        return _read_private(self.enrolment_token_file)
 
 
 def _read_private(path: Path) -> str:

@@ -1,0 +1,189 @@
+"""`fedssl-worker ledger verify|show` and `policy check`. What is slow to import is imported where it is used."""
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table
+
+if TYPE_CHECKING:
+    from fedssl_worker.ledger.verification import Report
+
+ledger_app = typer.Typer(help="Read and verify the ledger of what left this machine.", no_args_is_help=True)
+policy_app = typer.Typer(help="Try a policy out before a worker runs under it.", no_args_is_help=True)
+
+EXIT_UNUSABLE = 2
+EXIT_CHANGED = 4
+
+StateOption = Annotated[
+    Path, typer.Option(envvar="FEDSSL_WORKER_STATE", help="The worker's state folder; the ledger lies in it.")
+]
+
+_VERIFY_EPILOG = """
+The chain proves that no entry was changed, removed or inserted after it was written, given the key that it names. That
+its end was cut off, or that it was replaced as a whole, is seen only with --anchors: ask the coordinator's operator for
+the output of `fedssl client anchors CLIENT --format json`.
+
+Exit codes: 0 whole; 4 changed, or it cannot be read.
+
+Example: fedssl-worker ledger verify --state ~/.fedssl-worker --anchors anchors.json
+"""
+
+
+@ledger_app.command(epilog=_VERIFY_EPILOG)
+def verify(
+    state: StateOption,
+    start: Annotated[
+        Path | None,
+        typer.Option("--from", help="Begin at this checkpoint; segments before it may have been archived or deleted."),
+    ] = None,
+    anchors: Annotated[
+        Path | None, typer.Option(help="The coordinator's anchors of this ledger, as JSON, to compare with.")
+    ] = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Check that the ledger is as it was written. May be run while the worker runs."""
+    from fedssl_worker.ledger.chain import read_checkpoint
+    from fedssl_worker.ledger.entries import LedgerError
+    from fedssl_worker.ledger.verification import read_anchors, verify
+
+    try:
+        report = verify(
+            _folder(state),
+            read_checkpoint(start) if start is not None else None,
+            read_anchors(anchors) if anchors is not None else (),
+        )
+    except LedgerError as error:
+        typer.echo(f"NOT WHOLE: {error}", err=True)
+        raise typer.Exit(EXIT_CHANGED) from None
+    found = _found(report)
+    if output is Format.JSON:
+        show_json(found)
+        return
+    show_pairs({name.replace("_", " "): _text(value) for name, value in found.items()})
+    if report.torn_bytes:
+        note("The last line is not complete: the worker is writing it now, or a crash cut it. It proves nothing.")
+    if report.unconfirmed:
+        note("Unconfirmed: these artifacts may have left in whole, in part or not at all.")
+    note("The ledger is whole.")
+
+
+@ledger_app.command()
+def show(
+    state: StateOption,
+    run: Annotated[
+        str | None, typer.Option(help="Only this run's entries (the beginning of its id is enough).")
+    ] = None,
+    *,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also entries about the ledger itself: openings, policies, receipts.")
+    ] = False,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """List what left, and what was kept back. It is not verified here: `ledger verify` does that.
+
+    An artifact is `sent` once the coordinator has confirmed it; `unconfirmed`, it may have left all the same. JSON has
+    every entry as it was written, with the names of all tensors.
+    """
+    from fedssl_worker.ledger.entries import LedgerError
+    from fedssl_worker.ledger.verification import read_entries
+
+    try:
+        entries = [entry.body for entry in read_entries(_folder(state))]
+    except LedgerError as error:
+        typer.echo(f"fedssl-worker: {error}", err=True)
+        raise typer.Exit(EXIT_CHANGED) from None
+    confirmed = {body["intent"] for body in entries if body["kind"] == "sent" and "intent" in body}
+    kinds = ("intent", "refused")
+    shown = [
+        {**body, "outcome": _outcome(body, confirmed)}
+        for body in entries
+        if (everything or body["kind"] in kinds) and (run is None or str(body.get("run", "")).startswith(run))
+    ]
+    if output is Format.JSON:
+        show_json(shown)
+        return
+    columns = ["time", "run", "#round", "what", "kind", "tensors", "#bytes", "digest", "policy"]
+    show_table(columns, (_row(body) for body in shown))
+
+
+@policy_app.command()
+def check(
+    policy: Annotated[Path, typer.Argument(metavar="POLICY", help="The policy's TOML file.")],
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Read a policy as a worker would, and show what it allows."""
+    from fedssl_worker.policy import PolicyError, read_policy
+
+    try:
+        read, digest = read_policy(policy)
+    except PolicyError as error:
+        typer.echo(f"fedssl-worker: {error}", err=True)
+        raise typer.Exit(EXIT_UNUSABLE) from None
+    notice = read.notice(digest)
+    if output is Format.JSON:
+        show_json(notice)
+    else:
+        show_pairs({"client": read.client, "coordinator": read.coordinator, "digest": digest})
+        columns = ["artifact", "methods", "tensors", "data sets", "secure", "#max bytes", "#max rounds"]
+        show_table(columns, ([_text(value) for value in rule.model_dump().values()] for rule in notice.allow))
+    for setting in read.without_effect():
+        note(f"without effect: {setting}")
+
+
+def _found(report: "Report") -> dict[str, Any]:
+    return {
+        "entries": report.num_entries,
+        "first": report.first_seq,
+        "last": report.point.seq,
+        "head": report.point.head,
+        "key": report.point.key,
+        "segments": report.num_segments,
+        "unsigned": report.num_unsigned,
+        "receipts": report.num_receipts,
+        "coordinators": report.coordinators,
+        "anchors_compared": report.num_anchors,
+        "unconfirmed": report.unconfirmed,
+        "torn_bytes": report.torn_bytes,
+    }
+
+
+def _folder(state: Path) -> Path:
+    return state.expanduser() / "ledger"
+
+
+def _outcome(body: dict[str, Any], confirmed: set[int]) -> str:
+    if body["kind"] != "intent":
+        return str(body["kind"])
+    return "sent" if body["seq"] in confirmed else "unconfirmed"
+
+
+def _row(body: dict[str, Any]) -> tuple[object, ...]:
+    return (
+        str(body.get("time", ""))[:19],
+        str(body.get("run", ""))[:8],
+        body.get("round"),
+        body["outcome"],
+        ", ".join(map(str, body.get("artifact", ()))),
+        body.get("reason") or _summary(body),
+        body.get("bytes"),
+        str(body.get("digest", ""))[:12],
+        str(body.get("policy", ""))[:8],
+    )
+
+
+def _summary(body: dict[str, Any]) -> str:
+    """Names of tensors by their first part, with how many there are, and the numbers that went along.
+
+    >>> _summary({"tensors": ["encoder.a", "encoder.b", "centers"], "numbers": ["loss=0.5"]})
+    'encoder (2), centers; loss=0.5'
+    """
+    counts = Counter(str(name).split(".")[0] for name in body.get("tensors", ()))
+    names = ", ".join(f"{name} ({count})" if count > 1 else name for name, count in counts.items())
+    return "; ".join(part for part in (names, ", ".join(body.get("numbers", ()))) if part)
+
+
+def _text(value: object) -> object:
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value

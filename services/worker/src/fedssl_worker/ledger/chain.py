@@ -1,0 +1,86 @@
+"""The chain: which entry may follow which. Writing, recovery and verification all go by this."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from fedssl.protocol.base import Digest, StrictModel
+from fedssl.protocol.ledger import PublicKey, Sequence, Signature, canonical
+from fedssl_worker.ledger.entries import GENESIS, Entry, LedgerError, entry_hash
+from fedssl_worker.ledger.keys import SigningKey, is_signed_by
+
+_CHECKPOINT_DOMAIN = b"fedssl/checkpoint/1\n"
+_GOVERNING = ("opened", "policy")  # they say whether entries are signed, so they always are
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Where a chain stands: its newest entry, the ledger's public key, and whether further entries must be signed."""
+
+    seq: int = 0
+    head: str = GENESIS
+    key: str = ""
+    signed: bool = True
+
+    def after(self, entry: Entry) -> "Point":
+        """The chain with one more entry. Raises LedgerError unless the entry is the one that belongs here."""
+        if entry.seq != self.seq + 1:
+            raise LedgerError(f"entry {entry.seq} follows entry {self.seq}: entries are missing, or out of order")
+        if entry.previous != self.head:
+            raise LedgerError(f"entry {entry.seq} does not continue the entry before: one of the two was changed")
+        if entry.hash != entry_hash(entry.previous, entry.body):
+            raise LedgerError(f"entry {entry.seq} was changed: its hash is another")
+        if (entry.kind == "opened") != (self.seq == 0):
+            raise LedgerError(f"entry {entry.seq}: a ledger has one opening, and begins with it")
+        extended = self.extended(entry)
+        wanted = bool(entry.signature) or self.wants_signature(entry.kind)
+        if wanted and not is_signed_by(extended.key, entry.signature, bytes.fromhex(entry.hash)):
+            raise LedgerError(f"entry {entry.seq} was not signed by this ledger's key {extended.key[:8]}")
+        return extended
+
+    def extended(self, entry: Entry) -> "Point":
+        """The chain with one more entry, which is known to belong here."""
+        key = str(entry.body.get("key")) if entry.kind == "opened" else self.key
+        signed = entry.body.get("signed") == "yes" if entry.kind in _GOVERNING else self.signed
+        return Point(entry.seq, entry.hash, key, signed)
+
+    def wants_signature(self, kind: str) -> bool:
+        """Whether the next entry, if of this kind, is to be signed."""
+        return self.signed or kind in _GOVERNING
+
+
+class _Body(StrictModel):
+    format: int
+    seq: Sequence
+    head: Digest
+    key: PublicKey
+    signed: bool
+
+
+class _Checkpoint(StrictModel):
+    body: _Body
+    sig: Signature
+
+
+def checkpoint_text(point: Point, key: SigningKey) -> bytes:
+    """A signed statement of where the chain stands, from which it can be verified without what came before."""
+    body = {"format": 1, "seq": point.seq, "head": point.head, "key": point.key, "signed": int(point.signed)}
+    return canonical({"body": body, "sig": key.sign(_CHECKPOINT_DOMAIN + canonical(body))}) + b"\n"
+
+
+def read_checkpoint(path: Path) -> Point:
+    """The chain as a checkpoint has it. Raises LedgerError where its signature is not its own key's."""
+    try:
+        document = json.loads(path.read_bytes())
+        checkpoint = _Checkpoint.model_validate(document)
+        message = _CHECKPOINT_DOMAIN + canonical(document["body"])
+    except OSError as error:
+        raise LedgerError(f"cannot read the checkpoint {path}: {error.strerror}") from None
+    except (ValidationError, ValueError, RecursionError):
+        raise LedgerError(f"{path} is no checkpoint of a ledger") from None
+    body = checkpoint.body
+    if not is_signed_by(body.key, checkpoint.sig, message):
+        raise LedgerError(f"the checkpoint {path} was changed: its signature is not its key's")
+    return Point(body.seq, body.head, body.key, body.signed)

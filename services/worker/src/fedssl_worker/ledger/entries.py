@@ -1,0 +1,81 @@
+"""One entry: its bytes, its hash, and the line that it is kept as."""
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fedssl.errors import FedSSLError
+from fedssl.protocol.ledger import canonical
+
+Kind = Literal["opened", "policy", "intent", "sent", "refused", "receipt", "recovered", "rotated"]
+"""opened: the first entry · policy: another policy is in force · intent: an artifact is about to leave · sent: it has
+arrived · refused: one was kept back · receipt: the coordinator holds an anchor of this ledger · recovered: a crash had
+cut the last line short · rotated: a new segment begins."""
+
+GENESIS = "0" * 64
+"""What the first entry takes for the hash of the one before."""
+
+MOST_LINE_BYTES = 16 << 20
+_DOMAIN = b"fedssl/ledger/1\n"
+_HASH = re.compile(r"[0-9a-f]{64}")
+_SIGNATURE = re.compile(r"([0-9a-f]{128})?")
+
+
+class LedgerError(FedSSLError):
+    """The ledger cannot be written or read, or is not as it was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry; hashes and signature in hexadecimal, the signature empty where the policy wants none."""
+
+    body: dict[str, Any]
+    hash: str
+    previous: str
+    signature: str
+
+    @property
+    def seq(self) -> int:
+        """Its number, from 1."""
+        return int(self.body["seq"])
+
+    @property
+    def kind(self) -> str:
+        """One of `Kind`."""
+        return str(self.body["kind"])
+
+    def line(self) -> bytes:
+        """As it is kept, with its newline."""
+        record = {"body": self.body, "hash": self.hash, "prev": self.previous, "sig": self.signature}
+        return canonical(record) + b"\n"
+
+
+def entry_hash(previous: str, body: dict[str, Any]) -> str:
+    """The hash that chains a body to the entry before.
+
+    >>> entry_hash(GENESIS, {"kind": "opened", "seq": 1})
+    '69723132fa5054866c7a382d315df161d012f3ffeab283b7dc67991cd6a8e220'
+    """
+    return hashlib.sha256(_DOMAIN + bytes.fromhex(previous) + canonical(body)).hexdigest()
+
+
+def parse_line(line: bytes) -> Entry:
+    """Read a line. Only the very bytes that `Entry.line` makes are accepted: raises LedgerError at any others."""
+    try:
+        record = json.loads(line)
+        entry = Entry(record["body"], record["hash"], record["prev"], record["sig"])
+        well_formed = (
+            isinstance(entry.body["seq"], int)
+            and isinstance(entry.body["kind"], str)
+            and _HASH.fullmatch(entry.hash)
+            and _HASH.fullmatch(entry.previous)
+            and _SIGNATURE.fullmatch(entry.signature)
+            and entry.line() == line
+        )
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise LedgerError("this is no entry") from None
+    if not well_formed:
+        raise LedgerError("this is not how an entry is written")
+    return entry

@@ -1,0 +1,97 @@
+"""Whether a data owner's policy lets a run's update leave: one answer for the worker, which is bound by it, and for the
+coordinator, which spares the worker what it would refuse."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from fnmatch import translate
+from functools import lru_cache
+
+from fedssl.artifacts.header import num_bytes
+from fedssl.protocol.data import PublicDataConfig
+from fedssl.protocol.plan import ArtifactPlan, TensorSpec
+from fedssl.protocol.policy import AllowRule, PolicyNotice
+from fedssl.protocol.runs import RunSpec
+
+_GROUPS_SHOWN = 5
+
+
+def refusal(policy: PolicyNotice, spec: RunSpec, plan: ArtifactPlan, round_number: int = 1) -> str | None:
+    """Why the policy keeps the update of this run and round back; None: it lets it leave."""
+    if policy.privacy != "none":
+        return (
+            f"it requires differential privacy ({policy.privacy}), which this version does not have: "
+            'no work is accepted until [dp] require is "none"'
+        )
+    kept: dict[str, list[str]] = {}
+    used: dict[int, int] = {}
+    for tensor in plan.update:
+        index, why = _rule_for(policy.allow, tensor, spec, round_number)
+        if index is None:
+            kept.setdefault(why, []).append(tensor.name)
+        else:
+            used[index] = used.get(index, 0) + num_bytes(tensor.dtype, tensor.shape)
+    if kept:
+        return "; ".join(f"{why} ({_some(names)})" for why, names in kept.items())
+    for index, size in used.items():
+        limit = policy.allow[index].max_bytes
+        if limit is not None and size > limit:
+            return f"one update holds {size} bytes of {policy.allow[index].artifact}, max_bytes allows {limit}"
+    return None
+
+
+def permits_metric(policy: PolicyNotice, method: str, name: str) -> bool:
+    """Whether a number of this name may leave in a run of the method."""
+    rules = (rule for rule in policy.allow if rule.artifact == "metrics")
+    return any(_any(rule.methods, method) and _any(rule.tensors, name) for rule in rules)
+
+
+def _rule_for(
+    rules: Sequence[AllowRule], tensor: TensorSpec, spec: RunSpec, round_number: int
+) -> tuple[int | None, str]:
+    """The first rule that lets the tensor leave; None and the reason that comes closest where there is none."""
+    nearest = f"no rule allows {tensor.kind} of {spec.method.name}"
+    for index, rule in enumerate(rules):
+        if rule.artifact != tensor.kind or not _any(rule.methods, spec.method.name):
+            continue
+        if not _any(rule.tensors, tensor.name):
+            nearest = f"no rule for {tensor.kind} of {spec.method.name} names these tensors"
+            continue
+        why = _obstacle(rule, spec, round_number)
+        if why is None:
+            return index, ""
+        nearest = why
+    return None, nearest
+
+
+def _obstacle(rule: AllowRule, spec: RunSpec, round_number: int) -> str | None:
+    """What stands against a rule that fits by kind, method and name."""
+    if rule.secure == "required":
+        return f"{rule.artifact} may leave inside a secure aggregation alone, which this version does not have"
+    rounds = max(spec.num_rounds, round_number)
+    if rule.max_rounds is not None and rounds > rule.max_rounds:
+        return f"the run has {rounds} rounds, max_rounds allows {rule.max_rounds}"
+    public = spec.public_data
+    if public is not None and not _any(rule.datasets, _name_of(public)):
+        return f"the run uses the public images {public.dataset}, and datasets does not list {_name_of(public)}"
+    return None
+
+
+def _name_of(public: PublicDataConfig) -> str:
+    return public.dataset if public.digest is None else f"sha256:{public.digest}"
+
+
+def _any(patterns: tuple[str, ...], name: str) -> bool:
+    return _compiled(patterns).fullmatch(name) is not None
+
+
+@lru_cache(maxsize=4096)
+def _compiled(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(translate(pattern) for pattern in patterns) or r"(?!)")
+
+
+def _some(names: Iterable[str]) -> str:
+    """Names by their first part, as patterns that would match them."""
+    counts = Counter(name if "." not in name else f"{name.split('.')[0]}.*" for name in names)
+    shown = [f"{group}: {count}" for group, count in counts.most_common(_GROUPS_SHOWN)]
+    return ", ".join(shown) + (", and others" if len(counts) > _GROUPS_SHOWN else "")

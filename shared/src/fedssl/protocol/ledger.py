@@ -1,0 +1,80 @@
+"""Anchors of a worker's ledger and the coordinator's receipts for them, and the canonical bytes that both sign.
+
+A worker keeps a ledger of what left its machine. An anchor is the number and the hash of its newest entry: the
+coordinator keeps it and signs a receipt, so that neither can deny later how far the ledger went.
+"""
+
+import json
+from typing import Annotated, Any
+
+from pydantic import Field, StringConstraints
+
+from fedssl.protocol.base import ClientId, Digest, StrictModel
+
+PublicKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+"""An Ed25519 public key, 32 bytes in lower-case hexadecimal."""
+
+Signature = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{128}$")]
+"""An Ed25519 signature, 64 bytes in lower-case hexadecimal."""
+
+Sequence = Annotated[int, Field(ge=1, lt=2**53)]
+"""An entry's number in its ledger, from 1 without a gap."""
+
+_KEY_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_")
+_MOST = 2**53  # beyond it JSON's readers do not agree on what a number is
+_DEEPEST = 8
+
+
+def canonical(value: dict[str, Any]) -> bytes:
+    """The one form of a JSON object that is hashed and signed.
+
+    Keys of `[a-z0-9_]`, sorted; no spaces; UTF-8; whole numbers below 2^53; texts, lists and objects, and nothing else.
+    Raises ValueError.
+
+    >>> canonical({"seq": 1, "kind": "opened"})
+    b'{"kind":"opened","seq":1}'
+    """
+    _check(value, _DEEPEST)
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+
+
+def _check(value: object, depth: int) -> None:
+    if depth < 0:
+        raise ValueError("nested too deeply for a canonical form")
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str) or not key or not _KEY_CHARACTERS.issuperset(key):
+                raise ValueError(f"{key!r} is no key of a canonical form: only a-z, 0-9 and _ are")
+            _check(inner, depth - 1)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check(inner, depth - 1)
+    elif isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(f"a canonical form holds no {type(value).__name__}")
+    elif isinstance(value, int) and abs(value) >= _MOST:
+        raise ValueError(f"{value} is too large for a canonical form")
+
+
+class LedgerAnchor(StrictModel):
+    """How far a ledger goes. `key` names the ledger: its owner's public key."""
+
+    key: PublicKey
+    seq: Sequence
+    head: Digest = Field(description="Hash of the entry `seq`, and through it of every entry before.")
+
+
+class AnchorReceipt(StrictModel):
+    """That the coordinator holds an anchor. `signature`: Ed25519 by `coordinator` over `receipt_message`."""
+
+    client_id: ClientId
+    seq: Sequence
+    head: Digest
+    at: Annotated[str, Field(max_length=40)] = Field(description="When it was first held, ISO 8601 in UTC.")
+    coordinator: PublicKey
+    signature: Signature
+
+
+def receipt_message(client_id: str, anchor: LedgerAnchor, at: str) -> bytes:
+    """What the coordinator signs for an anchor that it has held since `at`."""
+    body = {"at": at, "client": client_id, "head": anchor.head, "ledger": anchor.key, "seq": anchor.seq}
+    return b"fedssl/anchor/1\n" + canonical(body)

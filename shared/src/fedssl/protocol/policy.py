@@ -1,0 +1,60 @@
+"""What a data owner's policy lets out, as its worker tells the coordinator: nobody offers it what it would refuse."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints, model_validator
+
+from fedssl.protocol.base import Digest, StrictModel
+from fedssl.protocol.plan import Kind
+
+Pattern = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_./*?-]+$", max_length=256)]
+"""A name in which `*` stands for any characters and `?` for one."""
+
+DatasetPattern = Annotated[
+    str, StringConstraints(pattern=r"^(sha256:[0-9a-f]{64}|[A-Za-z0-9_./*?-]+)$", max_length=256)
+]
+"""A public data set that every machine finds by name, or by its digest one that the coordinator supplies."""
+
+_ABOUT_ARTIFACTS = {"datasets", "secure", "max_bytes", "max_rounds"}
+
+
+class AllowRule(StrictModel):
+    """One thing that may leave. What no rule allows stays."""
+
+    artifact: Kind | Literal["metrics"] = Field(description="What the tensors are, or `metrics` for plain numbers.")
+    methods: tuple[Pattern, ...] = Field(min_length=1, max_length=64, description="In runs of these methods.")
+    tensors: tuple[Pattern, ...] = Field(
+        default=("*",), min_length=1, max_length=256, description="Names of tensors; of a rule for metrics, of metrics."
+    )
+    datasets: tuple[DatasetPattern, ...] = Field(
+        default=(),
+        max_length=64,
+        description="In runs that use public images, which those may be. What the coordinator supplies is listed as "
+        "`sha256:DIGEST`: a name says nothing about its images.",
+    )
+    secure: Literal["required", "allowed"] = Field(
+        default="allowed", description="`required`: only inside a secure aggregation."
+    )
+    max_bytes: int | None = Field(default=None, ge=1, lt=2**53, description="In one update, of this rule's tensors.")
+    max_rounds: int | None = Field(default=None, ge=1, lt=2**53, description="Rounds of the longest run.")
+
+    @model_validator(mode="after")
+    def _metrics_have_names_alone(self) -> "AllowRule":
+        if self.artifact == "metrics" and (given := sorted(_ABOUT_ARTIFACTS & self.model_fields_set)):
+            raise ValueError(f"a rule for metrics has methods and tensors (the metrics' names) alone, not {given[0]}")
+        return self
+
+
+class PolicyNotice(StrictModel):
+    """A policy's digest and what it allows. Binding is the worker's own check: this spares everybody a vain round."""
+
+    digest: Digest
+    allow: tuple[AllowRule, ...] = Field(max_length=256)
+    privacy: Literal["none", "example"] = Field(
+        default="none", description="Whether training must be differentially private, and for what unit."
+    )
+
+    def __str__(self) -> str:
+        """For people: the kinds of artifacts, the methods, and the beginning of the digest."""
+        rules = [f"{rule.artifact} of {', '.join(rule.methods)}" for rule in self.allow]
+        return f"{'; '.join(rules) or 'nothing may leave'} ({self.digest[:8]})"

@@ -1,0 +1,85 @@
+"""docs/privacy.md: its policies are read as a worker reads them, and do what the page says."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from fedssl.artifacts.permission import permits_metric, refusal
+from fedssl.methods import METHODS
+from fedssl.protocol.plan import Kind
+from fedssl.protocol.policy import PolicyNotice
+from fedssl.protocol.runs import RunSpec
+from fedssl_worker.ledger import entries
+from fedssl_worker.policy import Policy, read_policy
+from support.methods import method_spec
+
+PAGE = (Path(__file__).parents[2] / "docs/privacy.md").read_text()
+POLICIES = re.findall(r"^```toml policy\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+TWO_METHODS, SIMILARITIES, ENCODER_ALONE, EVERYTHING = POLICIES
+
+
+def notice(text: str) -> PolicyNotice:
+    return Policy.model_validate(tomllib.loads(text)).notice("0" * 64)
+
+
+def answer(text: str, spec: RunSpec) -> str | None:
+    return refusal(notice(text), spec, METHODS[spec.method.name].artifacts(spec.method, spec))
+
+
+@pytest.mark.parametrize("text", POLICIES, ids=["two methods", "similarities", "encoder alone", "everything"])
+def test_every_policy_is_one(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(text)
+    assert read_policy(path)[0].client == "hospital-a"
+
+
+def test_weights_of_two_methods() -> None:
+    for name in ("fedbyol", "fedu"):
+        assert answer(TWO_METHODS, method_spec(name)) is None
+        assert answer(TWO_METHODS, method_spec(name, num_rounds=201)) is not None
+    for name in ("fedsimclr", "flesd", "fedrlc"):
+        assert answer(TWO_METHODS, method_spec(name)) is not None
+    assert permits_metric(notice(TWO_METHODS), "fedbyol", "loss")
+    assert not permits_metric(notice(TWO_METHODS), "fedbyol", "divergence")
+
+
+def test_similarities_of_two_public_data_sets() -> None:
+    spec = method_spec("flesd")
+    named = {"num_images": 128, "split": "test"}
+    assert answer(SIMILARITIES, method_spec("flesd", public_data={**named, "dataset": "cifar10"})) is None
+    assert answer(SIMILARITIES, spec) is not None
+    digest = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+    sent = {**named, "dataset": "whatever", "digest": digest}
+    assert answer(SIMILARITIES, method_spec("flesd", public_data=sent)) is None
+    assert answer(SIMILARITIES, method_spec("flesd", public_data={**sent, "digest": "0" * 64})) is not None
+    assert answer(SIMILARITIES, method_spec("fedsimclr")) is not None
+
+
+def test_the_encoder_alone() -> None:
+    assert "projector.*" in (answer(ENCODER_ALONE, method_spec("fedsimclr")) or "")
+    assert permits_metric(notice(ENCODER_ALONE), "fedbyol", "effective_rank")
+    assert not permits_metric(notice(ENCODER_ALONE), "fedu", "effective_rank")
+
+
+def test_what_is_required_and_not_there_is_refused() -> None:
+    assert "secure aggregation" in (answer(EVERYTHING, method_spec("fedbyol")) or "")
+
+
+def test_the_page_names_everything_that_there_is() -> None:
+    for kind in get_args(Kind):
+        assert f"| `{kind}` |" in PAGE, kind
+    for kind in get_args(entries.Kind):
+        assert f"`{kind}`" in PAGE, kind
+    document = tomllib.loads(EVERYTHING)
+    fields = {field.alias or name for name, field in Policy.model_fields.items()}
+    assert document.keys() == fields
+    rule = Policy.model_fields["allow"].annotation
+    (model, _) = get_args(rule)
+    assert document["allow"][0].keys() == set(model.model_fields)
+    for section in ("secagg", "dp", "metrics", "ledger"):
+        section_model = Policy.model_fields[section].annotation
+        assert section_model is not None
+        assert document[section].keys() == set(section_model.model_fields), section

@@ -1,0 +1,150 @@
+"""`fedssl-worker ledger` and `policy`: what a data owner reads."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedssl_worker.main import app
+
+from .ledgers import FIELDS, FIRST, SHORT, filled
+
+
+def invoke(*arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def as_json(*arguments: object) -> Any:
+    code, out, err = invoke(*arguments, "--format", "json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    ledger = filled(tmp_path / "ledger", 2)
+    ledger.append("intent", **{**FIELDS, "round": 3, "run": "other", "numbers": ["loss=0.5"]})
+    ledger.append("refused", run="other", round=4, reason="the policy does not permit this work")
+    return tmp_path
+
+
+def test_show_lists_what_left_and_what_was_kept_back(state: Path) -> None:
+    code, out, _ = invoke("ledger", "show", "--state", state)
+    assert code == 0
+    lines = [line for line in out.splitlines() if "weights" in line or "refused" in line]
+    assert [next(word for word in ("sent", "unconfirmed", "refused") if word in line) for line in lines] == [
+        "sent", "sent", "unconfirmed", "refused",
+    ]  # fmt: skip
+    assert "encoder; loss=0.5" in lines[2]
+    assert "the policy does not permit" in lines[3]
+    assert "opened" not in out
+
+
+def test_show_for_programs_and_of_one_run(state: Path) -> None:
+    shown = as_json("ledger", "show", "--state", state)
+    assert [(entry["round"], entry["outcome"]) for entry in shown] == [
+        (1, "sent"), (2, "sent"), (3, "unconfirmed"), (4, "refused"),
+    ]  # fmt: skip
+    for name in ("time", "run", "round", "artifact", "tensors", "bytes", "digest", "policy"):
+        assert shown[0][name], name
+    assert [entry["round"] for entry in as_json("ledger", "show", "--state", state, "--run", "oth")] == [3, 4]
+    every = as_json("ledger", "show", "--state", state, "--all")
+    assert [entry["kind"] for entry in every] == [
+        "opened", "intent", "sent", "intent", "sent", "intent", "refused",
+    ]  # fmt: skip
+
+
+def test_verify_says_that_all_is_whole(state: Path) -> None:
+    code, out, err = invoke("ledger", "verify", "--state", state)
+    assert code == 0
+    assert "The ledger is whole." in err
+    assert "Unconfirmed" in err
+    found = as_json("ledger", "verify", "--state", state)
+    assert (found["entries"], found["last"], found["unconfirmed"]) == (7, 7, [6])
+    assert found["key"] in out
+
+
+def test_verify_finds_a_change(state: Path) -> None:
+    path = state / "ledger" / FIRST
+    path.write_bytes(path.read_bytes().replace(b'"bytes":12', b'"bytes":13', 1))
+    code, _, err = invoke("ledger", "verify", "--state", state)
+    assert code == 4
+    assert "NOT WHOLE" in err
+    assert f"{FIRST}, line 2: entry 2 was changed" in err
+
+
+def anchors(state: Path, *known: dict[str, Any], page: bool = False) -> Path:
+    path = state / "anchors.json"
+    path.write_text(json.dumps({"items": known, "next_cursor": None} if page else known))
+    return path
+
+
+def anchor(state: Path, **changes: Any) -> dict[str, Any]:
+    found = as_json("ledger", "verify", "--state", state)
+    about = {"key": found["key"], "seq": found["last"], "head": found["head"], "at": "2026-11-20", **changes}
+    return {**about, "is_consistent": True}
+
+
+@pytest.mark.parametrize("page", [False, True])
+def test_only_an_anchor_reveals_that_the_end_was_cut_off(state: Path, page: bool) -> None:  # noqa: FBT001
+    given = anchors(state, anchor(state), page=page)
+    assert as_json("ledger", "verify", "--state", state, "--anchors", given)["anchors_compared"] == 1
+    path = state / "ledger" / FIRST
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:3]))
+    assert invoke("ledger", "verify", "--state", state)[0] == 0  # the chain alone cannot know
+    code, _, err = invoke("ledger", "verify", "--state", state, "--anchors", given)
+    assert code == 4
+    assert "its end was cut off" in err
+
+
+def test_anchors_of_another_entry_or_another_ledger(state: Path) -> None:
+    cases = {
+        "is of another entry than this ledger's": anchor(state, seq=3),
+        "of another ledger of this client": anchor(state, key="0" * 64),
+    }
+    for words, known in cases.items():
+        code, _, err = invoke("ledger", "verify", "--state", state, "--anchors", anchors(state, known))
+        assert code == 4
+        assert words in err
+    (state / "anchors.json").write_text("[1]")
+    code, _, err = invoke("ledger", "verify", "--state", state, "--anchors", state / "anchors.json")
+    assert code == 4
+    assert "fedssl client anchors" in err
+
+
+def test_verify_from_a_checkpoint(tmp_path: Path) -> None:
+    filled(tmp_path / "ledger", 4, SHORT)
+    (tmp_path / "ledger" / FIRST).unlink()
+    assert invoke("ledger", "verify", "--state", tmp_path)[0] == 4
+    start = tmp_path / "ledger/checkpoint-000000000004.json"
+    assert as_json("ledger", "verify", "--state", tmp_path, "--from", start)["first"] == 5
+    assert len(as_json("ledger", "show", "--state", tmp_path)) == 2  # what is left is still shown
+    (tmp_path / "none").write_text("{}")
+    assert "no checkpoint" in invoke("ledger", "verify", "--state", tmp_path, "--from", tmp_path / "none")[2]
+
+
+@pytest.mark.parametrize("command", ["verify", "show"])
+def test_where_there_is_no_ledger(tmp_path: Path, command: str) -> None:
+    code, _, err = invoke("ledger", command, "--state", tmp_path)
+    assert code == 4
+    assert "there is no ledger" in err
+
+
+def test_a_policy_is_tried_out_before_it_is_used(tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    text = 'schema = 1\nclient = "hospital-a"\ncoordinator = "https://fed.example.org"\n[dp]\nepsilon_max = "8"\n'
+    path.write_text(text + '[[allow]]\nartifact = "weights"\nmethods = ["fedbyol"]\n[metrics]\nallow = ["loss"]\n')
+    code, out, err = invoke("policy", "check", path)
+    assert code == 0
+    assert "hospital-a" in out
+    assert "fedbyol" in out
+    assert "without effect: [dp] epsilon_max" in err
+    rules = as_json("policy", "check", path)["allow"]
+    assert [(rule["artifact"], rule["tensors"]) for rule in rules] == [("weights", ["*"]), ("metrics", ["loss"])]
+    path.write_text(text + "odd = 1\n")
+    code, _, err = invoke("policy", "check", path)
+    assert code == 2
+    assert "dp.odd: there is no such key" in err

@@ -1,0 +1,156 @@
+"""A worker that declares its encoder: how it is written, what the coordinator is told, and work that does not fit."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr, ValidationError
+
+from fedssl.protocol.model import EncoderConfig
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.work import Progress
+from fedssl_worker.assembly import EXIT_REFUSED, run_worker
+from fedssl_worker.executor import CannotTrain, Executor
+from fedssl_worker.settings import Settings
+
+from .conftest import CLIENT, CPU, Setting, make_spec, write_images
+from .coordinator import TOKEN, Refusal
+
+MODEL = {"encoder": {"name": "convnet", "widths": [4, 8]}, "projector": {"hidden_dims": [8], "out_dim": 4}}
+OWN = EncoderConfig(name="convnet", widths=(4, 6, 8))
+
+
+def flesd(client_encoders: Any = None) -> RunSpec:
+    reducer = {"name": "distillation", "num_anchors": 8, "batch_size": 4, "client_encoders": client_encoders or {}}
+    method = {"name": "flesd", "reducer": reducer}
+    return make_spec(method, model=MODEL, public_data={"dataset": "digits", "num_images": 20})
+
+
+def executor(setting: Setting, encoder: EncoderConfig | None) -> Executor:
+    folder = setting.folder / "broadcasts"
+    return Executor(
+        setting.client, setting.images, setting.states(), folder, client_id=CLIENT, device=CPU, encoder=encoder
+    )
+
+
+def silent(progress: Progress) -> None:
+    pass
+
+
+def settings(tmp_path: Path, **changes: Any) -> Settings:
+    return Settings(coordinator="http://127.0.0.1:1", data="digits", state=tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "encoder"),
+    [
+        ("resnet18", EncoderConfig(name="resnet18")),
+        (' { "name": "convnet", "widths": [4, 6, 8] } ', OWN),
+        ("{ name = 'convnet', widths = [4, 6, 8] }", OWN),
+        ('{ name = "resnet50", stem = "imagenet" }', EncoderConfig(name="resnet50", stem="imagenet")),
+        ("", None),
+    ],
+)
+def test_a_name_or_a_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, encoder: Any) -> None:
+    assert settings(tmp_path, encoder=text).encoder == encoder
+    monkeypatch.setenv("FEDSSL_WORKER_ENCODER", text)
+    assert settings(tmp_path).encoder == encoder
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("resnet19", "'convnet', 'resnet18' or 'resnet50'"),
+        ("{ name }", "write a name such as resnet18"),
+        ("{" * 5000, "write a name such as resnet18"),
+        ('{ "name": "convnet", "width": [4] }', "Extra inputs are not permitted"),
+        ('{ name = "convnet", widths = [0] }', "greater than or equal to 1"),
+    ],
+)
+def test_a_mistake_is_said_at_the_start(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(ValidationError, match="encoder") as caught:
+        settings(tmp_path, encoder=text)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("encoder", [OWN, None])
+def test_the_coordinator_is_told(setting: Setting, encoder: EncoderConfig | None) -> None:
+    def shut_out(call: str) -> None:
+        if call == "claim":
+            raise Refusal("unauthenticated", 401, "The token was revoked.")
+
+    setting.coordinator.before = shut_out
+    data = str(write_images(setting.folder / "own.npz"))
+    given = settings(setting.folder / "state").model_copy(
+        update={"coordinator": setting.coordinator.url, "data": data, "token": SecretStr(TOKEN), "encoder": encoder}
+    )
+    assert run_worker(given) == EXIT_REFUSED
+    (introduction,) = setting.coordinator.introductions
+    assert introduction.encoder == encoder
+
+
+@pytest.mark.parametrize(
+    ("declared", "client_encoders"),
+    [
+        (None, {}),
+        (None, {CLIENT: {"name": "convnet", "widths": [4, 6, 8]}}),
+        (OWN, {CLIENT: {"name": "convnet", "widths": [4, 6, 8]}}),
+        (OWN, {CLIENT: {"name": "convnet", "widths": [4, 6, 8], "stem": "imagenet"}}),
+        (EncoderConfig(name="convnet", widths=(4, 8)), {}),
+    ],
+    ids=["nothing declared", "nothing declared, an own one given", "as declared", "in all that counts", "the run's"],
+)
+def test_work_that_fits_is_done(setting: Setting, declared: EncoderConfig | None, client_encoders: Any) -> None:
+    item = setting.item(flesd(client_encoders), 1)
+    assert executor(setting, declared).execute(item, silent).num_examples == 32
+
+
+@pytest.mark.parametrize(
+    ("client_encoders", "given"),
+    [
+        ({}, "convnet 4-8"),
+        ({CLIENT: {"name": "resnet18"}}, r"resnet18 \(cifar stem\)"),
+        ({"hospital-b": {"name": "convnet", "widths": [4, 6, 8]}}, "convnet 4-8"),
+    ],
+    ids=["the run's", "another", "another client's"],
+)
+def test_work_for_another_encoder_is_refused_before_anything_is_fetched(
+    setting: Setting, client_encoders: Any, given: str
+) -> None:
+    item = setting.item(flesd(client_encoders), 1)
+    what = f"gives {CLIENT} the encoder {given}, and its worker has declared convnet 4-6-8: make a run with"
+    with pytest.raises(CannotTrain, match=what):
+        executor(setting, OWN).execute(item, silent)
+    assert setting.coordinator.calls == []
+
+
+def test_an_agent_declines_it_with_the_reason(setting: Setting) -> None:
+    setting.offer(flesd(), 1)
+    agent = setting.restart()
+    agent._executor = executor(setting, OWN)
+    agent.step()
+    (declined,) = setting.coordinator.declined
+    assert "has declared convnet 4-6-8" in declined.reason
+    assert 'method.reducer.client_encoders = "declared"' in declined.reason
+    assert setting.coordinator.submissions == []
+
+
+def test_where_everybody_trains_one_network_it_does_not_matter(setting: Setting) -> None:
+    item = setting.item(make_spec({"name": "fedsimclr"}), 1)
+    assert executor(setting, OWN).execute(item, silent).num_examples == 32
+
+
+def test_a_restarted_worker_finds_its_own_network_again(setting: Setting) -> None:
+    """The network is client state, promoted by what was accepted: a kill between two rounds costs nothing."""
+    spec = flesd({CLIENT: {"name": "convnet", "widths": [4, 6, 8]}})
+    for _ in range(2):
+        setting.offer(spec, len(setting.coordinator.submissions) + 1)
+        agent = setting.restart()
+        agent._executor = executor(setting, OWN)
+        agent.step()
+    assert len(setting.coordinator.submissions) == 2
+    last = setting.coordinator.last_accepted
+    assert last is not None
+    state = setting.states().accepted(setting.item(spec, 3).run_id, last)
+    assert state is not None
+    assert state["encoder.blocks.2.conv.weight"].shape == (8, 6, 3, 3)

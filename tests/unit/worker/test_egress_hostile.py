@@ -1,0 +1,293 @@
+"""A worker whose training was made to send more: in every way that we could think of, nothing leaves."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedssl.artifacts.store import digest_of
+from fedssl.artifacts.tensors import Tensors, save_tensors, serialised
+from fedssl.client import WorkerClient
+from fedssl.errors import ArtifactError, Cancelled, DigestMismatch
+from fedssl.methods import METHODS
+from fedssl.protocol.plan import ArtifactPlan, TensorSpec
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.work import Progress, Submit, WorkItem
+from fedssl_worker.data import PublicImages
+from fedssl_worker.egress import check_update
+from fedssl_worker.executor import CannotTrain
+from fedssl_worker.state import Finished
+from support.smuggling import NOT_DECLARED, PAYLOAD, SEVERAL, SMUGGLING, behind
+
+from .conftest import CPU, Setting, make_spec
+
+REDUCER = {"name": "distillation", "num_anchors": 8, "batch_size": 4, "num_epochs": 2}
+FLESD: dict[str, Any] = {
+    "method": {"name": "flesd", "reducer": REDUCER},
+    "public_data": {"dataset": "digits", "num_images": 20},
+}
+SPECS = {
+    "flesd": make_spec(**FLESD),
+    "fedrlc": make_spec({"name": "fedrlc"}),
+    "fedsimclr": make_spec({"name": "fedsimclr"}),
+}
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "I64": torch.int64}
+
+
+def plan_of(spec: RunSpec) -> ArtifactPlan:
+    return METHODS[spec.method.name].artifacts(spec.method, spec)
+
+
+def update_of(spec: RunSpec) -> Tensors:
+    """Tensors as the plan wants them."""
+    generator = torch.Generator().manual_seed(0)
+    return {
+        tensor.name: torch.rand(tensor.shape, generator=generator).to(DTYPES[tensor.dtype])
+        for tensor in plan_of(spec).update
+    }
+
+
+class Corrupted:
+    """An executor that hands out a file of somebody else's making."""
+
+    def __init__(self, update: Path, **metrics: float) -> None:
+        self._finished = Finished(update, digest_of(update), 32, metrics)
+
+    def execute(self, item: WorkItem, on_progress: object) -> Finished:
+        return self._finished
+
+
+def send(setting: Setting, spec: RunSpec, content: bytes, **metrics: float) -> None:
+    """Let a whole agent claim the work and find this file as its result."""
+    path = setting.folder / "smuggled.safetensors"
+    path.write_bytes(content)
+    setting.offer(spec, 1)
+    agent = setting.restart()
+    agent._executor = Corrupted(path, **metrics)  # type: ignore[assignment]
+    agent.step()
+
+
+def assert_nothing_left(setting: Setting, words: str) -> None:
+    assert "PUT artifact" not in setting.coordinator.calls
+    assert setting.coordinator.submissions == []
+    (declined,) = setting.coordinator.declined
+    assert words in declined.reason
+    assert PAYLOAD.decode() not in declined.reason
+
+
+CASES = [(name, case) for name in SPECS for case in SMUGGLING] + [
+    (name, case) for name in ("fedrlc", "fedsimclr") for case in SEVERAL
+]
+
+
+@pytest.mark.parametrize(("method", "case"), CASES, ids=[f"{name}: {case}" for name, case in CASES])
+def test_a_file_that_says_more_is_found_out(method: str, case: str, tmp_path: Path) -> None:
+    smuggle, words = {**SMUGGLING, **SEVERAL}[case]
+    path = tmp_path / "update"
+    path.write_bytes(smuggle(update_of(SPECS[method])))
+    with pytest.raises(ArtifactError, match=words):
+        check_update(path, plan_of(SPECS[method]))
+
+
+@pytest.mark.parametrize("method", SPECS)
+def test_the_right_file_is_let_through_and_what_stands_behind_it_is_not(method: str, tmp_path: Path) -> None:
+    path, tensors = tmp_path / "update", update_of(SPECS[method])
+    save_tensors(tensors, path)
+    check_update(path, plan_of(SPECS[method]))
+    path.write_bytes(behind(tensors))
+    with pytest.raises(ArtifactError, match="longer or shorter than its tensors"):
+        check_update(path, plan_of(SPECS[method]))
+
+
+@pytest.mark.parametrize("case", [*SMUGGLING, *SEVERAL])
+def test_an_agent_sends_nothing_of_it_and_says_why(setting: Setting, case: str) -> None:
+    smuggle, words = {**SMUGGLING, **SEVERAL}[case]
+    send(setting, SPECS["fedsimclr"], smuggle(update_of(SPECS["fedsimclr"])))
+    assert_nothing_left(setting, words)
+
+
+def test_weights_do_not_leave_where_similarities_may(setting: Setting) -> None:
+    send(setting, SPECS["flesd"], serialised(update_of(SPECS["fedsimclr"])))
+    assert_nothing_left(setting, NOT_DECLARED)
+
+
+def test_nor_beside_them(setting: Setting) -> None:
+    both = update_of(SPECS["fedsimclr"]) | update_of(SPECS["flesd"])
+    send(setting, SPECS["flesd"], serialised(both))
+    assert_nothing_left(setting, "not declared: encoder")
+
+
+def test_similarities_do_not_leave_where_weights_may(setting: Setting) -> None:
+    both = update_of(SPECS["fedsimclr"]) | update_of(SPECS["flesd"])
+    send(setting, SPECS["fedsimclr"], serialised(both))
+    assert_nothing_left(setting, "not declared: factor")
+
+
+def test_centers_leave_with_fedrlc_alone(setting: Setting) -> None:
+    assert "centers.mu" in update_of(SPECS["fedrlc"])
+    byol = make_spec({"name": "fedbyol"})
+    send(setting, byol, serialised(update_of(SPECS["fedrlc"])))
+    assert_nothing_left(setting, "not declared: centers.mu")
+
+
+@pytest.mark.parametrize("width", [3, 5, 8])
+def test_a_factor_of_another_clients_width(setting: Setting, width: int) -> None:
+    send(setting, SPECS["flesd"], serialised({"factor": torch.rand(20, width)}))
+    assert_nothing_left(setting, f"factor is F32[20, {width}], declared F32[20, 4]")
+
+
+@pytest.mark.parametrize("name", ["representations", "similarities"])
+def test_another_packing_than_the_runs(setting: Setting, name: str) -> None:
+    shape = (20, 4) if name == "representations" else (190,)
+    send(setting, SPECS["flesd"], serialised({name: torch.rand(shape)}))
+    assert_nothing_left(setting, f"not declared: {name}")
+
+
+def test_half_precision_numbers_that_are_none(tmp_path: Path) -> None:
+    spec = make_spec(**{**FLESD, "method": {"name": "flesd", "reducer": {**REDUCER, "packing": "factored-f16"}}})
+    factor = update_of(spec)["factor"]
+    factor.view(torch.int16).view(-1)[7] = 0x7E0B  # NaN with bits in it
+    save_tensors({"factor": factor}, tmp_path / "update")
+    with pytest.raises(ArtifactError, match="tensor factor holds NaN or infinity"):
+        check_update(tmp_path / "update", plan_of(spec))
+
+
+# --- A coordinator that asks for more -----------------------------------------------------------------------------
+
+
+def silent(progress: Progress) -> None:
+    pass
+
+
+@pytest.mark.parametrize("method", SPECS)
+@pytest.mark.parametrize(
+    "more",
+    [
+        TensorSpec(name="images", dtype="U8", shape=(32, 1, 16, 16)),
+        TensorSpec(name="encoder.private", dtype="F32", shape=(4,), kind="similarity"),
+    ],
+    ids=["images", "called similarity"],
+)
+def test_a_plan_that_asks_for_more_is_declined_before_anything_is_read(
+    setting: Setting, method: str, more: TensorSpec
+) -> None:
+    item = setting.item(SPECS[method], 1)
+    wider = item.plan.model_copy(update={"update": (*item.plan.update, more)})
+    with pytest.raises(CannotTrain, match="what may leave is decided by the method"):
+        setting.executor().execute(item.model_copy(update={"plan": wider}), silent)
+    assert setting.coordinator.calls == []
+
+
+def test_a_plan_that_asks_for_weights_in_place_of_similarities(setting: Setting) -> None:
+    item = setting.item(SPECS["flesd"], 1)
+    weights = plan_of(SPECS["fedsimclr"]).update
+    asking = item.model_copy(update={"plan": item.plan.model_copy(update={"update": weights})})
+    with pytest.raises(CannotTrain, match="what may leave is decided by the method"):
+        setting.executor().execute(asking, silent)
+    relabelled = tuple(tensor.model_copy(update={"kind": "weights"}) for tensor in item.plan.update)
+    asking = item.model_copy(update={"plan": item.plan.model_copy(update={"update": relabelled})})
+    with pytest.raises(CannotTrain, match="what may leave is decided by the method"):
+        setting.executor().execute(asking, silent)
+
+
+# --- Beside the file ----------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_changes_between_check_and_send(setting: Setting) -> None:
+    """The digest is that of the file that was trained; a swap after the check reaches the coordinator as damage."""
+    path, tensors = setting.folder / "update", update_of(SPECS["fedsimclr"])
+    save_tensors(tensors, path)
+    digest = digest_of(path)
+    name = next(iter(tensors))
+    save_tensors({**tensors, name: tensors[name] + 1}, path)
+    setting.offer(SPECS["fedsimclr"], 1)
+    item = setting.client.claim(0)
+    assert item is not None
+    with pytest.raises(DigestMismatch, match="changed after it was trained"):
+        setting.egress().send(item, path, digest)
+    assert "PUT artifact" not in setting.coordinator.calls
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {f"m{number}": 0.0 for number in range(65)},
+        {"Jane": 1.0},
+        {"jane doe": 1.0},
+        {"x" * 65: 1.0},
+        {"loss": float("nan")},
+        {"loss": float("inf")},
+    ],
+    ids=["too many", "capitals", "a sentence", "a long name", "NaN", "infinity"],
+)
+def test_numbers_beside_it_are_few_finite_and_soberly_named(setting: Setting, metrics: dict[str, float]) -> None:
+    send(setting, SPECS["fedsimclr"], serialised(update_of(SPECS["fedsimclr"])), **metrics)
+    assert setting.coordinator.submissions == []
+    assert "jane" not in str(setting.coordinator.declined).lower()
+
+
+def test_progress_carries_counts_within_reason() -> None:
+    for name in ("epoch", "num_epochs", "step", "num_steps"):
+        counts = {"epoch": 0, "num_epochs": 0, "step": 0, "num_steps": 0, name: int.from_bytes(PAYLOAD)}
+        with pytest.raises(ValueError, match="less than or equal to 1000000000000"):
+            Progress(phase="training", **counts)  # type: ignore[arg-type]
+
+
+def test_a_reason_is_cut(setting: Setting) -> None:
+    setting.offer(SPECS["fedsimclr"], 1)
+    item = setting.client.claim(0)
+    assert item is not None
+    setting.client.decline(item.assignment_id, "x" * 100_000)
+    (declined,) = setting.coordinator.declined
+    assert len(declined.reason) == 500
+
+
+class Talkative:
+    """An executor whose failure quotes what is on this machine."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def execute(self, item: WorkItem, on_progress: object) -> Finished:
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [RuntimeError(PAYLOAD.decode()), KeyError(PAYLOAD.decode()), OSError("/home/jane")])
+def test_a_surprise_tells_the_coordinator_only_its_kind(setting: Setting, error: Exception) -> None:
+    setting.offer(SPECS["fedsimclr"], 1)
+    agent = setting.restart()
+    agent._executor = Talkative(error)  # type: ignore[assignment]
+    agent.step()
+    (declined,) = setting.coordinator.declined
+    assert declined.reason == f"the worker failed unexpectedly ({type(error).__name__}): its log says more"
+
+
+def test_work_called_off_says_nothing(setting: Setting) -> None:
+    setting.offer(SPECS["fedsimclr"], 1)
+    agent = setting.restart()
+    agent._executor = Talkative(Cancelled(PAYLOAD.decode()))  # type: ignore[assignment]
+    agent.step()
+    assert setting.coordinator.declined == []
+
+
+def test_a_worker_can_only_submit_what_the_protocol_names(setting: Setting) -> None:
+    known = set(Submit.model_fields)
+    assert known == {"assignment_id", "update", "num_examples", "metrics", "anchor"}
+    client_calls = {name for name in vars(WorkerClient) if not name.startswith("_")}
+    assert client_calls == {"register", "claim", "heartbeat", "submit", "decline", "download", "upload"}
+
+
+def test_public_images_that_cannot_be_read_do_not_tell_where_they_are(setting: Setting) -> None:
+    folder = setting.folder / "Jane Doe" / "public"
+    folder.mkdir(parents=True)
+    (folder / "shared.npz").write_bytes(b"no archive")
+    spec = make_spec(**{**FLESD, "public_data": {"dataset": "shared.npz", "num_images": 20}})
+    setting.offer(spec, 1)
+    agent = setting.restart()
+    agent._executor._public = PublicImages(CPU, folder)
+    agent.step()
+    (declined,) = setting.coordinator.declined
+    assert declined.reason == (
+        "the run's public images are shared.npz, which cannot be used here: the worker's log says why"
+    )

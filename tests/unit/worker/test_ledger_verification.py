@@ -1,0 +1,158 @@
+"""A ledger that was changed is found out; one that was rotated, archived or taken over is not."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedssl_worker.ledger import Ledger, LedgerError, Point
+from fedssl_worker.ledger.chain import read_checkpoint
+from fedssl_worker.ledger.entries import Entry, entry_hash, parse_line
+from fedssl_worker.ledger.verification import Report, verify
+
+from .ledgers import FIRST, SHORT, filled, kinds
+
+
+def rewritten(folder: Path, change: Callable[[list[bytes]], list[bytes]], name: str = FIRST) -> None:
+    path = folder / name
+    path.write_bytes(b"".join(change(path.read_bytes().splitlines(keepends=True))))
+
+
+def _edited(line: bytes, **changes: Any) -> bytes:
+    """The entry with another body, its hash made to fit; only the signature is still the old one."""
+    entry = parse_line(line)
+    body = {**entry.body, **changes}
+    return Entry(body, entry_hash(entry.previous, body), entry.previous, entry.signature).line()
+
+
+def _unsigned(line: bytes) -> bytes:
+    entry = parse_line(line)
+    return Entry(entry.body, entry.hash, entry.previous, "").line()
+
+
+CHANGES: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
+    "an entry removed": (lambda lines: lines[:2] + lines[3:], "entries are missing"),
+    "the opening removed": (lambda lines: lines[1:], "entries are missing"),
+    "two exchanged": (lambda lines: [lines[0], lines[2], lines[1], *lines[3:]], "out of order"),
+    "one repeated": (lambda lines: [*lines[:2], *lines[1:]], "out of order"),
+    "a digest changed": (lambda lines: [lines[0], lines[1].replace(b"d" * 64, b"e" * 64), *lines[2:]], "was changed"),
+    "a body and its hash changed": (lambda lines: [lines[0], _edited(lines[1], bytes=1), *lines[2:]], "not signed by"),
+    "the last with its hash": (lambda lines: [*lines[:-1], _edited(lines[-1], bytes=1)], "not signed by"),
+    "a signature removed": (lambda lines: [lines[0], _unsigned(lines[1]), *lines[2:]], "not signed by"),
+    "a line made unreadable": (lambda lines: [lines[0], b"{}\n", *lines[2:]], "line 2: this is no entry"),
+    "spaces": (lambda lines: [lines[0], lines[1].replace(b",", b", "), *lines[2:]], "not how an entry is written"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_every_change_is_seen(tmp_path: Path, name: str) -> None:
+    filled(tmp_path / "ledger").close()
+    change, words = CHANGES[name]
+    rewritten(tmp_path / "ledger", change)
+    with pytest.raises(LedgerError, match=words):
+        verify(tmp_path / "ledger")
+    with pytest.raises(LedgerError):  # and it is not continued as if nothing had been
+        Ledger(tmp_path / "ledger")
+
+
+@pytest.fixture(scope="module")
+def intact(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, Report]:
+    folder = tmp_path_factory.mktemp("intact") / "ledger"
+    filled(folder).close()
+    return folder, (folder / FIRST).read_bytes(), verify(folder)
+
+
+@given(data=st.data())
+def test_no_flipped_bit_goes_unseen(intact: tuple[Path, bytes, Report], data: st.DataObject) -> None:
+    folder, content, before = intact
+    position = data.draw(st.integers(0, len(content) - 1))
+    flipped = bytearray(content)
+    flipped[position] ^= 1 << data.draw(st.integers(0, 7))
+    (folder / FIRST).write_bytes(flipped)
+    try:
+        report = verify(folder)
+    except LedgerError:
+        return
+    assert report.torn_bytes  # the last line no longer is one: it proves nothing, and is said to be incomplete
+    assert report.num_entries == before.num_entries - 1
+
+
+def test_a_change_before_the_last_line_is_never_taken_for_a_crash(tmp_path: Path) -> None:
+    filled(tmp_path / "ledger").close()
+    rewritten(tmp_path / "ledger", lambda lines: [*lines[:3], bytes(len(lines[3]) - 1) + b"\n", *lines[4:]])
+    with pytest.raises(LedgerError, match="line 4"):
+        Ledger(tmp_path / "ledger")
+
+
+# Segments
+
+
+def test_a_new_segment_continues_the_chain(tmp_path: Path) -> None:
+    folder = tmp_path / "ledger"
+    ledger = filled(folder, 4, SHORT)
+    names = sorted(path.name for path in folder.glob("0*"))
+    assert names == ["000000000001.jsonl", "000000000005.jsonl", "000000000009.jsonl"]
+    assert kinds(folder) == ["opened", "intent", "sent", "intent", "rotated", "sent", "intent", "sent", "rotated",
+                             "intent", "sent"]  # fmt: skip
+    report = verify(folder)
+    assert (report.num_entries, report.num_segments, report.unconfirmed) == (11, 3, [])
+    assert ledger.anchor.head == report.point.head == Ledger(folder).anchor.head
+
+
+def test_old_segments_may_go_once_a_checkpoint_stands_for_them(tmp_path: Path) -> None:
+    folder = tmp_path / "ledger"
+    ledger = filled(folder, 4, SHORT)
+    whole = verify(folder)
+    for name in ("000000000001.jsonl", "000000000005.jsonl"):
+        (folder / name).unlink()
+    with pytest.raises(LedgerError, match=r"--from .*/checkpoint-000000000008\.json"):
+        verify(folder)
+    start = read_checkpoint(folder / "checkpoint-000000000008.json")
+    report = verify(folder, start)
+    assert (report.first_seq, report.point) == (9, whole.point)
+    Ledger(folder, rules=SHORT).append("refused", reason="x")
+    assert verify(folder, start).point.seq == ledger.anchor.seq + 1
+
+
+def test_a_checkpoint_may_also_stand_in_the_middle(tmp_path: Path) -> None:
+    folder = tmp_path / "ledger"
+    filled(folder, 4, SHORT)
+    assert verify(folder, read_checkpoint(folder / "checkpoint-000000000004.json")).num_entries == 7
+    with pytest.raises(LedgerError, match="does not continue"):
+        verify(folder, Point(seq=4, head="0" * 64, key="0" * 64))
+
+
+@pytest.mark.parametrize("part", ['"seq":4', '"signed":1', '"head":"', '"key":"'])
+def test_a_changed_checkpoint_is_seen(tmp_path: Path, part: str) -> None:
+    folder = tmp_path / "ledger"
+    filled(folder, 4, SHORT)
+    path = folder / "checkpoint-000000000004.json"
+    text = path.read_text()
+    end = text.index(part) + len(part)
+    position = end if part.endswith('"') else end - 1
+    path.write_text(text[:position] + ("0" if text[position] != "0" else "2") + text[position + 1 :])
+    with pytest.raises(LedgerError):
+        read_checkpoint(path)
+
+
+def test_without_its_newest_segment_it_is_not_begun_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "ledger"
+    filled(folder, 4, SHORT)
+    for path in folder.glob("0*"):
+        path.unlink()
+    with pytest.raises(LedgerError, match="is gone"):
+        Ledger(folder)
+
+
+@pytest.mark.parametrize("stage", ["before the segment", "before its first entry"])
+def test_a_crash_in_the_middle_of_a_rotation(tmp_path: Path, stage: str) -> None:
+    folder = tmp_path / "ledger"
+    filled(folder, 2, SHORT)
+    new = folder / "000000000005.jsonl"
+    new.write_bytes(b"") if stage == "before its first entry" else new.unlink()
+    Ledger(folder, rules=SHORT).append("refused", reason="x")
+    assert verify(folder).num_entries == len(kinds(folder))
+    assert kinds(folder)[-1] == "refused"

@@ -1,0 +1,241 @@
+"""The data owner's policy: what its file may say, and what it then keeps back."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from fedssl.artifacts.permission import permits_metric
+from fedssl.protocol.work import Progress
+from fedssl_worker.policy import Governor, NotPermitted, Policy, PolicyError, read_policy
+
+from .conftest import make_item, make_spec
+
+URL = "https://fed.example.org"
+HEAD = f'schema = 1\nclient = "hospital-a"\ncoordinator = "{URL}"\n'
+WEIGHTS = '[[allow]]\nartifact = "weights"\nmethods = ["fedbyol"]\n'
+
+# As the design prints it; only the pin's fingerprint is written out.
+DESIGNED = """
+schema = 1
+client = "hospital-a"
+coordinator = "https://fed.example.org"
+[[allow]]
+artifact = "weights"
+methods = ["fedbyol", "fedu"]
+tensors = ["encoder.*", "predictor.*"]
+secure = "required"
+max_bytes = 67108864
+max_rounds = 200
+[secagg]
+min_cohort = 5
+collusion = 2
+pins = { hospital-b = "ed25519:%s" }
+[dp]
+require = "none"
+epsilon_max = "8"
+[metrics]
+allow = []
+[ledger]
+sign = true
+segment_entries = 1000
+""" % ("a" * 64)
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "policy.toml"
+    path.write_text(text)
+    return path
+
+
+# The file
+
+
+def test_the_file_that_the_design_prints(tmp_path: Path) -> None:
+    policy, digest = read_policy(written(tmp_path, DESIGNED))
+    assert digest == hashlib.sha256(DESIGNED.encode()).hexdigest()
+    assert policy.allow[0].model_dump(exclude={"datasets"}) == {
+        "artifact": "weights",
+        "methods": ("fedbyol", "fedu"),
+        "tensors": ("encoder.*", "predictor.*"),
+        "secure": "required",
+        "max_bytes": 67108864,
+        "max_rounds": 200,
+    }
+    assert (policy.secagg.min_cohort, policy.secagg.collusion) == (5, 2)
+    assert policy.ledger.sign
+    assert policy.ledger.segment_entries == 1000
+    assert policy.without_effect() == ['[dp] epsilon_max: require is "none", so nothing is counted']
+
+
+MISTAKES = {
+    HEAD + "colour = 1\n": "colour: there is no such key",
+    HEAD + WEIGHTS + "tensor = ['encoder.*']\n": "allow.0.tensor: there is no such key",
+    HEAD + "[secagg]\nmincohort = 5\n": "secagg.mincohort: there is no such key",
+    HEAD + "[ledger]\nsing = true\n": "ledger.sing: there is no such key",
+    HEAD.replace("schema = 1\n", ""): "schema: is missing",
+    HEAD.replace("schema = 1", "schema = 2"): "schema: Input should be 1",
+    HEAD.replace('client = "hospital-a"\n', ""): "client: is missing",
+    HEAD.replace(f'coordinator = "{URL}"\n', ""): "coordinator: is missing",
+    HEAD + '[[allow]]\nartifact = "images"\nmethods = ["*"]\n': "allow.0.artifact",
+    HEAD + '[[allow]]\nartifact = "weights"\n': "allow.0.methods: is missing",
+    HEAD + '[[allow]]\nartifact = "weights"\nmethods = []\n': "allow.0.methods",
+    HEAD + '[[allow]]\nartifact = "weights"\nmethods = ["fedbyoll"]\n': "there is no method fedbyoll",
+    HEAD + '[[allow]]\nartifact = "weights"\nmethods = ["[ab]"]\n': "allow.0.methods.0",
+    HEAD + WEIGHTS + "max_bytes = 0\n": "allow.0.max_bytes",
+    HEAD + WEIGHTS + 'secure = "maybe"\n': "allow.0.secure",
+    HEAD + '[[allow]]\nartifact = "metrics"\nmethods = ["*"]\nmax_bytes = 5\n': "not max_bytes",
+    HEAD + '[dp]\nrequire = "client"\n': "dp.require",
+    HEAD + '[dp]\nepsilon_max = "eight"\n': "dp.epsilon_max",
+    HEAD + "[dp]\nepsilon_max = 8.0\n": "dp.epsilon_max",
+    HEAD + '[secagg]\npins = { hospital-b = "sha256:00" }\n': "secagg.pins.hospital-b",
+    HEAD + "[ledger]\nsegment_entries = 1\n": "ledger.segment_entries",
+    "schema = ": "is not TOML",
+    "\x00": "is not TOML",
+}
+
+
+@pytest.mark.parametrize("text", MISTAKES)
+def test_a_mistake_stops_the_worker_and_is_named(tmp_path: Path, text: str) -> None:
+    with pytest.raises(PolicyError) as caught:
+        Governor(written(tmp_path, text), URL)
+    assert MISTAKES[text] in str(caught.value)
+    assert "policy.toml" in str(caught.value)
+
+
+def test_a_file_that_is_none(tmp_path: Path) -> None:
+    for path, words in ((tmp_path / "missing", "No such file"), (tmp_path, "Is a directory")):
+        with pytest.raises(PolicyError, match=words):
+            Governor(path, URL)
+    large = tmp_path / "large"
+    large.write_bytes(b"#" * (2 << 20))
+    with pytest.raises(PolicyError, match="right file"):
+        Governor(large, URL)
+    large.write_bytes(b"\xff")
+    with pytest.raises(PolicyError, match="not TOML"):
+        Governor(large, URL)
+
+
+# Whose it is, and for whom
+
+
+@pytest.mark.parametrize(
+    ("written_so", "started_so"),
+    [
+        ("https://fed.example.org", "https://fed.example.org/"),
+        ("https://fed.example.org:443", "https://FED.example.org"),
+        ("http://127.0.0.1:80/base/", "http://127.0.0.1/base"),
+    ],
+)
+def test_the_same_address_in_two_forms(tmp_path: Path, written_so: str, started_so: str) -> None:
+    Governor(written(tmp_path, HEAD.replace(URL, written_so)), started_so)
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["http://fed.example.org", "https://fed.example.org:8443", "https://fed.example.org.evil.net",
+     "https://example.org", "https://fed.example.org/other", "https://fed.example.org:x"],
+)  # fmt: skip
+def test_another_coordinator_is_refused(tmp_path: Path, other: str) -> None:
+    with pytest.raises(PolicyError, match="talks to no other"):
+        Governor(written(tmp_path, HEAD), other)
+
+
+def test_another_clients_policy_is_refused(tmp_path: Path) -> None:
+    governor = Governor(written(tmp_path, HEAD), URL)
+    governor.require_client("hospital-a")
+    with pytest.raises(PolicyError, match=r"hospital-a's, and this worker's token hospital-b's"):
+        governor.require_client("hospital-b")
+
+
+def test_it_is_read_again_only_when_asked(tmp_path: Path) -> None:
+    item = make_item(make_spec(), 1)
+    path = written(tmp_path, HEAD + WEIGHTS)
+    governor = Governor(path, URL)
+    first = governor.digest
+    assert not governor.reload()
+    written(tmp_path, HEAD)
+    governor.require_permitted(item)  # still the policy that the assignment began under
+    assert governor.reload()
+    assert governor.digest != first
+    with pytest.raises(NotPermitted):
+        governor.require_permitted(item)
+    written(tmp_path, HEAD + "odd = 1\n")
+    with pytest.raises(PolicyError, match="odd"):
+        governor.reload()
+    path.unlink()
+    with pytest.raises(PolicyError, match="No such file"):
+        governor.reload()
+    written(tmp_path, HEAD.replace(URL, "https://elsewhere.org"))
+    with pytest.raises(PolicyError, match="talks to no other"):
+        governor.reload()
+
+
+def test_without_a_file_the_methods_plan_and_all_its_numbers_leave() -> None:
+    governor = Governor(None, URL)
+    item = make_item(make_spec(), 1)
+    progress = Progress(phase="training", epoch=1, num_epochs=1, step=1, num_steps=2, loss=0.5, images_per_second=9.0)
+    governor.require_permitted(item)
+    assert (governor.digest, governor.notice) == ("none", None)
+    assert governor.permitted_metrics(item, {"loss": 1.0, "rank/encoder": 2.0}) == {"loss": 1.0, "rank/encoder": 2.0}
+    assert governor.permitted_progress(item, progress) is progress
+
+
+# What is kept back
+
+
+def test_by_default_everything_is_denied(tmp_path: Path) -> None:
+    governor = Governor(written(tmp_path, HEAD), URL)
+    item = make_item(make_spec(), 1)
+    with pytest.raises(NotPermitted, match="no rule allows weights of fedbyol"):
+        governor.require_permitted(item)
+    assert governor.permitted_metrics(item, {"loss": 1.0}) == {}
+
+
+def test_required_privacy_in_the_file_refuses_all_work(tmp_path: Path) -> None:
+    text = HEAD + '[[allow]]\nartifact = "weights"\nmethods = ["*"]\n[dp]\nrequire = "example"\nepsilon_max = "8"\n'
+    governor = Governor(written(tmp_path, text), URL)
+    with pytest.raises(NotPermitted, match="no work is accepted"):
+        governor.require_permitted(make_item(make_spec(), 1))
+
+
+def test_a_section_without_effect_is_said(tmp_path: Path) -> None:
+    with capture_logs() as logs:
+        Governor(written(tmp_path, HEAD + WEIGHTS + "[secagg]\nmin_cohort = 5\n"), URL)
+    assert [line["setting"] for line in logs] == [
+        '[secagg]: no rule has secure = "required", so updates leave as they are'
+    ]
+
+
+def test_numbers_by_name_for_all_methods_or_for_some(tmp_path: Path) -> None:
+    text = (
+        HEAD
+        + '[[allow]]\nartifact = "metrics"\nmethods = ["fedbyol"]\ntensors = ["rank/*"]\n[metrics]\nallow = ["loss*"]\n'
+    )
+    governor = Governor(written(tmp_path, text), URL)
+    values = {"loss": 1.0, "loss_terms/byol": 2.0, "rank/encoder": 3.0, "images": 4.0}
+    item = make_item(make_spec(), 1)
+    assert governor.permitted_metrics(item, values) == {k: v for k, v in values.items() if k != "images"}
+    other = make_item(make_spec({"name": "fedsimclr"}), 1)
+    assert governor.permitted_metrics(other, values) == {"loss": 1.0, "loss_terms/byol": 2.0}
+    assert governor.notice is not None
+    assert permits_metric(governor.notice, "fedx", "loss")
+    assert not permits_metric(governor.notice, "fedx", "rank/encoder")
+
+
+@pytest.mark.parametrize(
+    ("allow", "kept"),
+    [("[]", {"loss", "images_per_second"}), ('["loss"]', {"images_per_second"}), ('["*"]', set())],
+)
+def test_progress_tells_only_permitted_numbers(tmp_path: Path, allow: str, kept: set[str]) -> None:
+    governor = Governor(written(tmp_path, HEAD + WEIGHTS + f"[metrics]\nallow = {allow}\n"), URL)
+    progress = Progress(phase="training", epoch=1, num_epochs=1, step=1, num_steps=2, loss=0.5, images_per_second=9.0)
+    told = governor.permitted_progress(make_item(make_spec(), 1), progress)
+    assert {name for name in ("loss", "images_per_second") if getattr(told, name) is None} == kept
+    assert (told.step, told.num_steps) == (1, 2)
+
+
+def test_an_unknown_field_is_no_policy() -> None:
+    with pytest.raises(ValueError, match="extra"):
+        Policy.model_validate({"schema": 1, "client": "a", "coordinator": URL, "version": 1})

@@ -1,0 +1,182 @@
+"""Registered public images on a data owner's machine: fetched once, checked, bounded, and only where it is allowed."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedssl.artifacts.tensors import load_tensors
+from fedssl.client import NotFound
+from fedssl.errors import ArtifactError, Cancelled, DataError, DigestMismatch
+from fedssl.protocol.data import DataConfig, PublicDataConfig
+from fedssl.protocol.work import Progress
+from fedssl_worker.agent import Agent
+from fedssl_worker.data import PublicImages
+from fedssl_worker.executor import Executor
+from fedssl_worker.public_cache import PublicCache
+from support.data_sets import digits_file, labelled_bytes, public_bytes
+
+from .conftest import CLIENT, CPU, Setting, make_spec
+from .coordinator import wait_until
+
+DATA = DataConfig(channels=1, image_size=8)
+FLESD = {"name": "flesd", "reducer": {"name": "distillation", "num_anchors": 8, "batch_size": 4}}
+ROOMY = 10**9
+
+
+def _cache(setting: Setting, max_bytes: int = ROOMY) -> PublicCache:
+    """A new one on the same folder, as after a restart."""
+    return PublicCache(setting.client, setting.folder / "public", max_bytes)
+
+
+def _fetch(cache: PublicCache, digest: str) -> Path:
+    return cache.path(digest, lambda count: None)
+
+
+def _kept(setting: Setting) -> set[str]:
+    return {path.stem for path in (setting.folder / "public").iterdir()}
+
+
+def _executor(setting: Setting, max_bytes: int = ROOMY) -> Executor:
+    return Executor(
+        setting.client,
+        setting.images,
+        setting.states(),
+        setting.folder / "broadcasts",
+        client_id=CLIENT,
+        device=CPU,
+        public=PublicImages(CPU, cache=_cache(setting, max_bytes)),
+    )
+
+
+def test_they_are_fetched_once_for_all_runs_and_starts(setting: Setting) -> None:
+    content = public_bytes()
+    digest = setting.coordinator.put(content)
+    cache = _cache(setting)
+    assert _fetch(cache, digest).read_bytes() == content
+    assert _fetch(cache, digest) == _fetch(_cache(setting), digest)
+    assert setting.coordinator.calls == ["GET artifact"]
+
+
+def test_a_damaged_file_is_fetched_again(setting: Setting) -> None:
+    digest = setting.coordinator.put(public_bytes())
+    path = _fetch(_cache(setting), digest)
+    for damage in (path.read_bytes()[:-1] + b"\x00\x01", b""):
+        path.write_bytes(damage)
+        assert _fetch(_cache(setting), digest).read_bytes() == public_bytes()
+    path.unlink()
+    cache = _cache(setting)
+    _fetch(cache, digest).unlink()
+    assert _fetch(cache, digest).is_file()
+
+
+def test_what_a_killed_worker_left_half_is_removed(setting: Setting) -> None:
+    folder = setting.folder / "public"
+    folder.mkdir()
+    (folder / f".{'0' * 64}.safetensors.x7").write_bytes(b"half")
+    _cache(setting)
+    assert list(folder.iterdir()) == []
+
+
+def test_those_used_longest_ago_make_room(setting: Setting) -> None:
+    contents = [public_bytes(seed=seed) for seed in range(4)]
+    digests = [setting.coordinator.put(content) for content in contents]
+    cache = _cache(setting, max_bytes=2 * len(contents[0]))
+    for age, digest in zip((300, 200, 100), digests, strict=False):
+        path = _fetch(cache, digest)
+        os.utime(path, (path.stat().st_mtime - age,) * 2)
+    assert _kept(setting) == set(digests[1:3])
+    _fetch(cache, digests[1])  # used now: the other one is older
+    _fetch(cache, digests[3])
+    assert _kept(setting) == {digests[1], digests[3]}
+    _fetch(_cache(setting, max_bytes=len(contents[0])), digests[3])  # a smaller bound holds at once
+    assert _kept(setting) == {digests[3]}
+
+
+def test_more_than_the_owner_allows(setting: Setting) -> None:
+    content = public_bytes()
+    digest = setting.coordinator.put(content)
+    with pytest.raises(
+        DataError, match=r"more than the 800 bytes that this worker keeps: raise its --max-public-bytes"
+    ):
+        _fetch(_cache(setting, 800), digest)
+    assert _kept(setting) == set()
+    assert _fetch(_cache(setting, len(content)), digest).is_file()
+
+
+def test_an_owner_who_allows_none(setting: Setting) -> None:
+    digest = setting.coordinator.put(public_bytes())
+    spec = make_spec(method=FLESD, public_data={"dataset": "scans", "num_images": 10, "digest": digest})
+    for executor in (_executor(setting, 0), setting.executor()):
+        with pytest.raises(DataError, match=r"fetches no public images|are not fetched here"):
+            executor.execute(setting.item(spec, 1), lambda progress: None)
+    assert setting.coordinator.calls == []
+
+
+def test_what_the_coordinator_does_not_give(setting: Setting) -> None:
+    digest = setting.coordinator.put(public_bytes())
+    setting.coordinator.artifacts[digest] = public_bytes(seed=1)
+    with pytest.raises(DigestMismatch):
+        _fetch(_cache(setting), digest)
+    with pytest.raises(NotFound):
+        _fetch(_cache(setting), "0" * 64)
+    assert _kept(setting) == set()
+
+
+def test_a_file_that_is_no_public_set(setting: Setting) -> None:
+    """A coordinator that names something else by its digest gets no representations of it."""
+    public = PublicImages(CPU, cache=_cache(setting))
+    for content in (labelled_bytes(), b"\xff" * 100):
+        config = PublicDataConfig(dataset="scans", num_images=4, digest=setting.coordinator.put(content))
+        with pytest.raises(ArtifactError):
+            public.of(config, DATA)
+
+
+def test_too_few_images(setting: Setting) -> None:
+    config = PublicDataConfig(dataset="scans", num_images=13, digest=setting.coordinator.put(public_bytes()))
+    with pytest.raises(DataError, match="scans has 12 images here, the run's public_data needs 13"):
+        PublicImages(CPU, cache=_cache(setting)).of(config, DATA)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_the_same_update_as_from_images_found_by_name(setting: Setting, tmp_path: Path, split: str) -> None:
+    digest = setting.coordinator.put(digits_file(tmp_path, split).read_bytes())
+    public = {"dataset": "digits", "split": split, "num_images": 20, "seed": 5}
+    by_name = setting.executor().execute(setting.item(make_spec(method=FLESD, public_data=public), 1), lambda _: None)
+    pinned = make_spec(method=FLESD, public_data={**public, "digest": digest})
+    fetched = _executor(setting).execute(setting.item(pinned, 1), lambda _: None)
+    one, other = load_tensors(by_name.update), load_tensors(fetched.update)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_download_ends_when_the_work_is_called_off(setting: Setting) -> None:
+    digest = setting.coordinator.put(public_bytes(num_images=2000, size=64))
+    spec = make_spec(method=FLESD, public_data={"dataset": "scans", "num_images": 10, "digest": digest})
+    told: list[Progress] = []
+
+    def on_progress(progress: Progress) -> None:
+        told.append(progress)
+        if len(told) == 3:
+            raise Cancelled("the run was stopped")
+
+    with pytest.raises(Cancelled):
+        _executor(setting).execute(setting.item(spec, 1), on_progress)
+    assert {progress.phase for progress in told} == {"downloading"}
+    assert _kept(setting) == set()
+
+
+def test_the_lease_is_renewed_while_they_are_fetched(setting: Setting) -> None:
+    digest = setting.coordinator.put(public_bytes())
+    spec = make_spec(method=FLESD, public_data={"dataset": "scans", "num_images": 10, "digest": digest})
+
+    def slow(call: str) -> None:
+        if call == "GET artifact":
+            wait_until(lambda: len(setting.coordinator.heartbeats) >= 2)
+
+    setting.coordinator.before = slow
+    assignment = setting.offer(spec, 1, lease_seconds=0.3)
+    Agent(setting.client, _executor(setting), setting.egress(), setting.states(), claim_seconds=0.1).step()
+    assert setting.coordinator.declined == []
+    assert [submission.assignment_id for submission in setting.coordinator.submissions] == [assignment]
