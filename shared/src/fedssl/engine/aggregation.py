@@ -12,7 +12,7 @@ from fedssl.aggregation import AggregationError
 from fedssl.artifacts.tensors import Tensors, check_tensors, in_name_order
 from fedssl.engine.distillation import Checkpoint, OnEpoch, run_distillation
 from fedssl.errors import MethodError
-from fedssl.methods.api import Context, Method, Metrics, ServerState, Update
+from fedssl.methods.api import Context, Distil, Method, Metrics, ServerState, Update
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,18 @@ class ServerResult:
     metrics: Metrics
 
 
-def start_run(method: Method[Any], ctx: Context) -> ServerResult:
-    """The state and the broadcast before the first round, from the run's seed and the public images alone."""
-    ctx = dataclasses.replace(ctx, distil=run_distillation)
+def start_run(
+    method: Method[Any],
+    ctx: Context,
+    *,
+    on_epoch: OnEpoch = lambda progress: None,
+    checkpoint: Checkpoint | None = None,
+) -> ServerResult:
+    """The state and the broadcast before the first round, from the run's seed and the public images alone.
+
+    `on_epoch` and `checkpoint` are for methods that train on the coordinator: see `run_distillation`.
+    """
+    ctx = dataclasses.replace(ctx, distil=_distil(on_epoch, checkpoint))
     modules = method.client(ctx.spec.method).build(ctx)
     state = method.server(ctx.spec.method).initial_state(modules, ctx)
     return _publish(method, state, {}, ctx)
@@ -53,12 +62,15 @@ def run_aggregation(
         raise MethodError("two updates of one client in one round")
     server = method.server(ctx.spec.method)
     try:
-        distil = functools.partial(run_distillation, on_epoch=on_epoch, checkpoint=checkpoint)
-        ctx = dataclasses.replace(ctx, distil=distil)
+        ctx = dataclasses.replace(ctx, distil=_distil(on_epoch, checkpoint))
         next_state, metrics = server.aggregate(in_name_order(state), ordered, ctx)
     except AggregationError as error:
         raise MethodError(f"the updates cannot be aggregated: {error}") from error
     return _publish(method, next_state, metrics, ctx)
+
+
+def _distil(on_epoch: OnEpoch, checkpoint: Checkpoint | None) -> Distil:
+    return functools.partial(run_distillation, on_epoch=on_epoch, checkpoint=checkpoint)
 
 
 def _publish(method: Method[Any], state: ServerState, metrics: Metrics, ctx: Context) -> ServerResult:

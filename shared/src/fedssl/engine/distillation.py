@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from fedssl.artifacts.tensors import Tensors, in_name_order
-from fedssl.engine.optimization import autocast, optimizer_for, take_step, total_loss
-from fedssl.errors import MethodError
+from fedssl.engine.optimization import autocast, exact_float32, optimizer_for, take_step, total_loss
+from fedssl.errors import CheckpointMismatch, MethodError
 from fedssl.methods.api import Context, Distillation, Metrics
 
 _MODULES, _OPTIMIZER = "modules.", "optimizer."
@@ -49,7 +49,7 @@ def run_distillation(
 
     `on_epoch` is called after every epoch and may raise `Cancelled`. `checkpoint` is read at the start and written
     after every epoch: a distillation that is run again goes on there, to the same bits. It must be this task's own.
-    Raises MethodError when the loss is no longer finite.
+    Raises MethodError when the loss is no longer finite, and CheckpointMismatch.
     """
     modules = task.build(ctx)
     modules.to(ctx.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -58,7 +58,8 @@ def run_distillation(
     saved = None if checkpoint is None else checkpoint.load()
     done, loss = (0, None) if saved is None else _resume(saved, modules, optimizer)
     for epoch in range(done, task.num_epochs):
-        loss = _train_epoch(task, modules, optimizer, epoch, ctx)
+        with exact_float32(ctx.device):
+            loss = _train_epoch(task, modules, optimizer, epoch, ctx)
         if checkpoint is not None:
             checkpoint.save(_state(modules, optimizer, epoch + 1, loss))
         on_epoch(DistillationProgress(epoch + 1, task.num_epochs, loss))
@@ -96,6 +97,14 @@ def _state(modules: nn.ModuleDict, optimizer: torch.optim.Optimizer, epoch: int,
     return in_name_order(tensors)
 
 
+def epochs_done(saved: Tensors) -> int:
+    """How many epochs a checkpoint has behind it. Raises CheckpointMismatch where it is none."""
+    try:
+        return int(saved["epoch"])
+    except (KeyError, RuntimeError, ValueError) as error:
+        raise CheckpointMismatch("these tensors are no checkpoint of a distillation") from error
+
+
 def _resume(saved: Tensors, modules: nn.ModuleDict, optimizer: torch.optim.Optimizer) -> tuple[int, float | None]:
     """Load what `_state` made. Returns the epochs done and the loss of the last."""
     try:
@@ -106,7 +115,16 @@ def _resume(saved: Tensors, modules: nn.ModuleDict, optimizer: torch.optim.Optim
                 number, name = key.removeprefix(_OPTIMIZER).split(".")
                 values.setdefault(int(number), {})[name] = tensor
         optimizer.load_state_dict({**optimizer.state_dict(), "state": values})
-        epoch, loss = int(saved["epoch"]), float(saved["loss"])
+        _lay_out(optimizer)
+        loss = float(saved["loss"])
     except (KeyError, RuntimeError, ValueError) as error:
-        raise MethodError(f"the checkpoint is not of this distillation: {error}") from error
-    return epoch, None if loss != loss else loss
+        raise CheckpointMismatch(f"the checkpoint is not of this distillation: {error}") from error
+    return epochs_done(saved), None if loss != loss else loss
+
+
+def _lay_out(optimizer: torch.optim.Optimizer) -> None:
+    """Lay the optimiser's memory out as its parameters are, which one fused kernel takes; a file has no layouts."""
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if torch.is_tensor(value) and value.shape == parameter.shape:
+                state[name] = torch.empty_like(parameter, requires_grad=False).copy_(value)

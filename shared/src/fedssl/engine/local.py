@@ -1,17 +1,21 @@
 """One client's round: merge the broadcast, train, and hand back the update and the state to keep."""
 
+import dataclasses
+import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from fedssl.artifacts.tensors import Tensors, check_tensors, in_name_order
-from fedssl.engine.optimization import autocast, optimizer_for, take_step, total_loss
+from fedssl.engine.distillation import DistillationProgress, run_distillation
+from fedssl.engine.optimization import exact_float32
+from fedssl.engine.recording import on_own_stream
+from fedssl.engine.trainer import Trainer, borrow_trainer
 from fedssl.errors import MethodError
-from fedssl.methods.api import ClientAlgorithm, ClientData, ClientState, Context, Losses, Method, Metrics, Schedule
+from fedssl.methods.api import ClientData, ClientState, Context, Method, Metrics, Schedule
 from fedssl.methods.observation import observe
 
 PROGRESS_SECONDS = 0.5  # reading a loss waits for the device, so it is done this often and not every step
@@ -55,56 +59,54 @@ def run_local_round(
     `on_progress` is called about twice a second and may raise `Cancelled` to end the round. Raises PlanMismatch when
     the broadcast or the update is not what the method declares, and MethodError when the loss is no longer finite.
     """
-    config = ctx.spec.method
-    plan = method.artifacts(config, ctx.spec)
-    check_tensors(broadcast, plan.broadcast, "broadcast")
-    received = in_name_order(broadcast)
-    kept = None if state is None else in_name_order(state)
-    algorithm = method.client(config)
-    modules = algorithm.build(ctx)
-    modules.to(ctx.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    modules.train()
-    algorithm.merge(modules, received, kept, data, ctx)
-    metrics = _train(algorithm, modules, data, received, ctx, on_progress)
-    metrics |= observe(modules, data, received, ctx)
-    update, next_state = algorithm.finish(modules, data, received, kept, ctx)
-    check_tensors(update, plan.update, "update")
-    return LocalResult(in_name_order(update), in_name_order(next_state), len(data), metrics)
+    # A client that trains on public images too (FLESD with client_distillation) can be called off at any epoch of it.
+    distil = functools.partial(run_distillation, on_epoch=lambda progress: on_progress(_distilling(progress)))
+    ctx = dataclasses.replace(ctx, distil=distil)
+    with borrow_trainer(method, ctx) as trainer, exact_float32(ctx.device), on_own_stream(ctx.device):
+        check_tensors(broadcast, trainer.plan.broadcast, "broadcast")
+        received = in_name_order(broadcast)
+        kept = None if state is None else in_name_order(state)
+        algorithm, modules = trainer.algorithm, trainer.modules
+        algorithm.merge(modules, received, kept, data, ctx)
+        metrics = _train(trainer, data, received, ctx, on_progress)
+        metrics |= observe(modules, data, received, ctx)
+        update, next_state = algorithm.finish(modules, data, received, kept, ctx)
+        check_tensors(update, trainer.plan.update, "update")
+        return LocalResult(_copied(update), _copied(next_state), len(data), metrics)
 
 
-def _train(
-    algorithm: ClientAlgorithm,
-    modules: nn.ModuleDict,
-    data: ClientData,
-    broadcast: Tensors,
-    ctx: Context,
-    on_progress: OnProgress,
-) -> Metrics:
+def _train(trainer: Trainer, data: ClientData, broadcast: Tensors, ctx: Context, on_progress: OnProgress) -> Metrics:
+    algorithm, modules = trainer.algorithm, trainer.modules
     schedule = algorithm.schedule(len(data), ctx)
-    optimizer = optimizer_for(modules, ctx.spec.training.optimizer, schedule.learning_rate)
+    take_step = trainer.start_round(broadcast, schedule, ctx)
     report = _Report(schedule, on_progress)
-    sums: Losses = {}
+    names: tuple[str, ...] = ()
+    sums = torch.zeros((), device=ctx.device)
     for epoch in range(schedule.num_epochs):
-        sums = {}  # the metrics are the last epoch's means
+        sums = torch.zeros_like(sums)  # the metrics are the last epoch's means
         algorithm.begin_epoch(modules, data, epoch, ctx)
         for batch in algorithm.batches(data, epoch, ctx):
-            with autocast(ctx):
-                losses = algorithm.objective(modules, batch, broadcast, ctx)
-                total = total_loss(losses)
-            take_step(optimizer, total)
-            algorithm.after_step(modules, ctx)
-            for name, term in {**_reported(losses), "loss": total}.items():
-                sums[name] = sums.get(name, torch.zeros((), device=ctx.device)) + term.detach().float()
-            report.step(epoch, len(batch.indices), total)
-    return _means(sums, schedule.steps_per_epoch)
+            names, values = take_step(batch)
+            sums = sums + values
+            report.step(epoch, len(batch.indices), values[-1])
+    return _means(dict(zip(names, sums.tolist(), strict=True)), schedule.steps_per_epoch) if names else {}
 
 
-def _reported(losses: Losses) -> Losses:
-    return {f"loss/{name}" if term.requires_grad else name: term for name, term in losses.items()}
+def _copied(tensors: Mapping[str, torch.Tensor]) -> Tensors:
+    """The tensors as a copy, in name order: the next round will write over the modules' own."""
+    return {
+        name: tensors[name].detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name in sorted(tensors)
+    }
 
 
-def _means(sums: Losses, num_steps: int) -> Metrics:
-    means = {name: float(value) / num_steps for name, value in sums.items()}
+def _distilling(progress: DistillationProgress) -> LocalProgress:
+    epoch, num_epochs = progress.epoch, progress.num_epochs
+    return LocalProgress(epoch, num_epochs, epoch, num_epochs, progress.loss, images_per_second=0.0)
+
+
+def _means(sums: Metrics, num_steps: int) -> Metrics:
+    means = {name: value / num_steps for name, value in sums.items()}
     if bad := [name for name, value in means.items() if not abs(value) < float("inf")]:
         raise MethodError(f"{bad[0]} is not a finite number: lower training.optimizer.learning_rate")
     return means
@@ -128,7 +130,7 @@ class _Report:
         if now - self._last < PROGRESS_SECONDS and self._steps < num_steps:
             return
         self._last = now
-        value = float(loss.detach())
+        value = float(loss)
         self._on_progress(
             LocalProgress(
                 epoch=epoch + 1,

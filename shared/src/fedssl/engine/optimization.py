@@ -1,6 +1,7 @@
 """Optimisers and their steps, for clients and for the coordinator."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -10,12 +11,30 @@ from fedssl.protocol.training import OptimizerConfig
 
 
 def optimizer_for(modules: nn.ModuleDict, config: OptimizerConfig, learning_rate: float) -> torch.optim.Optimizer:
-    """A fresh optimiser of everything that takes gradients."""
+    """A fresh optimiser of everything that takes gradients.
+
+    On a GPU a step is one kernel for many parameters, and can be recorded. On a CPU torch's plain loop is as fast.
+    """
     parameters = [parameter for parameter in modules.parameters() if parameter.requires_grad]
+    fused = True if any(parameter.is_cuda for parameter in parameters) else None
     if config.name == "sgd":
-        return torch.optim.SGD(parameters, lr=learning_rate, momentum=config.momentum, weight_decay=config.weight_decay)
+        return torch.optim.SGD(
+            parameters, lr=learning_rate, momentum=config.momentum, weight_decay=config.weight_decay, fused=fused
+        )
     kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
-    return kind(parameters, lr=learning_rate, weight_decay=config.weight_decay)
+    return kind(
+        parameters, lr=learning_rate, weight_decay=config.weight_decay, fused=fused, capturable=fused is not None
+    )
+
+
+def restart(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Make the optimiser as new, in place: a state of zeros is what a fresh one of ours starts from."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    for state in optimizer.state.values():
+        for value in state.values():
+            if torch.is_tensor(value):
+                value.zero_()
 
 
 def autocast(ctx: Context) -> AbstractContextManager[object]:
@@ -23,6 +42,19 @@ def autocast(ctx: Context) -> AbstractContextManager[object]:
     if ctx.spec.training.precision == "fp32":
         return nullcontext()
     return torch.autocast(ctx.device.type, dtype=torch.bfloat16)
+
+
+@contextmanager
+def exact_float32(device: torch.device) -> Iterator[None]:
+    """float32 is float32 inside, also in a GPU's convolutions, which torch would round to TF32's 10 bits."""
+    if device.type != "cuda":
+        yield
+        return
+    cudnn = torch.backends.cudnn
+    with cudnn.flags(
+        enabled=cudnn.enabled, benchmark=cudnn.benchmark, deterministic=cudnn.deterministic, allow_tf32=False
+    ):
+        yield
 
 
 def total_loss(losses: Losses) -> torch.Tensor:

@@ -3,7 +3,7 @@
 Shape suffixes used throughout: B batch, C image channels, H representation width, D embedding width, K clients.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -48,7 +48,7 @@ class ClientData:
 
 def nobody_distils(task: "Distillation", ctx: "Context") -> "tuple[Tensors, Metrics]":
     """Stands for the engine's training where there is none."""
-    raise MethodError("training on the coordinator is part of an aggregation: call run_aggregation")
+    raise MethodError("training on public images is part of a round: call run_local_round or run_aggregation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class Context:
     public: ClientData | None = None
     """The images that everybody holds (FLESD, FedCA), on the device; None where the spec names none."""
     distil: "Distil" = nobody_distils
-    """How to train on the coordinator: the engine's, which owns the optimiser."""
+    """How to train on the public images beside local training: the engine's, which owns the optimiser."""
 
     def generator(self, purpose: str) -> torch.Generator:
         """A fresh generator on the device, the same whenever this round of this client asks for this purpose."""
@@ -107,7 +107,12 @@ class Update:
 
 
 class Distillation(Protocol):
-    """A training on the coordinator, in epochs. Without state of its own: everything that changes is in the modules."""
+    """A training on public images, in epochs: the coordinator's, or one before a client's own. Without state of its
+    own: everything that changes is in the modules.
+
+    A method whose coordinator has one says so in its config (`distillation_epochs`): deployed, it is a job on a queue
+    of its own.
+    """
 
     @property
     def num_epochs(self) -> int: ...
@@ -133,10 +138,27 @@ Distil = Callable[[Distillation, Context], tuple[Tensors, Metrics]]
 
 
 class ClientAlgorithm(Protocol):
-    """What a method does on a client. Without state of its own: everything that changes is in `modules`."""
+    """What a method does on a client. Without state of its own: everything that changes is in `modules`.
+
+    One set of modules serves client after client: before each round all parameters and buffers get their first values
+    again, and whatever else changes in a module, `merge` or `begin_epoch` must set.
+
+    `objective` and `after_step` are the step. A GPU records it and repeats the recording for later batches, rounds and
+    clients, so a step never waits for a number (no `float(x)`, `if x > 0`, `x[mask]` of tensors), changes tensors in
+    place, and finds what it needs of the broadcast in `modules`.
+    """
+
+    def architecture(self, ctx: Context) -> Hashable:
+        """What `build` depends on beside the spec: the same for clients whose modules are alike."""
+        ...
 
     def build(self, ctx: Context) -> nn.ModuleDict:
         """All modules, the method's buffers included, initialised from the run's seed alone."""
+        ...
+
+    def step_constants(self, modules: nn.ModuleDict, ctx: Context) -> Hashable:
+        """What steps depend on beside the spec and the values of the modules' tensors. Where it differs from what it
+        was, they are recorded anew."""
         ...
 
     def schedule(self, num_images: int, ctx: Context) -> Schedule:

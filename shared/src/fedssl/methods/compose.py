@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 from fedssl.methods.api import Method
 from fedssl.methods.center_merge import CenterMerge
+from fedssl.methods.client_distillation import LearnFromStudent
 from fedssl.methods.composition import OVERWRITE, ComposedClient, ComposedServer, Reducer
 from fedssl.methods.control_variates import ControlVariates
 from fedssl.methods.cross_distillation import CrossDistillation
@@ -22,8 +23,9 @@ from fedssl.methods.separation import DimensionScaledRegularisation, HardSeparat
 from fedssl.methods.similarity import SimilarityUpload
 from fedssl.methods.similarity_distillation import distillation
 from fedssl.protocol.methods.composed import ComposedConfig
-from fedssl.protocol.methods.distillation import DistillationConfig
+from fedssl.protocol.methods.distillation import distillation_of
 from fedssl.protocol.plan import ArtifactPlan, Reduction, TensorSpec
+from fedssl.protocol.runs import RunSpec
 
 C = TypeVar("C", bound=ComposedConfig)
 
@@ -60,31 +62,38 @@ def composed_method(config: type[C], objective: Callable[[C], Objective]) -> Met
     """The method whose objective is made from its config, with the parts that the config names."""
 
     def client(chosen: C) -> ComposedClient:
-        distils = chosen.reducer if isinstance(chosen.reducer, DistillationConfig) else None
+        distils = distillation_of(chosen)
+        lesson = None if distils is None else distils.client_distillation
         return ComposedClient(
             host=objective(chosen),
             add_ons=tuple(ADD_ONS[add_on.name](add_on) for add_on in chosen.add_ons),
             merge_rule=MERGES[chosen.merge.name](chosen.merge),
             upload=None if distils is None else SimilarityUpload(distils),
-            encoders={} if distils is None else distils.client_encoders,
+            encoders={} if distils is None else distils.own_encoders,
+            own_merge=None if distils is None or lesson is None else LearnFromStudent(distils, lesson),
         )
 
     return Method(
         name=config.model_fields["name"].default,
         config=config,
-        artifacts=lambda chosen, spec: _reduced_by(chosen.reducer.name, client(chosen).plan(spec)),
+        artifacts=lambda chosen, spec: _reduced_by(chosen.reducer.name, client(chosen), spec),
         client=client,
         server=lambda chosen: ComposedServer(client(chosen), REDUCERS[chosen.reducer.name](chosen.reducer)),
     )
 
 
-def _reduced_by(reducer: str, plan: ArtifactPlan) -> ArtifactPlan:
+def _reduced_by(reducer: str, client: ComposedClient, spec: RunSpec) -> ArtifactPlan:
     """The plan with its tensors' reductions as the reducer has them: a weight's own is the mean."""
+    plan = client.plan(spec)
     if reducer == "mean":
         return plan
     rule: Reduction = "keep" if reducer == "none" else "method"
+    apart = () if reducer == "none" else tuple(f"{name}." for part in client.parts for name in part.reduced_apart)
 
     def ruled(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-        return tuple(tensor.model_copy(update={"reduce": rule}) for tensor in tensors)
+        return tuple(
+            tensor if tensor.name.startswith(apart) else tensor.model_copy(update={"reduce": rule})
+            for tensor in tensors
+        )
 
     return ArtifactPlan(broadcast=ruled(plan.broadcast), update=ruled(plan.update))

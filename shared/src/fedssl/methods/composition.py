@@ -8,7 +8,7 @@ tensors by theirs.
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -17,7 +17,7 @@ from torch import nn
 
 from fedssl.artifacts.tensors import DTYPES, Tensors, in_name_order
 from fedssl.data.augment import normalize, random_view, to_float
-from fedssl.data.batches import epoch_batches
+from fedssl.data.batches import epoch_batches, num_batches
 from fedssl.errors import MethodError
 from fedssl.methods.api import (
     Batch,
@@ -63,6 +63,8 @@ class ComposedClient:
     upload: Part | None = None
     encoders: Mapping[str, EncoderConfig] = field(default_factory=dict)
     """Clients, by name, with an encoder of their own: their networks stay with them and do not take the global ones."""
+    own_merge: Merge | None = None
+    """What such a client does with the global model instead; None: nothing."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -73,6 +75,9 @@ class ComposedClient:
     def sends_modules(self) -> bool:
         """Whether the shared modules go up."""
         return self.merge_rule.sends and self.upload is None
+
+    def architecture(self, ctx: Context) -> Hashable:
+        return self.encoders.get(ctx.client_id)
 
     def build(self, ctx: Context) -> nn.ModuleDict:
         return initialised(lambda: self.modules(ctx), Context(spec=ctx.spec, round_number=0).seed("model"))
@@ -93,9 +98,10 @@ class ComposedClient:
 
     def schedule(self, num_images: int, ctx: Context) -> Schedule:
         training = ctx.spec.training
-        batches = epoch_batches(num_images, training.batch_size, torch.Generator(), training.drop_last)
         schedule = Schedule(
-            num_epochs=training.local_epochs, steps_per_epoch=len(batches), learning_rate=learning_rate(ctx)
+            num_epochs=training.local_epochs,
+            steps_per_epoch=num_batches(num_images, training.batch_size, training.drop_last),
+            learning_rate=learning_rate(ctx),
         )
         for part in self.parts:
             schedule = part.schedule(schedule, num_images, ctx)
@@ -111,8 +117,9 @@ class ComposedClient:
     ) -> None:
         if state is not None:
             load_modules(modules, self._kept(modules, ctx), state, "client state")
-        if ctx.client_id not in self.encoders:
-            self.merge_rule.receive(modules, self.sent(modules), broadcast, cold=state is None, ctx=ctx)
+        rule = self.own_merge if ctx.client_id in self.encoders else self.merge_rule
+        if rule is not None:
+            rule.receive(modules, self.sent(modules), broadcast, cold=state is None, ctx=ctx)
         for part in self.parts if state is None else ():
             part.start_cold(modules, ctx)
         for part in self.parts:
@@ -128,10 +135,11 @@ class ComposedClient:
         order = torch.Generator().manual_seed(ctx.seed(f"batches/{epoch}"))
         views = ctx.generator(f"views/{epoch}")
         draw = draw_streams(frozenset(stream for part in self.parts for stream in part.streams), data, epoch, ctx)
-        for number, indices in enumerate(epoch_batches(len(data), training.batch_size, order, training.drop_last)):
+        batches = epoch_batches(len(data), training.batch_size, order, training.drop_last, data.images.device)
+        for number, indices in enumerate(batches):
             streams = draw(number, indices)
-            indices = indices.to(data.images.device)
-            images = torch.cat([data.images[indices.repeat(num_views)], *streams.values()])
+            own = data.images.index_select(0, indices)  # several times as fast as data.images[indices]
+            images = torch.cat([own] * num_views + [*streams.values()])
             augmented = random_view(to_float(images), ctx.spec.data.augmentation, views)
             parts = normalize(augmented, ctx.spec.data).chunk(num_views + len(streams))
             extra = dict(zip(streams, parts[num_views:], strict=True))
@@ -145,12 +153,15 @@ class ComposedClient:
         for part in self.parts:
             online = part.transform(online, modules, ctx)
         online = self.host.complete(online, modules, batch, ctx)
-        weight = math.prod(part.objective_weight for part in self.parts)
+        weight = math.prod([part.objective_weight for part in self.parts])
         terms = self.host.terms(online, modules, batch, ctx) if weight else {}
         losses = terms if weight == 1 else {name: weight * term for name, term in terms.items()}
         for part in self.parts[1:]:
             losses.update(part.terms(online, modules, batch, ctx))
         return losses
+
+    def step_constants(self, modules: nn.ModuleDict, ctx: Context) -> Hashable:
+        return tuple(part.step_constants(modules, ctx) for part in self.parts)
 
     def after_step(self, modules: nn.ModuleDict, ctx: Context) -> None:
         # Corrections of the online network come before the objective's moving averages of it.
@@ -184,7 +195,9 @@ class ComposedClient:
             modules = self.modules(ctx)
         if self.upload is not None:
             return frozenset(tensor.name for tensor in self.upload.extra_plan(modules, ctx)[1])
-        return frozenset(f"{name}.{key}" for name in self.sent(modules) for key in modules[name].state_dict())
+        apart = {name for part in self.parts for name in part.reduced_apart}
+        names = [name for name in self.sent(modules) if name not in apart]
+        return frozenset(f"{name}.{key}" for name in names for key in modules[name].state_dict())
 
     def _kept(self, modules: nn.ModuleDict, ctx: Context) -> tuple[str, ...]:
         kept = tuple(name for part in self.parts for name in part.kept)

@@ -23,7 +23,7 @@ Deviations: NIID-Bench has variates for BatchNorm's buffers too. The correction 
 entering the gradient, as in NIID-Bench, so that it passes neither through momentum nor through weight decay.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -69,6 +69,9 @@ class ControlVariates(Part):
         parameters, step = dict(modules.named_parameters()), learning_rate(ctx)
         for name, correction in snapshot(modules, _CORRECTION).tensors().items():
             parameters[name].add_(correction, alpha=-step)
+
+    def step_constants(self, modules: nn.ModuleDict, ctx: Context) -> Hashable:
+        return learning_rate(ctx)
 
     @torch.no_grad()
     def end(self, modules: nn.ModuleDict, data: ClientData, schedule: Schedule, ctx: Context) -> None:

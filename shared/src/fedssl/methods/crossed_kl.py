@@ -15,10 +15,13 @@ labels. Eq. 6 prints q^{a,T} for q^{alpha,T}; its sum over i is over the batch.
 gives nearly uniform q: look at the metric centers_used. "unit" is a fallback where they stay unused: embeddings at
 unit length, and centers that start, in the first round, from target embeddings of random images of the client.
 
+The coordinator averages centers by the clients' numbers of images, as the paper does, whatever its reducer does with
+the weights: a scaled center (L-DAWA) or a common direction of centers (EUA) means nothing.
+
 `centers_used` is measured, not trained: exp of the entropy of how often each center is an online sample's nearest.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,17 +29,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedssl.aggregation import weighted_mean
 from fedssl.artifacts.tensors import Tensors
 from fedssl.data.augment import normalize, to_float
 from fedssl.errors import MethodError
 from fedssl.losses import crossed_kl, student_t_assignment
-from fedssl.methods.api import Batch, ClientData, Context, Losses
+from fedssl.methods.api import Batch, ClientData, Context, Losses, Update
 from fedssl.methods.composition import copy_of
 from fedssl.methods.parts import ENCODER, PROJECTOR, TARGETS, Online, Part
 from fedssl.protocol.methods.add_ons import CrossedKLConfig
 from fedssl.protocol.plan import Kind
 
 CENTERS = "centers"
+_MU = f"{CENTERS}.mu"
 
 
 class Centers(nn.Module):
@@ -65,6 +70,7 @@ class CrossedKL(Part):
 
     shared: ClassVar[tuple[str, ...]] = (CENTERS,)
     kinds: ClassVar[Mapping[str, Kind]] = {CENTERS: "centers"}
+    reduced_apart: ClassVar[tuple[str, ...]] = (CENTERS,)
 
     def heads(self, modules: nn.ModuleDict, ctx: Context) -> dict[str, nn.Module]:
         projector = ctx.spec.model.projector
@@ -83,6 +89,12 @@ class CrossedKL(Part):
         online_a, online_b = (centers(p) for p in online.predicted)
         loss = self.config.weight * crossed_kl(online_a, online_b, target_a, target_b)
         return {"crossed_kl": loss, "centers_used": num_used(torch.cat([online_a, online_b]))}
+
+    def aggregate(self, state: Tensors, updates: Sequence[Update], ctx: Context) -> Tensors:
+        sent = [update.load() for update in updates]
+        if any(_MU not in tensors for tensors in sent):  # nothing is sent: everybody trains alone
+            return {}
+        return weighted_mean(({_MU: tensors[_MU]} for tensors in sent), [update.num_examples for update in updates])
 
 
 @torch.no_grad()

@@ -7,27 +7,37 @@ import torch
 from torch import nn
 
 from fedssl.data.augment import normalize, random_view, to_float
+from fedssl.data.batches import on_device
 from fedssl.methods.api import ClientData, Context
 
 _CHUNK = 512
 
 
-@torch.no_grad()
 def embed(networks: Sequence[nn.Module], images: torch.Tensor, ctx: Context) -> torch.Tensor:
     """What `networks`, one on the other, make of uint8 images (N, C, size, size): float32 (N, D) on their device.
 
     In evaluation mode, so that no embedding depends on the other images; the training flags are as before afterwards.
     """
-    stack = nn.Sequential(*networks)
-    training = {module: module.training for module in stack.modules()}
-    stack.eval()
+    return embed_stages(networks, images, ctx)[-1]
+
+
+@torch.no_grad()
+def embed_stages(networks: Sequence[nn.Module], images: torch.Tensor, ctx: Context) -> list[torch.Tensor]:
+    """The same, of each network in turn."""
+    training = {module: module.training for network in networks for module in network.modules()}
+    stages: list[list[torch.Tensor]] = [[] for _ in networks]
     try:
-        chunks = (images[start : start + _CHUNK] for start in range(0, len(images), _CHUNK))
-        parts = [stack(normalize(to_float(chunk), ctx.spec.data)).float() for chunk in chunks]
+        for network in networks:
+            network.eval()
+        for start in range(0, len(images), _CHUNK):
+            x = normalize(to_float(images[start : start + _CHUNK]), ctx.spec.data)
+            for network, outputs in zip(networks, stages, strict=True):
+                x = network(x)
+                outputs.append(x.float())
     finally:
         for module, flag in training.items():
             module.training = flag
-    return torch.cat(parts)
+    return [torch.cat(outputs) for outputs in stages]
 
 
 @torch.no_grad()
@@ -47,8 +57,8 @@ def embed_views(
     stack = copy.deepcopy(nn.Sequential(*networks)).train()
     num_batches = max(1, num_views // ctx.spec.training.batch_size)  # none is smaller than in training
     parts = []
-    for indices in chosen.tensor_split(num_batches):
-        images = to_float(data.images[indices.to(data.images.device)])
+    for indices in on_device(chosen, data.images.device).tensor_split(num_batches):
+        images = to_float(data.images.index_select(0, indices))
         views = random_view(images, ctx.spec.data.augmentation, generator)
         parts.append(stack(normalize(views, ctx.spec.data)).float())
     return torch.cat(parts)

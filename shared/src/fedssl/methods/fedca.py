@@ -156,8 +156,8 @@ class BaseTraining:
         training, images = ctx.spec.training, ctx.public.images
         order = torch.Generator().manual_seed(ctx.seed(f"base/{epoch}"))
         views = ctx.generator(f"base_views/{epoch}")
-        for indices in epoch_batches(len(images), training.batch_size, order, training.drop_last):
-            chosen = to_float(images[indices.repeat(2).to(images.device)])
+        for indices in epoch_batches(len(images), training.batch_size, order, training.drop_last, images.device):
+            chosen = to_float(images.index_select(0, indices.repeat(2)))
             z = normalize(random_view(chosen, ctx.spec.data.augmentation, views), ctx.spec.data)
             for module in modules.values():
                 z = module(z)

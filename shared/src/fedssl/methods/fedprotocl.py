@@ -18,6 +18,7 @@ Deviations from ProtoCL's code, where FedX leaves the choice open: both views ar
 in FedMoCo; the clusters are fewer, as n is; k-means is by cosine; warm-up counts rounds; m is 0.99.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -50,6 +51,17 @@ class Clusterings(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.current: list[Prototypes] = []
+        self.version = 0
+        """Changes where `current` moves in memory."""
+
+    def replace(self, found: list[Prototypes]) -> None:
+        """Take another epoch's, in place where they are as large: recorded steps go on reading there."""
+        old, new = ([tensor for each in group for tensor in each] for group in (self.current, found))
+        if [tensor.shape for tensor in old] != [tensor.shape for tensor in new]:
+            self.current, self.version = found, self.version + 1
+            return
+        for place, tensor in zip(old, new, strict=True):
+            place.copy_(tensor)
 
 
 @dataclass(frozen=True)
@@ -62,10 +74,11 @@ class ProtoCL(MomentumContrast):
         return {**super().heads(modules, ctx), _PROTOTYPES: Clusterings()}
 
     def begin_epoch(self, modules: nn.ModuleDict, data: ClientData, epoch: int, ctx: Context) -> None:
-        clusterings = _clusterings(modules)
-        clusterings.current = []
-        if ctx.round_number <= int(self.config.warmup_share * ctx.spec.num_rounds):
-            return
+        warms_up = ctx.round_number <= int(self.config.warmup_share * ctx.spec.num_rounds)
+        _clusterings(modules).replace([] if warms_up else self._found(modules, data, epoch, ctx))
+
+    def _found(self, modules: nn.ModuleDict, data: ClientData, epoch: int, ctx: Context) -> list[Prototypes]:
+        found = []
         embeddings = embed(key_network(modules), data.images, ctx)
         for number, images_per_cluster in enumerate(self.config.images_per_cluster):
             num_clusters = min(len(data), max(2, len(data) // images_per_cluster))
@@ -75,7 +88,11 @@ class ProtoCL(MomentumContrast):
                 embeddings, num_clusters, generator=generator, num_iterations=self.config.num_kmeans_iterations
             )
             concentrations = prototype_concentrations(embeddings, *clustering, temperature=self.config.temperature)
-            clusterings.current.append(Prototypes(*clustering, concentrations))
+            found.append(Prototypes(*clustering, concentrations))
+        return found
+
+    def step_constants(self, modules: nn.ModuleDict, ctx: Context) -> Hashable:
+        return super().step_constants(modules, ctx), _clusterings(modules).version
 
     def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Losses:
         losses = super().terms(online, modules, batch, ctx)

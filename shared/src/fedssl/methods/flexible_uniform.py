@@ -28,7 +28,13 @@ _SAMPLER = "fur_sampler"
 class _Sampler(nn.Module):
     """The round's source of randomness, which goes on from step to step."""
 
-    generator: torch.Generator
+    generator: torch.Generator | None = None
+
+    def start(self, seed: int, device: torch.device) -> None:
+        """Begin a round. The generator stays the same one, from which recorded steps draw."""
+        if self.generator is None:
+            self.generator = torch.Generator(device)
+        self.generator.manual_seed(seed)
 
 
 @dataclass(frozen=True)
@@ -41,10 +47,11 @@ class FlexibleUniform(Part):
         return {_SAMPLER: _Sampler()}
 
     def begin(self, modules: nn.ModuleDict, broadcast: Tensors, data: ClientData, ctx: Context) -> None:
-        _sampler(modules).generator = ctx.generator("fur")
+        _sampler(modules).start(ctx.seed("fur"), ctx.device)
 
     def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Losses:
         generator, config = _sampler(modules).generator, self.config
+        assert generator is not None, "`begin` has set it"
         losses = [flexible_uniform_regularizer(z, generator, config.num_projections, config.divisor) for z in online.z]
         return {"fur": config.weight * torch.stack(losses).sum()}
 

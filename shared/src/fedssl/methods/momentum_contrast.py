@@ -15,6 +15,7 @@ EasyFL's key network follows before the forward pass, here after the step: the s
 The queue moves with the forward pass, as BatchNorm's statistics do.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -87,6 +88,9 @@ class MomentumContrast(Objective):
         loss = info_nce(z1, k2, queue(), temperature) + info_nce(z2, k1, queue(), temperature)
         queue.push(torch.cat([k1, k2]))
         return {"info_nce": loss}
+
+    def step_constants(self, modules: nn.ModuleDict, ctx: Context) -> Hashable:
+        return key_queue(modules).length
 
     def after_step(self, modules: nn.ModuleDict, ctx: Context) -> None:
         for online, key in _followers(modules).items():

@@ -8,7 +8,7 @@ from torch import nn
 
 from fedssl.evaluation import effective_rank, feature_std
 from fedssl.methods.api import ClientData, Context, Metrics
-from fedssl.methods.embedding import embed
+from fedssl.methods.embedding import embed_stages
 from fedssl.methods.parts import ENCODER, PROJECTOR
 from fedssl.watching import DIVERGENCE, EFFECTIVE_RANK, EMBEDDING_STD, FEATURE_STD
 
@@ -26,13 +26,14 @@ def observe(modules: nn.ModuleDict, data: ClientData, broadcast: Mapping[str, to
     if num_images == 0 or ENCODER not in modules:
         return {}
     images = data.images[:num_images]
-    h_NH = embed([modules[ENCODER]], images, ctx)
+    networks = [modules[name] for name in (ENCODER, PROJECTOR) if name in modules]
+    h_NH, *z_ND = embed_stages(networks, images, ctx)
     observed: Metrics = {}
     if num_images > 1:
         observed[EFFECTIVE_RANK] = effective_rank(h_NH, center=True)
         observed[FEATURE_STD] = _spread(h_NH)
-        if PROJECTOR in modules:
-            observed[EMBEDDING_STD] = _spread(embed([modules[ENCODER], modules[PROJECTOR]], images, ctx))
+        if z_ND:
+            observed[EMBEDDING_STD] = _spread(z_ND[0])
     if (divergence := _divergence(modules[ENCODER], broadcast)) is not None:
         observed[DIVERGENCE] = divergence
     return {name: value for name, value in observed.items() if math.isfinite(value)}

@@ -8,7 +8,7 @@ every epoch `begin_epoch`, for every batch `transform`, the objective's `complet
 `after_step`, and at last `end` and `extra_update`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -48,6 +48,9 @@ class Part:
 
     kinds: ClassVar[Mapping[str, Kind]] = {}
     """What a shared module's tensors are to the data owner, by the module's name, where they are not `weights`."""
+
+    reduced_apart: ClassVar[tuple[str, ...]] = ()
+    """Shared modules that the reducer leaves alone: this part's `aggregate` combines them, by a weighted mean."""
 
     kept: ClassVar[tuple[str, ...]] = ()
     """Modules that stay with the client from round to round."""
@@ -97,6 +100,11 @@ class Part:
     def after_step(self, modules: nn.ModuleDict, ctx: Context) -> None:
         """What follows an optimiser step: moving averages, queues, corrections."""
 
+    def step_constants(self, modules: nn.ModuleDict, ctx: Context) -> Hashable:
+        """What `transform`, `complete`, `terms` and `after_step` depend on beside the spec and tensors of the modules:
+        a size, a number out of `ctx`. A GPU records steps anew where it changes."""
+        return None
+
     def end(self, modules: nn.ModuleDict, data: ClientData, schedule: Schedule, ctx: Context) -> None:
         """After training: bring the kept modules up to date."""
 
@@ -113,7 +121,7 @@ class Part:
         return {}
 
     def aggregate(self, state: Tensors, updates: Sequence[Update], ctx: Context) -> Tensors:
-        """The next of those, from the tensors of `extra_update`."""
+        """The next of those, from the tensors of `extra_update`, and of the modules that are `reduced_apart`."""
         return {}
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 
 from fedssl.artifacts.tensors import Tensors
+from fedssl.data.batches import on_device
 from fedssl.errors import MethodError
 from fedssl.methods.api import ClientData, Context
 
@@ -21,26 +22,27 @@ Draw = Callable[[int, torch.Tensor], Tensors]
 
 def draw_streams(streams: frozenset[str], data: ClientData, epoch: int, ctx: Context) -> Draw:
     """Draws the named streams for the batches of one epoch, in the order of the names."""
-    batch_size = ctx.spec.training.batch_size
-    # Drawn on the CPU, so that every device sees the images in one order.
-    shuffled = torch.randperm(len(data), generator=torch.Generator().manual_seed(ctx.seed(f"references/{epoch}")))
-    public_order = torch.Generator().manual_seed(ctx.seed(f"public/{epoch}"))
-
-    def public(indices: torch.Tensor) -> torch.Tensor:
+    device, size = data.images.device, len(data)
+    # Drawn on the CPU, so that every device sees the images in one order, and for the whole epoch at once.
+    references = public = torch.empty(0, dtype=torch.int64)
+    if REFERENCES in streams:
+        order = torch.Generator().manual_seed(ctx.seed(f"references/{epoch}"))
+        references = on_device(torch.randperm(size, generator=order), device)
+    if PUBLIC in streams:
         if ctx.public is None:
             raise MethodError("the method trains on public images, and the spec names none in `public_data`")
-        chosen = torch.randint(len(ctx.public), (len(indices),), generator=public_order)
-        return ctx.public.images[chosen.to(ctx.public.images.device)]
+        order = torch.Generator().manual_seed(ctx.seed(f"public/{epoch}"))
+        public = on_device(torch.randint(len(ctx.public), (size,), generator=order), device)
 
     def draw(number: int, indices: torch.Tensor) -> Tensors:
-        device = data.images.device
+        batch = slice(start := number * ctx.spec.training.batch_size, start + len(indices))
         images: Tensors = {}
-        if PUBLIC in streams:
-            images[PUBLIC] = public(indices)
+        if ctx.public is not None and PUBLIC in streams:
+            images[PUBLIC] = ctx.public.images.index_select(0, public[batch])
         if REFERENCES in streams:
-            images[REFERENCES] = data.images[shuffled.roll(-number * batch_size)[: len(indices)].to(device)]
+            images[REFERENCES] = data.images.index_select(0, references[batch])
         if ROTATED in streams:
-            images[ROTATED] = data.images[indices.to(device)]
+            images[ROTATED] = data.images.index_select(0, indices)
         return images
 
     return draw

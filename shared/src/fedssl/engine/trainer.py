@@ -1,0 +1,75 @@
+"""What local training needs and the next client's can use again: modules, the optimiser's memory, recorded steps."""
+
+import threading
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from fedssl.artifacts.tensors import Tensors
+from fedssl.engine.optimization import optimizer_for
+from fedssl.engine.recording import RecordedSteps, can_record
+from fedssl.engine.steps import Step, eager_step
+from fedssl.methods.api import Context, Method, Schedule
+
+
+class Trainer:
+    """The modules of one method and spec on one device, which train client after client."""
+
+    def __init__(self, method: Method[Any], ctx: Context) -> None:
+        config = ctx.spec.method
+        self.plan = method.artifacts(config, ctx.spec)
+        self.algorithm = method.client(config)
+        self.modules = self.algorithm.build(ctx)
+        self.modules.to(ctx.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._initial = {name: tensor.clone() for name, tensor in self._tensors().items()}
+        self._recorded: RecordedSteps | None = None
+
+    def _tensors(self) -> Tensors:
+        named = (*self.modules.named_parameters(), *self.modules.named_buffers())
+        return {name: tensor.detach() for name, tensor in named}
+
+    def reset(self) -> None:
+        """Make the modules as they were built: no client's round may depend on whose was before."""
+        for name, tensor in self._tensors().items():
+            tensor.copy_(self._initial[name])
+        self.modules.train()
+
+    def start_round(self, broadcast: Tensors, schedule: Schedule, ctx: Context) -> Step:
+        """The step of a round whose broadcast the modules have received, with an optimiser that is as new."""
+        if not can_record(ctx.device):
+            optimizer = optimizer_for(self.modules, ctx.spec.training.optimizer, schedule.learning_rate)
+            return eager_step(self.algorithm, self.modules, optimizer, broadcast, ctx)
+        if self._recorded is None:
+            num_steps = schedule.num_epochs * schedule.steps_per_epoch
+            self._recorded = RecordedSteps(self.algorithm, self.modules, ctx, num_steps)
+        return self._recorded.start_round(broadcast, schedule.learning_rate, ctx)
+
+
+_lock = threading.Lock()
+_idle: dict[Hashable, Trainer] = {}
+"""The trainer of the last round, by what it was made for. One is enough, as one run trains at a time."""
+
+
+@contextmanager
+def borrow_trainer(method: Method[Any], ctx: Context) -> Iterator[Trainer]:
+    """A trainer for one round, as new; the last round's where it was made for the same. It is kept for the next round
+    unless this one fails, and nobody else gets it meanwhile."""
+    made_for = (method, ctx.spec.model_dump_json(), method.client(ctx.spec.method).architecture(ctx), ctx.device)
+    with _lock:
+        trainer = _idle.pop(made_for, None)
+        _idle.clear()  # before another is built: two may not fit onto the device
+    if trainer is None:
+        trainer = Trainer(method, ctx)
+    trainer.reset()
+    yield trainer
+    with _lock:
+        _idle.clear()
+        _idle[made_for] = trainer
+
+
+def release_trainer() -> None:
+    """Forget the last round's modules, and with them the memory that they hold on the device."""
+    with _lock:
+        _idle.clear()

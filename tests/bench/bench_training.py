@@ -1,0 +1,335 @@
+"""How much of the machine local training uses: a bare loop's rate on a CPU, the matrix units' on a GPU.
+
+    python tests/bench/bench_training.py                what applies to this machine
+    make bench ARGS="-k training -s"                    the same, asserted
+
+On a CPU a whole round of the engine (indexing, augmentation, objective, optimiser, progress, its start and its end)
+takes turns with the shortest loop that trains the same model by the same loss on tensors made beforehand. On a GPU the
+roof is the measured rate of a bf16 matrix product over the floating-point operations of an image, as torch counts them.
+Either way, clients that share modules take turns with clients that build their own.
+"""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedssl.engine import LocalProgress, release_trainer, run_local_round, start_run
+from fedssl.losses import alignment, nt_xent, uniformity
+from fedssl.methods import METHODS
+from fedssl.methods.api import ClientData, Context, Method
+from fedssl.methods.composition import ComposedClient, ComposedServer
+from fedssl.methods.fedsimclr import SimCLR
+from fedssl.methods.reducers import mean
+from fedssl.models import import_torchvision
+from fedssl.models.encoders import Encoder
+from fedssl.protocol.methods.reducers import MeanConfig
+from fedssl.protocol.runs import RunSpec
+
+LEAST_OF_BARE_LOOP, LEAST_OF_ROOF = 0.9, 0.3
+TURNS, THREADS = 9, 2
+
+
+class NarrowResNet(Encoder):
+    """ResNet-18 with the stem for small images and an eighth of the channels: its shape at a CPU's pace."""
+
+    def __init__(self, channels: int, widths: tuple[int, ...] = (8, 16, 32, 64)) -> None:
+        super().__init__()
+        block, layers, before = import_torchvision().models.resnet.BasicBlock, [], widths[0]
+        for width in widths:
+            stride = 1 if width == widths[0] else 2
+            change = nn.Sequential(nn.Conv2d(before, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+            layers += [block(before, width, stride, change if stride > 1 else None), block(width, width)]
+            before = width
+        stem = [nn.Conv2d(channels, widths[0], 3, padding=1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU()]
+        self.layers = nn.Sequential(*stem, *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.feature_dim = widths[-1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        features: Tensor = self.layers(x)
+        return features
+
+
+@dataclass(frozen=True)
+class NarrowClient(ComposedClient):
+    """FedSimCLR's client with that encoder, which no spec can name. The spec's must be as wide."""
+
+    def modules(self, ctx: Context) -> nn.ModuleDict:
+        modules = ComposedClient.modules(self, ctx)
+        modules["encoder"] = NarrowResNet(ctx.spec.data.channels)
+        return modules
+
+
+def narrow_method() -> Method[Any]:
+    """FedSimCLR with the narrow ResNet."""
+    return dataclasses.replace(
+        METHODS["fedsimclr"],
+        artifacts=lambda config, spec: NarrowClient(SimCLR(config)).plan(spec),
+        client=lambda config: NarrowClient(SimCLR(config)),
+        server=lambda config: ComposedServer(NarrowClient(SimCLR(config)), mean(MeanConfig())),
+    )
+
+
+def contrast(z1_BD: Tensor, z2_BD: Tensor) -> Tensor:
+    """FedSimCLR's loss."""
+    return nt_xent(z1_BD, z2_BD, 0.1)
+
+
+def align_and_spread(z1_BD: Tensor, z2_BD: Tensor) -> Tensor:
+    """FedAlignUniform's loss."""
+    return alignment(z1_BD, z2_BD) + (uniformity(z1_BD) + uniformity(z2_BD)) / 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """A round to be measured: `num_steps` batches of random images."""
+
+    name: str
+    method: Method[Any]
+    loss: Callable[[Tensor, Tensor], Tensor]
+    spec: RunSpec
+    num_steps: int
+
+    @property
+    def num_images(self) -> int:
+        return self.num_steps * self.spec.training.batch_size
+
+    def context(self, device: torch.device, number: int = 1, client: str = "client-0") -> Context:
+        return Context(spec=self.spec, round_number=number, client_id=client, device=device)
+
+    def images(self, device: torch.device, num_images: int | None = None) -> ClientData:
+        size, generator = self.spec.data.image_size, torch.Generator().manual_seed(0)
+        shape = (num_images or self.num_images, self.spec.data.channels, size, size)
+        return ClientData(torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).to(device))
+
+
+def spec_of(name: str, encoder: dict[str, Any], channels: int, size: int, batch_size: int, **training: Any) -> RunSpec:
+    """A run of one method; the projector is as wide as SimCLR's on small images."""
+    return RunSpec.model_validate(
+        {
+            "num_rounds": 200,
+            "method": {"name": name},
+            "model": {"encoder": encoder, "projector": {"hidden_dims": [256], "out_dim": 128}},
+            "data": {"channels": channels, "image_size": size},
+            "training": {"batch_size": batch_size, **training},
+        }
+    )
+
+
+def cpu_cases() -> list[Case]:
+    """ConvNet 32-64-128-256 of stride 2 on grey images of 28 pixels, and a narrow ResNet-18 on colour of 32."""
+    simclr, uniform = (spec_of(name, {}, 1, 28, 128) for name in ("fedsimclr", "fedalignuniform"))
+    narrow = spec_of("fedsimclr", {"widths": [8, 16, 32, 64]}, 3, 32, 128)
+    return [
+        Case("ConvNet 28x28x1, FedSimCLR", METHODS["fedsimclr"], contrast, simclr, 20),
+        Case("ConvNet 28x28x1, FedAlignUniform", METHODS["fedalignuniform"], align_and_spread, uniform, 20),
+        Case("narrow ResNet-18 32x32x3, FedSimCLR", narrow_method(), contrast, narrow, 8),
+    ]
+
+
+def seconds(work: Callable[[], object], device: torch.device) -> float:
+    """The wall-clock time of some work, until the device has done it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    started = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - started
+
+
+def bare_loop(case: Case) -> Callable[[], None]:
+    """As little Python as trains the case's model: the tensors are there."""
+    ctx = case.context(torch.device("cpu"))
+    modules = case.method.client(case.spec.method).build(ctx).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    network = nn.Sequential(modules["encoder"], modules["projector"])
+    config = case.spec.training.optimizer
+    optimizer = torch.optim.SGD(
+        network.parameters(), config.learning_rate, config.momentum, weight_decay=config.weight_decay
+    )
+    shape = (2 * case.spec.training.batch_size, *case.images(ctx.device, 1).images.shape[1:])
+    batches = [torch.rand(shape).to(memory_format=torch.channels_last) for _ in range(4)]
+
+    def loop() -> None:
+        for step in range(case.num_steps):
+            z1, z2 = network(batches[step % len(batches)]).chunk(2)
+            optimizer.zero_grad()
+            case.loss(z1, z2).backward()
+            optimizer.step()
+
+    return loop
+
+
+def engine_round(case: Case, device: torch.device, progress: list[LocalProgress]) -> Callable[[], None]:
+    """A round as clients take it."""
+    broadcast = start_run(case.method, case.context(device, 0, "")).broadcast
+    data = case.images(device)
+
+    def work() -> None:
+        run_local_round(case.method, broadcast, None, data, case.context(device), progress.append)
+
+    return work
+
+
+@dataclass(frozen=True)
+class CPULine:
+    """A case's rates in images a second, and the median of the turns' ratios."""
+
+    name: str
+    engine: float
+    bare: float
+    ratio: float
+
+    def __str__(self) -> str:
+        return f"{self.name:<38}{self.engine:>10,.0f}{self.bare:>12,.0f}{self.ratio:>10.3f}"
+
+
+def measure_cpu(case: Case) -> CPULine:
+    """The engine and the bare loop in turns."""
+    device, progress = torch.device("cpu"), list[LocalProgress]()
+    engine, bare = engine_round(case, device, progress), bare_loop(case)
+    for warm_up in (engine, bare):
+        warm_up()
+    turns = [(seconds(engine, device), seconds(bare, device)) for _ in range(TURNS)]
+    assert progress[-1].step == case.num_steps
+    fastest = [case.num_images / min(turn) for turn in zip(*turns, strict=True)]
+    return CPULine(case.name, *fastest, statistics.median(b / a for a, b in turns))
+
+
+def cpu_table(lines: Iterable[CPULine]) -> str:
+    """For people."""
+    head = f"{'images/s, best of ' + str(TURNS):<38}{'engine':>10}{'bare loop':>12}{'median':>10}"
+    return "\n".join([head, *map(str, lines), f"{torch.get_num_threads()} threads"])
+
+
+def matmul_flops(device: torch.device, size: int = 8192, repeats: int = 20) -> float:
+    """Floating-point operations a second of a bf16 matrix product of random numbers."""
+    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+    for _ in range(3):
+        a @ b
+    return repeats * 2 * size**3 / seconds(lambda: [a @ b for _ in range(repeats)], device)
+
+
+def flops_per_image(case: Case, device: torch.device) -> float:
+    """Of a training step: both views, forward and backward, as torch counts convolutions and matrix products."""
+    ctx, data = case.context(device), case.images(device, 64)
+    algorithm = case.method.client(case.spec.method)
+    modules = algorithm.build(ctx).to(device).train()
+    batch = next(iter(algorithm.batches(data, 0, ctx)))
+    with FlopCounterMode(display=False) as counter:
+        losses = algorithm.objective(modules, batch, {}, ctx)
+        torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
+    return counter.get_total_flops() / len(batch.indices)
+
+
+@dataclass(frozen=True)
+class GPULine:
+    """A batch size and a way of taking steps: images a second, and their share of the roof."""
+
+    batch_size: int
+    gpu_steps: str
+    images_per_second: float
+    share: float
+    first_seconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.batch_size:>10}{self.gpu_steps:>12}{self.images_per_second:>12,.0f}{self.share:>10.3f}"
+            f"{self.first_seconds:>16.1f}"
+        )
+
+
+def measure_gpu(
+    device: torch.device, batch_sizes: tuple[int, ...] = (256, 512, 1024), num_images: int = 51_200
+) -> tuple[str, list[GPULine]]:
+    """ResNet-18 on colour images of 32 pixels, in bf16. The head of the table, and its lines."""
+    roof, lines = matmul_flops(device), []
+    for batch_size in batch_sizes:
+        for gpu_steps in ("eager", "recorded", "compiled"):
+            wanted = {"precision": "bf16", "gpu_steps": gpu_steps}
+            spec = spec_of("fedsimclr", {"name": "resnet18"}, 3, 32, batch_size, **wanted)
+            case = Case("ResNet-18", METHODS["fedsimclr"], contrast, spec, num_images // batch_size)
+            work = engine_round(case, device, [])
+            first = seconds(work, device)
+            rate = statistics.median(case.num_images / seconds(work, device) for _ in range(3))
+            each = flops_per_image(case, device)
+            lines.append(GPULine(batch_size, gpu_steps, rate, rate * each / roof, first))
+            release_trainer()
+    head = (
+        f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}: "
+        f"bf16 matrix product {roof / 1e12:.0f} TFLOP/s\n"
+        f"ResNet-18 at 32x32: {each / 1e9:.2f} GFLOP an image (two views, forward and backward)\n"
+        f"{'batch':>10}{'steps':>12}{'images/s':>12}{'of roof':>10}{'first round, s':>16}"
+    )
+    return head, lines
+
+
+def measure_clients(device: torch.device, num_clients: int = 8) -> tuple[float, float]:
+    """Images a second of small clients one after the other: sharing their modules, and building their own."""
+    spec = spec_of("fedbyol", {} if device.type == "cpu" else {"name": "resnet18"}, 3, 32, 64)
+    case = Case("FedBYOL", METHODS["fedbyol"], contrast, spec, 8)
+    broadcast = start_run(case.method, case.context(device, 0, "")).broadcast
+    data = case.images(device)
+
+    def clients(*, shared: bool) -> None:
+        for number in range(num_clients):
+            if not shared:
+                release_trainer()
+            run_local_round(case.method, broadcast, None, data, case.context(device, 1, f"client-{number}"))
+
+    clients(shared=True)
+    turns = [[seconds(lambda s=s: clients(shared=s), device) for s in (True, False)] for _ in range(3)]  # type: ignore[misc]
+    shared, own = (num_clients * case.num_images / min(turn) for turn in zip(*turns, strict=True))
+    return shared, own
+
+
+@pytest.fixture
+def threads() -> Iterable[None]:
+    """The tests' own setting is one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("case", cpu_cases(), ids=lambda case: case.name)
+def test_a_round_keeps_up_with_the_bare_loop(case: Case) -> None:
+    line = measure_cpu(case)
+    print("\n" + cpu_table([line]))  # noqa: T201
+    assert line.ratio >= LEAST_OF_BARE_LOOP
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_comes_near_its_roof() -> None:
+    head, lines = measure_gpu(torch.device("cuda"))
+    print("\n".join(["", head, *map(str, lines)]))  # noqa: T201
+    assert max(line.share for line in lines) >= LEAST_OF_ROOF
+
+
+@pytest.mark.timeout(900)
+def test_clients_that_share_their_modules_are_not_slower() -> None:
+    shared, own = measure_clients(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    print(f"\nclients one after the other: {shared:,.0f} images/s, building anew {own:,.0f}")  # noqa: T201
+    assert shared > 0.95 * own
+
+
+if __name__ == "__main__":
+    chosen = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    print(f"device: {chosen}")  # noqa: T201
+    if chosen.type == "cuda":
+        title, found = measure_gpu(chosen)
+        print("\n".join([title, *map(str, found)]), flush=True)  # noqa: T201
+    else:
+        torch.set_num_threads(THREADS)
+        print(cpu_table(map(measure_cpu, cpu_cases())), flush=True)  # noqa: T201
+    print("clients one after the other: {:,.0f} images/s, building anew {:,.0f}".format(*measure_clients(chosen)))  # noqa: T201

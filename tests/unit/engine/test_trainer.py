@@ -1,0 +1,113 @@
+"""One set of modules trains client after client, and nothing of one round is seen in another."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from fedssl.artifacts.tensors import Tensors
+from fedssl.engine import LocalProgress, LocalResult, release_trainer, run_local_round
+from fedssl.engine import trainer as trainer_module
+from fedssl.engine.trainer import borrow_trainer
+from fedssl.errors import Cancelled
+from fedssl.methods import METHODS
+from fedssl.protocol.runs import RunSpec
+from support.combinations import ALL_COMBINATIONS, combined_spec
+from support.methods import context, method_spec
+from support.rounds import aggregate, client_data, local_round, start
+
+CLIENTS = ("client-0", "client-1")
+
+
+def _equal(a: Tensors, b: Tensors) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def _two_rounds(spec: RunSpec, *, fresh: bool) -> list[LocalResult]:
+    """Both clients in both rounds; `fresh`: with modules built anew for each."""
+    now, states, results = start(spec), {}, []
+    for number in (1, 2):
+        updates = []
+        for client in CLIENTS:
+            if fresh:
+                release_trainer()
+            result = local_round(spec, now.broadcast, client, number, states.get(client))
+            states[client] = result.state
+            updates.append((result.num_examples, result.update))
+            results.append(result)
+        now = aggregate(spec, now.state, updates, number)
+    return results
+
+
+@pytest.mark.parametrize("name", ALL_COMBINATIONS)
+def test_modules_that_were_used_before_give_the_bits_of_new_ones(name: str) -> None:
+    spec = combined_spec(name)
+    new, used = _two_rounds(spec, fresh=True), _two_rounds(spec, fresh=False)
+    for one, two in zip(new, used, strict=True):
+        assert _equal(one.update, two.update)
+        assert _equal(one.state, two.state)
+        assert one.metrics == two.metrics
+
+
+def test_the_modules_are_built_once_for_all_clients_and_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    release_trainer()
+    built = []
+
+    class Counted(trainer_module.Trainer):
+        def __init__(self, *args: Any) -> None:
+            built.append(self)
+            super().__init__(*args)
+
+    monkeypatch.setattr(trainer_module, "Trainer", Counted)
+    _two_rounds(method_spec("fedbyol"), fresh=False)
+    assert len(built) == 1
+    _two_rounds(method_spec("fedbyol", seed=5), fresh=False)
+    assert len(built) == 2
+
+
+def test_a_result_is_not_touched_by_later_rounds() -> None:
+    spec = method_spec("fedbyol")
+    broadcast = start(spec).broadcast
+    first = local_round(spec, broadcast)
+    before = [{name: tensor.clone() for name, tensor in part.items()} for part in (first.update, first.state)]
+    local_round(spec, broadcast, "client-1", 2)
+    assert _equal(first.update, before[0])
+    assert _equal(first.state, before[1])
+
+
+def test_a_round_that_was_called_off_leaves_nothing_behind() -> None:
+    spec = method_spec("fedmoco")
+    broadcast = start(spec).broadcast
+    release_trainer()
+    expected = local_round(spec, broadcast, "client-1")
+
+    def call_off(progress: LocalProgress) -> None:
+        raise Cancelled("enough")
+
+    ctx, data = context(spec, 1, "client-0"), client_data(spec, "client-0")
+    with pytest.raises(Cancelled):
+        run_local_round(METHODS["fedmoco"], broadcast, None, data, ctx, call_off)
+    assert trainer_module._idle == {}
+    again = local_round(spec, broadcast, "client-1")
+    assert _equal(expected.update, again.update)
+    assert _equal(expected.state, again.state)
+
+
+def test_two_rounds_at_once_do_not_share_modules() -> None:
+    spec = method_spec("fedsimclr")
+    ctx = context(spec, 1, "client-0")
+    with borrow_trainer(METHODS["fedsimclr"], ctx) as one, borrow_trainer(METHODS["fedsimclr"], ctx) as two:
+        assert one.modules is not two.modules
+
+
+def test_how_often_progress_is_told_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = method_spec("fedx", training={"batch_size": 16, "local_epochs": 2})
+    broadcast = start(spec).broadcast
+    ctx, data = context(spec, 1, "client-0"), client_data(spec, "client-0")
+    quiet = run_local_round(METHODS["fedx"], broadcast, None, data, ctx)
+    seen: list[LocalProgress] = []
+    monkeypatch.setattr("fedssl.engine.local.PROGRESS_SECONDS", 0.0)
+    told = run_local_round(METHODS["fedx"], broadcast, None, data, ctx, seen.append)
+    assert [progress.step for progress in seen] == list(range(1, seen[-1].num_steps + 1))
+    assert _equal(quiet.update, told.update)
+    assert quiet.metrics == told.metrics
