@@ -1,4 +1,4 @@
-"""The three state machines: every pair of states, allowed or not, on a real database."""
+"""The state machines: every pair of states, allowed or not, on a real database."""
 
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -8,19 +8,22 @@ import pytest
 from sqlalchemy import func
 from sqlalchemy.orm import Session
 
-from fedssl.protocol.states import AssignmentState, RoundState, RunState
-from fedssl_coordinator.models import Assignment, Round, Run
+from fedssl.protocol.states import AssignmentState, JobState, RoundState, RunState
+from fedssl_coordinator.models import Assignment, DistillationJob, Evaluation, Round, Run
 from fedssl_coordinator.transitions import TRANSITIONS, IllegalTransition, Row, transition
 from support.coordinator import Coordinator
 from support.servers import Servers
 from support.tables import Tables
 
 DIGEST = "d" * 64
-STATES: dict[type[Row], type[RunState] | type[RoundState] | type[AssignmentState]] = {
+STATES: dict[type[Row], type[RunState] | type[RoundState] | type[AssignmentState] | type[JobState]] = {
     Run: RunState,
     Round: RoundState,
     Assignment: AssignmentState,
+    DistillationJob: JobState,
+    Evaluation: JobState,
 }
+JOBS = (DistillationJob, Evaluation)
 PAIRS = [(table, before, after) for table, states in STATES.items() for before, after in product(states, states)]
 
 # What the constraints want of a row in a state.
@@ -29,7 +32,15 @@ NEEDS: dict[str, dict[str, Any]] = {
     "closed": {"verdict": "aggregated"},
     "accepted": {"update_digest": DIGEST},
     "leased": {"lease_expires_at": func.now()},
+    **{ended: {"finished_at": func.now()} for ended in ("completed", "failed", "cancelled")},
+    "queued": {"finished_at": None},
 }
+
+
+def _needs(table: type[Row], state: str) -> dict[str, Any]:
+    results = {"results": {}} if table is Evaluation and state == "completed" else {}
+    return NEEDS.get(state, {}) | results
+
 
 Make = Callable[[type[Row], str], Row]
 
@@ -40,6 +51,11 @@ def database(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iter
     with servers.database() as url, Coordinator(url, servers.redis_url, store), Tables(url) as tables:
         tables.execute("INSERT INTO artifacts (digest, num_bytes) VALUES (%s, 1)", DIGEST)
         tables.execute("INSERT INTO clients (id) VALUES ('a')")
+        tables.execute(
+            "INSERT INTO evaluation_datasets (name, digest, num_train, num_test, num_classes, channels, image_size) "
+            "VALUES ('held-out', %s, 8, 4, 4, 1, 8)",
+            DIGEST,
+        )
         yield tables
 
 
@@ -56,12 +72,19 @@ def make(session: Session) -> Make:
     """A row in a state, committed, with the rows that it hangs on."""
 
     def make_row(table: type[Row], state: str) -> Row:
-        values = {"state": state, **NEEDS.get(state, {})}
+        values = {"state": state, **_needs(table, state)}
         run = Run(name="r", method="m", method_version=1, spec={}, num_rounds=1, **_or(table is Run, values, "running"))
         session.add(run)
         session.flush()
         row: Row = run
-        if table is not Run:
+        if table is DistillationJob:
+            row = DistillationJob(run_id=run.id, round_number=1, num_epochs=1, **values)
+            session.add(row)
+        elif table is Evaluation:
+            which = {"model": DIGEST, "dataset": "held-out", "dataset_digest": DIGEST, "config": {}}
+            row = Evaluation(run_id=run.id, round_number=1, **which, **values)
+            session.add(row)
+        elif table is not Run:
             place = {"run_id": run.id, "number": 1, "broadcast": DIGEST, "deadline": func.now()}
             round_ = Round(**place, **_or(table is Round, values, "open"))
             session.add(round_)
@@ -101,6 +124,8 @@ def test_the_ends_are_ends() -> None:
         Run: {"finished"},
         Round: {"closed"},
         Assignment: {"accepted", "rejected", "expired", "declined"},
+        DistillationJob: {"completed", "failed", "cancelled"},
+        Evaluation: {"completed"},  # the others may be asked for again
     }
 
 
@@ -116,7 +141,7 @@ def test_every_pair(database: Tables, session: Session, make: Make, table: type[
     row = make(table, before)
     row_id, last = row.id, database.last_event()
     untouched = database.dump()
-    needs = NEEDS.get(after, {})
+    needs = _needs(table, after)
     if (before, after) not in TRANSITIONS[table]:
         with pytest.raises(IllegalTransition, match=f"{table.__tablename__}: {before} -> {after}"):
             transition(session, row, after, "why", **needs)
@@ -134,6 +159,8 @@ def test_every_pair(database: Tables, session: Session, make: Make, table: type[
     assert event.client_id == ("a" if table is Assignment else None)
     assert event.data["more"] == 1
     assert event.data.get("assignment") == (str(row_id) if table is Assignment else None)
+    assert event.data.get("job") == (str(row_id) if table is DistillationJob else None)
+    assert event.data.get("evaluation") == (str(row_id) if table is Evaluation else None)
 
 
 LEGAL = [(table, *pair) for table, pairs in TRANSITIONS.items() for pair in pairs]
@@ -145,19 +172,24 @@ def test_a_race_that_is_lost(
 ) -> None:
     """Somebody else moved the row since it was read: False, no event, and the row shows where it is now."""
     row = make(table, before)
-    other = next(state for state in STATES[table] if state not in (before, after) and state not in NEEDS)
+    others = [state for state in STATES[table] if state not in (before, after)]
+    ended = {"failed", "cancelled"} if table in JOBS else {state for state in STATES[table] if state not in NEEDS}
+    other = next(state for state in others if state in ended)
     [(changed,)] = database.query(
         {
             Run: "UPDATE runs SET state = %s, outcome = NULL WHERE id = %s RETURNING state",
             Round: "UPDATE rounds SET state = %s, verdict = NULL WHERE id = %s RETURNING state",
             Assignment: "UPDATE assignments SET state = %s WHERE id = %s RETURNING state",
+            DistillationJob: "UPDATE distillation_jobs SET state = %s, finished_at = now() WHERE id = %s "
+            "RETURNING state",
+            Evaluation: "UPDATE evaluations SET state = %s, finished_at = now() WHERE id = %s RETURNING state",
         }[table],  # type: ignore[arg-type]
         other,
         row.id,
     )
     assert changed == other
     untouched = database.dump()
-    assert not transition(session, row, after, "why", **NEEDS.get(after, {}))
+    assert not transition(session, row, after, "why", **_needs(table, after))
     session.commit()
     assert database.dump() == untouched
     assert row.state == other

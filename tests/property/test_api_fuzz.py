@@ -51,16 +51,28 @@ class World:
             "assignment": [str(cast.item("a").assignment_id)],
             "name": ["fedsimclr"],
         }
-        self.tokens = {"operator": coordinator.operator_token, "worker": coordinator.worker_token("a")}
+        self.tokens = {
+            "admin": coordinator.admin_token,
+            "operator": coordinator.operator_token,
+            "worker": coordinator.worker_token("a"),
+            "enrolment": coordinator.client.create_enrolment_token("c").secret,
+        }
         assignment = self.ids["assignment"][0]
         self.bodies: dict[str, Any] = {
             "POST /v1/runs": {"spec": RunSpec(name="fuzz").model_dump(mode="json"), "start": False},
-            "POST /v1/tokens": {"role": "worker", "client_id": "a", "label": "fuzz"},
+            "POST /v1/tokens": {"role": "worker", "client_id": "a", "label": "fuzz", "lifetime_seconds": 9},
+            "POST /v1/enrolment-tokens": {"client_id": "d", "label": "fuzz", "lifetime_seconds": 9},
+            "POST /v1/enrolments": {"token_hash": "0" * 64},
+            "POST /v1/public-datasets": {"name": "fuzz", "digest": "0" * 64, "split": "test"},
+            "POST /v1/evaluation-datasets": {"name": "fuzz", "digest": "0" * 64},
             "POST /v1/work/register": {"worker_version": "1", "methods": {"fedsimclr": 1}, "device": "cpu",
-                                       "num_images": 9, "channels": 1, "image_size": 8},
+                                       "num_images": 9, "channels": 1, "image_size": 8,
+                                       "policy": {"digest": "0" * 64, "allow": [
+                                           {"artifact": "weights", "methods": ["fed*"], "tensors": ["encoder.*"]}]}},
             "POST /v1/work/claim": {"wait_seconds": 0},
             "POST /v1/work/heartbeat": {
                 "assignment_id": assignment,
+                "anchor": {"key": "0" * 64, "seq": 1, "head": "0" * 64},
                 "progress": {"phase": "training", "epoch": 1, "num_epochs": 1, "step": 1, "num_steps": 2, "loss": 0.5},
             },
             "POST /v1/work/submit": {"assignment_id": assignment, "update": "0" * 64, "num_examples": 5,
@@ -115,9 +127,10 @@ def requests(draw: st.DrawFn, world: World, among: list[Operation]) -> tuple[Ope
         if parameter["in"] == "path" or draw(st.booleans()):
             places[parameter["in"]][parameter["name"]] = draw(st.sampled_from([*known, str(UUID(int=7)), *ODD_TEXT]))
     path = operation.template.format(**{name: quote(value, safe="") for name, value in places["path"].items()})
-    role = draw(st.sampled_from(["worker", "operator"]))
-    if draw(st.integers(0, 9)):  # mostly the one that may
-        role = "worker" if operation.template.startswith("/v1/work") or operation.method == "PUT" else "operator"
+    role = draw(st.sampled_from(sorted(world.tokens)))
+    if draw(st.integers(0, 9)):  # mostly one that may
+        may = operation.roles & set(world.tokens)
+        role = "worker" if operation.method == "PUT" else draw(st.sampled_from(sorted(may))) if may else role
     headers = {name: value.encode("utf-8") for name, value in places["header"].items() if _can_be_sent(value)}
     headers["Authorization"] = f"Bearer {world.tokens[role]}".encode()
     content = b""

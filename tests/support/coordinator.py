@@ -10,6 +10,7 @@ from uuid import UUID
 import httpx
 import uvicorn
 
+from fedssl.artifacts.tensors import Tensors, load_tensors
 from fedssl.client import Client, Retry, WorkerClient
 from fedssl.protocol.views import TokenCreate
 from fedssl.protocol.work import Register
@@ -40,8 +41,9 @@ class Coordinator:
             time.sleep(0.01)
         self.url = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
         with transaction() as session:
+            self.admin_token = service.create(session, TokenCreate(role="admin")).secret
             self.operator_token = service.create(session, TokenCreate(role="operator")).secret
-        self.client = Client(self.url, self.operator_token, retry=Retry(seconds=0))
+        self.client = Client(self.url, self.admin_token, retry=Retry(seconds=0))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -53,8 +55,8 @@ class Coordinator:
         os.environ.update(self._before)
 
     def http(self, token: str | None = None) -> httpx.Client:
-        """A bare HTTP client, for requests that the typed ones would never send."""
-        secret = self.operator_token if token is None else token
+        """A bare HTTP client, an admin's by default, for requests that the typed ones would never send."""
+        secret = self.admin_token if token is None else token
         return self.bare_http({"Authorization": f"Bearer {secret}"})
 
     def bare_http(self, headers: dict[str, str] | None = None) -> httpx.Client:
@@ -81,11 +83,29 @@ class Coordinator:
             )
         return worker
 
+    def tensors(self, digest: str) -> Tensors:
+        """An artifact out of the store."""
+        return load_tensors(self.store / digest[:2] / digest[2:4] / digest)
+
     def advance(self, run_id: UUID) -> None:
         """What the aggregator does at a nudge, here and now."""
         from fedssl_coordinator.tasks import advance_run
 
         advance_run(str(run_id))
+
+    def distil(self, run_id: UUID) -> None:
+        """What the worker of the queue `distill` does at a nudge, here and now, with the run's unfinished job."""
+        from fedssl_coordinator.tasks import distil
+
+        job = self.client.run(run_id).distillation
+        assert job is not None, "nothing to distil"
+        distil(str(job.id))
+
+    def evaluate(self, evaluation_id: UUID) -> None:
+        """What the worker of the queue `evaluate` does at a nudge, here and now."""
+        from fedssl_coordinator.tasks import evaluate
+
+        evaluate(str(evaluation_id))
 
 
 def forget() -> None:

@@ -4,11 +4,13 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-OPEN = {"/healthz", "/readyz", "/metrics"}
+OPEN = {"/healthz", "/readyz"}
 WORKERS_ONLY = "/v1/work/"
 
 _PATH_VALUES = {
     "run_id": str(UUID(int=7)),
+    "job_id": str(UUID(int=7)),
+    "evaluation_id": str(UUID(int=7)),
     "token_id": str(UUID(int=7)),
     "client_id": "nobody",
     "digest": "0" * 64,
@@ -28,6 +30,11 @@ class Operation:
 
     def __str__(self) -> str:
         return f"{self.method} {self.template}"
+
+    @property
+    def roles(self) -> set[str]:
+        """Those that may: a token needs one of them. Empty for an operation that is open, or has forgotten to say."""
+        return {role for requirement in self.document.get("security", []) for role in requirement["HTTPBearer"]}
 
 
 def operations(document: dict[str, Any]) -> list[Operation]:

@@ -1,6 +1,7 @@
 """A federation of real processes, any of which a test may kill and start again."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -13,19 +14,25 @@ from typing import Self, TypeVar
 
 from fedssl.client import Client, ClientError, Retry
 from fedssl.data import ImageData, save_npz
+from fedssl.local.federation import AGGREGATORS
 from support.environment import coordinator_environment
 
 T = TypeVar("T")
 
 
 class Federation:
-    """API, aggregator, beat and one worker a client, as they would run in production. Logs lie in `folder`."""
+    """API, aggregators, beat and one worker a client, as they would run in production. Logs lie in `folder`.
 
-    def __init__(self, database_url: str, redis_url: str, folder: Path, clients: dict[str, ImageData]) -> None:
+    An aggregator for each of the queues `aggregate` and `distill` is started with the rest; "evaluator" is there to be.
+    """
+
+    def __init__(
+        self, database_url: str, redis_url: str, folder: Path, clients: dict[str, ImageData], **settings: str
+    ) -> None:
         self.folder = folder
         self.clients = clients
         self._environment = coordinator_environment(
-            database_url, redis_url, folder / "store", FEDSSL_SWEEP_SECONDS="0.5"
+            database_url, redis_url, folder / "store", **{"FEDSSL_SWEEP_SECONDS": "0.5", **settings}
         )
         self._port = _free_port()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -34,9 +41,9 @@ class Federation:
 
     def __enter__(self) -> Self:
         try:
-            for name in ("api", "aggregator", "beat"):
+            for name in ("api", "aggregator", "distiller", "beat"):
                 self.start(name)
-            self._operator_token = self._run("token", "create", "--role", "operator")
+            self._operator_token = self._run("token", "create", "--role", "admin")
             self.client = Client(self.url, self._operator_token, retry=Retry(seconds=30))
             self.wait_for(lambda: self.client.ready().status == "ok", "the API")
             for name, images in self.clients.items():
@@ -51,12 +58,13 @@ class Federation:
         for name in reversed(list(self._processes)):
             self.kill(name, signal.SIGTERM)
 
-    def start(self, name: str) -> None:
-        """Start a service by its command's name, or a client's worker by the client's."""
+    def start(self, name: str, **settings: str) -> None:
+        """Start a service by its command's name, or a client's worker by the client's. `settings`: more environment."""
         command = self._worker(name) if name in self.clients else self._service(name)
         environment = dict(self._environment)
         if name in self.clients:
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "FEDSSL_WORKER_TOKEN": self._tokens[name]}
+        environment |= settings
         with (self.folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 command, env=environment, stdout=log, stderr=log, start_new_session=True
@@ -72,6 +80,22 @@ class Federation:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+    def pid(self, name: str) -> int:
+        """A running process."""
+        return self._processes[name].pid
+
+    def nodes(self) -> dict[str, list[str]]:
+        """The queues of every Celery worker that is up and has nothing to do at the moment."""
+        code = (
+            "import json; from fedssl_coordinator.celery_app import app; "
+            "found = app.control.inspect(timeout=1).active_queues() or {}; "
+            "print(json.dumps({node: [queue['name'] for queue in queues] for node, queues in found.items()}))"
+        )
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, env=self._environment, check=True, capture_output=True, text=True)
+        nodes: dict[str, list[str]] = json.loads(done.stdout)
+        return nodes
 
     def wait_for(self, look: Callable[[], T | None], what: str, seconds: float = 90) -> T:
         """Poll until `look` returns something true. Fails with the processes' last words."""
@@ -95,8 +119,12 @@ class Federation:
         return subprocess.run(command, env=self._environment, check=True, capture_output=True, text=True).stdout.strip()
 
     def _service(self, name: str) -> list[str]:
-        arguments = ["--port", str(self._port)] if name == "api" else []
-        return [sys.executable, "-m", "fedssl_coordinator", name, *arguments]
+        arguments = [name]
+        if name == "api":
+            arguments += ["--port", str(self._port)]
+        elif (kind := name.partition("-")[0]) in AGGREGATORS:  # "distiller-2" is one more distiller
+            arguments = ["aggregator", "--queues", AGGREGATORS[kind]]
+        return [sys.executable, "-m", "fedssl_coordinator", *arguments]
 
     def _worker(self, name: str) -> list[str]:
         return [
@@ -109,10 +137,12 @@ class Federation:
 
 
 @contextlib.contextmanager
-def federation(database_url: str, redis_url: str, folder: Path, clients: dict[str, ImageData]) -> Iterator[Federation]:
-    """A running federation without its workers: start them as the test wants."""
+def federation(
+    database_url: str, redis_url: str, folder: Path, clients: dict[str, ImageData], **settings: str
+) -> Iterator[Federation]:
+    """A running federation without its workers: start them as the test wants. `settings`: the coordinator's."""
     folder.mkdir(parents=True, exist_ok=True)
-    with Federation(database_url, redis_url, folder, clients) as running:
+    with Federation(database_url, redis_url, folder, clients, **settings) as running:
         yield running
 
 

@@ -22,9 +22,13 @@ def taken_apart(data: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def put_together(header: Mapping[str, Any] | str | bytes, body: bytes = b"", *, length: int | None = None) -> bytes:
-    """A file with this header, well-formed or not; `length` is what its first eight bytes claim."""
+    """A file with this header, well-formed or not; `length` is what its first eight bytes claim.
+
+    A mapping is written as the library would write it.
+    """
     if isinstance(header, Mapping):
-        header = json.dumps(header)
+        header = json.dumps(header, separators=(",", ":"))
+        header += " " * (-len(header) % 8)
     text = header.encode() if isinstance(header, str) else header
     return (len(text) if length is None else length).to_bytes(8, "little") + text + body
 

@@ -9,8 +9,11 @@ FedSSLError
 │   ├── NotFinite        NaN or infinity in a tensor
 │   ├── ArtifactTooLarge more bytes than the plan allows
 │   └── ArtifactNotFound nothing is stored under a digest
+├── ResultsError         a folder holds results or a checkpoint of another run, or damaged ones
 ├── Cancelled            the work was called off from outside
+├── Paused               a simulation stopped where its spec's watch asked for it
 └── MethodError          a method cannot do what was asked of it
+    └── CheckpointMismatch  the checkpoint is of another training
 """
 
 
@@ -50,9 +53,21 @@ class ArtifactNotFound(ArtifactError):
     """Nothing is stored under this digest."""
 
 
+class ResultsError(FedSSLError):
+    """A folder holds results or a checkpoint of another run, or damaged ones."""
+
+
 class Cancelled(FedSSLError):
     """The work was called off from outside."""
 
 
+class Paused(FedSSLError):
+    """A simulation stopped where its spec's watch asked for it: a client's numbers crossed a threshold."""
+
+
 class MethodError(FedSSLError):
     """The method cannot do what was asked of it."""
+
+
+class CheckpointMismatch(MethodError):
+    """The checkpoint is of another training, or of another version of this one: begin anew without it."""

@@ -6,8 +6,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedssl.data import DATASETS, ImageData, choose_images, conform, load_dataset, partition
+from fedssl.data import (
+    DATASETS,
+    ImageData,
+    choose_images,
+    conform,
+    keep_share,
+    load_conformed,
+    load_dataset,
+    load_labels,
+    partition,
+)
 from fedssl.errors import DataError
+from fedssl.image_files import has_digest
 from fedssl.protocol.data import DataConfig, PartitionConfig, PublicDataConfig
 
 
@@ -25,29 +36,54 @@ class Shards:
     counts: NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """Which images each client holds.
+
+    Attributes:
+        by_client: for each client the sorted indices of its images in the training split.
+        counts: (K, number of classes).
+        class_names: by number; empty where the data set has none.
+    """
+
+    by_client: dict[str, NDArray[np.int64]]
+    counts: NDArray[np.int64]
+    class_names: tuple[str, ...]
+
+
+def allot(config: PartitionConfig, labels: NDArray[np.int64] | None, class_names: tuple[str, ...] = ()) -> Holdings:
+    """Who holds which images, from the labels (N,) alone: chosen, partitioned, and then cut down to `share`.
+
+    Raises DataError.
+    """
+    if labels is None:
+        raise DataError(
+            f"{config.dataset} has no labels: a partition by class needs them, as files or folders by class"
+        )
+    chosen = choose_images(len(labels), config.max_images, config.seed)
+    if config.pooled:
+        parts = [np.arange(len(chosen))]
+    else:
+        parts = partition(labels[chosen], config.num_clients, config.scheme, config.seed, config.alpha, config.variant)
+    parts = [chosen[part] for part in keep_share(parts, config.share, config.seed)]
+    num_classes = max(int(labels.max()) + 1, len(class_names))
+    counts = np.stack([np.bincount(labels[part], minlength=num_classes) for part in parts])
+    return Holdings(dict(zip(client_names(len(parts)), parts, strict=True)), counts, class_names)
+
+
 def deal(config: PartitionConfig, data: DataConfig, root: Path | None = None) -> Shards:
     """Load the training images, choose and partition them. Raises DataError.
 
     `root`: a folder to look for the data set in, before the usual places.
     """
-    images = conform(load_dataset(config.dataset, "train", root), data)
-    if images.labels is None:
-        raise DataError(
-            f"{config.dataset} has no labels: a partition by class needs them, as files or folders by class"
-        )
-    chosen = choose_images(len(images.images), config.max_images, config.seed)
-    labels = images.labels[chosen]
-    if config.pooled:
-        parts = [np.arange(len(chosen))]
-    else:
-        parts = partition(labels, config.num_clients, config.scheme, config.seed, config.alpha)
-    shards = {
-        name: ImageData(images.images[chosen[part]], labels[part], images.class_names)
-        for name, part in zip(client_names(len(parts)), parts, strict=True)
-    }
-    num_classes = int(labels.max()) + 1
-    counts = np.stack([np.bincount(labels[part], minlength=num_classes) for part in parts])
-    return Shards(shards, counts)
+    images = load_conformed(config.dataset, "train", data, root)
+    held = allot(config, images.labels, images.class_names)
+    return Shards({name: images.subset(part) for name, part in held.by_client.items()}, held.counts)
+
+
+def holdings(config: PartitionConfig, root: Path | None = None) -> Holdings:
+    """Who holds which images after :func:`deal`; no image file is decoded for it. Raises DataError."""
+    return allot(config, *load_labels(config.dataset, "train", root))
 
 
 def find_public(config: PublicDataConfig, folder: Path | None) -> PublicDataConfig:
@@ -63,16 +99,27 @@ def find_public(config: PublicDataConfig, folder: Path | None) -> PublicDataConf
             return config.model_copy(update={"dataset": str(path)})
     raise DataError(
         f"the run's public images are {config.dataset}, which this machine does not hold: put them into a folder of "
-        "public data and name it (worker: --public-data FOLDER, coordinator: FEDSSL_PUBLIC_DATA)"
+        "public data and name it (worker: --public-data FOLDER, coordinator: FEDSSL_PUBLIC_DATA), or register them "
+        "(`fedssl public-dataset add`), so that workers fetch them from the coordinator"
     )
 
 
 def load_public(config: PublicDataConfig, data: DataConfig, root: Path | None = None) -> ImageData:
-    """The images that everybody holds, without labels, in the run's shape. Raises DataError.
+    """The images that everybody holds, found by name, without labels, in the run's shape. Raises DataError.
 
     `root`: a folder to look for the data set in, before the usual places.
     """
     images = load_dataset(config.dataset, config.split, root)
+    if config.digest is not None and not has_digest(images, config.digest):
+        raise DataError(
+            f"the {config.split} split of {config.dataset} here is not what was registered with the coordinator under "
+            "that name, whose digest the spec names: take public_data.digest out of it to use what is here"
+        )
+    return choose_public(images, config, data)
+
+
+def choose_public(images: ImageData, config: PublicDataConfig, data: DataConfig) -> ImageData:
+    """Those of a whole set's images that the run uses, without labels, in its shape. Raises DataError."""
     if len(images) < config.num_images:
         raise DataError(
             f"the {config.split} split of {config.dataset} has {len(images)} images here, the run's public_data needs "

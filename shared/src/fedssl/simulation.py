@@ -2,32 +2,53 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import torch
+from torch import nn
 
-from fedssl.artifacts.tensors import Tensors
-from fedssl.data import ImageData
+from fedssl.artifacts.tensors import DTYPES, Tensors, serialised
+from fedssl.data import ImageData, epoch_batches
 from fedssl.dimensions import client_dimensions
 from fedssl.engine import DistillationProgress, LocalProgress, run_aggregation, run_local_round, start_run
-from fedssl.errors import SpecError
+from fedssl.errors import Paused, SpecError
+from fedssl.judging import Labelled, judge, load_labelled
 from fedssl.methods import METHODS
-from fedssl.methods.api import ClientData, ClientState, Context, Metrics, Update
+from fedssl.methods.api import ClientData, ClientState, Context, Metrics, ServerState, Update
+from fedssl.models import build_encoder, initialised
+from fedssl.protocol.plan import TensorSpec
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.training import CohortConfig
 from fedssl.seeding import sample_cohort
 from fedssl.shards import deal, load_public
+from fedssl.watching import find_alarms
+
+_ENCODER = "encoder."
+_TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
-    """One finished round: its cohort's metrics, by client."""
+    """One finished round: its cohort's metrics and images by client, the coordinator's metrics, and what it cost.
+
+    `num_images`: images trained on, each as often as it was. `bytes_down`, `bytes_up`: of the artifacts as they travel
+    in a deployment, to and from the whole cohort. `seconds`: of this machine, judging left out. `alarms`: what crossed
+    a threshold of the spec's `watch`.
+    """
 
     round_number: int
     clients: dict[str, Metrics]
     num_examples: dict[str, int]
+    server: Metrics = field(default_factory=dict)
+    num_images: int = 0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    seconds: float = 0.0
+    alarms: Sequence[str] = ()
 
     @property
     def loss(self) -> float | None:
@@ -41,7 +62,11 @@ class RoundRecord:
 
 @dataclass(slots=True)
 class Result:
-    """A finished simulation. `model`: the last broadcast; `initial`: the one before training."""
+    """A simulation, finished or as far as it has come.
+
+    `model`: the last broadcast; `initial`: the one before training. `evaluations`: what `spec.evaluation` asked for, of
+    the last round that was judged; `evaluations_by_round`: of all of them, 0 is before training.
+    """
 
     spec: RunSpec
     initial: Tensors
@@ -49,6 +74,31 @@ class Result:
     history: list[RoundRecord] = field(default_factory=list)
     client_states: dict[str, ClientState] = field(default_factory=dict)
     evaluations: dict[str, float] = field(default_factory=dict)
+    evaluations_by_round: dict[int, dict[str, float]] = field(default_factory=dict)
+    server_state: ServerState = field(default_factory=dict)
+
+    @property
+    def rounds_done(self) -> int:
+        """The number of finished rounds."""
+        return len(self.history)
+
+
+OnProgress = Callable[[int, str, LocalProgress], None]
+OnDistillation = Callable[[int, DistillationProgress], None]
+OnJudging = Callable[[int, str, float | None], None]
+OnEvaluation = Callable[[int, dict[str, float]], None]
+
+
+class Checkpoint(Protocol):
+    """Where a simulation is kept while it lasts, for whoever goes on with it after an interruption."""
+
+    def load(self, spec: RunSpec) -> Result | None:
+        """What was saved last; None before anything was."""
+        ...
+
+    def save(self, result: Result) -> None:
+        """Replace what was saved, whole or not at all. Called after every round."""
+        ...
 
 
 def simulate(
@@ -58,57 +108,164 @@ def simulate(
     public: ImageData | None = None,
     data_root: Path | None = None,
     device: str = "cpu",
+    checkpoint: Checkpoint | None = None,
     on_round: Callable[[RoundRecord], None] = lambda record: None,
-    on_progress: Callable[[int, str, LocalProgress], None] = lambda number, client, progress: None,
-    on_distillation: Callable[[int, DistillationProgress], None] = lambda number, progress: None,
+    on_progress: OnProgress = lambda number, client, progress: None,
+    on_distillation: OnDistillation = lambda number, progress: None,
+    on_judging: OnJudging = lambda number, what, share: None,
+    on_evaluation: OnEvaluation = lambda number, measures: None,
 ) -> Result:
     """Train `spec` on the images of `clients` (name to images), or on `spec.partition`'s where None.
 
     `public`: the images that everybody holds, in place of those that `spec.public_data` names (FLESD's experiments make
-    one client's images public); as many as it says. `on_progress(round, client, progress)` is called about twice a
-    second, `on_distillation(round, progress)` after every epoch of a training on the coordinator. Raises SpecError and
-    DataError.
+    one client's images public); as many as it says. `checkpoint`: read at the start and written after every round; a
+    simulation that is run again goes on there, to the same bits. Where the spec has an evaluation, the encoder is
+    judged as it says, before training too.
+
+    `on_progress(round, client, progress)` is called about twice a second, `on_distillation(round, progress)` after
+    every epoch of a training on the coordinator, `on_judging(round, what, share or None)` while an encoder is judged
+    and `on_evaluation(round, measures)` once it is. Raises SpecError, DataError, MethodError, and Paused where the
+    spec's watch asks for it.
     """
     shards = clients if clients is not None else _partition(spec, data_root)
     names = _participants(spec.cohort, shards)
-    dimensions = client_dimensions(spec, names)
-    data = {name: _on_device(shards[name], device) for name in names}
     everywhere = Context(
         spec=spec, round_number=0, device=torch.device(device), public=_public(spec, public, data_root, device)
     )
-    method = METHODS[spec.method.name]
-    start = start_run(method, everywhere)
-    server_state, broadcast = start.state, start.broadcast
-    result = Result(spec=spec, initial=broadcast, model=broadcast)
-    for number in range(1, spec.num_rounds + 1):
-        record = RoundRecord(number, {}, {})
-        updates = []
-        for name in sample_cohort(names, spec.cohort, spec.seed, number):
-            ctx = dataclasses.replace(everywhere, round_number=number, client_id=name, dimensions=dimensions.get(name))
-            local = run_local_round(
-                method,
-                broadcast,
-                result.client_states.get(name),
-                data[name],
-                ctx,
-                lambda progress, name=name, number=number: on_progress(number, name, progress),  # type: ignore[misc]
-            )
-            result.client_states[name] = local.state
-            record.clients[name] = local.metrics
-            record.num_examples[name] = local.num_examples
-            updates.append(Update(name, local.num_examples, lambda tensors=local.update: tensors))  # type: ignore[misc]
-        aggregated = run_aggregation(
-            method,
-            server_state,
-            updates,
-            dataclasses.replace(everywhere, round_number=number),
-            on_epoch=functools.partial(on_distillation, number),
-        )
-        server_state, broadcast = aggregated.state, aggregated.broadcast
-        result.model = broadcast
-        result.history.append(record)
-        on_round(record)
+    judges = _Judges(spec, data_root, device, on_judging, on_evaluation)
+    data = {name: _on_device(shards[name], device) for name in names}
+    federation = _Federation(everywhere, data, on_progress, on_distillation)
+    result = (checkpoint.load(spec) if checkpoint is not None else None) or federation.start()
+    judges.judge(result)
+    for number in range(result.rounds_done + 1, spec.num_rounds + 1):
+        federation.train(result, number)
+        if checkpoint is not None:
+            checkpoint.save(result)
+        on_round(result.history[-1])
+        judges.judge(result)
+        if result.history[-1].alarms and spec.watch.action == "pause" and number < spec.num_rounds:
+            raise Paused(f"paused after round {number}: {result.history[-1].alarms[0]}")
     return result
+
+
+class _Federation:
+    """The clients and the coordinator, over the engine."""
+
+    def __init__(
+        self, everywhere: Context, data: dict[str, ClientData], on_progress: OnProgress, on_distillation: OnDistillation
+    ) -> None:
+        self._spec, self._everywhere, self._data = everywhere.spec, everywhere, data
+        self._on_progress, self._on_distillation = on_progress, on_distillation
+        self._method = METHODS[self._spec.method.name]
+        self._dimensions = client_dimensions(self._spec, data)
+        plan = self._method.artifacts(self._spec.method, self._spec)
+        self._bytes_down, self._bytes_up = wire_bytes(plan.broadcast), wire_bytes(plan.update)
+
+    def start(self) -> Result:
+        """Everything as it is before the first round."""
+        first = start_run(self._method, self._everywhere, on_epoch=functools.partial(self._on_distillation, 0))
+        return Result(spec=self._spec, initial=first.broadcast, model=first.broadcast, server_state=first.state)
+
+    def train(self, result: Result, number: int) -> None:
+        """One round, put into `result` only once it is finished."""
+        started = time.perf_counter()
+        cohort = sample_cohort(self._data, self._spec.cohort, self._spec.seed, number)
+        states, updates, clients, images = {}, [], {}, 0
+        for name in cohort:
+            ctx = dataclasses.replace(
+                self._everywhere, round_number=number, client_id=name, dimensions=self._dimensions.get(name)
+            )
+            tell = functools.partial(self._on_progress, number, name)
+            kept = result.client_states.get(name)
+            local = run_local_round(self._method, result.model, kept, self._data[name], ctx, tell)
+            states[name], clients[name] = local.state, local.metrics
+            updates.append(Update(name, local.num_examples, lambda tensors=local.update: tensors))  # type: ignore[misc]
+            images += self._num_images(ctx)
+        aggregated = run_aggregation(
+            self._method,
+            result.server_state,
+            updates,
+            dataclasses.replace(self._everywhere, round_number=number),
+            on_epoch=functools.partial(self._on_distillation, number),
+        )
+        result.client_states.update(states)
+        result.server_state, result.model = aggregated.state, aggregated.broadcast
+        record = RoundRecord(
+            round_number=number,
+            clients=clients,
+            num_examples={update.client_id: update.num_examples for update in updates},
+            server=aggregated.metrics,
+            num_images=images,
+            bytes_down=len(cohort) * self._bytes_down,
+            bytes_up=len(cohort) * self._bytes_up,
+            seconds=time.perf_counter() - started,
+            alarms=[str(alarm) for alarm in find_alarms(self._spec.watch, number, clients)],
+        )
+        result.history.append(record)
+
+    def _num_images(self, ctx: Context) -> int:
+        training, size = self._spec.training, len(self._data[ctx.client_id])
+        batches = epoch_batches(size, training.batch_size, torch.Generator(), training.drop_last)
+        schedule = self._method.client(self._spec.method).schedule(size, ctx)
+        return schedule.num_epochs * sum(map(len, batches))
+
+
+class _Judges:
+    """Judges the encoder of the rounds that the spec names, each once."""
+
+    def __init__(
+        self, spec: RunSpec, data_root: Path | None, device: str, on_judging: OnJudging, on_evaluation: OnEvaluation
+    ) -> None:
+        self._spec, self._device = spec, device
+        self._on_judging, self._on_evaluation = on_judging, on_evaluation
+        self._labelled: Labelled | None = None
+        if (config := spec.evaluation) is not None:  # read before training: a missing data set must not end a run
+            limits = {"max_train": config.max_train, "max_test": config.max_test}
+            self._labelled = load_labelled(config.dataset, spec.data, **limits, seed=spec.seed, root=data_root)
+
+    def judge(self, result: Result) -> None:
+        """Measure the last round's encoder, where that is due and not done."""
+        config, number = self._spec.evaluation, result.rounds_done
+        if config is None or self._labelled is None:
+            return
+        if number in result.evaluations_by_round or not config.is_due(number, self._spec.num_rounds):
+            return
+        tell, data = functools.partial(self._on_judging, number), self._spec.data
+        encoders = (load_encoder(tensors, self._spec) for tensors in judged_models(result).values())
+        found = [judge(each, self._labelled, config, data, device=self._device, on_progress=tell) for each in encoders]
+        measures = {name: sum(each[name] for each in found) / len(found) for name in found[0]}
+        if len(found) > 1:
+            accuracies = [name for name in ("probe", "knn") if name in measures]
+            measures |= {f"{name}_min": min(each[name] for each in found) for name in accuracies}
+        result.evaluations = result.evaluations_by_round[number] = measures
+        self._on_evaluation(number, measures)
+
+
+def judged_models(result: Result) -> dict[str, Tensors]:
+    """What holds the encoders of a run: the global model, under "", or where nothing is sent every client's own state.
+
+    The papers' rows without a federation report the clients' mean (FedU) or the worst of them (FLESD's Min-Local).
+    """
+    method = METHODS[result.spec.method.name]
+    sends = bool(method.artifacts(result.spec.method, result.spec).update)
+    return {"": result.model} if sends or not result.client_states else result.client_states
+
+
+def load_encoder(tensors: Mapping[str, torch.Tensor], spec: RunSpec) -> nn.Module:
+    """The encoder among a model's tensors. Raises SpecError where they do not hold the one that the spec describes."""
+    encoder = initialised(lambda: build_encoder(spec.model.encoder, spec.data.channels), 0)
+    own = {name.removeprefix(_ENCODER): tensor for name, tensor in tensors.items() if name.startswith(_ENCODER)}
+    try:
+        encoder.load_state_dict(own)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0].rstrip(":")
+        raise SpecError(f"the model does not hold the encoder that the spec describes ({reason})") from None
+    return encoder
+
+
+def wire_bytes(tensors: Iterable[TensorSpec]) -> int:
+    """The size of the file that carries these tensors."""
+    return len(serialised({spec.name: torch.zeros(spec.shape, dtype=_TORCH_DTYPES[spec.dtype]) for spec in tensors}))
 
 
 def _partition(spec: RunSpec, data_root: Path | None) -> dict[str, ImageData]:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 from fedssl.artifacts.tensors import load_tensors
 from fedssl.cli.main import app
 from fedssl.cli.specs import read_spec
+from fedssl.protocol.ledger import LedgerAnchor
 from support.coordinator import Coordinator
 from support.federation import deliver, tiny_spec
 
@@ -24,7 +25,7 @@ Fedssl = Callable[..., Result]
 def fedssl(coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fedssl:
     """Run a command as an operator of the coordinator, in an empty folder."""
     token = tmp_path / "token"
-    token.write_text(coordinator.operator_token)
+    token.write_text(coordinator.admin_token)
     token.chmod(0o600)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDSSL_URL", coordinator.url)
@@ -57,6 +58,21 @@ def train(coordinator: Coordinator, run: dict[str, Any], folder: Path) -> None:
     assert item is not None
     deliver(worker, item, folder, value=0.5)
     coordinator.advance(run_id)
+
+
+def test_anchors_of_a_ledger(coordinator: Coordinator, fedssl: Fedssl) -> None:
+    worker = coordinator.worker("hospital-a")
+    for head in "ab":
+        worker.heartbeat(anchor=LedgerAnchor(key="0" * 64, seq=1200, head=head * 64))
+    listed = document(fedssl("client", "anchors", "hospital-a", "--format", "json"))
+    assert [(anchor["seq"], anchor["head"], anchor["is_consistent"]) for anchor in listed] == [
+        (1200, "a" * 64, True),
+        (1200, "b" * 64, False),
+    ]
+    table = fedssl("client", "anchors", "hospital-a").stdout
+    assert "a" * 64 in table
+    assert table.count("CONTRADICTS") == 1
+    assert fedssl("client", "anchors", "nobody").exit_code == 5
 
 
 def test_a_run_from_submission_to_its_files(

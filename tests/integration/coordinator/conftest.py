@@ -41,15 +41,15 @@ def tables(onlooker: Onlooker) -> Tables:
 
 @pytest.fixture
 def coordinator(standing: Coordinator, onlooker: Onlooker) -> Coordinator:
-    """The module's coordinator with nothing in it but its operator's token."""
+    """The module's coordinator with nothing in it but the tokens that it began with."""
     tables = onlooker.tables
-    [(secret_hash,)] = tables.query(
-        "SELECT secret_hash FROM tokens WHERE role = 'operator' ORDER BY created_at LIMIT 1"
+    kept = tables.query(
+        "SELECT DISTINCT ON (role) role, secret_hash FROM tokens WHERE role IN ('admin', 'operator') "
+        "ORDER BY role, created_at"
     )
     tables.clear()
-    tables.execute(
-        "INSERT INTO tokens (id, role, label, secret_hash) VALUES (gen_random_uuid(), 'operator', '', %s)", secret_hash
-    )
+    for row in kept:
+        tables.execute("INSERT INTO tokens (id, role, label, secret_hash) VALUES (gen_random_uuid(), %s, '', %s)", *row)
     for path in standing.store.glob("*"):
         if path.name != "incoming":
             shutil.rmtree(path)

@@ -1,5 +1,9 @@
 """Dimension assignments (SSD): disjoint, kept for the run, never handed on."""
 
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -72,8 +76,97 @@ def test_a_late_client_takes_a_free_slot_and_then_there_is_none(coordinator: Coo
     current = coordinator.client.run(run.id).current_round
     assert current is not None
     assert {assignment.client_id for assignment in current.assignments} == {"m", "a"}
-    messages = [e.message for e in coordinator.client.event_log(run.id) if e.kind == "dimensions.exhausted"]
-    assert messages == ["no dimensions are left for z: raise num_clients of the add-on in the next run"]
+    assert _refused(coordinator, run.id) == [("z", "no dimensions are left for z")]
+    assert coordinator.worker("z", register=False).claim(0) is None
+    coordinator.worker("zz")
+    for worker in (first, late):
+        item = worker.claim(0)
+        assert item is not None
+        deliver(worker, item, tmp_path)
+    coordinator.advance(run.id)  # the next round: what was told of z is not told again
+    assert _refused(coordinator, run.id) == [
+        ("z", "no dimensions are left for z"),
+        ("zz", "no dimensions are left for zz"),
+    ]
+
+
+def _refused(coordinator: Coordinator, run_id: UUID) -> list[tuple[str | None, str]]:
+    events = [e for e in coordinator.client.event_log(run_id) if e.kind == "dimensions.exhausted"]
+    assert all(event.message.endswith(": raise num_clients of the add-on in the next run") for event in events)
+    return [(event.client_id, event.message.partition(":")[0]) for event in events]
+
+
+def test_a_client_keeps_its_own_however_the_cohort_is_sampled(coordinator: Coordinator, tmp_path: Path) -> None:
+    """Those who are not in a round have theirs all the same, from the first round on."""
+    names = [f"c{number}" for number in range(4)]
+    workers = {name: coordinator.worker(name) for name in names}
+    run = coordinator.client.create_run(_ssd(num_rounds=8, cohort={"min_clients": 4, "fraction": 0.5}))
+    coordinator.advance(run.id)
+    first, cohorts = _shown(coordinator, run.id), set()
+    assert list(first) == names
+    for _ in range(8):
+        current = coordinator.client.run(run.id).current_round
+        assert current is not None
+        cohort = [part.client_id for part in current.assignments]
+        assert len(cohort) == 2
+        cohorts.add(tuple(cohort))
+        for name in cohort:
+            item = workers[name].claim(0)
+            assert item is not None
+            assert item.dimensions == first[name]
+            deliver(workers[name], item, tmp_path)
+        coordinator.advance(run.id)
+        assert _shown(coordinator, run.id) == first
+    assert len(cohorts) > 2
+    assert {name for cohort in cohorts for name in cohort} == set(names)
+
+
+def test_clients_that_join_at_once_get_dimensions_of_their_own(
+    coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so they would if two aggregators looked at the run at once, each believing to be alone."""
+    from fedssl_coordinator import tasks
+
+    @contextmanager
+    def always_got(name: str) -> Iterator[bool]:
+        yield True
+
+    worker = coordinator.worker("a")
+    run = coordinator.client.create_run(_ssd(num_clients=4, num_rounds=2))
+    coordinator.advance(run.id)
+    item = worker.claim(0)
+    assert item is not None
+    deliver(worker, item, tmp_path)
+    late = [f"late-{number}" for number in range(3)]
+    start = threading.Barrier(5)
+
+    def at_once(work: Callable[[], object]) -> None:
+        start.wait()
+        work()
+
+    monkeypatch.setattr(tasks, "exclusive", always_got)
+    works: list[Callable[[], object]] = [lambda name=name: coordinator.worker(name) for name in late]  # type: ignore[misc]
+    works += [lambda: coordinator.advance(run.id)] * 2
+    with ThreadPoolExecutor(5) as pool:
+        list(pool.map(at_once, works))
+    coordinator.advance(run.id)
+    owned = _shown(coordinator, run.id)
+    given = [dimension for dimensions in owned.values() for dimension in dimensions]
+    assert len(given) == len(set(given))
+    assert {len(dimensions) for dimensions in owned.values()} == {WIDTH // 4}
+    current = coordinator.client.run(run.id).current_round
+    assert current is not None
+    assert {part.client_id for part in current.assignments} <= set(owned)
+
+
+def test_every_client_has_as_many_and_the_rest_is_nobodys(coordinator: Coordinator) -> None:
+    for name in ("a", "b", "c"):
+        coordinator.worker(name)
+    run = coordinator.client.create_run(_ssd(cohort={"min_clients": 3}))
+    coordinator.advance(run.id)
+    owned = _shown(coordinator, run.id)
+    assert [len(dimensions) for dimensions in owned.values()] == [WIDTH // 3] * 3
+    assert {view.client_id: view.dimensions for view in coordinator.client.dimension_assignments(run.id)} == owned
 
 
 def test_a_revoked_clients_dimensions_are_not_handed_on(coordinator: Coordinator, tmp_path: Path) -> None:
@@ -111,3 +204,30 @@ def test_postgres_refuses_an_overlap(coordinator: Coordinator) -> None:
     taken = _shown(coordinator, run.id)["a"][0]
     with pytest.raises(IntegrityError, match="pk_dimension_assignments"), transaction() as session:
         repository.add(session, run.id, "b", [taken])
+
+
+def test_postgres_refuses_an_overlap_of_two_that_do_not_see_each_other(coordinator: Coordinator) -> None:
+    """The second waits for the first to commit, and fails then."""
+    for name in ("a", "b", "c"):
+        coordinator.worker(name)
+    run = coordinator.client.create_run(_ssd(num_clients=8, cohort={"clients": ["a"]}))
+    coordinator.advance(run.id)
+    free = sorted(set(range(WIDTH)) - set(_shown(coordinator, run.id)["a"]))
+    refused: list[str] = []
+
+    def take_the_same() -> None:
+        try:
+            with transaction() as session:
+                repository.add(session, run.id, "c", [free[1], free[0]])
+        except IntegrityError as error:
+            refused.append(str(error))
+
+    with transaction() as session:
+        repository.add(session, run.id, "b", free[:1])
+        second = threading.Thread(target=take_the_same)
+        second.start()
+        second.join(0.3)
+        assert second.is_alive()
+    second.join(10)
+    assert "pk_dimension_assignments" in refused[0]
+    assert _shown(coordinator, run.id).keys() == {"a", "b"}

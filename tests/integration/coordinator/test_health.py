@@ -1,4 +1,4 @@
-"""What orchestrators and Prometheus ask for, without a token."""
+"""What orchestrators ask for, without a token, and Prometheus, with one."""
 
 import asyncio
 from collections.abc import Iterator
@@ -32,8 +32,9 @@ def statements(coordinator: Coordinator) -> Iterator[list[str]]:
 def test_metrics_count_runs_and_say_nothing_of_them(coordinator: Coordinator, statements: list[str]) -> None:
     for name in ("secret-study", "second"):
         coordinator.client.create_run(tiny_spec(name=name), start=name == "second")
+    viewer = coordinator.client.create_token("viewer").secret
     statements.clear()
-    with coordinator.bare_http() as http:
+    with coordinator.http(viewer) as http:
         answer = http.get("/metrics")
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/plain")
@@ -45,7 +46,7 @@ def test_metrics_count_runs_and_say_nothing_of_them(coordinator: Coordinator, st
         'fedssl_runs{state="paused"} 0.0',
         'fedssl_runs{state="finished"} 0.0',
     ]
-    assert len(statements) == 1  # however many runs, clients and rounds there are
+    assert len(statements) == 2  # the token and the counts, however many runs, clients and rounds there are
 
 
 def test_healthz_asks_nobody(coordinator: Coordinator, statements: list[str]) -> None:

@@ -83,6 +83,8 @@ LISTS = [
     "/v1/runs",
     "/v1/clients",
     "/v1/tokens",
+    "/v1/public-datasets",
+    "/v1/evaluation-datasets",
     *(f"/v1/runs/{{}}/{what}" for what in ("rounds", "events", "metrics")),
 ]
 

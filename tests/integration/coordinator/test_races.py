@@ -117,12 +117,12 @@ def test_two_aggregators_that_both_believe_to_hold_the_run(
     def always_got(run_id: object) -> Iterator[bool]:
         yield True
 
-    both, compute_alone = threading.Barrier(2, timeout=10), compute._aggregated
+    both, compute_alone = threading.Barrier(2, timeout=10), compute.next_weights
     digests = []
 
     def together(*arguments: object) -> object:
         result = compute_alone(*arguments)  # type: ignore[arg-type]
-        digests.append(result[1].digest)
+        digests.append(result.broadcast.digest)
         end = time.monotonic() + 5
         if both.wait() == 0:  # this one is the slower: the other has gone on to what comes next
             while cast.tables.one(on_its_way, cast.id) and time.monotonic() < end:
@@ -137,9 +137,9 @@ def test_two_aggregators_that_both_believe_to_hold_the_run(
     cast.work("a", "b")
     # Each of them sees the round before the other has closed it.
     tables.execute("UPDATE rounds SET state = 'aggregating'")
-    monkeypatch.setattr(tasks, "run_lock", always_got)
-    monkeypatch.setattr(compute, "_aggregated", together)
-    monkeypatch.setattr("fedssl_coordinator.runs.repository.may_try", lambda session, run_id: True)
+    monkeypatch.setattr(tasks, "exclusive", always_got)
+    monkeypatch.setattr(compute, "next_weights", together)
+    monkeypatch.setattr("fedssl_coordinator.tries.may_begin", lambda session, row: True)
     _at_once(cast.advance, cast.advance)
     assert len(digests) == 2
     assert len(set(digests)) == 1
@@ -176,13 +176,13 @@ def test_a_stop_and_an_aggregator_do_not_cross(cast: Cast, monkeypatch: pytest.M
 def test_a_run_stopped_while_it_is_aggregated(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedssl_coordinator.rounds import compute
 
-    aggregated = compute._aggregated
+    aggregated = compute.next_weights
 
     def stop_meanwhile(*arguments: object) -> object:
         cast.coordinator.client.stop(cast.id)
         return aggregated(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(compute, "_aggregated", stop_meanwhile)
+    monkeypatch.setattr(compute, "next_weights", stop_meanwhile)
     cast.work("a", "b")
     cast.advance()
     run = cast.run
@@ -201,7 +201,7 @@ def test_a_run_paused_while_its_round_fails(cast: Cast, monkeypatch: pytest.Monk
         cast.coordinator.client.pause(cast.id)
         raise MethodError("the updates cannot be aggregated: they disagree")
 
-    monkeypatch.setattr(compute, "_aggregated", pause_and_fail)
+    monkeypatch.setattr(compute, "next_weights", pause_and_fail)
     cast.work("a", "b")
     cast.advance()
     run = cast.run

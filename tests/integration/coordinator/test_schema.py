@@ -190,6 +190,18 @@ REFUSED: dict[str, tuple[LiteralString, tuple[Any, ...], str]] = {
     "an upload of nothing": (
         "INSERT INTO uploads (assignment_id, digest) VALUES (%s, 'x')", (_ACCEPTED,), "fk_uploads_digest",
     ),
+    "public images that are not stored": (
+        "INSERT INTO public_datasets (name, digest, split, num_images, channels, image_size) "
+        "VALUES ('scans', 'x', 'train', 1, 1, 8)", (), "fk_public_datasets_digest",
+    ),
+    "public images of no split": (
+        "INSERT INTO public_datasets (name, digest, split, num_images, channels, image_size) "
+        "VALUES ('scans', 'x', 'validation', 1, 1, 8)", (), "ck_public_datasets_split_known",
+    ),
+    "evaluation images that are not stored": (
+        "INSERT INTO evaluation_datasets (name, digest, num_train, num_test, num_classes, channels, image_size) "
+        "VALUES ('scans', 'x', 1, 1, 1, 1, 8)", (), "fk_evaluation_datasets_digest",
+    ),
 }  # fmt: skip
 
 

@@ -11,9 +11,9 @@ from support.tables import Onlooker
 
 DOCUMENT = create_app().openapi()
 GUARDED = [operation for operation in operations(DOCUMENT) if operation.template not in OPEN]
-# A worker's, or anybody's who has a token: what they may fetch is decided by the digest.
-WORKERS = [o for o in GUARDED if o.template.startswith(WORKERS_ONLY) or str(o) == "PUT /v1/artifacts/{digest}"]
-ANYBODYS = [o for o in GUARDED if str(o) == "GET /v1/artifacts/{digest}"]
+# A worker's, or anybody's who has a token: what they may fetch is decided by the digest, what they may send by the role.
+WORKERS = [o for o in GUARDED if o.template.startswith(WORKERS_ONLY)]
+ANYBODYS = [o for o in GUARDED if o.template == "/v1/artifacts/{digest}"]
 OPERATORS = [o for o in GUARDED if o not in WORKERS and o not in ANYBODYS]
 
 
@@ -90,7 +90,7 @@ def test_each_role_has_its_operations(standing: Coordinator, onlooker: Onlooker)
 
 
 def test_a_revoked_token_opens_nothing(standing: Coordinator, onlooker: Onlooker) -> None:
-    for role, client_id, its in (("operator", None, OPERATORS), ("worker", "revoked-token", WORKERS)):
+    for role, client_id, its in (("admin", None, OPERATORS), ("worker", "revoked-token", WORKERS)):
         token = standing.client.create_token(role, client_id)  # type: ignore[arg-type]
         headers = {"Authorization": f"Bearer {token.secret}"}
         assert _call(standing, its[0], headers).status_code not in (401, 403)
@@ -135,7 +135,9 @@ def test_secrets_are_shown_once_and_stored_nowhere(standing: Coordinator, onlook
 @pytest.mark.parametrize(
     ("body", "where"),
     [
-        ({"role": "admin"}, "role"),
+        ({"role": "root"}, "role"),
+        ({"role": "enrolment", "client_id": "a"}, "role"),
+        ({"role": "viewer", "client_id": "a"}, "client_id"),
         ({"role": "worker"}, "client_id"),
         ({"role": "operator", "client_id": "a"}, "client_id"),
         ({"role": "worker", "client_id": "A"}, "client_id"),
@@ -143,6 +145,9 @@ def test_secrets_are_shown_once_and_stored_nowhere(standing: Coordinator, onlook
         ({"role": "operator", "label": "x" * 101}, "label"),
         ({"role": "operator", "label": "\x00"}, "body"),
         ({"role": "operator", "expires": 1}, "expires"),
+        ({"role": "operator", "lifetime_seconds": 0}, "lifetime_seconds"),
+        ({"role": "operator", "lifetime_seconds": 10**12}, "lifetime_seconds"),
+        ({"role": "operator", "lifetime_seconds": 1.5}, "lifetime_seconds"),
         ({}, "role"),
     ],
 )

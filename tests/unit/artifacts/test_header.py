@@ -40,6 +40,11 @@ shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)
 arrays = st.dictionaries(names, st.tuples(st.sampled_from(sorted(_NUMPY)), shapes), max_size=6)
 
 
+def _filled_up(text: bytes) -> bytes:
+    """With the spaces that make the tensors begin at a multiple of 8 bytes."""
+    return text + b" " * (-len(text) % 8)
+
+
 def _file(header: str | bytes, body: bytes = b"") -> bytes:
     text = header.encode() if isinstance(header, str) else header
     return len(text).to_bytes(8, "little") + text + body
@@ -51,6 +56,7 @@ def test_an_ordinary_header() -> None:
         entries=(Entry("a", "F32", (2, 1), 0, 8), Entry("b", "U8", (3,), 8, 11)), data_start=8 + len(PLAIN)
     )
     assert header.total_bytes == 8 + len(PLAIN) + 11
+    header = parse_header(_filled_up(PLAIN.encode()))
     check_header(header, SPECS, "update")
     check_header(header, SPECS[::-1], "update")  # the plan's order is not the file's
 
@@ -58,7 +64,7 @@ def test_an_ordinary_header() -> None:
 def test_no_tensors_at_all() -> None:
     assert parse_header(b"{}") == Header(entries=(), data_start=10)
     assert parse_header(b"{}").total_bytes == 10
-    check_header(parse_header(b"{}"), (), "update")
+    check_header(parse_header(_filled_up(b"{}")), (), "update")
 
 
 def test_entries_are_in_the_order_of_their_bytes() -> None:
@@ -203,7 +209,7 @@ def test_the_longest_names_and_sizes_fit_the_limit() -> None:
     shape = (0, *[2**63 - 1] * 7)
     specs = tuple(TensorSpec(name="n" * 250 + f".{i:05d}", dtype="BF16", shape=shape) for i in range(3))
     entry = {"dtype": "BF16", "shape": shape, "data_offsets": [0, 0]}
-    text = json.dumps({spec.name: entry for spec in specs}).encode()
+    text = _filled_up(json.dumps({spec.name: entry for spec in specs}, separators=(",", ":")).encode())
     check_header(parse_header(text), specs, "update")
     room_for_offsets = 2 * 18 * len(specs)  # digits, were there more tensors before these
     assert len(text) + room_for_offsets + 8 <= max_header_bytes(specs)
@@ -214,6 +220,49 @@ def test_bfloat16_is_read() -> None:
     spec = TensorSpec(name="x", dtype="BF16", shape=(3,))
     check_header(read_header(io.BytesIO(data)), (spec,), "update")
     assert len(data) <= max_file_bytes((spec,))
+
+
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+          "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}  # fmt: skip
+
+
+def test_the_one_form_is_the_librarys() -> None:
+    """Of every type two tensors, whose names are in no order: the library's file is taken."""
+    tensors = {f"{name}.{dtype}": torch.zeros(2, 1, dtype=kind) for dtype, kind in DTYPES.items() for name in "ba"}
+    specs = tuple(TensorSpec(name=name, dtype=name.split(".")[1], shape=(2, 1)) for name in tensors)  # type: ignore[arg-type]
+    assert ITEM_SIZES.keys() == DTYPES.keys()
+    check_header(read_header(io.BytesIO(save_torch(tensors))), specs, "update")
+
+
+TURNED = {
+    "b": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]},
+    "a": {"dtype": "F32", "shape": [2, 1], "data_offsets": [3, 11]},
+}
+OTHER_FORMS: dict[str, bytes] = {
+    "more spaces behind": _filled_up(PLAIN.encode()) + b" " * 8,
+    "no spaces behind": PLAIN.encode(),
+    "tabs behind": _filled_up(PLAIN.encode()).replace(b" ", b"\t"),
+    **{
+        name: _filled_up(text.encode())
+        for name, text in {
+            "a space within": PLAIN.replace(",", ", ", 1),
+            "a line break within": PLAIN.replace(":", ":\n", 1),
+            "a letter spelt otherwise": PLAIN.replace('"a"', '"\\u0061"'),
+            "the names in another order": json.dumps(dict([*json.loads(PLAIN).items()][::-1]), separators=(",", ":")),
+            "the keys in another order": PLAIN.replace('"dtype":"U8","shape":[3]', '"shape":[3],"dtype":"U8"'),
+            "the tensors in another order": json.dumps(TURNED, separators=(",", ":")),
+        }.items()
+    },
+}
+
+
+@pytest.mark.parametrize("case", OTHER_FORMS)
+def test_the_right_tensors_in_another_form_are_refused(case: str) -> None:
+    """Each of them is a way to say something with an update whose tensors are as declared."""
+    header = parse_header(OTHER_FORMS[case])
+    with pytest.raises(ArtifactError, match="not in the one form that may travel") as caught:
+        check_header(header, SPECS, "update")
+    assert not isinstance(caught.value, PlanMismatch)
 
 
 @pytest.mark.parametrize("cut", [0, 7, 8, 20])

@@ -51,17 +51,23 @@ def test_help_documents_the_exit_codes_and_the_connection() -> None:
         assert word in text
 
 
+ON_THE_COORDINATOR = ("state", "dimensions", "distillations", "cancel-distillation")
+STEERING = ("submit", "ls", "show", "watch", "wait", "start", "pause", "resume", "stop", "pull", "logs")
 GROUPS = {
-    "run": ("submit", "ls", "show", "watch", "wait", "start", "pause", "resume", "stop", "pull", "logs"),
+    "run": (*STEERING, *ON_THE_COORDINATOR),
     "method": ("ls", "show"),
     "client": ("ls", "show", "revoke"),
+    "data": ("ls", "fetch"),
     "token": ("create", "ls"),
+    "public-dataset": ("add", "ls", "show"),
+    "evaluation-dataset": ("add", "ls", "show"),
 }
 COMMANDS = [
     ["demo"],
     ["up"],
     ["simulate"],
     ["evaluate"],
+    ["partition"],
     *([group, name] for group in GROUPS for name in GROUPS[group]),
 ]
 

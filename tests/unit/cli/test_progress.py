@@ -8,10 +8,11 @@ import pytest
 from rich.console import Console
 
 from fedssl.cli.progress import Clock, LiveDisplay, PlainDisplay, Snapshot, picture
-from fedssl.protocol.states import AssignmentState, Outcome, RoundState, RunState
-from fedssl.protocol.views import AssignmentView, RoundView, RunView
+from fedssl.protocol.states import AssignmentState, JobState, Outcome, RoundState, RunState
+from fedssl.protocol.views import AssignmentView, DistillationJobView, RoundView, RunView
 from fedssl.protocol.work import Progress
 from support.federation import tiny_spec
+from support.methods import method_spec
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
@@ -138,6 +139,50 @@ def test_the_picture_of_many_clients_keeps_those_in_trouble() -> None:
 
     assert "zz" in text
     assert "and 15 more" in text
+
+
+def distilling(epoch: int | None, *, number: int = 1, reason: str | None = None, closed: int = 0) -> RunView:
+    """A run of FLESD whose clients are done with the round; epoch None: the coordinator has not begun."""
+    parts = [part("a", "accepted"), part("b", "accepted")]
+    begun = epoch is not None
+    job = DistillationJobView(
+        id=UUID(int=9), run_id=UUID(int=7), round_number=number, state=JobState("running" if begun else "queued"),
+        reason=reason, epoch=epoch or 0, num_epochs=40, loss=0.125 if begun else None, seconds_per_epoch=2.0,
+        eta_seconds=65 if begun else None, checkpoint=None, num_tries=1, created_at=NOW, started_at=NOW,
+        updated_at=NOW, finished_at=None,
+    )  # fmt: skip
+    view = run(closed, parts if number else None)
+    return view.model_copy(update={"distillation": job, "spec": method_spec("flesd" if number else "fedca")})
+
+
+def test_the_picture_of_a_run_that_distils() -> None:
+    text = drawn(shot(distilling(12)))
+    for word in ("distilling epoch 12 of 40", "its loss 0.1250", "1:05 left of it"):
+        assert word in text
+    assert "training" not in text
+    assert "waits to distil" in drawn(shot(distilling(None)))
+    assert "MemoryError: no room" in drawn(shot(distilling(3, reason="MemoryError: no room")))
+    assert "distilling epoch 3 of 40" in drawn(shot(distilling(3, number=0)))
+
+
+def test_the_coordinator_s_epochs_are_half_of_a_round() -> None:
+    assert shot(distilling(None)).share_done == pytest.approx(0.5 / 4)
+    assert shot(distilling(20)).share_done == pytest.approx(0.75 / 4)
+    trains = run(1, [part("a", step=5), part("b", "accepted")]).model_copy(update={"spec": method_spec("flesd")})
+    assert shot(trains).share_done == pytest.approx((1 + 0.75 / 2) / 4)
+
+
+def test_plain_output_tells_a_distillation_and_its_trouble_once() -> None:
+    display = PlainDisplay(Console(file=io.StringIO()))
+
+    assert display.lines(shot(distilling(None))) == ["round 1: the coordinator trains for 40 epochs"]
+    assert display.lines(shot(distilling(7))) == []
+    assert display.lines(shot(distilling(7, reason="no room"))) == ["round 1: no room"]
+    assert display.lines(shot(distilling(9, reason="no room"))) == []
+    first = PlainDisplay(Console(file=io.StringIO()))
+    assert first.lines(shot(distilling(1, number=0))) == [
+        "before the first round: the coordinator trains for 40 epochs"
+    ]
 
 
 def test_the_picture_of_a_run_that_has_not_begun() -> None:

@@ -1,6 +1,9 @@
 """`fedssl simulate` and `fedssl evaluate`, in this process."""
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +90,46 @@ def test_the_results_can_be_evaluated(out: Path) -> None:
     assert "linear probe" in fedssl("evaluate", out / "model.safetensors", "--data", "digits").stdout
 
 
+def test_a_killed_simulation_goes_on_and_says_so(spec: Path, tmp_path: Path) -> None:
+    long = ("simulate", str(spec), "--set", "num_rounds=400", "--set", "training.local_epochs=2")
+    folder = tmp_path / "out"
+    with subprocess.Popen([sys.executable, "-m", "fedssl.cli.main", *long, "--out", str(folder)], stderr=-3) as process:
+        while not (folder / "checkpoint" / "manifest.json").exists():
+            assert process.poll() is None, "it ended before its first checkpoint"
+            time.sleep(0.02)
+        process.kill()
+
+    refused = fedssl(*long, "--out", folder, "--set", "seed=1")
+    short = ("--set", "num_rounds=400", "--set", "training.local_epochs=2", "--out", folder)
+    manifest = json.loads((folder / "checkpoint" / "manifest.json").read_text())
+    resumed = fedssl("simulate", spec, *short, "--format", "json")
+
+    assert refused.exit_code == 5
+    assert "checkpoint of another spec: take another folder, or begin anew with --restart" in refused.stderr
+    assert f"going on after round {len(manifest['history'])}," in resumed.stderr
+    assert json.loads(resumed.stdout)["rounds"] == 400
+
+
+def test_a_finished_simulation_is_kept_and_begins_anew_when_asked(spec: Path, tmp_path: Path) -> None:
+    judged = ("--set", 'evaluation={dataset="digits",every=1,max_train=200,measures=["probe"]}', "--out", tmp_path)
+    first = fedssl("simulate", spec, *judged, "--format", "json")
+    kept = fedssl("simulate", spec, *judged)
+    anew = fedssl("simulate", spec, *judged, "--restart", "--format", "json")
+    other = fedssl("simulate", spec, "--out", tmp_path)
+
+    assert "after round 0: linear probe" in first.stderr
+    assert "holds this very run, finished" in kept.stderr
+    assert "round 1 of 2" not in kept.stderr
+    assert "chosen on the test set" in kept.stdout
+    assert "round 1 of 2" in anew.stderr
+    document, again = json.loads(first.stdout), json.loads(anew.stdout)
+    assert (document["losses"], document["evaluations"]) == (again["losses"], again["evaluations"])
+    assert sorted(document["evaluations"]) == ["0", "1", "2"]
+    assert document["best"]["probe"]["value"] == max(document["evaluations"][at]["probe"] for at in ("1", "2"))
+    assert document["best_chosen_on"] == "test"
+    assert other.exit_code == 5
+
+
 def test_the_written_spec_simulates_again(out: Path, tmp_path: Path) -> None:
     assert fedssl("simulate", out / "spec.yaml", "--out", tmp_path, "--set", "num_rounds=1").exit_code == 0
 
@@ -96,7 +139,10 @@ def test_the_written_spec_simulates_again(out: Path, tmp_path: Path) -> None:
     [
         (["simulate", "{spec}", "--set", "partition=null"], "has no [partition]"),
         (["simulate", "{spec}", "--device", "cuda:99"], "--device cuda:99 cannot be used here"),
-        (["simulate", "{spec}", "--set", "partition.dataset=nowhere"], "found no data set at nowhere"),
+        (
+            ["simulate", "{spec}", "--set", "partition.dataset=nowhere", "--out", "{out}/none"],
+            "found no data set at nowhere",
+        ),
         (["simulate", "{spec}", "--set", "training.batch_size=1"], "training.batch_size: "),
         (["simulate", "missing.toml"], "No such file"),
         (["evaluate", "{out}/none.safetensors", "--data", "digits"], "there is no"),

@@ -8,9 +8,9 @@ from uuid import uuid4
 import pytest
 
 from fedssl.client import Client, LeaseLost, Rejected, Retry, Unreachable, WorkerClient
-from fedssl.errors import ArtifactTooLarge, DigestMismatch
+from fedssl.errors import ArtifactTooLarge, Cancelled, DigestMismatch
 
-from .conftest import Answer, Received, Script, ScriptedServer, problem
+from .conftest import Answer, Received, Script, ScriptedServer, json_answer, problem
 
 QUICK = Retry(seconds=2, first_delay=0.01, max_delay=0.05)
 BODY = random.Random(1).randbytes(300_000)
@@ -116,3 +116,47 @@ def test_a_refused_upload_is_not_sent_again(
     with WorkerClient(server.url, "t", retry=QUICK) as client, pytest.raises(kind):
         client.upload(DIGEST, tmp_path / "update", uuid4())
     assert len(server.requests) == 1
+
+
+def test_a_download_tells_how_far_it_is_and_can_be_called_off(server: ScriptedServer, tmp_path: Path) -> None:
+    server.script = breaking(100_001)
+    told: list[int] = []
+
+    def enough(count: int) -> None:
+        told.append(count)
+        if count > 150_000:
+            raise Cancelled("called off")
+
+    with WorkerClient(server.url, "t", retry=QUICK) as client, pytest.raises(Cancelled):
+        client.download(DIGEST, tmp_path / "public", on_bytes=enough)
+    assert told == sorted(told)
+    assert told[-1] > 150_000
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_data_set_is_sent_where_the_coordinator_lacks_it(server: ScriptedServer, tmp_path: Path) -> None:
+    view = {
+        "name": "scans", "digest": DIGEST, "split": "train", "num_images": 2, "channels": 1, "image_size": 8,
+        "created_at": "2026-01-01T00:00:00Z",
+    }  # fmt: skip
+
+    def script(request: Received) -> Answer:
+        if request.method == "PUT":
+            return Answer(201)
+        sent = any(earlier.method == "PUT" for earlier in server.requests)
+        return json_answer(view, 201) if sent else problem("not-found", 404)
+
+    server.script = script
+    (tmp_path / "scans").write_bytes(BODY)
+    told: list[int] = []
+    with Client(server.url, "t", retry=QUICK) as client:
+        assert client.add_public_dataset("scans", tmp_path / "scans", on_bytes=told.append).digest == DIGEST
+        client.add_public_dataset("scans", tmp_path / "scans", on_bytes=told.append)
+    assert told == [len(BODY)]
+    assert [(request.method, request.path) for request in server.requests] == [
+        ("POST", "/v1/public-datasets"),
+        ("PUT", f"/v1/artifacts/{DIGEST}"),
+        ("POST", "/v1/public-datasets"),
+        ("POST", "/v1/public-datasets"),
+    ]
+    assert (server.requests[1].query, server.requests[1].body) == ({}, BODY)

@@ -25,7 +25,11 @@ store()
 _BEAT = """
 from fedssl_coordinator.celery_app import app
 app.loader.import_default_modules()  # as beat does when it starts
-assert "fedssl.advance_run" in app.tasks and "fedssl.sweep" in app.tasks
+assert {"fedssl.advance_run", "fedssl.distil", "fedssl.sweep"} <= app.tasks.keys()
+route = app.amqp.router.route
+assert route({}, "fedssl.distil")["queue"].name == "distill"
+assert route({}, "fedssl.evaluate")["queue"].name == "evaluate"
+assert route({}, "fedssl.advance_run")["queue"].name == route({}, "fedssl.sweep")["queue"].name == "aggregate"
 assert app.conf.beat_schedule["sweep"]["task"] == "fedssl.sweep"
 """
 
@@ -72,3 +76,22 @@ def test_a_token_that_makes_no_sense(tmp_path: Path, arguments: tuple[str, ...])
     done = _command("token", "create", *arguments, **SETTINGS, FEDSSL_STORE_PATH=str(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: ")
+
+
+def test_an_aggregator_serves_queues_that_there_are(tmp_path: Path) -> None:
+    done = _command("aggregator", "--queues", "aggregate,distil", **SETTINGS, FEDSSL_STORE_PATH=str(tmp_path))
+    assert done.returncode == 2
+    assert "'distil' is no queue: there are aggregate, distill, evaluate" in " ".join(done.stderr.split())
+
+
+def test_help_says_what_the_queues_are_for() -> None:
+    done = _command("aggregator", "--help")
+    for word in ("aggregate", "distill", "evaluate", "FEDSSL_DEVICE", "one thing at a time"):
+        assert word in done.stdout
+
+
+@pytest.mark.parametrize(("name", "value"), [("DEVICE", "gpu"), ("DEVICE", "cuda:x"), ("CHECKPOINT_SECONDS", "-1")])
+def test_a_setting_that_makes_no_sense_is_named(tmp_path: Path, name: str, value: str) -> None:
+    done = _command("migrate", **SETTINGS, FEDSSL_STORE_PATH=str(tmp_path), **{f"FEDSSL_{name}": value})
+    assert done.returncode != 0
+    assert name.lower() in done.stderr

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedssl.data import load_dataset
+from fedssl.data import ImageData, load_dataset
 from fedssl.errors import DataError
-from fedssl.evaluation import FINE_TUNINGS, FineTuneSettings, fine_tune, labelled_share
+from fedssl.evaluation import FINE_TUNINGS, FineTuneSettings, fine_tune, labelled_share, semi_supervised
 from fedssl.evaluation.fine_tuning import _optimizer
 from fedssl.models import build_encoder, initialised
 from fedssl.protocol.data import DataConfig
@@ -21,43 +21,120 @@ def _encoder() -> torch.nn.Module:
     return initialised(lambda: build_encoder(EncoderConfig(widths=(16, 32)), 1), 0)
 
 
+def _recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.nn.Module, torch.nn.Module]]:
+    """The encoders and heads that are tuned, as they are in the end."""
+    found: list[tuple[torch.nn.Module, torch.nn.Module]] = []
+
+    def recorded(encoder: torch.nn.Module, head: torch.nn.Module, settings: FineTuneSettings) -> torch.optim.Optimizer:
+        found.append((encoder, head))
+        return _optimizer(encoder, head, settings)
+
+    monkeypatch.setattr("fedssl.evaluation.fine_tuning._optimizer", recorded)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("ssd", ("sgd", 1e-3, 0.3, 0.9, 0, None, 128, 200, None, "stratified")),
+        ("fedx", ("sgd", 1e-3, 1e-3, 0.9, 1e-5, None, 128, 100, None, "stratified")),
+        ("fedu", ("adam", 1e-3, 1e-3, 0.9, 0, 4096, 128, 100, None, "stratified")),
+        ("fedu-reference", ("adam", None, 1e-3, 0.9, 0, 4096, 128, 100, 1, "first")),
+        ("fedrlc", ("adam", 1e-3, 1e-3, 0.9, 0, 4096, 128, 100, None, "stratified")),
+    ],
+)
+def test_the_papers_settings(name: str, expected: tuple[object, ...]) -> None:
+    s = FINE_TUNINGS[name]
+    rates = (s.optimizer, s.encoder_learning_rate, s.head_learning_rate, s.momentum, s.weight_decay)
+    assert (*rates, s.hidden_dim, s.batch_size, s.epochs, s.batch_norm_epochs, s.selection) == expected
+    assert s.schedule == "constant"
+
+
+def test_ssd_s_views_and_tests() -> None:
+    settings = FINE_TUNINGS["ssd"]
+    views = settings.augmentation
+    assert views is not None
+    assert (views.crop, views.min_scale, views.max_scale, settings.aspect) == ("resized", 0.64, 1, (1, 1))
+    assert (views.flip, views.jitter, views.greyscale) == (0.5, 0, 0)
+    assert [e for e in range(1, 201) if e % settings.evaluate_every == 0] == [50, 100, 150, 200]
+
+
 @pytest.mark.parametrize("name", FINE_TUNINGS)
 def test_learns_leaves_the_encoder_and_repeats_itself(name: str) -> None:
     train, test = load_dataset("digits", "train"), load_dataset("digits", "test")
     assert train.labels is not None
     few = train.subset(labelled_share(train.labels, 0.2, seed=0))
-    settings = dataclasses.replace(FINE_TUNINGS[name], epochs=12, evaluate_every=5, batch_size=32)
-    if settings.optimizer == "adam":
-        settings = dataclasses.replace(settings, hidden_dim=64, head_learning_rate=0.01)
-    else:
-        settings = dataclasses.replace(settings, head_learning_rate=0.3)
+    # Digits must not be mirrored, and a few epochs must do.
+    settings = dataclasses.replace(
+        FINE_TUNINGS[name], epochs=15, evaluate_every=6, batch_size=32, augmentation=None,
+        hidden_dim=None if FINE_TUNINGS[name].hidden_dim is None else 64,
+        head_learning_rate=0.01 if FINE_TUNINGS[name].optimizer == "adam" else 0.3,
+    )  # fmt: skip
     encoder = _encoder()
     before = {key: tensor.clone() for key, tensor in encoder.state_dict().items()}
     state = torch.random.get_rng_state()
     result = fine_tune(encoder, few, test, CONFIG, settings=settings)
-    assert result.accuracy > 0.5
+    # An untrained encoder hardly serves a classifier that is trained alone.
+    assert result.accuracy > (0.3 if settings.encoder_learning_rate is None else 0.5)
     assert result.best_accuracy >= result.accuracy
-    assert result.num_labelled == len(few)
+    assert (result.num_labelled, result.num_epochs, result.num_tests) == (len(few), 15, 3)
+    assert result.best_epoch in (6, 12, 15)
     assert torch.equal(state, torch.random.get_rng_state())
     assert all(torch.equal(before[key], tensor) for key, tensor in encoder.state_dict().items())
     assert fine_tune(encoder, few, test, CONFIG, settings=settings) == result
 
 
+def test_the_best_epoch_is_named_beside_the_last() -> None:
+    train, test = load_dataset("digits", "train").subset(np.arange(100)), load_dataset("digits", "test")
+    settings = FineTuneSettings(encoder_learning_rate=0.5, head_learning_rate=2.0, epochs=12, evaluate_every=1)
+    shares: list[float] = []
+    result = fine_tune(_encoder(), train, test, CONFIG, settings=settings, on_progress=shares.append)
+    assert result.best_accuracy > result.accuracy, "such learning rates make it jump"
+    expected = f"last: epoch 12; best: epoch {result.best_epoch} of 12 tested, chosen on the test set"
+    assert result.chosen == expected
+    assert shares == pytest.approx([epoch / 12 for epoch in range(1, 13)])
+
+
 def test_frozen_encoder_keeps_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    copies: list[torch.nn.Module] = []
-
-    def recorded(encoder: torch.nn.Module, head: torch.nn.Module, settings: FineTuneSettings) -> torch.optim.Optimizer:
-        copies.append(encoder)
-        return _optimizer(encoder, head, settings)
-
-    monkeypatch.setattr("fedssl.evaluation.fine_tuning._optimizer", recorded)
+    found = _recorded(monkeypatch)
     train = load_dataset("digits", "train").subset(np.arange(64))
     encoder = _encoder()
     settings = FineTuneSettings(encoder_learning_rate=None, head_learning_rate=0.1, epochs=2, batch_size=16)
     fine_tune(encoder, train, train, CONFIG, settings=settings)
-    tuned = copies[0].state_dict()
+    tuned = found[0][0].state_dict()
     changed = {name for name, tensor in encoder.state_dict().items() if not torch.equal(tuned[name], tensor)}
     assert changed == {name for name, _ in encoder.named_buffers()}, "only BatchNorm's statistics follow the images"
+
+
+def test_batch_norm_follows_the_images_in_its_epochs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in EasyFL's code, where the first test leaves the network in eval mode: 4 batches, and no more."""
+    found = _recorded(monkeypatch)
+    train = load_dataset("digits", "train").subset(np.arange(64))
+    settings = dataclasses.replace(FINE_TUNINGS["fedu-reference"], epochs=3, batch_size=16, hidden_dim=8)
+    fine_tune(_encoder(), train, train, CONFIG, settings=settings)
+    counts = [
+        int(tensor)
+        for module in found[0]
+        for name, tensor in module.named_buffers()
+        if name.endswith("num_batches_tracked")
+    ]
+    assert counts == [4, 4, 4]
+
+
+def test_cosine_takes_the_learning_rates_to_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates: list[list[float]] = []
+    step = torch.optim.SGD.step
+
+    def recorded(optimizer: torch.optim.SGD, *arguments: object) -> object:
+        rates.append([float(group["lr"]) for group in optimizer.param_groups])
+        return step(optimizer, *arguments)
+
+    monkeypatch.setattr(torch.optim.SGD, "step", recorded)
+    train = load_dataset("digits", "train").subset(np.arange(32))
+    settings = FineTuneSettings(encoder_learning_rate=0.01, head_learning_rate=0.3, schedule="cosine", epochs=4)
+    fine_tune(_encoder(), train, train, CONFIG, settings=settings)
+    shares = [1, (2 + 2**0.5) / 4, 0.5, (2 - 2**0.5) / 4]
+    assert np.allclose(rates, [[0.3 * share, 0.01 * share] for share in shares])
 
 
 def test_labelled_share() -> None:
@@ -71,7 +148,20 @@ def test_labelled_share() -> None:
         labelled_share(labels, 0, seed=0)
 
 
+@pytest.mark.parametrize("rule", ["stratified", "first"])
+def test_semi_supervised_tunes_on_its_share(rule: str) -> None:
+    train, test = load_dataset("digits", "train"), load_dataset("digits", "test")
+    assert train.labels is not None
+    settings = FineTuneSettings(selection="first" if rule == "first" else "stratified", epochs=2, seed=3)
+    chosen = labelled_share(train.labels, 0.05, 3, settings.selection)
+    expected = fine_tune(_encoder(), train.subset(chosen), test, CONFIG, settings=settings)
+    assert semi_supervised(_encoder(), train, test, CONFIG, 0.05, settings=settings) == expected
+
+
 def test_unlabelled_images_are_refused() -> None:
     train = load_dataset("digits", "train")
+    unlabelled = ImageData(train.images)
     with pytest.raises(DataError, match="labelled"):
-        fine_tune(_encoder(), dataclasses.replace(train, labels=None), train, CONFIG)
+        fine_tune(_encoder(), unlabelled, train, CONFIG)
+    with pytest.raises(DataError, match="no labels"):
+        semi_supervised(_encoder(), unlabelled, train, CONFIG, 0.1)

@@ -2,10 +2,20 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
-from fedssl.evaluation import angle_between, effective_rank, feature_std, inter_class_angles
+import fedssl.losses
+from fedssl.evaluation import (
+    alignment,
+    angle_between,
+    compare_embeddings,
+    effective_rank,
+    feature_std,
+    inter_class_angles,
+    uniformity,
+)
 
 
 def _randn(*shape: int) -> torch.Tensor:
@@ -41,6 +51,62 @@ def test_effective_rank_centred_and_normalised() -> None:
     )
 
 
+@pytest.mark.parametrize("shape", [(300, 20), (20, 300), (5000, 6)])
+@pytest.mark.parametrize("center", [False, True])
+def test_effective_rank_against_singular_values(shape: tuple[int, int], *, center: bool) -> None:
+    h_NH = (_randn(*shape) * torch.linspace(0.01, 3, shape[1]) + 0.5).numpy().astype(np.float64)
+    sigma = np.linalg.svd(h_NH - h_NH.mean(axis=0) if center else h_NH, compute_uv=False)
+    sigma = sigma[sigma > 1e-10 * sigma.max()]
+    shares = sigma / sigma.sum()
+    expected = float(np.exp(-(shares * np.log(shares)).sum()))
+    assert effective_rank(torch.from_numpy(h_NH), center=center) == pytest.approx(expected, rel=1e-6)
+
+
+def test_uniformity_by_hand() -> None:
+    assert uniformity(torch.tensor([[2.0, 0], [-5, 0]])) == pytest.approx(8)  # opposite: d^2 = 4
+    assert uniformity(3 * torch.eye(4)) == pytest.approx(4)  # orthogonal: d^2 = 2
+    assert uniformity(torch.ones(5, 3)) == pytest.approx(0, abs=1e-6)
+    one_pair_alike = torch.tensor([[1.0, 0], [1, 0], [-1, 0]])
+    assert uniformity(one_pair_alike) == pytest.approx(-math.log((1 + 2 * math.exp(-8)) / 3), abs=1e-6)
+    assert math.isnan(uniformity(torch.ones(1, 3)))
+    assert math.isnan(uniformity(torch.full((3, 2), math.nan)))
+
+
+def test_uniformity_of_even_directions() -> None:
+    # E exp(-4 + 4 cos) = e^-4 0F1(; H/2; 4) for directions spread evenly in H dimensions.
+    terms = [4.0**k / (math.factorial(k) * math.prod(256 + i for i in range(k))) for k in range(20)]
+    expected = 4 - math.log(sum(terms))
+    assert expected == pytest.approx(3.984, abs=1e-3)
+    assert uniformity(_randn(3000, 512)) == pytest.approx(expected, abs=2e-3)
+
+
+def test_uniformity_against_plain_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    h_NH = _randn(61, 5) + 0.7
+    u = h_NH.numpy().astype(np.float64)
+    u /= np.linalg.norm(u, axis=1, keepdims=True)
+    potentials = [math.exp(-2 * float(((u[i] - u[j]) ** 2).sum())) for i in range(61) for j in range(i)]
+    expected = -math.log(sum(potentials) / len(potentials))
+    assert uniformity(h_NH) == pytest.approx(expected, rel=1e-6)
+    assert uniformity(h_NH) == pytest.approx(-float(fedssl.losses.uniformity(h_NH)), rel=1e-5)
+    monkeypatch.setattr("fedssl.evaluation.geometry._ROWS", 7)
+    assert uniformity(h_NH) == pytest.approx(expected, rel=1e-6)
+    assert uniformity(10 * h_NH.flip(0)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_alignment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert alignment(torch.tensor([[3.0, 0], [0, 1]]), torch.tensor([[0.0, 2], [0, 9]])) == pytest.approx(1)
+    first, second = _randn(50, 6), _randn(50, 6) + 1
+    monkeypatch.setattr("fedssl.evaluation.geometry._ROWS", 8)
+    assert alignment(first, second) == pytest.approx(float(fedssl.losses.alignment(first, second)), rel=1e-5)
+
+
+def test_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    h_NH = _randn(200, 16) + 3
+    expected = effective_rank(h_NH), effective_rank(h_NH, center=True), feature_std(h_NH)
+    monkeypatch.setattr("fedssl.evaluation.geometry._ROWS", 7)
+    assert (effective_rank(h_NH), effective_rank(h_NH, center=True), feature_std(h_NH)) == pytest.approx(expected)
+
+
 def test_feature_std() -> None:
     assert feature_std(_randn(5000, 64)) == pytest.approx(1 / 8, rel=0.02)
     assert feature_std(torch.ones(10, 4)) == pytest.approx(0, abs=1e-9)
@@ -58,3 +124,17 @@ def test_inter_class_angles() -> None:
     z_ND = torch.tensor([[1.0, 0.1], [1, -0.1], [0, 2], [-3, 0]])
     labels = torch.tensor([0, 0, 4, 7])
     assert inter_class_angles(z_ND, labels).tolist() == pytest.approx([90, 180, 90])
+
+
+def test_angles_of_two_models_by_hand() -> None:
+    local = torch.tensor([[1.0, 0], [1, 0], [0, 1], [0, 1]])
+    whole = torch.tensor([[1.0, 0], [0, 3], [0, 1], [-1, 0]])
+    angles = compare_embeddings(local, whole, torch.tensor([0, 0, 5, 5]))
+    assert angles.local_global == pytest.approx(45)
+    assert angles.by_class == pytest.approx({0: 45, 5: 45})
+    assert angles.inter_class_local == pytest.approx(90)
+    # The means are (1/2, 3/2) and (-1/2, 1/2).
+    cosine = (-0.25 + 0.75) / math.sqrt(2.5 * 0.5)
+    assert angles.inter_class_global == pytest.approx(math.degrees(math.acos(cosine)))
+    alone = compare_embeddings(local, whole, torch.zeros(4, dtype=torch.int64))
+    assert math.isnan(alone.inter_class_local)

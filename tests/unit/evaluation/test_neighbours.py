@@ -44,3 +44,24 @@ def test_neighbours_of_ones_own_class() -> None:
     features, labels = torch.eye(3).repeat(4, 1), torch.arange(3).repeat(4)
     assert knn_accuracy(features, labels, features, labels, k=4) == 1
     assert knn_accuracy(features, labels, features, (labels + 1) % 3, k=4) == 0
+
+
+def test_weights_by_hand() -> None:
+    # One neighbour of class 0 weighs e^10, two of class 1 weigh 2 e^(10 cosine): 0.74 e^10 at 0.9, 1.21 e^10 at 0.95.
+    def accuracy(cosine: float) -> float:
+        side = math.sqrt(1 - cosine**2)
+        train = torch.tensor([[1.0, 0, 0], [cosine, side, 0], [cosine, -side, 0], [0, 0, 1]])
+        labels = torch.tensor([0, 1, 1, 2])
+        return knn_accuracy(train, labels, torch.tensor([[2.0, 0, 0]]), torch.tensor([0]), k=3)
+
+    assert accuracy(0.9) == 1
+    assert accuracy(0.95) == 0
+
+
+def test_many_training_images_take_smaller_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    train, test = torch.randn(300, 8, generator=generator), torch.randn(100, 8, generator=generator)
+    labels, truth = torch.arange(300) % 5, torch.arange(100) % 5
+    expected = knn_accuracy(train, labels, test, truth)
+    monkeypatch.setattr("fedssl.evaluation.neighbours._MAX_COSINES", 1000)
+    assert knn_accuracy(train, labels, test, truth) == expected

@@ -26,10 +26,12 @@ def upgrade() -> None:
         "public_datasets",
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("digest", sa.Text(), nullable=False),
+        sa.Column("split", sa.Text(), nullable=False),
         sa.Column("num_images", sa.BigInteger(), nullable=False),
         sa.Column("channels", sa.Integer(), nullable=False),
         sa.Column("image_size", sa.Integer(), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.CheckConstraint("split IN ('train', 'test')", name=op.f("ck_public_datasets_split_known")),
         sa.ForeignKeyConstraint(["digest"], ["artifacts.digest"], name=op.f("fk_public_datasets_digest")),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_public_datasets")),
     )
@@ -48,11 +50,15 @@ def upgrade() -> None:
         sa.Column("results", postgresql.JSONB(), nullable=True),
         sa.Column("num_tries", sa.Integer(), server_default=sa.text("0"), nullable=False),
         sa.Column("retry_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("sent_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.Column("started_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("finished_at", sa.DateTime(timezone=True), nullable=True),
         sa.CheckConstraint(
             "(state = 'completed') = (results IS NOT NULL)", name=op.f("ck_evaluations_results_when_completed")
+        ),
+        sa.CheckConstraint(
+            "(state IN ('queued', 'running')) = (finished_at IS NULL)", name=op.f("ck_evaluations_finished_at_its_end")
         ),
         sa.CheckConstraint(
             "state IN ('queued', 'running', 'completed', 'failed', 'cancelled')",
@@ -82,7 +88,6 @@ def upgrade() -> None:
         "distillation_jobs",
         sa.Column("id", sa.Uuid(), nullable=False),
         sa.Column("run_id", sa.Uuid(), nullable=False),
-        sa.Column("round_id", sa.Uuid(), nullable=False),
         sa.Column("round_number", sa.Integer(), nullable=False),
         sa.Column("state", sa.Text(), nullable=False),
         sa.Column("reason", sa.Text(), nullable=True),
@@ -93,6 +98,7 @@ def upgrade() -> None:
         sa.Column("checkpoint", sa.Text(), nullable=True),
         sa.Column("num_tries", sa.Integer(), server_default=sa.text("0"), nullable=False),
         sa.Column("retry_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("sent_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.Column("started_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("updated_at", sa.DateTime(timezone=True), nullable=True),
@@ -102,23 +108,22 @@ def upgrade() -> None:
             name=op.f("ck_distillation_jobs_state_known"),
         ),
         sa.CheckConstraint("epoch BETWEEN 0 AND num_epochs", name=op.f("ck_distillation_jobs_epoch_in_range")),
+        sa.CheckConstraint(
+            "checkpoint IS NULL OR state = 'running'", name=op.f("ck_distillation_jobs_checkpoint_while_running")
+        ),
+        sa.CheckConstraint(
+            "(state IN ('queued', 'running')) = (finished_at IS NULL)",
+            name=op.f("ck_distillation_jobs_finished_at_its_end"),
+        ),
         sa.ForeignKeyConstraint(["checkpoint"], ["artifacts.digest"], name=op.f("fk_distillation_jobs_checkpoint")),
-        sa.ForeignKeyConstraint(["round_id"], ["rounds.id"], name=op.f("fk_distillation_jobs_round_id")),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_distillation_jobs_run_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_distillation_jobs")),
     )
-    op.create_index("ix_distillation_jobs_run_id", "distillation_jobs", ["run_id", "created_at"], unique=False)
-    op.create_index(
-        "ix_distillation_jobs_unfinished",
-        "distillation_jobs",
-        ["state", "retry_at"],
-        unique=False,
-        postgresql_where=sa.text("state IN ('queued', 'running')"),
-    )
+    op.create_index("ix_distillation_jobs_run_id", "distillation_jobs", ["run_id", "created_at", "id"], unique=False)
     op.create_index(
         "uq_distillation_jobs_one_unfinished",
         "distillation_jobs",
-        ["round_id"],
+        ["run_id"],
         unique=True,
         postgresql_where=sa.text("state IN ('queued', 'running')"),
     )
@@ -129,11 +134,6 @@ def downgrade() -> None:
     op.drop_column("clients", "encoder")
     op.drop_index(
         "uq_distillation_jobs_one_unfinished",
-        table_name="distillation_jobs",
-        postgresql_where=sa.text("state IN ('queued', 'running')"),
-    )
-    op.drop_index(
-        "ix_distillation_jobs_unfinished",
         table_name="distillation_jobs",
         postgresql_where=sa.text("state IN ('queued', 'running')"),
     )

@@ -13,13 +13,17 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from fedssl.protocol.errors import PROBLEM_MEDIA_TYPE, Problem
+from fedssl_coordinator.anchors import endpoints as anchors
 from fedssl_coordinator.artifacts import endpoints as artifacts
 from fedssl_coordinator.auth import caller_of
 from fedssl_coordinator.body_limit import BodyLimit
 from fedssl_coordinator.catalogue import endpoints as catalogue
 from fedssl_coordinator.clients import endpoints as clients
+from fedssl_coordinator.datasets import endpoints as datasets
 from fedssl_coordinator.db import UNREACHABLE, transaction
 from fedssl_coordinator.dimensions import endpoints as dimensions
+from fedssl_coordinator.distillation import endpoints as distillation
+from fedssl_coordinator.evaluations import endpoints as evaluations
 from fedssl_coordinator.events import endpoints as events
 from fedssl_coordinator.events.repository import record
 from fedssl_coordinator.health import router as health
@@ -63,12 +67,16 @@ def create_app() -> FastAPI:
     for router in (
         runs.router,
         dimensions.router,
+        distillation.router,
+        evaluations.router,
         events.router,
         catalogue.router,
         clients.router,
+        anchors.router,
         tokens.router,
         work.router,
         artifacts.router,
+        datasets.router,
         health,
     ):
         app.include_router(router)

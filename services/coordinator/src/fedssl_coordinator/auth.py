@@ -1,30 +1,55 @@
-"""Who calls: bearer tokens, of which only a hash is stored."""
+"""Who calls, and whether they may: bearer tokens, of which only a hash is stored, each with one role.
+
+Every endpoint that is not open takes one of the parameters at the end of this file, which asks for a role and writes it
+into the OpenAPI document. A role that an endpoint does not name is refused there: no role contains another by itself.
+"""
 
 import hashlib
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 from uuid import UUID
 
 from fastapi import Depends, Request
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.params import Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
+from fedssl.protocol.base import Digest
+from fedssl.protocol.tokens import Role
 from fedssl_coordinator.db import DB, transaction
 from fedssl_coordinator.problems import ProblemError
 from fedssl_coordinator.tokens import repository
 
-_bearer = HTTPBearer(auto_error=False, description="`Authorization: Bearer <secret>`")
+_bearer = HTTPBearer(
+    auto_error=False,
+    description="`Authorization: Bearer <secret>`. An operation's security lists the roles of which a token needs one.",
+)
 Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+
+ADMINS = (Role.ADMIN,)
+OPERATORS = (*ADMINS, Role.OPERATOR)
+VIEWERS = (*OPERATORS, Role.VIEWER)
+WORKERS = (Role.WORKER,)
+
+_WHOSE = {
+    Role.ADMIN: "an admin's",
+    Role.OPERATOR: "an operator's",
+    Role.VIEWER: "a viewer's",
+    Role.WORKER: "a worker's",
+    Role.ENROLMENT: "an enrolment's",
+}
+_ENROL = ", for a worker's first start alone (`fedssl-worker run --enrolment-token-file`)"
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A valid token's owner; `client_id` is set exactly for workers."""
+    """A valid token's owner; `client_id` is set exactly for workers, and for those that may become one."""
 
     token_id: UUID
-    role: str
+    role: Role
     client_id: str | None
 
 
@@ -33,20 +58,9 @@ def new_secret() -> str:
     return f"fedssl_{secrets.token_urlsafe(32)}"
 
 
-def hash_secret(secret: str) -> str:
+def hash_secret(secret: str) -> Digest:
     """What is stored. One round of sha256 is enough for 256 random bits: there is nothing to guess."""
     return hashlib.sha256(secret.encode()).hexdigest()
-
-
-def _identify(session: DB, credentials: HTTPAuthorizationCredentials | None) -> Caller:
-    found = repository.find(session, hash_secret(credentials.credentials)) if credentials else None
-    if found is None:
-        raise ProblemError(
-            "unauthenticated",
-            "send a valid token as `Authorization: Bearer ...`; it may have been revoked",
-            headers={"WWW-Authenticate": "Bearer"},
-        )
-    return Caller(found.id, found.role, found.client_id)
 
 
 def may_still(session: Session, caller: Caller) -> bool:
@@ -54,18 +68,38 @@ def may_still(session: Session, caller: Caller) -> bool:
     return repository.is_valid(session, caller.token_id)
 
 
-def _operator(session: DB, credentials: Credentials) -> Caller:
-    caller = _identify(session, credentials)
-    if caller.role != "operator":
-        raise ProblemError("forbidden", "this needs an operator's token; yours is a worker's")
+def require_still(session: Session, caller: Caller) -> None:
+    """Raise ProblemError where the token is not valid any more."""
+    if not may_still(session, caller):
+        raise _unauthenticated()
+
+
+def _unauthenticated() -> ProblemError:
+    return ProblemError(
+        "unauthenticated",
+        "send a valid token as `Authorization: Bearer ...`; this one may have expired, or may have been revoked",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+def _identify(session: Session, credentials: HTTPAuthorizationCredentials | None) -> Caller:
+    found = repository.find(session, hash_secret(credentials.credentials)) if credentials else None
+    if found is None:
+        raise _unauthenticated()
+    return Caller(found.id, Role(found.role), found.client_id)
+
+
+def _require_role(caller: Caller, roles: Sequence[str]) -> Caller:
+    if caller.role not in roles:
+        *others, last = [_WHOSE[role] for role in reversed(Role) if role in roles]
+        wanted = f"{', '.join(others)} or {last}" if others else last
+        hint = _ENROL if caller.role is Role.ENROLMENT else ""
+        raise ProblemError("forbidden", f"this needs {wanted} token; yours is {_WHOSE[caller.role]}{hint}")
     return caller
 
 
-def _worker(session: DB, credentials: Credentials) -> str:
-    caller = _identify(session, credentials)
-    if caller.client_id is None:
-        raise ProblemError("forbidden", "this needs a worker's token; yours is an operator's")
-    return caller.client_id
+def _caller(scopes: SecurityScopes, session: DB, credentials: Credentials) -> Caller:
+    return _require_role(_identify(session, credentials), scopes.scopes)
 
 
 def _identified_at_once(credentials: HTTPAuthorizationCredentials | None) -> Caller:
@@ -78,28 +112,25 @@ async def caller_of(request: Request) -> Caller:
     return await run_in_threadpool(_identified_at_once, await _bearer(request))
 
 
-async def _anyone_without_session(credentials: Credentials) -> Caller:
-    return await run_in_threadpool(_identified_at_once, credentials)
+async def _caller_without_session(scopes: SecurityScopes, credentials: Credentials) -> Caller:
+    return _require_role(await run_in_threadpool(_identified_at_once, credentials), scopes.scopes)
 
 
-async def _worker_without_session(credentials: Credentials) -> str:
-    caller = await run_in_threadpool(_identified_at_once, credentials)
-    if caller.client_id is None:
-        raise ProblemError("forbidden", "this needs a worker's token; yours is an operator's")
+Admin = Annotated[Caller, Security(_caller, scopes=ADMINS, scope="function")]
+Operator = Annotated[Caller, Security(_caller, scopes=OPERATORS, scope="function")]
+Viewer = Annotated[Caller, Security(_caller, scopes=VIEWERS, scope="function")]
+Worker = Annotated[Caller, Security(_caller, scopes=WORKERS, scope="function")]
+Enrolling = Annotated[Caller, Security(_caller, scopes=(Role.ENROLMENT,), scope="function")]
+
+# For endpoints that wait or stream: they must not hold a database connection meanwhile.
+WaitingViewer = Annotated[Caller, Security(_caller_without_session, scopes=VIEWERS)]
+WaitingWorker = Annotated[Caller, Security(_caller_without_session, scopes=WORKERS)]
+WaitingOperatorOrWorker = Annotated[Caller, Security(_caller_without_session, scopes=(*OPERATORS, *WORKERS))]
+
+
+def _client_id(caller: Worker) -> str:
+    assert caller.client_id is not None, "a worker's token has a client"
     return caller.client_id
 
 
-async def _operator_without_session(credentials: Credentials) -> Caller:
-    caller = await run_in_threadpool(_identified_at_once, credentials)
-    if caller.role != "operator":
-        raise ProblemError("forbidden", "this needs an operator's token; yours is a worker's")
-    return caller
-
-
-Operator = Annotated[Caller, Depends(_operator, scope="function")]
-WorkerId = Annotated[str, Depends(_worker, scope="function")]
-
-# For endpoints that wait or stream: they must not hold a database connection meanwhile.
-WaitingWorkerId = Annotated[str, Depends(_worker_without_session)]
-WaitingOperator = Annotated[Caller, Depends(_operator_without_session)]
-WaitingCaller = Annotated[Caller, Depends(_anyone_without_session)]
+WorkerId = Annotated[str, Depends(_client_id, scope="function")]

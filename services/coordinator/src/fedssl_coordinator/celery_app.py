@@ -1,10 +1,22 @@
-"""Celery: a message says "look at this run", never what to do. All tasks are idempotent and re-read Postgres."""
+"""Celery: a message says "look at this run" or "at this job", never what to do. All tasks are idempotent and re-read
+Postgres.
 
+Three queues, each served by as many processes as it needs: `aggregate` moves runs on and is quick; `distill` and
+`evaluate` hold what may take hours, so that it holds up nobody else.
+"""
+
+import threading
 from typing import Any
 
 from celery import Celery
+from celery.signals import worker_shutting_down
 
 from fedssl_coordinator.settings import settings
+
+AGGREGATE, DISTILL, EVALUATE = QUEUES = ("aggregate", "distill", "evaluate")
+
+is_stopping = threading.Event()
+"""Set once this process was asked to end: a long task saves its work and leaves at its next epoch."""
 
 
 def _configuration() -> dict[str, Any]:
@@ -14,7 +26,8 @@ def _configuration() -> dict[str, Any]:
         "task_serializer": "json",
         "accept_content": ["json"],
         "task_ignore_result": True,
-        "task_default_queue": "aggregate",
+        "task_default_queue": AGGREGATE,
+        "task_routes": {"fedssl.distil": {"queue": DISTILL}, "fedssl.evaluate": {"queue": EVALUATE}},
         # A lost message is re-sent by the sweep, so none is kept unacknowledged: a long task is never started twice.
         "task_acks_late": False,
         "worker_prefetch_multiplier": 1,
@@ -41,3 +54,8 @@ def _configuration() -> dict[str, Any]:
 
 app = Celery("fedssl", include=["fedssl_coordinator.tasks"])
 app.add_defaults(_configuration)
+
+
+@worker_shutting_down.connect  # type: ignore[untyped-decorator]
+def _note_stop(**_: object) -> None:
+    is_stopping.set()

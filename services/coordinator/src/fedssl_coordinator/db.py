@@ -6,7 +6,23 @@ from functools import lru_cache
 from typing import Annotated
 
 from fastapi import Depends
-from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Engine,
+    cast,
+    column,
+    create_engine,
+    event,
+    exists,
+    func,
+    literal,
+    literal_column,
+    select,
+    table,
+    text,
+)
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session, sessionmaker
@@ -17,6 +33,10 @@ UNREACHABLE = (OperationalError, InterfaceError, PoolTimeout)
 """What the driver and the pool raise while Postgres is away, restarting or overrun."""
 
 _AFTER_COMMIT = "after_commit"
+_PREFIX = "fedssl/"  # of every lock's name
+_LOCKS = table("pg_locks", *map(column, ("locktype", "database", "classid", "objid", "objsubid")))
+_DATABASES = table("pg_database", column("oid"), column("datname"))
+_CONNECT = {"connect_timeout": 5, "keepalives_idle": 30}  # one that holds a lock may be silent for hours
 _REQUESTS = 10
 _OTHERS = 20  # work in a thread of its own: waiting claims, streams, downloads, events of refused requests
 
@@ -25,9 +45,7 @@ _OTHERS = 20  # work in a thread of its own: waiting claims, streams, downloads,
 def engine() -> Engine:
     """The process's engine. Connections are tested before use, so a restarted Postgres costs no request."""
     url = settings().database_url.get_secret_value()
-    return create_engine(
-        url, pool_pre_ping=True, pool_size=_REQUESTS, max_overflow=_OTHERS, connect_args={"connect_timeout": 5}
-    )
+    return create_engine(url, pool_pre_ping=True, pool_size=_REQUESTS, max_overflow=_OTHERS, connect_args=_CONNECT)
 
 
 @lru_cache
@@ -36,9 +54,10 @@ def _factory() -> sessionmaker[Session]:
 
 
 @contextmanager
-def transaction() -> Iterator[Session]:
-    """A session that commits at the end of the block, and rolls back when the block raises."""
-    with _factory()() as session, session.begin():
+def transaction(connection: Connection | None = None) -> Iterator[Session]:
+    """A session that commits at the end of the block, and rolls back when the block raises; on `connection`, where one
+    is given, which is in no transaction then."""
+    with _factory()(bind=connection or engine()) as session, session.begin():
         yield session
 
 
@@ -72,19 +91,35 @@ def _drop_actions(session: Session) -> None:
 
 
 @contextmanager
-def run_lock(run_id: object) -> Iterator[bool]:
-    """Hold a run against other aggregators; yields whether this caller got it. Freed when the process dies.
+def exclusive(name: str) -> Iterator[Connection | None]:
+    """Hold the lock `name` against everybody else; yields the connection that holds it, None: somebody else has it.
 
-    Another aggregator's task on a run is not waited for: beat looks again soon.
+    It is freed when the process dies or the connection breaks, so who writes on this connection still holds it: after a
+    loss the next statement raises. It is not waited for: beat looks again soon.
     """
     with engine().connect() as connection:
-        key = {"key": f"fedssl/run/{run_id}"}
+        key = {"key": _PREFIX + name}
         got = bool(connection.scalar(text("SELECT pg_try_advisory_lock(hashtextextended(:key, 0))"), key))
         connection.commit()  # the lock is the session's, not the transaction's
         try:
-            yield got
+            yield connection if got else None
         finally:
             if got:
                 with suppress(*UNREACHABLE):  # a lost connection has freed the lock already
+                    connection.rollback()
                     connection.scalar(text("SELECT pg_advisory_unlock(hashtextextended(:key, 0))"), key)
                     connection.commit()
+
+
+def is_held(name: ColumnElement[str]) -> ColumnElement[bool]:
+    """For queries: whether somebody holds the lock `name` at this moment."""
+    this_database = select(_DATABASES.c.oid).where(_DATABASES.c.datname == func.current_database())
+    number = cast(_LOCKS.c.classid, BigInteger).op("<<")(literal_column("32")).op("|")(cast(_LOCKS.c.objid, BigInteger))
+    return exists(
+        select(literal(1)).where(
+            _LOCKS.c.locktype == "advisory",
+            _LOCKS.c.objsubid == 1,  # of one number, not of two
+            _LOCKS.c.database == this_database.scalar_subquery(),
+            number == func.hashtextextended(_PREFIX + name, 0),
+        )
+    )

@@ -1,4 +1,4 @@
-"""`/healthz`, `/readyz` and `/metrics`: for orchestrators and Prometheus, so without a token and without secrets."""
+"""`/healthz` and `/readyz`, for orchestrators, without a token and without secrets; `/metrics`, for Prometheus."""
 
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
@@ -7,6 +7,7 @@ from sqlalchemy.exc import ProgrammingError, SQLAlchemyError
 
 from fedssl.protocol.states import RunState
 from fedssl.protocol.views import Health
+from fedssl_coordinator.auth import Viewer
 from fedssl_coordinator.db import DB, transaction
 from fedssl_coordinator.models import Run
 from fedssl_coordinator.runs import repository as runs
@@ -36,8 +37,8 @@ def readyz(response: Response) -> Health:
 
 
 @router.get("/metrics", response_class=Response)
-def metrics(session: DB) -> Response:
-    """Counts for Prometheus."""
+def metrics(caller: Viewer, session: DB) -> Response:
+    """Counts for Prometheus, whose scrape sends a viewer's token."""
     registry = CollectorRegistry()
     gauge = Gauge("fedssl_runs", "Runs by state", ["state"], registry=registry)
     counts = runs.counts_by_state(session)

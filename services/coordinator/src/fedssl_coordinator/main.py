@@ -1,5 +1,6 @@
 """`fedssl-coordinator`: the processes of the coordinator."""
 
+import os
 from typing import Annotated
 
 import typer
@@ -32,16 +33,31 @@ def api(
 
 @app.command()
 def aggregator(
-    queues: Annotated[str, typer.Option(help="Celery queues to serve, separated by commas.")] = "aggregate",
+    queues: Annotated[
+        str, typer.Option(metavar="QUEUES", help="Which of the three to serve, separated by commas.")
+    ] = "aggregate,distill,evaluate",
 ) -> None:
-    """Run a Celery worker that aggregates. Scale by starting more of them."""
+    """Run a Celery worker, which computes one thing at a time. Scale by starting more of them.
+
+    \b
+    aggregate  moves runs on: opens rounds, aggregates updates, closes rounds; quick
+    distill    trains on the coordinator (FLESD's student, FedCA's base model); long, on FEDSSL_DEVICE
+    evaluate   judges encoders; long, on FEDSSL_DEVICE
+
+    One process that serves all three aggregates nothing while it distils or evaluates. For more than one run at a time
+    start at least one for `aggregate` alone. Every queue needs somebody who serves it.
+    """
+    from fedssl_coordinator.celery_app import QUEUES
     from fedssl_coordinator.celery_app import app as celery
     from fedssl_coordinator.logs import configure_logging
 
+    if unknown := [name for name in queues.split(",") if name not in QUEUES]:
+        raise typer.BadParameter(f"{unknown[0]!r} is no queue: there are {', '.join(QUEUES)}")
     configure_logging()
+    name = f"{queues.replace(',', '-')}.{os.getpid()}@%h"
     # solo: prefork hangs once torch has run threads in the parent.
     celery.worker_main(
-        ["worker", "-P", "solo", "-Q", queues, "-l", "WARNING", "--without-gossip", "--without-mingle",
+        ["worker", "-n", name, "-P", "solo", "-Q", queues, "-l", "WARNING", "--without-gossip", "--without-mingle",
          "--without-heartbeat"]
     )  # fmt: skip
 
@@ -78,23 +94,26 @@ def openapi() -> None:
 
 @token_app.command("create")
 def create_token(
-    role: Annotated[str, typer.Option(help="operator or worker.")],
+    role: Annotated[str, typer.Option(help="admin, operator, viewer or worker.")],
     client: Annotated[str | None, typer.Option(help="The data owner's name, for a worker's token.")] = None,
     label: Annotated[str, typer.Option(help="A note for people.")] = "",
+    expires: Annotated[
+        str | None, typer.Option(metavar="TIME", help="For how long it is valid: 90d, 12h.  [default: until revoked]")
+    ] = None,
 ) -> None:
-    """Make a token and print its secret, which is stored nowhere."""
-    from pydantic import ValidationError
-
+    """Make a token and print its secret, which is stored nowhere. The first admin's token is made like this."""
+    from fedssl.protocol.tokens import lifetime
     from fedssl.protocol.views import TokenCreate
     from fedssl_coordinator.db import transaction
     from fedssl_coordinator.problems import ProblemError
     from fedssl_coordinator.tokens import service
 
     try:
-        request = TokenCreate.model_validate({"role": role, "client_id": client, "label": label})
+        values = {"role": role, "client_id": client, "label": label}
+        request = TokenCreate.model_validate(values | {"lifetime_seconds": lifetime(expires) if expires else None})
         with transaction() as session:
             secret = service.create(session, request).secret
-    except (ValidationError, ProblemError) as error:
+    except (ValueError, ProblemError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
     typer.echo(secret)

@@ -12,6 +12,7 @@ from sqlalchemy import (
     Identity,
     Index,
     MetaData,
+    SmallInteger,
     Text,
     UniqueConstraint,
     func,
@@ -21,6 +22,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from fedssl.protocol.states import AssignmentState, JobState, Outcome, RoundState, RunState, Verdict
+from fedssl.protocol.tokens import Role
 
 Json = dict[str, Any]
 
@@ -60,13 +62,23 @@ class Client(Base):
     worker_version: Mapped[str | None]
     methods: Mapped[Json | None]
     encoder: Mapped[Json | None]
+    policy: Mapped[Json | None]
 
 
 class Token(Base):
     __tablename__ = "tokens"
     __table_args__ = (
-        CheckConstraint("role IN ('operator', 'worker')", name="role_known"),
-        CheckConstraint("(role = 'worker') = (client_id IS NOT NULL)", name="worker_has_client"),
+        _one_of("role", Role),
+        CheckConstraint("(role IN ('worker', 'enrolment')) = (client_id IS NOT NULL)", name="worker_has_client"),
+        CheckConstraint("role <> 'enrolment' OR expires_at IS NOT NULL", name="enrolment_expires"),
+        CheckConstraint("role = 'enrolment' OR used_at IS NULL", name="enrolment_is_used"),
+        CheckConstraint("role = 'worker' OR enrolment_id IS NULL", name="worker_is_enrolled"),
+        Index(
+            "uq_tokens_one_open_enrolment",
+            "client_id",
+            unique=True,
+            postgresql_where=text("role = 'enrolment' AND used_at IS NULL AND revoked_at IS NULL"),
+        ),
     )
 
     id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
@@ -75,7 +87,11 @@ class Token(Base):
     label: Mapped[str]
     secret_hash: Mapped[str] = mapped_column(unique=True)
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    expires_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
+    # Of an enrolment: when it became the worker's token that names it. Unique: it becomes one token, once.
+    used_at: Mapped[datetime | None]
+    enrolment_id: Mapped[UUID | None] = mapped_column(ForeignKey("tokens.id"), unique=True)
 
 
 class Run(Base):
@@ -201,9 +217,11 @@ class PublicDataset(Base):
     """Images that everybody may hold, as one file in the store. A name never changes its images."""
 
     __tablename__ = "public_datasets"
+    __table_args__ = (CheckConstraint("split IN ('train', 'test')", name="split_known"),)
 
     name: Mapped[str] = mapped_column(primary_key=True)
     digest: Mapped[str] = mapped_column(ForeignKey("artifacts.digest"))
+    split: Mapped[str]
     num_images: Mapped[int] = mapped_column(BigInteger)
     channels: Mapped[int]
     image_size: Mapped[int]
@@ -229,20 +247,21 @@ _UNFINISHED = "state IN ('queued', 'running')"
 
 
 class DistillationJob(Base):
-    """A training on the coordinator between a round's updates and its broadcast (FLESD)."""
+    """A training on the coordinator: of a round's updates (FLESD), or before the first round (FedCA's base model)."""
 
     __tablename__ = "distillation_jobs"
     __table_args__ = (
         _one_of("state", JobState),
         CheckConstraint("epoch BETWEEN 0 AND num_epochs", name="epoch_in_range"),
-        Index("uq_distillation_jobs_one_unfinished", "round_id", unique=True, postgresql_where=text(_UNFINISHED)),
-        Index("ix_distillation_jobs_unfinished", "state", "retry_at", postgresql_where=text(_UNFINISHED)),
-        Index("ix_distillation_jobs_run_id", "run_id", "created_at"),
+        CheckConstraint("checkpoint IS NULL OR state = 'running'", name="checkpoint_while_running"),
+        CheckConstraint(f"({_UNFINISHED}) = (finished_at IS NULL)", name="finished_at_its_end"),
+        Index("uq_distillation_jobs_one_unfinished", "run_id", unique=True, postgresql_where=text(_UNFINISHED)),
+        Index("ix_distillation_jobs_run_id", "run_id", "created_at", "id"),
     )
 
     id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
     run_id: Mapped[UUID] = mapped_column(ForeignKey("runs.id"))
-    round_id: Mapped[UUID] = mapped_column(ForeignKey("rounds.id"))
+    # 0: before the first.
     round_number: Mapped[int]
     state: Mapped[str]
     reason: Mapped[str | None]
@@ -254,6 +273,8 @@ class DistillationJob(Base):
     checkpoint: Mapped[str | None] = mapped_column(ForeignKey("artifacts.digest"))
     num_tries: Mapped[int] = mapped_column(server_default=text("0"))
     retry_at: Mapped[datetime | None]
+    # When a worker was last told of it.
+    sent_at: Mapped[datetime | None]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     started_at: Mapped[datetime | None]
     updated_at: Mapped[datetime | None]
@@ -267,12 +288,14 @@ class Evaluation(Base):
     __table_args__ = (
         _one_of("state", JobState),
         CheckConstraint("(state = 'completed') = (results IS NOT NULL)", name="results_when_completed"),
+        CheckConstraint(f"({_UNFINISHED}) = (finished_at IS NULL)", name="finished_at_its_end"),
         UniqueConstraint("run_id", "round_number", "dataset_digest", "config"),
         Index("ix_evaluations_unfinished", "state", "retry_at", postgresql_where=text(_UNFINISHED)),
     )
 
     id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
     run_id: Mapped[UUID] = mapped_column(ForeignKey("runs.id"))
+    # 0: before the first.
     round_number: Mapped[int]
     model: Mapped[str] = mapped_column(ForeignKey("artifacts.digest"))
     dataset: Mapped[str] = mapped_column(ForeignKey("evaluation_datasets.name"))
@@ -280,10 +303,14 @@ class Evaluation(Base):
     config: Mapped[Json]
     state: Mapped[str]
     reason: Mapped[str | None]
+    # What is being done, and the results so far, from which a killed one goes on.
     progress: Mapped[Json | None]
+    # By name; null: not a number, for an encoder whose training diverged.
     results: Mapped[Json | None]
     num_tries: Mapped[int] = mapped_column(server_default=text("0"))
     retry_at: Mapped[datetime | None]
+    # When a worker was last told of it.
+    sent_at: Mapped[datetime | None]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
@@ -302,6 +329,37 @@ class Metric(Base):
     client_id: Mapped[str | None] = mapped_column(ForeignKey("clients.id"))
     name: Mapped[str]
     value: Mapped[float]
+
+
+class LedgerAnchor(Base):
+    """How far a client's ledger went: entry `seq` of the ledger `key` had the hash `head`. Only ever added to."""
+
+    __tablename__ = "ledger_anchors"
+    __table_args__ = (
+        UniqueConstraint("client_id", "key", "seq", "head"),
+        CheckConstraint("seq >= 1", name="seq_counts_from_one"),
+        Index("ix_ledger_anchors_client_id_id", "client_id", "id"),
+    )
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
+    client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"))
+    key: Mapped[str]
+    seq: Mapped[int] = mapped_column(BigInteger)
+    head: Mapped[str]
+    # False: it contradicted an earlier one, and is kept as evidence.
+    is_consistent: Mapped[bool]
+    at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class SigningKey(Base):
+    """The coordinator's own Ed25519 key, one for all its processes."""
+
+    __tablename__ = "signing_keys"
+    __table_args__ = (CheckConstraint("id = 1", name="only_one"),)
+
+    id: Mapped[int] = mapped_column(SmallInteger, primary_key=True, autoincrement=False)
+    private_key: Mapped[str]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 class Event(Base):

@@ -32,6 +32,16 @@ def advance(session: Session, run_id: UUID) -> None:
     after_commit(session, _send_task, "advance_run", str(run_id))
 
 
+def distil(session: Session, job_id: UUID) -> None:
+    """After the commit, have a worker of the queue `distill` look at the job."""
+    after_commit(session, _send_task, "distil", str(job_id))
+
+
+def evaluate(session: Session, evaluation_id: UUID) -> None:
+    """After the commit, have a worker of the queue `evaluate` look at the evaluation."""
+    after_commit(session, _send_task, "evaluate", str(evaluation_id))
+
+
 def wake_workers(session: Session) -> None:
     """After the commit, wake the claims that wait for work."""
     after_commit(session, _publish, WORK_CHANNEL)

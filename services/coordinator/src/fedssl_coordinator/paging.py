@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 from fastapi import Query
 from pydantic import TypeAdapter
 
-from fedssl.protocol.base import ClientId
+from fedssl.protocol.base import ClientId, RegisteredName
 from fedssl.protocol.views import Page
 from fedssl_coordinator.problems import ProblemError
 
@@ -18,6 +18,7 @@ LargeItemsLimit = Annotated[int, Query(ge=1, le=100, description="Items on one p
 Cursor = Annotated[str | None, Query(max_length=500, description="`next_cursor` of the page before.")]
 
 _CLIENT_ID = TypeAdapter(ClientId)
+_REGISTERED_NAME = TypeAdapter(RegisteredName)
 
 Row = TypeVar("Row")
 View = TypeVar("View")
@@ -49,6 +50,18 @@ def page_of(
 def client_id(value: Any) -> str:
     """A client's name from a cursor."""
     return _CLIENT_ID.validate_python(value)
+
+
+def registered_name(value: Any) -> str:
+    """A registered data set's name from a cursor."""
+    return _REGISTERED_NAME.validate_python(value)
+
+
+def round_number(value: Any) -> int:
+    """A round's number from a cursor, which fits an integer column."""
+    if database_id(value) >= 2**31:
+        raise ValueError("not a round's number")
+    return int(value)
 
 
 def database_id(value: Any) -> int:

@@ -17,9 +17,22 @@ class Settings(BaseSettings):
     store_path: Path = Field(description="Folder of the artifact store.")
     sweep_seconds: float = Field(default=2.0, gt=0, description="How often beat looks for leases and rounds past due.")
     claim_wait_seconds: float = Field(default=25.0, ge=0, description="Longest that a claim is held open.")
+    checkpoint_seconds: float = Field(
+        default=30.0,
+        ge=0,
+        description="A training on the coordinator is saved at the end of an epoch, but no more often than this.",
+    )
+    device: str = Field(
+        default="cpu",
+        pattern=r"^(cpu|auto|cuda(:\d{1,3})?)$",
+        description="What distillation and evaluation run on: cpu, cuda, cuda:N, or auto (a GPU where there is one).",
+    )
     aggregator_threads: int = Field(default=1, ge=1, description="torch threads; 1 gives the same bits everywhere.")
     public_data: Path | None = Field(
         default=None, description="Folder of public images that runs may name, beside the known data sets (FLESD)."
+    )
+    max_dataset_bytes: int = Field(
+        default=20 * 10**9, ge=1, description="Largest file of a public or evaluation data set that operators may send."
     )
     max_body_bytes: int = Field(default=1 << 20, description="Largest JSON body that is read.")
 

@@ -1,14 +1,22 @@
 """Celery tasks. They take ids, re-read everything, and may run twice or not at all without harm."""
 
+from collections.abc import Callable
+from typing import Any
 from uuid import UUID
 
 import structlog
+from celery.exceptions import WorkerShutdown
+from celery.signals import worker_ready
+from sqlalchemy import Connection
 
-from fedssl_coordinator.celery_app import app
-from fedssl_coordinator.db import UNREACHABLE, run_lock, transaction
+from fedssl_coordinator.celery_app import AGGREGATE, app
+from fedssl_coordinator.db import UNREACHABLE, exclusive, transaction
+from fedssl_coordinator.distillation import repository as jobs
+from fedssl_coordinator.distillation import service as distillation
+from fedssl_coordinator.evaluations import repository as judgements
+from fedssl_coordinator.evaluations import service as evaluations
 from fedssl_coordinator.rounds import repository, service
 from fedssl_coordinator.rounds.service import Step
-from fedssl_coordinator.settings import settings
 
 log = structlog.get_logger(__name__)
 
@@ -16,14 +24,54 @@ log = structlog.get_logger(__name__)
 @app.task(name="fedssl.advance_run")  # type: ignore[untyped-decorator]
 def advance_run(run_id: str) -> None:
     """Move one run as far as it goes: prepare it, open a round, aggregate, close, open the next."""
+
+    def advance(connection: Connection) -> None:
+        while _advance(UUID(run_id)):
+            pass
+
+    _alone(f"run/{run_id}", advance)
+
+
+@app.task(name="fedssl.distil")  # type: ignore[untyped-decorator]
+def distil(job_id: str) -> None:
+    """Work on one distillation job to its end, from where the last try left it."""
+    _alone(distillation.lock_name(UUID(job_id)), lambda connection: _distil(connection, UUID(job_id)))
+
+
+@app.task(name="fedssl.evaluate")  # type: ignore[untyped-decorator]
+def evaluate(evaluation_id: str) -> None:
+    """Judge one round's encoder, from the measure at which the last try left it."""
+    identity = UUID(evaluation_id)
+    _alone(evaluations.lock_name(identity), lambda connection: _evaluate(connection, identity))
+
+
+@app.task(name="fedssl.sweep")  # type: ignore[untyped-decorator]
+def sweep() -> None:
+    """Find what waits for nobody but us, and look at each. This is what makes losing a message harmless."""
     try:
-        with run_lock(run_id) as got:
-            if not got:
-                log.info(
-                    "run.busy", run_id=run_id, consequence="another aggregator holds it; the sweep will look again"
-                )
-            while got and _advance(UUID(run_id)):
-                pass
+        with transaction() as session:
+            runs = repository.needing_attention(session)
+            waiting = jobs.take_waiting(session)
+            unjudged = judgements.take_waiting(session)
+    except UNREACHABLE as error:
+        log.warning("postgres.unreachable", error=type(error).__name__, consequence="the next sweep will look")
+        return
+    for run_id in runs:
+        advance_run.delay(str(run_id))
+    for job_id in waiting:
+        distil.delay(str(job_id))
+    for evaluation_id in unjudged:
+        evaluate.delay(str(evaluation_id))
+
+
+def _alone(name: str, work: Callable[[Connection], None]) -> None:
+    """Do the work unless another process does it at this moment. The sweep sees to what is left undone."""
+    try:
+        with exclusive(name) as connection:
+            if connection is None:
+                log.info("busy", name=name, consequence="another process has it; the sweep will look again")
+            else:
+                work(connection)
     except UNREACHABLE as error:
         log.warning("postgres.unreachable", error=type(error).__name__, consequence="the sweep will look again")
 
@@ -46,25 +94,59 @@ def _advance(run_id: UUID) -> bool:
     return step is not Step.WAIT
 
 
+# Inside the functions and not above: beat imports this module too, and must never import torch.
+
+
+@worker_ready.connect  # type: ignore[untyped-decorator]
+def _warm_up(sender: Any, **_: object) -> None:
+    """Load what the first aggregation would load, while nothing is to be done. The other queues' first task can wait,
+    and an idle process of theirs stays small."""
+    if AGGREGATE in sender.app.amqp.queues.consume_from:
+        import fedssl_coordinator.rounds.compute  # noqa: F401
+
+
 def _compute(run_id: UUID, step: Step) -> None:
-    # Here and not above: beat and the API process import this module's names but must never import torch.
+    from fedssl_coordinator.device import set_threads
     from fedssl_coordinator.rounds import compute
 
-    compute.set_threads(settings().aggregator_threads)
+    set_threads()
     if step is Step.PREPARE:
         compute.prepare(run_id)
     else:
         compute.aggregate(run_id)
 
 
-@app.task(name="fedssl.sweep")  # type: ignore[untyped-decorator]
-def sweep() -> None:
-    """Find runs that wait for nobody but us, and look at each. This is what makes losing a message harmless."""
-    try:
+def _distil(connection: Connection, job_id: UUID) -> None:
+    from fedssl_coordinator.distillation import compute
+
+    def note_failure(why: str) -> None:
+        log.exception("distillation.stalled", job=str(job_id))
         with transaction() as session:
-            found = repository.needing_attention(session)
-    except UNREACHABLE as error:
-        log.warning("postgres.unreachable", error=type(error).__name__, consequence="the next sweep will look")
-        return
-    for run_id in found:
-        advance_run.delay(str(run_id))
+            distillation.note_failure(session, job_id, why)
+
+    _on_device(lambda: compute.distil(connection, job_id), note_failure)
+
+
+def _evaluate(connection: Connection, evaluation_id: UUID) -> None:
+    from fedssl_coordinator.evaluations import compute
+
+    def note_failure(why: str) -> None:
+        log.exception("evaluation.stalled", evaluation=str(evaluation_id))
+        with transaction() as session:
+            evaluations.note_failure(session, evaluation_id, why)
+
+    _on_device(lambda: compute.evaluate(connection, evaluation_id), note_failure)
+
+
+def _on_device(work: Callable[[], None], note_failure: Callable[[str], None]) -> None:
+    """What fails is noted; a device that fails costs this process, for it answers nothing from then on."""
+    from torch import AcceleratorError
+
+    try:
+        work()
+    except UNREACHABLE:
+        raise
+    except Exception as error:
+        note_failure(f"{type(error).__name__}: {error}")
+        if isinstance(error, AcceleratorError):
+            raise WorkerShutdown(1) from error  # a new process can use it

@@ -10,12 +10,13 @@ from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.states import AssignmentState as A
+from fedssl.protocol.states import JobState as J
 from fedssl.protocol.states import RoundState as R
 from fedssl.protocol.states import RunState as S
 from fedssl_coordinator.events.repository import record
-from fedssl_coordinator.models import Assignment, Round, Run
+from fedssl_coordinator.models import Assignment, DistillationJob, Evaluation, Round, Run
 
-Row = Run | Round | Assignment
+Row = Run | Round | Assignment | DistillationJob | Evaluation
 Changes = MappingProxyType[tuple[str, str], str]
 
 TRANSITIONS: MappingProxyType[type[Row], Changes] = MappingProxyType(
@@ -52,9 +53,29 @@ TRANSITIONS: MappingProxyType[type[Row], Changes] = MappingProxyType(
                 (A.SUBMITTED, A.EXPIRED): "assignment.expired",
             }
         ),
+        DistillationJob: MappingProxyType(
+            {
+                (J.QUEUED, J.RUNNING): "distillation.started",
+                (J.QUEUED, J.CANCELLED): "distillation.cancelled",
+                (J.RUNNING, J.COMPLETED): "distillation.completed",
+                (J.RUNNING, J.FAILED): "distillation.failed",
+                (J.RUNNING, J.CANCELLED): "distillation.cancelled",
+            }
+        ),
+        Evaluation: MappingProxyType(
+            {
+                (J.QUEUED, J.RUNNING): "evaluation.started",
+                (J.QUEUED, J.CANCELLED): "evaluation.cancelled",
+                (J.RUNNING, J.COMPLETED): "evaluation.completed",
+                (J.RUNNING, J.FAILED): "evaluation.failed",
+                (J.RUNNING, J.CANCELLED): "evaluation.cancelled",
+                (J.FAILED, J.QUEUED): "evaluation.queued",
+                (J.CANCELLED, J.QUEUED): "evaluation.queued",
+            }
+        ),
     }
 )
-"""The three machines: each legal change, and the kind of the event that tells of it."""
+"""The machines: each legal change, and the kind of the event that tells of it."""
 
 
 class IllegalTransition(AssertionError):
@@ -62,7 +83,7 @@ class IllegalTransition(AssertionError):
 
 
 def transition(
-    session: Session, row: Row, after: S | R | A, message: str, *, data: dict[str, Any] | None = None, **values: Any
+    session: Session, row: Row, after: S | R | A | J, message: str, *, data: dict[str, Any] | None = None, **values: Any
 ) -> bool:
     """Move a row from the state in which the caller saw it to `after`, setting `values` too, with an event.
 
@@ -73,8 +94,7 @@ def transition(
     kind = TRANSITIONS[table].get((row.state, after))
     if kind is None:
         raise IllegalTransition(f"{table.__tablename__}: {row.state} -> {after}")
-    about = _about(row)
-    details = {**({"assignment": str(row.id)} if isinstance(row, Assignment) else {}), **(data or {})}
+    subject = about(row, data)
     statement = (
         update(table)
         .where(table.id == row.id, table.state == row.state)
@@ -86,14 +106,18 @@ def transition(
     if row in session:
         session.expire(row)
     if won:
-        record(session, kind, message, **about, data=details)
+        record(session, kind, message, **subject)
     return won
 
 
-def _about(row: Row) -> dict[str, Any]:
-    """What the event is about."""
+def about(row: Row, data: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What an event of this row is about, as `record` takes it: its run and round, and what names the row itself."""
     if isinstance(row, Run):
-        return {"run_id": row.id}
+        return {"run_id": row.id, "data": data}
     if isinstance(row, Round):
-        return {"run_id": row.run_id, "round_number": row.number}
-    return {"run_id": row.run_id, "round_number": row.round_number, "client_id": row.client_id}
+        return {"run_id": row.run_id, "round_number": row.number, "data": data}
+    subject = {"run_id": row.run_id, "round_number": row.round_number}
+    if isinstance(row, Assignment):
+        return {**subject, "client_id": row.client_id, "data": {"assignment": str(row.id), **(data or {})}}
+    name = "evaluation" if isinstance(row, Evaluation) else "job"
+    return {**subject, "data": {name: str(row.id), **(data or {})}}

@@ -1,15 +1,16 @@
 """The safetensors header, read and checked before a single byte of the body is.
 
 The format is 8 bytes (little-endian length n), n bytes of JSON, then the tensors' bytes. The reader here is stricter
-than the format: tensors follow one another without a gap or an overlap, and no metadata is allowed, so that one set of
-tensors has one form and nothing can hide between them.
+than the format: tensors follow one another without a gap or an overlap, and no metadata is allowed. What is checked
+against a plan must besides be written as the safetensors library writes it, to the letter: one set of tensors has one
+form, and nothing can hide between them, in spaces, in the order of names or in the spelling of a letter.
 """
 
 import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 from fedssl.errors import ArtifactError, ArtifactTooLarge, PlanMismatch
@@ -17,6 +18,7 @@ from fedssl.protocol.plan import TensorSpec
 
 ITEM_SIZES: dict[str, int] = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1}
 LENGTH_BYTES = 8
+_FILE_ORDER = ("I64", "F64", "F32", "I32", "BF16", "F16", "I16", "I8", "U8")  # then by name: the library's
 _BYTES_PER_ENTRY = 512  # a name of 256, a dtype, eight dimensions and two offsets fit with room to spare
 _NAMES_SHOWN = 5
 _ORDINARY = re.compile(r"[A-Za-z0-9_.]{1,256}")
@@ -39,6 +41,8 @@ class Header:
 
     entries: tuple[Entry, ...]
     data_start: int
+    text: bytes = field(default=b"", compare=False, repr=False)
+    """The JSON as it was written, with the spaces behind it."""
 
     @property
     def total_bytes(self) -> int:
@@ -90,7 +94,7 @@ def parse_header(text: bytes) -> Header:
         if entry.start != position:
             raise ArtifactError(f"tensor {_shown(entry.name)}: its bytes leave a gap or overlap another's")
         position = entry.stop
-    return Header(entries=entries, data_start=LENGTH_BYTES + len(text))
+    return Header(entries=entries, data_start=LENGTH_BYTES + len(text), text=text)
 
 
 def read_header(file: BinaryIO, limit: int = 64 * 2**20) -> Header:
@@ -102,8 +106,23 @@ def read_header(file: BinaryIO, limit: int = 64 * 2**20) -> Header:
     return parse_header(text)
 
 
+def header_bytes(tensors: Sequence[TensorSpec]) -> bytes:
+    """The beginning of a file whose tensors follow in this order: the length and the JSON, filled up to 8 bytes."""
+    entries, position = {}, 0
+    for tensor in tensors:
+        end = position + num_bytes(tensor.dtype, tensor.shape)
+        entries[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [position, end]}
+        position = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % LENGTH_BYTES)
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text
+
+
 def check_header(header: Header, tensors: Sequence[TensorSpec], what: str) -> None:
-    """Raise PlanMismatch unless the header holds exactly the declared tensors; `what` names the file in the message."""
+    """Raise PlanMismatch unless the header holds exactly the declared tensors; `what` names the file in the message.
+
+    Raises ArtifactError where it says so in another form than the one that the safetensors library writes.
+    """
     declared = {t.name: t for t in tensors}
     present = {e.name: e for e in header.entries}
     problems = []
@@ -118,6 +137,12 @@ def check_header(header: Header, tensors: Sequence[TensorSpec], what: str) -> No
     if problems:
         shown = "; ".join(problems[:_NAMES_SHOWN]) + ("; ..." if len(problems) > _NAMES_SHOWN else "")
         raise PlanMismatch(f"the {what} does not match the method's artifact plan: {shown}")
+    in_order = sorted(tensors, key=lambda tensor: (_FILE_ORDER.index(tensor.dtype), tensor.name))
+    if header.text != header_bytes(in_order)[LENGTH_BYTES:]:
+        raise ArtifactError(
+            f"the {what}'s header says what it should, but not in the one form that may travel: save the tensors with "
+            "the safetensors library and change nothing afterwards"
+        )
 
 
 def _some(names: Sequence[str]) -> str:

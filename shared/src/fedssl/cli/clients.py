@@ -28,11 +28,12 @@ def list_clients(
             "revoked" if view.revoked_at else "registered" if view.registered_at else "invited",
             view.num_images,
             view.device,
+            view.encoder,
             view.last_seen_at,
         )
         for view in found
     ]
-    show_table(["client", "state", "#images", "device", "last seen"], rows)
+    show_table(["client", "state", "#images", "device", "encoder", "last seen"], rows)
 
 
 @app.command()
@@ -59,3 +60,21 @@ def revoke(
         show_json(view)
     else:
         note(f"{view.id} is revoked")
+
+
+@app.command()
+def anchors(
+    name: ClientArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
+) -> None:
+    """List how far a data owner's ledger went, for `fedssl-worker ledger verify --anchors`.
+
+    An anchor is the number and the hash of the ledger's newest entry at that time. One that contradicts an earlier one
+    shows that the ledger was cut, rewritten or restored from a copy.
+    """
+    with connect(url, token_file) as client:
+        found = list(client.ledger_anchors(name))
+    if output is Format.JSON:
+        show_json(found)
+        return
+    rows = [(view.at, view.seq, view.head, view.key[:8], "" if view.is_consistent else "CONTRADICTS") for view in found]
+    show_table(["held since", "#entry", "hash", "ledger", "remark"], rows)

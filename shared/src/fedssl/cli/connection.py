@@ -35,7 +35,7 @@ TokenFileOption = Annotated[
     typer.Option(
         "--token-file",
         metavar="FILE",
-        help="File with an operator token.  [env: FEDSSL_TOKEN, FEDSSL_TOKEN_FILE; else ./.fedssl]",
+        help="File with your token.  [env: FEDSSL_TOKEN, FEDSSL_TOKEN_FILE; else ./.fedssl]",
     ),
 ]
 RunArgument = Annotated[
@@ -95,7 +95,7 @@ def read_token(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the token in {path}: {getattr(error, 'strerror', 'not a text file')}") from None
     if not token:
-        raise UsageError(f"{path} is empty: put an operator token into it")
+        raise UsageError(f"{path} is empty: put a token into it")
     return token
 
 

@@ -9,17 +9,19 @@ import typer
 from fedssl.cli.connection import short
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import Format, FormatOption, console, note, show_json
+from fedssl.cli.simulate import ACCURACIES
 from fedssl.cli.specs import SetOption, read_spec
 from fedssl.cli.up import DeviceOption, DirectoryOption, PortOption, ThreadsOption, dealing_of, tell
 
 if TYPE_CHECKING:
-    from fedssl.cli.evaluate import Accuracy
     from fedssl.client import Client
     from fedssl.protocol.runs import RunSpec
     from fedssl.protocol.views import RunView
 
 DIRECTORY = Path(".fedssl-demo")
 SPEC, FALLBACK = "demo.toml", "digits.toml"
+
+Results = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ def demo(
         show_json(
             {
                 "run": str(trained.run.id),
-                **{when: {"linear_probe": a.linear_probe, "knn": a.knn} for when, a in accuracies.items()},
+                **{when: {"linear_probe": a["probe"], "knn": a["knn"]} for when, a in accuracies.items()},
                 "files": files,
             }
         )
@@ -149,42 +151,45 @@ def _fetch(client: "Client", run: "RunView", folder: Path) -> Trained:
     return Trained(run, folder, {name: sorted(losses[name]) for name in sorted(losses)})
 
 
-def _compare(trained: Trained, device: str) -> "tuple[Accuracy, Accuracy]":
+def _compare(trained: Trained, device: str) -> tuple[Results, Results]:
     """The accuracies before and after training."""
     import torch
 
+    from fedssl.artifacts.tensors import load_tensors
     from fedssl.cli import export
-    from fedssl.cli.evaluate import NUM_LABELS, judge, load_encoder, load_task
+    from fedssl.cli.datasets import data_folder
+    from fedssl.judging import judge, load_encoder, load_labelled
+    from fedssl.protocol.evaluation import EvaluationConfig
 
     torch.set_num_threads(1)  # several are little faster for such small work, and far slower where cores are shared
     spec, where = trained.run.spec, "cpu" if device == "auto" else device
     assert spec.partition is not None, "the demo's spec has one"
-    task = load_task(spec.partition.dataset, spec, NUM_LABELS)
+    config = EvaluationConfig(dataset=spec.partition.dataset, measures=("probe", "knn"))
+    limits = {"max_train": config.max_train, "max_test": config.max_test}
+    labelled = load_labelled(config.dataset, spec.data, **limits, seed=spec.seed, root=data_folder())
     before, after = (
-        judge(load_encoder(trained.folder / name, spec), task, spec, where) for name in (export.INITIAL, export.MODEL)
+        judge(load_encoder(load_tensors(trained.folder / name), spec), labelled, config, spec.data, device=where)
+        for name in (export.INITIAL, export.MODEL)
     )
     return before, after
 
 
-def _draw(trained: Trained, before: "Accuracy", after: "Accuracy") -> Path:
+def _draw(trained: Trained, before: Results, after: Results) -> Path:
     from fedssl.evaluation import plot_curves
 
     path = trained.folder / "curves.png"
-    accuracies = {"linear probe": (before.linear_probe, after.linear_probe), "kNN": (before.knn, after.knn)}
+    accuracies = {text: (before[name], after[name]) for name, text in ACCURACIES.items()}
     plot_curves(path, trained.losses, accuracies)
     return path
 
 
-def _show(trained: Trained, before: "Accuracy", after: "Accuracy", files: dict[str, Any]) -> None:
+def _show(trained: Trained, before: Results, after: Results, files: dict[str, Any]) -> None:
     from fedssl.cli.output import show_pairs, show_table
 
-    rows = [
-        (name, f"{100 * first:.1f} %", f"{100 * second:.1f} %", f"{100 * (second - first):+.1f}")
-        for name, first, second in (
-            ("linear probe", before.linear_probe, after.linear_probe),
-            ("kNN", before.knn, after.knn),
-        )
-    ]
+    rows = []
+    for name, text in ACCURACIES.items():
+        first, second = 100 * before[name], 100 * after[name]
+        rows.append((text, f"{first:.1f} %", f"{second:.1f} %", f"{second - first:+.1f}"))
     dataset = trained.run.spec.partition.dataset if trained.run.spec.partition else ""
     typer.echo(f"Accuracy on held-out images of {dataset}, by the same probe before and after training:")
     show_table(["", "#untrained", "#trained", "#points"], rows)

@@ -36,8 +36,10 @@ _CODES = {
     "Conflict": CONFLICT,
     "Gone": CONFLICT,
     "FolderInUseError": CONFLICT,
+    "ResultsError": CONFLICT,
     "UsageError": USAGE,
     "NoSuchRun": CONFLICT,
+    "NoSuchJob": CONFLICT,
     "RunNotCompleted": FAILED,
 }
 
@@ -48,6 +50,10 @@ class UsageError(FedSSLError):
 
 class NoSuchRun(FedSSLError):
     """No run, or more than one, has an id that begins like this."""
+
+
+class NoSuchJob(FedSSLError):
+    """The run has no job to which this could be done."""
 
 
 class RunNotCompleted(FedSSLError):

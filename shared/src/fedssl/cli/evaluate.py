@@ -1,125 +1,168 @@
-"""`fedssl evaluate`: how good an encoder is, by a linear probe and by its nearest neighbours."""
+"""`fedssl evaluate`: how good an encoder is, by the papers' protocols."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
 from fedssl.cli.errors import UsageError
-from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs
+from fedssl.cli.output import Format, FormatOption
+from fedssl.cli.simulate import DataFolderOption, DeviceOption
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from fedssl.data import ImageData
-    from fedssl.protocol.runs import RunSpec
+    from fedssl.protocol.evaluation import EvaluationConfig, Measure
 
 NUM_LABELS = 10_000
-_PREFIX = "encoder."
+NUM_MAPPED = 3000
 
 
-@dataclass(frozen=True, slots=True)
-class Accuracy:
-    """Shares of the test set, 0..1."""
+# Written out: importing them from where they are used would import pydantic, or torch, for every `--help`.
+SettingsName = Literal["fast", "fedx", "fedu", "ssd", "fedrlc", "flesd"]
+TuningName = Literal["fast", "fedx", "fedu", "fedu-reference", "ssd", "fedrlc"]
+MapMethod = Literal["tsne", "pca"]
+PlainEncoder = Literal["resnet18", "resnet50"]
 
-    linear_probe: float
-    knn: float
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What was asked for. `num_labels`, `num_test` None: all images; `semi`: shares 0..1; `tuning`: its settings."""
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """Labelled images to judge encoders by: the classifiers see `train`, the accuracies are of `test`."""
+    model: Path
+    data: str
+    settings: SettingsName
+    measures: "tuple[Measure, ...]"
+    num_labels: int | None
+    num_test: int | None
+    semi: tuple[float, ...] = ()
+    tuning: TuningName = "fast"
+    transfer: str | None = None
+    angles: Path | None = None
+    map: Path | None = None
+    map_method: MapMethod = "tsne"
+    num_mapped: int = NUM_MAPPED
+    device: str = "cpu"
 
-    train: "ImageData"
-    test: "ImageData"
+    @property
+    def config(self) -> "EvaluationConfig":
+        """The measures as a run's spec says them; there must be one."""
+        from fedssl.protocol.evaluation import EvaluationConfig
+
+        return EvaluationConfig.model_validate(
+            {"dataset": self.data, "measures": self.measures, "settings": self.settings}
+        )
 
 
 def evaluate(
     model: Annotated[
         Path, typer.Argument(metavar="MODEL", help="A .safetensors file from `fedssl run pull` or `fedssl simulate`.")
     ],
-    data: Annotated[str, typer.Option(metavar="NAME", help="A labelled data set with a test split.")],
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="A labelled data set with a test split.  [default: the spec's]"),
+    ] = None,
     spec: Annotated[
         str | None, typer.Option(metavar="SPEC", help="The run's spec.  [default: spec.yaml beside the model]")
     ] = None,
+    encoder: Annotated[
+        PlainEncoder | None,
+        typer.Option(help="MODEL holds torchvision's network of this name, and needs no spec."),
+    ] = None,
+    settings: Annotated[
+        SettingsName, typer.Option(help="The linear probe's settings, and those of --semi and --transfer.")
+    ] = "fast",
+    measures: Annotated[
+        str, typer.Option(metavar="LIST", help="Of probe, knn and geometry, with commas; or none.")
+    ] = "probe,knn,geometry",
     num_labels: Annotated[
-        int, typer.Option(min=1, help="Labelled training images that the classifiers may see.")
+        int, typer.Option(min=0, help="Labelled training images that classifiers may see; 0: all, as the papers do.")
     ] = NUM_LABELS,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    num_test: Annotated[int, typer.Option(min=0, help="Test images; 0: all.")] = 0,
+    semi: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="Fine-tune with these percentages of all labels: `--semi 1,5,10`."),
+    ] = None,
+    semi_settings: Annotated[
+        TuningName | None, typer.Option(help="The fine-tuning's settings.  [default: as --settings]")
+    ] = None,
+    transfer: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Judge the encoder on another labelled data set, too.")
+    ] = None,
+    angles: Annotated[
+        Path | None,
+        typer.Option(metavar="GLOBAL", help="FedX's angles between the embeddings of MODEL, a client's, and this one."),
+    ] = None,
+    map_: Annotated[
+        Path | None, typer.Option("--map", metavar="PNG", help="Draw a map of the test images, coloured by class.")
+    ] = None,
+    map_method: Annotated[MapMethod, typer.Option(help="t-SNE keeps neighbourhoods, PCA distances.")] = "tsne",
+    map_images: Annotated[int, typer.Option(min=2, help="Test images on the map.")] = NUM_MAPPED,
+    data_folder: DataFolderOption = None,
+    device: DeviceOption = "cpu",
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads; 1 gives the same numbers every time.")] = 1,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Judge an encoder: a linear classifier and weighted nearest neighbours on its frozen representations."""
-    from fedssl.cli import export
-    from fedssl.cli.datasets import ensure
-    from fedssl.cli.specs import read_spec
+    """Judge an encoder on a labelled data set.
 
-    source = spec or str(model.parent / export.SPEC)
-    if spec is None and not Path(source).exists():
-        raise UsageError(f"there is no {source}: give the run's spec with --spec")
-    wanted = read_spec(source)
-    ensure(data, note)
-    task = load_task(data, wanted, num_labels)
-    accuracy = judge(load_encoder(model, wanted), task, wanted, device)
-    if output is Format.JSON:
-        show_json({"model": str(model), "data": data, "num_labels": len(task.train), "num_test": len(task.test),
-                   "linear_probe": accuracy.linear_probe, "knn": accuracy.knn})  # fmt: skip
-        return
-    show_pairs(
-        {
-            "linear probe": f"{accuracy.linear_probe:.2%}",
-            "kNN": f"{accuracy.knn:.2%}",
-            "labels": len(task.train),
-            "test images": len(task.test),
-        }
-    )
+    \b
+    probe     a linear classifier on its frozen representations
+    knn       the 200 nearest neighbours, weighted by their cosine
+    geometry  how the representations fill their space: uniformity, alignment,
+              effective rank, feature standard deviation
 
-
-def load_task(name: str, spec: "RunSpec", num_labels: int) -> Task:
-    """A data set's splits in the shape of the run's images, the training split cut down by the run's seed.
-
-    Raises:
-        DataError: the images cannot be read, or have no labels.
+    Accuracies are of the last epoch. Where a protocol reports the best epoch, which it chooses on the test set, that is
+    given beside it. What the settings are, and how `fast` agrees with the papers', is in docs/evaluation.md.
     """
-    from fedssl.cli.datasets import data_folder
-    from fedssl.data import choose_images, conform, load_dataset
-    from fedssl.errors import DataError
+    from fedssl.cli.evaluate_models import read_model
+    from fedssl.cli.evaluate_report import show
+    from fedssl.cli.evaluate_steps import carry_out
+    from fedssl.cli.simulate import prepare
 
-    train, test = (conform(load_dataset(name, split, data_folder()), spec.data) for split in ("train", "test"))
-    if train.labels is None or test.labels is None:
-        raise DataError(f"{name} has no labels: an encoder is judged by how well they can be told from its output")
-    return Task(train.subset(choose_images(len(train), num_labels, spec.seed)), test)
+    opened = read_model(model, spec, encoder)
+    request = Request(
+        model=model,
+        data=data or opened.dataset(),
+        settings=settings,
+        measures=_measures(measures),
+        num_labels=num_labels or None,
+        num_test=num_test or None,
+        semi=_shares(semi),
+        tuning=_tuning(settings, semi_settings) if semi else "fast",
+        transfer=transfer,
+        angles=angles,
+        map=map_,
+        map_method=map_method,
+        num_mapped=map_images,
+        device=device,
+    )
+    machine = prepare(device, threads, data_folder, {request.data, *filter(None, [transfer])})
+    show(carry_out(request, opened, machine.data_root), output)
 
 
-def load_encoder(model: Path, spec: "RunSpec") -> "nn.Module":
-    """The encoder in a model's file. Raises UsageError where the file is not one of this spec's models."""
-    from safetensors import SafetensorError
+def _measures(text: str) -> "tuple[Measure, ...]":
+    from fedssl.protocol.evaluation import Measure
 
-    from fedssl.artifacts.tensors import load_tensors
-    from fedssl.models import build_encoder
+    known: tuple[Measure, ...] = get_args(Measure)
+    names = [] if text.strip() in ("", "none") else [name.strip() for name in text.split(",")]
+    if unknown := [name for name in names if name not in known]:
+        raise UsageError(f"--measures {text}: there is no {unknown[0]!r}; there are {', '.join(known)} and none")
+    return tuple(name for name in known if name in names)
 
-    encoder = build_encoder(spec.model.encoder, spec.data.channels)
+
+def _shares(text: str | None) -> tuple[float, ...]:
     try:
-        tensors = load_tensors(model)
-        own = {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items() if name.startswith(_PREFIX)}
-        encoder.load_state_dict(own)
-    except FileNotFoundError:
-        raise UsageError(f"there is no {model}") from None
-    except (SafetensorError, RuntimeError) as error:
-        reason = str(error).splitlines()[0].rstrip(":")
-        raise UsageError(f"{model} does not hold the encoder that the spec describes ({reason})") from None
-    return encoder
+        percentages = [float(part) for part in text.split(",")] if text is not None else []
+    except ValueError:
+        percentages = [0.0]
+    if not all(0 < percentage <= 100 for percentage in percentages):
+        raise UsageError(f"--semi {text}: give percentages above 0 and up to 100, for example --semi 1,5,10")
+    return tuple(percentage / 100 for percentage in percentages)
 
 
-def judge(encoder: "nn.Module", task: Task, spec: "RunSpec", device: str = "cpu") -> Accuracy:
-    """The accuracies of an encoder's representations."""
-    import torch
-
-    from fedssl.evaluation import extract_features, knn_accuracy, linear_probe
-
-    encoder.to(device)
-    sides: list[Any] = []
-    for images in (task.train, task.test):
-        assert images.labels is not None, "a task has labels"
-        sides += [extract_features(encoder, images, spec.data, device), torch.from_numpy(images.labels)]
-    return Accuracy(linear_probe(*sides).accuracy, knn_accuracy(*sides))
+def _tuning(settings: SettingsName, chosen: TuningName | None) -> TuningName:
+    if chosen is not None:
+        return chosen
+    if settings == "flesd":
+        known = ", ".join(get_args(TuningName))
+        raise UsageError(f"FLESD has no semi-supervised evaluation: choose --semi-settings from {known}")
+    return settings

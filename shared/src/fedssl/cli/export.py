@@ -2,15 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedssl.artifacts.header import LENGTH_BYTES, read_header
 from fedssl.errors import ArtifactError
+from fedssl.experiments.files import ENCODER, INITIAL, MODEL, SPEC, write_spec
 
-if TYPE_CHECKING:
-    from fedssl.protocol.runs import RunSpec
+__all__ = ["ENCODER", "INITIAL", "MODEL", "SPEC", "export_encoder", "write_spec"]
 
-MODEL, INITIAL, ENCODER, SPEC = "model.safetensors", "initial.safetensors", "encoder.safetensors", "spec.yaml"
 _PREFIX = "encoder."
 
 
@@ -39,11 +37,3 @@ def export_encoder(model: Path, destination: Path) -> None:
                 source.seek(header.data_start + entry.start)
                 target.write(source.read(entry.stop - entry.start))
         partial.replace(destination)
-
-
-def write_spec(spec: "RunSpec", destination: Path) -> None:
-    """Write a spec as YAML, which `fedssl run submit` and `fedssl simulate` read again."""
-    import yaml
-
-    text = yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-    destination.write_text(text, encoding="utf-8")

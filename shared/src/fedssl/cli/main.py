@@ -4,7 +4,25 @@ from typing import Annotated
 
 import typer
 
-from fedssl.cli import clients, demo, evaluate, methods, runs, simulate, tokens, up
+from fedssl.cli import (
+    clients,
+    compare,
+    datasets,
+    demo,
+    dimensions,
+    distillation,
+    evaluate,
+    evaluation_datasets,
+    methods,
+    partition,
+    public_datasets,
+    reproduce,
+    runs,
+    simulate,
+    state,
+    tokens,
+    up,
+)
 from fedssl.cli.connection import CONNECTION_HELP
 from fedssl.cli.errors import EXIT_CODES, CommandGroup
 
@@ -48,11 +66,21 @@ def _root(
 
 app.command("demo", short_help="Train a federation on this machine and show what it learnt.")(demo.demo)
 app.command("up", short_help="Run a federation on this machine until Ctrl-C.")(up.up)
+runs.app.command("state")(state.show_state)
+runs.app.command("dimensions")(dimensions.show_dimensions)
+runs.app.command("distillations")(distillation.list_distillations)
+runs.app.command("cancel-distillation")(distillation.cancel_distillation)
 app.add_typer(runs.app, name="run")
 app.add_typer(methods.app, name="method")
 app.add_typer(clients.app, name="client")
 app.add_typer(tokens.app, name="token")
+app.add_typer(public_datasets.app, name="public-dataset")
+app.add_typer(evaluation_datasets.app, name="evaluation-dataset")
+app.add_typer(datasets.app, name="data")
+app.command("partition", short_help="Show who would hold which images, as a table and a picture.")(partition.partition)
 app.command("simulate", short_help="Train a spec in this process, without servers.")(simulate.simulate)
+app.command("compare", short_help="Compare methods on the same clients and budgets.")(compare.compare)
+app.command("reproduce", short_help="Run the papers' tables again, in full or scaled down.")(reproduce.reproduce)
 app.command("evaluate", short_help="Judge an encoder by a linear probe and kNN.")(evaluate.evaluate)
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from fedssl.cli.output import cell, duration
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedssl.protocol.views import AssignmentView, RunView
+    from fedssl.protocol.views import AssignmentView, DistillationJobView, RunView
     from fedssl.protocol.work import Progress
 
 CLIENTS_SHOWN = 16
@@ -52,10 +52,18 @@ class Snapshot:
         """How much of the run is done, 0..1, the round in progress included as far as its clients are."""
         current, closed = self.run.current_round, self.run.rounds_closed
         if current is not None and current.number > closed and (parts := self.assignments):
-            closed_and_open = closed + sum(_share(part) for part in parts) / len(parts)
+            closed_and_open = closed + self._share_of_round(current.number, sum(map(_share, parts)) / len(parts))
         else:
             closed_and_open = closed
         return min(1.0, closed_and_open / self.run.num_rounds)
+
+    def _share_of_round(self, number: int, clients: float) -> float:
+        """What the clients have done of it; where the coordinator trains too, its epochs count as much as they do."""
+        num_epochs = self.run.spec.method.distillation_epochs(number)
+        if not num_epochs:
+            return clients
+        job = self.run.distillation
+        return (clients + (0.0 if job is None else job.epoch / job.num_epochs)) / 2
 
     @property
     def loss(self) -> float | None:
@@ -125,6 +133,10 @@ class PlainDisplay:
         found = []
         if run.reason and run.state.value != "finished":
             found += self._once(("reason", run.reason), cell(run.reason))
+        if (job := run.distillation) is not None:
+            found += self._once((job.id,), f"{_round(job)}: the coordinator trains for {job.num_epochs} epochs")
+            if job.reason:
+                found += self._once((job.id, job.reason), f"{_round(job)}: {cell(job.reason)}")
         for part in snapshot.assignments:
             if part.state.value in _TROUBLE:
                 text = f"{part.client_id} {part.state.value}: {cell(part.reason)}"
@@ -190,6 +202,8 @@ def _numbers(snapshot: Snapshot) -> Any:
     parts = [run.state.value]
     if run.state.value == "running" and current is not None:
         parts = ["training" if current.state.value == "open" else current.state.value]
+    if run.distillation is not None:
+        parts[-1:] = _distilling(run.distillation)
     if snapshot.loss is not None:
         parts.append(f"loss {snapshot.loss:.4f}")
     if speed := snapshot.images_per_second:
@@ -199,6 +213,23 @@ def _numbers(snapshot: Snapshot) -> Any:
     if run.reason and run.state.value != "finished":
         parts.append(cell(run.reason))
     return Text("  ".join(parts), style="dim")
+
+
+def _distilling(job: "DistillationJobView") -> list[str]:
+    if job.state.value == "queued":
+        return ["waits to distil"]
+    parts = [f"distilling epoch {job.epoch} of {job.num_epochs}"]
+    if job.loss is not None:
+        parts.append(f"its loss {job.loss:.4f}")
+    if job.eta_seconds is not None:
+        parts.append(f"{duration(job.eta_seconds)} left of it")
+    if job.reason:
+        parts.append(cell(job.reason))
+    return parts
+
+
+def _round(job: "DistillationJobView") -> str:
+    return f"round {job.round_number}" if job.round_number else "before the first round"
 
 
 def _clients(assignments: "Sequence[AssignmentView]") -> Any:

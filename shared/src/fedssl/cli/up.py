@@ -21,7 +21,7 @@ PortOption = Annotated[
     int | None,
     typer.Option(min=0, max=65535, help="Port of the API; 0: any.  [default: the last one, else 8000, else any]"),
 ]
-DeviceOption = Annotated[str, typer.Option(help="What the workers train on: cpu, cuda, cuda:N or auto.")]
+DeviceOption = Annotated[str, typer.Option(help="What workers and coordinator train on: cpu, cuda, cuda:N or auto.")]
 ThreadsOption = Annotated[
     int, typer.Option(min=1, help="CPU threads of each worker; 1 gives the same bits on every machine.")
 ]

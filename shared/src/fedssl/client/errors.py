@@ -6,7 +6,7 @@ FedSSLError
     ├── BadAnswer             an answer that cannot be read
     │   └── UnknownWork       a work item that this version does not understand; it can be declined
     └── ApiError              the coordinator said no; `problem` holds its words
-        ├── NotAuthenticated  401, the token is missing, wrong or revoked
+        ├── NotAuthenticated  401, the token is missing, wrong, expired or revoked
         ├── NotAllowed        403, the token's role may not do this
         ├── NotFound          404
         ├── Conflict          409
@@ -68,7 +68,7 @@ class ApiError(ClientError):
 
 
 class NotAuthenticated(ApiError):
-    """The token is missing, wrong or revoked."""
+    """The token is missing, wrong, expired or revoked."""
 
 
 class NotAllowed(ApiError):

@@ -1,4 +1,4 @@
-"""The operator's client: runs, methods, clients and tokens."""
+"""The operator's client: runs, data sets, methods, clients and tokens."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,17 +9,27 @@ from uuid import UUID, uuid4
 
 import httpx
 
+from fedssl.artifacts.header import LENGTH_BYTES, Header, header_length, parse_header
 from fedssl.client.connection import Connection, parse
+from fedssl.client.datasets import DatasetMethods
 from fedssl.client.errors import ApiError, Unreachable
 from fedssl.client.retry import DEFAULT_RETRY, Backoff, Retry, is_temporary
 from fedssl.client.sse import ServerSentEvent, parse_events
 from fedssl.client.transfer import download
+from fedssl.protocol.evaluation import JudgingConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import RunState
+from fedssl.protocol.tokens import DAY_SECONDS, LastingRole
 from fedssl.protocol.views import (
     ClientView,
+    DimensionAssignmentView,
+    DistillationJobView,
+    EnrolmentCreate,
+    EvaluationCreate,
+    EvaluationView,
     EventView,
     Health,
+    LedgerAnchorView,
     MethodView,
     MetricView,
     RoundView,
@@ -32,6 +42,7 @@ from fedssl.protocol.views import (
 )
 
 LAST_EVENT = "run.finished"
+_LARGEST_HEADER = 1 << 26
 STREAM_SECONDS = 60.0  # the coordinator sends a comment every 15 s, so silence for this long means a dead connection
 
 
@@ -82,12 +93,12 @@ class BaseClient:
             return parse(Health, response.read(), "GET /readyz")
 
 
-class Client(BaseClient):
+class Client(DatasetMethods, BaseClient):
     """An operator's view of one coordinator.
 
     Args:
         url: the coordinator's address, `http://127.0.0.1:8000` for example.
-        token: an operator token. It appears in no repr, log or error.
+        token: an admin's, an operator's or a viewer's. It appears in no repr, log or error.
         timeout: seconds to wait for a connection and for each piece of an answer.
         retry: for how long to try again what failed for a passing reason.
         transport: another way to the API than the network, for tests.
@@ -142,6 +153,44 @@ class Client(BaseClient):
         """A run's numbers, or those of one name."""
         return self._connection.pages(f"/v1/runs/{run_id}/metrics", MetricView, {} if name is None else {"name": name})
 
+    def dimension_assignments(self, run_id: UUID) -> Iterator[DimensionAssignmentView]:
+        """Which of the embedding's dimensions are whose, by client; nothing where the method divides none."""
+        return self._connection.pages(f"/v1/runs/{run_id}/dimension-assignments", DimensionAssignmentView)
+
+    def distillation_jobs(self, run_id: UUID) -> Iterator[DistillationJobView]:
+        """What the coordinator itself has trained in a run, oldest first."""
+        return self._connection.pages(f"/v1/runs/{run_id}/distillation-jobs", DistillationJobView)
+
+    def distillation_job(self, job_id: UUID) -> DistillationJobView:
+        """One training on the coordinator."""
+        return self._connection.call("GET", f"/v1/distillation-jobs/{job_id}", DistillationJobView)
+
+    def cancel_distillation(self, job_id: UUID) -> DistillationJobView:
+        """Call a training on the coordinator off and pause its run; resumed, the run begins the same one anew."""
+        return self._connection.call("POST", f"/v1/distillation-jobs/{job_id}/cancel", DistillationJobView)
+
+    def request_evaluation(
+        self, run_id: UUID, config: JudgingConfig, round_number: int | None = None
+    ) -> EvaluationView:
+        """Have the encoder of a round, by default the newest, judged; the same again is no error.
+
+        Raises Conflict where the round is not closed yet or the run has no encoder to judge, and Rejected.
+        """
+        body = EvaluationCreate(config=config, round_number=round_number)
+        return self._connection.call("POST", f"/v1/runs/{run_id}/evaluations", EvaluationView, body=body)
+
+    def evaluations(self, run_id: UUID) -> Iterator[EvaluationView]:
+        """The judgements of a run's encoders, by round."""
+        return self._connection.pages(f"/v1/runs/{run_id}/evaluations", EvaluationView)
+
+    def evaluation(self, evaluation_id: UUID) -> EvaluationView:
+        """One judgement of an encoder."""
+        return self._connection.call("GET", f"/v1/evaluations/{evaluation_id}", EvaluationView)
+
+    def cancel_evaluation(self, evaluation_id: UUID) -> EvaluationView:
+        """Call a judgement off."""
+        return self._connection.call("POST", f"/v1/evaluations/{evaluation_id}/cancel", EvaluationView)
+
     def event_log(self, run_id: UUID) -> Iterator[EventView]:
         """What has happened in a run so far, oldest first."""
         return self._connection.pages(f"/v1/runs/{run_id}/events", EventView)
@@ -186,6 +235,14 @@ class Client(BaseClient):
         """
         return download(self._connection, f"/v1/runs/{run_id}/model", destination, params={"which": which})
 
+    def artifact_header(self, digest: str) -> Header:
+        """Which tensors an artifact holds, without the values. Raises ArtifactError where it is no safetensors file."""
+        path = f"/v1/artifacts/{digest}"
+        prefix = self._connection.send("GET", path, headers={"Range": f"bytes=0-{LENGTH_BYTES - 1}"}).content
+        end = LENGTH_BYTES + header_length(prefix, _LARGEST_HEADER)
+        rest = self._connection.send("GET", path, headers={"Range": f"bytes={LENGTH_BYTES}-{end - 1}"})
+        return parse_header(rest.content)
+
     # Methods, clients, tokens
 
     def methods(self) -> Iterator[MethodView]:
@@ -208,12 +265,25 @@ class Client(BaseClient):
         """Shut a data owner out: its tokens stop working and no run draws on it any more."""
         return self._connection.call("POST", f"/v1/clients/{_segment(client_id)}/revoke", ClientView)
 
+    def ledger_anchors(self, client_id: str) -> Iterator[LedgerAnchorView]:
+        """How far a data owner's ledger went, oldest first."""
+        return self._connection.pages(f"/v1/clients/{_segment(client_id)}/ledger-anchors", LedgerAnchorView)
+
     def create_token(
-        self, role: Literal["operator", "worker"], client_id: str | None = None, label: str = ""
+        self, role: LastingRole, client_id: str | None = None, label: str = "", lifetime_seconds: int | None = None
     ) -> TokenCreated:
-        """Make a token. The answer alone carries its secret, so this is not sent again once it may have arrived."""
-        body = TokenCreate(role=role, client_id=client_id, label=label)
+        """Make a token, valid until it is revoked or for so long. The answer alone carries its secret, so this is not
+        sent again once it may have arrived.
+        """
+        body = TokenCreate(role=role, client_id=client_id, label=label, lifetime_seconds=lifetime_seconds)
         return self._connection.call("POST", "/v1/tokens", TokenCreated, body=body, idempotent=False)
+
+    def create_enrolment_token(
+        self, client_id: str, label: str = "", lifetime_seconds: int = DAY_SECONDS
+    ) -> TokenCreated:
+        """Make a token that makes somebody a data owner's worker, once. It takes the place of an unused one."""
+        body = EnrolmentCreate(client_id=client_id, label=label, lifetime_seconds=lifetime_seconds)
+        return self._connection.call("POST", "/v1/enrolment-tokens", TokenCreated, body=body, idempotent=False)
 
     def tokens(self) -> Iterator[TokenView]:
         """Every token, without its secret."""

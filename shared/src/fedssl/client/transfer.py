@@ -3,7 +3,7 @@
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -16,6 +16,10 @@ from fedssl.client.retry import Backoff, Retry, is_temporary, with_retries
 from fedssl.errors import ArtifactTooLarge, DigestMismatch
 
 CHUNK_BYTES = 1 << 20
+
+OnBytes = Callable[[int], None]
+"""Called with how many bytes of the file have gone over the line; what it raises ends the transfer."""
+
 UPLOAD_ANSWER_SECONDS = 120.0  # the coordinator checks and syncs what it received before it answers
 
 
@@ -28,6 +32,7 @@ def download(
     max_bytes: int | None = None,
     params: Params | None = None,
     retry: Retry | None = None,
+    on_bytes: OnBytes = lambda count: None,
 ) -> str:
     """Fetch an artifact into `destination`, which appears whole or not at all, and return its digest.
 
@@ -40,7 +45,7 @@ def download(
     part = Path(name)
     try:
         with os.fdopen(descriptor, "w+b") as file:
-            transfer = _Download(connection, path, params, file, digest, max_bytes)
+            transfer = _Download(connection, path, params, file, digest, max_bytes, on_bytes)
             transfer.run(Backoff(retry or connection.retry))
             file.flush()
             os.fsync(file.fileno())
@@ -52,7 +57,15 @@ def download(
     return transfer.hash.hexdigest()
 
 
-def upload(connection: Connection, path: str, source: Path, *, params: Params, retry: Retry | None = None) -> None:
+def upload(
+    connection: Connection,
+    path: str,
+    source: Path,
+    *,
+    params: Params | None = None,
+    retry: Retry | None = None,
+    on_bytes: OnBytes = lambda count: None,
+) -> None:
     """Send a file from disk. Raises ClientError."""
     size = source.stat().st_size
     headers = {"Content-Length": str(size), "Content-Type": "application/octet-stream"}
@@ -65,7 +78,7 @@ def upload(connection: Connection, path: str, source: Path, *, params: Params, r
                 path,
                 params=params,
                 headers=headers,
-                content=_chunks(file),
+                content=_chunks(file, on_bytes),
                 timeout=max(connection.timeout, UPLOAD_ANSWER_SECONDS),
             ) as response,
         ):
@@ -85,6 +98,7 @@ class _Download:
         file: BinaryIO,
         digest: str | None,
         max_bytes: int | None,
+        on_bytes: OnBytes,
     ) -> None:
         self.hash = hashlib.sha256()
         self._connection = connection
@@ -93,6 +107,7 @@ class _Download:
         self._file = file
         self._expected = digest
         self._max_bytes = max_bytes
+        self._on_bytes = on_bytes
         self._etag: str | None = None
         self._size = 0
 
@@ -129,6 +144,7 @@ class _Download:
                 self._file.write(chunk)
                 self.hash.update(chunk)
                 self._size += len(chunk)
+                self._on_bytes(self._size)
 
     def _place(self, response: httpx.Response) -> None:
         """Go on where the last attempt stopped, or begin anew if that is what the coordinator sends."""
@@ -146,6 +162,7 @@ class _Download:
             raise ArtifactTooLarge(f"{self._path} has more than the {self._max_bytes} bytes that the plan allows for")
 
 
-def _chunks(file: BinaryIO) -> Iterator[bytes]:
+def _chunks(file: BinaryIO, on_bytes: OnBytes) -> Iterator[bytes]:
     while chunk := file.read(CHUNK_BYTES):
         yield chunk
+        on_bytes(file.tell())

@@ -10,10 +10,13 @@ from fedssl.client.connection import parse, summary
 from fedssl.client.errors import UnknownWork
 from fedssl.client.operator import BaseClient
 from fedssl.client.retry import Retry
-from fedssl.client.transfer import download, upload
+from fedssl.client.transfer import OnBytes, download, upload
+from fedssl.protocol.ledger import LedgerAnchor
 from fedssl.protocol.work import (
     Claim,
     Decline,
+    Enrol,
+    Enrolled,
     Heartbeat,
     HeartbeatReply,
     Progress,
@@ -29,6 +32,14 @@ _REASON_CHARACTERS = 500
 
 class WorkerClient(BaseClient):
     """A worker's side of the API. The arguments are those of `Client`, with a worker's token."""
+
+    def enrol(self, token_hash: str) -> Enrolled:
+        """With an enrolment token: make the token valid whose secret has this sha256. Again, it gets the same answer.
+
+        Raises NotAuthenticated where the enrolment was revoked, or has expired unused, and Conflict where another
+        worker has used it.
+        """
+        return self._connection.call("POST", "/v1/enrolments", Enrolled, body=Enrol(token_hash=token_hash))
 
     def register(self, introduction: Register) -> Registered:
         """Say what this worker is and learn which client it works for."""
@@ -60,12 +71,13 @@ class WorkerClient(BaseClient):
         self,
         assignment_id: UUID | None = None,
         progress: Progress | None = None,
+        anchor: LedgerAnchor | None = None,
         *,
         timeout: float | None = None,
         retry: Retry | None = None,
     ) -> HeartbeatReply:
         """Renew a lease, or just say that the worker lives. `timeout` (seconds), `retry`: None, the client's own."""
-        body = Heartbeat(assignment_id=assignment_id, progress=progress)
+        body = Heartbeat(assignment_id=assignment_id, progress=progress, anchor=anchor)
         path = "/v1/work/heartbeat"
         return self._connection.call("POST", path, HeartbeatReply, body=body, timeout=timeout, retry=retry)
 
@@ -78,12 +90,20 @@ class WorkerClient(BaseClient):
         body = Decline(assignment_id=assignment_id, reason=reason[:_REASON_CHARACTERS])
         return self._connection.call("POST", "/v1/work/decline", Submitted, body=body)
 
-    def download(self, digest: str, destination: Path, max_bytes: int | None = None) -> None:
+    def download(
+        self,
+        digest: str,
+        destination: Path,
+        max_bytes: int | None = None,
+        on_bytes: OnBytes = lambda count: None,
+    ) -> None:
         """Fetch an artifact into a file that appears whole or not at all.
 
-        Raises ArtifactTooLarge, DigestMismatch, NotFound.
+        `on_bytes` is told how much has arrived; what it raises ends the download. Raises ArtifactTooLarge,
+        DigestMismatch, NotFound.
         """
-        download(self._connection, f"/v1/artifacts/{digest}", destination, digest=digest, max_bytes=max_bytes)
+        path = f"/v1/artifacts/{digest}"
+        download(self._connection, path, destination, digest=digest, max_bytes=max_bytes, on_bytes=on_bytes)
 
     def upload(self, digest: str, source: Path, assignment_id: UUID) -> None:
         """Send an artifact from disk; one that the coordinator already has is no error. Raises Rejected, LeaseLost."""

@@ -1,11 +1,14 @@
-"""Representations of a labelled data set under a frozen encoder."""
+"""Representations of a data set under a frozen encoder."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from fedssl.data import ImageData, normalize, to_float
+from fedssl.data import ImageData, normalize, random_view, to_float
 from fedssl.errors import DataError
-from fedssl.protocol.data import DataConfig
+from fedssl.protocol.data import AugmentationConfig, DataConfig
 
 
 def extract_features(
@@ -14,29 +17,65 @@ def extract_features(
     config: DataConfig,
     device: torch.device | str = "cpu",
     batch_size: int = 512,
+    *,
+    augmentation: AugmentationConfig | None = None,
+    seed: int = 0,
+    on_progress: Callable[[float], None] = lambda share: None,
 ) -> Tensor:
-    """h of every image: float32 (N, H) on the CPU, in the order of the data.
+    """h of every image: float32 (N, H) on `device`, in the order of the data.
 
-    Images are normalised as in training but not augmented. The encoder runs in eval mode, without gradients, on
-    `device`, where it must already be; its training flags are as before afterwards.
+    The encoder runs in eval mode, without gradients and in float32, on `device`, where it must already be; its training
+    flags are as before afterwards. Not in bfloat16, whose rounding an effective rank would count as dimensions.
+
+    Args:
+        encoder: from (B, C, S, S) to (B, H).
+        data: images, streamed in batches.
+        config: shape and normalisation of the images.
+        augmentation: one random view of each image instead of the image itself.
+        seed: of the views.
+        on_progress: called after every batch with the share of the images that is done.
 
     Raises:
         DataError: the images do not have the shape that `config` says (:func:`fedssl.data.conform` gives it to them).
     """
+    require_shape(data, config)
+    generator = torch.Generator().manual_seed(seed)
+    parts = [torch.zeros(0, device=device)]
+    with in_eval_mode(encoder), torch.no_grad():
+        for start in range(0, len(data), batch_size):
+            # A copy: the array may be memory-mapped and read-only, which torch does not take.
+            x_BCHW = to_float(torch.tensor(data.images[start : start + batch_size]).to(device))
+            if augmentation is not None:
+                x_BCHW = random_view(x_BCHW, augmentation, generator)
+            h_BH: Tensor = encoder(normalize(x_BCHW, config).contiguous(memory_format=torch.channels_last))
+            parts.append(h_BH.float())
+            on_progress(min(1.0, (start + batch_size) / len(data)))
+    return torch.cat(parts[1:] or parts)
+
+
+def require_shape(data: ImageData, config: DataConfig) -> None:
+    """Refuse images that do not have the shape that `config` says. Raises DataError."""
     shape = (config.channels, config.image_size, config.image_size)
     if data.images.shape[1:] != shape:
         raise DataError(f"the images have shape {data.images.shape[1:]}, the run's are {shape}: conform them first")
-    training = {module: module.training for module in encoder.modules()}
-    encoder.eval()
-    parts = [torch.zeros(0)]
+
+
+def labels_of(data: ImageData) -> Tensor:
+    """Class numbers (N,) of int64, on the CPU. Raises DataError where the images have none."""
+    if data.labels is None:
+        raise DataError(
+            "these images have no labels: an encoder is judged by how well they can be told from its output"
+        )
+    return torch.tensor(data.labels)
+
+
+@contextmanager
+def in_eval_mode(module: nn.Module) -> Iterator[None]:
+    """Every part of the module in eval mode inside, as it was afterwards."""
+    training = {part: part.training for part in module.modules()}
+    module.eval()
     try:
-        with torch.no_grad():
-            for start in range(0, len(data), batch_size):
-                # A copy: the array may be memory-mapped and read-only, which torch does not take.
-                pixels = torch.tensor(data.images[start : start + batch_size]).to(device)
-                h_BH: Tensor = encoder(normalize(to_float(pixels), config))
-                parts.append(h_BH.to("cpu", torch.float32))
+        yield
     finally:
-        for module, flag in training.items():
-            module.training = flag
-    return torch.cat(parts[1:] or parts)
+        for part, flag in training.items():
+            part.training = flag

@@ -1,8 +1,9 @@
 """Semi-supervised evaluation: the encoder and a new classifier are trained on a few labelled images."""
 
 import copy
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -12,10 +13,12 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedssl.data import ImageData, epoch_batches, normalize, random_view, to_float
+from fedssl.data import AUGMENTATIONS, ImageData, epoch_batches, normalize, random_view, to_float
 from fedssl.errors import DataError
-from fedssl.evaluation.features import extract_features
+from fedssl.evaluation.features import extract_features, labels_of
 from fedssl.protocol.data import AugmentationConfig, DataConfig
+
+Selection = Literal["stratified", "first"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,58 +26,97 @@ class FineTuneSettings:
     """How the network is fine-tuned.
 
     Attributes:
-        optimizer: with `momentum` and `weight_decay` (momentum for SGD only).
-        encoder_learning_rate: None keeps the encoder's weights; its BatchNorm statistics still follow the images.
+        selection: which images keep their labels, see :func:`labelled_share`.
+        optimizer: with `momentum` (SGD only) and `weight_decay`.
+        encoder_learning_rate: None keeps the encoder's weights.
         head_learning_rate: of the classifier.
+        schedule: `cosine` takes both learning rates to 0, epoch by epoch.
         hidden_dim: None for a linear classifier, else the width of one hidden layer with BatchNorm and ReLU.
         batch_size, epochs: over the labelled images; a last incomplete batch is used.
+        batch_norm_epochs: epochs in which BatchNorm normalises with the batch and its statistics follow the images,
+            whether or not the encoder's weights do; afterwards the network trains in eval mode. None: all epochs.
         evaluate_every: epochs between two tests; the last epoch is always tested.
         augmentation: of the training images; None for none.
+        aspect: of the augmentation's crops, smallest and largest.
         seed: of the classifier's first weights, the order and the views.
     """
 
+    selection: Selection = "stratified"
     optimizer: Literal["sgd", "adam"] = "sgd"
     encoder_learning_rate: float | None = 1e-3
     head_learning_rate: float = 0.3
+    schedule: Literal["constant", "cosine"] = "constant"
     momentum: float = 0.9
     weight_decay: float = 0.0
     hidden_dim: int | None = None
     batch_size: int = 128
     epochs: int = 200
+    batch_norm_epochs: int | None = None
     evaluate_every: int = 50
     augmentation: AugmentationConfig | None = None
+    aspect: tuple[float, float] = (3 / 4, 4 / 3)
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class FineTuneResult:
-    """Accuracies are shares of the test set, 0..1; `best_accuracy` is chosen on it: report it only beside the last."""
+    """Accuracies are shares of the test set, 0..1.
+
+    Attributes:
+        accuracy: after the last epoch.
+        best_accuracy: the best of the tests, chosen on the test set as some papers do: report it only beside the last.
+        best_epoch: the first one that reached it, counted from 1.
+        num_tests: how many tests it is the best of.
+        num_epochs, num_labelled: epochs, and labelled images.
+    """
 
     accuracy: float
     best_accuracy: float
+    best_epoch: int
+    num_tests: int
+    num_epochs: int
     num_labelled: int
+
+    @property
+    def chosen(self) -> str:
+        """What `best_accuracy` was chosen on, as a sentence."""
+        if self.best_epoch == self.num_epochs:
+            return "the last is the best"
+        return (
+            f"last: epoch {self.num_epochs}; best: epoch {self.best_epoch} of {self.num_tests} tested, "
+            "chosen on the test set"
+        )
 
 
 _CROP_AND_FLIP = AugmentationConfig(min_scale=0.64, jitter=0, greyscale=0, flip=0.5)
 
+_SSD = FineTuneSettings(augmentation=_CROP_AND_FLIP, aspect=(1.0, 1.0))
+# FedU states the whole network and 100 epochs, FedRLC Adam and 0.001 too; the rest is as in EasyFL, FedU's code.
+_FEDU = FineTuneSettings(
+    optimizer="adam", encoder_learning_rate=1e-3, head_learning_rate=1e-3, hidden_dim=4096, epochs=100, evaluate_every=1
+)
+
 FINE_TUNINGS: Final = MappingProxyType(
     {
-        # SSD's crop keeps the aspect ratio at 1; this one lets it vary as the training views do.
-        "ssd": FineTuneSettings(augmentation=_CROP_AND_FLIP),
-        # FedX states the optimiser, the learning rate and the epochs; the rest is chosen here.
-        "fedx": FineTuneSettings(head_learning_rate=1e-3, epochs=100, evaluate_every=10, augmentation=_CROP_AND_FLIP),
-        # What EasyFL's code does for FedU and FedEMA, though the papers say that the whole network is tuned.
-        "easyfl": FineTuneSettings(
-            optimizer="adam", encoder_learning_rate=None, head_learning_rate=1e-3, hidden_dim=4096, epochs=100,
-            evaluate_every=1,
+        # A quarter of SSD's epochs; the encoder's learning rate adds up to about the same.
+        "fast": replace(_SSD, encoder_learning_rate=7e-3, schedule="cosine", epochs=50),
+        "ssd": _SSD,
+        # FedX states SGD, 0.001 and 100 epochs: the rest is as it trains.
+        "fedx": FineTuneSettings(
+            head_learning_rate=1e-3, weight_decay=1e-5, epochs=100, evaluate_every=10,
+            augmentation=AUGMENTATIONS["fedx-cifar10"],
         ),
+        "fedu": _FEDU,
+        # EasyFL's code: only the classifier is trained; the first test leaves the network in eval mode for good.
+        "fedu-reference": replace(_FEDU, selection="first", encoder_learning_rate=None, batch_norm_epochs=1),
+        "fedrlc": _FEDU,
     }
 )  # fmt: skip
-"""Settings by the paper or code that they come from."""
+"""Settings by the paper that they come from; `-reference` where its code does something else. FLESD has none."""
 
 
 def labelled_share(
-    labels: NDArray[np.int64], share: float, seed: int, rule: Literal["stratified", "first"] = "stratified"
+    labels: NDArray[np.int64], share: float, seed: int, rule: Selection = "stratified"
 ) -> NDArray[np.int64]:
     """Sorted indices of the images that keep their labels.
 
@@ -94,14 +136,32 @@ def labelled_share(
     return np.sort(np.concatenate([indices[: max(1, round(share * len(indices)))] for indices in members]))
 
 
+def semi_supervised(
+    encoder: nn.Module,
+    train: ImageData,
+    test: ImageData,
+    config: DataConfig,
+    share: float,
+    *,
+    settings: FineTuneSettings = FINE_TUNINGS["fast"],
+    device: torch.device | str = "cpu",
+    on_progress: Callable[[float], None] = lambda share: None,
+) -> FineTuneResult:
+    """:func:`fine_tune` on that share of the training images, chosen as the settings say and by their seed."""
+    chosen = labelled_share(labels_of(train).numpy(), share, settings.seed, settings.selection)
+    few = train.subset(chosen)
+    return fine_tune(encoder, few, test, config, settings=settings, device=device, on_progress=on_progress)
+
+
 def fine_tune(
     encoder: nn.Module,
     train: ImageData,
     test: ImageData,
     config: DataConfig,
     *,
-    settings: FineTuneSettings = FINE_TUNINGS["ssd"],
+    settings: FineTuneSettings = FINE_TUNINGS["fast"],
     device: torch.device | str = "cpu",
+    on_progress: Callable[[float], None] = lambda share: None,
 ) -> FineTuneResult:
     """Trains a copy of the encoder with a classifier on the labelled images and tests it.
 
@@ -110,22 +170,33 @@ def fine_tune(
         train: the labelled images; :func:`labelled_share` chooses them.
         test: the labelled test set.
         config: shape and normalisation of the images.
+        settings: one of :data:`FINE_TUNINGS` or one's own.
+        device: does the work.
+        on_progress: called after every epoch with the share that is done.
 
     Raises:
-        DataError: a set has no labels or no images.
+        DataError: a set has no labels or no images, or not the shape that `config` says.
     """
     if train.labels is None or test.labels is None or not len(train) or not len(test):
         raise DataError("fine-tuning needs labelled images to train on and to test with")
     num_classes = int(max(train.labels.max(), test.labels.max())) + 1
-    encoder = copy.deepcopy(encoder).to(device)
+    encoder = copy.deepcopy(encoder).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     width = extract_features(encoder, train.subset(np.arange(1)), config, device).shape[1]
     head = _head(width, num_classes, settings).to(device)
-    test_labels = torch.from_numpy(test.labels)
-    accuracies: list[float] = []
+    accuracies: dict[int, float] = {}
     for epoch in _epochs(encoder, head, train, config, settings, device):
-        if (epoch + 1) % settings.evaluate_every == 0 or epoch + 1 == settings.epochs:
-            accuracies.append(_accuracy(head, extract_features(encoder, test, config, device), test_labels))
-    return FineTuneResult(accuracies[-1], max(accuracies), len(train))
+        if epoch % settings.evaluate_every == 0 or epoch == settings.epochs:
+            accuracies[epoch] = _accuracy(head, extract_features(encoder, test, config, device), labels_of(test))
+        on_progress(epoch / settings.epochs)
+    best = max(accuracies.values())
+    return FineTuneResult(
+        accuracy=accuracies[settings.epochs],
+        best_accuracy=best,
+        best_epoch=next(epoch for epoch, accuracy in accuracies.items() if accuracy == best),
+        num_tests=len(accuracies),
+        num_epochs=settings.epochs,
+        num_labelled=len(train),
+    )
 
 
 def _head(width: int, num_classes: int, settings: FineTuneSettings) -> nn.Sequential:
@@ -133,7 +204,7 @@ def _head(width: int, num_classes: int, settings: FineTuneSettings) -> nn.Sequen
         torch.default_generator.manual_seed(settings.seed)
         if settings.hidden_dim is None:
             return nn.Sequential(nn.Linear(width, num_classes))
-        hidden = nn.Linear(width, settings.hidden_dim, bias=False)
+        hidden = nn.Linear(width, settings.hidden_dim)
         norm = nn.BatchNorm1d(settings.hidden_dim)
         return nn.Sequential(hidden, norm, nn.ReLU(), nn.Linear(settings.hidden_dim, num_classes))
 
@@ -146,23 +217,27 @@ def _epochs(
     settings: FineTuneSettings,
     device: torch.device | str,
 ) -> Iterator[int]:
-    """Trains an epoch each time it is asked for the next."""
+    """Trains an epoch each time it is asked for the next; epochs are counted from 1."""
     generator = torch.Generator().manual_seed(settings.seed)
     optimizer = _optimizer(encoder, head, settings)
-    images, labels = torch.tensor(train.images), torch.tensor(train.labels)
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    tuned, labels = settings.encoder_learning_rate is not None, labels_of(train).to(device)
     for epoch in range(settings.epochs):
-        encoder.train()
-        head.train()
-        for rows in epoch_batches(len(images), settings.batch_size, generator, drop_last=False):
-            x_BCHW = to_float(images[rows].to(device))
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * _decay(epoch, settings)
+        learning = settings.batch_norm_epochs is None or epoch < settings.batch_norm_epochs
+        encoder.train(learning)
+        head.train(learning)
+        for rows in epoch_batches(len(train), settings.batch_size, generator, drop_last=False):
+            x_BCHW = to_float(torch.tensor(train.images[rows.numpy()]).to(device))
             if settings.augmentation is not None:
-                x_BCHW = random_view(x_BCHW, settings.augmentation, generator)
-            with torch.set_grad_enabled(settings.encoder_learning_rate is not None):
+                x_BCHW = random_view(x_BCHW, settings.augmentation, generator, aspect=settings.aspect)
+            with torch.set_grad_enabled(tuned):
                 h_BH: Tensor = encoder(normalize(x_BCHW, config))
             optimizer.zero_grad()
-            F.cross_entropy(head(h_BH), labels[rows].to(device)).backward()  # type: ignore[no-untyped-call]
+            F.cross_entropy(head(h_BH), labels[rows.to(device)]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-        yield epoch
+        yield epoch + 1
 
 
 def _optimizer(encoder: nn.Module, head: nn.Module, settings: FineTuneSettings) -> torch.optim.Optimizer:
@@ -176,9 +251,12 @@ def _optimizer(encoder: nn.Module, head: nn.Module, settings: FineTuneSettings) 
     )
 
 
+def _decay(epoch: int, settings: FineTuneSettings) -> float:
+    return 0.5 * (1 + math.cos(math.pi * epoch / settings.epochs)) if settings.schedule == "cosine" else 1.0
+
+
 def _accuracy(head: nn.Module, features_NH: Tensor, labels_N: Tensor) -> float:
     head.eval()
-    device = next(head.parameters()).device
     with torch.no_grad():
-        predicted = head(features_NH.to(device)).argmax(dim=1).cpu()
+        predicted = head(features_NH).argmax(dim=1).cpu()
     return int((predicted == labels_N).sum()) / len(labels_N)

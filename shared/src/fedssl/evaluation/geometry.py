@@ -1,10 +1,17 @@
-"""How representations lie in their space: rank, spread and angles. No labels needed but for the classes' angles."""
+"""How representations lie in their space: rank, spread and angles. No labels needed but for the classes' angles.
+
+Everything is computed in pieces and summed in float64: memory beside the representations themselves grows with H x H,
+never with N x N.
+"""
 
 import math
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+_ROWS = 2048
 
 
 def effective_rank(h_NH: Tensor, *, center: bool = False, normalize: bool = False) -> float:
@@ -20,14 +27,18 @@ def effective_rank(h_NH: Tensor, *, center: bool = False, normalize: bool = Fals
         diverged left values that are not finite. SSD does not say how it prepares h; the default takes it raw, as its
         Eq. 11 does.
     """
-    h_NH = h_NH.detach().double()
     if not bool(h_NH.isfinite().all()):
         return math.nan
-    if normalize:
-        h_NH = F.normalize(h_NH, dim=1)
-    if center:
-        h_NH = h_NH - h_NH.mean(dim=0)
-    sigma = torch.linalg.svdvals(h_NH)
+    # Singular values are the roots of the eigenvalues of H^T H, or of H H^T where that is smaller.
+    wide = h_NH.shape[0] < h_NH.shape[1]
+    pieces = [torch.cat(list(_pieces(h_NH, center=center, normalize=normalize))).T] if wide else None
+    gram = sum(x.T @ x for x in pieces or _pieces(h_NH, center=center, normalize=normalize))
+    if not isinstance(gram, Tensor):
+        return 0.0
+    eigenvalues = torch.linalg.eigvalsh(gram).clamp_min(0)
+    # What float64 cannot tell from zero is zero: its root would count as a dimension.
+    eigenvalues[eigenvalues < eigenvalues.max() * max(h_NH.shape) * torch.finfo(torch.float64).eps] = 0
+    sigma = eigenvalues.sqrt()
     if float(sigma.sum()) == 0:
         return 0.0
     return float(torch.special.entr(sigma / sigma.sum()).sum().exp())
@@ -38,7 +49,38 @@ def feature_std(h_NH: Tensor) -> float:
 
     1/sqrt(H) for directions spread evenly over the sphere, 0 for collapsed representations.
     """
-    return float(F.normalize(h_NH.detach().double(), dim=1).std(dim=0, correction=0).mean())
+    squares_H = sum(x.square().sum(dim=0) for x in _pieces(h_NH, center=True, normalize=True))
+    return float((squares_H / len(h_NH)).sqrt().mean()) if isinstance(squares_H, Tensor) else math.nan
+
+
+def uniformity(h_NH: Tensor, t: float = 2.0) -> float:
+    """How evenly the directions fill the sphere: -log mean_{i<j} exp(-t || n(h_i) - n(h_j) ||^2), larger is better.
+
+    The papers' -Lu (Wang and Isola 2020; SSD, section 5). About 3.98 for directions spread evenly in 512 dimensions,
+    4t at most, 0 where all coincide. NaN for fewer than two representations, which have no pair.
+
+    Each piece of rows meets those after it alone, in float32; the potentials are summed in float64.
+    """
+    num_pairs = len(h_NH) * (len(h_NH) - 1) / 2
+    if num_pairs == 0:
+        return math.nan
+    u_NH = F.normalize(h_NH.detach().float(), dim=1)
+    total = torch.zeros((), dtype=torch.float64, device=h_NH.device)
+    for start in range(0, len(u_NH), _ROWS):
+        rows_BH, rest_MH = u_NH[start : start + _ROWS], u_NH[start:]
+        # || u - v ||^2 = 2 - 2 u.v; rounding may take a cosine past 1.
+        potential_BM = torch.exp(2 * t * ((rows_BH @ rest_MH.T).clamp_max(1) - 1))
+        total += potential_BM.triu(1).sum(dtype=torch.float64)
+    return -math.log(float(total) / num_pairs) if bool(total.isfinite()) else math.nan
+
+
+def alignment(first_NH: Tensor, second_NH: Tensor) -> float:
+    """Mean squared distance between the directions of two views' representations (SSD Eq. 3); smaller is better."""
+    total = torch.zeros((), dtype=torch.float64, device=first_NH.device)
+    for start in range(0, len(first_NH), _ROWS):
+        u, v = (F.normalize(x[start : start + _ROWS].detach().double(), dim=1) for x in (first_NH, second_NH))
+        total += (u - v).square().sum()
+    return float(total) / max(len(first_NH), 1)
 
 
 def angle_between(local_ND: Tensor, global_ND: Tensor) -> Tensor:
@@ -59,3 +101,15 @@ def inter_class_angles(z_ND: Tensor, labels_N: Tensor) -> Tensor:
     means_CD = torch.stack([z_ND[labels_N == label].detach().double().mean(dim=0) for label in classes])
     first, second = torch.triu_indices(len(classes), len(classes), offset=1, device=means_CD.device)
     return angle_between(means_CD[first], means_CD[second])
+
+
+def _pieces(h_NH: Tensor, *, center: bool, normalize: bool) -> Iterator[Tensor]:
+    """The rows in float64, a piece at a time, of unit length and with the mean subtracted where asked."""
+
+    def prepared(start: int) -> Tensor:
+        rows = h_NH[start : start + _ROWS].detach().double()
+        return F.normalize(rows, dim=1) if normalize else rows
+
+    starts = range(0, len(h_NH), _ROWS)
+    mean_H = sum(prepared(start).sum(dim=0) for start in starts) / len(h_NH) if center and len(h_NH) else 0
+    return (prepared(start) - mean_H for start in starts)

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _CHUNK = 1024
+_MAX_COSINES = 2**26  # a quarter of a gigabyte
 
 
 def knn_accuracy(
@@ -25,14 +26,17 @@ def knn_accuracy(
 
     Goes through the test set in pieces, so memory grows with the training set only.
     """
+    device = train_features.device
     train_NH, test_NH = (F.normalize(x.detach().float(), dim=1) for x in (train_features, test_features))
+    train_labels, test_labels = train_labels.to(device), test_labels.to(device)
     num_classes = int(max(train_labels.max(), test_labels.max())) + 1
-    num_right = 0
-    for start in range(0, len(test_NH), _CHUNK):
-        cosine, index = (test_NH[start : start + _CHUNK] @ train_NH.T).topk(min(k, len(train_NH)), dim=1)
+    num_right = torch.zeros((), dtype=torch.int64, device=device)
+    chunk = max(1, min(_CHUNK, _MAX_COSINES // len(train_NH)))
+    for start in range(0, len(test_NH), chunk):
+        cosine, index = (test_NH[start : start + chunk] @ train_NH.T).topk(min(k, len(train_NH)), dim=1)
         # Less 1 in the exponent: the same order of the classes, and no overflow at small temperatures.
         weights = ((cosine - 1) / temperature).exp()
-        votes = torch.zeros(len(cosine), num_classes, device=cosine.device)
+        votes = torch.zeros(len(cosine), num_classes, device=device)
         votes.scatter_add_(1, train_labels[index], weights)
-        num_right += int((votes.argmax(dim=1) == test_labels[start : start + _CHUNK]).sum())
-    return num_right / len(test_NH)
+        num_right += (votes.argmax(dim=1) == test_labels[start : start + chunk]).sum()
+    return int(num_right) / len(test_NH)

@@ -31,6 +31,7 @@ DEFAULT_PORT = 8000
 STEP_SECONDS = 120.0
 WORKERS_SECONDS = 120.0
 SWEEP_SECONDS = 1.0
+AGGREGATORS = {"aggregator": "aggregate", "distiller": "distill", "evaluator": "evaluate"}  # the queue of each
 WORKER_REFUSED = 3  # the exit status of a worker that the coordinator does not want
 # -P: a file of the user's that is named like one of ours or of a library must not be taken for it.
 PYTHON = (sys.executable, "-P", "-m")
@@ -197,7 +198,10 @@ class _Starter:
         self._on_step("bringing the database up to date")
         self._run_once("migrate", ["migrate"], env)
         self._on_step("starting the coordinator")
-        self._start_service("aggregator", ["fedssl_coordinator", "aggregator"], env | self._threads)
+        # One process a queue: what takes hours holds up nobody else. Those that wait are small, torch comes with work.
+        on_device = env | self._threads | {"FEDSSL_DEVICE": self._machine.device}
+        for name, queue in AGGREGATORS.items():
+            self._start_service(name, ["fedssl_coordinator", "aggregator", "--queues", queue], on_device)
         # It keeps nothing, so it is not waited for.
         self._start_service("beat", ["fedssl_coordinator", "beat"], env, stop_timeout_seconds=0.2)
         arguments = ["fedssl_coordinator", "api", "--host", HOST, "--port", str(self._record.port)]
@@ -244,7 +248,7 @@ class _Starter:
     def _make_tokens(self, env: dict[str, str]) -> None:
         self._folder.tokens.mkdir(mode=0o700, exist_ok=True)
         if not self._folder.operator_token.exists():
-            arguments = ["token", "create", "--role", "operator", "--label", "fedssl up"]
+            arguments = ["token", "create", "--role", "admin", "--label", "fedssl up"]
             write_private(self._folder.operator_token, self._run_once("token", arguments, env))
         missing = [name for name in self._record.clients if not self._folder.worker_token(name).exists()]
         if not missing:

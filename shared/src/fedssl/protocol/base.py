@@ -10,6 +10,9 @@ PROTOCOL_VERSION = 1
 ClientId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?$")]
 """A data owner's name: at most 63 lower-case letters, digits and hyphens. Seeds derive from it, so it never changes."""
 
+RegisteredName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(?:[._-][a-z0-9]+)*$", max_length=63)]
+"""A registered data set's name: lower-case letters and digits, with single dots, hyphens and underscores between."""
+
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """sha256 of an artifact's bytes, in lower-case hexadecimal."""
 

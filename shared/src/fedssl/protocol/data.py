@@ -6,6 +6,18 @@ from pydantic import Field, model_validator
 
 from fedssl.protocol.base import Digest, StrictModel
 
+KNOWN_DATASETS = (
+    "fashion-mnist",
+    "cifar10",
+    "cifar100",
+    "svhn",
+    "tiny-imagenet",
+    "mini-imagenet",
+    "imagenet-100",
+    "digits",
+)
+"""Those of `fedssl.data.DATASETS`: every machine finds them by name. Other names are paths, or were registered."""
+
 Probability = Annotated[float, Field(ge=0, le=1)]
 Strength = Annotated[float, Field(ge=0, le=1)]
 
@@ -71,13 +83,26 @@ class PartitionConfig(StrictModel):
     num_clients: int = Field(default=4, ge=1, le=10_000)
     scheme: Literal["iid", "classes", "dirichlet"] = "dirichlet"
     alpha: float | None = Field(default=0.1, gt=0, description="Concentration of the Dirichlet distribution.")
+    variant: Literal["fedx", "ssd", "flesd", "orchestra"] = Field(
+        default="fedx",
+        description="Whose Dirichlet partition: `fedx` (FedX, FedU, FedEMA) caps clients and leaves none short, `ssd` "
+        "(SSD, FedU2) does neither, `flesd` gives everybody a least share, `orchestra` equal sizes.",
+    )
     pooled: bool = Field(
         default=False,
         description="The centralised baseline: all images at one client, `client-0`, and no partition. R rounds of E "
         "epochs are then R * E epochs of central training in which the optimiser, with its momentum, starts anew every "
         "round and a cosine schedule goes by rounds: num_rounds 1 with local_epochs R * E for none of that.",
     )
-    max_images: int | None = Field(default=None, ge=1, description="Use this many training images, drawn by the seed.")
+    max_images: int | None = Field(
+        default=None, ge=1, description="Partition this many training images, drawn by the seed."
+    )
+    share: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="Of its images, what every client keeps after the partition (FedX Table 3a).",
+    )
     seed: int = Field(default=0, ge=0, lt=2**63)
 
 
@@ -85,7 +110,8 @@ class PublicDataConfig(StrictModel):
     """Images that everybody holds, the same ones in the same order.
 
     With a `digest` they are what was registered with the coordinator under this name, and workers fetch them from it.
-    Without one, every machine finds them by name: a data set with fixed files, or copies of one .npz file.
+    Without one, every machine finds them by name: a data set with fixed files, or copies of one .npz file. Either way
+    `num_images` of the whole set are drawn by the seed, so that it does not matter to the result which it was.
     """
 
     dataset: str = Field(

@@ -11,15 +11,12 @@ Measure = Literal["probe", "knn", "geometry"]
 DatasetName = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
-class EvaluationConfig(StrictModel):
-    """A labelled data set, what is measured on it, and how often. It changes no weight."""
+class JudgingConfig(StrictModel):
+    """A labelled data set, and what is measured on it."""
 
     dataset: DatasetName = Field(
         description="A labelled data set with a training and a test split: its name, or a folder or .npz file. For a "
         "deployed run the name under which it was registered with the coordinator."
-    )
-    every: int = Field(
-        default=10, ge=0, description="Judge after every so many rounds, and after the last; 0: after the last alone."
     )
     measures: tuple[Measure, ...] = Field(
         default=("probe", "knn", "geometry"),
@@ -41,6 +38,14 @@ class EvaluationConfig(StrictModel):
         if len(set(value)) != len(value):
             raise ValueError("evaluation.measures names a measure twice")
         return value
+
+
+class EvaluationConfig(JudgingConfig):
+    """What a run's encoder is judged on while it trains, and how often. It changes no weight."""
+
+    every: int = Field(
+        default=10, ge=0, description="Judge after every so many rounds, and after the last; 0: after the last alone."
+    )
 
     def is_due(self, round_number: int, num_rounds: int) -> bool:
         """Whether the encoder is judged after this round; round 0 is the one before training."""

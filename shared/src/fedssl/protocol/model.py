@@ -33,6 +33,24 @@ class EncoderConfig(StrictModel):
         """H, the width of the representation."""
         return self.widths[-1] if self.name == "convnet" else RESNET_WIDTHS[self.name]
 
+    def is_same_network(self, other: "EncoderConfig") -> bool:
+        """Whether both describe one network: settings that this kind of encoder does not read do not count.
+
+        >>> EncoderConfig(name="resnet18", widths=(8,)).is_same_network(EncoderConfig(name="resnet18"))
+        True
+        """
+        return str(self) == str(other)
+
+    def __str__(self) -> str:
+        """For people, and complete.
+
+        >>> print(EncoderConfig(), "and", EncoderConfig(name="resnet18"))
+        convnet 32-64-128-256 and resnet18 (cifar stem)
+        """
+        if self.name == "convnet":
+            return f"convnet {'-'.join(map(str, self.widths))}"
+        return f"{self.name} ({self.stem} stem)"
+
 
 class MLPConfig(StrictModel):
     """Fully connected head: hidden layers with optional BatchNorm and ReLU, then one linear layer."""

@@ -9,7 +9,7 @@ from fedssl.protocol.base import StrictModel
 DType = Literal["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8"]
 """Element types, in safetensors' names."""
 
-Kind = Literal["weights", "centers", "similarity", "control", "centroids", "dictionary"]
+Kind = Literal["weights", "centers", "similarity", "representations", "control", "centroids", "dictionary"]
 """What a tensor is to the data owner whose policy must permit it."""
 
 Reduction = Literal["mean", "integral_mean", "sum", "keep", "method"]

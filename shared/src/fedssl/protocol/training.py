@@ -28,7 +28,15 @@ class TrainingConfig(StrictModel):
         default=True, description="Drop an incomplete last batch; a client's only batch is never dropped."
     )
     precision: Literal["fp32", "bf16"] = Field(
-        default="fp32", description="bf16 runs the network in autocast; losses and normalisations stay fp32."
+        default="fp32",
+        description="bf16 runs the network in autocast; losses and normalisations stay fp32. fp32 is exact, also on a "
+        "GPU: no TF32.",
+    )
+    gpu_steps: Literal["auto", "eager", "recorded", "compiled"] = Field(
+        default="auto",
+        description="How a GPU takes its steps. `eager`: one kernel after the other; `recorded`: as a CUDA graph; "
+        "`compiled`: by torch.compile first, which takes about a minute; `auto`: compiled in long runs, recorded in "
+        "others. A CPU's are eager.",
     )
     optimizer: OptimizerConfig = OptimizerConfig()
 

@@ -6,13 +6,39 @@ from uuid import UUID
 from pydantic import AwareDatetime, Field
 
 from fedssl.protocol.base import PROTOCOL_VERSION, ClientId, Digest, StrictModel
+from fedssl.protocol.ledger import AnchorReceipt, LedgerAnchor
+from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.plan import ArtifactPlan
+from fedssl.protocol.policy import PolicyNotice
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState
 
 MetricName = Annotated[str, Field(pattern=r"^[a-z0-9_]+(?:/[a-z0-9_]+)*$", max_length=64)]
 Metrics = Annotated[dict[MetricName, float], Field(max_length=64)]
 ShortText = Annotated[str, Field(max_length=500)]
+Count = Annotated[int, Field(ge=0, le=10**12)]
+Anchor = Annotated[
+    LedgerAnchor | None, Field(description="How far the worker's ledger goes; None: nothing new to anchor.")
+]
+Receipt = Annotated[
+    AnchorReceipt | None,
+    Field(description="For the request's anchor; None without one, or where it contradicts another."),
+]
+
+
+class Enrol(StrictModel):
+    """A worker's first word, under an enrolment token: the hash of the token that it has made for itself."""
+
+    token_hash: Digest = Field(
+        description="sha256 of the new token, whose secret never leaves the worker but to authenticate it."
+    )
+
+
+class Enrolled(StrictModel):
+    """From now on the worker's own token is valid. Sent again, the same hash gets the same answer."""
+
+    client_id: ClientId
+    token_id: UUID
 
 
 class Register(StrictModel):
@@ -20,13 +46,22 @@ class Register(StrictModel):
 
     protocol_version: int = PROTOCOL_VERSION
     worker_version: Annotated[str, Field(max_length=64)]
-    methods: Annotated[dict[str, int], Field(max_length=256)] = Field(
+    methods: Annotated[dict[Annotated[str, Field(max_length=64)], Count], Field(max_length=256)] = Field(
         description="Name and version of every method that this worker's image holds."
     )
     device: ShortText = Field(description="For people: `cpu, 2 threads` or the GPU's name.")
     num_images: int = Field(ge=1)
     channels: Literal[1, 3]
     image_size: int = Field(ge=8, le=512)
+    encoder: EncoderConfig | None = Field(
+        default=None,
+        description="The encoder that this client can train, for runs in which clients may differ (FLESD); None: "
+        "whatever a run's spec says.",
+    )
+    policy: PolicyNotice | None = Field(
+        default=None, description="What the data owner's policy lets out; None: there is no policy."
+    )
+    anchor: Anchor = None
 
 
 class Registered(StrictModel):
@@ -34,6 +69,7 @@ class Registered(StrictModel):
 
     client_id: ClientId
     protocol_version: int = PROTOCOL_VERSION
+    receipt: Receipt = None
 
 
 class AcceptedUpdate(StrictModel):
@@ -74,10 +110,10 @@ class Progress(StrictModel):
     """Where a client's local training stands."""
 
     phase: Literal["downloading", "training", "uploading"]
-    epoch: int = Field(ge=0)
-    num_epochs: int = Field(ge=0)
-    step: int = Field(ge=0)
-    num_steps: int = Field(ge=0)
+    epoch: Count
+    num_epochs: Count
+    step: Count
+    num_steps: Count
     loss: float | None = None
     images_per_second: float | None = Field(default=None, ge=0)
 
@@ -87,6 +123,7 @@ class Heartbeat(StrictModel):
 
     assignment_id: UUID | None = None
     progress: Progress | None = None
+    anchor: Anchor = None
 
 
 class HeartbeatReply(StrictModel):
@@ -94,6 +131,7 @@ class HeartbeatReply(StrictModel):
 
     carry_on: bool = True
     reason: str = ""
+    receipt: Receipt = None
 
 
 class Submit(StrictModel):
@@ -103,6 +141,7 @@ class Submit(StrictModel):
     update: Digest
     num_examples: int = Field(ge=1, le=10**12, description="Images trained on: the update's weight in the mean.")
     metrics: Metrics = {}
+    anchor: Anchor = None
 
 
 class Submitted(StrictModel):
@@ -110,6 +149,7 @@ class Submitted(StrictModel):
 
     assignment_id: UUID
     state: AssignmentState
+    receipt: Receipt = None
 
 
 class Decline(StrictModel):

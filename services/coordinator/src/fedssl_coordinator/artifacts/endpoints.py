@@ -4,33 +4,52 @@ from typing import Annotated
 from uuid import UUID
 
 from fastapi import APIRouter, Header, Query, Request, Response, status
+from fastapi.exceptions import RequestValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse
 
 from fedssl.protocol.base import Digest
 from fedssl_coordinator.artifacts import repository, service
-from fedssl_coordinator.artifacts.service import Permit, store
+from fedssl_coordinator.artifacts.service import DatasetPermit, Permit, store
 from fedssl_coordinator.artifacts.streaming import artifact_response, receive
-from fedssl_coordinator.auth import Caller, WaitingCaller, WaitingWorkerId
+from fedssl_coordinator.auth import Caller, WaitingOperatorOrWorker
 from fedssl_coordinator.db import transaction
+from fedssl_coordinator.problems import ProblemError
+from fedssl_coordinator.settings import settings
 
 router = APIRouter(prefix="/v1/artifacts", tags=["artifacts"])
 
-AssignmentId = Annotated[UUID, Query(description="The assignment whose update this is.")]
+AssignmentId = Annotated[
+    UUID | None, Query(description="The assignment whose update this is; left out by operators, who send data sets.")
+]
 ContentLength = Annotated[int | None, Header(ge=0, description="The size of the file in bytes.")]
 _BODY = {"requestBody": {"required": True, "content": {"application/octet-stream": {}}}}
 
 
-def _permit(assignment: UUID, client_id: str, digest: str) -> tuple[Permit, bool]:
+def _permit(caller: Caller, assignment: UUID | None, digest: str) -> tuple[Permit, bool]:
+    """What the caller may send, and whether it has arrived before."""
     with transaction() as session:
-        permit = service.permit_upload(session, assignment, client_id, digest)
+        if caller.client_id is None:
+            return _permit_dataset(assignment), repository.is_known(session, digest) and digest in store()
+        if assignment is None:
+            missing = {"type": "missing", "loc": ("query", "assignment"), "msg": "Field required", "input": None}
+            raise RequestValidationError([missing])
+        permit = service.permit_upload(session, assignment, caller.client_id, digest)
         return permit, repository.is_uploaded(session, assignment, digest) and digest in store()
 
 
-def _note(permit: Permit, digest: str, size: int) -> None:
+def _permit_dataset(assignment: UUID | None) -> DatasetPermit:
+    if assignment is not None:
+        detail = "an assignment's update needs a worker's token; yours is an operator's, who may send data sets alone"
+        raise ProblemError("forbidden", detail)
+    return DatasetPermit(settings().max_dataset_bytes)
+
+
+def _note(assignment: UUID | None, digest: str, size: int) -> None:
     with transaction() as session:
         repository.add(session, digest, size)
-        repository.add_upload(session, permit.assignment_id, digest)
+        if assignment is not None:
+            repository.add_upload(session, assignment, digest)
 
 
 def _check(digest: str, caller: Caller) -> None:
@@ -41,22 +60,25 @@ def _check(digest: str, caller: Caller) -> None:
 @router.put("/{digest}", status_code=status.HTTP_201_CREATED, openapi_extra=_BODY)
 async def upload_artifact(
     digest: Digest,
-    assignment: AssignmentId,
     request: Request,
-    client_id: WaitingWorkerId,
+    caller: WaitingOperatorOrWorker,
+    assignment: AssignmentId = None,
     content_length: ContentLength = None,
 ) -> JSONResponse:
-    """Send an update's safetensors file. Its header is checked before its body is read, its digest after."""
-    permit, is_there = await run_in_threadpool(_permit, assignment, client_id, digest)
+    """Send a safetensors file: a worker its update, an operator the images of a data set that is to be registered.
+
+    Its header is checked before its body is read, its digest after.
+    """
+    permit, is_there = await run_in_threadpool(_permit, caller, assignment, digest)
     if is_there:
         return JSONResponse({"digest": digest}, status_code=status.HTTP_200_OK)
     size = await receive(permit, digest, content_length, request.stream())
-    await run_in_threadpool(_note, permit, digest, size)
+    await run_in_threadpool(_note, assignment, digest, size)
     return JSONResponse({"digest": digest}, status_code=status.HTTP_201_CREATED)
 
 
 @router.get("/{digest}", response_class=Response)
-async def download_artifact(digest: Digest, request: Request, caller: WaitingCaller) -> Response:
+async def download_artifact(digest: Digest, request: Request, caller: WaitingOperatorOrWorker) -> Response:
     """An artifact's bytes; `Range` resumes a broken download."""
     await run_in_threadpool(_check, digest, caller)
     return artifact_response(digest, request.headers)

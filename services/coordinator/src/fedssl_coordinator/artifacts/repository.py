@@ -2,16 +2,22 @@
 
 from uuid import UUID
 
-from sqlalchemy import exists, select
+from sqlalchemy import delete, exists, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from fedssl_coordinator.models import Artifact, Assignment, Round, Upload
+from fedssl_coordinator.models import Artifact, Assignment, PublicDataset, Round, Run, Upload
 
 
 def add(session: Session, digest: str, num_bytes: int) -> None:
     """Note an artifact that the store holds; one that is known already is no error."""
     session.execute(insert(Artifact).values(digest=digest, num_bytes=num_bytes).on_conflict_do_nothing())
+
+
+def remove(session: Session, digest: str) -> bool:
+    """Forget an artifact; whether it was known. Raises IntegrityError where something refers to it."""
+    statement = delete(Artifact).where(Artifact.digest == digest).returning(Artifact.digest)
+    return session.execute(statement).scalar_one_or_none() is not None
 
 
 def add_upload(session: Session, assignment_id: UUID, digest: str) -> None:
@@ -34,6 +40,23 @@ def is_broadcast_to(session: Session, digest: str, client_id: str) -> bool:
             select(Assignment.id)
             .join(Round, Round.id == Assignment.round_id)
             .where(Assignment.client_id == client_id, Round.broadcast == digest)
+        )
+    )
+    return bool(session.scalar(statement))
+
+
+def is_public_for(session: Session, digest: str, client_id: str) -> bool:
+    """Whether these are the registered public images of a run whose work this client holds or has held."""
+    statement = select(
+        exists(
+            select(Assignment.id)
+            .join(Run, Run.id == Assignment.run_id)
+            .where(
+                Assignment.client_id == client_id,
+                Assignment.leased_at.is_not(None),
+                Run.spec["public_data"]["digest"].astext == digest,
+                exists(select(PublicDataset.name).where(PublicDataset.digest == digest)),
+            )
         )
     )
     return bool(session.scalar(statement))

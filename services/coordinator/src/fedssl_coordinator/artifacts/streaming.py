@@ -10,15 +10,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
 from fedssl.artifacts.finite import check_finite
-from fedssl.artifacts.header import (
-    LENGTH_BYTES,
-    Header,
-    check_header,
-    header_length,
-    max_file_bytes,
-    max_header_bytes,
-    parse_header,
-)
+from fedssl.artifacts.header import LENGTH_BYTES, Header, header_length, parse_header
 from fedssl.artifacts.store import Writer
 from fedssl.errors import ArtifactError, ArtifactNotFound, ArtifactTooLarge
 from fedssl_coordinator.artifacts.service import Permit, store
@@ -31,7 +23,7 @@ log = structlog.get_logger(__name__)
 
 
 async def receive(permit: Permit, digest: str, content_length: int | None, body: AsyncIterator[bytes]) -> int:
-    """Store an upload that fits the permit's plan, and return its size in bytes.
+    """Store an upload that fits the permit, and return its size in bytes.
 
     The header is checked before the body is read, the digest and the values after. Raises ProblemError, storing
     nothing.
@@ -39,9 +31,8 @@ async def receive(permit: Permit, digest: str, content_length: int | None, body:
     if content_length is None:
         detail = "send Content-Length, the size of the safetensors file in bytes, and not in chunks"
         raise permit.refusal("length-required", detail)
-    limit = max_file_bytes(permit.tensors)
-    if content_length > limit:
-        detail = f"{content_length} bytes announced; the method's artifact plan allows at most {limit}"
+    if content_length > permit.max_bytes:
+        detail = f"{content_length} bytes announced; {permit.limit} allows at most {permit.max_bytes}"
         raise permit.refusal("artifact-too-large", detail)
     try:
         with store().writer() as writer:
@@ -86,14 +77,14 @@ async def _receive_into(writer: Writer, permit: Permit, content_length: int, bod
 
 
 def _header(pending: bytearray, permit: Permit) -> Header | None:
-    """The header, checked against the plan, once enough bytes are there."""
+    """The header, checked against the permit, once enough bytes are there."""
     if len(pending) < LENGTH_BYTES:
         return None
-    end = LENGTH_BYTES + header_length(bytes(pending[:LENGTH_BYTES]), max_header_bytes(permit.tensors))
+    end = LENGTH_BYTES + header_length(bytes(pending[:LENGTH_BYTES]), permit.max_header_bytes)
     if len(pending) < end:
         return None
     header = parse_header(bytes(pending[LENGTH_BYTES:end]))
-    check_header(header, permit.tensors, "update")
+    permit.check(header)
     return header
 
 

@@ -5,7 +5,7 @@ from fastapi import APIRouter
 from fedssl.protocol.methods import METHOD_CONFIGS
 from fedssl.protocol.methods.base import MethodConfig
 from fedssl.protocol.views import MethodView, Page
-from fedssl_coordinator.auth import Operator
+from fedssl_coordinator.auth import Viewer
 from fedssl_coordinator.problems import ProblemError
 
 router = APIRouter(prefix="/v1/methods", tags=["methods"])
@@ -21,13 +21,13 @@ def _view(name: str, config: type[MethodConfig]) -> MethodView:
 
 
 @router.get("")
-def list_methods(caller: Operator) -> Page[MethodView]:
+def list_methods(caller: Viewer) -> Page[MethodView]:
     """Every method, by name."""
     return Page(items=[_view(name, config) for name, config in sorted(METHOD_CONFIGS.items())])
 
 
 @router.get("/{name}")
-def show_method(name: str, caller: Operator) -> MethodView:
+def show_method(name: str, caller: Viewer) -> MethodView:
     """One method: its paper, its parameters, and what leaves a client."""
     config = METHOD_CONFIGS.get(name)
     if config is None:

@@ -6,6 +6,8 @@ from sqlalchemy import func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
+from fedssl.protocol.model import EncoderConfig
+from fedssl.protocol.policy import PolicyNotice
 from fedssl.protocol.work import Register
 from fedssl_coordinator.models import Client
 
@@ -19,9 +21,14 @@ def get_or_create(session: Session, client_id: str) -> Client:
     return session.get_one(Client, client_id)
 
 
+def locked(session: Session, client_id: str) -> Client:
+    """A client that there is, locked until the transaction ends."""
+    return session.get_one(Client, client_id, with_for_update={"key_share": True}, populate_existing=True)
+
+
 def register(session: Session, client_id: str, request: Register) -> None:
     """Keep what the worker says of itself; the first time decides `registered_at`."""
-    values = request.model_dump(exclude={"protocol_version"})
+    values = request.model_dump(exclude={"protocol_version", "anchor"})
     session.execute(
         update(Client)
         .where(Client.id == client_id)
@@ -42,6 +49,20 @@ def eligible(session: Session, names: Sequence[str] | None) -> list[str]:
     if names is not None:
         statement = statement.where(Client.id.in_(names))
     return sorted(session.scalars(statement))
+
+
+def declared_encoders(session: Session, names: Sequence[str] | None) -> dict[str, EncoderConfig | None]:
+    """What every eligible client's worker declared when it registered last; None: nothing."""
+    rows = session.execute(select(Client.id, Client.encoder).where(Client.id.in_(eligible(session, names))))
+    found = {name: None if encoder is None else EncoderConfig.model_validate(encoder) for name, encoder in rows}
+    return dict(sorted(found.items()))
+
+
+def policies(session: Session, names: Sequence[str]) -> dict[str, PolicyNotice]:
+    """What the policies of those clients that have one let out, as their workers said when they registered last."""
+    statement = select(Client.id, Client.policy).where(Client.id.in_(names), Client.policy.is_not(None))
+    rows = session.execute(statement.order_by(Client.id))
+    return {name: PolicyNotice.model_validate(policy) for name, policy in rows}
 
 
 def by_name(session: Session, limit: int, after: str | None) -> Sequence[Client]:

@@ -38,4 +38,5 @@ def revoke(session: Session, client_id: str) -> ClientView:
         transition(session, assignment, AssignmentState.EXPIRED, message, reason=reason, closed_at=func.now())
         nudges.advance(session, assignment.run_id)
     nudges.wake_watchers(session)
+    nudges.wake_workers(session)  # its own claim, which waits, ends now
     return view(client)

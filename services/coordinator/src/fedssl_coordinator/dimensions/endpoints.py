@@ -5,7 +5,7 @@ from uuid import UUID
 from fastapi import APIRouter
 
 from fedssl.protocol.views import DimensionAssignmentView, Page
-from fedssl_coordinator.auth import Operator
+from fedssl_coordinator.auth import Viewer
 from fedssl_coordinator.db import DB
 from fedssl_coordinator.dimensions import repository
 from fedssl_coordinator.runs import service as runs
@@ -14,7 +14,7 @@ router = APIRouter(prefix="/v1/runs/{run_id}/dimension-assignments", tags=["runs
 
 
 @router.get("")
-def list_dimension_assignments(run_id: UUID, caller: Operator, session: DB) -> Page[DimensionAssignmentView]:
+def list_dimension_assignments(run_id: UUID, caller: Viewer, session: DB) -> Page[DimensionAssignmentView]:
     """Which of the embedding's dimensions are whose (SSD); empty for methods that assign none. One page holds all."""
     runs.require(session, run_id)
     owned = repository.by_client(session, run_id)

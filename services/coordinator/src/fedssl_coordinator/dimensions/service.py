@@ -8,15 +8,18 @@ from sqlalchemy.orm import Session
 from fedssl.dimensions import assign_dimensions, client_dimensions
 from fedssl.protocol.runs import RunSpec
 from fedssl_coordinator.dimensions import repository
-from fedssl_coordinator.events.repository import record
+from fedssl_coordinator.events.repository import clients_told_of, record
+
+EXHAUSTED = "dimensions.exhausted"
 
 
 def owners(session: Session, run_id: UUID, spec: RunSpec, clients: Sequence[str]) -> list[str]:
     """Those of `clients` that can take part: all of them, unless the method divides the embedding and it is used up.
 
     The clients of the first round take the slots in name order, as in a simulation; one that joins later takes the next
-    slot that is free, where `num_clients` left any. Nobody's dimensions change or are handed on, not even a revoked
-    client's. Raises SpecError where the first clients are too many.
+    slot that is free, where `num_clients` left any; else an event says once that there is none for it. Nobody's
+    dimensions change or are handed on, not even a revoked client's. Raises SpecError where the first clients are too
+    many. The caller holds the run's lock, so two clients that join at once do not meet here.
     """
     wanted = spec.method.dimensions_wanted(spec.model)
     if wanted is None:
@@ -32,7 +35,8 @@ def owners(session: Session, run_id: UUID, spec: RunSpec, clients: Sequence[str]
         repository.add(session, run_id, name, dimensions)
         message = f"{name} owns {len(dimensions)} of the embedding's {wanted.width} dimensions"
         record(session, "dimensions.assigned", message, run_id=run_id, client_id=name)
-    if without := [name for name in clients if name not in owned and name not in new]:
-        message = f"no dimensions are left for {', '.join(without)}: raise num_clients of the add-on in the next run"
-        record(session, "dimensions.exhausted", message, run_id=run_id, data={"clients": without})
+    if without := {name for name in clients if name not in owned and name not in new}:
+        for name in sorted(without - clients_told_of(session, run_id, EXHAUSTED)):
+            message = f"no dimensions are left for {name}: raise num_clients of the add-on in the next run"
+            record(session, EXHAUSTED, message, run_id=run_id, client_id=name)
     return [name for name in clients if name not in without]

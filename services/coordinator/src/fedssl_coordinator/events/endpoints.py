@@ -11,7 +11,7 @@ from sse_starlette.sse import EventSourceResponse
 from starlette.concurrency import run_in_threadpool
 
 from fedssl.protocol.views import EventView, Page
-from fedssl_coordinator.auth import Caller, Operator, WaitingOperator, may_still
+from fedssl_coordinator.auth import Caller, Viewer, WaitingViewer, may_still
 from fedssl_coordinator.db import DB, UNREACHABLE, transaction
 from fedssl_coordinator.events import repository
 from fedssl_coordinator.models import Event
@@ -38,7 +38,7 @@ def _view(row: Event) -> EventView:
 
 @router.get("")
 def list_events(
-    run_id: UUID, caller: Operator, session: DB, limit: Limit = 100, cursor: Cursor = None
+    run_id: UUID, caller: Viewer, session: DB, limit: Limit = 100, cursor: Cursor = None
 ) -> Page[EventView]:
     """A run's events, oldest first."""
     runs.require(session, run_id)
@@ -62,7 +62,7 @@ def _require(run_id: UUID) -> None:
 
 @router.get("/stream", response_class=EventSourceResponse)
 async def stream_events(
-    run_id: UUID, request: Request, caller: WaitingOperator, last_event_id: LastEventId = None
+    run_id: UUID, request: Request, caller: WaitingViewer, last_event_id: LastEventId = None
 ) -> EventSourceResponse:
     """A run's events as they happen (server-sent events); ends after `run.finished`."""
     await run_in_threadpool(_require, run_id)

@@ -55,3 +55,9 @@ def after(session: Session, run_id: UUID, last_id: int, limit: int) -> Sequence[
     """A run's events with an id above `last_id`, oldest first."""
     statement = select(Event).where(Event.run_id == run_id, Event.id > last_id).order_by(Event.id).limit(limit)
     return session.scalars(statement).all()
+
+
+def clients_told_of(session: Session, run_id: UUID, kind: str) -> set[str]:
+    """The clients about whom the run's log has an event of this kind."""
+    found = session.scalars(select(Event.client_id).where(Event.run_id == run_id, Event.kind == kind).distinct())
+    return {client_id for client_id in found if client_id is not None}

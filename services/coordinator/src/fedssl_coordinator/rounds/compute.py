@@ -7,49 +7,66 @@ run's lock, before it publishes.
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 import torch
 from sqlalchemy.orm import Session
 
 from fedssl.artifacts.tensors import LazyTensors, Tensors, load_tensors, serialised
+from fedssl.data import ImageData
 from fedssl.engine import run_aggregation, start_run
+from fedssl.engine.aggregation import ServerResult
 from fedssl.errors import DataError, MethodError
+from fedssl.image_files import open_public
 from fedssl.methods import METHODS
-from fedssl.methods.api import ClientData, Context, Metrics, Update
+from fedssl.methods.api import CPU, ClientData, Context, Metrics, Update
+from fedssl.protocol.data import DataConfig, PublicDataConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, Outcome, RoundState, RunState, Verdict
-from fedssl.shards import find_public, load_public
+from fedssl.shards import choose_public, find_public, load_public
 from fedssl_coordinator.artifacts import repository as artifacts
 from fedssl_coordinator.artifacts.service import store
 from fedssl_coordinator.db import transaction
+from fedssl_coordinator.evaluations import service as evaluations
 from fedssl_coordinator.events.repository import record
 from fedssl_coordinator.models import Assignment, Round, Run
-from fedssl_coordinator.rounds import repository, service
+from fedssl_coordinator.rounds import alarms, repository, service
 from fedssl_coordinator.runs import repository as runs
 from fedssl_coordinator.settings import settings
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An artifact that the store holds."""
+
+    digest: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What a round ends with, in the store: the server's state, the next broadcast, and numbers for people."""
+
+    state: Stored
+    broadcast: Stored
+    metrics: Metrics
 
 
 def prepare(run_id: UUID) -> None:
     """Make the run's plan and first weights from its seed. Repeated, it makes the same."""
     with transaction() as session:
-        spec = RunSpec.model_validate(runs.get_one(session, run_id).spec)
-    method = METHODS[spec.method.name]
+        run = runs.get_one(session, run_id)
     try:
-        result = start_run(method, _context(spec, 0))
-        plan = method.artifacts(spec.method, spec)
+        weights = first_weights(run)
     except (MethodError, DataError) as error:
         _fail(run_id, None, str(error))
         return
-    state, broadcast = _put(result.state), _put(result.broadcast)
     with transaction() as session:
-        run = runs.locked(session, run_id)
-        if run is None or run.state == RunState.FINISHED or run.plan is not None:
+        locked = runs.locked(session, run_id)
+        if locked is None or locked.state == RunState.FINISHED or locked.plan is not None:
             return  # stopped, or prepared by somebody else
-        _note(session, state, broadcast)
-        runs.set_first_weights(session, run, plan.model_dump(mode="json"), state.digest, broadcast.digest)
-        message = f"initial weights made from seed {spec.seed}"
-        record(session, "run.prepared", message, run_id=run_id, data={"broadcast": broadcast.digest})
+        publish_first(session, locked, weights)
 
 
 def aggregate(run_id: UUID) -> None:
@@ -60,47 +77,86 @@ def aggregate(run_id: UUID) -> None:
         if current is None or current.state != RoundState.AGGREGATING:
             return
         rows = repository.assignments(session, [current.id])
-    accepted = [row for row in rows if row.state == AssignmentState.ACCEPTED]
     try:
-        state, broadcast, metrics = _aggregated(run, current, accepted)
+        weights = next_weights(run, current, rows)
     except MethodError as error:  # and no other: a store may come back, and the weights of weeks with it
         _fail(run_id, current, str(error))
         return
-    cohort_size = len({row.client_id for row in rows})
-    verdict = Verdict.AGGREGATED if len(accepted) == cohort_size else Verdict.PARTIAL
     with transaction() as session:
         locked = _still_due(session, run_id, current)
-        if locked is None:
-            return
-        run, current = locked
-        _note(session, state, broadcast)
-        service.close_round(session, current, verdict, f"{len(accepted)} of {cohort_size} updates")
-        runs.set_next_weights(session, run, state.digest, broadcast.digest)
-        metrics = {**metrics, **_mean_loss(session, current, accepted)}
-        repository.replace_metrics(session, run_id, current.number, None, metrics)
+        if locked is not None:
+            publish_next(session, *locked, rows, weights)
 
 
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    digest: str
-    num_bytes: int
+def first_weights(run: Run, device: torch.device = CPU, **training: Any) -> Weights:
+    """Those from which the run starts. `training`: as `start_run` takes it. Raises MethodError and DataError."""
+    spec = RunSpec.model_validate(run.spec)
+    return _stored(start_run(METHODS[spec.method.name], _context(spec, 0, device), **training))
 
 
-def _aggregated(run: Run, current: Round, accepted: Sequence[Assignment]) -> tuple[_Stored, _Stored, Metrics]:
+def next_weights(
+    run: Run, current: Round, rows: Sequence[Assignment], device: torch.device = CPU, **training: Any
+) -> Weights:
+    """What the accepted of the round's assignments make. `training`: as `run_aggregation` takes it.
+
+    Raises MethodError, and DataError where public images are missing.
+    """
     spec = RunSpec.model_validate(run.spec)
     assert run.server_state is not None, "a prepared run has a server state"
     previous = load_tensors(store().path(run.server_state))
-    ctx = _context(spec, current.number)
-    result = run_aggregation(METHODS[spec.method.name], previous, [_update(row) for row in accepted], ctx)
-    return _put(result.state), _put(result.broadcast), result.metrics
+    updates = [_update(row) for row in _accepted(rows)]
+    ctx = _context(spec, current.number, device)
+    return _stored(run_aggregation(METHODS[spec.method.name], previous, updates, ctx, **training))
 
 
-def _context(spec: RunSpec, round_number: int) -> Context:
+def publish_first(session: Session, run: Run, weights: Weights) -> None:
+    """Keep the plan and the first weights. The caller holds the run's lock."""
+    spec = RunSpec.model_validate(run.spec)
+    plan = METHODS[spec.method.name].artifacts(spec.method, spec)
+    _note(session, weights)
+    runs.set_first_weights(session, run, plan.model_dump(mode="json"), weights.state.digest, weights.broadcast.digest)
+    message = f"initial weights made from seed {spec.seed}"
+    record(session, "run.prepared", message, run_id=run.id, data={"broadcast": weights.broadcast.digest})
+    evaluations.queue_due(session, run, 0)
+
+
+def publish_next(session: Session, run: Run, current: Round, rows: Sequence[Assignment], weights: Weights) -> None:
+    """Close the round with its new weights. The caller holds the run's lock."""
+    accepted, cohort_size = _accepted(rows), len({row.client_id for row in rows})
+    verdict = Verdict.AGGREGATED if len(accepted) == cohort_size else Verdict.PARTIAL
+    _note(session, weights)
+    service.close_round(session, current, verdict, f"{len(accepted)} of {cohort_size} updates")
+    runs.set_next_weights(session, run, weights.state.digest, weights.broadcast.digest)
+    metrics = {**weights.metrics, **_mean_loss(session, current, accepted)}
+    repository.replace_metrics(session, run.id, current.number, None, metrics)
+    evaluations.queue_due(session, run, current.number)
+    alarms.raise_alarms(session, run, current, [row.client_id for row in accepted])
+
+
+def put(tensors: Tensors) -> Stored:
+    """Write tensors into the store."""
+    data = serialised(tensors)
+    with store().writer() as writer:
+        writer.write(data)
+        return Stored(writer.commit(), len(data))
+
+
+def _context(spec: RunSpec, round_number: int, device: torch.device) -> Context:
     public = None
     if spec.public_data is not None:
-        images = load_public(find_public(spec.public_data, settings().public_data), spec.data).images
-        public = ClientData(torch.from_numpy(images))
-    return Context(spec=spec, round_number=round_number, public=public)
+        images = torch.from_numpy(_public_images(spec.public_data, spec.data).images)
+        public = ClientData(images.to(device))
+    return Context(spec=spec, round_number=round_number, device=device, public=public)
+
+
+def _public_images(config: PublicDataConfig, data: DataConfig) -> ImageData:
+    if config.digest is None:
+        return load_public(find_public(config, settings().public_data), data)
+    return choose_public(open_public(store().path(config.digest)), config, data)
+
+
+def _accepted(rows: Sequence[Assignment]) -> list[Assignment]:
+    return [row for row in rows if row.state == AssignmentState.ACCEPTED]
 
 
 def _update(row: Assignment) -> Update:
@@ -139,18 +195,10 @@ def _fail(run_id: UUID, current: Round | None, reason: str) -> None:
         )
 
 
-def _put(tensors: Tensors) -> _Stored:
-    data = serialised(tensors)
-    with store().writer() as writer:
-        writer.write(data)
-        return _Stored(writer.commit(), len(data))
+def _stored(result: ServerResult) -> Weights:
+    return Weights(put(result.state), put(result.broadcast), result.metrics)
 
 
-def _note(session: Session, *stored: _Stored) -> None:
-    for artifact in stored:
+def _note(session: Session, weights: Weights) -> None:
+    for artifact in (weights.state, weights.broadcast):
         artifacts.add(session, artifact.digest, artifact.num_bytes)
-
-
-def set_threads(count: int) -> None:
-    """One thread gives the same bits on every machine."""
-    torch.set_num_threads(count)

@@ -8,8 +8,9 @@ from sqlalchemy import ColumnElement, delete, func, or_, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from fedssl.protocol.states import AssignmentState, RoundState, RunState
-from fedssl_coordinator.models import Assignment, Client, Metric, Round, Run
+from fedssl.protocol.states import AssignmentState, JobState, RoundState, RunState
+from fedssl_coordinator.models import Assignment, Client, DistillationJob, Metric, Round, Run
+from fedssl_coordinator.tries import due
 
 LIVE = (AssignmentState.OFFERED, AssignmentState.LEASED, AssignmentState.SUBMITTED)
 
@@ -24,6 +25,11 @@ def unclosed(session: Session, run_id: UUID) -> Round | None:
     """The round in progress: a unique index makes it one at most."""
     statement = select(Round).where(Round.run_id == run_id, Round.state != RoundState.CLOSED)
     return session.scalars(statement).one_or_none()
+
+
+def get(session: Session, run_id: UUID, number: int) -> Round:
+    """A round that there is."""
+    return session.scalars(select(Round).where(Round.run_id == run_id, Round.number == number)).one()
 
 
 def latest(session: Session, run_id: UUID) -> Round | None:
@@ -128,8 +134,8 @@ def lost(session: Session, round_id: UUID) -> Sequence[tuple[Assignment, bool]]:
 def needing_attention(session: Session) -> Sequence[UUID]:
     """Running runs that an aggregator should look at: not prepared, no round, a round that can move, a lost lease.
 
-    The query behind the sweep. Neither runs whose clients are busily training are in it, nor those whose computation
-    has failed and is not to be tried again yet.
+    The query behind the sweep. Neither runs whose clients are busily training are in it, nor those that have a
+    distillation job, nor those whose computation has failed and is not to be tried again yet.
     """
     in_progress = (
         select(Assignment.id)
@@ -147,10 +153,13 @@ def needing_attention(session: Session) -> Sequence[UUID]:
         .join(Round, Round.id == Assignment.round_id)
         .where(Round.run_id == Run.id, Round.state == RoundState.OPEN, _lost)
     )
+    distilling = select(DistillationJob.id).where(
+        DistillationJob.run_id == Run.id, DistillationJob.state.in_((JobState.QUEUED, JobState.RUNNING))
+    )
     statement = (
         select(Run.id)
-        .where(Run.state == RunState.RUNNING, or_(Run.retry_at.is_(None), Run.retry_at <= func.now()))
-        .where(~in_progress.exists() | lost_.exists())
+        .where(Run.state == RunState.RUNNING, due(Run))
+        .where(~(in_progress.exists() | distilling.exists()) | lost_.exists())
         .order_by(Run.created_at)
     )
     return session.scalars(statement).all()
@@ -191,6 +200,20 @@ def client_metrics(session: Session, run_id: UUID, round_number: int, name: str)
         Metric.client_id.is_not(None),
     )
     return {client_id: value for client_id, value in session.execute(statement) if client_id is not None}
+
+
+def metrics_by_client(
+    session: Session, run_id: UUID, round_number: int, client_ids: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    """All numbers of some clients in a round."""
+    statement = select(Metric.client_id, Metric.name, Metric.value).where(
+        Metric.run_id == run_id, Metric.round_number == round_number, Metric.client_id.in_(client_ids)
+    )
+    found: dict[str, dict[str, float]] = {client_id: {} for client_id in client_ids}
+    for client_id, name, value in session.execute(statement):
+        assert client_id is not None, "it is one of those asked for"
+        found[client_id][name] = value
+    return found
 
 
 def _in(seconds: float) -> ColumnElement[datetime]:

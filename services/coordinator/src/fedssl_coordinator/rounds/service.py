@@ -16,9 +16,12 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, Outcome, RoundState, RunState, Verdict
 from fedssl.protocol.training import CohortConfig
 from fedssl.seeding import sample_cohort
-from fedssl_coordinator import nudges
+from fedssl_coordinator import nudges, tries
+from fedssl_coordinator.clients import policies
 from fedssl_coordinator.clients import repository as clients
 from fedssl_coordinator.dimensions import service as dimensions
+from fedssl_coordinator.distillation import service as distillation
+from fedssl_coordinator.evaluations import service as evaluations
 from fedssl_coordinator.events.repository import record
 from fedssl_coordinator.models import Assignment, Round, Run
 from fedssl_coordinator.problems import printable
@@ -26,7 +29,6 @@ from fedssl_coordinator.rounds import repository
 from fedssl_coordinator.runs import repository as runs
 from fedssl_coordinator.transitions import transition
 
-_LONGEST_PAUSE_SECONDS = 300
 _CLIENTS_SHOWN = 5
 
 
@@ -44,9 +46,11 @@ def next_step(session: Session, run_id: UUID) -> Step:
     run = runs.locked(session, run_id)
     if run is None or run.state != RunState.RUNNING:
         return Step.WAIT
-    if run.plan is None:
-        return _begin(session, run, Step.PREPARE)
     spec = RunSpec.model_validate(run.spec)
+    if run.plan is None:
+        if num_epochs := spec.method.distillation_epochs(0):
+            return _distil(session, run, 0, num_epochs)
+        return _begin(session, run, Step.PREPARE)
     current = repository.unclosed(session, run_id)
     if current is None:
         if run.rounds_closed >= run.num_rounds:
@@ -55,12 +59,15 @@ def next_step(session: Session, run_id: UUID) -> Step:
         return _open(session, run, spec)
     if current.state == RoundState.AGGREGATING:
         return _begin(session, run, Step.AGGREGATE)
-    return _judge(session, run, current, spec.cohort)
+    if current.state == RoundState.DISTILLING:
+        return _distil(session, run, current.number, spec.method.distillation_epochs(current.number))
+    return _judge(session, run, current, spec)
 
 
 def end_run(session: Session, run: Run, outcome: Outcome, reason: str) -> None:
     """End the run, and the round that is in progress. The caller holds the run's lock."""
     reason = printable(reason)
+    distillation.end_unfinished(session, run, f"run {outcome}: {reason}")
     current = repository.unclosed(session, run.id)
     if current is not None:
         close_round(session, current, Verdict.FAILED, reason)
@@ -88,45 +95,34 @@ def close_round(session: Session, current: Round, verdict: Verdict, reason: str)
 
 
 def note_failure(session: Session, run_id: UUID, why: str, *, begun: bool) -> None:
-    """A computation, `begun` by `next_step`, or that step itself failed for a reason that may pass: pause, try again.
-
-    The pauses double, and only every doubling is an event: a lasting failure is seen without flooding the log.
-    """
+    """A computation that `next_step` had begun, or that step itself, has failed for a reason that may pass."""
     run = runs.locked(session, run_id)
-    if run is None or run.state == RunState.FINISHED:
-        return
-    tries = max(run.num_tries + (not begun), 1)
-    runs.set_tries(session, run, tries, _pause_seconds(tries))
-    runs.set_reason(session, run, f"{printable(why, 500)}; it is tried again")
-    _record_failure(session, run, tries)
+    if run is not None and run.state != RunState.FINISHED:
+        tries.note_failure(session, run, why, begun=begun)
 
 
 def _begin(session: Session, run: Run, step: Step) -> Step:
-    """Count a try before it is made: one that ends its process, for want of memory for example, counts too."""
-    if not runs.may_try(session, run.id):
+    if not tries.may_begin(session, run):
         return Step.WAIT
-    if run.num_tries and run.reason is None:
-        runs.set_reason(session, run, "the aggregator ended while it computed: killed, or out of memory; tried again")
-        _record_failure(session, run, run.num_tries)
-    runs.set_tries(session, run, run.num_tries + 1, _pause_seconds(run.num_tries + 1))
+    tries.begin(session, run)
     return step
 
 
-def _pause_seconds(num_tries: int) -> float:
-    return float(min(2 ** min(num_tries, 16), _LONGEST_PAUSE_SECONDS))
-
-
-def _record_failure(session: Session, run: Run, tries: int) -> None:
-    if tries & (tries - 1) == 0:
-        record(session, "run.stalled", f"try {tries}: {run.reason}", run_id=run.id, data={"num_tries": tries})
-        nudges.wake_watchers(session)
+def _distil(session: Session, run: Run, round_number: int, num_epochs: int) -> Step:
+    """Have the coordinator train what it trains in this round; a queue of its own does that, so nothing waits here."""
+    if distillation.unfinished(session, run.id) is None:
+        distillation.queue(session, run, round_number, num_epochs)
+    return Step.WAIT
 
 
 def _open(session: Session, run: Run, spec: RunSpec) -> Step:
     cohort = spec.cohort
     eligible = clients.eligible(session, cohort.clients)
+    refused = policies.refusals(session, run, spec, eligible)
+    eligible = [name for name in eligible if name not in refused]
     if len(eligible) < cohort.min_clients:
         message = f"waiting for clients: {len(eligible)} of {cohort.min_clients} have registered"
+        message += f" and may take part; {_some(refused)}" if refused else ""
         if run.reason != message:
             runs.set_reason(session, run, message)
             record(session, "run.waiting", message, run_id=run.id)
@@ -150,13 +146,17 @@ def _open(session: Session, run: Run, spec: RunSpec) -> Step:
         round_number=number,
         data={"cohort": chosen, "broadcast": run.broadcast},
     )
+    if refused:
+        message = f"not offered to {_some(refused)}"
+        record(session, "policy.refuses", message, run_id=run.id, round_number=number, data={"clients": refused})
     nudges.wake_workers(session)
     nudges.wake_watchers(session)
     return Step.WAIT
 
 
-def _judge(session: Session, run: Run, current: Round, cohort: CohortConfig) -> Step:
+def _judge(session: Session, run: Run, current: Round, spec: RunSpec) -> Step:
     """Whether an open round can go on."""
+    cohort = spec.cohort
     overdue = repository.is_overdue(session, current.id)
     _end_lost(session, current, offer_again=not overdue)
     if repository.has_live(session, current.id) and not overdue:
@@ -167,10 +167,14 @@ def _judge(session: Session, run: Run, current: Round, cohort: CohortConfig) -> 
     members = {row.client_id for row in rows}
     accepted = {row.client_id for row in rows if row.state == AssignmentState.ACCEPTED}
     awaited = members.intersection(clients.eligible(session, sorted(members - accepted)))
+    awaited -= policies.refusals(session, run, spec, sorted(awaited)).keys()
     if len(accepted) >= _quorum(cohort, len(members), len(accepted) + len(awaited)):
         message = f"aggregating {len(accepted)} of {len(members)} updates"
         transition(session, current, RoundState.AGGREGATING, message)
         nudges.wake_watchers(session)
+        if num_epochs := spec.method.distillation_epochs(current.number):
+            transition(session, current, RoundState.DISTILLING, f"training for {num_epochs} epochs on the updates")
+            return _distil(session, run, current.number, num_epochs)
         return Step.LOOK_AGAIN
     attempts = {row.client_id: row.attempt for row in rows if row.client_id not in accepted}
     reasons = {client: reason for client, reason in _reasons(rows).items() if client not in accepted}
@@ -239,6 +243,8 @@ def _without_quorum(
     if cohort.without_quorum == "skip":
         close_round(session, current, Verdict.SKIPPED, reason)
         runs.count_round(session, run)
+        if run.rounds_closed == run.num_rounds:  # the last is judged even if it left the weights as they were
+            evaluations.queue_due(session, run, run.num_rounds)
         return Step.LOOK_AGAIN
     end_run(session, run, Outcome.FAILED, f"round {current.number}: {reason}")
     return Step.WAIT

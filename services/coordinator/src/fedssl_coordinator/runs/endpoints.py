@@ -11,7 +11,7 @@ from starlette.responses import Response
 from fedssl.protocol.states import RunState
 from fedssl.protocol.views import MetricView, Page, RoundView, RunCreate, RunSummary, RunView
 from fedssl_coordinator.artifacts.streaming import artifact_response
-from fedssl_coordinator.auth import Operator, WaitingOperator
+from fedssl_coordinator.auth import Operator, Viewer, WaitingViewer
 from fedssl_coordinator.db import DB, transaction
 from fedssl_coordinator.paging import Cursor, LargeItemsLimit, Limit, database_id, decode_cursor, encode_cursor, page_of
 from fedssl_coordinator.rounds import repository as rounds
@@ -36,7 +36,7 @@ def create_run(request: RunCreate, caller: Operator, session: DB, idempotency_ke
 
 @router.get("")
 def list_runs(
-    caller: Operator, session: DB, limit: Limit = 100, cursor: Cursor = None, state: RunState | None = None
+    caller: Viewer, session: DB, limit: Limit = 100, cursor: Cursor = None, state: RunState | None = None
 ) -> Page[RunSummary]:
     """Runs, newest first."""
     before = decode_cursor(cursor, datetime.fromisoformat, UUID) if cursor else None
@@ -45,7 +45,7 @@ def list_runs(
 
 
 @router.get("/{run_id}")
-def show_run(run_id: UUID, caller: Operator, session: DB) -> RunView:
+def show_run(run_id: UUID, caller: Viewer, session: DB) -> RunView:
     """One run, with the round in progress."""
     return service.show(session, run_id)
 
@@ -76,7 +76,7 @@ def stop_run(run_id: UUID, caller: Operator, session: DB) -> RunView:
 
 @router.get("/{run_id}/rounds")
 def list_rounds(
-    run_id: UUID, caller: Operator, session: DB, limit: LargeItemsLimit = 50, cursor: Cursor = None
+    run_id: UUID, caller: Viewer, session: DB, limit: LargeItemsLimit = 50, cursor: Cursor = None
 ) -> Page[RoundView]:
     """A run's rounds, oldest first."""
     service.require(session, run_id)
@@ -89,7 +89,7 @@ def list_rounds(
 @router.get("/{run_id}/metrics")
 def list_metrics(
     run_id: UUID,
-    caller: Operator,
+    caller: Viewer,
     session: DB,
     name: MetricName = None,
     limit: Limit = 500,
@@ -109,7 +109,7 @@ def _digest(run_id: UUID, which: str) -> str:
 
 @router.get("/{run_id}/model", response_class=Response)
 async def download_model(
-    run_id: UUID, request: Request, caller: WaitingOperator, which: Literal["latest", "initial"] = "latest"
+    run_id: UUID, request: Request, caller: WaitingViewer, which: Literal["latest", "initial"] = "latest"
 ) -> Response:
     """The run's global weights as safetensors: the newest, or those before training. `ETag` is their sha256."""
     digest = await run_in_threadpool(_digest, run_id, which)

@@ -1,11 +1,11 @@
 """Reads and writes runs."""
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import func, or_, select
+from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -79,19 +79,6 @@ def count_round(session: Session, run: Run) -> None:
 def set_reason(session: Session, run: Run, reason: str | None) -> None:
     """Why an unfinished run does not move."""
     run.reason = reason
-    session.flush()
-
-
-def may_try(session: Session, run_id: UUID) -> bool:
-    """Whether the computation that is due may be tried now."""
-    due = or_(Run.retry_at.is_(None), Run.retry_at <= func.now())
-    return bool(session.scalar(select(due).where(Run.id == run_id)))
-
-
-def set_tries(session: Session, run: Run, num_tries: int, pause_seconds: float) -> None:
-    """How often the computation that is due was begun, and how long it is left alone unless it succeeds."""
-    run.num_tries = num_tries
-    run.retry_at = func.now() + timedelta(seconds=pause_seconds) if num_tries else None
     session.flush()
 
 

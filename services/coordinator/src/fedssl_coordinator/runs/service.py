@@ -10,8 +10,11 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, Outcome, RoundState, RunState
 from fedssl.protocol.views import AssignmentView, RoundView, RunCreate, RunSummary, RunView
 from fedssl.protocol.work import Progress
-from fedssl_coordinator import nudges
+from fedssl_coordinator import nudges, tries
+from fedssl_coordinator.clients import encoders
 from fedssl_coordinator.clients import repository as clients
+from fedssl_coordinator.datasets import service as datasets
+from fedssl_coordinator.distillation import service as distillation
 from fedssl_coordinator.events.repository import record
 from fedssl_coordinator.models import Assignment, Round, Run
 from fedssl_coordinator.problems import ProblemError
@@ -30,20 +33,24 @@ _POSSIBLE = {
 
 def create(session: Session, request: RunCreate, idempotency_key: str | None) -> RunView:
     """A new run; with an idempotency key seen before, the run that was made then."""
-    spec = request.spec.model_dump(mode="json")
+    if idempotency_key is not None and (same := _same_again(session, idempotency_key, request.spec)) is not None:
+        return same
+    spec = encoders.pinned(session, datasets.pinned(session, request.spec))
     run = repository.add(
         session,
-        name=request.spec.name,
-        method=request.spec.method.name,
-        method_version=request.spec.method.info.version,
+        name=spec.name,
+        method=spec.method.name,
+        method_version=spec.method.info.version,
         state=RunState.CREATED,
-        spec=spec,
-        num_rounds=request.spec.num_rounds,
+        spec=spec.model_dump(mode="json"),
+        num_rounds=spec.num_rounds,
         idempotency_key=idempotency_key,
     )
     if run is None:
         assert idempotency_key is not None, "only the key can conflict"
-        return _same_again(session, idempotency_key, request.spec)
+        same = _same_again(session, idempotency_key, request.spec)
+        assert same is not None, "the insert conflicted with it"
+        return same
     record(session, "run.created", f"{run.name}: {run.method}, {run.num_rounds} rounds", run_id=run.id)
     if request.start:
         _start(session, run)
@@ -79,13 +86,15 @@ def show(session: Session, run_id: UUID) -> RunView:
     """A run in full."""
     run = _get(session, run_id)
     spec = RunSpec.model_validate(run.spec)
-    current = rounds.latest(session, run_id)
+    current, job = rounds.latest(session, run_id), distillation.unfinished(session, run_id)
     return RunView(
         **summary(run).model_dump(),
         spec=spec,
         initial_model=run.initial_broadcast,
         model=run.broadcast,
+        server_state=run.server_state,
         current_round=round_views(session, [current])[0] if current else None,
+        distillation=None if job is None else distillation.view(job),
         clients=clients.eligible(session, spec.cohort.clients),
     )
 
@@ -146,12 +155,24 @@ def _no_run(run_id: UUID) -> ProblemError:
     return ProblemError("not-found", f"no run {run_id}: `GET /v1/runs` lists those that there are")
 
 
-def _same_again(session: Session, key: str, spec: RunSpec) -> RunView:
+def _same_again(session: Session, key: str, spec: RunSpec) -> RunView | None:
+    """The run that was made with this key; None: there is none. Raises ProblemError where it has another spec."""
     run = repository.by_idempotency_key(session, key)
-    assert run is not None, "the insert conflicted with it"
-    if RunSpec.model_validate(run.spec) != spec:
+    if run is None:
+        return None
+    if not _asks_for(spec, RunSpec.model_validate(run.spec)):
         raise ProblemError("conflict", f"Idempotency-Key {key} was used for run {run.id}, which has another spec")
     return show(session, run.id)
+
+
+def _asks_for(asked: RunSpec, stored: RunSpec) -> bool:
+    """Whether `stored` came of `asked`: the digest of the public images and the clients' encoders may have been put in
+    when the run was made."""
+    stored = encoders.as_asked(asked, stored)
+    if asked.public_data is not None and stored.public_data is not None and asked.public_data.digest is None:
+        without = stored.public_data.model_copy(update={"digest": None})
+        stored = stored.model_copy(update={"public_data": without})
+    return asked == stored
 
 
 def _start(session: Session, run: Run) -> None:
@@ -161,7 +182,9 @@ def _start(session: Session, run: Run) -> None:
 
 def _resume(session: Session, run: Run) -> None:
     transition(session, run, RunState.RUNNING, "work is given out again")
-    repository.set_tries(session, run, 0, 0)  # whoever resumes a stalled run wants it tried now
+    tries.start_anew(session, run)  # whoever resumes a stalled run wants it tried now
+    repository.set_reason(session, run, None)
+    distillation.resume(session, run)
     current = rounds.unclosed(session, run.id)
     if current is not None and current.state == RoundState.OPEN:  # the pause does not count against the round
         seconds = RunSpec.model_validate(run.spec).cohort.deadline_seconds

@@ -16,7 +16,8 @@ from fedssl.protocol.work import (
     Submitted,
     WorkItem,
 )
-from fedssl_coordinator.auth import WaitingWorkerId, WorkerId
+from fedssl_coordinator.anchors import service as anchors
+from fedssl_coordinator.auth import Caller, WaitingWorker, WorkerId, require_still
 from fedssl_coordinator.db import DB, transaction
 from fedssl_coordinator.nudges import WORK_CHANNEL
 from fedssl_coordinator.settings import settings
@@ -30,27 +31,31 @@ POLL_SECONDS = 2.0  # while a claim waits it looks this often even if no wake-up
 @router.post("/register")
 def register(request: Register, client_id: WorkerId, session: DB) -> Registered:
     """A worker's introduction, at its start."""
-    return service.register(session, client_id, request)
+    registered = service.register(session, client_id, request)
+    return registered.model_copy(update={"receipt": anchors.note(session, client_id, request.anchor)})
 
 
 @router.post("/heartbeat")
 def heartbeat(request: Heartbeat, client_id: WorkerId, session: DB) -> HeartbeatReply:
     """Renew a lease and report progress."""
-    return service.heartbeat(session, client_id, request)
+    reply = service.heartbeat(session, client_id, request)
+    return reply.model_copy(update={"receipt": anchors.note(session, client_id, request.anchor)})
 
 
-def _claim(client_id: str) -> WorkItem | None:
+def _claim(caller: Caller) -> WorkItem | None:
+    assert caller.client_id is not None, "a worker's token has a client"
     with transaction() as session:
-        return service.claim(session, client_id)
+        require_still(session, caller)
+        return service.claim(session, caller.client_id)
 
 
 @router.post("/claim", responses={204: {"description": "Nothing to do at the moment: ask again."}})
-async def claim(claim: Claim, request: Request, client_id: WaitingWorkerId) -> WorkItem | None:
+async def claim(claim: Claim, request: Request, caller: WaitingWorker) -> WorkItem | None:
     """Lease an assignment, waiting for one to appear. Holds no database connection while it waits."""
     end = time.monotonic() + min(claim.wait_seconds, settings().claim_wait_seconds)
     with request.app.state.wakeups.listen(WORK_CHANNEL) as woken:
         while True:
-            item = await run_in_threadpool(_claim, client_id)
+            item = await run_in_threadpool(_claim, caller)
             left = end - time.monotonic()
             if item is not None or left <= 0 or await request.is_disconnected():
                 # 204 where there is nothing: FastAPI would send `null`.
@@ -61,7 +66,8 @@ async def claim(claim: Claim, request: Request, client_id: WaitingWorkerId) -> W
 @router.post("/submit")
 def submit(request: Submit, client_id: WorkerId, session: DB) -> Submitted:
     """Hand in an uploaded update."""
-    return service.submit(session, client_id, request)
+    submitted = service.submit(session, client_id, request)
+    return submitted.model_copy(update={"receipt": anchors.note(session, client_id, request.anchor)})
 
 
 @router.post("/decline")

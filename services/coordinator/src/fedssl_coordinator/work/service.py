@@ -42,7 +42,8 @@ def register(session: Session, client_id: str, request: Register) -> Registered:
             "invalid-request", detail, happening=Happening("client.refused", detail, client_id=client_id)
         )
     clients.register(session, client_id, request)
-    message = f"{request.num_images} images, {request.device}, worker {request.worker_version}"
+    encoder = "" if request.encoder is None else f", encoder {request.encoder}"
+    message = f"{request.num_images} images, {request.device}, worker {request.worker_version}{encoder}"
     record(session, "client.registered", message, client_id=client_id)
     for run_id in runs.awaiting_clients(session):
         nudges.advance(session, run_id)

@@ -1,0 +1,75 @@
+"""`/v1/public-datasets` and `/v1/evaluation-datasets`"""
+
+from typing import Any
+
+from fastapi import APIRouter, Response, status
+
+from fedssl.protocol.base import RegisteredName
+from fedssl.protocol.views import (
+    EvaluationDatasetCreate,
+    EvaluationDatasetView,
+    Page,
+    PublicDatasetCreate,
+    PublicDatasetView,
+)
+from fedssl_coordinator.auth import Operator, Viewer
+from fedssl_coordinator.datasets import repository, service
+from fedssl_coordinator.db import DB
+from fedssl_coordinator.models import EvaluationDataset, PublicDataset
+from fedssl_coordinator.paging import Cursor, Limit, decode_cursor, page_of, registered_name
+
+router = APIRouter(prefix="/v1", tags=["data sets"])
+
+_SAME: dict[int | str, dict[str, Any]] = {status.HTTP_200_OK: {"description": "These images had this name already."}}
+
+
+@router.post("/public-datasets", status_code=status.HTTP_201_CREATED, responses=_SAME)
+def register_public_dataset(
+    request: PublicDatasetCreate, response: Response, caller: Operator, session: DB
+) -> PublicDatasetView:
+    """Give a name to public images that have been uploaded as an artifact, so that runs can name them."""
+    view, is_new = service.register_public(session, request)
+    response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
+    return view
+
+
+@router.get("/public-datasets")
+def list_public_datasets(
+    caller: Viewer, session: DB, limit: Limit = 100, cursor: Cursor = None
+) -> Page[PublicDatasetView]:
+    """Public data sets, by name."""
+    after = decode_cursor(cursor, registered_name)[0] if cursor else None
+    rows = repository.by_name(session, PublicDataset, limit + 1, after)
+    return page_of(rows, limit, service.public_view, lambda row: (row.name,))
+
+
+@router.get("/public-datasets/{name}")
+def show_public_dataset(name: RegisteredName, caller: Viewer, session: DB) -> PublicDatasetView:
+    """One public data set."""
+    return service.show_public(session, name)
+
+
+@router.post("/evaluation-datasets", status_code=status.HTTP_201_CREATED, responses=_SAME)
+def register_evaluation_dataset(
+    request: EvaluationDatasetCreate, response: Response, caller: Operator, session: DB
+) -> EvaluationDatasetView:
+    """Give a name to labelled images that have been uploaded as an artifact, so that encoders are judged on them."""
+    view, is_new = service.register_evaluation(session, request)
+    response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
+    return view
+
+
+@router.get("/evaluation-datasets")
+def list_evaluation_datasets(
+    caller: Viewer, session: DB, limit: Limit = 100, cursor: Cursor = None
+) -> Page[EvaluationDatasetView]:
+    """Evaluation data sets, by name."""
+    after = decode_cursor(cursor, registered_name)[0] if cursor else None
+    rows = repository.by_name(session, EvaluationDataset, limit + 1, after)
+    return page_of(rows, limit, service.evaluation_view, lambda row: (row.name,))
+
+
+@router.get("/evaluation-datasets/{name}")
+def show_evaluation_dataset(name: RegisteredName, caller: Viewer, session: DB) -> EvaluationDatasetView:
+    """One evaluation data set."""
+    return service.show_evaluation(session, name)

@@ -1,0 +1,1 @@
+"""Evaluations: a round's encoder judged on labelled images, beside the run and never in its way."""

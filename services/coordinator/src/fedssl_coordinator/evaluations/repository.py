@@ -1,0 +1,110 @@
+"""Reads and writes evaluations."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Text, cast, func, literal, select, tuple_, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from fedssl.protocol.states import JobState
+from fedssl_coordinator.db import is_held
+from fedssl_coordinator.models import Evaluation, Metric
+from fedssl_coordinator.tries import due
+
+LOCK = "evaluation/"  # and the evaluation's id: what the process that works on it holds
+UNFINISHED = (JobState.QUEUED, JobState.RUNNING)
+RESEND_SECONDS = 10.0
+_KEY = ("run_id", "round_number", "dataset_digest", "config")
+_METRIC_KEY = ("run_id", "round_number", "client_id", "name")
+
+
+def get(session: Session, evaluation_id: UUID) -> Evaluation | None:
+    """The evaluation as it is now."""
+    return session.get(Evaluation, evaluation_id, populate_existing=True)
+
+
+def locked(session: Session, evaluation_id: UUID) -> Evaluation | None:
+    """The evaluation as it is now, which nobody else can move until the transaction ends."""
+    return session.get(Evaluation, evaluation_id, with_for_update={"key_share": True}, populate_existing=True)
+
+
+def in_order(
+    session: Session, run_id: UUID, limit: int, after: tuple[int, datetime, UUID] | None
+) -> Sequence[Evaluation]:
+    """By round, and in a round as they were asked for."""
+    key = (Evaluation.round_number, Evaluation.created_at, Evaluation.id)
+    statement = select(Evaluation).where(Evaluation.run_id == run_id).order_by(*key).limit(limit)
+    if after is not None:
+        statement = statement.where(tuple_(*key) > tuple_(*map(literal, after)))
+    return session.scalars(statement).all()
+
+
+def add(session: Session, **values: Any) -> tuple[Evaluation, bool]:
+    """A queued evaluation; False: it was there before, as it is shown."""
+    statement = (
+        insert(Evaluation)
+        .values(**values, state=JobState.QUEUED, sent_at=func.now())
+        .on_conflict_do_nothing(index_elements=_KEY)
+        .returning(Evaluation)
+    )
+    if (row := session.scalars(statement).one_or_none()) is not None:
+        return row, True
+    same = select(Evaluation).where(*(getattr(Evaluation, name) == values[name] for name in _KEY))
+    locking = same.with_for_update(key_share=True).execution_options(populate_existing=True)
+    return session.scalars(locking).one(), False
+
+
+def take_waiting(session: Session) -> Sequence[UUID]:
+    """Evaluations that nobody works on although somebody could, noted as sent: the query behind the sweep.
+
+    Not those whose last try has failed just now, nor those of which a worker was told just now: they may wait in the
+    queue. Whatever becomes of the run, its evaluations are completed.
+    """
+    waiting = select(Evaluation.id).where(
+        Evaluation.state.in_(UNFINISHED),
+        due(Evaluation),
+        Evaluation.sent_at.is_(None) | (Evaluation.sent_at <= func.now() - timedelta(seconds=RESEND_SECONDS)),
+        ~is_held(literal(LOCK) + cast(Evaluation.id, Text)),
+    )
+    statement = (
+        update(Evaluation)
+        .where(Evaluation.id.in_(waiting))
+        .values(sent_at=func.now())
+        .returning(Evaluation.id)
+        .execution_options(synchronize_session=False)
+    )
+    return session.scalars(statement).all()
+
+
+def set_while_running(session: Session, evaluation_id: UUID, **values: Any) -> bool:
+    """Write where an evaluation stands. False: it was called off, and nothing is written."""
+    statement = (
+        update(Evaluation)
+        .where(Evaluation.id == evaluation_id, Evaluation.state == JobState.RUNNING)
+        .values(**values)
+        .returning(Evaluation.id)
+        .execution_options(synchronize_session=False)
+    )
+    return session.execute(statement).scalar_one_or_none() is not None
+
+
+def add_metrics(
+    session: Session, run_id: UUID, round_number: int, values: Mapping[str, float], *, replace: bool
+) -> None:
+    """Numbers of a whole round, beside those that it has. `replace`: a number that is there already gives way."""
+    if not values:
+        return
+    statement = insert(Metric).values(
+        [
+            {"run_id": run_id, "round_number": round_number, "client_id": None, "name": name, "value": value}
+            for name, value in sorted(values.items())
+        ]
+    )
+    if replace:
+        new = {"value": statement.excluded.value}
+        session.execute(statement.on_conflict_do_update(index_elements=_METRIC_KEY, set_=new))
+    else:
+        session.execute(statement.on_conflict_do_nothing(index_elements=_METRIC_KEY))

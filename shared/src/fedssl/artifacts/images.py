@@ -1,0 +1,236 @@
+"""Files of images: a whole data set as one safetensors file, written in parts and read through a memory map.
+
+A *public* set is one tensor, `images`: U8 (N, C, S, S). A *labelled* set has `train_images` and `test_images` like it,
+`train_labels` and `test_labels`: I64 (N,), and, where its classes have names, `class_names`: U8, a JSON list.
+C is 1 or 3, S the height and width in pixels. Equal images give equal bytes, those that the safetensors library writes.
+No torch here: the API process checks these files.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedssl.artifacts.header import Entry, Header, header_bytes, read_header
+from fedssl.errors import ArtifactError
+from fedssl.protocol.plan import TensorSpec
+
+MAX_HEADER_BYTES = 4096
+MIN_SIZE, MAX_SIZE = 8, 512
+MAX_CLASSES = 65_536
+MAX_NAMES_BYTES = 1 << 20
+_PUBLIC = frozenset({"images"})
+_LABELLED = frozenset({"train_images", "train_labels", "test_images", "test_labels"})
+_CLASS_NAMES = "class_names"
+_NUMPY: dict[str, np.dtype[Any]] = {"U8": np.dtype(np.uint8), "I64": np.dtype("<i8")}
+
+
+@dataclass(frozen=True, slots=True)
+class PublicShape:
+    """What the header of a public set says."""
+
+    num_images: int
+    channels: Literal[1, 3]
+    image_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledShape:
+    """What the header of a labelled set says."""
+
+    num_train: int
+    num_test: int
+    channels: Literal[1, 3]
+    image_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledArrays:
+    """A labelled set, memory-mapped. `class_names`: the classes by number; empty where they have none."""
+
+    train_images: NDArray[np.uint8]
+    train_labels: NDArray[np.int64]
+    test_images: NDArray[np.uint8]
+    test_labels: NDArray[np.int64]
+    class_names: tuple[str, ...]
+
+    @property
+    def num_classes(self) -> int:
+        """As many as are named, else one more than the largest label."""
+        return len(self.class_names) or 1 + max(int(self.train_labels.max()), int(self.test_labels.max()))
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A tensor that comes in parts, split along its first dimension."""
+
+    spec: TensorSpec
+    parts: Iterable[NDArray[Any]]
+
+
+def public_shape(header: Header) -> PublicShape:
+    """Raises ArtifactError where the header is not that of a public set."""
+    entries = {entry.name: entry for entry in header.entries}
+    if entries.keys() != _PUBLIC:
+        raise ArtifactError("the file is no public data set, which is one tensor, images")
+    return PublicShape(*_images(entries["images"]))
+
+
+def labelled_shape(header: Header) -> LabelledShape:
+    """Raises ArtifactError where the header is not that of a labelled set."""
+    entries = {entry.name: entry for entry in header.entries}
+    if entries.keys() - {_CLASS_NAMES} != _LABELLED:
+        raise ArtifactError(f"the file is no labelled data set, which is the tensors {', '.join(sorted(_LABELLED))}")
+    (num_train, *shape), (num_test, *other) = _images(entries["train_images"]), _images(entries["test_images"])
+    if shape != other:
+        raise ArtifactError("training and test images differ in channels or size")
+    for name, count in (("train_labels", num_train), ("test_labels", num_test)):
+        if (entries[name].dtype, entries[name].shape) != ("I64", (count,)):
+            raise ArtifactError(f"{name} must be one I64 number an image, shape [{count}]")
+    if (names := entries.get(_CLASS_NAMES)) is not None and not _is_text(names):
+        raise ArtifactError(f"{_CLASS_NAMES} must be at most {MAX_NAMES_BYTES} U8 in one dimension")
+    return LabelledShape(num_train, num_test, *_images(entries["train_images"])[1:])
+
+
+def data_set_shape(header: Header) -> PublicShape | LabelledShape:
+    """What kind of data set a header describes. Raises ArtifactError where it is neither."""
+    names = {entry.name for entry in header.entries}
+    if names == _PUBLIC:
+        return public_shape(header)
+    if names - {_CLASS_NAMES} == _LABELLED:
+        return labelled_shape(header)
+    raise ArtifactError(
+        "the file is no data set: make it with `fedssl public-dataset add` or `fedssl evaluation-dataset add`"
+    )
+
+
+def map_public(path: Path) -> NDArray[np.uint8]:
+    """The images of a public set, memory-mapped. Raises ArtifactError where the file is none."""
+    header = _checked_header(path)
+    public_shape(header)
+    return _map(path, header, header.entries[0])
+
+
+def map_labelled(path: Path) -> LabelledArrays:
+    """A labelled set, memory-mapped. Raises ArtifactError where the file is none, or its labels make no sense."""
+    header = _checked_header(path)
+    labelled_shape(header)
+    arrays = {entry.name: _map(path, header, entry) for entry in header.entries}
+    names = _class_names(arrays.pop(_CLASS_NAMES).tobytes()) if _CLASS_NAMES in arrays else ()
+    found = LabelledArrays(**arrays, class_names=names)
+    lowest = min(int(found.train_labels.min()), int(found.test_labels.min()))
+    highest = max(int(found.train_labels.max()), int(found.test_labels.max()))
+    if lowest < 0 or highest >= (len(names) or MAX_CLASSES):
+        raise ArtifactError(f"labels must be 0 to {(len(names) or MAX_CLASSES) - 1}; they are {lowest} to {highest}")
+    return found
+
+
+def public_streams(shape: PublicShape, parts: Iterable[NDArray[np.uint8]]) -> list[Stream]:
+    """The one tensor of a public set."""
+    return [_image_stream("images", shape.num_images, shape, parts)]
+
+
+def labelled_streams(
+    shape: LabelledShape,
+    train: Iterable[NDArray[np.uint8]],
+    train_labels: NDArray[np.int64],
+    test: Iterable[NDArray[np.uint8]],
+    test_labels: NDArray[np.int64],
+    class_names: Sequence[str] = (),
+) -> list[Stream]:
+    """The tensors of a labelled set in the order of the library: wide elements first, then by name."""
+    streams = [
+        _stream("test_labels", "I64", test_labels.shape, [test_labels]),
+        _stream("train_labels", "I64", train_labels.shape, [train_labels]),
+        _image_stream("test_images", shape.num_test, shape, test),
+        _image_stream("train_images", shape.num_train, shape, train),
+    ]
+    if class_names:
+        text = np.frombuffer(json.dumps(list(class_names)).encode(), np.uint8)
+        streams.insert(2, _stream(_CLASS_NAMES, "U8", text.shape, [text]))
+    return streams
+
+
+def write_streams(path: Path, streams: Sequence[Stream]) -> str:
+    """Write a file, never holding more than a part of it, and return its sha256."""
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        for data in _serialised(streams):
+            digest.update(data)
+            file.write(data)
+    return digest.hexdigest()
+
+
+def streams_digest(streams: Sequence[Stream]) -> str:
+    """The sha256 of the file that `write_streams` would write."""
+    digest = hashlib.sha256()
+    for data in _serialised(streams):
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def _serialised(streams: Sequence[Stream]) -> Iterator[bytes | memoryview]:
+    yield header_bytes([stream.spec for stream in streams])
+    for stream in streams:
+        rows = 0
+        for part in stream.parts:
+            if part.shape[1:] != stream.spec.shape[1:]:
+                raise ValueError(f"{stream.spec.name}: a part has shape {part.shape}, the whole {stream.spec.shape}")
+            rows += len(part)
+            yield np.ascontiguousarray(part, _NUMPY[stream.spec.dtype]).data.cast("B")
+        if rows != stream.spec.shape[0]:
+            raise ValueError(f"{stream.spec.name}: the parts have {rows} rows, the whole {stream.spec.shape[0]}")
+
+
+def _stream(name: str, dtype: Literal["U8", "I64"], shape: tuple[int, ...], parts: Iterable[NDArray[Any]]) -> Stream:
+    return Stream(TensorSpec(name=name, dtype=dtype, shape=shape), parts)
+
+
+def _image_stream(
+    name: str, count: int, shape: PublicShape | LabelledShape, parts: Iterable[NDArray[np.uint8]]
+) -> Stream:
+    return _stream(name, "U8", (count, shape.channels, shape.image_size, shape.image_size), parts)
+
+
+def _checked_header(path: Path) -> Header:
+    with path.open("rb") as file:
+        header = read_header(file, MAX_HEADER_BYTES)
+    if header.total_bytes != path.stat().st_size:
+        raise ArtifactError(f"{path.name} has another size than its header says: fetch or make it again")
+    return header
+
+
+def _images(entry: Entry) -> tuple[int, Literal[1, 3], int]:
+    """Number, channels and size. Raises ArtifactError."""
+    if entry.dtype == "U8" and len(entry.shape) == 4:
+        count, channels, height, width = entry.shape
+        if count > 0 and channels in (1, 3) and height == width and MIN_SIZE <= width <= MAX_SIZE:
+            return count, 1 if channels == 1 else 3, width
+    raise ArtifactError(
+        f"{entry.name} must be U8 images [N, C, S, S], C 1 or 3, S {MIN_SIZE} to {MAX_SIZE}; "
+        f"it is {entry.dtype}{list(entry.shape)}"
+    )
+
+
+def _is_text(entry: Entry) -> bool:
+    return entry.dtype == "U8" and len(entry.shape) == 1 and 0 < entry.shape[0] <= MAX_NAMES_BYTES
+
+
+def _map(path: Path, header: Header, entry: Entry) -> NDArray[Any]:
+    offset = header.data_start + entry.start
+    return np.memmap(path, _NUMPY[entry.dtype], "r", offset, entry.shape).view(np.ndarray)
+
+
+def _class_names(text: bytes) -> tuple[str, ...]:
+    try:
+        names = json.loads(text)
+    except (ValueError, RecursionError):
+        names = None
+    if not isinstance(names, list) or not 0 < len(names) <= MAX_CLASSES or not all(isinstance(n, str) for n in names):
+        raise ArtifactError(f"{_CLASS_NAMES} must be a JSON list of at most {MAX_CLASSES} names")
+    return tuple(names)

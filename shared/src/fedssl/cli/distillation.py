@@ -1,0 +1,53 @@
+"""`fedssl run distillations` and `run cancel-distillation`: what the coordinator itself trains (FLESD, FedCA)."""
+
+from typing import TYPE_CHECKING
+
+from fedssl.cli.connection import RunArgument, TokenFileOption, UrlOption, connect, find_run, short
+from fedssl.cli.errors import NoSuchJob
+from fedssl.cli.output import Format, FormatOption, duration, note, show_json, show_table
+
+if TYPE_CHECKING:
+    from fedssl.protocol.views import DistillationJobView
+
+
+def list_distillations(
+    run: RunArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
+) -> None:
+    """List what the coordinator itself has trained in a run: how far each is, its loss and the time left.
+
+    Methods that only combine their clients' weights have none. Round 0 is before the first: FedCA's base model.
+    """
+    with connect(url, token_file) as client:
+        jobs = list(client.distillation_jobs(find_run(client, run)))
+    if output is Format.JSON:
+        show_json(jobs)
+    else:
+        _show(jobs)
+
+
+def cancel_distillation(
+    run: RunArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
+) -> None:
+    """Call off the coordinator's training that waits or runs in a run, and pause the run.
+
+    It stops at its next epoch. `fedssl run resume` begins the same training anew; `fedssl run stop` ends the run.
+    """
+    with connect(url, token_file) as client:
+        view = client.run(find_run(client, run))
+        if view.distillation is None:
+            raise NoSuchJob(f"run {short(view.id)} has no distillation in progress: nothing to cancel")
+        job = client.cancel_distillation(view.distillation.id)
+    if output is Format.JSON:
+        show_json(job)
+    else:
+        _show([job])
+        note(f"run {short(view.id)} is paused; `fedssl run resume` begins the training anew")
+
+
+def _show(jobs: "list[DistillationJobView]") -> None:
+    rows = [
+        (short(job.id), job.round_number, job.state, f"{job.epoch}/{job.num_epochs}", job.loss,
+         None if job.eta_seconds is None else duration(job.eta_seconds), job.started_at, job.reason)
+        for job in jobs
+    ]  # fmt: skip
+    show_table(["job", "#round", "state", "#epochs", "#loss", "#left", "started", "reason"], rows)

@@ -1,0 +1,44 @@
+"""`fedssl run state`: what a run's method keeps on the coordinator."""
+
+import math
+from typing import TYPE_CHECKING
+
+import typer
+
+from fedssl.cli.connection import RunArgument, TokenFileOption, UrlOption, connect, find_run
+from fedssl.cli.output import Format, FormatOption, note, show_json, show_table
+
+if TYPE_CHECKING:
+    from fedssl.artifacts.header import Entry
+
+
+def show_state(
+    run: RunArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
+) -> None:
+    """Show what a run's method keeps on the coordinator: global weights, and centers, control variates and the like.
+
+    One line for all tensors of a part; with `--format json` each tensor. `fedssl run pull` fetches the values.
+    """
+    with connect(url, token_file) as client:
+        view = client.run(find_run(client, run))
+        digest = view.server_state
+        entries = [] if digest is None else list(client.artifact_header(digest).entries)
+    if output is Format.JSON:
+        tensors = [{"name": entry.name, "dtype": entry.dtype, "shape": entry.shape} for entry in entries]
+        show_json({"run": str(view.id), "rounds_closed": view.rounds_closed, "artifact": digest, "tensors": tensors})
+        return
+    if digest is None:
+        note("the run has no state yet: start it, and wait for its first round")
+        return
+    parts: dict[str, list[Entry]] = {}
+    for entry in sorted(entries, key=lambda entry: entry.name):
+        parts.setdefault(entry.name.partition(".")[0], []).append(entry)
+    show_table(["part", "#tensors", "#numbers", "#bytes", "shape"], [_row(name, parts[name]) for name in parts])
+    typer.echo(f"after {view.rounds_closed} of {view.num_rounds} rounds, artifact {digest}")
+
+
+def _row(name: str, entries: "list[Entry]") -> tuple[object, ...]:
+    numbers = sum(math.prod(entry.shape) for entry in entries)
+    size = sum(entry.stop - entry.start for entry in entries)
+    shape = " x ".join(map(str, entries[0].shape)) if len(entries) == 1 else None
+    return name, len(entries), numbers, size, shape

@@ -1,0 +1,57 @@
+"""The last and the best round of a run, and what the best was chosen on."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+_SMALLER_IS_BETTER = frozenset({"alignment", "loss"})
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One measure's values in the last judged round and in the best one. `num_rounds`: how many were judged."""
+
+    measure: str
+    last: float
+    last_round: int
+    best: float
+    best_round: int
+    num_rounds: int
+
+    @property
+    def chosen(self) -> str:
+        """What the best was chosen on, as a sentence."""
+        if self.num_rounds == 1:
+            return f"{self.measure}: only round {self.last_round} was judged"
+        if self.best_round == self.last_round:
+            return f"{self.measure}: the last round, {self.last_round}, is the best of {self.num_rounds} judged"
+        return (
+            f"{self.measure}: last is round {self.last_round}; best is round {self.best_round} of {self.num_rounds} "
+            f"judged, chosen on the test set by {self.measure} itself: report it only beside the last"
+        )
+
+
+def choose_best(history: Sequence[tuple[int, Mapping[str, float]]], measure: str) -> Choice:
+    """The last and the best of the rounds in which a measure was taken.
+
+    Args:
+        history: rounds and their results, in any order; rounds without the measure are left out.
+        measure: a name that :func:`fedssl.judging.judge` gives. Larger is better, but for `alignment` and `loss`.
+
+    The first of equals is the best. A round whose value is not a number cannot be.
+
+    Raises:
+        ValueError: no round has the measure.
+
+    Example:
+        >>> choice = choose_best([(10, {"probe": 0.81}), (20, {"probe": 0.84}), (30, {"probe": 0.83})], "probe")
+        >>> choice.last, choice.best, choice.best_round
+        (0.83, 0.84, 20)
+    """
+    judged = sorted((number, results[measure]) for number, results in history if measure in results)
+    if not judged:
+        raise ValueError(f"no round of this run was judged by {measure}")
+    sign = -1 if measure in _SMALLER_IS_BETTER else 1
+    last_round, last = judged[-1]
+    best_round, best = max(judged, key=lambda entry: -math.inf if math.isnan(entry[1]) else sign * entry[1])
+    return Choice(measure, last, last_round, best, best_round, len(judged))

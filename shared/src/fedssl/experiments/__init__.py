@@ -1,0 +1,1 @@
+"""Experiments on one machine: runs that can be interrupted, comparisons of methods, and the papers' tables."""

@@ -1,0 +1,200 @@
+"""The largest scale at which some cells of a table fit into a time."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from fedssl.data.catalogue import KNOWN
+from fedssl.errors import ResultsError, SpecError
+from fedssl.experiments import calibration
+from fedssl.experiments.costs import num_images, passes, server_images, trained_images
+from fedssl.experiments.files import read_json, write_json
+from fedssl.experiments.measures import tuning_images
+from fedssl.experiments.papers import Cell
+from fedssl.experiments.scaling import MIN_ROUNDS, NARROWER, Scale, scaled
+from fedssl.protocol.model import EncoderConfig
+from fedssl.protocol.runs import RunSpec
+
+FEWEST_IMAGES, FEWEST_A_CLIENT = 5000, 100
+"""Fewer images, of all clients or of one, are only taken once everything else is as small as it gets."""
+
+_EPOCHS = (1.0, 0.5, 0.2, 0.1, 0.05, 0.01)
+_SLACK = 0.85  # what is planned for, of the budget: other work on the machine, and what is not estimated
+_JUDGING = 0.2  # at most this share of it for judging
+_MOST_EVALUATIONS = 5
+_NUM_TEST = 10_000
+_SOMETHING = 20  # images that a client has on average at the very least
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What fits: the scale, the seeds that are left, and the seconds that all of it should take."""
+
+    scale: Scale
+    seeds: tuple[int, ...]
+    seconds: float
+
+
+def kept_fit(path: Path, make: Callable[[], Fit]) -> Fit:
+    """The fit that is kept in a file, else a new one, which is kept there: measured speeds differ from time to time,
+    and a run goes on only at the scale at which it began. Raises ResultsError where the file is damaged.
+    """
+    document = read_json(path)
+    if document is None:
+        fitted = make()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        values = dataclasses.asdict(fitted)
+        encoder = fitted.scale.encoder
+        values["scale"]["encoder"] = None if encoder is None else encoder.model_dump(mode="json")
+        write_json(path, values)
+        return fitted
+    try:
+        scale = dict(document["scale"])
+        encoder = scale.pop("encoder")
+        narrower = None if encoder is None else EncoderConfig.model_validate(encoder)
+        return Fit(Scale(encoder=narrower, **scale), tuple(document["seeds"]), document["seconds"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ResultsError(f"{path} is not a plan ({error!r}): remove it, or begin anew with --restart") from error
+
+
+@dataclass(slots=True)
+class Speeds:
+    """This machine's speeds, each measured once: of a method on an encoder at a size of image."""
+
+    device: str = "cpu"
+    on_measuring: Callable[[str], None] = lambda what: None
+    _training: dict[object, float] = field(default_factory=dict)
+    _judging: dict[object, float] = field(default_factory=dict)
+
+    def training(self, spec: RunSpec) -> float:
+        """Images a second of local training."""
+        method = spec.method
+        key = (method.name, *(add_on.name for add_on in method.add_ons), spec.model, spec.data.image_size)
+        if key not in self._training:
+            self.on_measuring(f"how fast {method.name} trains {_called(spec.model.encoder)}")
+            self._training[key] = calibration.training_speed(spec, self.device)
+        return self._training[key]
+
+    def judging(self, spec: RunSpec) -> float:
+        """Seconds that judging an encoder once takes."""
+        config = spec.evaluation
+        assert config is not None, "every cell judges"
+        known = KNOWN.get(config.dataset)
+        num_classes = 10 if known is None else known.num_classes
+        key = (spec.model.encoder, spec.data.image_size, num_classes)
+        if key not in self._judging:
+            self.on_measuring(f"how long judging {_called(spec.model.encoder)} takes")
+            labelled = calibration.noise(spec, config.max_train or _NUM_TEST, _NUM_TEST, num_classes)
+            self._judging[key] = calibration.judging_seconds(spec, labelled, self.device)
+        return self._judging[key]
+
+
+def training_seconds(cell: Cell, spec: RunSpec, speeds: Speeds) -> float:
+    """Training and fine-tuning of one run of a cell at a scale; judging comes on top. Infinite where not known."""
+    trained = trained_images(spec, cell.public_client)
+    if trained is None:
+        return math.inf
+    tuned = num_encoders(spec) * tuning_images(cell, spec) * 3 / passes(spec.method).units  # one pass with gradients
+    return (trained + server_images(spec) + tuned) / max(speeds.training(spec), 1e-9)
+
+
+def num_encoders(spec: RunSpec) -> int:
+    """How many encoders are judged: each client's, where nothing is sent."""
+    alone = spec.method.merge.name == "local" and spec.partition is not None
+    return spec.partition.num_clients if alone and spec.partition is not None else 1
+
+
+def fit(cells: Sequence[Cell], budget_seconds: float, seeds: Sequence[int], speeds: Speeds) -> Fit:
+    """The scale for all of the cells together, so that they can be compared.
+
+    First images are left out, then the encoder is made narrower, then epochs are dropped, at last seeds. Raises
+    SpecError where not even the smallest scale fits.
+    """
+    if unknown := [cell.name for cell in cells if num_images(cell.spec) is None]:
+        raise SpecError(f"the size of the data set of {unknown[0]} is not known: run it without a budget")
+    tries = (
+        (count, epochs, encoder) for count in range(len(seeds), 0, -1) for epochs in _EPOCHS for encoder in _ENCODERS
+    )
+    for count, epochs, encoder in tries:
+        start = Scale(encoder=encoder, epochs=epochs, rounds=_rounds(cells))
+        if (found := _largest(cells, start, budget_seconds / count, speeds)) is not None:
+            return Fit(found[0], tuple(seeds[:count]), count * found[1])
+    smallest = Scale(encoder=NARROWER[-1], epochs=_EPOCHS[-1], rounds=_rounds(cells), num_evaluations=1)
+    shrunk = [replace(smallest, images=images) for images in (0.05, 0.02, 0.01)]
+    for scale in shrunk:
+        if (seconds := _seconds(cells, scale, speeds)) <= budget_seconds:
+            return Fit(scale, tuple(seeds[:1]), seconds)
+    needed = _seconds(cells, shrunk[-1], speeds)
+    raise SpecError(f"the budget is too small: at least {needed:.0f} seconds are needed for {len(cells)} cells")
+
+
+_ENCODERS: tuple[EncoderConfig | None, ...] = (None, *NARROWER)
+
+
+def _largest(cells: Sequence[Cell], start: Scale, budget: float, speeds: Speeds) -> tuple[Scale, float] | None:
+    """The most images at this scale that one seed's budget allows, and its seconds; None where they are too few."""
+    seconds = _SLACK * budget
+    least = _fewest(cells)
+    specs = [(cell, scaled(cell, replace(start, images=least), speeds.device)) for cell in cells]
+    total = 0.0
+    for cell, spec in specs:  # one too many is enough: what is hopeless need not be measured for every method
+        total += training_seconds(cell, spec, speeds)
+        if total > seconds:
+            return None
+    judging = sum(num_encoders(spec) * speeds.judging(spec) for _, spec in specs)
+    most = min(_MOST_EVALUATIONS, int(_JUDGING * seconds / judging) - 1)
+    start = replace(start, num_evaluations=most)
+    if most < 1 or _seconds(cells, replace(start, images=least), speeds) > seconds:
+        return None
+    if _seconds(cells, start, speeds) <= seconds:
+        best = _more_rounds(cells, start, seconds, speeds)
+        return best, _seconds(cells, best, speeds)
+    low, high = least, 1.0
+    while high - low > 0.02 * high:
+        middle = (low + high) / 2
+        fits = _seconds(cells, replace(start, images=middle), speeds) <= seconds
+        low, high = (middle, high) if fits else (low, middle)
+    best = replace(start, images=low)
+    return best, _seconds(cells, best, speeds)
+
+
+def _more_rounds(cells: Sequence[Cell], scale: Scale, seconds: float, speeds: Speeds) -> Scale:
+    """As many of the paper's rounds as fit, where all images do."""
+    shares = [share for share in (1.0, 0.75, 0.5, 0.35) if share > scale.rounds]
+    candidates = [replace(scale, rounds=share) for share in shares]
+    return next((each for each in candidates if _seconds(cells, each, speeds) <= seconds), scale)
+
+
+def _rounds(cells: Sequence[Cell]) -> float:
+    """The share of the rounds that leaves 20 to the cell with the fewest of those that have more."""
+    many = [cell.spec.num_rounds for cell in cells if cell.spec.num_rounds > MIN_ROUNDS]
+    return MIN_ROUNDS / min(many) if many else 1.0
+
+
+def _fewest(cells: Sequence[Cell]) -> float:
+    """The smallest share of the images: enough in the largest cell, and something for every client in the smallest."""
+    enough, something = [], []
+    for cell in cells:
+        held, partition = num_images(cell.spec), cell.spec.partition
+        assert held is not None, "asked for known data sets alone"
+        clients = 1 if partition is None or partition.pooled else partition.num_clients
+        enough.append(max(FEWEST_IMAGES, FEWEST_A_CLIENT * clients) / held)
+        something.append(_SOMETHING * clients / held)
+    return min(1.0, max(min(enough), *something))
+
+
+def _seconds(cells: Sequence[Cell], scale: Scale, speeds: Speeds) -> float:
+    """What all cells take at a scale, for one seed."""
+    total = 0.0
+    for cell in cells:
+        spec = scaled(cell, scale, speeds.device)
+        assert spec.evaluation is not None, "every cell judges"
+        due = sum(spec.evaluation.is_due(number, spec.num_rounds) for number in range(spec.num_rounds + 1))
+        total += training_seconds(cell, spec, speeds) + due * num_encoders(spec) * speeds.judging(spec)
+    return total
+
+
+def _called(encoder: EncoderConfig) -> str:
+    return encoder.name if encoder.name != "convnet" else f"a ConvNet {'-'.join(map(str, encoder.widths))}"

@@ -1,0 +1,178 @@
+"""A simulation on disk after every round: safetensors files, and one manifest that says which of them belong together.
+
+A round writes only what it changed, beside what is there; replacing the manifest is the one moment at which the new
+round becomes the state; what it no longer names is removed afterwards. So a process may be killed at any time.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from fedssl.artifacts.tensors import Tensors, load_tensors, save_tensors
+from fedssl.errors import ResultsError
+from fedssl.protocol.methods import METHOD_CONFIGS
+from fedssl.protocol.runs import RunSpec
+from fedssl.simulation import Result, RoundRecord
+
+MANIFEST = "manifest.json"
+_FORMAT = 1
+_SUFFIX = ".safetensors"
+_HINT = "take another folder, or begin anew with --restart"
+
+
+def code_version(spec: RunSpec) -> dict[str, str]:
+    """What must be the same for two halves of one run to fit: versions of fedssl, of the run's method and of torch."""
+    method = spec.method.name
+    return {
+        "fedssl": version("fedssl"),
+        "method": f"{method} {METHOD_CONFIGS[method].info.version}",
+        "torch": torch.__version__,
+    }
+
+
+def run_key(spec: RunSpec) -> str:
+    """sha256 of the spec and the code that runs it, in hexadecimal.
+
+    Without `watch`, which changes no weight: a run that it paused goes on under other thresholds.
+    """
+    text = json.dumps([_FORMAT, spec.model_dump(mode="json", exclude={"watch"}), code_version(spec)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class FolderCheckpoint:
+    """A simulation's checkpoint in a folder of its own, kept until `discard`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[str, str | None] = {}
+
+    def load(self, spec: RunSpec) -> Result | None:
+        """The simulation as far as it had come; None before its first round was saved.
+
+        Raises ResultsError where the folder holds another run's checkpoint, or a damaged one.
+        """
+        try:
+            manifest = json.loads((self._folder / MANIFEST).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise self._damaged(error) from error
+        if manifest.get("key") != run_key(spec):
+            raise ResultsError(f"{self._folder} holds the checkpoint of {_difference(manifest, spec)}: {_HINT}")
+        try:
+            self._files = dict(manifest["files"])
+            return self._result(manifest, spec)
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise self._damaged(error) from error
+
+    def save(self, result: Result) -> None:
+        """Make the round that was just finished the state."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        number = result.rounds_done
+        changed = {"model": result.model, **{f"client.{name}": result.client_states[name] for name in _cohort(result)}}
+        if not self._files:
+            changed["initial"] = result.initial
+            changed |= {f"client.{name}": state for name, state in result.client_states.items()}
+        files = dict(self._files)
+        if _same(result.server_state, result.model):  # so with most methods, whose state is what they broadcast
+            files.pop("server", None)
+        else:
+            changed["server"] = result.server_state
+        for what, tensors in changed.items():
+            files[what] = name = f"{what}.{number}{_SUFFIX}" if tensors else None
+            if name is not None:
+                _write_durably(self._folder / name, tensors)
+        manifest = {
+            "key": run_key(result.spec),
+            "spec": result.spec.model_dump(mode="json", exclude={"watch"}),
+            "code": code_version(result.spec),
+            "files": files,
+            "history": [dataclasses.asdict(record) for record in result.history],
+            "evaluations": {str(at): measures for at, measures in result.evaluations_by_round.items()},
+        }
+        _replace_durably(self._folder / MANIFEST, json.dumps(manifest))
+        self._files = files
+        self._remove_others()
+
+    def discard(self) -> None:
+        """The run is done, or begins anew: remove the folder. The manifest goes first."""
+        self._files = {}
+        if self._folder.is_dir():
+            (self._folder / MANIFEST).unlink(missing_ok=True)
+            self._remove_others()
+            self._folder.rmdir()
+
+    def _result(self, manifest: dict[str, Any], spec: RunSpec) -> Result:
+        tensors = {what: load_tensors(self._folder / name) if name else {} for what, name in self._files.items()}
+        evaluations = {int(at): dict(measures) for at, measures in manifest["evaluations"].items()}
+        return Result(
+            spec=spec,
+            initial=tensors["initial"],
+            model=tensors["model"],
+            history=[RoundRecord(**record) for record in manifest["history"]],
+            client_states={
+                what.removeprefix("client."): state for what, state in tensors.items() if what.startswith("client.")
+            },
+            evaluations=evaluations[max(evaluations)] if evaluations else {},
+            evaluations_by_round=evaluations,
+            server_state=tensors.get("server", tensors["model"]),
+        )
+
+    def _remove_others(self) -> None:
+        """Remove this class's files that the manifest does not name."""
+        for path in self._folder.iterdir():
+            ours = path.name.endswith((_SUFFIX, f"{_SUFFIX}.incoming")) or path.name == f"{MANIFEST}.incoming"
+            if ours and path.name not in self._files.values():
+                path.unlink()
+
+    def _damaged(self, error: Exception) -> ResultsError:
+        return ResultsError(f"the checkpoint in {self._folder} cannot be read ({error}): {_HINT}")
+
+
+def _cohort(result: Result) -> list[str]:
+    """The clients whose state the last round may have changed."""
+    return sorted(result.history[-1].clients)
+
+
+def _same(first: Tensors, second: Tensors) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def _difference(manifest: dict[str, Any], spec: RunSpec) -> str:
+    """What sets the run on disk apart, in a few words."""
+    ours, theirs = code_version(spec), manifest.get("code")
+    if isinstance(theirs, dict) and manifest.get("spec") == spec.model_dump(mode="json", exclude={"watch"}):
+        changed = [f"{name} {theirs.get(name)}, now {ours[name]}" for name in ours if theirs.get(name) != ours[name]]
+        return f"other code ({'; '.join(changed)})"
+    return "another spec"
+
+
+def _write_durably(path: Path, tensors: Tensors) -> None:
+    incoming = path.with_name(f"{path.name}.incoming")
+    save_tensors(tensors, incoming)
+    _sync(incoming)
+    os.replace(incoming, path)
+
+
+def _replace_durably(path: Path, text: str) -> None:
+    incoming = path.with_name(f"{path.name}.incoming")
+    incoming.write_text(text, encoding="utf-8")
+    _sync(incoming)
+    _sync(path.parent)  # the files that the text names are there before it is
+    os.replace(incoming, path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

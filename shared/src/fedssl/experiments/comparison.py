@@ -1,0 +1,151 @@
+"""Several methods on identical partitions and budgets: which runs there are, and running what is left of them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedssl.errors import ResultsError, SpecError
+from fedssl.experiments import runs
+from fedssl.experiments.jobs import FAILURES, run_in_processes
+from fedssl.experiments.overlays import differences
+from fedssl.experiments.runs import Calls, FinishedRun, Machine
+from fedssl.experiments.variants import Variant, build_spec, values_of
+from fedssl.protocol.runs import RunSpec
+
+SHARED = ("seed", "partition")
+"""Sections of the spec that no variant may have for itself: who holds which images is the same for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One run of a comparison. `spec` None: the method cannot be run like this, for the reason `problem`."""
+
+    variant: str
+    seed: int
+    folder: Path
+    spec: RunSpec | None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A run that did not finish, and why."""
+
+    reason: str
+
+
+Outcome = FinishedRun | Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watcher:
+    """What a comparison tells on its way. `on_resume` and `on_round` say how many of a run's rounds are done."""
+
+    on_start: Callable[[Entry], None] = lambda entry: None
+    on_round: Callable[[Entry, int], None] = lambda entry, rounds_done: None
+    on_end: Callable[[Entry, Outcome], None] = lambda entry, outcome: None
+
+
+QUIET = Watcher()
+
+
+def plan(base: Mapping[str, Any], variants: Sequence[Variant], seeds: Sequence[int], folder: Path) -> list[Entry]:
+    """Every variant at every seed, seed by seed, so that all methods are there early.
+
+    Raises SpecError where names repeat, a variant changes what all share, or no variant can be run at all.
+    """
+    if not variants or not seeds:
+        raise SpecError("a comparison needs at least one method and one seed")
+    for what, names in (("variant", [variant.name for variant in variants]), ("seed", list(map(str, seeds)))):
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise SpecError(f"the {what} {twice[0]} is named twice")
+    for variant in variants:
+        if wrong := [key for key in SHARED if key in variant.changes]:
+            raise SpecError(f"{variant.name} has a {wrong[0]} of its own: change the spec's, which is all methods'")
+    entries = [_entry(base, variant, seed, folder) for seed in seeds for variant in variants]
+    if all(entry.spec is None for entry in entries):
+        raise SpecError(f"no run is possible: {entries[0].variant}: {entries[0].problem}")
+    return entries
+
+
+def _entry(base: Mapping[str, Any], variant: Variant, seed: int, folder: Path) -> Entry:
+    place = folder / f"{variant.name}-seed{seed}"
+    try:
+        return Entry(variant.name, seed, place, build_spec(values_of(base, variant, seed)))
+    except SpecError as error:
+        return Entry(variant.name, seed, place, None, str(error))
+
+
+def require_own(entries: Sequence[Entry]) -> None:
+    """Raise ResultsError where a run's folder holds another run, so that nothing starts that could not end."""
+    for entry in entries:
+        if entry.spec is not None and not runs.is_of(entry.spec, entry.folder):
+            raise ResultsError(
+                f"{entry.folder} holds another spec's run, or was made by other code: take another folder for this "
+                "comparison, or begin anew with --restart"
+            )
+
+
+def settings_apart(entries: Sequence[Entry]) -> dict[str, dict[str, Any]]:
+    """What a variant's spec has apart from its method that the first variant's has not: nothing, where all is equal."""
+    first = next(entry for entry in entries if entry.spec is not None)
+    base = first.spec.model_dump(mode="json") if first.spec is not None else {}
+    found: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        if entry.spec is None or entry.seed != first.seed:
+            continue
+        apart = differences(base, entry.spec.model_dump(mode="json"))
+        found[entry.variant] = {
+            key: after for key, _, after in apart if key != "name" and key.partition(".")[0] != "method"
+        }
+    return {variant: changed for variant, changed in found.items() if changed}
+
+
+def run_all(
+    entries: Sequence[Entry], *, machine: Machine, jobs: int = 1, watcher: Watcher = QUIET
+) -> dict[tuple[str, int], Outcome]:
+    """Run what is not finished yet. A run that fails does not end the others; started again, it is tried again.
+
+    `jobs` above 1: that many processes, of one CPU thread each. Raises FolderInUseError where another process works in
+    one of the folders.
+    """
+    outcomes: dict[tuple[str, int], Outcome] = {}
+
+    def end(entry: Entry, outcome: Outcome) -> None:
+        outcomes[entry.variant, entry.seed] = outcome
+        watcher.on_end(entry, outcome)
+
+    for entry in entries:
+        if entry.spec is None:
+            end(entry, Failure(entry.problem))
+    possible = [entry for entry in entries if entry.spec is not None]
+    if jobs == 1:
+        for entry in possible:
+            end(entry, _run_here(entry, machine, watcher))
+        return outcomes
+    tasks = [(entry, entry.spec, entry.folder) for entry in possible if entry.spec is not None]
+    for entry, reason in run_in_processes(tasks, machine, jobs, watcher.on_start, watcher.on_round):
+        end(entry, _outcome(entry, reason))
+    return outcomes
+
+
+def _run_here(entry: Entry, machine: Machine, watcher: Watcher) -> Outcome:
+    assert entry.spec is not None, "only possible runs are run"
+    watcher.on_start(entry)
+    calls = Calls(
+        on_resume=lambda done: watcher.on_round(entry, done),
+        on_round=lambda record: watcher.on_round(entry, record.round_number),
+    )
+    try:
+        return runs.run_in_folder(entry.spec, entry.folder, machine=machine, calls=calls)
+    except FAILURES as error:
+        return Failure(str(error).splitlines()[0] if str(error) else type(error).__name__)
+
+
+def _outcome(entry: Entry, reason: str | None) -> Outcome:
+    if reason is not None:
+        return Failure(reason)
+    assert entry.spec is not None, "only possible runs are run"
+    finished = runs.find_finished(entry.spec, entry.folder)
+    return Failure("the process ended without a result") if finished is None else finished

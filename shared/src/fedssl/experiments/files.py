@@ -1,0 +1,64 @@
+"""The files of a run's folder, and how they are written: whole or not at all. Importing this needs no torch."""
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedssl.errors import ResultsError
+
+if TYPE_CHECKING:
+    from fedssl.protocol.runs import RunSpec
+
+MODEL, INITIAL, ENCODER, SPEC = "model.safetensors", "initial.safetensors", "encoder.safetensors", "spec.yaml"
+HISTORY, RESULT, CHECKPOINT, LOCK = "history.json", "result.json", "checkpoint", ".lock"
+
+
+def write_spec(spec: "RunSpec", destination: Path) -> None:
+    """Write a spec as YAML, which `fedssl run submit` and `fedssl simulate` read again."""
+    import yaml
+
+    text = yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    write_text(destination, text)
+
+
+def write_json(destination: Path, value: Any) -> None:
+    """Write JSON as every reader takes it: what is not a finite number becomes null."""
+    write_text(destination, json.dumps(finite(value), indent=2, ensure_ascii=False) + "\n")
+
+
+def write_text(destination: Path, text: str) -> None:
+    """Replace a file whole."""
+    incoming = destination.with_name(f".{destination.name}.incoming")
+    incoming.write_text(text, encoding="utf-8")
+    os.replace(incoming, destination)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a file; None where there is no file. Raises ResultsError where it holds anything else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ResultsError(f"{path} cannot be read ({error}): remove it, and run this again") from error
+    if not isinstance(value, dict):
+        raise ResultsError(f"{path} holds no JSON object: remove it, and run this again")
+    return value
+
+
+def finite(value: Any) -> Any:
+    """The same without infinities and NaN.
+
+    >>> finite({"a": [1.5, float("nan")]})
+    {'a': [1.5, None]}
+    """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [finite(item) for item in value]
+    return value

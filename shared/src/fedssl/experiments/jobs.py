@@ -1,0 +1,128 @@
+"""Runs in processes of their own, one CPU thread each.
+
+    python -m fedssl.experiments.jobs FOLDER
+
+runs what `FOLDER/job.json` describes. Each finished round is a line on standard output; what goes wrong is the last
+line on standard error.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TypeVar
+
+from fedssl.errors import FedSSLError
+from fedssl.experiments.files import write_json
+from fedssl.experiments.runs import Calls, Machine, run_in_folder
+from fedssl.protocol.runs import RunSpec
+
+JOB, LOG = "job.json", "job.log"
+
+FAILURES = (FedSSLError, RuntimeError, ValueError, ArithmeticError, MemoryError)
+"""What one run may raise without ending the others: our errors, torch's, and memory that does not suffice."""
+
+E = TypeVar("E")
+
+
+def run_in_processes(
+    tasks: Sequence[tuple[E, RunSpec, Path]],
+    machine: Machine,
+    num_processes: int,
+    on_start: Callable[[E], None] = lambda entry: None,
+    on_round: Callable[[E, int], None] = lambda entry, rounds_done: None,
+) -> Iterator[tuple[E, str | None]]:
+    """Run every task, at most `num_processes` at a time, and yield each as it ends, with the reason if it failed.
+
+    Leaving the loop early, also by Ctrl-C, ends the processes; their checkpoints stay.
+    """
+    waiting = list(reversed(tasks))
+    told: SimpleQueue[tuple[E, subprocess.Popen[str], int | None]] = SimpleQueue()
+    going: dict[subprocess.Popen[str], Path] = {}
+    try:
+        while waiting or going:
+            while waiting and len(going) < num_processes:
+                entry, spec, folder = waiting.pop()
+                on_start(entry)
+                process = _start(spec, folder, machine)
+                going[process] = folder
+                threading.Thread(target=_follow, args=(entry, process, told), daemon=True).start()
+            entry, process, rounds_done = told.get()
+            if rounds_done is not None:
+                on_round(entry, rounds_done)
+                continue
+            folder, code = going.pop(process), process.wait()
+            yield entry, None if code == 0 else _reason(folder, code)
+    finally:
+        for process in going:
+            process.terminate()
+        for process in going:
+            process.wait()
+
+
+def _start(spec: RunSpec, folder: Path, machine: Machine) -> "subprocess.Popen[str]":
+    folder.mkdir(parents=True, exist_ok=True)
+    root = None if machine.data_root is None else str(machine.data_root)
+    write_json(folder / JOB, {"spec": spec.model_dump(mode="json"), "device": machine.device, "data_root": root})
+    with (folder / LOG).open("w", encoding="utf-8") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", __name__, str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+        )
+
+
+def _follow(
+    entry: E, process: "subprocess.Popen[str]", told: "SimpleQueue[tuple[E, subprocess.Popen[str], int | None]]"
+) -> None:
+    assert process.stdout is not None, "it was asked for"
+    for line in process.stdout:
+        if line.strip().isdigit():
+            told.put((entry, process, int(line)))
+    told.put((entry, process, None))
+
+
+def _reason(folder: Path, code: int) -> str:
+    lines = (folder / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    if code < 0:
+        return f"the process was ended by {signal.Signals(-code).name}"
+    return lines[-1] if lines else f"the process ended with code {code}"
+
+
+def main(folder: Path) -> None:
+    """Run the job in a folder."""
+    import torch
+
+    torch.set_num_threads(1)
+    job = json.loads((folder / JOB).read_text(encoding="utf-8"))
+    root = None if job["data_root"] is None else Path(job["data_root"])
+    calls = Calls(
+        on_resume=lambda done: _tell(done),
+        on_round=lambda record: _tell(record.round_number),
+    )
+    try:
+        run_in_folder(
+            RunSpec.model_validate(job["spec"]),
+            folder,
+            machine=Machine(device=job["device"], data_root=root),
+            calls=calls,
+        )
+    except FAILURES as error:
+        sys.exit(str(error).splitlines()[0] if str(error) else type(error).__name__)
+
+
+def _tell(rounds_done: int) -> None:
+    sys.stdout.write(f"{rounds_done}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,142 @@
+"""What a table's columns say of a finished run: accuracies in percent, uniformity and effective rank as they are."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedssl.artifacts.tensors import load_tensors
+from fedssl.data.catalogue import KNOWN
+from fedssl.errors import ResultsError
+from fedssl.evaluation import FINE_TUNINGS, FineTuneSettings, extract_features, labels_of
+from fedssl.evaluation.fine_tuning import semi_supervised
+from fedssl.experiments.files import MODEL, read_json, write_json
+from fedssl.experiments.papers import Cell, Measure
+from fedssl.experiments.runs import FinishedRun, Machine, encoders
+from fedssl.judging import Labelled, load_labelled
+from fedssl.protocol.runs import RunSpec
+from fedssl.simulation import load_encoder
+
+MEASURES = "measures.json"
+OnMeasuring = Callable[[str], None]
+
+
+def measure_cell(
+    cell: Cell,
+    spec: RunSpec,
+    run: FinishedRun,
+    folder: Path,
+    machine: Machine,
+    on_measuring: OnMeasuring = lambda name: None,
+) -> dict[str, float]:
+    """Every measure of the cell, by name. What takes long is kept in the run's folder and not done twice."""
+    kept = read_json(folder / MEASURES) or {}
+    found: dict[str, float] = {}
+    for name, measure in cell.measures.items():
+        if (value := _from_run(measure, run)) is not None:
+            found[name] = value
+            continue
+        key = _key(measure, spec)
+        if key not in kept:
+            on_measuring(name)
+            kept[key] = _from_models(measure, spec, folder, machine)
+            write_json(folder / MEASURES, kept)
+        found[name] = float(kept[key])
+    return found
+
+
+def tuning_images(cell: Cell, spec: RunSpec) -> float:
+    """Images that the cell's fine-tunings train on, each as often as it is."""
+    total = 0.0
+    for measure in cell.measures.values():
+        if measure.kind == "fine_tune" and spec.evaluation is not None:
+            name = spec.evaluation.dataset
+            held = KNOWN[name].num_train if name in KNOWN else 50_000
+            labelled = min(held, spec.evaluation.max_train or held) * (measure.share or 1.0)
+            total += labelled * settings_of(measure).epochs
+    return total
+
+
+def settings_of(measure: Measure) -> FineTuneSettings:
+    """The fine-tuning that a measure names."""
+    assert measure.settings is not None, "a fine-tuning names its settings"
+    return FINE_TUNINGS[measure.settings]
+
+
+def _from_run(measure: Measure, run: FinishedRun) -> float | None:
+    """What was measured while the run trained; None for measures of another kind."""
+    match measure.kind:
+        case "probe":
+            return 100 * _required(run.last, "probe")
+        case "best_probe":
+            best = run.best("probe")
+            return 100 * (_required(run.last, "probe") if best is None else best[1])
+        case "worst_probe":
+            return 100 * run.last.get("probe_min", _required(run.last, "probe"))
+        case "uniformity" | "effective_rank":
+            return _required(run.last, measure.kind)
+        case _:
+            return None
+
+
+def _required(values: dict[str, float], name: str) -> float:
+    if name not in values:
+        raise ResultsError(f"the run's {name} was not measured: leave evaluation.measures as the table has it")
+    return values[name]
+
+
+def _from_models(measure: Measure, spec: RunSpec, folder: Path, machine: Machine) -> float:
+    labelled = _labelled(spec, machine)
+    if measure.kind == "classifier":
+        return 100 * _classifier_accuracy(spec, labelled, folder, machine.device)
+    settings = dataclasses.replace(settings_of(measure), seed=spec.seed)
+    accuracies = []
+    for path in encoders(folder):
+        encoder = load_encoder(load_tensors(path), spec)
+        tuned = semi_supervised(
+            encoder,
+            labelled.train,
+            labelled.test,
+            spec.data,
+            measure.share or 1.0,
+            settings=settings,
+            device=machine.device,
+        )
+        accuracies.append(tuned.best_accuracy if measure.use == "best" else tuned.accuracy)
+    return 100 * sum(accuracies) / len(accuracies)
+
+
+def _labelled(spec: RunSpec, machine: Machine) -> Labelled:
+    config = spec.evaluation
+    assert config is not None, "every cell judges"
+    return load_labelled(
+        config.dataset,
+        spec.data,
+        max_train=config.max_train,
+        max_test=config.max_test,
+        seed=spec.seed,
+        root=machine.data_root,
+    )
+
+
+def _classifier_accuracy(spec: RunSpec, labelled: Labelled, folder: Path, device: str) -> float:
+    """The test accuracy of the linear classifier that a supervised run trained."""
+    model = load_tensors(folder / MODEL)
+    encoder = load_encoder(model, spec).to(device)
+    h_NH = extract_features(encoder, labelled.test, spec.data, device)
+    weight, bias = (model[f"classifier.{name}"].to(device) for name in ("weight", "bias"))
+    logits: Tensor = torch.nn.functional.linear(h_NH, weight, bias)
+    return float((logits.argmax(dim=1).cpu() == labels_of(labelled.test)).float().mean())
+
+
+def _key(measure: Measure, spec: RunSpec) -> str:
+    """What decides the number, given the run."""
+    config = spec.evaluation
+    limits = None if config is None else [config.dataset, config.max_train, config.max_test]
+    settings = dataclasses.asdict(settings_of(measure)) if measure.kind == "fine_tune" else None
+    text = json.dumps([measure.model_dump(mode="json"), settings, limits], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

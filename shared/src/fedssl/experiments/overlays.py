@@ -1,0 +1,45 @@
+"""Specs made of layers: nested tables of keys and values, each laid over the ones before."""
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Values = dict[str, Any]
+
+
+def overlay(base: Mapping[str, Any], change: Mapping[str, Any]) -> Values:
+    """`change` laid over `base`: tables are merged key by key, anything else is replaced.
+
+    A table that names another part than the one below it replaces it whole: keys of one method mean nothing to another.
+
+    >>> overlay({"method": {"name": "fedu", "mu": 1}, "seed": 0}, {"method": {"name": "fedema"}})
+    {'method': {'name': 'fedema'}, 'seed': 0}
+    >>> overlay({"training": {"batch_size": 128, "local_epochs": 5}}, {"training": {"batch_size": 64}})
+    {'training': {'batch_size': 64, 'local_epochs': 5}}
+    """
+    merged = copy.deepcopy(dict(base))
+    for key, value in change.items():
+        below = merged.get(key)
+        renamed = isinstance(value, Mapping) and isinstance(below, dict) and value.get("name") not in (
+            None, below.get("name")
+        )  # fmt: skip
+        if isinstance(value, Mapping) and isinstance(below, dict) and not renamed:
+            merged[key] = overlay(below, value)
+        else:
+            merged[key] = copy.deepcopy(value)
+    return merged
+
+
+def differences(first: Mapping[str, Any], second: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """The keys whose values differ, as written in a spec, with both values; None stands for a key that is not there.
+
+    >>> list(differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}}))
+    [('a.c', 2, 3)]
+    """
+    for key in sorted(first.keys() | second.keys()):
+        before, after = first.get(key), second.get(key)
+        place = f"{path}{key}"
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            yield from differences(before, after, f"{place}.")
+        elif before != after:
+            yield place, before, after

@@ -1,0 +1,195 @@
+"""The tables of the five papers: every published number, and the run that would give it.
+
+`tables/published.json` holds the numbers with their sources; `tables/PAPER.yaml` the settings, as layers that are laid
+over one another. Nothing else in the project repeats either.
+"""
+
+import functools
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from importlib.resources import files
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field
+
+from fedssl.data.presets import AUGMENTATIONS, NORMALIZATIONS
+from fedssl.errors import SpecError
+from fedssl.experiments.overlays import Values, overlay
+from fedssl.protocol.base import ClientId, StrictModel
+from fedssl.protocol.runs import RunSpec
+
+PAPERS = ("fedx", "ssd", "fedrlc", "fedu", "flesd")
+
+Kind = Literal["probe", "best_probe", "worst_probe", "uniformity", "effective_rank", "fine_tune", "classifier"]
+
+
+class Measure(StrictModel):
+    """How one column of a table is measured on a finished run."""
+
+    kind: Kind = Field(
+        description="`probe`: of the last round; `best_probe`: of the best judged round; `worst_probe`: the worst "
+        "client's; `uniformity`, `effective_rank`: of the test set's representations; `fine_tune`: encoder and "
+        "classifier on a share of the labels; `classifier`: the accuracy of a supervised run's own."
+    )
+    settings: str | None = Field(default=None, description="Of the fine-tuning, by name.")
+    share: float | None = Field(default=None, gt=0, le=1, description="Of the training images that keep their labels.")
+    use: Literal["last", "best"] = Field(default="last", description="Epoch of the fine-tuning; best on the test set.")
+
+
+class Layer(StrictModel):
+    """Settings for the cells whose table, row and column match one of the patterns each."""
+
+    tables: tuple[str, ...] = ("*",)
+    rows: tuple[str, ...] = ("*",)
+    columns: tuple[str, ...] = ("*",)
+    spec: Values = {}
+    dataset: str | None = Field(default=None, description="What is partitioned and, unless said otherwise, judged on.")
+    augmentation: str | None = Field(default=None, description="By its name among the presets.")
+    normalization: str | None = Field(default=None, description="By its name among the presets.")
+    measures: dict[str, Measure] = {}
+    public_client: ClientId | None = Field(default=None, description="Whose images everybody holds (FLESD).")
+    notes: tuple[str, ...] = ()
+
+    def matches(self, table: str, row: str, column: str) -> bool:
+        """Whether the layer counts for a cell."""
+        asked = ((self.tables, table), (self.rows, row), (self.columns, column))
+        return all(any(fnmatchcase(name, pattern) for pattern in patterns) for patterns, name in asked)
+
+
+class Paper(StrictModel):
+    """One paper's settings. `notes`: where what runs here differs from its code, whatever the cell."""
+
+    paper: str
+    notes: tuple[str, ...] = ()
+    layers: tuple[Layer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run of a table: its place, its spec, the published numbers and how each is measured.
+
+    Numbers are in percent, but for uniformity and effective rank.
+    """
+
+    table: str
+    row: str
+    column: str
+    spec: RunSpec
+    published: Mapping[str, float]
+    measures: Mapping[str, Measure]
+    public_client: str | None
+    notes: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """TABLE:ROW@COLUMN, by which it is asked for."""
+        return f"{self.table}:{self.row}@{self.column}"
+
+
+@functools.cache
+def published() -> dict[str, dict[str, Any]]:
+    """By table: `source`, `title` and `rows`, each with the numbers by column and measure."""
+    tables: dict[str, dict[str, Any]] = json.loads(_read("published.json"))
+    return tables
+
+
+@functools.cache
+def settings(paper: str) -> Paper:
+    """One paper's layers."""
+    return Paper.model_validate(yaml.safe_load(_read(f"{paper}.yaml")))
+
+
+def tables() -> list[str]:
+    """The names of the tables, `fedx-1` to `flesd-1`."""
+    return list(published())
+
+
+def cells(table: str) -> Iterator[Cell]:
+    """A table's cells, row by row."""
+    for row, columns in published()[table]["rows"].items():
+        for column in columns:
+            yield cell(table, row, column)
+
+
+@functools.cache
+def cell(table: str, row: str, column: str) -> Cell:
+    """One cell. Its names must be those of the published numbers."""
+    numbers = published()[table]["rows"][row][column]
+    paper = settings(table.partition("-")[0])
+    values: Values = {}
+    measures: dict[str, Measure] = {}
+    notes: list[str] = list(paper.notes)
+    public_client = None
+    for layer in paper.layers:
+        if not layer.matches(table, row, column):
+            continue
+        values = overlay(values, _values(layer))
+        measures |= layer.measures
+        notes += [" ".join(note.split()) for note in layer.notes]
+        public_client = layer.public_client or public_client
+    if public_client is not None:
+        values["public_data"]["dataset"] = values["partition"]["dataset"]
+    values["name"] = f"{table.partition('-')[0]} {re.sub(r'[^A-Za-z0-9._+-]+', '-', row)}"
+    return Cell(
+        table=table,
+        row=row,
+        column=column,
+        spec=RunSpec.model_validate(values),
+        published=numbers,
+        measures={name: measures[name] for name in numbers},
+        public_client=public_client,
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def select(text: str) -> list[Cell]:
+    """The cells that TABLE[:ROW][@COLUMN] means; a row or column that is left out means all of them.
+
+    Case, blanks and a leading `Fed` do not matter. Raises SpecError, naming what there is.
+    """
+    head, _, column = text.partition("@")
+    table, _, row = head.partition(":")
+    rows = published()[_match(table, tables(), "table")]["rows"]
+    name = _match(table, tables(), "table")
+    chosen = list(rows) if not row else [_match(row, list(rows), f"row in {name}")]
+    columns = list(dict.fromkeys(each for one in chosen for each in rows[one]))
+    wanted = columns if not column else [_match(column, columns, f"column in these rows of {name}")]
+    return [cell(name, one, each) for one in chosen for each in rows[one] if each in wanted]
+
+
+def _match(text: str, known: list[str], what: str) -> str:
+    if text in known:
+        return text
+    found = [name for name in known if _plain(name) == _plain(text)]
+    if len(found) == 1:
+        return found[0]
+    close = get_close_matches(_plain(text), [_plain(name) for name in known], n=1)
+    meant = next((name for name in known if close and _plain(name) == close[0]), None)
+    raise SpecError(f"there is no {what} called {text!r}; " + (f"did you mean {meant}?" if meant else ", ".join(known)))
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^a-z0-9+.%-]", "", text.lower()).removeprefix("fed") or text
+
+
+def _values(layer: Layer) -> Values:
+    """A layer's part of the spec, with the names in it looked up."""
+    values = layer.spec
+    if layer.dataset is not None:
+        named = {"partition": {"dataset": layer.dataset}, "evaluation": {"dataset": layer.dataset}}
+        values = overlay(named, values)
+    if layer.augmentation is not None:
+        values = overlay(values, {"data": {"augmentation": AUGMENTATIONS[layer.augmentation].model_dump(mode="json")}})
+    if layer.normalization is not None:
+        mean, std = NORMALIZATIONS[layer.normalization]
+        values = overlay(values, {"data": {"mean": list(mean), "std": list(std)}})
+    return values
+
+
+def _read(name: str) -> str:
+    return (files("fedssl.experiments") / "tables" / name).read_text(encoding="utf-8")

@@ -1,0 +1,93 @@
+"""Published against measured, as Markdown: every result of a folder, a section a table."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedssl.experiments import papers
+from fedssl.experiments.reproduction import CellResult, Difference
+from fedssl.experiments.summary import Spread, spread
+
+UNSCALED = ("uniformity", "effective rank")
+"""Measures that are no accuracies in percent."""
+
+
+def render(results: Sequence[CellResult]) -> str:
+    """A Markdown document's body: a table for each of the papers' tables of which something was run.
+
+    Numbers are percent of the test set but for uniformity and effective rank; means over seeds with their sample
+    standard deviation. Settings that are not the paper's stand below each table, numbered.
+    """
+    sections = []
+    for table in papers.tables():
+        own = [result for result in results if result.table == table]
+        if own:
+            sections.append("\n".join(_section(table, own)))
+    return "\n\n".join(sections) + "\n" if sections else "Nothing was run yet.\n"
+
+
+def _section(table: str, results: Sequence[CellResult]) -> Iterator[str]:
+    about = papers.published()[table]
+    yield f"## {table}: {about['title']}"
+    yield ""
+    yield f"{about['source']}."
+    yield ""
+    yield "| row | column | measure | published | measured | difference | seeds | time | settings |"
+    yield "|---|---|---|---:|---:|---:|---:|---:|---|"
+    order = {cell: at for at, cell in enumerate(_places(table))}
+    settings: dict[str, int] = {}
+    for result in sorted(results, key=lambda each: order.get((each.row, each.column), len(order))):
+        text = describe(result)
+        number = settings.setdefault(text, len(settings) + 1)
+        yield from _rows(result, number)
+    yield ""
+    for text, number in settings.items():
+        yield f"{number}. {text}"
+    cells = {(result.row, result.column) for result in results}
+    yield ""
+    yield f"Run: {len(cells)} of {len(order)} cells."
+
+
+def _rows(result: CellResult, number: int) -> Iterator[str]:
+    for name, published in result.published.items():
+        found = spread(result.measured[name])
+        apart = "-" if found is None else f"{found.mean - published:+.2f}"
+        minutes = f"{result.seconds / 60:.0f} min"
+        cells = (result.row, result.column, name, f"{published:.2f}", shown(found), apart, len(result.seeds), minutes)
+        yield f"| {' | '.join(map(str, cells))} | {number} |"
+
+
+def describe(result: CellResult) -> str:
+    """Where it ran, the settings that are not the paper's, and what else differs, in one line."""
+    settings = ", ".join(_difference(each) for each in result.differences) or "the paper's settings"
+    notes = "".join(f"; {note}" for note in result.notes)
+    return f"{result.device}: {settings}{notes}."
+
+
+def shown(found: Spread | None) -> str:
+    """A mean and its deviation."""
+    if found is None:
+        return "-"
+    return f"{found.mean:.2f}" if found.deviation is None else f"{found.mean:.2f} ± {found.deviation:.2f}"
+
+
+def _difference(each: Difference) -> str:
+    return f"`{each.key}` {value(each.here)} (paper: {value(each.paper)})"
+
+
+def value(given: Any) -> str:
+    """A setting as it is written: files by their name alone, since the folder is this machine's.
+
+    >>> value("/data/sets/cifar10"), value([512]), value(None)
+    ('cifar10 (own files)', '[512]', 'none')
+    """
+    if given is None:
+        return "none"
+    if isinstance(given, str) and Path(given).is_absolute():
+        return f"{Path(given).name} (own files)"
+    return str(given)
+
+
+def _places(table: str) -> Iterable[tuple[str, str]]:
+    rows = papers.published()[table]["rows"]
+    return [(row, column) for row, columns in rows.items() for column in columns]

@@ -1,0 +1,223 @@
+"""Running cells of the papers' tables, and what came of it beside the published numbers."""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedssl.data import ImageData, find_dataset, how_to_get
+from fedssl.data.catalogue import KNOWN
+from fedssl.errors import DataError, ResultsError
+from fedssl.experiments.checkpoints import run_key
+from fedssl.experiments.files import read_json, write_json
+from fedssl.experiments.measures import MEASURES, measure_cell
+from fedssl.experiments.overlays import Values, differences, overlay
+from fedssl.experiments.papers import Cell
+from fedssl.experiments.runs import Calls, Machine, clear, run_in_folder
+from fedssl.protocol.runs import RunSpec
+from fedssl.shards import deal
+
+RUNS, RESULTS = "runs", "results"
+
+_UNSAID = ("name", "seed", "partition.seed")  # no paper gives its seeds
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One setting that is not the paper's."""
+
+    key: str
+    paper: Any
+    here: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A cell with the spec that is run for it, which may be smaller than the paper's or changed by hand."""
+
+    cell: Cell
+    spec: RunSpec
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """What sets the spec apart from the paper's, seeds left out."""
+        found = differences(self.cell.spec.model_dump(mode="json"), self.spec.model_dump(mode="json"))
+        unsaid = (*_UNSAID, *(("public_data.num_images",) if self.cell.public_client else ()))
+        return tuple(Difference(*each) for each in found if each[0] not in unsaid)
+
+
+@dataclass(frozen=True, slots=True)
+class CellResult:
+    """A cell that was run. `measured`: by measure, one value a seed; `seconds`: of training, all seeds together."""
+
+    table: str
+    row: str
+    column: str
+    published: Mapping[str, float]
+    measured: Mapping[str, tuple[float, ...]]
+    seeds: tuple[int, ...]
+    differences: tuple[Difference, ...]
+    notes: tuple[str, ...]
+    device: str
+    seconds: float
+
+
+def place_datasets(tasks: Sequence[Task], root: Path | None) -> list[Task]:
+    """The tasks with every data set found: by its name, else as an image folder or .npz file of that name in `root`.
+
+    Raises DataError, which says what is missing, where to get it and what is there.
+    """
+    names = sorted({name for task in tasks for name in _datasets(task)})
+    places = {name: _place(name, root) for name in names}
+    if missing := [name for name, place in places.items() if place is None]:
+        wanted = "; ".join(f"{KNOWN[name].title}: {how_to_get(KNOWN[name])}" for name in missing)
+        here = [known.title for name, known in KNOWN.items() if _place(name, root) is not None]
+        raise DataError(
+            f"missing data: {wanted}. --data-folder names a folder; a folder of images or an .npz file by the data "
+            f"set's name in it will do. Found here: {', '.join(here)}"
+        )
+    return [Task(task.cell, _placed(task.spec, places)) for task in tasks]
+
+
+def run_task(
+    task: Task,
+    seeds: Sequence[int],
+    folder: Path,
+    *,
+    machine: Machine,
+    device_name: str,
+    display: Callable[[RunSpec], AbstractContextManager[Calls]],
+    on_measuring: Callable[[str], None] = lambda name: None,
+    restart: bool = False,
+) -> CellResult:
+    """Run a cell at every seed, or what is left of it, and keep what came of it in `folder`.
+
+    Runs of one spec serve all cells that need them. `restart`: begin anew. Raises what a run raises.
+    """
+    measured: dict[str, list[float]] = {name: [] for name in task.cell.published}
+    seconds = 0.0
+    for seed in seeds:
+        run = _prepare(task.cell, _seeded(task.spec, seed), folder / RUNS, machine)
+        if restart:
+            clear(run.folder)
+            (run.folder / MEASURES).unlink(missing_ok=True)
+        with display(run.spec) as calls:
+            finished = run_in_folder(
+                run.spec, run.folder, machine=machine, calls=calls, clients=run.clients, public=run.public
+            )
+        seconds += finished.seconds
+        for name, value in measure_cell(task.cell, run.spec, finished, run.folder, machine, on_measuring).items():
+            measured[name].append(value)
+    result = CellResult(
+        table=task.cell.table,
+        row=task.cell.row,
+        column=task.cell.column,
+        published=task.cell.published,
+        measured={name: tuple(values) for name, values in measured.items()},
+        seeds=tuple(seeds),
+        differences=task.differences,
+        notes=task.cell.notes,
+        device=device_name,
+        seconds=seconds,
+    )
+    write_result(result, task.spec, folder / RESULTS)
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One seed's run: its final spec, its folder, and its images where they are not simply the partition's."""
+
+    spec: RunSpec
+    folder: Path
+    clients: dict[str, ImageData] | None
+    public: ImageData | None
+
+
+def _prepare(cell: Cell, spec: RunSpec, folder: Path, machine: Machine) -> _Run:
+    clients = public = None
+    if cell.public_client is not None and spec.partition is not None:
+        clients = deal(spec.partition, spec.data, machine.data_root).by_client
+        public = clients.pop(cell.public_client)
+        spec = _changed(spec, {"public_data": {"num_images": len(public)}})
+    name = re.sub("[^a-z0-9.+-]+", "-", spec.name.lower())
+    return _Run(spec, folder / f"{name}-seed{spec.seed}-{run_key(spec)[:12]}", clients, public)
+
+
+def write_result(result: CellResult, spec: RunSpec, folder: Path) -> Path:
+    """Keep a cell's result as JSON, by its name and its settings. Returns the file."""
+    text = json.dumps(_seeded(spec, 0).model_dump(mode="json"), sort_keys=True)
+    name = re.sub("[^A-Za-z0-9.+@-]+", "_", f"{result.table}-{result.row}@{result.column}")
+    path = folder / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    document = {each: getattr(result, each) for each in CellResult.__slots__}
+    document["differences"] = [[each.key, each.paper, each.here] for each in result.differences]
+    write_json(path, {**document, "spec": spec.model_dump(mode="json")})
+    return path
+
+
+def read_results(folder: Path) -> list[CellResult]:
+    """All results that are kept in a folder, in order of their files' names. Raises ResultsError."""
+    return [_parse(path) for path in sorted((folder / RESULTS).glob("*.json"))]
+
+
+def _parse(path: Path) -> CellResult:
+    document = read_json(path) or {}
+    try:
+        return CellResult(
+            table=document["table"],
+            row=document["row"],
+            column=document["column"],
+            published=document["published"],
+            measured={
+                name: tuple(float("nan") if value is None else float(value) for value in values)
+                for name, values in document["measured"].items()
+            },
+            seeds=tuple(document["seeds"]),
+            differences=tuple(Difference(*each) for each in document["differences"]),
+            notes=tuple(document["notes"]),
+            device=document["device"],
+            seconds=document["seconds"],
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ResultsError(f"{path} is not a cell's result ({error!r}): remove it") from error
+
+
+def _seeded(spec: RunSpec, seed: int) -> RunSpec:
+    return _changed(spec, {"seed": seed, "partition": {"seed": seed}})
+
+
+def _changed(spec: RunSpec, values: Values) -> RunSpec:
+    return RunSpec.model_validate(overlay(spec.model_dump(mode="json"), values))
+
+
+def _datasets(task: Task) -> set[str]:
+    """The known data sets that a task reads."""
+    spec = task.spec
+    found = {part.dataset for part in (spec.partition, spec.evaluation) if part is not None}
+    if spec.public_data is not None and task.cell.public_client is None:
+        found.add(spec.public_data.dataset)
+    return {name for name in found if name in KNOWN}
+
+
+def _place(name: str, root: Path | None) -> str | None:
+    """What to call a known data set so that it is found: its name, or a path in `root`; None where it is not there."""
+    if KNOWN[name].find is None or all(find_dataset(name, split, root) for split in ("train", "test")):
+        return name
+    for candidate in () if root is None else (root / name, root / f"{name}.npz"):
+        if candidate.is_file() or (candidate / "train").is_dir():
+            return str(candidate)
+    return None
+
+
+def _placed(spec: RunSpec, places: Mapping[str, str | None]) -> RunSpec:
+    values: Values = {}
+    for section in ("partition", "evaluation", "public_data"):
+        part = getattr(spec, section)
+        if part is not None and (place := places.get(part.dataset)) not in (None, part.dataset):
+            values[section] = {"dataset": place}
+    return _changed(spec, values) if values else spec

@@ -1,0 +1,260 @@
+"""One simulation in a folder of its own: interrupted at any time, it goes on where it was, and finished it stays."""
+
+import math
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedssl.artifacts.tensors import Tensors, save_tensors
+from fedssl.data import ImageData
+from fedssl.errors import ResultsError
+from fedssl.experiments.checkpoints import FolderCheckpoint, code_version, run_key
+from fedssl.experiments.files import (
+    CHECKPOINT,
+    ENCODER,
+    HISTORY,
+    INITIAL,
+    LOCK,
+    MODEL,
+    RESULT,
+    SPEC,
+    read_json,
+    write_json,
+    write_spec,
+)
+from fedssl.local.lock import FolderLock
+from fedssl.protocol.runs import RunSpec
+from fedssl.simulation import (
+    OnDistillation,
+    OnEvaluation,
+    OnJudging,
+    OnProgress,
+    Result,
+    RoundRecord,
+    judged_models,
+    simulate,
+)
+
+_PREFIX = "encoder."
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRun:
+    """What a finished run leaves, apart from its models.
+
+    `evaluations`: what was measured, by round, 0 before training. `megabytes_by_round`: sent and received by the whole
+    cohort up to and including a round, in 10^6 bytes. `losses`: one a round.
+    """
+
+    num_rounds: int
+    num_images: int
+    bytes_down: int
+    bytes_up: int
+    seconds: float
+    evaluations: dict[int, dict[str, float]]
+    megabytes_by_round: dict[int, float]
+    losses: list[float | None]
+
+    @property
+    def last(self) -> dict[str, float]:
+        """What was measured on the last round; empty where nothing was."""
+        return self.evaluations[max(self.evaluations)] if self.evaluations else {}
+
+    def best(self, measure: str) -> tuple[int, float] | None:
+        """The trained round with the largest value, and the value; the earliest of equals; None where none was judged.
+
+        It is chosen on the test set, as the papers do: report it only beside the last.
+        """
+        judged = sorted((at, values) for at, values in self.evaluations.items() if at > 0)
+        found = [(at, values[measure]) for at, values in judged if math.isfinite(values.get(measure, math.nan))]
+        return max(found, key=lambda each: each[1], default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calls:
+    """What a run tells on its way, as :func:`fedssl.simulation.simulate` does. `on_resume`: rounds done before."""
+
+    on_resume: Callable[[int], None] = lambda rounds_done: None
+    on_round: Callable[[RoundRecord], None] = lambda record: None
+    on_progress: OnProgress = lambda number, client, progress: None
+    on_distillation: OnDistillation = lambda number, progress: None
+    on_judging: OnJudging = lambda number, what, share: None
+    on_evaluation: OnEvaluation = lambda number, measures: None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Where a run computes, and where its images are looked for before the usual places."""
+
+    device: str = "cpu"
+    data_root: Path | None = None
+
+
+SILENT, HERE = Calls(), Machine()
+
+
+def run_in_folder(
+    spec: RunSpec,
+    folder: Path,
+    *,
+    machine: Machine = HERE,
+    calls: Calls = SILENT,
+    clients: dict[str, ImageData] | None = None,
+    public: ImageData | None = None,
+) -> FinishedRun:
+    """Run a simulation in `folder`, or what is left of it; a finished one is only read.
+
+    Writes the models, the encoder (each client's, where nothing is sent), the spec, `history.json` and, last of all,
+    `result.json`. `clients` and `public` are :func:`fedssl.simulation.simulate`'s.
+
+    Raises ResultsError where the folder is another run's, FolderInUseError where another process works in it, and what
+    a simulation raises.
+    """
+    folder.mkdir(parents=True, exist_ok=True)  # as other folders are, not as the lock would make it
+    lock = FolderLock(folder, LOCK)
+    lock.acquire()
+    try:
+        if (finished := find_finished(spec, folder)) is not None:
+            return finished
+        checkpoint = FolderCheckpoint(folder / CHECKPOINT)
+        if (begun := checkpoint.load(spec)) is not None:
+            calls.on_resume(begun.rounds_done)
+        result = simulate(
+            spec,
+            clients,
+            public=public,
+            data_root=machine.data_root,
+            device=machine.device,
+            checkpoint=checkpoint,
+            on_round=calls.on_round,
+            on_progress=calls.on_progress,
+            on_distillation=calls.on_distillation,
+            on_judging=calls.on_judging,
+            on_evaluation=calls.on_evaluation,
+        )
+        finished = _write(result, folder)
+        checkpoint.discard()
+        return finished
+    finally:
+        lock.release()
+        _remove_if_unused(folder)
+
+
+def _remove_if_unused(folder: Path) -> None:
+    """A run that failed before its first round leaves nothing behind."""
+    if [path.name for path in folder.iterdir()] == [LOCK]:
+        (folder / LOCK).unlink()
+        folder.rmdir()
+
+
+def find_finished(spec: RunSpec, folder: Path) -> FinishedRun | None:
+    """The run that was finished in this folder, if it was. Raises ResultsError where it is another one."""
+    document = read_json(folder / RESULT)
+    if document is None:
+        return None
+    if document.get("key") != run_key(spec):
+        raise ResultsError(
+            f"{folder} holds the results of another spec, or of other code: take another folder, or begin anew with "
+            "--restart"
+        )
+    return parse_result(document)
+
+
+def encoders(folder: Path) -> list[Path]:
+    """The files that hold a finished run's encoders: one, or one a client where nothing was sent."""
+    return sorted(folder.glob("encoder-*.safetensors")) or [folder / ENCODER]
+
+
+def is_of(spec: RunSpec, folder: Path) -> bool:
+    """Whether the folder is free for this run or already its own."""
+    manifest = read_json(folder / CHECKPOINT / "manifest.json")
+    found = [document for document in (read_json(folder / RESULT), manifest) if document is not None]
+    return all(document.get("key") == run_key(spec) for document in found)
+
+
+def clear(folder: Path) -> None:
+    """Remove a run's result and checkpoint, so that it begins anew. Raises FolderInUseError where it is going."""
+    if not folder.exists():
+        return
+    lock = FolderLock(folder, LOCK)
+    lock.acquire()
+    try:
+        (folder / RESULT).unlink(missing_ok=True)
+        if (folder / CHECKPOINT).is_dir():
+            shutil.rmtree(folder / CHECKPOINT)
+    finally:
+        lock.release()
+
+
+def parse_result(document: Mapping[str, Any]) -> FinishedRun:
+    """A run from its `result.json`. Raises ResultsError where that is not one."""
+    try:
+        evaluations = {int(at): _numbers(values) for at, values in document["evaluations"].items()}
+        return FinishedRun(
+            num_rounds=document["num_rounds"],
+            num_images=document["num_images"],
+            bytes_down=document["bytes_down"],
+            bytes_up=document["bytes_up"],
+            seconds=document["seconds"],
+            evaluations=evaluations,
+            megabytes_by_round={int(at): value for at, value in document["megabytes_by_round"].items()},
+            losses=list(document["losses"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ResultsError(f"result.json is not a run's result ({error!r}): begin anew with --restart") from error
+
+
+def _numbers(values: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: float("nan") if value is None else value for name, value in values.items()}
+
+
+def _write(result: Result, folder: Path) -> FinishedRun:
+    history = result.history
+    sent, megabytes = 0, {0: 0.0}
+    for record in history:
+        sent += record.bytes_down + record.bytes_up
+        megabytes[record.round_number] = sent / 1e6
+    finished = FinishedRun(
+        num_rounds=len(history),
+        num_images=sum(record.num_images for record in history),
+        bytes_down=sum(record.bytes_down for record in history),
+        bytes_up=sum(record.bytes_up for record in history),
+        seconds=sum(record.seconds for record in history),
+        evaluations=result.evaluations_by_round,
+        megabytes_by_round=megabytes,
+        losses=[record.loss for record in history],
+    )
+    for name, tensors in ((MODEL, result.model), (INITIAL, result.initial), (ENCODER, _encoder(result.model))):
+        save_tensors(tensors, folder / name)
+    for client, state in judged_models(result).items():
+        if client:
+            save_tensors(_encoder(state), folder / f"encoder-{client}.safetensors")
+    write_spec(result.spec, folder / SPEC)
+    write_json(folder / HISTORY, [_entry(record, result) for record in history])
+    names = [name for name in FinishedRun.__slots__ if name != "__weakref__"]
+    document = {name: getattr(finished, name) for name in names}
+    write_json(folder / RESULT, {"key": run_key(result.spec), "code": code_version(result.spec), **document})
+    return finished
+
+
+def _encoder(model: Tensors) -> Tensors:
+    return {name: tensor for name, tensor in model.items() if name.startswith(_PREFIX)}
+
+
+def _entry(record: RoundRecord, result: Result) -> dict[str, Any]:
+    entry = {
+        "round": record.round_number,
+        "loss": record.loss,
+        "clients": record.clients,
+        "num_examples": record.num_examples,
+        "server": record.server,
+        "num_images": record.num_images,
+        "bytes_down": record.bytes_down,
+        "bytes_up": record.bytes_up,
+        "seconds": record.seconds,
+        "alarms": record.alarms,
+    }
+    measured = result.evaluations_by_round.get(record.round_number)
+    return entry if measured is None else {**entry, "evaluation": measured}

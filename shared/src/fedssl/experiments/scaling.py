@@ -1,0 +1,178 @@
+"""A paper's run made smaller, in a way that keeps what the comparison is about.
+
+Clients, their share in a round and the concentration of the partition stay; so do at least 20 rounds where the paper
+has them. Images, the encoder's width, epochs and at last seeds are what shrinks. What else changes follows from these:
+heads in proportion to the encoder, batches that leave a client some steps an epoch, and moving averages that can still
+follow in fewer steps.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from fedssl.experiments.costs import num_images
+from fedssl.experiments.overlays import Values, overlay
+from fedssl.experiments.papers import Cell
+from fedssl.models import build_encoder
+from fedssl.protocol.methods.distillation import DistillationConfig
+from fedssl.protocol.methods.fedca import FedCAConfig
+from fedssl.protocol.methods.reducers import EUAConfig
+from fedssl.protocol.model import EncoderConfig, MLPConfig
+from fedssl.protocol.runs import RunSpec
+
+MIN_ROUNDS = 20
+MAX_LABELLED = 10_000
+SMALL_IMAGE = 32
+MIN_HEAD = 64
+
+NARROWER = tuple(EncoderConfig(widths=widths) for widths in ((32, 64, 128, 256), (32, 64, 128), (16, 32, 64)))
+"""What stands in for a ResNet where that is too slow, the largest first."""
+
+_MIN_BATCH, _STEPS_AN_EPOCH = 16, 8
+_HORIZON = 10  # a moving average looks back over at most a tenth of the steps
+_FEW_STEPS, _LIVELY = 2000, 0.05  # BYOL hardly moves in few steps at the papers' rates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How much of a paper's run is left. Shares are of the paper's number; `encoder` None: the paper's.
+
+    `num_evaluations`: how often the encoder is judged while it trains.
+    """
+
+    encoder: EncoderConfig | None = None
+    rounds: float = 1.0
+    epochs: float = 1.0
+    images: float = 1.0
+    num_evaluations: int = 5
+
+
+def scaled(cell: Cell, scale: Scale, device: str = "cpu") -> RunSpec:
+    """The cell's spec at a scale. Judged by the fast probe on at most 10,000 labels."""
+    spec = cell.spec
+    rounds = (
+        spec.num_rounds if spec.num_rounds <= MIN_ROUNDS else max(MIN_ROUNDS, round(scale.rounds * spec.num_rounds))
+    )
+    epochs = spec.training.local_epochs and max(1, round(scale.epochs * spec.training.local_epochs))
+    values: Values = {
+        "num_rounds": rounds,
+        "training": {"local_epochs": epochs},
+        "partition": _images(spec, scale.images),
+        "evaluation": {
+            "settings": "fast",
+            "max_train": MAX_LABELLED,
+            "every": max(1, rounds // max(1, scale.num_evaluations)),
+        },
+    }
+    if device == "cpu":
+        values["training"]["precision"] = "fp32"
+    if scale.encoder is not None:
+        values = overlay(values, _narrower(spec, scale.encoder))
+    smaller = _changed(spec, values)
+    return _changed(smaller, _following(smaller, cell.public_client, scale))
+
+
+def steps(spec: RunSpec, public_client: str | None = None) -> float:
+    """Local steps of one client in the whole run, about."""
+    rounds = spec.num_rounds * spec.cohort.fraction
+    return max(1.0, rounds * spec.training.local_epochs * _per_client(spec, public_client) / spec.training.batch_size)
+
+
+def _changed(spec: RunSpec, values: Values) -> RunSpec:
+    return RunSpec.model_validate(overlay(spec.model_dump(mode="json"), values))
+
+
+def _images(spec: RunSpec, share: float) -> Values:
+    held = num_images(spec)
+    if held is None or spec.partition is None or share >= 1:
+        return {}
+    return {"max_images": max(1, round(share * held / spec.partition.share))}
+
+
+def _per_client(spec: RunSpec, public_client: str | None) -> float:
+    held = num_images(spec, public_client)
+    if held is None or spec.partition is None:
+        return float(spec.training.batch_size)
+    clients = 1 if spec.partition.pooled else spec.partition.num_clients - (public_client is not None)
+    return held / clients
+
+
+def _narrower(spec: RunSpec, encoder: EncoderConfig) -> Values:
+    """Another encoder, heads in proportion to its width, and images no larger than it is made for."""
+    ratio = encoder.feature_dim / spec.model.encoder.feature_dim
+
+    def head(config: MLPConfig) -> Values:
+        hidden = [_in_proportion(width, ratio) for width in config.hidden_dims]
+        return {"hidden_dims": hidden, "out_dim": _in_proportion(config.out_dim, ratio)}
+
+    model: Values = {"encoder": encoder.model_dump(mode="json")}
+    if spec.model.projector is not None:
+        model["projector"] = head(spec.model.projector)
+    if "predictor" in spec.method.traits:
+        model["predictor"] = head(spec.model.predictor)
+    values: Values = {"model": model, "data": {"image_size": min(spec.data.image_size, SMALL_IMAGE)}}
+    if isinstance(spec.method.reducer, EUAConfig):  # its step has one length whatever the model's is
+        length = (_num_weights(encoder, spec) / _num_weights(spec.model.encoder, spec)) ** 0.5
+        values["method"] = {"reducer": {"server_learning_rate": spec.method.reducer.server_learning_rate * length}}
+    return values
+
+
+def _following(spec: RunSpec, public_client: str | None, scale: Scale) -> Values:
+    """What must follow from fewer images, rounds and epochs."""
+    per_client = _per_client(spec, public_client)
+    batch = min(spec.training.batch_size, max(_MIN_BATCH, _power_of_two(per_client / _STEPS_AN_EPOCH)))
+    values: Values = {"training": {"batch_size": batch}, "method": {}}
+    num_steps = steps(_changed(spec, values), public_client)
+    for name in ("target_momentum", "key_momentum"):
+        if (momentum := getattr(spec.method, name, None)) is not None:
+            values["method"][name] = _followed(momentum, num_steps)
+    rate = spec.training.optimizer.learning_rate
+    if "target" in spec.method.traits and num_steps < _FEW_STEPS and rate < _LIVELY:
+        values["training"]["optimizer"] = {"learning_rate": _LIVELY}
+    if spec.public_data is not None:
+        values = overlay(values, _public(spec, public_client, scale))
+    return values
+
+
+def _public(spec: RunSpec, public_client: str | None, scale: Scale) -> Values:
+    """Fewer public images, and a queue and passes over them that fit."""
+    assert spec.public_data is not None, "asked for methods with public images alone"
+    given = spec.public_data.num_images
+    per_client = round(_per_client(spec, public_client))
+    size = min(given, per_client) if public_client is not None else max(500, round(scale.images * given))
+    values: Values = {"public_data": {"num_images": size}}
+    reducer = spec.method.reducer
+    if isinstance(reducer, DistillationConfig):
+        anchors = min(reducer.num_anchors, _power_of_two(size / 4))
+        batch = min(reducer.batch_size, max(2, anchors // 4))
+        epochs = max(1, round(scale.epochs * reducer.num_epochs))
+        momentum = _followed(reducer.momentum, epochs * size / batch)
+        values["method"] = {
+            "reducer": {"num_anchors": anchors, "batch_size": batch, "num_epochs": epochs, "momentum": momentum}
+        }
+    if isinstance(spec.method, FedCAConfig):
+        share = spec.method.dictionary_size * scale.images
+        values["method"] = {"dictionary_size": max(128, round(share)), "client_dictionary_size": 64}
+    return values
+
+
+def _followed(momentum: float, num_steps: float) -> float:
+    return round(min(momentum, max(0.5, 1 - _HORIZON / num_steps)), 4)
+
+
+def _in_proportion(width: int, ratio: float) -> int:
+    return max(min(width, MIN_HEAD), round(width * ratio))
+
+
+def _power_of_two(limit: float) -> int:
+    """The largest that is no larger than `limit`, and at least 2."""
+    power = 2
+    while 2 * power <= limit:
+        power *= 2
+    return power
+
+
+def _num_weights(encoder: EncoderConfig, spec: RunSpec) -> int:
+    with torch.device("meta"):
+        network = build_encoder(encoder, spec.data.channels)
+    return sum(parameter.numel() for parameter in network.parameters())

@@ -1,0 +1,153 @@
+"""A comparison in numbers: means over seeds, what they cost, and the same as JSON and CSV."""
+
+import csv
+import io
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedssl.experiments.comparison import Entry, Failure, Outcome
+from fedssl.experiments.runs import FinishedRun
+
+ACCURACIES = ("probe", "knn")
+GEOMETRY = ("uniformity", "effective_rank")
+
+COLUMNS = (
+    *(f"{name}_{which}" for name in ACCURACIES for which in ("last", "best")),
+    *GEOMETRY,
+    "megabytes_up",
+    "megabytes_down",
+    "num_images",
+    "seconds",
+    "points_per_gigabyte",
+)
+"""Accuracies are shares of the test set; `points_per_gigabyte` is percent of accuracy for 10^9 bytes both ways."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A mean over seeds and their sample standard deviation, None for a single seed."""
+
+    mean: float
+    deviation: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One variant. `values`: for every column that was measured, one value a finished seed; `failures` by seed."""
+
+    variant: str
+    seeds: tuple[int, ...]
+    values: Mapping[str, tuple[float, ...]]
+    failures: Mapping[int, str]
+
+    def spread(self, column: str) -> Spread | None:
+        """Mean and deviation of a column; None where it was not measured."""
+        return spread(self.values.get(column, ()))
+
+
+def spread(values: Sequence[float]) -> Spread | None:
+    """Mean and sample standard deviation; NaN where a value is none, as of an encoder that diverged.
+
+    >>> spread([1.0, 3.0])
+    Spread(mean=2.0, deviation=1.4142135623730951)
+    """
+    if not values:
+        return None
+    if not all(map(math.isfinite, values)):
+        return Spread(math.nan, math.nan if len(values) > 1 else None)
+    return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+
+
+def summarise(entries: Sequence[Entry], outcomes: Mapping[tuple[str, int], Outcome]) -> list[Line]:
+    """One line a variant, in the order in which they were named."""
+    lines = []
+    for variant in dict.fromkeys(entry.variant for entry in entries):
+        finished: list[tuple[int, FinishedRun]] = []
+        failures: dict[int, str] = {}
+        for (name, seed), outcome in sorted(outcomes.items()):
+            if name != variant:
+                continue
+            if isinstance(outcome, Failure):
+                failures[seed] = outcome.reason
+            else:
+                finished.append((seed, outcome))
+        rows = [figures(outcome) for _, outcome in finished]
+        measured = [column for column in COLUMNS if rows and all(column in row for row in rows)]
+        values = {column: tuple(row[column] for row in rows) for column in measured}
+        lines.append(Line(variant, tuple(seed for seed, _ in finished), values, failures))
+    return lines
+
+
+def figures(run: FinishedRun) -> dict[str, float]:
+    """The columns of one run."""
+    found: dict[str, float] = {}
+    for name in ACCURACIES:
+        if name in run.last and max(run.evaluations) > 0:
+            best = run.best(name)
+            found |= {f"{name}_last": run.last[name], f"{name}_best": math.nan if best is None else best[1]}
+    found |= {name: run.last[name] for name in GEOMETRY if name in run.last}
+    found |= {"megabytes_up": run.bytes_up / 1e6, "megabytes_down": run.bytes_down / 1e6}
+    found |= {"num_images": float(run.num_images), "seconds": run.seconds}
+    gigabytes = (run.bytes_up + run.bytes_down) / 1e9
+    accuracy = next((found[f"{name}_last"] for name in ACCURACIES if f"{name}_last" in found), None)
+    if accuracy is not None and gigabytes > 0:
+        found["points_per_gigabyte"] = 100 * accuracy / gigabytes
+    return found
+
+
+def to_document(
+    lines: Sequence[Line], entries: Sequence[Entry], apart: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Everything as one JSON document."""
+    folders = {(entry.variant, entry.seed): str(entry.folder) for entry in entries}
+    return {
+        "best_chosen_on": "test",
+        "variants": [
+            {
+                "name": line.variant,
+                "mean": _of(line, lambda found: found.mean),
+                "deviation": _of(line, lambda found: found.deviation),
+                "runs": [
+                    {
+                        "seed": seed,
+                        "folder": folders[line.variant, seed],
+                        **{column: values[at] for column, values in line.values.items()},
+                    }
+                    for at, seed in enumerate(line.seeds)
+                ],
+                "failures": [{"seed": seed, "reason": reason} for seed, reason in line.failures.items()],
+                "settings_apart": dict(apart.get(line.variant, {})),
+            }
+            for line in lines
+        ],
+    }
+
+
+def to_csv(lines: Sequence[Line]) -> str:
+    """One row a run: variant, seed, the columns, and the reason of a run that failed."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["variant", "seed", *COLUMNS, "failure"])
+    for line in lines:
+        for at, seed in enumerate(line.seeds):
+            cells = [line.values[column][at] if column in line.values else "" for column in COLUMNS]
+            writer.writerow([line.variant, seed, *(_shown(value) for value in cells), ""])
+        for seed, reason in line.failures.items():
+            writer.writerow([line.variant, seed, *("" for _ in COLUMNS), reason])
+    return text.getvalue()
+
+
+def _of(line: Line, part: Any) -> dict[str, float | None]:
+    found = {column: line.spread(column) for column in COLUMNS}
+    return {column: part(value) for column, value in found.items() if value is not None}
+
+
+def _shown(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    if not math.isfinite(value):
+        return ""
+    return f"{value:.0f}" if value.is_integer() else str(value)

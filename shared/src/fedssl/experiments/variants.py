@@ -1,0 +1,115 @@
+"""What a comparison compares: methods by name, methods with add-ons, and methods with other parameters."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any, get_args
+
+from pydantic import ValidationError
+
+from fedssl.errors import SpecError
+from fedssl.experiments.overlays import Values, overlay
+from fedssl.protocol.evaluation import EvaluationConfig
+from fedssl.protocol.methods import METHOD_CONFIGS
+from fedssl.protocol.methods.add_ons import AnyAddOn
+from fedssl.protocol.runs import RunSpec
+
+ADD_ONS: dict[str, type] = {kind.model_fields["name"].default: kind for kind in get_args(get_args(AnyAddOn)[0])}
+NUM_EVALUATIONS = 10
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,59}")
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One contestant: a method, add-ons beside those that it has by itself, and changes of the spec.
+
+    `changes` are nested tables. Keys of the spec stand as they are (`training`), an add-on's name leads to its
+    parameters (`dsr`), and all other keys are the method's (`temperature`, `merge`).
+    """
+
+    name: str
+    method: str
+    add_ons: tuple[str, ...] = ()
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise SpecError(f"{self.name!r} cannot name a variant: take letters, digits and . _ + -, at most 60")
+        _require(self.method, METHOD_CONFIGS, "method")
+        for name in self.add_ons:
+            _require(name, ADD_ONS, "add-on")
+
+
+def parse_method(text: str) -> tuple[str, tuple[str, ...]]:
+    """A method and the add-ons put onto it.
+
+    >>> parse_method("fedmoco+fedx")
+    ('fedmoco', ('fedx',))
+    """
+    method, *add_ons = (part.strip() for part in text.split("+"))
+    return method, tuple(add_ons)
+
+
+def values_of(base: Mapping[str, Any], variant: Variant, seed: int) -> Values:
+    """The spec of one contestant at one seed, not yet checked.
+
+    The seed is the run's and the partition's, so that every method gets the same clients. The base's own method keeps
+    its parameters; any other starts from its defaults.
+    """
+    own = dict(base.get("method") or {})
+    method = own if own.get("name") == variant.method else {"name": variant.method}
+    changes: Values = {}
+    for key, value in variant.changes.items():
+        if key in RunSpec.model_fields:
+            changes[key] = value
+        elif key in ADD_ONS:
+            method = _with_add_on(method, key, value if isinstance(value, Mapping) else {})
+        else:
+            method = overlay(method, {key: value})
+    for name in variant.add_ons:
+        method = _with_add_on(method, name, {})
+    seeded = {"name": f"{variant.name} seed {seed}", "seed": seed, "partition": {"seed": seed}}
+    return overlay(overlay({**base, "method": method}, seeded), changes)
+
+
+def build_spec(values: Mapping[str, Any]) -> RunSpec:
+    """A contestant's spec, with an evaluation where it has none. Raises SpecError with the first reasons."""
+    try:
+        spec = RunSpec.model_validate(values)
+    except ValidationError as error:
+        reasons = [_reason(dict(entry)) for entry in error.errors(include_url=False)]
+        raise SpecError("; ".join(reasons[:3])) from None
+    if spec.partition is None:
+        raise SpecError("a comparison needs images: add a [partition] section to the spec")
+    if spec.evaluation is not None:
+        return spec
+    every = max(1, spec.num_rounds // NUM_EVALUATIONS)
+    return spec.model_copy(update={"evaluation": EvaluationConfig(dataset=spec.partition.dataset, every=every)})
+
+
+def _with_add_on(method: Values, name: str, parameters: Mapping[str, Any]) -> Values:
+    """The method with one of its add-ons changed, or one more."""
+    config = METHOD_CONFIGS[method["name"]]
+    default = config.model_fields["add_ons"].default
+    present = method.get(
+        "add_ons", [part.model_dump(mode="json", exclude_unset=True) | {"name": part.name} for part in default]
+    )
+    if any(part.get("name") == name for part in present):
+        changed = [overlay(part, parameters) if part.get("name") == name else part for part in present]
+    else:
+        changed = [*present, {"name": name, **parameters}]
+    return {**method, "add_ons": changed}
+
+
+def _require(name: str, known: Mapping[str, Any], what: str) -> None:
+    if name not in known:
+        close = get_close_matches(name, known, n=1)
+        raise SpecError(f"there is no {what} {name!r}; " + (f"did you mean {close[0]}?" if close else ", ".join(known)))
+
+
+def _reason(entry: dict[str, Any]) -> str:
+    said = str(entry["msg"]).removeprefix("Value error, ")
+    place = ".".join(map(str, entry["loc"]))
+    return said if entry["type"] == "value_error" or not place else f"{place}: {said}"

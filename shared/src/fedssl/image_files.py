@@ -1,0 +1,146 @@
+"""Data sets as files that are registered with a coordinator (`artifacts.images`), from images and back.
+
+The source is read once and goes through in parts: neither a second copy of it nor the file is ever in memory.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedssl.artifacts.images import (
+    MAX_CLASSES,
+    MAX_SIZE,
+    MIN_SIZE,
+    LabelledShape,
+    PublicShape,
+    Stream,
+    labelled_streams,
+    map_labelled,
+    map_public,
+    public_streams,
+    streams_digest,
+    write_streams,
+)
+from fedssl.data import ImageData, choose_images, conform
+from fedssl.errors import DataError
+from fedssl.protocol.data import DataConfig
+
+_CHUNK = 2048
+
+Shape = tuple[Literal[1, 3], int]
+"""Channels, and height and width in pixels."""
+
+OnImages = Callable[[int], None]
+"""Called with how many images have been written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """At most `max_images` of a split, drawn by the seed; None: all of them, in their order."""
+
+    max_images: int | None = None
+    seed: int = 0
+
+
+def own_shape(images: ImageData, image_size: int | None = None, channels: Literal[1, 3] | None = None) -> Shape:
+    """Those given, else the images' own; where these are not square a size must be given. Raises DataError."""
+    _, own_channels, height, width = images.images.shape
+    if image_size is None and height != width:
+        raise DataError(f"the images are {height} x {width} pixels: give --image-size to have squares cut out of them")
+    size = image_size or height
+    if not MIN_SIZE <= size <= MAX_SIZE:
+        raise DataError(f"the images are {size} pixels wide: give --image-size, between {MIN_SIZE} and {MAX_SIZE}")
+    return channels or (1 if own_channels == 1 else 3), size
+
+
+def write_public(
+    images: ImageData,
+    destination: Path,
+    shape: Shape,
+    choice: Choice = Choice(),
+    on_images: OnImages = lambda count: None,
+) -> str:
+    """Write a public set, labels left out, and return the file's sha256. Raises DataError where there are no images."""
+    return write_streams(destination, _public_streams(images, shape, choice, on_images))
+
+
+def has_digest(images: ImageData, digest: str) -> bool:
+    """Whether this is the sha256 of the file that `write_public` makes of all the images as they are."""
+    _, channels, height, width = images.images.shape
+    if height != width or not len(images):
+        return False
+    return streams_digest(_public_streams(images, (1 if channels == 1 else 3, height), Choice())) == digest
+
+
+def write_labelled(
+    train: ImageData,
+    test: ImageData,
+    destination: Path,
+    shape: Shape,
+    choices: tuple[Choice, Choice] = (Choice(), Choice()),
+    on_images: OnImages = lambda count: None,
+) -> str:
+    """Write a labelled set and return the file's sha256. `choices`: of the training and of the test images.
+
+    Raises DataError where a split is empty or has no labels.
+    """
+    if train.labels is None or test.labels is None:
+        raise DataError("the images have no labels, by which encoders are judged: give files or folders by class")
+    chosen = tuple(_chosen(len(split), choice) for split, choice in zip((train, test), choices, strict=True))
+    labels = (train.labels[chosen[0]], test.labels[chosen[1]])
+    if (highest := max(int(part.max()) for part in labels)) >= MAX_CLASSES:
+        raise DataError(
+            f"there is a label {highest}: at most {MAX_CLASSES} classes, numbered from 0, can be told apart"
+        )
+    channels, size = shape
+    streams = labelled_streams(
+        LabelledShape(len(chosen[0]), len(chosen[1]), channels, size),
+        _parts(train, chosen[0], shape, lambda count: on_images(len(chosen[1]) + count)),
+        labels[0],
+        _parts(test, chosen[1], shape, on_images),  # they come first in the file
+        labels[1],
+        train.class_names if highest < len(train.class_names) <= MAX_CLASSES else (),
+    )
+    return write_streams(destination, streams)
+
+
+def open_public(path: Path) -> ImageData:
+    """The images of a public set's file, memory-mapped. Raises ArtifactError where it is none."""
+    return ImageData(map_public(path))
+
+
+def open_labelled(path: Path) -> tuple[ImageData, ImageData]:
+    """Training and test images of a labelled set's file, memory-mapped. Raises ArtifactError where it is none."""
+    found = map_labelled(path)
+    return (
+        ImageData(found.train_images, found.train_labels, found.class_names),
+        ImageData(found.test_images, found.test_labels, found.class_names),
+    )
+
+
+def _public_streams(
+    images: ImageData, shape: Shape, choice: Choice, on_images: OnImages = lambda count: None
+) -> list[Stream]:
+    chosen = _chosen(len(images), choice)
+    return public_streams(PublicShape(len(chosen), *shape), _parts(images, chosen, shape, on_images))
+
+
+def _chosen(num_images: int, choice: Choice) -> NDArray[np.int64]:
+    if not num_images:
+        raise DataError("there are no images to register: give a folder, an .npz file or a name that has some")
+    return choose_images(num_images, choice.max_images, choice.seed)
+
+
+def _parts(
+    images: ImageData, chosen: NDArray[np.int64], shape: Shape, on_images: OnImages
+) -> Iterator[NDArray[np.uint8]]:
+    channels, size = shape
+    config = DataConfig(channels=channels, image_size=size)
+    for start in range(0, len(chosen), _CHUNK):
+        part = chosen[start : start + _CHUNK]
+        yield conform(ImageData(images.images[part]), config).images
+        on_images(start + len(part))

@@ -1,0 +1,244 @@
+"""How good an encoder is, in numbers: what `simulate`, `compare`, the demo, the command line and the coordinator ask.
+
+Names of results: `probe` and `knn` are shares of the test set, 0..1; `uniformity`, `alignment`, `effective_rank`,
+`effective_rank_centered` and `feature_std` are of the representations of the test set.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fedssl.data import ImageData, Split, choose_images, load_conformed
+from fedssl.errors import DataError, SpecError
+from fedssl.evaluation import (
+    PROBES,
+    ProbeResult,
+    alignment,
+    effective_rank,
+    extract_features,
+    feature_std,
+    knn_accuracy,
+    labels_of,
+    linear_probe,
+    probe_encoder,
+    uniformity,
+)
+from fedssl.models import build_encoder, build_mlp, initialised
+from fedssl.protocol.data import DataConfig
+from fedssl.protocol.evaluation import JudgingConfig, Measure
+from fedssl.protocol.runs import RunSpec
+
+OnProgress = Callable[[str, float | None], None]
+"""Called with what is being done and the share of it that is done, None where that is not known."""
+
+OnResults = Callable[[dict[str, float]], None]
+"""Called with the results of each measure, by name, as soon as it is done."""
+
+RESULTS: Mapping[Measure, tuple[str, ...]] = {
+    "probe": ("probe",),
+    "knn": ("knn",),
+    "geometry": ("uniformity", "alignment", "effective_rank", "effective_rank_centered", "feature_std"),
+}
+"""The results that each measure gives, by name."""
+
+MAX_CLASSES = 65_536
+_FIRST_VIEW, _SECOND_VIEW = 0, 1  # seeds of the views that alignment compares
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """Labelled images of the run's shape: classifiers see `train`, everything is measured on `test`."""
+
+    train: ImageData
+    test: ImageData
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What was found out about an encoder.
+
+    Attributes:
+        results: by name; NaN, all of them, for an encoder whose training diverged.
+        probe: the linear probe in full, with the best of its epochs; None where it was not asked for, or diverged.
+        test_features: representations (N, H) of the test images, on the device.
+    """
+
+    results: dict[str, float]
+    probe: ProbeResult | None
+    test_features: Tensor
+
+
+def load_labelled(
+    name_or_path: str,
+    data: DataConfig,
+    *,
+    max_train: int | None,
+    max_test: int | None,
+    seed: int,
+    root: Path | None = None,
+) -> Labelled:
+    """Both splits of a data set, in the shape of the run's images.
+
+    Args:
+        name_or_path: as in :func:`fedssl.data.load_dataset`.
+        data: the shape of the run's images, which these are brought to.
+        max_train, max_test: use this many images, drawn by the seed; None: all of them.
+        seed: of the choice.
+        root: a folder to look for the data set in, before the usual places.
+
+    Raises:
+        DataError: the images cannot be read, have no labels or far too many classes.
+    """
+
+    def load(split: Split, limit: int | None) -> ImageData:
+        images = load_conformed(name_or_path, split, data, root)
+        if images.labels is None:
+            raise DataError(
+                f"the {split} split of {name_or_path} has no labels: an encoder is judged by how well they can be told "
+                "from its output"
+            )
+        if not len(images) or int(images.labels.max()) >= MAX_CLASSES:
+            raise DataError(f"the {split} split of {name_or_path} needs images of at most {MAX_CLASSES} classes")
+        return images.subset(choose_images(len(images), limit, seed))
+
+    return Labelled(load("train", max_train), load("test", max_test))
+
+
+def load_encoder(tensors: Mapping[str, Tensor], spec: RunSpec) -> nn.Module:
+    """The encoder among a model's tensors. Raises SpecError where they do not hold the one that the spec describes."""
+    return _loaded(initialised(lambda: build_encoder(spec.model.encoder, spec.data.channels), 0), "encoder", tensors)
+
+
+def load_projected(tensors: Mapping[str, Tensor], spec: RunSpec) -> nn.Module:
+    """Encoder and projector, from images to embeddings z. Raises SpecError where the tensors do not hold them."""
+    if (head := spec.model.projector) is None:
+        raise SpecError("the spec's model has no projector: its embeddings are the representations")
+    projector = initialised(lambda: build_mlp(head, spec.model.encoder.feature_dim), 0)
+    return nn.Sequential(load_encoder(tensors, spec), _loaded(projector, "projector", tensors))
+
+
+def judge(
+    encoder: nn.Module,
+    labelled: Labelled,
+    config: JudgingConfig,
+    data: DataConfig,
+    *,
+    device: torch.device | str = "cpu",
+    on_progress: OnProgress = lambda what, share: None,
+    on_results: OnResults = lambda results: None,
+) -> dict[str, float]:
+    """The results that `config.measures` asks for, by name: those of :func:`examine`."""
+    found = examine(encoder, labelled, config, data, device=device, on_progress=on_progress, on_results=on_results)
+    return found.results
+
+
+def examine(
+    encoder: nn.Module,
+    labelled: Labelled,
+    config: JudgingConfig,
+    data: DataConfig,
+    *,
+    device: torch.device | str = "cpu",
+    on_progress: OnProgress = lambda what, share: None,
+    on_results: OnResults = lambda results: None,
+) -> Judgement:
+    """What `config.measures` asks for.
+
+    Args:
+        encoder: from images to (B, H); it is moved to `device` and otherwise left as it is.
+        labelled: from :func:`load_labelled`.
+        config: the measures and the probe's settings.
+        data: shape, normalisation and augmentation of the run's images.
+        device: does all of the work.
+        on_progress: see :data:`OnProgress`.
+        on_results: see :data:`OnResults`.
+
+    Equal arguments give equal numbers on one CPU thread, and each measure the same whichever others are asked for; no
+    global random state is read or changed.
+    """
+    encoder.to(device)
+
+    def represent(images: ImageData, what: str) -> Tensor:
+        return extract_features(encoder, images, data, device, on_progress=lambda share: on_progress(what, share))
+
+    test_NH = represent(labelled.test, "representations of the test images")
+    classified = "probe" in config.measures or "knn" in config.measures
+    train_NH = represent(labelled.train, "representations of the training images") if classified else test_NH[:0]
+    if not bool(test_NH.isfinite().all() & train_NH.isfinite().all()):
+        nothing = {name: math.nan for measure in config.measures for name in RESULTS[measure]}
+        on_results(nothing)
+        return Judgement(nothing, None, test_NH)
+    sides = (train_NH, labels_of(labelled.train).to(device), test_NH, labels_of(labelled.test).to(device))
+    results: dict[str, float] = {}
+
+    def keep(found: dict[str, float]) -> None:
+        results.update(found)
+        on_results(found)
+
+    probe = None
+    if "probe" in config.measures:
+        probe = _probe(encoder, labelled, config, data, sides, device, on_progress)
+        keep({"probe": probe.accuracy})
+    if "knn" in config.measures:
+        on_progress("nearest neighbours", None)
+        keep({"knn": knn_accuracy(*sides)})
+    if "geometry" in config.measures:
+        on_progress("geometry", None)
+        keep(_geometry(encoder, labelled.test, test_NH, data, device))
+    return Judgement(results, probe, test_NH)
+
+
+def _probe(
+    encoder: nn.Module,
+    labelled: Labelled,
+    config: JudgingConfig,
+    data: DataConfig,
+    sides: tuple[Tensor, Tensor, Tensor, Tensor],
+    device: torch.device | str,
+    on_progress: OnProgress,
+) -> ProbeResult:
+    settings = PROBES[config.settings]
+
+    def tell(share: float) -> None:
+        on_progress("linear probe", share)
+
+    on_progress("linear probe", None)
+    if settings.augmentation is None:
+        return linear_probe(*sides, settings=settings, on_progress=tell)
+    return probe_encoder(
+        encoder, labelled.train, labelled.test, data, settings=settings, device=device, on_progress=tell
+    )
+
+
+def _geometry(
+    encoder: nn.Module, test: ImageData, test_NH: Tensor, data: DataConfig, device: torch.device | str
+) -> dict[str, float]:
+    views = [
+        extract_features(encoder, test, data, device, augmentation=data.augmentation, seed=seed)
+        for seed in (_FIRST_VIEW, _SECOND_VIEW)
+    ]
+    return {
+        "uniformity": uniformity(test_NH),
+        "alignment": alignment(*views),
+        "effective_rank": effective_rank(test_NH),
+        "effective_rank_centered": effective_rank(test_NH, center=True),
+        "feature_std": feature_std(test_NH),
+    }
+
+
+def _loaded(module: nn.Module, name: str, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """The module with the tensors that are named after it."""
+    prefix = f"{name}."
+    own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+    if not own:
+        raise SpecError(f"the model holds no {name}: none of its tensors has a name that begins with {prefix}")
+    try:
+        module.load_state_dict(own)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0].rstrip(":")
+        raise SpecError(f"the model does not hold the {name} that the spec describes ({reason})") from None
+    return module

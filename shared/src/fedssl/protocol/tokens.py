@@ -1,0 +1,42 @@
+"""What a token's owner may do, and for how long."""
+
+import re
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+
+class Role(StrEnum):
+    """Everybody who can show a token. `ENROLMENT`: a worker before its first start, who may become a `WORKER` once."""
+
+    ADMIN = "admin"
+    OPERATOR = "operator"
+    VIEWER = "viewer"
+    WORKER = "worker"
+    ENROLMENT = "enrolment"
+
+
+LastingRole = Literal["admin", "operator", "viewer", "worker"]
+"""The roles of tokens that may be used more than once."""
+
+DAY_SECONDS = 24 * 60 * 60
+LONGEST_SECONDS = 3650 * DAY_SECONDS
+
+LifetimeSeconds = Annotated[int, Field(ge=1, le=LONGEST_SECONDS, description="From now on, by the database's clock.")]
+
+_DURATION = re.compile(r"([0-9]{1,9})([smhd])")
+_UNITS = {"s": 1, "m": 60, "h": 60 * 60, "d": DAY_SECONDS}
+
+
+def lifetime(text: str) -> int:
+    """The seconds of a lifetime as a person writes it. Raises ValueError.
+
+    >>> lifetime("30d"), lifetime("24h"), lifetime("90s")
+    (2592000, 86400, 90)
+    """
+    found = _DURATION.fullmatch(text.strip())
+    seconds = int(found[1]) * _UNITS[found[2]] if found else 0
+    if not 0 < seconds <= LONGEST_SECONDS:
+        raise ValueError("write a number and s, m, h or d for seconds, minutes, hours or days, up to 3650d: 30d, 24h")
+    return seconds

@@ -1,0 +1,228 @@
+"""The papers' orderings at a size that two CPU cores can train, over three seeds.
+
+    python tests/bench/bench_orderings.py                    everything: about an hour on one core
+    python tests/bench/bench_orderings.py fedx --seeds 0     one claim, one seed
+    make bench ARGS="-k orderings -s"                        the same, asserted
+
+What is kept from the papers: heterogeneous clients, local epochs, the losses and their weights. What is not: the
+encoder, the number of images and rounds. So signs are looked for, and no published accuracy.
+"""
+
+import argparse
+import statistics
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedssl.cli.datasets import data_folder, ensure
+from fedssl.data import normalize, random_view, to_float
+from fedssl.dimensions import client_dimensions
+from fedssl.evaluation import alignment, uniformity
+from fedssl.judging import judge, load_encoder, load_labelled, load_projected
+from fedssl.protocol.evaluation import EvaluationConfig
+from fedssl.protocol.runs import RunSpec
+from fedssl.shards import deal
+from fedssl.simulation import Result, simulate
+
+SEEDS = (0, 1, 2)
+DATA = "fashion-mnist"
+Scores = dict[str, float]
+
+_STRONG = {"crop": "resized", "min_scale": 0.2, "jitter": 0.8, "brightness": 0.4, "contrast": 0.4, "greyscale": 0.0}
+_WEAK = {"crop": "padded", "padding": 4, "jitter": 1.0, "brightness": 0.4, "contrast": 0.4, "greyscale": 0.0}
+
+
+def _spec(
+    seed: int, *, images: int, clients: int, alpha: float, augmentation: dict[str, Any], **sections: Any
+) -> RunSpec:
+    return RunSpec.model_validate(
+        {
+            "seed": seed,
+            "data": {"channels": 1, "image_size": 28, "mean": [0.286], "std": [0.353], "augmentation": augmentation},
+            "cohort": {"min_clients": clients},
+            "partition": {
+                "dataset": DATA, "num_clients": clients, "alpha": alpha, "max_images": images, "seed": seed,
+            },
+            "watch": {"num_images": 0},
+            **sections,
+        }
+    )  # fmt: skip
+
+
+def _model(out_dim: int, hidden: int) -> dict[str, Any]:
+    encoder = {"name": "convnet", "widths": [16, 32, 64]}
+    return {"encoder": encoder, "projector": {"hidden_dims": [hidden], "out_dim": out_dim}}
+
+
+def _probe(tensors: Mapping[str, torch.Tensor], spec: RunSpec) -> float:
+    labelled = load_labelled(DATA, spec.data, max_train=10_000, max_test=None, seed=0, root=data_folder())
+    config = EvaluationConfig(dataset=DATA, measures=("probe",))
+    return judge(load_encoder(tensors, spec), labelled, config, spec.data)["probe"]
+
+
+def _simulate(spec: RunSpec) -> Result:
+    torch.set_num_threads(1)
+    ensure(DATA, lambda message: None)
+    return simulate(spec, data_root=data_folder())
+
+
+def fedx(seed: int) -> Scores:
+    """FedX above its host, with its own weak augmentation and equal numbers of images a step (64 + 64 there)."""
+    scores = {}
+    for name, batch_size in (("fedsimclr", 64), ("fedx", 32)):
+        spec = _spec(
+            seed,
+            images=4000,
+            clients=10,
+            alpha=0.5,
+            augmentation=_WEAK,
+            num_rounds=20,
+            method={"name": name},
+            model=_model(out_dim=64, hidden=128),
+            training={
+                "local_epochs": 5,
+                "batch_size": batch_size,
+                "optimizer": {"learning_rate": 0.01, "weight_decay": 1e-5},
+            },
+        )
+        scores[name] = _probe(_simulate(spec).model, spec)
+    return scores
+
+
+def separation(seed: int) -> Scores:
+    """Global uniformity of the embeddings as the clients' losses see them, with their alignment beside it.
+
+    The union of all clients' images under the global model, each client's z separated as it trains: n(z m_k) for HSD.
+    """
+    variants: dict[str, list[dict[str, Any]]] = {
+        "fedalignuniform": [],
+        "ssd": [{"name": "dsr"}],
+        "hsd": [{"name": "hsd"}],
+    }
+    scores = {}
+    for name, add_ons in variants.items():
+        spec = _spec(
+            seed,
+            images=3000,
+            clients=5,
+            alpha=0.1,
+            augmentation=_STRONG,
+            num_rounds=12,
+            method={"name": "fedalignuniform", "add_ons": add_ons},
+            model=_model(out_dim=256, hidden=256),
+            training={"local_epochs": 5, "batch_size": 64, "optimizer": {"learning_rate": 0.1}},
+        )
+        scores[name], scores[f"{name} alignment"] = _geometry(_simulate(spec), hard=name == "hsd")
+    return scores
+
+
+@torch.no_grad()
+def _geometry(result: Result, *, hard: bool) -> tuple[float, float]:
+    """-log E exp(-2 d^2) over all clients' embeddings together, and the mean squared distance of two views of one."""
+    spec = result.spec
+    assert spec.partition is not None
+    shards = deal(spec.partition, spec.data, data_folder()).by_client
+    dimensions = client_dimensions(spec, sorted(shards))
+    network = load_projected(result.model, spec).eval()
+    generator = torch.Generator().manual_seed(0)
+    views: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+    for name in sorted(shards):
+        images = to_float(torch.from_numpy(shards[name].images))
+        for view in views:
+            z_ND = network(normalize(random_view(images, spec.data.augmentation, generator), spec.data))
+            if hard:
+                mask_D = torch.zeros(z_ND.shape[1])
+                mask_D[list(dimensions[name])] = 1
+                z_ND = z_ND * mask_D
+            view.append(F.normalize(z_ND, dim=1))
+    first_ND, second_ND = torch.cat(views[0]), torch.cat(views[1])
+    return float(uniformity(first_ND)), float(alignment(first_ND, second_ND))
+
+
+def flesd(seed: int) -> Scores:
+    """Min-Local, FLESD-cc (one round) and FLESD (two), all with 40 local epochs in total."""
+    local = {"method": {"name": "flesd", "merge": {"name": "local"}, "reducer": {"name": "none"}}}
+    distilled = {
+        "method": {
+            "name": "flesd",
+            "reducer": {
+                "name": "distillation", "num_epochs": 40, "batch_size": 64, "num_anchors": 256, "momentum": 0.99,
+            },
+        },
+        "public_data": {"dataset": DATA, "num_images": 1000, "seed": 77 + seed},
+    }  # fmt: skip
+    scores: Scores = {}
+    for name, rounds, sections in (("min-local", 1, local), ("flesd-cc", 1, distilled), ("flesd", 2, distilled)):
+        spec = _spec(
+            seed,
+            images=4000,
+            clients=4,
+            alpha=0.1,
+            augmentation=_STRONG,
+            num_rounds=rounds,
+            model=_model(out_dim=64, hidden=64),
+            training={
+                "local_epochs": 40 // rounds,
+                "batch_size": 128,
+                "drop_last": False,
+                "optimizer": {"name": "adam", "learning_rate": 1e-3, "weight_decay": 1e-6},
+            },
+            **sections,
+        )
+        result = _simulate(spec)
+        if name == "min-local":
+            scores[name] = min(_probe(_own(state), spec) for state in result.client_states.values())
+        else:
+            scores[name] = _probe(result.model, spec)
+    return scores
+
+
+def _own(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A client's own weights, from what it keeps."""
+    key = next(name for name in sorted(state) if "encoder." in name)
+    prefix = key.partition("encoder.")[0]
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+
+
+CLAIMS: dict[str, tuple[Callable[[int], Scores], tuple[str, ...]]] = {
+    "fedx": (fedx, ("fedsimclr", "fedx")),
+    "separation": (separation, ("fedalignuniform", "ssd", "hsd")),
+    "flesd": (flesd, ("min-local", "flesd-cc", "flesd")),
+}
+"""What is measured, and the order in which the paper finds it, lowest first."""
+
+
+def measure(claim: str, seeds: tuple[int, ...]) -> Scores:
+    """The means over the seeds, told with every seed's numbers as they come."""
+    run, _ = CLAIMS[claim]
+    by_seed: list[Scores] = []
+    for seed in seeds:
+        by_seed.append(run(seed))
+        _tell(f"{claim}, seed {seed}: " + ", ".join(f"{name} {value:.4f}" for name, value in by_seed[-1].items()))
+    means = {name: statistics.fmean(scores[name] for scores in by_seed) for name in by_seed[0]}
+    spread = {name: statistics.pstdev(scores[name] for scores in by_seed) for name in by_seed[0]}
+    _tell(f"{claim}, mean: " + ", ".join(f"{name} {value:.4f} ({spread[name]:.4f})" for name, value in means.items()))
+    return means
+
+
+def _tell(line: str) -> None:
+    print(line, flush=True)  # noqa: T201
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_orderings(claim: str) -> None:
+    means = measure(claim, SEEDS)
+    found = [means[name] for name in CLAIMS[claim][1]]
+    assert found == sorted(found)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("claims", nargs="*", help=f"which of {', '.join(CLAIMS)}; none: all")
+    parser.add_argument("--seeds", type=lambda text: tuple(map(int, text.split(","))), default=SEEDS)
+    arguments = parser.parse_args()
+    for wanted in arguments.claims or CLAIMS:
+        measure(wanted, arguments.seeds)

@@ -1,0 +1,127 @@
+"""What the coordinator itself keeps and trains, from the command line: dimensions and distillations."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from fedssl.cli.main import app
+from fedssl.protocol.states import JobState, RunState
+from support.coordinator import Coordinator
+from support.distilling import DistillingCast
+from support.federation import tiny_spec
+from support.methods import method_spec
+from support.tables import Tables
+
+pytestmark = pytest.mark.integration
+
+Fedssl = Callable[..., Result]
+
+
+@pytest.fixture
+def fedssl(coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fedssl:
+    """Run a command as an operator of the coordinator."""
+    token = tmp_path / "token"
+    token.write_text(coordinator.operator_token)
+    token.chmod(0o600)
+    monkeypatch.setenv("FEDSSL_URL", coordinator.url)
+    monkeypatch.setenv("FEDSSL_TOKEN_FILE", str(token))
+    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def tables(coordinator: Coordinator) -> Iterator[Tables]:
+    with Tables(coordinator.database_url) as looking:
+        yield looking
+
+
+def _document(result: Result) -> Any:
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def _table(result: Result) -> list[str]:
+    """The lines of a table: its columns, a rule, its rows."""
+    assert result.exit_code == 0, result.output
+    return [line for line in result.stdout.splitlines() if line.strip()]
+
+
+def test_dimensions(coordinator: Coordinator, fedssl: Fedssl) -> None:
+    for name in ("b", "a"):
+        coordinator.worker(name)
+    run = coordinator.client.create_run(method_spec("ssd", cohort={"min_clients": 2})).id
+    assert "assigns no dimensions" in fedssl("run", "dimensions", run).stderr
+    coordinator.advance(run)
+    owned = _document(fedssl("run", "dimensions", run, "--format", "json"))
+    assert [(view["client_id"], len(view["dimensions"])) for view in owned] == [("a", 8), ("b", 8)]
+    shown = _table(fedssl("run", "dimensions", str(run)[:8]))
+    assert shown[0].split() == ["client", "dimensions", "which"]
+    assert shown[2].split()[:2] == ["a", "8"]
+    listed = [int(n) for part in shown[2].split(maxsplit=2)[2].split(", ") for n in part.split("-")]
+    assert listed[0] == owned[0]["dimensions"][0]
+    assert listed[-1] == owned[0]["dimensions"][-1]
+
+
+def test_distillations_are_listed_watched_and_cancelled(
+    coordinator: Coordinator, fedssl: Fedssl, tables: Tables, tmp_path: Path
+) -> None:
+    cast = DistillingCast(coordinator, tables, tmp_path)
+    run = str(cast.id)[:8]
+    [job] = _document(fedssl("run", "distillations", run, "--format", "json"))
+    assert (job["state"], job["epoch"], job["num_epochs"], job["eta_seconds"]) == ("queued", 0, 6, None)
+    tables.execute(
+        "UPDATE distillation_jobs SET state = 'running', started_at = now(), epoch = 4, loss = 1.25, "
+        "seconds_per_epoch = 40"
+    )
+    row = _table(fedssl("run", "distillations", run))[2].split()
+    assert row[:6] == [job["id"][:8], "1", "running", "4/6", "1.25", "1:20"]
+
+    cancelled = fedssl("run", "cancel-distillation", run)
+    assert cancelled.exit_code == 0, cancelled.output
+    assert "cancelled" in cancelled.stdout
+    assert f"run {run} is paused; `fedssl run resume` begins the training anew" in cancelled.stderr
+    assert (cast.run.state, cast.job.state) == (RunState.PAUSED, JobState.CANCELLED)
+    assert "resume the run to begin it anew" in fedssl("run", "show", run).stdout
+    again = fedssl("run", "cancel-distillation", run)
+    assert (again.exit_code, again.stdout) == (5, "")
+    assert "has no distillation in progress" in again.stderr
+
+    assert fedssl("run", "resume", run).exit_code == 0
+    coordinator.advance(cast.id)
+    cast.distil()
+    coordinator.advance(cast.id)
+    states = [job["state"] for job in _document(fedssl("run", "distillations", run, "--format", "json"))]
+    assert states == ["cancelled", "completed"]
+    assert fedssl("run", "watch", run).exit_code == 0
+
+
+def test_a_run_without_any(coordinator: Coordinator, fedssl: Fedssl) -> None:
+    run = coordinator.client.create_run(tiny_spec()).id
+    assert _document(fedssl("run", "distillations", run, "--format", "json")) == []
+    assert fedssl("run", "distillations", run).exit_code == 0
+
+
+def test_the_state_of_a_run(coordinator: Coordinator, fedssl: Fedssl) -> None:
+    """What SCAFFOLD keeps: the weights, and a control variate for each parameter of theirs."""
+    run = coordinator.client.create_run(method_spec("scaffold")).id
+    assert "has no state yet" in fedssl("run", "state", run).stderr
+    coordinator.advance(run)
+    lines = [line.split() for line in _table(fedssl("run", "state", run))]
+    assert [line[0] for line in lines[2:5]] == ["control", "encoder", "projector"]
+    assert lines[-1][-2:] == ["artifact", coordinator.client.run(run).server_state]
+    found = _document(fedssl("run", "state", run, "--format", "json"))
+    assert found["artifact"] == coordinator.client.run(run).server_state
+    stored = coordinator.tensors(found["artifact"])
+    assert {t["name"]: tuple(t["shape"]) for t in found["tensors"]} == {n: tuple(t.shape) for n, t in stored.items()}
+    numbers = sum(tensor.numel() for name, tensor in stored.items() if name.startswith("control."))
+    assert int(lines[2][2].replace(",", "")) == numbers
+
+
+def test_a_table_that_is_one_tensor_shows_its_shape(coordinator: Coordinator, fedssl: Fedssl) -> None:
+    run = coordinator.client.create_run(method_spec("fedrlc")).id
+    coordinator.advance(run)
+    [row] = [line for line in fedssl("run", "state", run).stdout.splitlines() if line.startswith(" centers")]
+    assert row.split() == ["centers", "1", "80", "320", "10", "x", "8"]

@@ -1,0 +1,149 @@
+"""Collapse and drift: what the clients measured crosses a threshold when a round closes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedssl.protocol.states import Outcome, RunState
+from fedssl.protocol.views import EventView
+from fedssl.protocol.work import Submit
+from fedssl.simulation import simulate
+from support.cast import Cast
+from support.coordinator import Coordinator
+from support.distilling import DistillingCast, distilling_spec
+from support.federation import tensors_for, upload
+from support.methods import method_spec, shards
+from support.tables import Tables
+
+HIGH = {"min_effective_rank": 1e6, "first_round": 1}  # nobody reaches it
+
+
+def _cast(coordinator: Coordinator, tables: Tables, folder: Path, **watch: Any) -> Cast:
+    return Cast(coordinator, tables, folder, num_rounds=3, watch={**HIGH, **watch})
+
+
+def _deliver(cast: Cast, folder: Path, **metrics: float) -> None:
+    """Everybody hands in with these numbers, and the round closes."""
+    for name in cast.workers:
+        item = cast.claim(name)
+        digest = upload(cast.workers[name], item, tensors_for(item.plan.update), folder)
+        found = {"loss": 0.5, "effective_rank": 3.0, **metrics}
+        cast.workers[name].submit(
+            Submit(assignment_id=item.assignment_id, update=digest, num_examples=10, metrics=found)
+        )
+    cast.advance()
+
+
+def _alarms(coordinator: Coordinator, cast: Cast | DistillingCast) -> list[EventView]:
+    return [event for event in coordinator.client.event_log(cast.id) if event.kind == "run.alarm"]
+
+
+def test_a_warning_is_an_event_and_the_run_goes_on(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+    cast = _cast(coordinator, tables, tmp_path, max_divergence=0.25)
+    _deliver(cast, tmp_path, divergence=0.5)
+    assert (cast.run.state, cast.run.rounds_closed, cast.round.number) == (RunState.RUNNING, 1, 2)
+    [event] = _alarms(coordinator, cast)
+    assert event.round_number == 1
+    assert event.message == (
+        "a: effective_rank 3 is below 1e+06 (collapse); a: divergence 0.5 is above 0.25 (drift); "
+        "b: effective_rank 3 is below 1e+06 (collapse); and 1 more"
+    )
+    assert event.data["alarms"][1] == {"client_id": "a", "name": "divergence", "value": 0.5, "threshold": 0.25}
+    assert len(event.data["alarms"]) == 4
+
+
+def test_nothing_is_told_below_the_thresholds(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+    cast = _cast(coordinator, tables, tmp_path, min_effective_rank=2.0, first_round=1)
+    _deliver(cast, tmp_path)
+    _deliver(cast, tmp_path, feature_std=0.5, embedding_std=0.5)
+    assert _alarms(coordinator, cast) == []
+
+
+def test_early_rounds_do_not_warn(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+    cast = _cast(coordinator, tables, tmp_path, first_round=2)
+    _deliver(cast, tmp_path)
+    _deliver(cast, tmp_path)
+    assert [event.round_number for event in _alarms(coordinator, cast)] == [2]
+
+
+def test_a_pause_comes_once_a_round_and_an_operator_resumes(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    cast = _cast(coordinator, tables, tmp_path, action="pause")
+    _deliver(cast, tmp_path)
+    run = cast.run
+    assert (run.state, run.rounds_closed) == (RunState.PAUSED, 1)
+    assert run.reason == (
+        "round 1: a: effective_rank 3 is below 1e+06 (collapse); b: effective_rank 3 is below 1e+06 (collapse); "
+        "resume the run to go on all the same"
+    )
+    cast.advance()
+    assert len(cast.rounds) == 1
+    resumed = coordinator.client.resume(cast.id)
+    assert (resumed.state, resumed.reason) == (RunState.RUNNING, None)
+    cast.advance()
+    assert (cast.run.state, cast.round.number) == (RunState.RUNNING, 2)
+    _deliver(cast, tmp_path)
+    assert cast.run.state == RunState.PAUSED
+    coordinator.client.resume(cast.id)
+    cast.advance()
+    _deliver(cast, tmp_path)  # the last: there is nothing left to pause
+    assert (cast.run.outcome, cast.run.rounds_closed) == (Outcome.COMPLETED, 3)
+    kinds = [event.kind for event in coordinator.client.event_log(cast.id)]
+    assert (kinds.count("run.alarm"), kinds.count("run.paused")) == (3, 2)
+
+
+def test_a_run_that_is_paused_already_says_why_it_should_be(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    """The pause came while the round was still aggregated."""
+    from fedssl_coordinator.rounds import compute
+
+    cast = _cast(coordinator, tables, tmp_path, action="pause")
+    publish = compute.publish_next
+
+    def pause_first(session: Any, run: Any, *arguments: Any) -> None:
+        run.state = RunState.PAUSED
+        session.flush()
+        publish(session, run, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compute, "publish_next", pause_first)
+        _deliver(cast, tmp_path)
+    assert cast.run.state == RunState.PAUSED
+    assert "effective_rank 3 is below" in str(cast.run.reason)
+
+
+def test_only_accepted_clients_are_looked_at(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+    """A partial round: what an expired client had sent before counts for nothing."""
+    cast = Cast(coordinator, tables, tmp_path, num_rounds=2, watch=HIGH, cohort={"min_updates": 1})
+    item = cast.claim("a")
+    digest = upload(cast.workers["a"], item, tensors_for(item.plan.update), tmp_path)
+    numbers = {"loss": 0.5, "effective_rank": 3.0}
+    cast.workers["a"].submit(Submit(assignment_id=item.assignment_id, update=digest, num_examples=10, metrics=numbers))
+    tables.execute(
+        "INSERT INTO metrics (run_id, round_number, client_id, name, value) VALUES (%s, 1, 'b', 'effective_rank', 1)",
+        cast.id,
+    )
+    tables.execute("UPDATE rounds SET deadline = now() - interval '1 second'")
+    cast.advance()
+    [event] = _alarms(coordinator, cast)
+    assert [alarm["client_id"] for alarm in event.data["alarms"]] == ["a"]
+
+
+@pytest.mark.parametrize("distils", [False, True])
+def test_what_real_clients_measure_alarms_as_in_a_simulation(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, *, distils: bool
+) -> None:
+    """Plain and distilled rounds alike, and neither changes a weight."""
+    watch = {**HIGH, "num_images": 32}
+    spec = distilling_spec(watch=watch) if distils else method_spec("fedsimclr", num_rounds=1, watch=watch)
+    cast = DistillingCast(coordinator, tables, tmp_path, spec)
+    if distils:
+        cast.distil()
+    [event] = _alarms(coordinator, cast)
+    found = [(alarm["client_id"], alarm["name"], alarm["value"]) for alarm in event.data["alarms"]]
+    record = simulate(spec, shards(spec)).history[0]
+    assert found == [(name, "effective_rank", m["effective_rank"]) for name, m in sorted(record.clients.items())]
+    assert len(record.alarms) == len(found) == 3

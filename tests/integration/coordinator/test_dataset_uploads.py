@@ -1,0 +1,125 @@
+"""Uploads of data sets: for operators alone, checked at their header, and bounded."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from fedssl.artifacts.images import MAX_HEADER_BYTES
+from support.coordinator import Coordinator
+from support.data_sets import labelled_bytes, public_bytes
+from support.servers import Servers
+from support.tables import Onlooker
+from support.uploads import digest, put_together, taken_apart
+
+DATA = public_bytes()
+
+
+def _put(
+    coordinator: Coordinator, content: Any, *, name: str | None = None, token: str | None = None, **params: str
+) -> httpx.Response:
+    with coordinator.http(token) as http:
+        return http.put(f"/v1/artifacts/{name or digest(content)}", params=params, content=content)
+
+
+def _assert_refused(answer: httpx.Response, events: list[Any], status: int, slug: str, what: str) -> None:
+    assert answer.status_code == status, answer.text
+    assert answer.json()["type"] == f"urn:fedssl:problem:{slug}"
+    assert what in answer.json()["detail"]
+    assert [(event.kind, event.message) for event in events] == [("artifact.refused", answer.json()["detail"])]
+
+
+Change = Callable[[dict[str, Any], bytes], bytes]
+
+TRICKS: dict[str, tuple[bytes | Change, str]] = {
+    "weights": (save({"encoder.weight": np.zeros((4, 4), np.float32)}), "the file is no data set"),
+    "floats": (save({"images": np.zeros((4, 1, 8, 8), np.float32)}), "must be U8 images"),
+    "wrong shape": (save({"images": np.zeros((4, 8, 8), np.uint8)}), "must be U8 images"),
+    "half a labelled set": (save({"train_images": np.zeros((4, 1, 8, 8), np.uint8)}), "the file is no data set"),
+    "an undeclared tensor": (
+        save({"images": np.zeros((4, 1, 8, 8), np.uint8), "secret": np.zeros(1, np.uint8)}), "the file is no data set",
+    ),
+    "metadata": (lambda h, b: put_together({**h, "__metadata__": {"a": "b"}}, b), "__metadata__"),
+    "a gap": (
+        lambda h, b: put_together({"images": {**h["images"], "data_offsets": [8, len(b) + 8]}}, b + bytes(8)), "gap",
+    ),
+    "sizes whose product overflows": (
+        lambda h, b: put_together({"images": {**h["images"], "shape": [2**62, 1, 2**62, 8]}}, b), "span another size",
+    ),
+    "not JSON": (lambda h, b: put_together("{" * 50, b), "cannot be read"),
+    "nested deeply": (lambda h, b: put_together('{"a":' * 500, b), "cannot be read"),
+    "a name twice": (
+        lambda h, b: put_together(json.dumps(h)[:-1] + ", " + json.dumps(h)[1:], b), "a name occurs twice",
+    ),
+    "less than the header says": (lambda h, b: put_together(h, b[:-1]), "were announced"),
+    "more than the header says": (lambda h, b: put_together(h, b + b"\0"), "were announced"),
+    "only the header": (lambda h, b: put_together(h), "were announced"),
+    "four bytes": (b"\x08\0\0\0", "ended within its safetensors header"),
+    "nothing": (b"", "ended within its safetensors header"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TRICKS)
+def test_what_is_no_data_set(standing: Coordinator, onlooker: Onlooker, case: str) -> None:
+    content, what = TRICKS[case]
+    with onlooker.nothing_changes() as events:
+        answer = _put(standing, content if isinstance(content, bytes) else content(*taken_apart(DATA)))
+    _assert_refused(answer, events, 422, "artifact-rejected", what)
+
+
+@pytest.mark.parametrize("length", [MAX_HEADER_BYTES + 1, 2**40, 2**64 - 1])
+def test_a_header_that_claims_to_be_huge(standing: Coordinator, onlooker: Onlooker, length: int) -> None:
+    with onlooker.nothing_changes() as events:
+        answer = _put(standing, put_together(*taken_apart(DATA), length=length))
+    _assert_refused(answer, events, 413, "artifact-too-large", f"the header claims {length} bytes; at most 4096")
+
+
+def test_bytes_of_another_digest(standing: Coordinator, onlooker: Onlooker) -> None:
+    with onlooker.nothing_changes() as events:
+        answer = _put(standing, DATA, name="0" * 64)
+    _assert_refused(answer, events, 422, "artifact-rejected", f"announced was {'0' * 64}")
+
+
+def test_without_a_length(standing: Coordinator, onlooker: Onlooker) -> None:
+    with onlooker.nothing_changes() as events:
+        answer = _put(standing, iter([DATA]), name=digest(DATA))
+    _assert_refused(answer, events, 411, "length-required", "send Content-Length")
+
+
+def test_a_setting_bounds_them(servers: Servers, tmp_path: Path) -> None:
+    with (
+        servers.database() as url,
+        Coordinator(url, servers.redis_url, tmp_path / "store", FEDSSL_MAX_DATASET_BYTES=str(len(DATA))) as small,
+    ):
+        assert _put(small, DATA).status_code == 201
+        answer = _put(small, public_bytes(num_images=13))
+        assert answer.status_code == 413
+        assert f"FEDSSL_MAX_DATASET_BYTES allows at most {len(DATA)}" in answer.json()["detail"]
+
+
+def test_what_is_not_yet_registered_is_already_safe(coordinator: Coordinator) -> None:
+    """Between upload and registration, and for ever where none follows: no worker gets at it."""
+    for content in (DATA, labelled_bytes()):
+        assert _put(coordinator, content).status_code == 201
+        assert _put(coordinator, content).status_code == 200
+        with coordinator.http(coordinator.worker_token("a")) as http:
+            assert http.get(f"/v1/artifacts/{digest(content)}").status_code == 404
+
+
+def test_an_operator_sends_no_update_and_a_worker_no_data_set(standing: Coordinator, onlooker: Onlooker) -> None:
+    token = standing.worker_token("a")
+    with onlooker.nothing_changes() as events:
+        answer = _put(standing, DATA, assignment=str(uuid4()))
+        assert (answer.status_code, answer.json()["type"]) == (403, "urn:fedssl:problem:forbidden")
+        assert "yours is an operator's" in answer.json()["detail"]
+        assert events == []
+        answer = _put(standing, DATA, token=token)
+        assert (answer.status_code, answer.json()["errors"][0]["loc"]) == (422, ["query", "assignment"])
+        answer = _put(standing, DATA, token=token, assignment=str(uuid4()))
+        assert answer.status_code == 404

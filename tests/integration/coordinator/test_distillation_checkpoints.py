@@ -1,0 +1,281 @@
+"""Checkpoints of distillations: an interrupted job goes on to the same bits, and nothing of them is left in the end."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedssl.protocol.states import JobState, Outcome
+from fedssl.simulation import simulate
+from fedssl_coordinator.artifacts.service import release, store
+from support.coordinator import Coordinator
+from support.distilling import DistillingCast
+from support.methods import shards
+from support.tables import Tables
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: no handler gets to run."""
+
+
+@pytest.fixture
+def every_epoch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Save and tell at the end of every epoch."""
+    from fedssl_coordinator.distillation import training
+    from fedssl_coordinator.settings import settings
+
+    monkeypatch.setenv("FEDSSL_CHECKPOINT_SECONDS", "0")
+    monkeypatch.setattr(training, "PROGRESS_SECONDS", 0)
+    settings.cache_clear()
+    yield
+    settings.cache_clear()
+
+
+@pytest.fixture
+def cast(coordinator: Coordinator, tables: Tables, tmp_path: Path, every_epoch: None) -> DistillingCast:
+    return DistillingCast(coordinator, tables, tmp_path)
+
+
+def _dies_at(monkeypatch: pytest.MonkeyPatch, target: str, call: int, *, after: bool) -> None:
+    """The process ends at this call of a function: before it does anything, or once it has."""
+    module, _, name = target.rpartition(".")
+    owner: Any = __import__(module, fromlist=[name]) if not module.endswith("Training") else None
+    if owner is None:
+        from fedssl_coordinator.distillation.training import Training as owner  # noqa: N813
+    work, calls = getattr(owner, name), [0]
+
+    def fatal(*arguments: Any, **options: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == call and not after:
+            raise Killed
+        result = work(*arguments, **options)
+        if calls[0] == call:
+            raise Killed
+        return result
+
+    monkeypatch.setattr(owner, name, fatal)
+
+
+def _finish(cast: DistillingCast) -> None:
+    cast.pause_over()
+    cast.distil()
+    cast.coordinator.advance(cast.id)
+    run = cast.run
+    assert run.outcome == Outcome.COMPLETED, run.reason
+    assert run.model is not None
+    deployed, simulated = cast.coordinator.tensors(run.model), simulate(cast.spec, shards(cast.spec)).model
+    assert [name for name in simulated if not torch.equal(deployed[name], simulated[name])] == []
+
+
+_TRAINING = "fedssl_coordinator.distillation.training"
+
+# Where the process dies; the epoch it goes on after; files that are left over for ever, at most.
+DEATHS: dict[str, tuple[str, int, bool, int, int]] = {
+    "before the first epoch is saved": (f"{_TRAINING}.put", 1, False, 0, 0),
+    "when the file lies in the store, and no row says so": (f"{_TRAINING}.put", 3, True, 2, 1),
+    "when the row is written, and the one before is not yet removed": (f"{_TRAINING}.release", 2, False, 3, 0),
+    "when the one before is removed": (f"{_TRAINING}.release", 2, True, 3, 0),
+    "after the last epoch": (f"{_TRAINING}.Training.on_epoch", 6, True, 6, 0),
+    "when the weights lie in the store": ("fedssl_coordinator.distillation.compute._publish", 1, False, 6, 0),
+    "when all but the commit is done": ("fedssl_coordinator.distillation.service.complete", 1, True, 6, 0),
+}
+
+
+@pytest.mark.parametrize("where", DEATHS)
+def test_wherever_it_dies_the_job_goes_on_to_the_same_bits(
+    cast: DistillingCast, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    target, call, after, epoch, num_left_over = DEATHS[where]
+    with monkeypatch.context() as patch:
+        _dies_at(patch, target, call, after=after)
+        with pytest.raises(Killed):
+            cast.distil()
+    assert cast.job.state == JobState.RUNNING
+    assert cast.run.rounds_closed == 0
+    _finish(cast)
+    [resumed] = cast.events("distillation.resumed")
+    assert resumed.data["epoch"] == epoch
+    said = f"goes on after epoch {epoch} of 6" if epoch else "begins again: nothing had been saved"
+    assert resumed.message == said
+    assert [event.message[:31] for event in cast.events("distillation.stalled")] == ["try 1: the aggregator ended whi"]
+    assert len(cast.left_over()) == num_left_over
+    # A row that nothing refers to is found as easily as a file that no row knows of: garbage collection takes both.
+    assert len(cast.checkpoints()) <= ("is not yet removed" in where)
+    assert cast.job.checkpoint is None
+
+
+def test_each_checkpoint_replaces_the_one_before(cast: DistillingCast, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedssl_coordinator.distillation.training import Training
+
+    told, seen = Training.on_epoch, []
+
+    def on_epoch(self: Training, progress: Any) -> None:
+        told(self, progress)
+        seen.append((cast.job.checkpoint, cast.checkpoints(), cast.left_over()))
+
+    monkeypatch.setattr(Training, "on_epoch", on_epoch)
+    cast.distil()
+    assert len({digest for digest, *_ in seen}) == 6
+    assert all(rows == [digest] and left == set() for digest, rows, left in seen)
+
+
+def test_two_tries_never_make_the_same_file(cast: DistillingCast, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or one that removes its own would remove the other's."""
+    from fedssl_coordinator.distillation import training
+
+    digests, put = [], training.put
+
+    def note(tensors: Any) -> Any:
+        stored = put(tensors)
+        digests.append(stored.digest)
+        return stored
+
+    monkeypatch.setattr(training, "put", note)
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            _dies_at(patch, f"{_TRAINING}.put", 2, after=False)
+            with pytest.raises(Killed):
+                cast.distil()
+        cast.coordinator.client.cancel_distillation(cast.job.id)
+        cast.coordinator.client.resume(cast.id)
+        cast.coordinator.advance(cast.id)
+    assert len(digests) == len(set(digests)) == 2  # both of the first epoch, of the same bits otherwise
+
+
+def test_not_every_epoch_is_saved(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default one in thirty seconds is enough."""
+    cast = DistillingCast(coordinator, tables, tmp_path)
+    before = cast.files()
+    with monkeypatch.context() as patch:
+        _dies_at(patch, f"{_TRAINING}.Training.on_epoch", 4, after=True)
+        with pytest.raises(Killed):
+            cast.distil()
+    assert cast.files() == before
+    _finish(cast)
+    assert cast.events("distillation.resumed")[0].data["epoch"] == 0
+
+
+def test_a_process_that_is_asked_to_end_saves_and_leaves(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the interval: the next process goes on where it was, at once, and nothing has failed."""
+    from fedssl_coordinator.celery_app import is_stopping
+    from fedssl_coordinator.distillation.training import Training
+
+    cast = DistillingCast(coordinator, tables, tmp_path)
+    told = Training.on_epoch
+
+    def on_epoch(self: Training, progress: Any) -> None:
+        if progress.epoch == 2:
+            is_stopping.set()
+        told(self, progress)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "on_epoch", on_epoch)
+        cast.distil()
+    is_stopping.clear()
+    job = cast.job
+    assert (job.state, job.epoch, job.num_tries, job.checkpoint is not None) == (JobState.RUNNING, 3, 0, True)
+    cast.distil()
+    cast.coordinator.advance(cast.id)
+    assert cast.kinds("distillation.") == [
+        "distillation.queued",
+        "distillation.started",
+        "distillation.resumed",
+        "distillation.completed",
+    ]
+    assert cast.events("distillation.resumed")[0].data["epoch"] == 3
+    assert cast.checkpoints() == []
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut"])
+def test_a_checkpoint_that_cannot_be_read_costs_time_alone(
+    cast: DistillingCast, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    with monkeypatch.context() as patch:
+        _dies_at(patch, f"{_TRAINING}.Training.on_epoch", 4, after=True)
+        with pytest.raises(Killed):
+            cast.distil()
+    path = store().path(str(cast.job.checkpoint))
+    path.unlink() if damage == "gone" else path.write_bytes(path.read_bytes()[:1000])
+    _finish(cast)
+    assert cast.events("distillation.resumed")[0].data["epoch"] == 0
+
+
+def test_a_checkpoint_of_another_version_is_dropped(cast: DistillingCast, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An update of the coordinator in mid-distillation must not cost a run of weeks."""
+    from fedssl_coordinator.distillation import training
+
+    put = training.put
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "put", lambda tensors: put({f"old.{name}": t for name, t in tensors.items()}))
+        _dies_at(patch, f"{_TRAINING}.Training.on_epoch", 2, after=True)
+        with pytest.raises(Killed):
+            cast.distil()
+    cast.pause_over()
+    cast.distil()
+    assert cast.job.checkpoint is None
+    assert "no checkpoint of a distillation" in str(cast.job.reason)
+    assert cast.checkpoints() == []
+    _finish(cast)
+
+
+def test_a_full_disk_costs_the_checkpoint_and_not_the_training(
+    cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(tensors: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(f"{_TRAINING}.put", full)
+    _finish(cast)
+    assert cast.kinds("distillation.") == ["distillation.queued", "distillation.started", "distillation.completed"]
+
+
+# What is told of many failures
+
+
+def test_progress_between_two_deaths_makes_each_of_them_news(
+    cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And deaths without any are told only as they double."""
+    for call in (2, 2, 2):  # two more epochs each
+        with monkeypatch.context() as patch:
+            _dies_at(patch, f"{_TRAINING}.Training.on_epoch", call, after=True)
+            with pytest.raises(Killed):
+                cast.distil()
+        cast.pause_over()
+    assert [event.data["epoch"] for event in cast.events("distillation.resumed")] == [2, 4]
+    assert len(cast.events("distillation.stalled")) == 2
+    for _ in range(4):
+        with monkeypatch.context() as patch:
+            _dies_at(patch, "fedssl_coordinator.distillation.compute._publish", 1, after=False)
+            with pytest.raises(Killed):
+                cast.distil()
+        cast.pause_over()
+    assert [event.data["epoch"] for event in cast.events("distillation.resumed")] == [2, 4, 6, 6, 6]
+    _finish(cast)
+
+
+# The artifact that goes
+
+
+def test_an_artifact_that_something_refers_to_stays(cast: DistillingCast, tables: Tables) -> None:
+    digests = {str(cast.run.model), *(str(part.update) for part in cast.round.assignments)}
+    before = cast.files()
+    for digest in digests:
+        release(digest)
+    assert cast.files() == before
+    assert tables.one("SELECT count(*) FROM artifacts WHERE digest = ANY(%s)", sorted(digests)) == len(digests)
+
+
+def test_a_file_that_no_row_knows_of_is_not_released(cast: DistillingCast) -> None:
+    """Somebody is about to write its row."""
+    with store().writer() as writer:
+        writer.write(b"in its way")
+        digest = writer.commit()
+    release(digest)
+    assert digest in store()

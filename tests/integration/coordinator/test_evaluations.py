@@ -1,0 +1,480 @@
+"""Evaluations: encoders judged beside the run, to a simulation's numbers, whoever is killed meanwhile."""
+
+import math
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+import torch
+
+from fedssl.client import Conflict, NotFound, Rejected
+from fedssl.errors import DataError
+from fedssl.judging import RESULTS
+from fedssl.protocol.states import JobState, Outcome, RoundState, RunState, Verdict
+from fedssl.protocol.views import EvaluationView
+from fedssl.simulation import simulate
+from support.cast import Cast
+from support.coordinator import Coordinator
+from support.distilling import DistillingCast, distilling_spec
+from support.federation import tiny_spec
+from support.judged import DATASET, FEW, few, judged_spec, register_digits
+from support.methods import method_spec, shards
+from support.tables import Tables
+
+COMPUTE = "fedssl_coordinator.evaluations.compute"
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: no handler gets to run."""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    """As an evaluator computes: the same numbers everywhere."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> DistillingCast:
+    """A run whose first round is open, and which is judged after every round."""
+    register_digits(coordinator.client, tmp_path)
+    return DistillingCast(coordinator, tables, tmp_path, judged_spec(), train=False)
+
+
+def _listed(cast: DistillingCast) -> list[EvaluationView]:
+    return list(cast.coordinator.client.evaluations(cast.id))
+
+
+def _evaluate(cast: DistillingCast) -> None:
+    """Everything that waits."""
+    for row in _listed(cast):
+        if row.state in (JobState.QUEUED, JobState.RUNNING):
+            cast.coordinator.evaluate(row.id)
+
+
+def _pause_over(cast: DistillingCast) -> None:
+    cast.tables.execute("UPDATE evaluations SET retry_at = now() - interval '1 second'")
+
+
+def _assert_simulated(cast: DistillingCast) -> None:
+    simulated = simulate(cast.spec, shards(cast.spec)).evaluations_by_round
+    assert {row.round_number: row.results for row in _listed(cast)} == simulated
+
+
+def test_every_round_is_judged_as_its_simulation_is(cast: DistillingCast) -> None:
+    """And none of them waits: the rounds are all closed before the first evaluation begins."""
+    for _ in range(cast.spec.num_rounds):
+        cast.train()
+    assert cast.run.outcome == Outcome.COMPLETED
+    assert [(row.round_number, row.state) for row in _listed(cast)] == [(n, JobState.QUEUED) for n in (0, 1, 2)]
+    _evaluate(cast)
+    _assert_simulated(cast)
+    [_, row, _] = _listed(cast)
+    assert row.state == JobState.COMPLETED
+    assert row.progress is not None
+    assert row.progress.results == row.results
+    assert (row.dataset, row.model) == (DATASET, list(cast.coordinator.client.rounds(cast.id))[1].broadcast)
+    assert row.started_at is not None
+    assert row.finished_at is not None
+    assert set(row.results or {}) == {name for names in RESULTS.values() for name in names}
+    assert cast.kinds("evaluation.").count("evaluation.completed") == 3
+    [event] = [event for event in cast.events("evaluation.completed") if event.round_number == 1]
+    assert event.data["results"] == row.results
+    assert event.data["evaluation"] == str(row.id)
+    assert event.message.startswith("round 1, on digits: probe ")
+
+
+def test_the_results_are_metrics_of_their_round(cast: DistillingCast) -> None:
+    cast.train()
+    _evaluate(cast)
+    found = {(m.round_number, m.name): m.value for m in cast.coordinator.client.metrics(cast.id) if m.client_id is None}
+    for row in _listed(cast):
+        assert row.results is not None
+        for name, value in row.results.items():
+            assert found[row.round_number, f"evaluation/{name}"] == value
+    assert (1, "loss") in found
+    probes = list(cast.coordinator.client.metrics(cast.id, "evaluation/probe"))
+    assert [metric.round_number for metric in probes] == [0, 1]
+
+
+def test_only_the_rounds_that_are_due(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+    register_digits(coordinator.client, tmp_path)
+    cast = DistillingCast(coordinator, tables, tmp_path, judged_spec(every=0))
+    assert _listed(cast) == []
+    cast.train()
+    assert [row.round_number for row in _listed(cast)] == [2]
+
+
+def test_a_distilled_round_is_judged_too(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+    register_digits(coordinator.client, tmp_path)
+    cast = DistillingCast(coordinator, tables, tmp_path, distilling_spec(evaluation={**FEW, "measures": ["knn"]}))
+    cast.distil()
+    _evaluate(cast)
+    assert [row.round_number for row in _listed(cast)] == [0, 1]
+    _assert_simulated(cast)
+
+
+def test_a_skipped_last_round_is_judged_all_the_same(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+    """Its weights are those of the round before."""
+    register_digits(coordinator.client, tmp_path)
+    cohort = {"without_quorum": "skip", "max_attempts": 1}
+    cast = Cast(coordinator, tables, tmp_path, num_rounds=1, cohort=cohort, evaluation={**FEW, "every": 0})
+    tables.execute("UPDATE rounds SET deadline = now() - interval '1 second'")
+    cast.advance()
+    assert (cast.round.verdict, cast.run.outcome) == (Verdict.SKIPPED, Outcome.COMPLETED)
+    [row] = coordinator.client.evaluations(cast.id)
+    assert (row.round_number, row.model) == (1, cast.run.initial_model)
+
+
+# On request
+
+
+def test_any_closed_round_can_be_asked_for(cast: DistillingCast) -> None:
+    client = cast.coordinator.client
+    cast.train()
+    _evaluate(cast)
+    with cast.coordinator.http() as http:
+        body = {"config": few(measures=["geometry", "knn"]).model_dump(mode="json")}
+        answers = [http.post(f"/v1/runs/{cast.id}/evaluations", json=body) for _ in range(2)]
+        body["config"]["measures"] = ["knn", "geometry"]  # the same, said otherwise
+        answers.append(http.post(f"/v1/runs/{cast.id}/evaluations", json=body))
+    assert [answer.status_code for answer in answers] == [201, 200, 200]
+    assert len({answer.json()["id"] for answer in answers}) == 1
+    newest = client.evaluation(UUID(answers[0].json()["id"]))
+    assert (newest.round_number, newest.model) == (1, cast.run.model)
+    first = client.request_evaluation(cast.id, few(measures=["knn"]), 0)
+    assert (first.round_number, first.model) == (0, cast.run.initial_model)
+    _evaluate(cast)
+    own = {row.round_number: row.results for row in _listed(cast) if row.config.measures == few().measures}
+    for asked in (newest, first):
+        found = client.evaluation(asked.id).results
+        assert found is not None
+        assert found == {name: (own[asked.round_number] or {})[name] for name in found}
+
+
+def test_a_round_has_one_number_of_a_name(cast: DistillingCast) -> None:
+    """That of the run's own evaluation, whoever comes first; without one, the first that was asked for."""
+    client = cast.coordinator.client
+    [own] = _listed(cast)
+    others = [client.request_evaluation(cast.id, few(measures=["knn"], max_test=n), 0) for n in (20, 30)]
+    for row in (others[0], own, others[1]):
+        cast.coordinator.evaluate(row.id)
+    results = {row.id: row.results or {} for row in _listed(cast)}
+    [metric] = client.metrics(cast.id, "evaluation/knn")
+    assert metric.value == results[own.id]["knn"]
+    cast.tables.execute("DELETE FROM metrics")
+    cast.tables.execute("UPDATE runs SET spec = spec - 'evaluation'")
+    rows = [client.request_evaluation(cast.id, few(measures=["knn"], max_test=n), 0) for n in (5, 7)]
+    for row in rows:
+        cast.coordinator.evaluate(row.id)
+    [metric] = client.metrics(cast.id, "evaluation/knn")
+    assert metric.value == (client.evaluation(rows[0].id).results or {})["knn"]
+
+
+def test_what_cannot_be_judged_is_refused(cast: DistillingCast) -> None:
+    client = cast.coordinator.client
+    with pytest.raises(Conflict, match=r"round 1 of run .* is not closed yet"):
+        client.request_evaluation(cast.id, few(), 1)
+    with pytest.raises(Rejected, match="no evaluation data set elsewhere is registered"):
+        client.request_evaluation(cast.id, few(dataset="elsewhere"))
+    with pytest.raises(NotFound, match="no run"):
+        client.request_evaluation(uuid4(), few())
+    created = client.create_run(method_spec("fedsimclr"), start=False)
+    with pytest.raises(Conflict, match="is not closed yet"):
+        client.request_evaluation(created.id, few())
+    with cast.coordinator.http() as http:
+        body = {"config": {**few().model_dump(mode="json"), "every": 3}}
+        assert http.post(f"/v1/runs/{cast.id}/evaluations", json=body).status_code == 422  # nothing is done every 3
+    for call in (client.evaluation, client.cancel_evaluation):
+        with pytest.raises(NotFound, match="no evaluation"):
+            call(uuid4())
+    assert len(_listed(cast)) == 1
+
+
+def test_a_run_that_sends_nothing_has_no_encoder_here(cast: DistillingCast) -> None:
+    """Its broadcast is the network before training; every client's own stays with it."""
+    client = cast.coordinator.client
+    method = {"name": "fedsimclr", "merge": {"name": "local"}, "reducer": {"name": "none"}}
+    run = client.create_run(judged_spec(method=method))
+    cast.coordinator.advance(run.id)
+    assert client.run(run.id).model is not None
+    assert list(client.evaluations(run.id)) == []
+    [event] = [event for event in client.event_log(run.id) if event.kind == "evaluation.impossible"]
+    assert "sends nothing to the coordinator" in event.message
+    with pytest.raises(Conflict, match="sends nothing to the coordinator"):
+        client.request_evaluation(run.id, few())
+
+
+def test_only_operators_see_and_ask(cast: DistillingCast) -> None:
+    [row] = _listed(cast)
+    with cast.coordinator.http(cast.coordinator.worker_token("client-0")) as http:
+        for method, path in (
+            ("POST", f"/v1/runs/{cast.id}/evaluations"),
+            ("GET", f"/v1/runs/{cast.id}/evaluations"),
+            ("GET", f"/v1/evaluations/{row.id}"),
+            ("POST", f"/v1/evaluations/{row.id}/cancel"),
+        ):
+            assert http.request(method, path).status_code == 403
+    assert _listed(cast) == [row]
+
+
+def test_the_list_is_by_round_however_it_is_cut(cast: DistillingCast) -> None:
+    cast.train()
+    for number, size in ((1, 5), (0, 5), (1, 7), (0, 7)):
+        cast.coordinator.client.request_evaluation(cast.id, few(max_test=size), number)
+    for limit in (1, 2, 4, 100):
+        found: list[dict[str, Any]] = []
+        query: dict[str, Any] = {"limit": limit}
+        with cast.coordinator.http() as http:
+            while True:
+                page = http.get(f"/v1/runs/{cast.id}/evaluations", params=query).json()
+                found += page["items"]
+                if page["next_cursor"] is None:
+                    break
+                query["cursor"] = page["next_cursor"]
+        assert [(row["round_number"], row["config"]["max_test"]) for row in found] == [
+            (0, 100), (0, 5), (0, 7), (1, 100), (1, 5), (1, 7)
+        ]  # fmt: skip
+
+
+# Interrupted
+
+
+def _dies_at(monkeypatch: pytest.MonkeyPatch, write: int) -> None:
+    """The process ends before this result would be written."""
+    from fedssl_coordinator.evaluations.compute import _Telling
+
+    told, calls = _Telling.on_results, [0]
+
+    def on_results(self: Any, results: dict[str, float]) -> None:
+        calls[0] += 1
+        if calls[0] == write:
+            raise Killed
+        told(self, results)
+
+    monkeypatch.setattr(_Telling, "on_results", on_results)
+
+
+@pytest.mark.parametrize(("write", "done"), [(1, []), (2, ["probe"]), (3, ["knn", "probe"])])
+def test_a_killed_one_goes_on_with_the_next_measure(
+    cast: DistillingCast, monkeypatch: pytest.MonkeyPatch, write: int, done: list[str]
+) -> None:
+    [row] = _listed(cast)
+    with monkeypatch.context() as patch:
+        _dies_at(patch, write)
+        with pytest.raises(Killed):
+            _evaluate(cast)
+    [row] = _listed(cast)
+    assert row.state == JobState.RUNNING
+    assert row.progress is not None
+    assert sorted(row.progress.results) == done
+    asked: list[tuple[str, ...]] = []
+    from fedssl_coordinator.evaluations import compute
+
+    judge = compute.judge
+
+    def note(encoder: Any, labelled: Any, config: Any, *arguments: Any, **options: Any) -> Any:
+        asked.append(config.measures)
+        return judge(encoder, labelled, config, *arguments, **options)
+
+    monkeypatch.setattr(compute, "judge", note)
+    if not done:  # progress ends the pause that follows a death
+        _evaluate(cast)
+        assert _listed(cast)[0].state == JobState.RUNNING
+        _pause_over(cast)
+    _evaluate(cast)
+    assert asked == [tuple(measure for measure in ("probe", "knn", "geometry") if measure not in done)]
+    cast.coordinator.client.stop(cast.id)
+    simulated = simulate(cast.spec, shards(cast.spec)).evaluations_by_round
+    assert _listed(cast)[0].results == simulated[0]
+    assert [event.message[:31] for event in cast.events("evaluation.stalled")] == ["try 1: the aggregator ended whi"]
+    [resumed] = cast.events("evaluation.resumed")
+    assert resumed.message == (f"goes on after {', '.join(reversed(done))}" if done else "begins again")
+
+
+def test_one_that_died_after_its_last_measure_is_completed(
+    cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedssl_coordinator.evaluations import service
+
+    with monkeypatch.context() as patch:
+
+        def fatal(*_: object) -> None:
+            raise Killed
+
+        patch.setattr(service, "complete", fatal)
+        with pytest.raises(Killed):
+            _evaluate(cast)
+    monkeypatch.setattr(f"{COMPUTE}.judge", fatal)  # nothing is left to be judged
+    _pause_over(cast)
+    _evaluate(cast)
+    [row] = _listed(cast)
+    assert row.state == JobState.COMPLETED
+    assert row.progress is not None
+    assert row.results == row.progress.results
+
+
+def test_a_process_that_is_asked_to_end_leaves_at_once(cast: DistillingCast) -> None:
+    from fedssl_coordinator.celery_app import is_stopping
+
+    is_stopping.set()
+    _evaluate(cast)
+    is_stopping.clear()
+    [row] = _listed(cast)
+    assert (row.state, row.num_tries) == (JobState.RUNNING, 0)
+    _evaluate(cast)
+    assert _listed(cast)[0].state == JobState.COMPLETED
+    assert cast.events("evaluation.stalled") == []
+
+
+# Called off, failed
+
+
+def test_one_that_was_called_off_can_be_asked_for_again(cast: DistillingCast) -> None:
+    client, [row] = cast.coordinator.client, _listed(cast)
+    cancelled = client.cancel_evaluation(row.id)
+    assert (cancelled.state, cancelled.reason) == (JobState.CANCELLED, "cancelled by an operator")
+    assert client.cancel_evaluation(row.id) == cancelled  # again: no error
+    cast.coordinator.evaluate(row.id)
+    assert _listed(cast) == [cancelled]
+    assert cast.run.state == RunState.RUNNING
+    again = client.request_evaluation(cast.id, row.config, 0)
+    assert (again.id, again.state, again.reason, again.finished_at) == (row.id, JobState.QUEUED, None, None)
+    _evaluate(cast)
+    assert _listed(cast)[0].state == JobState.COMPLETED
+    assert cast.kinds("evaluation.") == [
+        f"evaluation.{what}" for what in ("queued", "cancelled", "queued", "started", "completed")
+    ]
+    with pytest.raises(Conflict, match="is completed: only one that waits or runs"):
+        client.cancel_evaluation(row.id)
+
+
+def test_a_running_one_stops_when_it_next_tells_how_far_it_is(
+    cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedssl_coordinator.evaluations.compute import _Telling
+
+    [row] = _listed(cast)
+    told = _Telling.on_results
+
+    def cancel_first(self: Any, results: dict[str, float]) -> None:
+        told(self, results)
+        cast.coordinator.client.cancel_evaluation(row.id)
+
+    monkeypatch.setattr(_Telling, "on_results", cancel_first)
+    monkeypatch.setattr(f"{COMPUTE}.PROGRESS_SECONDS", 0)
+    _evaluate(cast)
+    [row] = _listed(cast)
+    assert row.state == JobState.CANCELLED
+    assert row.progress is not None
+    assert list(row.progress.results) == ["probe"]
+
+
+def test_what_can_never_succeed_fails_and_leaves_the_run_alone(
+    cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise DataError("the images have another shape")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"{COMPUTE}.judge", refuse)
+        _evaluate(cast)
+    [row] = _listed(cast)
+    assert (row.state, row.reason) == (JobState.FAILED, "the images have another shape")
+    assert cast.run.state == RunState.RUNNING
+    assert cast.coordinator.client.request_evaluation(cast.id, row.config, 0).state == JobState.QUEUED
+    _evaluate(cast)
+    assert _listed(cast)[0].state == JobState.COMPLETED
+
+
+def test_what_may_pass_is_tried_again(cast: DistillingCast) -> None:
+    """Images that the store has lost for a moment."""
+    [row] = _listed(cast)
+    digest = row.dataset_digest
+    path = cast.coordinator.store / digest[:2] / digest[2:4] / digest
+    content = path.read_bytes()
+    path.unlink()
+    _evaluate(cast)
+    [row] = _listed(cast)
+    assert (row.state, row.num_tries) == (JobState.RUNNING, 1)
+    assert digest in str(row.reason)
+    path.write_bytes(content)
+    _pause_over(cast)
+    _evaluate(cast)
+    [row] = _listed(cast)
+    assert (row.state, row.reason) == (JobState.COMPLETED, None)
+
+
+def test_a_diverged_encoder_has_no_numbers(cast: DistillingCast, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedssl_coordinator.evaluations import compute
+
+    load = compute.load_encoder
+
+    def diverged(tensors: Any, spec: Any) -> Any:
+        encoder = load(tensors, spec)
+        torch.nn.init.constant_(next(encoder.parameters()), math.nan)
+        return encoder
+
+    monkeypatch.setattr(compute, "load_encoder", diverged)
+    _evaluate(cast)
+    [row] = _listed(cast)
+    assert row.state == JobState.COMPLETED
+    assert set((row.results or {}).values()) == {None}
+    assert [m for m in cast.coordinator.client.metrics(cast.id) if m.name.startswith("evaluation/")] == []
+    assert "training has diverged" in cast.events("evaluation.completed")[0].message
+
+
+# What the sweep finds
+
+
+def _waiting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The evaluations that a sweep sends."""
+    from fedssl_coordinator import tasks
+
+    sent: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(tasks.evaluate, "delay", sent.append)
+        patch.setattr(tasks.advance_run, "delay", lambda run_id: None)
+        tasks.sweep()
+    return sent
+
+
+def test_a_lost_message_is_sent_again_unless_somebody_works_on_it(
+    cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedssl_coordinator.db import exclusive
+    from fedssl_coordinator.evaluations.service import lock_name
+
+    [row] = _listed(cast)
+    assert _waiting(monkeypatch) == []  # a worker was told just now
+    cast.tables.execute("UPDATE evaluations SET sent_at = sent_at - interval '11 seconds'")
+    assert _waiting(monkeypatch) == [str(row.id)]
+    assert _waiting(monkeypatch) == []
+    cast.tables.execute("UPDATE evaluations SET sent_at = NULL")
+    with exclusive(lock_name(row.id)) as connection:
+        assert connection is not None
+        assert _waiting(monkeypatch) == []
+        cast.coordinator.evaluate(row.id)  # by a second process: nothing
+        assert _listed(cast) == [row]
+    cast.coordinator.client.stop(cast.id)  # a run that has finished leaves its evaluations to complete
+    assert _waiting(monkeypatch) == [str(row.id)]
+    _evaluate(cast)
+    cast.tables.execute("UPDATE evaluations SET sent_at = NULL")
+    assert _waiting(monkeypatch) == []
+    assert _listed(cast)[0].state == JobState.COMPLETED
+
+
+def test_an_unjudged_round_holds_up_nothing(cast: DistillingCast) -> None:
+    cast.train()
+    assert {row.state for row in _listed(cast)} == {JobState.QUEUED}
+    assert (cast.round.number, cast.round.state) == (2, RoundState.OPEN)
+
+
+def test_a_spec_without_an_evaluation_has_none(coordinator: Coordinator) -> None:
+    run = coordinator.client.create_run(tiny_spec()).id
+    coordinator.advance(run)
+    assert list(coordinator.client.evaluations(run)) == []

@@ -1,0 +1,241 @@
+"""A worker that sends more than its method's plan: whatever it tries, nothing of it is stored.
+
+What any run refuses is in test_refused_uploads.py; here are the ways around a plan of similarities, of weights and of
+weights with centers, and every channel beside the tensors.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from fedssl.artifacts.tensors import Tensors, serialised
+from fedssl.client import WorkerClient
+from fedssl.protocol.views import EventView
+from fedssl.protocol.work import Submit, WorkItem
+from support.coordinator import Coordinator
+from support.federation import tensors_for, tiny_spec
+from support.smuggling import PAYLOAD, SEVERAL, SMUGGLING, behind
+from support.tables import Onlooker
+from support.uploads import digest
+
+PUBLIC = {"dataset": "digits", "num_images": 40}
+REDUCER = {"name": "distillation", "num_anchors": 16, "batch_size": 8, "num_epochs": 2}
+RUNS: dict[str, dict[str, Any]] = {
+    "flesd": {"method": {"name": "flesd", "reducer": REDUCER}, "public_data": PUBLIC},
+    "fedsimclr": {"method": {"name": "fedsimclr"}},
+    "fedrlc": {"method": {"name": "fedrlc", "add_ons": [{"name": "crossed_kl", "num_centers": 3}]}},
+}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A worker's lease in a run of each method."""
+
+    coordinator: Coordinator
+    worker: WorkerClient
+    token: str
+    items: dict[str, WorkItem]
+
+    def tensors(self, method: str, value: float = 0.5) -> Tensors:
+        return tensors_for(self.items[method].plan.update, value)
+
+    def put(self, method: str, content: bytes, *, token: str | None = None) -> httpx.Response:
+        with self.coordinator.http(token or self.token) as http:
+            params = {"assignment": str(self.items[method].assignment_id)}
+            return http.put(f"/v1/artifacts/{digest(content)}", params=params, content=content)
+
+
+@pytest.fixture(scope="module")
+def stage(standing: Coordinator) -> Iterator[Stage]:
+    items = {}
+    with standing.worker("a") as worker:
+        for method, changes in RUNS.items():
+            cohort = {"clients": ["a"], "lease_seconds": 3600}
+            run = standing.client.create_run(tiny_spec(cohort=cohort, **changes))
+            standing.advance(run.id)
+            item = worker.claim(0)
+            assert item is not None
+            assert item.run_id == run.id
+            items[method] = item
+            standing.client.pause(run.id)  # or its lease would come first at the next claim
+        for item in items.values():
+            standing.client.resume(item.run_id)
+        yield Stage(standing, worker, standing.worker_token("a"), items)
+
+
+def _assert_refused(stage: Stage, method: str, answer: httpx.Response, events: list[EventView], what: str) -> None:
+    """With the reason; a file too large for the plan is not even read."""
+    if answer.status_code == 413:
+        assert answer.json()["type"] == "urn:fedssl:problem:artifact-too-large"
+        assert "bytes announced; the method's artifact plan allows at most" in answer.json()["detail"]
+    else:
+        assert answer.status_code == 422, answer.text
+        assert answer.json()["type"] == "urn:fedssl:problem:artifact-rejected"
+        assert what in answer.json()["detail"]
+    [event] = events
+    assert (event.kind, event.run_id, event.client_id) == ("artifact.refused", stage.items[method].run_id, "a")
+    assert PAYLOAD.decode() not in event.message
+
+
+CASES = [(method, case) for method in RUNS for case in SMUGGLING] + [
+    (method, case) for method in ("fedsimclr", "fedrlc") for case in SEVERAL
+]
+
+
+@pytest.mark.parametrize(("method", "case"), CASES, ids=[f"{method}: {case}" for method, case in CASES])
+def test_a_file_that_says_more_is_not_stored(stage: Stage, onlooker: Onlooker, method: str, case: str) -> None:
+    smuggle, words = {**SMUGGLING, **SEVERAL}[case]
+    with onlooker.nothing_changes() as events:
+        answer = stage.put(method, smuggle(stage.tensors(method)))
+    _assert_refused(stage, method, answer, events, words)
+
+
+@pytest.mark.parametrize("method", RUNS)
+def test_nor_what_stands_behind_the_right_file(stage: Stage, onlooker: Onlooker, method: str) -> None:
+    with onlooker.nothing_changes() as events:
+        answer = stage.put(method, behind(stage.tensors(method)))
+    _assert_refused(stage, method, answer, events, "were announced")
+
+
+@pytest.mark.parametrize(
+    ("method", "others", "what"),
+    [
+        ("flesd", ("fedsimclr",), "missing: factor; not declared: encoder"),
+        ("flesd", ("flesd", "fedsimclr"), "not declared: encoder"),
+        ("fedsimclr", ("flesd",), "not declared: factor"),
+        ("fedsimclr", ("fedsimclr", "flesd"), "not declared: factor"),
+        ("fedsimclr", ("fedsimclr", "fedrlc"), "not declared: centers.mu"),
+        ("fedrlc", ("fedrlc", "flesd"), "not declared: factor"),
+        ("fedrlc", ("fedsimclr",), "missing: centers.mu"),
+    ],
+)
+def test_one_methods_tensors_in_anothers_run(
+    stage: Stage, onlooker: Onlooker, method: str, others: tuple[str, ...], what: str
+) -> None:
+    tensors = {name: tensor for other in others for name, tensor in stage.tensors(other).items()}
+    with onlooker.nothing_changes() as events:
+        answer = stage.put(method, serialised(tensors))
+    _assert_refused(stage, method, answer, events, what)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "what"),
+    [
+        ({"factor": torch.rand(40, 8)}, "factor is F32[40, 8], declared F32[40, 4]"),
+        ({"factor": torch.rand(41, 4)}, "factor is F32[41, 4], declared F32[40, 4]"),
+        ({"factor": torch.rand(4, 40)}, "factor is F32[4, 40], declared F32[40, 4]"),
+        ({"factor": torch.rand(40, 4).half()}, "factor is F16[40, 4], declared F32[40, 4]"),
+        ({"representations": torch.rand(40, 4)}, "not declared: representations"),
+        ({"similarities": torch.rand(780).half()}, "not declared: similarities"),
+    ],
+    ids=["a wider client's", "more images", "turned", "another precision", "the embeddings", "the pairs"],
+)
+def test_similarities_of_another_shape_or_packing(
+    stage: Stage, onlooker: Onlooker, tensors: Tensors, what: str
+) -> None:
+    with onlooker.nothing_changes() as events:
+        answer = stage.put("flesd", serialised(tensors))
+    _assert_refused(stage, "flesd", answer, events, what)
+
+
+def test_a_megabyte_for_a_plan_of_640_bytes_is_not_read(stage: Stage, onlooker: Onlooker) -> None:
+    with onlooker.nothing_changes() as events:
+        answer = stage.put("flesd", serialised({"factor": torch.rand(40, 8000)}))
+    assert answer.status_code == 413
+    assert [event.kind for event in events] == ["artifact.refused"]
+
+
+def test_to_anothers_assignment(stage: Stage, onlooker: Onlooker) -> None:
+    """Each worker has its own: with the right tensors, another's assignment is as good as none."""
+    stranger = stage.coordinator.worker_token("stranger")
+    with onlooker.nothing_changes() as events:
+        answer = stage.put("flesd", serialised(stage.tensors("flesd")), token=stranger)
+    assert answer.status_code == 404
+    assert [event.kind for event in events] == ["assignment.foreign"]
+
+
+def test_after_all_that_similarities_are_taken_once_and_no_others(stage: Stage, onlooker: Onlooker) -> None:
+    item = stage.items["flesd"]
+    first, other = (serialised(stage.tensors("flesd", value)) for value in (0.5, 0.25))
+    assert stage.put("flesd", first).status_code == 201
+    submit = Submit(assignment_id=item.assignment_id, update=digest(first), num_examples=10)
+    stage.worker.submit(submit)
+    with onlooker.nothing_changes() as events:
+        answer = stage.put("flesd", other)
+    assert answer.status_code == 409
+    assert answer.json()["type"] == "urn:fedssl:problem:duplicate-update"
+    assert [event.kind for event in events] == ["artifact.refused"]
+
+
+# --- Beside the tensors -------------------------------------------------------------------------------------------
+
+HUGE = int.from_bytes(PAYLOAD)
+CHANNELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "a step that is a message": (
+        "heartbeat",
+        {"progress": {"phase": "training", "epoch": 0, "num_epochs": 0, "step": HUGE, "num_steps": 0}},
+    ),
+    "an epoch that is a message": (
+        "heartbeat",
+        {"progress": {"phase": "training", "epoch": HUGE, "num_epochs": 0, "step": 0, "num_steps": 0}},
+    ),
+    "a phase that is a message": (
+        "heartbeat",
+        {"progress": {"phase": "jane", "epoch": 0, "num_epochs": 0, "step": 0, "num_steps": 0}},
+    ),
+    "a method that is a message": ("register", {"methods": {"jane doe " * 20: 1}}),
+    "a version that is a message": ("register", {"methods": {"fedbyol": HUGE}}),
+    "an encoder with a note": ("register", {"encoder": {"name": "resnet18", "note": "jane doe"}}),
+    "an encoder of many layers": ("register", {"encoder": {"name": "convnet", "widths": [97, 110, 101] * 3}}),
+    "a metric with a sentence for a name": ("submit", {"metrics": {"jane doe": 1.0}}),
+    "a metric with a long name": ("submit", {"metrics": {"x" * 65: 1.0}}),
+    "65 metrics": ("submit", {"metrics": {f"m{number}": 0.5 for number in range(65)}}),
+    "a note beside the metrics": ("submit", {"note": "jane doe"}),
+    "a message for the number of examples": ("submit", {"num_examples": HUGE}),
+    "a reason of 501 letters": ("decline", {"reason": "x" * 501}),
+    "a note beside the reason": ("decline", {"reason": "no", "note": "jane doe"}),
+}
+
+
+@pytest.mark.parametrize("case", CHANNELS)
+def test_requests_have_no_room_for_more(stage: Stage, onlooker: Onlooker, case: str) -> None:
+    verb, changes = CHANNELS[case]
+    assignment = {"assignment_id": str(stage.items["fedsimclr"].assignment_id)}
+    complete: dict[str, Any] = {
+        "heartbeat": assignment,
+        "decline": {**assignment, "reason": "no"},
+        "submit": {**assignment, "update": "0" * 64, "num_examples": 1},
+        "register": {
+            "worker_version": "1", "methods": {}, "device": "cpu", "num_images": 1, "channels": 1, "image_size": 8
+        },
+    }[verb]  # fmt: skip
+    with onlooker.nothing_changes() as events, stage.coordinator.http(stage.token) as http:
+        content = json.dumps({**complete, **changes})
+        answer = http.post(f"/v1/work/{verb}", content=content, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["type"] == "urn:fedssl:problem:invalid-request"
+    [event] = events
+    assert event.kind == "request.refused"
+    assert len(event.message) <= 2100  # the audit log may quote what it refused, within bounds
+    assert event.data == {}
+
+
+def test_headers_and_queries_are_not_kept(stage: Stage, onlooker: Onlooker) -> None:
+    """What a request carries beside its body is read by nobody."""
+    content = serialised(stage.tensors("fedsimclr"))
+    params = {"assignment": str(stage.items["fedsimclr"].assignment_id), "note": PAYLOAD.decode()}
+    headers = {"X-Note": PAYLOAD.decode(), "Content-Type": "text/plain; note=jane"}
+    with stage.coordinator.http(stage.token) as http:
+        answer = http.put(f"/v1/artifacts/{digest(content)}", params=params, content=content, headers=headers)
+    assert answer.status_code == 201
+    assert "Jane Doe" not in json.dumps(onlooker.tables.dump())
+
+
+def test_the_plan_of_every_method_is_what_it_says(stage: Stage) -> None:
+    kinds = {method: {tensor.kind for tensor in item.plan.update} for method, item in stage.items.items()}
+    assert kinds == {"flesd": {"similarity"}, "fedsimclr": {"weights"}, "fedrlc": {"weights", "centers"}}

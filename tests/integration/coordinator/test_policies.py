@@ -1,0 +1,100 @@
+"""What data owners' policies refuse is not offered to them, and people are told why."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedssl.client import WorkerClient
+from fedssl.protocol.policy import PolicyNotice
+from fedssl.protocol.states import Outcome, Verdict
+from fedssl.protocol.work import Register
+from support.cast import Cast
+from support.coordinator import Coordinator
+from support.federation import tiny_spec
+from support.tables import Tables
+
+WEIGHTS = {"artifact": "weights", "methods": ["fedalignuniform"]}
+
+
+def introduce(worker: WorkerClient, *rules: dict[str, Any], policy: bool = True) -> None:
+    notice = PolicyNotice.model_validate({"digest": "0" * 64, "allow": rules})
+    worker.register(
+        Register(
+            worker_version="test",
+            methods={"fedalignuniform": 1},
+            device="cpu",
+            num_images=100,
+            channels=1,
+            image_size=8,
+            policy=notice if policy else None,
+        )
+    )
+
+
+@pytest.fixture
+def cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Cast:
+    """`a` has no policy, `b` one that lets nothing out since before the run was made."""
+    introduce(coordinator.worker("b"))
+    cast = Cast(coordinator, tables, tmp_path, "a", cohort={"clients": ["a", "b"], "min_clients": 1}, num_rounds=2)
+    cast.workers["b"] = coordinator.worker("b", register=False)
+    return cast
+
+
+def test_a_round_is_not_offered_to_those_who_would_refuse_it(cast: Cast) -> None:
+    assert cast.states() == [("a", 1, "offered")]
+    assert cast.workers["b"].claim(0) is None
+    [event] = cast.events("policy.refuses")
+    assert event.message.startswith("not offered to b: its data owner's policy: no rule allows weights of fedalign")
+    assert event.data["clients"].keys() == {"b"}
+    cast.work("a")
+    cast.advance()
+    assert cast.rounds[0].verdict == Verdict.AGGREGATED
+
+
+def test_what_a_policy_allows_is_shown(cast: Cast) -> None:
+    introduce(cast.workers["b"], WEIGHTS)
+    shown = cast.coordinator.client.client("b").policy
+    assert shown is not None
+    assert [rule.artifact for rule in shown.allow] == ["weights"]
+    assert str(shown) == "weights of fedalignuniform (00000000)"
+    assert cast.coordinator.client.client("a").policy is None
+
+
+def test_a_policy_that_was_opened_counts_from_the_next_round(cast: Cast) -> None:
+    introduce(cast.workers["b"], WEIGHTS)
+    cast.work("a")
+    cast.advance()
+    assert cast.states() == [("a", 1, "offered"), ("b", 1, "offered")]
+    assert len(cast.events("policy.refuses")) == 1
+
+
+def test_a_run_waits_for_a_policy_that_lets_it_begin(coordinator: Coordinator, tables: Tables) -> None:
+    worker = coordinator.worker("b", register=False)
+    introduce(worker, {**WEIGHTS, "max_rounds": 1})
+    run = coordinator.client.create_run(tiny_spec(cohort={"clients": ["b"]}, num_rounds=2))
+    for _ in range(3):
+        coordinator.advance(run.id)
+    reason = coordinator.client.run(run.id).reason
+    assert reason is not None
+    assert reason.startswith("waiting for clients: 0 of 1 have registered and may take part; b: its data owner's")
+    assert "the run has 2 rounds, max_rounds allows 1" in reason
+    assert tables.one("SELECT count(*) FROM events WHERE kind = 'run.waiting'") == 1
+    introduce(worker, policy=False)
+    coordinator.advance(run.id)
+    assert worker.claim(0) is not None
+
+
+def test_a_policy_that_is_closed_in_mid_round_is_not_waited_for(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    cast = Cast(coordinator, tables, tmp_path, "ab", num_rounds=1)
+    item = cast.claim("b")
+    introduce(cast.workers["b"])
+    cast.workers["b"].decline(item.assignment_id, "the data owner's policy does not permit this work")
+    cast.work("a")
+    cast.advance()
+    assert cast.rounds[0].verdict == Verdict.PARTIAL
+    assert cast.events("round.reoffered") == []  # not offered to `b` again, only to be declined again
+    cast.advance()
+    assert cast.run.outcome == Outcome.COMPLETED

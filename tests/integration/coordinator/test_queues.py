@@ -1,0 +1,350 @@
+"""Queues: what takes long holds up nobody else, runs are fair to each other, and whoever is killed costs no bit."""
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+import torch
+
+from fedssl.artifacts.tensors import load_tensors
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.states import AssignmentState, JobState, Outcome, RunState
+from fedssl.protocol.views import EventView
+from fedssl.simulation import simulate
+from support.coordinator import Coordinator
+from support.distilling import distilling_spec
+from support.federation import deliver, tiny_spec
+from support.methods import method_spec, shards
+from support.processes import Federation, federation
+from support.servers import Servers
+from support.tables import Tables
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def database(servers: Servers) -> Iterator[str]:
+    with servers.database() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def running(servers: Servers, database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """Three workers, and a process for each queue but the evaluations'; every epoch of a distillation is saved."""
+    folder, clients = tmp_path_factory.mktemp("federation"), shards(method_spec("flesd"))
+    with federation(database, servers.redis_url, folder, clients, FEDSSL_CHECKPOINT_SECONDS="0") as started:
+        for name in started.clients:
+            started.start(name)
+        started.wait_for(lambda: sum(c.registered_at is not None for c in started.client.clients()) == 3, "workers")
+        yield started
+
+
+@pytest.fixture
+def looking(database: str) -> Iterator[Tables]:
+    with Tables(database) as tables:
+        yield tables
+
+
+def _submit(running: Federation, spec: RunSpec) -> UUID:
+    return running.client.create_run(spec).id
+
+
+def _await_end(running: Federation, run_id: UUID, seconds: float = 120) -> None:
+    def ended() -> bool:
+        return running.client.run(run_id).state == RunState.FINISHED
+
+    running.wait_for(ended, "the run's end", seconds)
+    run = running.client.run(run_id)
+    assert run.outcome == Outcome.COMPLETED, run.reason
+
+
+def _await_epoch(running: Federation, run_id: UUID, epoch: int) -> None:
+    def reached() -> bool:
+        job = running.client.run(run_id).distillation
+        return job is not None and job.state == JobState.RUNNING and job.epoch >= epoch
+
+    running.wait_for(reached, f"epoch {epoch} of a distillation")
+
+
+def _assert_simulated(running: Federation, run_id: UUID, spec: RunSpec) -> None:
+    path = running.folder / "model.safetensors"
+    running.client.download_model(run_id, path)
+    deployed, simulated = load_tensors(path), simulate(spec, running.clients)
+    assert deployed.keys() == simulated.model.keys()
+    assert [name for name in deployed if not torch.equal(deployed[name], simulated.model[name])] == []
+
+
+def _events(running: Federation, run_id: UUID, kind: str) -> list[EventView]:
+    return [event for event in running.client.event_log(run_id) if event.kind == kind]
+
+
+def test_a_distillation_whose_worker_is_asked_to_end_and_killed(running: Federation) -> None:
+    """Another process goes on where it was: the first had saved its work when it left, the second while it lived."""
+    spec = distilling_spec(80)
+    run_id = _submit(running, spec)
+    _await_epoch(running, run_id, 5)
+    began = time.monotonic()
+    running.kill("distiller", signal.SIGTERM)
+    assert time.monotonic() - began < 8, "it waited for the end of the distillation"
+    running.start("distiller")
+    _await_epoch(running, run_id, running.client.distillation_job(_job(running, run_id)).epoch + 10)
+    running.kill("distiller", signal.SIGKILL)
+    assert running.client.distillation_job(_job(running, run_id)).state == JobState.RUNNING
+    running.start("distiller")
+    _await_end(running, run_id)
+    _assert_simulated(running, run_id, spec)
+    first, second = (event.data["epoch"] for event in _events(running, run_id, "distillation.resumed"))
+    assert 5 <= first < second < 80
+    [stalled] = _events(running, run_id, "distillation.stalled")  # of the kill; who leaves in order has not failed
+    assert "the aggregator ended while it computed" in stalled.message
+    assert len(_events(running, run_id, "distillation.started")) == 1
+
+
+def _job(running: Federation, run_id: UUID) -> UUID:
+    return list(running.client.distillation_jobs(run_id))[-1].id
+
+
+def test_a_long_distillation_delays_no_other_run(running: Federation) -> None:
+    """The same workers serve both runs; the slow one's clients have done their part."""
+    slow = _submit(running, distilling_spec(100_000, name="slow"))
+    _await_epoch(running, slow, 1)
+    quick_spec = method_spec("fedsimclr", num_rounds=4)
+    quick = _submit(running, quick_spec)
+    _await_end(running, quick)
+    job = running.client.run(slow).distillation
+    assert job is not None
+    assert (job.state, job.epoch < 100_000) == (JobState.RUNNING, True)
+    assert job.eta_seconds is not None
+    _assert_simulated(running, quick, quick_spec)
+    waiting_spec = distilling_spec(4, name="waits", seed=12)
+    waiting = _submit(running, waiting_spec)  # for the only distiller
+    running.wait_for(lambda: running.client.run(waiting).distillation, "its job")
+    time.sleep(1.5)
+    queued = running.client.run(waiting).distillation
+    assert queued is not None
+    assert queued.state == JobState.QUEUED
+    running.client.cancel_distillation(job.id)
+    _await_end(running, waiting)
+    _assert_simulated(running, waiting, waiting_spec)
+    assert running.client.run(slow).state == RunState.PAUSED
+    running.client.stop(slow)
+
+
+def test_a_second_distiller_takes_what_the_first_has_no_time_for(running: Federation) -> None:
+    """Scaled on its own: no setting but one more process."""
+    slow = _submit(running, distilling_spec(100_000, name="slow"))
+    _await_epoch(running, slow, 1)
+    running.start("distiller-2")
+    quick = _submit(running, distilling_spec(4, name="quick"))
+    _await_end(running, quick)
+    job = running.client.run(slow).distillation
+    assert job is not None
+    assert job.state == JobState.RUNNING
+    running.client.stop(slow)
+    running.kill("distiller-2", signal.SIGTERM)
+
+
+SERVER_STATE = {
+    "scaffold": {},
+    "orchestra": {"num_global_centroids": 16, "num_local_centroids": 4, "memory_size": 32, "num_global_steps": 50},
+}
+
+
+@pytest.mark.parametrize("name", SERVER_STATE)
+def test_an_aggregator_killed_in_mid_aggregation(
+    running: Federation, looking: Tables, database: str, name: str
+) -> None:
+    """Control variates and global centroids are replayed from the round's artifacts."""
+    spec = method_spec(name, method={"name": name, **SERVER_STATE[name]}, num_rounds=3, seed=5)
+    run_id = _submit(running, spec)
+
+    def in_round_2() -> bool:
+        current = running.client.run(run_id).current_round
+        return current is not None and current.number == 2
+
+    running.wait_for(in_round_2, "round 2")
+    running.kill("aggregator", signal.SIGTERM)
+
+    def all_accepted() -> bool:
+        current = running.client.run(run_id).current_round
+        assert current is not None
+        states = [part.state for part in current.assignments]
+        return states == [AssignmentState.ACCEPTED] * 3
+
+    running.wait_for(all_accepted, "every update of round 2")
+    with psycopg.connect(database.replace("+psycopg", "", 1)) as blocker:
+        # The new state is computed and stored, and cannot be published: that begins with a row in this table.
+        blocker.execute("LOCK TABLE artifacts IN SHARE MODE")
+        running.start("aggregator")
+        blocked = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query ~ 'INSERT INTO artif'"
+        running.wait_for(lambda: looking.one(blocked) == 1, "an aggregator that is about to publish")
+        running.kill("aggregator", signal.SIGKILL)
+    assert running.client.run(run_id).rounds_closed == 1
+    running.start("aggregator")
+    _await_end(running, run_id)
+    _assert_simulated(running, run_id, spec)
+    assert "the aggregator ended while it computed" in _events(running, run_id, "run.stalled")[0].message
+
+
+def test_only_an_aggregator_of_runs_loads_torch_before_it_has_work(running: Federation) -> None:
+    """So that the first round is not slow, and the other queues' processes are small while they wait."""
+
+    def has_torch(name: str) -> bool:
+        return "libtorch" in Path(f"/proc/{running.pid(name)}/maps").read_text()
+
+    running.start("evaluator")
+    running.wait_for(lambda: has_torch("aggregator"), "torch in the aggregator")
+    node = f"evaluate.{running.pid('evaluator')}@"
+    running.wait_for(lambda: any(name.startswith(node) for name in running.nodes()), "the evaluator")
+    assert not has_torch("evaluator")
+    running.kill("evaluator", signal.SIGTERM)
+
+
+# Fairness
+
+
+def test_one_worker_serves_several_runs_in_turn(coordinator: Coordinator, tmp_path: Path) -> None:
+    """One assignment at a time, the oldest offer first: every run gets on as fast as the others."""
+    worker = coordinator.worker("a")
+    runs = [coordinator.client.create_run(tiny_spec(name=f"run-{n}", num_rounds=4)).id for n in range(3)]
+    for run_id in runs:
+        coordinator.advance(run_id)
+    order = []
+    for _ in range(12):
+        item = worker.claim(0)
+        assert item is not None
+        again = worker.claim(0)
+        assert again is not None
+        assert again.assignment_id == item.assignment_id  # nothing else while it holds this
+        order.append((item.run_id, item.round_number))
+        deliver(worker, item, tmp_path)
+        coordinator.advance(item.run_id)
+    assert order == [(run_id, number) for number in (1, 2, 3, 4) for run_id in runs]
+    assert worker.claim(0) is None
+
+
+def test_a_look_at_a_run_computes_one_round_and_no_more(coordinator: Coordinator, tmp_path: Path) -> None:
+    """What comes next waits for its turn in the queue, behind other runs."""
+    worker = coordinator.worker("a")
+    run_id = coordinator.client.create_run(tiny_spec(num_rounds=3)).id
+    for closed in range(3):
+        coordinator.advance(run_id)
+        coordinator.advance(run_id)
+        assert coordinator.client.run(run_id).rounds_closed == closed
+        item = worker.claim(0)
+        assert item is not None
+        deliver(worker, item, tmp_path)
+    coordinator.advance(run_id)
+    assert coordinator.client.run(run_id).outcome == Outcome.COMPLETED
+
+
+# What the sweep finds
+
+
+def _waiting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The jobs that a sweep sends."""
+    from fedssl_coordinator import tasks
+
+    sent: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(tasks.distil, "delay", sent.append)
+        patch.setattr(tasks.advance_run, "delay", lambda run_id: None)
+        tasks.sweep()
+    return sent
+
+
+def test_a_lost_message_is_sent_again_but_not_at_every_sweep(
+    coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job may wait for hours behind another: its messages must not pile up meanwhile."""
+    run_id, job = _queued(coordinator, tables)
+    assert _waiting(monkeypatch) == []  # a worker was told just now
+    tables.execute("UPDATE distillation_jobs SET sent_at = sent_at - interval '11 seconds'")
+    assert _waiting(monkeypatch) == [job]
+    assert _waiting(monkeypatch) == []
+    tables.execute("UPDATE distillation_jobs SET sent_at = NULL")
+    coordinator.client.pause(run_id)
+    assert _waiting(monkeypatch) == []
+    tables.execute("UPDATE distillation_jobs SET state = 'running', started_at = now()")
+    assert _waiting(monkeypatch) == [job]  # begun, and its worker gone: a pause lets it go on
+    tables.execute("UPDATE distillation_jobs SET sent_at = NULL, retry_at = now() + interval '1 minute'")
+    assert _waiting(monkeypatch) == []
+
+
+def test_a_job_that_somebody_works_on_is_not_sent(
+    coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedssl_coordinator.db import exclusive
+    from fedssl_coordinator.distillation.service import lock_name
+
+    _, job = _queued(coordinator, tables)
+    tables.execute("UPDATE distillation_jobs SET state = 'running', started_at = now(), sent_at = NULL")
+    with exclusive(lock_name(UUID(job))) as connection:
+        assert connection is not None
+        assert _waiting(monkeypatch) == []
+        with exclusive(lock_name(UUID(job))) as second:
+            assert second is None
+    assert _waiting(monkeypatch) == [job]
+
+
+def test_a_run_that_distils_is_left_alone(coordinator: Coordinator, tables: Tables) -> None:
+    from fedssl_coordinator.db import transaction
+    from fedssl_coordinator.rounds import repository
+
+    run_id, _ = _queued(coordinator, tables)
+    with transaction() as session:
+        assert repository.needing_attention(session) == []
+    coordinator.client.cancel_distillation(_only_job(tables))
+    coordinator.client.resume(run_id)
+    with transaction() as session:
+        assert repository.needing_attention(session) == [run_id]  # whose next job nobody has queued yet
+
+
+def _queued(coordinator: Coordinator, tables: Tables) -> tuple[UUID, str]:
+    """A run of FedCA, which distils before its first round."""
+    run_id = coordinator.client.create_run(method_spec("fedca")).id
+    coordinator.advance(run_id)
+    return run_id, str(_only_job(tables))
+
+
+def _only_job(tables: Tables) -> UUID:
+    found: Any = tables.one("SELECT id FROM distillation_jobs")
+    assert isinstance(found, UUID)
+    return found
+
+
+def test_a_job_and_an_operator_do_not_cross(
+    coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it is about to publish, a cancellation waits, and then finds it completed."""
+    from fedssl.client import Conflict
+    from fedssl_coordinator.distillation import service
+
+    run_id, job = _queued(coordinator, tables)
+    complete, seen = service.complete, []
+
+    def cancel() -> None:
+        try:
+            coordinator.client.cancel_distillation(UUID(job))
+        except Conflict as error:
+            seen.append(str(error))
+
+    canceller = threading.Thread(target=cancel)
+
+    def complete_slowly(*arguments: Any) -> None:
+        canceller.start()
+        canceller.join(0.5)
+        assert canceller.is_alive()  # waits for the run
+        complete(*arguments)
+
+    monkeypatch.setattr(service, "complete", complete_slowly)
+    coordinator.distil(run_id)
+    canceller.join(10)
+    assert "is completed" in seen[0]
+    assert coordinator.client.run(run_id).state == RunState.RUNNING

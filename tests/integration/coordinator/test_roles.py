@@ -1,0 +1,133 @@
+"""Every operation says whose it is, and keeps everybody else out: the OpenAPI document is walked, role by role."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import get_args
+
+import httpx
+import pytest
+from starlette.routing import Route
+
+from fedssl.protocol.tokens import LastingRole, Role
+from fedssl_coordinator.app import create_app
+from support.coordinator import Coordinator
+from support.openapi import OPEN, WORKERS_ONLY, Operation, operations
+from support.tables import Tables
+
+APP = create_app()
+OPERATIONS = operations(APP.openapi())
+GUARDED = [operation for operation in OPERATIONS if operation.template not in OPEN]
+ADMINS, OPERATORS, VIEWERS = {"admin"}, {"admin", "operator"}, {"admin", "operator", "viewer"}
+
+
+@dataclass(frozen=True)
+class Token:
+    secret: str
+    id: str
+
+
+@pytest.fixture(scope="module")
+def made(standing: Coordinator) -> Iterator[dict[str, Token]]:
+    """A token of each role, by role."""
+
+    def token(role: Role) -> Token:
+        client_id = "a" if role is Role.WORKER else None
+        made = (
+            standing.client.create_enrolment_token("b")
+            if role is Role.ENROLMENT
+            else standing.client.create_token(role.value, client_id)
+        )
+        return Token(made.secret, str(made.id))
+
+    yield {role.value: token(role) for role in Role}
+
+
+def _call(coordinator: Coordinator, operation: Operation, secret: str | None) -> httpx.Response:
+    """A request that changes nothing even where it is let through: what it names does not exist, or it names nothing."""
+    content = {"/v1/work/claim": b'{"wait_seconds": 0}'}.get(operation.template, b"{}")
+    headers = {"Content-Type": "application/json"} | ({} if secret is None else {"Authorization": f"Bearer {secret}"})
+    with coordinator.bare_http() as http:
+        return http.request(
+            operation.method,
+            operation.path,
+            params=operation.query,
+            content=content if operation.method == "POST" else b"",
+            headers=headers,
+        )
+
+
+def test_every_operation_but_two_says_whose_it_is() -> None:
+    assert {o.template for o in OPERATIONS if not o.roles} == OPEN == {"/healthz", "/readyz"}
+    assert {role for operation in GUARDED for role in operation.roles} == {role.value for role in Role}
+    assert all("security" not in operation.document for operation in OPERATIONS if operation.template in OPEN)
+
+
+def test_nothing_answers_that_the_document_leaves_out() -> None:
+    documented = {operation.template for operation in OPERATIONS}
+    others = {route.path for route in APP.routes if isinstance(route, Route)} - documented
+    assert others == {"/openapi.json"}  # the document itself
+
+
+@pytest.mark.parametrize("operation", GUARDED, ids=str)
+def test_the_roles_are_the_least_that_the_work_needs(operation: Operation) -> None:
+    """Worked out from the path and the method alone, so that a new endpoint which forgets itself is found."""
+    match operation.method, operation.template:
+        case _, path if path.startswith(WORKERS_ONLY):
+            assert operation.roles == {"worker"}
+        case _, "/v1/enrolments":
+            assert operation.roles == {"enrolment"}
+        case _, "/v1/artifacts/{digest}":  # single updates: not for those who may only look on
+            assert operation.roles == OPERATORS | {"worker"}
+        case _, path if path.startswith("/v1/tokens") or path == "/v1/clients/{client_id}/revoke":
+            assert operation.roles == ADMINS
+        case "GET", _:
+            assert operation.roles == VIEWERS
+        case _:
+            assert operation.roles == OPERATORS
+
+
+@pytest.mark.parametrize("operation", GUARDED, ids=str)
+def test_each_role_opens_what_is_its_own_and_nothing_else(
+    standing: Coordinator, made: dict[str, Token], operation: Operation
+) -> None:
+    assert _call(standing, operation, None).status_code == 401
+    for role, token in made.items():
+        answer = _call(standing, operation, token.secret)
+        assert answer.status_code < 500, answer.text
+        if role in operation.roles:
+            assert answer.status_code not in (401, 403), answer.text
+        else:
+            assert answer.status_code == 403, answer.text
+            assert answer.json()["type"] == "urn:fedssl:problem:forbidden"
+            assert f"yours is a{'n' * (role[0] in 'aeo')} {role}'s" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "end", ["expires_at = now()", "revoked_at = now()", "revoked_at = now() - interval '1 day'"], ids=str
+)
+def test_a_token_that_has_ended_opens_nothing(
+    standing: Coordinator, made: dict[str, Token], tables: Tables, end: str
+) -> None:
+    for token in made.values():
+        tables.execute(f"UPDATE tokens SET {end} WHERE id = %s", token.id)  # type: ignore[arg-type]
+    try:
+        for operation in GUARDED:
+            for token in made.values():
+                answer = _call(standing, operation, token.secret)
+                assert answer.status_code == 401, (str(operation), answer.text)
+                assert "expired, or may have been revoked" in answer.json()["detail"]
+    finally:
+        tables.execute(
+            "UPDATE tokens SET revoked_at = NULL, "
+            "expires_at = CASE WHEN role = 'enrolment' THEN now() + interval '1 day' END"
+        )
+
+
+def test_the_lasting_roles_are_all_but_enrolment() -> None:
+    assert set(get_args(LastingRole)) == {role.value for role in Role} - {"enrolment"}
+
+
+def test_an_admin_can_do_what_an_operator_can_and_an_operator_what_a_viewer_can() -> None:
+    for operation in GUARDED:
+        assert ("viewer" not in operation.roles) or "operator" in operation.roles
+        assert ("operator" not in operation.roles) or "admin" in operation.roles

@@ -1,0 +1,91 @@
+"""A token's end: by its time or at once, also for what was opened with it and waits."""
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from fedssl.client import Client, NotAuthenticated, Retry, WorkerClient
+from fedssl.protocol.views import TokenCreated
+from fedssl_coordinator.events import endpoints as events
+from fedssl_coordinator.work import endpoints as work
+from support.cast import Cast
+from support.coordinator import Coordinator
+from support.tables import Tables
+
+
+def _client(coordinator: Coordinator, token: TokenCreated) -> Client:
+    return Client(coordinator.url, token.secret, retry=Retry(seconds=0))
+
+
+def test_a_lifetime_counts_by_the_databases_clock(coordinator: Coordinator) -> None:
+    short = coordinator.client.create_token("viewer", lifetime_seconds=3600)
+    for_ever = coordinator.client.create_token("viewer")
+    assert short.expires_at == short.created_at + timedelta(hours=1)
+    assert for_ever.expires_at is None
+    assert {token.expires_at for token in coordinator.client.tokens()} == {None, short.expires_at}
+
+
+def test_a_token_opens_until_it_expires(coordinator: Coordinator) -> None:
+    token = coordinator.client.create_token("viewer", lifetime_seconds=1)
+    assert token.expires_at is not None
+    with _client(coordinator, token) as client:
+        assert list(client.runs()) == []
+        time.sleep(max(0.0, (token.expires_at - datetime.now(UTC)).total_seconds()) + 0.05)  # one machine, one clock
+        with pytest.raises(NotAuthenticated, match="expired"):
+            list(client.runs())
+
+
+def _seconds_until_refused(ask: Callable[[], object], end: Callable[[], None]) -> float:
+    """How long after `end` a request that was waiting is refused."""
+    refused: list[float] = []
+
+    def wait() -> None:
+        with pytest.raises(NotAuthenticated):
+            ask()
+        refused.append(time.monotonic())
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    time.sleep(0.5)
+    ended = time.monotonic()
+    end()
+    waiting.join(20)
+    assert refused, "still waiting, or answered"
+    return refused[0] - ended
+
+
+def _claim(coordinator: Coordinator, token: TokenCreated) -> Callable[[], object]:
+    return lambda: WorkerClient(coordinator.url, token.secret, retry=Retry(seconds=0)).claim(20)
+
+
+def test_a_claim_that_waits_ends_with_its_token(coordinator: Coordinator, tables: Tables) -> None:
+    token = coordinator.client.create_token("worker", "a")
+    at_once = _seconds_until_refused(_claim(coordinator, token), lambda: coordinator.client.revoke_token(token.id))
+    assert at_once < work.POLL_SECONDS / 2
+    token = coordinator.client.create_token("worker", "a")
+    assert _seconds_until_refused(_claim(coordinator, token), lambda: _expire(tables, token.id)) < work.POLL_SECONDS + 1
+    token = coordinator.client.create_token("worker", "a")
+    at_once = _seconds_until_refused(_claim(coordinator, token), lambda: coordinator.client.revoke_client("a") and None)
+    assert at_once < work.POLL_SECONDS / 2
+
+
+def test_a_stream_ends_with_its_token(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+    cast = Cast(coordinator, tables, tmp_path, "a", num_rounds=1)
+
+    def watch(token: TokenCreated) -> Callable[[], object]:
+        return lambda: list(_client(coordinator, token).events(cast.id))
+
+    token = coordinator.client.create_token("viewer")
+    at_once = _seconds_until_refused(watch(token), lambda: coordinator.client.revoke_token(token.id))
+    assert at_once < events.POLL_SECONDS / 2
+    token = coordinator.client.create_token("viewer")
+    assert _seconds_until_refused(watch(token), lambda: _expire(tables, token.id)) < events.POLL_SECONDS + 1
+
+
+def _expire(tables: Tables, token_id: UUID) -> None:
+    tables.execute("UPDATE tokens SET expires_at = now() WHERE id = %s", token_id)

@@ -1,0 +1,208 @@
+"""A spy on the wire between a real worker and a real coordinator: what left is what the ledger says, and small JSON."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pytest
+from pydantic import BaseModel
+
+from fedssl.data import ImageData, save_npz
+from fedssl.protocol.states import RunState
+from fedssl.protocol.work import Claim, Decline, Heartbeat, Register, Submit
+from support.coordinator import Coordinator
+from support.federation import tiny_spec
+from support.recording import RecordingProxy, Request
+
+JSON: dict[str, type[BaseModel]] = {
+    "/v1/work/register": Register,
+    "/v1/work/claim": Claim,
+    "/v1/work/heartbeat": Heartbeat,
+    "/v1/work/submit": Submit,
+    "/v1/work/decline": Decline,
+}
+LONGEST_JSON = 8192
+LONGEST_HEAD = 1024
+ROUNDS = 2
+
+POLICY = """
+schema = 1
+client = "a"
+coordinator = "{url}"
+[[allow]]
+artifact = "weights"
+methods = ["fedalignuniform"]
+[metrics]
+allow = []
+[ledger]
+segment_entries = 4
+"""
+
+
+@contextmanager
+def working(url: str, token: str, folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker in a process of its own, on 32 images of noise."""
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 1, 8, 8), dtype=np.uint8)
+    save_npz(folder / "own.npz", ImageData(pixels, np.arange(32, dtype=np.int64) % 4))
+    command = [sys.executable, "-m", "fedssl_worker", "run", "--coordinator", url, "--data", str(folder / "own.npz")]
+    command += ["--state", str(folder / "state"), "--device", "cpu", "--claim-seconds", "0.2", *arguments]
+    with (folder / "worker.log").open("ab") as log:
+        environment = {**os.environ, "FEDSSL_WORKER_TOKEN": token, "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)  # of one that has ended it does nothing
+        process.wait(10)
+
+
+def wait_for(look: Callable[[], object], folder: Path, seconds: float = 90) -> None:
+    end = time.monotonic() + seconds
+    while not look():
+        assert time.monotonic() < end, (folder / "worker.log").read_text()
+        time.sleep(0.05)
+
+
+def finish(coordinator: Coordinator, run_id: UUID, folder: Path) -> None:
+    def advanced() -> bool:
+        coordinator.advance(run_id)
+        return coordinator.client.run(run_id).state is RunState.FINISHED
+
+    wait_for(advanced, folder)
+
+
+def ledger(folder: Path, *arguments: str) -> Any:
+    """What the owner's own command says."""
+    command = [sys.executable, "-m", "fedssl_worker", "ledger", *arguments, "--state", str(folder / "state")]
+    return json.loads(subprocess.run([*command, "--format", "json"], capture_output=True, check=True).stdout)
+
+
+def check_json(request: Request) -> BaseModel:
+    """A request without an artifact: one that the protocol knows, and small."""
+    assert len(request.body) <= LONGEST_JSON
+    assert request.method == "POST"
+    return JSON[request.path].model_validate_json(request.body)  # an unknown key is an error
+
+
+@pytest.mark.parametrize("with_policy", [False, True], ids=["without a policy", "with a policy"])
+def test_every_byte_that_left_is_in_the_ledger_or_small_json(
+    coordinator: Coordinator,
+    tmp_path: Path,
+    with_policy: bool,  # noqa: FBT001
+) -> None:
+    run = coordinator.client.create_run(tiny_spec(cohort={"clients": ["a"]}, num_rounds=ROUNDS))
+    with RecordingProxy(coordinator.url) as proxy:
+        arguments: list[str] = []
+        if with_policy:
+            (tmp_path / "policy.toml").write_text(POLICY.format(url=proxy.url))
+            arguments = ["--policy", str(tmp_path / "policy.toml")]
+        with working(proxy.url, coordinator.worker_token("a"), tmp_path, *arguments):
+            finish(coordinator, run.id, tmp_path)
+        requests = proxy.requests()
+        assert sum(request.num_bytes for request in requests) == proxy.num_bytes  # nothing in between
+
+    uploads = [request for request in requests if request.method == "PUT"]
+    others = [request for request in requests if request.method == "POST"]
+    assert {request.method for request in requests} == {"GET", "POST", "PUT"}
+    assert all(not request.body for request in requests if request.method == "GET")
+    assert max(request.num_bytes - len(request.body) for request in requests) <= LONGEST_HEAD
+    written = ledger(tmp_path, "show")
+    assert [entry["outcome"] for entry in written] == ["sent"] * ROUNDS
+    assert [hashlib.sha256(request.body).hexdigest() for request in uploads] == [entry["digest"] for entry in written]
+    assert [len(request.body) for request in uploads] == [entry["bytes"] for entry in written]
+    assert all(request.path.startswith(f"/v1/artifacts/{entry['digest']}?assignment=")
+               for request, entry in zip(uploads, written, strict=True))  # fmt: skip
+    said = [check_json(request) for request in others]
+    submitted = [message for message in said if isinstance(message, Submit)]
+    for message, entry in zip(submitted, written, strict=True):
+        numbers = {**message.metrics, "num_examples": message.num_examples}
+        assert entry["numbers"] == [f"{name}={numbers[name]!r}" for name in sorted(numbers)]
+        assert bool(message.metrics) is not with_policy
+    if with_policy:
+        beats = [message.progress for message in said if isinstance(message, Heartbeat) and message.progress]
+        assert [beat.loss for beat in beats] == [None] * len(beats)
+    check_anchored(coordinator, tmp_path)
+
+
+def check_anchored(coordinator: Coordinator, folder: Path) -> None:
+    """The chain is whole, and goes as far as the coordinator remembers."""
+    anchors = [view.model_dump(mode="json") for view in coordinator.client.ledger_anchors("a")]
+    (folder / "anchors.json").write_text(json.dumps(anchors))
+    report = ledger(folder, "verify", "--anchors", str(folder / "anchors.json"))
+    assert report["anchors_compared"] == len(anchors) >= 2
+    assert len(report["coordinators"]) == 1
+    assert report["unconfirmed"] == []
+    assert anchors[-1]["seq"] >= report["last"] - 2  # all but the receipt itself, and a new segment's first entry
+    assert all(anchor["is_consistent"] for anchor in anchors)
+
+
+def test_what_a_policy_refuses_sends_no_artifact_at_all(coordinator: Coordinator, tmp_path: Path) -> None:
+    """Registered while the policy allowed it; forbidden before the work came."""
+    policy = tmp_path / "policy.toml"
+    with RecordingProxy(coordinator.url) as proxy:
+        policy.write_text(POLICY.format(url=proxy.url))
+        token = coordinator.worker_token("a")
+        with working(proxy.url, token, tmp_path, "--policy", str(policy)):
+            wait_for(lambda: _policy_of(coordinator) is not None, tmp_path)
+            policy.write_text(POLICY.format(url=proxy.url).replace("fedalignuniform", "fedbyol"))
+            wait_for(lambda: _policy_of(coordinator) == ("fedbyol",), tmp_path)
+            run = coordinator.client.create_run(tiny_spec(cohort={"clients": ["a"]}))
+            coordinator.advance(run.id)
+            reason = coordinator.client.run(run.id).reason
+            assert reason is not None
+            assert "no rule allows weights of fedalignuniform" in reason
+        requests = proxy.requests()
+    assert {request.method for request in requests} == {"POST"}
+    assert [check_json(request).model_fields_set for request in requests]
+    assert ledger(tmp_path, "show") == []
+
+
+def _policy_of(coordinator: Coordinator) -> tuple[str, ...] | None:
+    known = coordinator.client.client("a").policy
+    return None if known is None else known.allow[0].methods
+
+
+def test_an_unknown_key_in_the_policy_stops_the_worker_before_it_says_anything(
+    coordinator: Coordinator, tmp_path: Path
+) -> None:
+    policy = tmp_path / "policy.toml"
+    with RecordingProxy(coordinator.url) as proxy:
+        policy.write_text(POLICY.format(url=proxy.url) + "sing = true\n")
+        with working(proxy.url, coordinator.worker_token("a"), tmp_path, "--policy", str(policy)) as process:
+            assert process.wait(60) == 2
+        assert proxy.num_bytes == 0
+    assert "ledger.sing: there is no such key" in (tmp_path / "worker.log").read_text()
+
+
+class _Redirecting(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.send_response(307)
+        self.send_header("Location", f"{self.server.elsewhere}{self.path}")  # type: ignore[attr-defined]
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
+        pass
+
+
+def test_a_redirect_takes_nothing_elsewhere(coordinator: Coordinator, tmp_path: Path) -> None:
+    with RecordingProxy(coordinator.url) as elsewhere, ThreadingHTTPServer(("127.0.0.1", 0), _Redirecting) as front:
+        front.elsewhere = elsewhere.url  # type: ignore[attr-defined]
+        threading.Thread(target=front.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        with working(f"http://127.0.0.1:{front.server_port}", coordinator.worker_token("a"), tmp_path) as process:
+            assert process.wait(60) == 3
+        front.shutdown()
+        assert elsewhere.num_bytes == 0
+    assert "redirects elsewhere" in (tmp_path / "worker.log").read_text()

@@ -1,0 +1,131 @@
+"""Clients that differ, to the bits of the simulation: an encoder that a worker declared, and FedRLC's centers."""
+
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import UUID
+
+import pytest
+import torch
+
+from fedssl.artifacts.tensors import Tensors, load_tensors
+from fedssl.protocol.methods.distillation import distillation_of
+from fedssl.protocol.model import EncoderConfig
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.states import AssignmentState, Outcome, RunState
+from fedssl.protocol.views import RunView
+from fedssl.simulation import simulate
+from support.methods import CONFIGS, PUBLIC, method_spec, shards
+from support.processes import Federation, federation
+from support.servers import Servers
+
+pytestmark = pytest.mark.parity
+
+OWN = EncoderConfig(widths=(4, 12, 24))
+DECLARATION = "{ name = 'convnet', widths = [4, 12, 24] }"
+CLIENTS = ("client-0", "client-1", "client-2")
+VICTIM = "client-1"
+
+
+def _flesd(reducer: dict[str, Any], **changes: Any) -> RunSpec:
+    method = {"name": "flesd", "reducer": {**CONFIGS["flesd"]["reducer"], "num_epochs": 2, **reducer}}
+    sections = {"public_data": {**PUBLIC, "num_images": 72}, "cohort": {"clients": CLIENTS, "min_clients": 3}}
+    return method_spec("flesd", method=method, **{**sections, **changes})
+
+
+@pytest.fixture(scope="module")
+def running(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """Three workers, of which one has declared an encoder of its own."""
+    folder, clients = tmp_path_factory.mktemp("federation"), shards(method_spec("flesd"))
+    with (
+        servers.database() as database,
+        federation(database, servers.redis_url, folder, clients) as started,
+    ):
+        for name in CLIENTS:
+            started.start(name, **({"FEDSSL_WORKER_ENCODER": DECLARATION} if name == VICTIM else {}))
+        started.wait_for(_registered(started, 3), "workers")
+        yield started
+
+
+def _registered(running: Federation, number: int) -> Callable[[], bool]:
+    return lambda: sum(client.registered_at is not None for client in running.client.clients()) == number
+
+
+def _finished(running: Federation, run_id: UUID) -> RunView:
+    def look() -> RunView | None:
+        run = running.client.run(run_id)
+        return run if run.state == RunState.FINISHED else None
+
+    return running.wait_for(look, "the run's end", 150)
+
+
+def _model(running: Federation, run_id: UUID) -> Tensors:
+    path = running.folder / "model.safetensors"
+    running.client.download_model(run_id, path)
+    return load_tensors(path)
+
+
+def _assert_same_bits(deployed: Tensors, simulated: Tensors) -> None:
+    assert deployed.keys() == simulated.keys()
+    assert [name for name in simulated if not torch.equal(deployed[name], simulated[name])] == []
+
+
+def test_an_encoder_that_a_worker_declared(running: Federation) -> None:
+    """The run's spec holds it from its creation on; that worker, killed in round 2, goes on with its own network."""
+    learning = {"client_encoders": "declared", "client_distillation": {"num_epochs": 3}}
+    spec = _flesd(learning, num_rounds=2, training={"batch_size": 8, "local_epochs": 25})
+    run = running.client.create_run(spec)
+    config = distillation_of(run.spec.method)
+    assert config is not None
+    assert config.client_encoders == {VICTIM: OWN}
+    assert running.client.client(VICTIM).encoder == OWN
+
+    def in_mid_training() -> bool:
+        current = running.client.run(run.id).current_round
+        return current is not None and current.number == 2 and any(
+            a.client_id == VICTIM
+            and a.state == AssignmentState.LEASED
+            and a.progress is not None
+            and a.progress.phase == "training"
+            for a in current.assignments
+        )  # fmt: skip
+
+    running.wait_for(in_mid_training, f"{VICTIM} training in round 2")
+    running.kill(VICTIM, signal.SIGKILL)
+    running.start(VICTIM, FEDSSL_WORKER_ENCODER=DECLARATION)
+    simulated = simulate(run.spec, running.clients)
+    assert simulated.client_states[VICTIM]["encoder.blocks.2.conv.weight"].shape == (24, 12, 3, 3)
+    done = _finished(running, run.id)
+    assert done.outcome == Outcome.COMPLETED, done.reason
+    _assert_same_bits(_model(running, run.id), simulated.model)
+
+
+def test_clusters_and_how_many_of_them_are_used(running: Federation) -> None:
+    """FedRLC's centers go up beside the weights, and people see what each client made of them."""
+    spec = method_spec("fedrlc", num_rounds=3, cohort={"clients": CLIENTS, "min_clients": 3})
+    run = running.client.create_run(spec)
+    simulated = simulate(spec, running.clients)
+    done = _finished(running, run.id)
+    assert done.outcome == Outcome.COMPLETED, done.reason
+    _assert_same_bits(_model(running, run.id), simulated.model)
+    found = {
+        (metric.round_number, metric.client_id): metric.value
+        for metric in running.client.metrics(run.id)
+        if metric.name == "centers_used"
+    }
+    assert found == {
+        (record.round_number, name): metrics["centers_used"]
+        for record in simulated.history
+        for name, metrics in record.clients.items()
+    }
+    assert len(found) == 9
+
+
+def test_a_worker_with_another_encoder_than_the_run_gives_it_is_refused(running: Federation) -> None:
+    spec = _flesd({"client_encoders": {"client-0": OWN.model_dump()}}, cohort={"clients": CLIENTS, "max_attempts": 1})
+    run = running.client.create_run(spec)
+    done = _finished(running, run.id)
+    assert done.outcome == Outcome.FAILED
+    events = [event for event in running.client.event_log(run.id) if event.kind == "assignment.declined"]
+    assert [event.client_id for event in events] == [VICTIM]
+    assert "gives client-1 the encoder convnet 8-16, and its worker has declared convnet 4-12-24" in events[0].message

@@ -1,0 +1,58 @@
+"""Public images registered with the coordinator give the bits of those that every machine finds by name."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedssl.artifacts.tensors import load_tensors
+from fedssl.protocol.states import Outcome, RunState
+from fedssl.protocol.views import RunView
+from fedssl.simulation import simulate
+from support.data_sets import digits_file
+from support.methods import method_spec, shards
+from support.processes import federation
+from support.servers import Servers
+
+pytestmark = pytest.mark.parity
+
+
+def test_flesd_with_registered_images_equals_its_simulation(servers: Servers, tmp_path: Path) -> None:
+    """Registered under the known name, so that one spec runs both ways; one worker is started anew between two runs."""
+    spec = method_spec("flesd", cohort={"min_clients": 3})
+    assert spec.public_data is not None
+    clients = shards(spec)
+    simulated = simulate(spec, clients).model
+    with (
+        servers.database() as database,
+        federation(database, servers.redis_url, tmp_path / "run", clients) as running,
+    ):
+        source = digits_file(tmp_path, spec.public_data.split)
+        digest = running.client.add_public_dataset("digits", source, split=spec.public_data.split).digest
+        for name in clients:
+            running.start(name)
+        caches = [running.folder / "state" / name / "public" / f"{digest}.safetensors" for name in clients]
+        fetched: list[int] = []
+        for _ in range(2):
+            created = running.client.create_run(spec)
+            assert created.spec.public_data is not None
+            assert created.spec.public_data.digest == digest
+
+            def look(run_id: object = created.id) -> RunView | None:
+                run = running.client.run(run_id)  # type: ignore[arg-type]
+                return run if run.state is RunState.FINISHED else None
+
+            done = running.wait_for(look, "the run's end", 100)
+            assert done.outcome is Outcome.COMPLETED, done.reason
+            path = tmp_path / "model.safetensors"
+            running.client.download_model(created.id, path)
+            deployed = load_tensors(path)
+            assert deployed.keys() == simulated.keys()
+            assert [name for name in simulated if not torch.equal(deployed[name], simulated[name])] == []
+            fetched.append(caches[0].stat().st_ino)
+            assert all(cache.read_bytes() == source.read_bytes() for cache in caches)
+            running.kill(next(iter(clients)))
+            running.start(next(iter(clients)))
+        assert fetched[0] == fetched[1]  # the very file that the first run brought
+        again = simulate(created.spec, clients).model  # the run's own spec, with the digest
+        assert [name for name in simulated if not torch.equal(again[name], simulated[name])] == []

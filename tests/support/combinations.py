@@ -1,0 +1,40 @@
+"""Methods put together from parts, beside those that have a name."""
+
+from typing import Any
+
+from fedssl.protocol.runs import RunSpec
+from support.methods import ALL_METHODS, CONFIGS, PUBLIC, method_spec
+
+_SIMCLR = {"name": "fedsimclr"}
+
+COMBINATIONS: dict[str, dict[str, Any]] = {
+    "adam": {"method": _SIMCLR, "training": {"batch_size": 32, "optimizer": {"name": "adam", "learning_rate": 1e-3}}},
+    "hsd, pd": {
+        "method": {**_SIMCLR, "add_ons": [{"name": "hsd"}, {"name": "pd", "variant": "mse"}]},
+        "model": {"encoder": {"widths": [8, 16]}, "projector": {"hidden_dims": [16], "out_dim": 16}},
+    },
+    "dsr of the paper": {"method": {**_SIMCLR, "add_ons": [{"name": "dsr", "variant": "paper"}]}},
+    "fedx on fedmoco": {"method": {"name": "fedmoco", "add_ons": [{"name": "fedx"}, {"name": "scaffold"}]}},
+    "fedrlc at unit scale": {"method": {"name": "fedrlc", "add_ons": [{"name": "crossed_kl", "scale": "unit"}]}},
+    "fedu of the paper": {"method": {"name": "fedu", "merge": {"name": "dapu", "distance": "paper", "mu": 1e-6}}},
+    "fedema of the code": {"method": {"name": "fedema", "merge": {"name": "ema", "variant": "reference"}}},
+    "orchestra, target kept": {"method": {**CONFIGS["orchestra"], "name": "orchestra", "target": "kept"}},
+    "flesd, an encoder of its own": {
+        "method": {
+            "name": "flesd",
+            "reducer": {**CONFIGS["flesd"]["reducer"], "client_encoders": {"client-1": {"widths": [4, 8]}}},
+        },
+        "public_data": PUBLIC,
+    },
+}
+"""Sections of the spec, by what they are called here."""
+
+ALL_COMBINATIONS = [*ALL_METHODS, *COMBINATIONS]
+
+
+def combined_spec(name: str, **changes: Any) -> RunSpec:
+    """A method's spec, or a combination's."""
+    if name in ALL_METHODS:
+        return method_spec(name, **changes)
+    sections = COMBINATIONS[name]
+    return method_spec(sections["method"]["name"], **{**sections, **changes})

@@ -1,0 +1,111 @@
+"""A FLESD run whose clients train in this process, moved by hand up to its distillation."""
+
+from pathlib import Path
+from typing import Any
+
+from fedssl.client import WorkerClient
+from fedssl.engine import run_local_round
+from fedssl.methods import METHODS
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.views import DistillationJobView, EventView, RoundView, RunView
+from fedssl.protocol.work import Submit, WorkItem
+from support.coordinator import Coordinator
+from support.federation import upload
+from support.methods import context, method_spec, shards
+from support.rounds import client_data
+from support.tables import Tables
+
+
+def distilling_spec(num_epochs: int = 6, **changes: Any) -> RunSpec:
+    """FLESD on the digits, its distillation so many epochs long; `changes` replace whole sections."""
+    spec = method_spec("flesd").model_dump(mode="json")
+    spec["method"]["reducer"]["num_epochs"] = num_epochs
+    return RunSpec.model_validate({**spec, "num_rounds": 1, **changes})
+
+
+class DistillingCast:
+    """Real updates of real workers, and one run of theirs. Nothing distils but `coordinator.distil`."""
+
+    def __init__(
+        self, coordinator: Coordinator, tables: Tables, folder: Path, spec: RunSpec | None = None, *, train: bool = True
+    ) -> None:
+        self.coordinator = coordinator
+        self.tables = tables
+        self.spec = spec or distilling_spec()
+        self._folder = folder
+        self.workers: dict[str, WorkerClient] = {name: coordinator.worker(name) for name in shards(self.spec)}
+        self.id = coordinator.client.create_run(self.spec).id
+        coordinator.advance(self.id)
+        if train:
+            self.train()
+
+    def train(self) -> None:
+        """Everybody trains the open round and hands in; then the aggregator has its look."""
+        for name, worker in self.workers.items():
+            item = worker.claim(0)
+            assert item is not None, f"nothing to do for {name}"
+            self._submit(name, worker, item)
+        self.coordinator.advance(self.id)
+
+    def _submit(self, name: str, worker: WorkerClient, item: WorkItem) -> None:
+        broadcast = self.coordinator.tensors(item.broadcast)
+        ctx = context(self.spec, item.round_number, name)
+        method = METHODS[self.spec.method.name]
+        result = run_local_round(method, broadcast, None, client_data(self.spec, name), ctx)
+        digest = upload(worker, item, result.update, self._folder)
+        worker.submit(
+            Submit(
+                assignment_id=item.assignment_id, update=digest, num_examples=result.num_examples,
+                metrics=result.metrics,
+            )
+        )  # fmt: skip
+
+    def distil(self) -> None:
+        """What the worker of the queue does at a nudge."""
+        self.coordinator.distil(self.id)
+
+    @property
+    def run(self) -> RunView:
+        return self.coordinator.client.run(self.id)
+
+    @property
+    def round(self) -> RoundView:
+        """The newest round."""
+        return list(self.coordinator.client.rounds(self.id))[-1]
+
+    @property
+    def jobs(self) -> list[DistillationJobView]:
+        return list(self.coordinator.client.distillation_jobs(self.id))
+
+    @property
+    def job(self) -> DistillationJobView:
+        """The newest job."""
+        return self.jobs[-1]
+
+    def kinds(self, prefix: str = "") -> list[str]:
+        """The kinds of the run's events so far."""
+        return [event.kind for event in self.coordinator.client.event_log(self.id) if event.kind.startswith(prefix)]
+
+    def events(self, kind: str) -> list[EventView]:
+        return [event for event in self.coordinator.client.event_log(self.id) if event.kind == kind]
+
+    def pause_over(self) -> None:
+        """The pause after a failed try has passed."""
+        self.tables.execute("UPDATE distillation_jobs SET retry_at = now() - interval '1 second'")
+
+    def checkpoints(self) -> list[str]:
+        """Artifacts that no run, round, assignment or data set refers to: of a distillation, then."""
+        rows = self.tables.query(
+            "SELECT digest FROM artifacts WHERE digest NOT IN (SELECT unnest(ARRAY[initial_broadcast, server_state, "
+            "broadcast]) FROM runs WHERE broadcast IS NOT NULL) AND digest NOT IN (SELECT update_digest FROM "
+            "assignments WHERE update_digest IS NOT NULL) AND digest NOT IN (SELECT broadcast FROM rounds)"
+        )
+        return [digest for (digest,) in rows]
+
+    def files(self) -> set[str]:
+        """The digests of all that the store holds."""
+        return {path.name for path in self.coordinator.store.rglob("*") if path.is_file() and len(path.name) == 64}
+
+    def left_over(self) -> set[str]:
+        """Files that no row knows of."""
+        return self.files() - {digest for (digest,) in self.tables.query("SELECT digest FROM artifacts")}

@@ -1,0 +1,89 @@
+"""A TCP proxy that keeps every byte that a worker sends, and the HTTP requests that those bytes are."""
+
+import contextlib
+import socket
+import threading
+from dataclasses import dataclass
+from typing import Self
+from urllib.parse import urlsplit
+
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request as it went over the wire; `num_bytes` counts its head and its body."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+    num_bytes: int
+
+
+class RecordingProxy:
+    """Listens on a port of its own and passes everything on to `url`, in both directions."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._target = (parts.hostname or "", parts.port or 80)
+        self._sent: list[bytearray] = []
+
+    def __enter__(self) -> Self:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+
+    @property
+    def num_bytes(self) -> int:
+        """Everything that was sent, over all connections."""
+        return sum(map(len, self._sent))
+
+    def requests(self) -> list[Request]:
+        """What was sent, read as HTTP/1.1. Raises ValueError at bytes that belong to no request."""
+        return [request for sent in self._sent for request in parse_requests(bytes(sent))]
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # the listener was closed
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(self._target)
+                record = bytearray()
+                self._sent.append(record)
+                threading.Thread(target=_pass_on, args=(client, server, record), daemon=True).start()
+                threading.Thread(target=_pass_on, args=(server, client, None), daemon=True).start()
+
+
+def _pass_on(source: socket.socket, target: socket.socket, record: bytearray | None) -> None:
+    with contextlib.suppress(OSError):
+        while received := source.recv(_CHUNK):
+            if record is not None:
+                record += received
+            target.sendall(received)
+    with contextlib.suppress(OSError):
+        target.shutdown(socket.SHUT_WR)
+
+
+def parse_requests(sent: bytes) -> list[Request]:
+    """The requests that one connection carried, one after the other and nothing between them."""
+    found = []
+    while sent:
+        head, separator, rest = sent.partition(b"\r\n\r\n")
+        first, *lines = head.decode("latin-1").split("\r\n")
+        if not separator or not first.endswith(" HTTP/1.1"):
+            raise ValueError(f"no request: {sent[:200]!r}")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        if "transfer-encoding" in headers:
+            raise ValueError("a body of unknown length")
+        length = int(headers.get("content-length", 0))
+        if len(rest) < length:
+            raise ValueError("a body that was broken off")
+        method, path, _ = first.split(" ")
+        total = len(head) + len(separator) + length
+        found.append(Request(method, path, headers, rest[:length], total))
+        sent = rest[length:]
+    return found

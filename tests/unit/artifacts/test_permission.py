@@ -1,0 +1,111 @@
+"""What a policy keeps back, given a run's spec and plan: one answer for worker and coordinator."""
+
+from typing import Any
+
+import pytest
+
+from fedssl.artifacts.permission import refusal
+from fedssl.methods import METHODS
+from fedssl.protocol.plan import ArtifactPlan, TensorSpec
+from fedssl.protocol.policy import PolicyNotice
+from fedssl.protocol.runs import RunSpec
+from support.methods import ALL_METHODS, method_spec
+
+
+def notice(*rules: dict[str, Any], **more: Any) -> PolicyNotice:
+    return PolicyNotice.model_validate({"digest": "0" * 64, "allow": rules, **more})
+
+
+def rule(artifact: str = "weights", methods: tuple[str, ...] = ("*",), **more: Any) -> dict[str, Any]:
+    return {"artifact": artifact, "methods": methods, **more}
+
+
+def plan_of(spec: RunSpec) -> ArtifactPlan:
+    return METHODS[spec.method.name].artifacts(spec.method, spec)
+
+
+@pytest.mark.parametrize("name", ALL_METHODS)
+def test_every_kind_of_every_method_needs_its_rule(name: str) -> None:
+    """Allowed kind by kind: one rule fewer than the plan has kinds, and the update stays."""
+    spec = method_spec(name)
+    plan = plan_of(spec)
+    public = {"datasets": ["digits"]} if spec.public_data else {}
+    needed = {tensor.kind for tensor in plan.update}
+    rules = {kind: rule(kind, (name,), **public) for kind in needed}
+    assert refusal(notice(*rules.values()), spec, plan) is None
+    for kind in needed:
+        others = [other for other in rules.values() if other["artifact"] != kind]
+        assert f"no rule allows {kind} of {name}" in (refusal(notice(*others), spec, plan) or "")
+
+
+def test_methods_and_tensors_are_named_by_patterns() -> None:
+    spec = method_spec("fedbyol")
+    plan = plan_of(spec)
+    allowed = [rule(methods=("fedbyol",)), rule(methods=("fed*",)), rule(methods=("fedsimclr", "fedbyo?"))]
+    assert [refusal(notice(one), spec, plan) for one in allowed] == [None] * 3
+    for methods in (("fedsimclr",), ("byol",), ("fedbyol?",)):
+        assert "no rule allows weights" in (refusal(notice(rule(methods=methods)), spec, plan) or "")
+    why = refusal(notice(rule(tensors=("encoder.*",))), spec, plan)
+    assert why == "no rule for weights of fedbyol names these tensors (predictor.*: 8, projector.*: 8)"
+    both = notice(rule(tensors=("encoder.*",)), rule(tensors=("projector.*", "predictor.*", "online*", "target*")))
+    assert refusal(both, spec, plan) is None
+
+
+def plan_with(*tensors: tuple[str, int]) -> ArtifactPlan:
+    return ArtifactPlan(
+        broadcast=(), update=tuple(TensorSpec(name=name, dtype="F32", shape=(size,)) for name, size in tensors)
+    )
+
+
+def test_bytes_count_by_rule() -> None:
+    """4 bytes a value: 40 in the encoder, 80 in the projector."""
+    plan = plan_with(("encoder.w", 10), ("projector.w", 20))
+    spec = method_spec("fedbyol")
+    assert refusal(notice(rule(max_bytes=120)), spec, plan) is None
+    assert "one update holds 120 bytes of weights, max_bytes allows 119" in (
+        refusal(notice(rule(max_bytes=119)), spec, plan) or ""
+    )
+    apart = (rule(tensors=("encoder.*",), max_bytes=40), rule(tensors=("projector.*",), max_bytes=80))
+    assert refusal(notice(*apart), spec, plan) is None
+    tight = (rule(tensors=("encoder.*",), max_bytes=39), rule(tensors=("projector.*",), max_bytes=80))
+    assert "40 bytes" in (refusal(notice(*tight), spec, plan) or "")
+
+
+def test_rounds_are_those_of_the_run_and_of_the_work() -> None:
+    spec = method_spec("fedbyol", num_rounds=3)
+    plan = plan_of(spec)
+    assert refusal(notice(rule(max_rounds=3)), spec, plan, 3) is None
+    assert "the run has 3 rounds, max_rounds allows 2" in (refusal(notice(rule(max_rounds=2)), spec, plan, 1) or "")
+    # A coordinator that announces few rounds and goes on beyond them.
+    assert "4 rounds" in (refusal(notice(rule(max_rounds=3)), spec, plan, 4) or "")
+
+
+def test_public_images_are_named_and_those_that_are_sent_by_their_digest() -> None:
+    digest = "ab" * 32
+    named = method_spec("flesd")
+    sent = method_spec("flesd", public_data={**named.public_data.model_dump(), "digest": digest})  # type: ignore[union-attr]
+    plan = plan_of(named)
+    kind = plan.update[0].kind
+
+    def answer(spec: RunSpec, *datasets: str) -> str | None:
+        return refusal(notice(rule(kind, datasets=datasets)), spec, plan)
+
+    assert answer(named, "digits") is None
+    assert answer(named, "dig*", "x") is None
+    assert "datasets does not list digits" in (answer(named) or "")
+    assert answer(named, "cifar10") is not None
+    assert answer(sent, f"sha256:{digest}") is None
+    assert f"does not list sha256:{digest}" in (answer(sent, "digits") or "")
+    assert answer(sent, "sha256:" + "0" * 64) is not None
+    assert answer(sent, "*") is None  # whoever writes this means it
+
+
+def test_what_this_version_cannot_do_is_never_passed_over() -> None:
+    spec = method_spec("fedbyol")
+    plan = plan_of(spec)
+    why = refusal(notice(rule(secure="required")), spec, plan)
+    assert "secure aggregation alone, which this version does not have" in (why or "")
+    # Another rule may let the same tensors leave as they are.
+    assert refusal(notice(rule(secure="required"), rule()), spec, plan) is None
+    why = refusal(notice(rule(), privacy="example"), spec, plan)
+    assert "requires differential privacy (example), which this version does not have" in (why or "")

@@ -1,0 +1,19 @@
+"""What a distillation says of itself: its pace."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from fedssl_coordinator.distillation import training
+
+
+def test_the_first_epoch_counts_only_until_there_is_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It builds the networks, reads the images and warms the device up."""
+    clock: Iterator[float] = iter([100.0, 130.0, 132.0, 136.0, 139.0])
+    monkeypatch.setattr(training.time, "monotonic", lambda: next(clock))
+    pace = training._Pace()
+    seen = []
+    for _ in range(4):
+        pace.tick()
+        seen.append(pace.seconds_per_epoch)
+    assert seen == [30.0, 2.0, 3.0, 3.0]

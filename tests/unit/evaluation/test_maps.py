@@ -1,0 +1,76 @@
+"""Maps: principal components against numpy, seeded t-SNE, and real pictures of few and many classes."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedssl.evaluation import plot_map, project
+
+
+def _features(num: int = 120, width: int = 6) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(num, width, generator=generator) * torch.tensor([3.0, 0.2, 1, 0.1, 0.3, 0.2])[:width] + 5
+
+
+def test_principal_components_against_numpy() -> None:
+    x = _features().numpy().astype(np.float64)
+    centred = x - x.mean(axis=0)
+    directions = np.linalg.svd(centred)[2][:2]
+    directions *= np.sign(np.take_along_axis(directions, np.abs(directions).argmax(1, keepdims=True), 1))
+    assert np.allclose(project(_features(), "pca"), centred @ directions.T, atol=1e-6)
+
+
+def test_signs_do_not_depend_on_the_order_of_the_images() -> None:
+    order = torch.randperm(120, generator=torch.Generator().manual_seed(1))
+    assert np.allclose(project(_features()[order], "pca"), project(_features(), "pca")[order.numpy()], atol=1e-6)
+
+
+def test_one_dimension_makes_a_line() -> None:
+    points = project(_features(10, 1), "pca")
+    assert points.shape == (10, 2)
+    assert np.all(points[:, 1] == 0)
+
+
+def test_neighbourhoods_are_kept_and_seeded() -> None:
+    centers = 30 * torch.eye(3, 6)
+    labels = torch.arange(90) % 3
+    features = centers[labels] + torch.randn(90, 6, generator=torch.Generator().manual_seed(0))
+    points = project(features, "tsne", seed=4)
+    assert np.array_equal(points, project(features, "tsne", seed=4))
+    for point, label in zip(points, labels, strict=True):
+        nearest = np.argsort(np.linalg.norm(points - point, axis=1))[1:6]
+        assert set(labels[nearest].tolist()) == {int(label)}
+
+
+@pytest.mark.parametrize("features", [torch.ones(1, 3), torch.full((5, 3), torch.nan)])
+def test_what_has_no_map(features: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="at least two representations"):
+        project(features)
+
+
+@pytest.mark.parametrize(("num_classes", "names"), [(1, ()), (10, ("Trouser", "Coat")), (100, ()), (150, ())])
+def test_writes_the_same_picture_of_any_number_of_classes(
+    tmp_path: Path, num_classes: int, names: tuple[str, ...]
+) -> None:
+    labels = np.arange(300, dtype=np.int64) % num_classes
+    points = np.random.default_rng(0).normal(size=(300, 2)) + labels[:, None]
+    paths = [tmp_path / "deep" / name for name in ("1.png", "2.png")]
+    for path in paths:
+        plot_map(path, points, labels, names, "digits: 300 test images, PCA")
+    with Image.open(paths[0]) as image:
+        assert image.format == "PNG"
+        shown = np.asarray(image.convert("RGB"))
+    assert shown.std() > 5, "something is drawn"
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def test_points_have_the_colour_of_their_class(tmp_path: Path) -> None:
+    path = tmp_path / "map.png"
+    plot_map(path, np.array([[0.0, 0], [1, 1]] * 5), np.array([0, 2] * 5), ("a", "b", "c"), "two classes")
+    with Image.open(path) as image:
+        colours = {tuple(pixel) for pixel in np.asarray(image.convert("RGB")).reshape(-1, 3)}
+    assert {(0x3F, 0x90, 0xDA), (0xBD, 0x1F, 0x01)} <= colours, "in the legend, where nothing shines through"
+    assert (0xFF, 0xA9, 0x0E) not in colours, "class 1 has no image"

@@ -1,0 +1,198 @@
+"""Cells that really run, at a tiny size: digits stand in for CIFAR-10, as an .npz file of its name."""
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedssl.data import ImageData, load_dataset, save_npz
+from fedssl.data.datasets import DATA_VARIABLE
+from fedssl.errors import DataError, ResultsError
+from fedssl.experiments import measures
+from fedssl.experiments.overlays import overlay
+from fedssl.experiments.papers import Cell, select
+from fedssl.experiments.report import render
+from fedssl.experiments.reproduction import CellResult, Task, place_datasets, read_results, run_task
+from fedssl.experiments.runs import SILENT, Calls, Machine
+from fedssl.protocol.model import EncoderConfig
+from fedssl.protocol.runs import RunSpec
+
+TINY: dict[str, Any] = {
+    "num_rounds": 2,
+    "model": {
+        "encoder": EncoderConfig(widths=(8, 16)).model_dump(mode="json"),
+        "projector": {"hidden_dims": [16], "out_dim": 16},
+        "predictor": {"hidden_dims": [16], "out_dim": 16},
+    },
+    "data": {"image_size": 16},
+    "training": {"local_epochs": 1, "batch_size": 32, "precision": "fp32"},
+    "partition": {"max_images": 600},
+    "evaluation": {"settings": "fast", "max_train": 300, "max_test": 200},
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    train, test = (load_dataset("digits", split) for split in ("train", "test"))  # type: ignore[arg-type]
+    colour = [ImageData(np.repeat(each.images, 3, axis=1), each.labels, each.class_names) for each in (train, test)]
+    save_npz(folder / "cifar10.npz", *colour)
+    return folder
+
+
+@contextmanager
+def silent(spec: RunSpec) -> Iterator[Calls]:
+    yield SILENT
+
+
+def tiny(name: str, root: Path, **changes: Any) -> Task:
+    cell = select(name)[0]
+    values = overlay(overlay(cell.spec.model_dump(mode="json"), TINY), changes)
+    return place_datasets([Task(cell, RunSpec.model_validate(values))], root)[0]
+
+
+def run(task: Task, root: Path, folder: Path, seeds: tuple[int, ...] = (0,)) -> CellResult:
+    machine = Machine(data_root=root)
+    return run_task(task, seeds, folder, machine=machine, device_name="1 CPU thread", display=silent)
+
+
+def test_published_and_measured_stand_side_by_side_with_what_differs(root: Path, tmp_path: Path) -> None:
+    task = tiny("fedx-1:SimCLR@cifar10", root, partition={"num_clients": 3})
+
+    result = run(task, root, tmp_path, (0, 1))
+
+    assert result.published == {"last": 51.31, "best": 52.88}
+    assert [len(values) for values in result.measured.values()] == [2, 2]
+    assert all(20 < value <= 100 for values in result.measured.values() for value in values)
+    assert all(last <= best for last, best in zip(*result.measured.values(), strict=True))
+    apart = {each.key: (each.paper, each.here) for each in result.differences}
+    assert apart["num_rounds"] == (100, 2)
+    assert apart["partition.num_clients"] == (10, 3)
+    assert apart["model.encoder.name"] == ("resnet18", "convnet")
+    assert apart["evaluation.settings"] == ("fedx", "fast")
+    assert not {"name", "seed", "partition.seed"} & apart.keys()
+
+
+def test_the_public_client_s_images_are_everybody_s_and_it_does_not_train(root: Path, tmp_path: Path) -> None:
+    reducer = {"num_epochs": 2, "num_anchors": 16, "batch_size": 8}
+    task = tiny("flesd-1:FLESD@cifar10-a100", root, method={"reducer": reducer})
+
+    result = run(task, root, tmp_path)
+
+    assert result.measured["probe"][0] > 20
+    assert "public_data.num_images" not in {each.key for each in result.differences}
+    (folder,) = (tmp_path / "runs").iterdir()
+    history = (folder / "history.json").read_text()
+    assert '"client-1"' in history
+    assert '"client-0"' not in history
+
+
+def test_fine_tuning_is_measured_once_and_kept(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = dataclasses.replace(measures.FINE_TUNINGS["ssd"], epochs=2, evaluate_every=1)
+    monkeypatch.setattr(measures, "FINE_TUNINGS", {"ssd": quick, "fedrlc": quick})
+    task = tiny("ssd-1:SSD@cifar10-k10", root, partition={"num_clients": 3})
+    first = run(task, root, tmp_path)
+
+    def never(*_: Any, **__: Any) -> None:
+        pytest.fail("it was measured before")
+
+    monkeypatch.setattr(measures, "semi_supervised", never)
+    again = run(task, root, tmp_path)
+
+    assert first.measured.keys() == {"probe", "1%", "10%"}
+    assert again.measured == first.measured
+
+
+def test_a_table_that_needs_the_same_run_does_not_train_it_again(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = dataclasses.replace(measures.FINE_TUNINGS["fedrlc"], epochs=1, hidden_dim=None)
+    monkeypatch.setattr(measures, "FINE_TUNINGS", {"fedrlc": quick})
+    linear = run(tiny("fedrlc-1:Single@cifar10-class", root), root, tmp_path)
+    tuned = run(tiny("fedrlc-3:Single@cifar10-class", root), root, tmp_path)
+
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+    assert (linear.measured.keys(), tuned.measured.keys()) == ({"probe"}, {"10%"})
+    assert len(list((tmp_path / "runs").glob("*/encoder-client-*.safetensors"))) == 5
+
+
+def test_a_supervised_run_s_own_classifier_is_tested(root: Path, tmp_path: Path) -> None:
+    changes = {"training": {"local_epochs": 5, "optimizer": {"learning_rate": 0.1}}, "partition": {"max_images": 1200}}
+    result = run(tiny("fedu-1:FedAvg supervised R50@cifar10-iid", root, **changes), root, tmp_path)
+
+    assert 30 < result.measured["accuracy"][0] <= 100  # of ten classes
+
+
+def test_the_worst_client_is_min_local_s(root: Path, tmp_path: Path) -> None:
+    mean = run(tiny("fedrlc-1:Single@cifar10-class", root), root, tmp_path)
+    worst = run(tiny("flesd-1:Min-Local@cifar10-a100", root), root, tmp_path)
+
+    assert 0 < worst.measured["probe"][0] < 100
+    assert 0 < mean.measured["probe"][0] < 100
+    (folder,) = (tmp_path / "runs").glob("flesd-*")
+    assert '"probe_min"' in (folder / "result.json").read_text()
+
+
+def test_missing_data_are_named_with_where_to_get_them(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(DATA_VARIABLE, raising=False)
+    tasks = [Task(cell, cell.spec) for name in ("fedx-1:SimCLR", "ssd-2:SSD") for cell in select(name)]
+
+    with pytest.raises(DataError) as caught:
+        place_datasets(tasks, root)
+
+    said = str(caught.value)
+    for text in ("SVHN", "CIFAR-100", "Tiny-ImageNet", "http", "--data-folder", "Found here: "):
+        assert text in said
+    assert "CIFAR-10:" not in said
+    assert "CIFAR-10" in said.partition("Found here: ")[2]
+
+
+def test_a_folder_of_images_will_do_and_is_told(root: Path) -> None:
+    task = tiny("fedx-1:SimCLR@cifar10", root)
+
+    assert task.spec.partition is not None
+    assert task.spec.partition.dataset == str(root / "cifar10.npz")
+    assert "partition.dataset" in {each.key for each in task.differences}
+
+
+def made(cell: Cell, *values: float, **changes: Any) -> CellResult:
+    result = CellResult(
+        table=cell.table, row=cell.row, column=cell.column, published=cell.published,
+        measured=dict.fromkeys(cell.published, values), seeds=tuple(range(len(values))), differences=(),
+        notes=cell.notes, device="a GPU", seconds=90.0,
+    )  # fmt: skip
+    return dataclasses.replace(result, **changes)
+
+
+def test_the_report_is_a_table_with_its_settings_below() -> None:
+    first, second = (select(name)[0] for name in ("ssd-4:proj +DSR", "ssd-4:noproj +DSR"))
+
+    text = render([made(first, 80.0, 82.0), made(second, 77.0)])
+
+    assert "## ssd-4: with and without a projector" in text
+    # 81.05 published; 80 and 82 have the mean 81 and the sample deviation of the root of 2.
+    assert "| proj +DSR | cifar10-k10 | probe | 81.05 | 81.00 ± 1.41 | -0.05 | 2 | 2 min | 1 |" in text
+    assert text.index("noproj +DSR") < text.index("| proj +DSR"), "rows are in the paper's order"
+    assert "Run: 2 of 4 cells." in text
+    assert render([]) == "Nothing was run yet.\n"
+
+
+def test_the_report_names_files_but_not_their_folders(root: Path, tmp_path: Path) -> None:
+    run(tiny("fedx-1:SimCLR@cifar10", root, partition={"num_clients": 3}), root, tmp_path)
+
+    text = render(read_results(tmp_path))
+
+    assert "`partition.dataset` cifar10.npz (own files) (paper: cifar10)" in text
+    assert str(root) not in text
+
+
+def test_a_damaged_result_is_named(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "a.json").write_text("{}")
+
+    with pytest.raises(ResultsError, match="is not a cell's result"):
+        read_results(tmp_path)

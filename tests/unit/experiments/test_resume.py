@@ -1,0 +1,178 @@
+"""A simulation that is killed goes on where it was, to the bits of one that nobody disturbed."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedssl.artifacts.store import digest_of
+from fedssl.errors import DataError, Paused, ResultsError
+from fedssl.experiments import checkpoints, runs
+from fedssl.experiments.checkpoints import FolderCheckpoint
+from fedssl.experiments.files import ENCODER, MODEL
+from fedssl.experiments.runs import Calls, FinishedRun, run_in_folder
+from fedssl.protocol.runs import RunSpec
+from support.methods import method_spec
+
+JUDGED = {"dataset": "digits", "every": 2, "max_train": 200, "measures": ["knn"]}
+STATEFUL = ["fedbyol", "scaffold", "orchestra", "flesd", "single"]
+
+
+def spec_of(name: str, **changes: Any) -> RunSpec:
+    return method_spec(name, num_rounds=4, evaluation=JUDGED, cohort={"fraction": 0.67}, **changes)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed(work: Callable[[], object]) -> None:
+    """Does the work in a process of its own, which must end by kill -9."""
+    child = os.fork()
+    if child == 0:
+        work()
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status), "the work ended before it was killed"
+    assert os.WTERMSIG(status) == signal.SIGKILL
+
+
+def outcome(folder: Path, finished: FinishedRun) -> tuple[object, ...]:
+    """Everything that must be equal: the weights' bits, the losses and the measures, not the times."""
+    files = [folder / MODEL, *runs.encoders(folder)]
+    digests = [digest_of(path) for path in files if path.exists()]
+    return digests, finished.losses, finished.evaluations, finished.num_images, finished.bytes_up
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_killed_in_the_middle_of_a_round(name: str, tmp_path: Path) -> None:
+    spec = spec_of(name)
+    undisturbed = run_in_folder(spec, tmp_path / "whole")
+
+    def in_round_three(number: int, client: str, progress: object) -> None:
+        if number == 3:
+            die()
+
+    calls = Calls(on_progress=in_round_three)
+    killed(lambda: run_in_folder(spec, tmp_path / "killed", calls=calls))
+    resumed: list[int] = []
+    finished = run_in_folder(spec, tmp_path / "killed", calls=Calls(on_resume=resumed.append))
+
+    assert resumed == [2]
+    assert outcome(tmp_path / "killed", finished) == outcome(tmp_path / "whole", undisturbed)
+    assert sorted(finished.evaluations) == [0, 2, 4]
+    assert not (tmp_path / "killed" / "checkpoint").exists()
+
+
+@pytest.mark.parametrize("at", ["_write_durably", "_replace_durably", "FolderCheckpoint._remove_others"])
+def test_killed_while_a_checkpoint_is_written(at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the files of round three, and after its manifest: the state is that of two rounds, or of three."""
+    spec = spec_of("fedbyol")
+    undisturbed = run_in_folder(spec, tmp_path / "whole")
+    owner, name = (FolderCheckpoint, at.partition(".")[2]) if "." in at else (checkpoints, at)
+    original = getattr(owner, name)
+
+    def dying(*arguments: Any) -> Any:
+        result = original(*arguments)
+        if any("model.3" in path.name for path in (tmp_path / "killed" / "checkpoint").iterdir()):
+            die()
+        return result
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, dying)
+        killed(lambda: run_in_folder(spec, tmp_path / "killed"))
+    resumed: list[int] = []
+    finished = run_in_folder(spec, tmp_path / "killed", calls=Calls(on_resume=resumed.append))
+
+    assert resumed == [2 if at == "_write_durably" else 3]
+    assert outcome(tmp_path / "killed", finished) == outcome(tmp_path / "whole", undisturbed)
+
+
+def test_killed_while_the_encoder_is_judged(tmp_path: Path) -> None:
+    """The round is not trained again, and its measures are taken once."""
+    spec = spec_of("fedsimclr")
+    undisturbed = run_in_folder(spec, tmp_path / "whole")
+
+    def while_round_two_is_judged(number: int, what: str, share: float | None) -> None:
+        if number == 2:
+            die()
+
+    calls = Calls(on_judging=while_round_two_is_judged)
+    killed(lambda: run_in_folder(spec, tmp_path / "killed", calls=calls))
+    trained: list[int] = []
+    finished = run_in_folder(
+        spec, tmp_path / "killed", calls=Calls(on_round=lambda record: trained.append(record.round_number))
+    )
+
+    assert trained == [3, 4]
+    assert finished.evaluations == undisturbed.evaluations
+
+
+def test_a_round_writes_only_what_it_changed_and_leaves_nothing_else(tmp_path: Path) -> None:
+    spec = spec_of("fedbyol")
+    seen: list[set[str]] = []
+    folder = tmp_path / "run" / "checkpoint"
+    calls = Calls(on_round=lambda record: seen.append({path.name for path in folder.iterdir()}))
+    run_in_folder(spec, tmp_path / "run", calls=calls)
+
+    assert {"manifest.json", "initial.1.safetensors", "model.1.safetensors"} < seen[0]
+    assert {"manifest.json", "initial.1.safetensors", "model.4.safetensors"} < seen[3]
+    assert not any("model.1" in name or "incoming" in name for name in seen[3])
+    clients = [name for name in seen[3] if name.startswith("client.")]
+    assert len(clients) == len({name.split(".")[1] for name in clients}) == 3
+    assert any(not name.endswith(".4.safetensors") for name in clients), "one client sat out the last round"
+
+
+def test_another_spec_s_folder_is_refused(tmp_path: Path) -> None:
+    spec = spec_of("fedbyol")
+    killed(lambda: run_in_folder(spec, tmp_path, calls=Calls(on_round=lambda record: die())))
+
+    other = spec_of("fedbyol", seed=12)
+    with pytest.raises(ResultsError, match="checkpoint of another spec"):
+        run_in_folder(other, tmp_path)
+    assert runs.is_of(spec, tmp_path)
+    assert not runs.is_of(other, tmp_path)
+    runs.clear(tmp_path)
+    assert run_in_folder(other, tmp_path).num_rounds == 4
+    with pytest.raises(ResultsError, match="results of another spec"):
+        run_in_folder(spec, tmp_path)
+
+
+def test_other_code_s_checkpoint_is_refused_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_of("fedsimclr")
+    killed(lambda: run_in_folder(spec, tmp_path, calls=Calls(on_round=lambda record: die())))
+    monkeypatch.setattr(checkpoints, "version", lambda name: "99.0")
+
+    with pytest.raises(ResultsError, match=r"other code \(fedssl .*, now 99\.0\)"):
+        run_in_folder(spec, tmp_path)
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
+    spec = spec_of("fedsimclr")
+    killed(lambda: run_in_folder(spec, tmp_path, calls=Calls(on_round=lambda record: die())))
+    (tmp_path / "checkpoint" / "model.1.safetensors").write_bytes(b"\0" * 20)
+
+    with pytest.raises(ResultsError, match="cannot be read"):
+        run_in_folder(spec, tmp_path)
+
+
+def test_a_paused_run_goes_on_under_other_thresholds(tmp_path: Path) -> None:
+    watched = {"min_effective_rank": 1000.0, "first_round": 1, "action": "pause"}
+    with pytest.raises(Paused, match=r"after round 1: client-[0-2]: effective_rank"):
+        run_in_folder(spec_of("fedsimclr", watch=watched), tmp_path)
+
+    finished = run_in_folder(spec_of("fedsimclr", watch={"num_images": 0}), tmp_path)
+
+    assert finished.num_rounds == 4
+    assert (tmp_path / ENCODER).exists()
+
+
+def test_a_run_that_never_began_leaves_no_folder(tmp_path: Path) -> None:
+    spec = spec_of("fedsimclr", partition={"dataset": "nowhere"})
+    with pytest.raises(DataError, match="found no data set"):
+        run_in_folder(spec, tmp_path / "new")
+
+    assert not (tmp_path / "new").exists()

@@ -1,0 +1,114 @@
+"""Data sets written as one file, and back."""
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedssl.artifacts.store import digest_of
+from fedssl.data import DATASETS, ImageData, choose_images, conform, load_dataset
+from fedssl.errors import DataError
+from fedssl.image_files import (
+    Choice,
+    has_digest,
+    open_labelled,
+    open_public,
+    own_shape,
+    write_labelled,
+    write_public,
+)
+from fedssl.protocol.data import KNOWN_DATASETS, DataConfig, PublicDataConfig
+from fedssl.shards import choose_public, load_public
+
+RNG = np.random.default_rng(0)
+IMAGES = ImageData(RNG.integers(0, 256, (30, 3, 16, 16), np.uint8), np.arange(30) % 4, ("a", "b", "c", "d"))
+
+
+def test_the_api_knows_the_names_that_every_machine_knows() -> None:
+    assert KNOWN_DATASETS == DATASETS
+
+
+def test_a_public_set_loses_its_labels_and_nothing_else(tmp_path: Path) -> None:
+    digest = write_public(IMAGES, tmp_path / "a", own_shape(IMAGES))
+    assert digest == digest_of(tmp_path / "a")
+    assert write_public(IMAGES, tmp_path / "b", own_shape(IMAGES)) == digest
+    back = open_public(tmp_path / "a")
+    assert np.array_equal(back.images, IMAGES.images)
+    assert back.labels is None
+    assert has_digest(IMAGES, digest)
+    assert not has_digest(IMAGES.subset(np.arange(29)), digest)
+    assert not has_digest(ImageData(IMAGES.images[..., :8]), digest)
+    assert not has_digest(ImageData(IMAGES.images[:0]), digest)
+
+
+def test_some_of_the_images_in_another_shape(tmp_path: Path) -> None:
+    told: list[int] = []
+    write_public(IMAGES, tmp_path / "a", (1, 8), Choice(12, seed=3), told.append)
+    chosen = IMAGES.subset(choose_images(30, 12, 3))
+    expected = conform(chosen, DataConfig(channels=1, image_size=8)).images
+    assert np.array_equal(open_public(tmp_path / "a").images, expected)
+    assert told == [12]
+
+
+def test_a_labelled_set_there_and_back(tmp_path: Path) -> None:
+    train, test = IMAGES.subset(np.arange(20)), IMAGES.subset(np.arange(20, 30))
+    told: list[int] = []
+    write_labelled(train, test, tmp_path / "a", (3, 16), (Choice(11, 1), Choice(5, 2)), told.append)
+    for split, back, choice in zip((train, test), open_labelled(tmp_path / "a"), ((11, 1), (5, 2)), strict=True):
+        chosen = split.subset(choose_images(len(split), *choice))
+        assert np.array_equal(back.images, chosen.images)
+        assert back.labels is not None
+        assert np.array_equal(back.labels, chosen.labels)
+        assert back.class_names == IMAGES.class_names
+    assert told == [5, 16]
+
+
+def test_what_cannot_be_registered(tmp_path: Path) -> None:
+    unlabelled, wide = ImageData(IMAGES.images), ImageData(IMAGES.images[..., :8])
+    with pytest.raises(DataError, match="no labels"):
+        write_labelled(IMAGES, unlabelled, tmp_path / "a", (3, 16))
+    with pytest.raises(DataError, match="at most 65536 classes"):
+        write_labelled(IMAGES, ImageData(IMAGES.images, np.full(30, 65_536)), tmp_path / "a", (3, 16))
+    with pytest.raises(DataError, match="no images to register"):
+        write_public(IMAGES.subset(np.arange(0)), tmp_path / "a", (3, 16))
+    with pytest.raises(DataError, match=r"16 x 8 pixels: give --image-size"):
+        own_shape(wide)
+    with pytest.raises(DataError, match="4 pixels wide: give --image-size, between 8 and 512"):
+        own_shape(ImageData(IMAGES.images[..., :4, :4]))
+    assert own_shape(wide, 32, 1) == (1, 32)
+
+
+def test_a_set_goes_through_in_parts(tmp_path: Path) -> None:
+    """The source is 80 MB on the disk; neither it nor the written file is ever in memory."""
+    source = np.memmap(tmp_path / "source", np.uint8, "w+", shape=(20_000, 1, 64, 64))
+    source[::1000] = 7
+    tracemalloc.start()
+    digest = write_public(ImageData(source), tmp_path / "written", (1, 64))
+    images = open_public(tmp_path / "written")
+    few = choose_public(images, PublicDataConfig(dataset="x", num_images=100), DataConfig(channels=1, image_size=64))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 25_000_000  # twice a part of 2,048 images
+    assert digest == digest_of(tmp_path / "written")
+    assert len(few) == 100
+
+
+@pytest.mark.parametrize("num_images", [50, 360])
+def test_registered_images_are_chosen_as_those_found_by_name(tmp_path: Path, num_images: int) -> None:
+    """What makes a run with a digest equal to the simulation without one."""
+    whole = load_dataset("digits", "test")
+    digest = write_public(whole, tmp_path / "written", own_shape(whole))
+    config = PublicDataConfig(dataset="digits", split="test", num_images=num_images, seed=3)
+    for size in (8, 16):
+        data = DataConfig(channels=1, image_size=size)
+        by_name = load_public(config, data).images
+        pinned = config.model_copy(update={"digest": digest})
+        assert np.array_equal(choose_public(open_public(tmp_path / "written"), pinned, data).images, by_name)
+        assert np.array_equal(load_public(pinned, data).images, by_name)  # a simulation of the run's own spec
+
+
+def test_a_simulation_does_not_take_other_images_for_the_registered_ones() -> None:
+    config = PublicDataConfig(dataset="digits", split="test", num_images=50, digest="0" * 64)
+    with pytest.raises(DataError, match=r"digits here is not what was registered.*take public_data.digest out"):
+        load_public(config, DataConfig(channels=1, image_size=8))

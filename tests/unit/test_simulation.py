@@ -1,0 +1,82 @@
+"""What a simulation says of its rounds: bytes, images, measures."""
+
+import pytest
+
+from fedssl.artifacts.tensors import serialised
+from fedssl.engine import start_run
+from fedssl.errors import DataError
+from fedssl.methods import METHODS
+from fedssl.simulation import judged_models, simulate, wire_bytes
+from support.methods import ALL_METHODS, context, method_spec, shards
+
+KNN = {"dataset": "digits", "every": 2, "max_train": 200, "measures": ["knn"]}
+
+
+@pytest.mark.parametrize("name", ALL_METHODS)
+def test_bytes_are_those_of_the_files_that_travel(name: str) -> None:
+    spec = method_spec(name)
+    method = METHODS[name]
+    plan = method.artifacts(spec.method, spec)
+
+    assert wire_bytes(plan.broadcast) == len(serialised(start_run(method, context(spec, 0)).broadcast))
+
+
+def test_a_round_s_bytes_images_and_time_are_the_cohort_s() -> None:
+    spec = method_spec("fedsimclr", cohort={"fraction": 0.67}, training={"batch_size": 32, "local_epochs": 2})
+    sizes = {name: len(images) for name, images in shards(spec).items()}
+
+    result = simulate(spec, shards(spec))
+
+    for record in result.history:
+        assert len(record.clients) == 2
+        # drop_last: what does not fill a batch of 32 is left out, twice.
+        assert record.num_images == sum(2 * (sizes[name] // 32) * 32 for name in record.clients)
+        assert record.bytes_down == record.bytes_up == 2 * len(serialised(result.model))
+        assert record.seconds > 0
+
+
+def test_a_method_that_sends_nothing_sends_an_empty_file() -> None:
+    spec = method_spec("single")
+
+    result = simulate(spec, shards(spec))
+
+    assert result.history[0].bytes_up == 3 * len(serialised({})) < 100
+    assert result.history[0].bytes_down > 10_000
+
+
+def test_the_encoder_is_judged_when_the_spec_says_so() -> None:
+    spec = method_spec("fedsimclr", num_rounds=5, evaluation=KNN)
+    told: list[int] = []
+
+    result = simulate(spec, shards(spec), on_evaluation=lambda number, measures: told.append(number))
+
+    assert told == sorted(result.evaluations_by_round) == [0, 2, 4, 5]
+    assert result.evaluations == result.evaluations_by_round[5]
+    assert 0.1 < result.evaluations["knn"] <= 1
+
+
+def test_judging_changes_no_bit_of_the_training() -> None:
+    spec = method_spec("fedbyol")
+
+    plain, judged = simulate(spec, shards(spec)), simulate(method_spec("fedbyol", evaluation=KNN), shards(spec))
+
+    assert serialised(plain.model) == serialised(judged.model)
+
+
+def test_where_nothing_is_sent_every_client_is_judged() -> None:
+    spec = method_spec("single", evaluation={**KNN, "every": 0})
+
+    result = simulate(spec, shards(spec))
+
+    assert sorted(judged_models(result)) == sorted(shards(spec))
+    assert sorted(result.evaluations_by_round) == [2]
+    assert result.evaluations["knn_min"] <= result.evaluations["knn"]
+
+
+def test_a_missing_evaluation_set_is_noticed_before_training() -> None:
+    spec = method_spec("fedsimclr", evaluation={**KNN, "dataset": "nowhere"})
+    trained: list[int] = []
+
+    with pytest.raises(DataError, match="found no data set at nowhere"):
+        simulate(spec, shards(spec), on_round=lambda record: trained.append(record.round_number))
+    assert trained == []
