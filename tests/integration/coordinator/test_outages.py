@@ -133,8 +133,8 @@ def _assert_unavailable(running: Federation, client: Client, worker: WorkerClien
     with httpx.Client(base_url=running.url, verify=False, trust_env=False) as http:
         assert http.get("/healthz").status_code == 200  # the process itself is well
         assert http.get("/readyz").json()["status"] == "unavailable"
-        assert http.get("/metrics").status_code == 503
         malformed = http.post("/v1/runs", content="{", headers={"Content-Type": "application/json"})
         assert malformed.status_code in (401, 503)
         authorised = {"Authorization": "Bearer fedssl_x", "Content-Type": "application/json"}
+        assert http.get("/metrics", headers=authorised).status_code == 503
         assert http.post("/v1/runs", content="{", headers=authorised).status_code == 503

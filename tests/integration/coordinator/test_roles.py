@@ -1,6 +1,5 @@
 """Every operation says whose it is, and keeps everybody else out: the OpenAPI document is walked, role by role."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import get_args
 
@@ -27,7 +26,7 @@ class Token:
 
 
 @pytest.fixture(scope="module")
-def made(standing: Coordinator) -> Iterator[dict[str, Token]]:
+def made(standing: Coordinator) -> dict[str, Token]:
     """A token of each role, by role."""
 
     def token(role: Role) -> Token:
@@ -39,11 +38,11 @@ def made(standing: Coordinator) -> Iterator[dict[str, Token]]:
         )
         return Token(made.secret, str(made.id))
 
-    yield {role.value: token(role) for role in Role}
+    return {role.value: token(role) for role in Role}
 
 
 def _call(coordinator: Coordinator, operation: Operation, secret: str | None) -> httpx.Response:
-    """A request that changes nothing even where it is let through: what it names does not exist, or it names nothing."""
+    """A request that does nothing even where it is let through: what it names does not exist, or it names nothing."""
     content = {"/v1/work/claim": b'{"wait_seconds": 0}'}.get(operation.template, b"{}")
     headers = {"Content-Type": "application/json"} | ({} if secret is None else {"Authorization": f"Bearer {secret}"})
     with coordinator.bare_http() as http:

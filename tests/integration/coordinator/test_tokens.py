@@ -1,17 +1,21 @@
 """Who may call what: every operation, without a token, with a wrong one, and with another role's."""
 
+import logging
+from collections.abc import Callable
+
 import httpx
 import pytest
 
-from fedssl.client import Conflict, NotFound
+from fedssl.client import Client, Conflict, NotAllowed, NotAuthenticated, NotFound, Retry, WorkerClient
 from fedssl_coordinator.app import create_app
+from fedssl_coordinator.auth import hash_secret, new_secret
 from support.coordinator import Coordinator
 from support.openapi import OPEN, WORKERS_ONLY, Operation, operations
 from support.tables import Onlooker
 
 DOCUMENT = create_app().openapi()
 GUARDED = [operation for operation in operations(DOCUMENT) if operation.template not in OPEN]
-# A worker's, or anybody's who has a token: what they may fetch is decided by the digest, what they may send by the role.
+# A worker's or an operator's: what they may fetch is decided by the digest, what they may send by the role.
 WORKERS = [o for o in GUARDED if o.template.startswith(WORKERS_ONLY)]
 ANYBODYS = [o for o in GUARDED if o.template == "/v1/artifacts/{digest}"]
 OPERATORS = [o for o in GUARDED if o not in WORKERS and o not in ANYBODYS]
@@ -130,6 +134,41 @@ def test_secrets_are_shown_once_and_stored_nowhere(standing: Coordinator, onlook
     assert "secret" not in listed
     assert "hash" not in listed
     assert len({standing.client.create_token("operator").secret for _ in range(5)}) == 5
+
+
+def test_no_secret_is_logged_repeated_or_shown(
+    standing: Coordinator, onlooker: Onlooker, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Through everything that is done with tokens, refusals and mistakes included."""
+    caplog.set_level(logging.DEBUG)
+    said: list[str] = []
+
+    def expect(error: type[Exception], act: Callable[[], object]) -> None:
+        with pytest.raises(error) as caught:
+            act()
+        said.append(f"{caught.value!r} {caught.value}")
+
+    def worker(secret: str) -> WorkerClient:
+        return WorkerClient(standing.url, secret, retry=Retry(seconds=0))
+
+    made = [standing.client.create_token(role, label="logged") for role in ("admin", "operator", "viewer")]
+    made += [standing.client.create_token("worker", "logged"), standing.client.create_enrolment_token("logged")]
+    own = new_secret()
+    secrets = [token.secret for token in made] + [own]
+    said += [repr(made), str(made[0]), repr(worker(own)), repr(Client(standing.url, secrets[0]))]
+    worker(secrets[4]).enrol(hash_secret(own))
+    expect(Conflict, lambda: worker(secrets[4]).enrol(hash_secret("another's")))
+    for secret in secrets[:3]:
+        expect(NotAllowed, worker(secret).heartbeat)
+    with standing.http(secrets[1]) as http:
+        said += [http.post("/v1/runs", content=b"{").text, http.get("/v1/runs/x").text, http.get("/v1/nothing").text]
+    for token in made:
+        standing.client.revoke_token(token.id)
+        expect(NotAuthenticated, worker(token.secret).heartbeat)
+    output = capfd.readouterr()
+    everything = "".join([*said, caplog.text, output.out, output.err, str(onlooker.tables.dump())])
+    assert "enrolment.refused" in everything
+    assert not [secret for secret in secrets if secret.removeprefix("fedssl_") in everything]
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_the_results_can_be_evaluated(out: Path) -> None:
 
 
 def test_a_killed_simulation_goes_on_and_says_so(spec: Path, tmp_path: Path) -> None:
-    long = ("simulate", str(spec), "--set", "num_rounds=400", "--set", "training.local_epochs=2")
+    long = ("simulate", str(spec), "--set", "num_rounds=60", "--set", "training.local_epochs=2")
     folder = tmp_path / "out"
     with subprocess.Popen([sys.executable, "-m", "fedssl.cli.main", *long, "--out", str(folder)], stderr=-3) as process:
         while not (folder / "checkpoint" / "manifest.json").exists():
@@ -100,14 +100,14 @@ def test_a_killed_simulation_goes_on_and_says_so(spec: Path, tmp_path: Path) -> 
         process.kill()
 
     refused = fedssl(*long, "--out", folder, "--set", "seed=1")
-    short = ("--set", "num_rounds=400", "--set", "training.local_epochs=2", "--out", folder)
+    short = ("--set", "num_rounds=60", "--set", "training.local_epochs=2", "--out", folder)
     manifest = json.loads((folder / "checkpoint" / "manifest.json").read_text())
     resumed = fedssl("simulate", spec, *short, "--format", "json")
 
     assert refused.exit_code == 5
     assert "checkpoint of another spec: take another folder, or begin anew with --restart" in refused.stderr
     assert f"going on after round {len(manifest['history'])}," in resumed.stderr
-    assert json.loads(resumed.stdout)["rounds"] == 400
+    assert json.loads(resumed.stdout)["rounds"] == 60
 
 
 def test_a_finished_simulation_is_kept_and_begins_anew_when_asked(spec: Path, tmp_path: Path) -> None:

@@ -96,6 +96,19 @@ def test_missing_fashion_mnist_says_how_to_get_it(tmp_path: Path) -> None:
         gzip.compress(_idx(np.zeros((8, 28, 28), np.uint8))),  # more images than labels
         gzip.compress(_idx(np.zeros((2, 28, 28), np.uint8)) + bytes(4 << 20)),  # more than a megabyte: see below
     ],
+    # names of their own: a gzip file holds the time, and two test processes must find the same tests
+    ids=(
+        "empty",
+        "plain",
+        "nothing",
+        "floats",
+        "cut",
+        "cut-gzip",
+        "absurd-shape",
+        "absurd-rank",
+        "too-many",
+        "too-long",
+    ),
 )
 def test_damaged_idx_files(tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedssl.data.formats._MAX_BYTES", 1 << 20)

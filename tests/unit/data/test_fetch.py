@@ -164,7 +164,9 @@ def test_damaged_files_elsewhere_are_left_alone(source: Path, programs: Path) ->
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"plain", gzip.compress(b"short"), gzip.compress(b"x" * 10_000), gzip.compress(b"a" * 100)[:-5]]
+    "content",
+    [b"", b"plain", gzip.compress(b"short"), gzip.compress(b"x" * 10_000), gzip.compress(b"a" * 100)[:-5]],
+    ids=("empty", "plain", "short", "long", "cut"),  # a gzip file holds the time
 )
 def test_damage_is_seen(source: Path, content: bytes) -> None:
     (source / "train-images-idx3-ubyte.gz").write_bytes(content)

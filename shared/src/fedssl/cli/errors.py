@@ -41,6 +41,7 @@ _CODES = {
     "NoSuchRun": CONFLICT,
     "NoSuchJob": CONFLICT,
     "RunNotCompleted": FAILED,
+    "EvaluationNotCompleted": FAILED,
 }
 
 
@@ -58,6 +59,10 @@ class NoSuchJob(FedSSLError):
 
 class RunNotCompleted(FedSSLError):
     """The run ended, but not by completing."""
+
+
+class EvaluationNotCompleted(FedSSLError):
+    """The evaluation ended, but not by completing."""
 
 
 def exit_code(error: BaseException) -> int:

@@ -13,6 +13,7 @@ from fedssl.cli import (
     distillation,
     evaluate,
     evaluation_datasets,
+    evaluations,
     methods,
     partition,
     public_datasets,
@@ -70,6 +71,9 @@ runs.app.command("state")(state.show_state)
 runs.app.command("dimensions")(dimensions.show_dimensions)
 runs.app.command("distillations")(distillation.list_distillations)
 runs.app.command("cancel-distillation")(distillation.cancel_distillation)
+runs.app.command("evaluate")(evaluations.request_evaluation)
+runs.app.command("evaluations")(evaluations.list_evaluations)
+runs.app.command("cancel-evaluation")(evaluations.cancel_evaluation)
 app.add_typer(runs.app, name="run")
 app.add_typer(methods.app, name="method")
 app.add_typer(clients.app, name="client")

@@ -22,8 +22,8 @@ from fedssl.evaluation.maps import MapMethod, plot_map, project
 from fedssl.evaluation.neighbours import knn_accuracy
 from fedssl.evaluation.plots import plot_curves
 from fedssl.evaluation.probe import PROBES, ProbeResult, ProbeSettings, linear_probe, probe_encoder
-from fedssl.evaluation.selection import Choice, choose_best
 from fedssl.evaluation.transfer import TRANSFERS, TransferResult, transfer
+from fedssl.selection import Choice, choose_best
 
 __all__ = [
     "FINE_TUNINGS",

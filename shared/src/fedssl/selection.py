@@ -1,4 +1,4 @@
-"""The last and the best round of a run, and what the best was chosen on."""
+"""The last and the best round of a run, and what the best was chosen on. Without torch: the command line asks too."""
 
 import math
 from collections.abc import Mapping, Sequence
