@@ -34,7 +34,7 @@ from fedssl.protocol.methods.reducers import MeanConfig
 from fedssl.protocol.runs import RunSpec
 
 LEAST_OF_BARE_LOOP, LEAST_OF_ROOF = 0.9, 0.3
-TURNS, THREADS = 9, 2
+TURNS, THREADS = 7, 2
 
 
 class NarrowResNet(Encoder):
@@ -130,7 +130,7 @@ def cpu_cases() -> list[Case]:
     return [
         Case("ConvNet 28x28x1, FedSimCLR", METHODS["fedsimclr"], contrast, simclr, 20),
         Case("ConvNet 28x28x1, FedAlignUniform", METHODS["fedalignuniform"], align_and_spread, uniform, 20),
-        Case("narrow ResNet-18 32x32x3, FedSimCLR", narrow_method(), contrast, narrow, 8),
+        Case("narrow ResNet-18 32x32x3, FedSimCLR", narrow_method(), contrast, narrow, 16),
     ]
 
 

@@ -3,23 +3,21 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 import torch
-from torch import nn
 
 from fedssl.artifacts.tensors import DTYPES, Tensors, serialised
 from fedssl.data import ImageData, epoch_batches
 from fedssl.dimensions import client_dimensions
 from fedssl.engine import DistillationProgress, LocalProgress, run_aggregation, run_local_round, start_run
 from fedssl.errors import Paused, SpecError
-from fedssl.judging import Labelled, judge, load_labelled
+from fedssl.judging import Labelled, judge, load_encoder, load_labelled
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData, ClientState, Context, Metrics, ServerState, Update
-from fedssl.models import build_encoder, initialised
 from fedssl.protocol.plan import TensorSpec
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.training import CohortConfig
@@ -27,7 +25,6 @@ from fedssl.seeding import sample_cohort
 from fedssl.shards import deal, load_public
 from fedssl.watching import find_alarms
 
-_ENCODER = "encoder."
 _TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 
@@ -249,18 +246,6 @@ def judged_models(result: Result) -> dict[str, Tensors]:
     method = METHODS[result.spec.method.name]
     sends = bool(method.artifacts(result.spec.method, result.spec).update)
     return {"": result.model} if sends or not result.client_states else result.client_states
-
-
-def load_encoder(tensors: Mapping[str, torch.Tensor], spec: RunSpec) -> nn.Module:
-    """The encoder among a model's tensors. Raises SpecError where they do not hold the one that the spec describes."""
-    encoder = initialised(lambda: build_encoder(spec.model.encoder, spec.data.channels), 0)
-    own = {name.removeprefix(_ENCODER): tensor for name, tensor in tensors.items() if name.startswith(_ENCODER)}
-    try:
-        encoder.load_state_dict(own)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0].rstrip(":")
-        raise SpecError(f"the model does not hold the encoder that the spec describes ({reason})") from None
-    return encoder
 
 
 def wire_bytes(tensors: Iterable[TensorSpec]) -> int:

@@ -3,6 +3,8 @@
 import json
 import socket
 from collections.abc import Callable
+from datetime import datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from typer.testing import CliRunner, Result
 from fedssl.artifacts.tensors import load_tensors
 from fedssl.cli.main import app
 from fedssl.cli.specs import read_spec
+from fedssl.client import WorkerClient
 from fedssl.protocol.ledger import LedgerAnchor
 from support.coordinator import Coordinator
 from support.federation import deliver, tiny_spec
@@ -144,6 +147,23 @@ def test_clients_and_tokens(coordinator: Coordinator, fedssl: Fedssl, tmp_path: 
     assert (refused.exit_code, "revoked" in refused.stderr) == (5, True)
 
 
+def test_tokens_that_end_and_tokens_that_serve_once(coordinator: Coordinator, fedssl: Fedssl, tmp_path: Path) -> None:
+    viewer = fedssl("token", "create", "--role", "viewer", "--expires", "30d", "--out", "viewer", "--format", "json")
+    made = document(viewer)
+    created, expires = (datetime.fromisoformat(made[key]) for key in ("created_at", "expires_at"))
+    assert expires - created == timedelta(days=30)
+    assert fedssl("run", "ls", "--token-file", tmp_path / "viewer").exit_code == 0
+    refused = fedssl("token", "ls", "--token-file", tmp_path / "viewer")
+    assert (refused.exit_code, "needs an admin's token" in refused.stderr) == (4, True)
+    secret = fedssl("token", "enrol", "hospital-b", "--label", "by post").stdout.strip()
+    worker = WorkerClient(coordinator.url, secret)
+    worker.enrol(sha256(b"made by the worker").hexdigest())
+    listed = fedssl("token", "ls").stdout
+    for word in ("enrolment", "hospital-b", "by post", "expires", "used", f"{expires:%Y-%m-%d %H:%M:%S}Z"):
+        assert word in listed
+    assert secret not in listed
+
+
 def test_a_run_that_does_not_complete_exits_with_1(coordinator: Coordinator, fedssl: Fedssl, spec: str) -> None:
     created = document(fedssl("run", "submit", "-", "--format", "json", text=spec))
     assert document(fedssl("run", "stop", created["id"], "--format", "json"))["outcome"] == "stopped"
@@ -167,6 +187,9 @@ def test_a_run_that_does_not_complete_exits_with_1(coordinator: Coordinator, fed
         (["token", "create", "--role", "worker"], 2, "needs --client"),
         (["token", "create", "--role", "worker", "--client", "No"], 2, "--client: "),
         (["token", "create", "--role", "operator", "--out", "token"], 2, "token exists"),
+        (["token", "create", "--role", "viewer", "--expires", "soon"], 2, "--expires: write a number and s, m, h or d"),
+        (["token", "enrol", "No"], 2, "CLIENT: "),
+        (["token", "enrol", "a", "--expires", "0d"], 2, "--expires: "),
         (["token", "revoke", "00000000-0000-4000-8000-000000000000"], 5, "no token"),
         (["run", "submit", "missing.toml"], 2, "No such file"),
         (["run", "submit", "-", "--set", "method.name=fedx9"], 2, "method.name: there is no 'fedx9' here"),
@@ -186,7 +209,7 @@ def test_a_wrong_token_exits_with_4(coordinator: Coordinator, fedssl: Fedssl, tm
     wrong, worker = tmp_path / "wrong", tmp_path / "worker"
     wrong.write_text("fedssl_wrong")
     worker.write_text(coordinator.worker_token("hospital-a"))
-    for path, said in ((wrong, "valid token"), (worker, "operator's token")):
+    for path, said in ((wrong, "valid token"), (worker, "needs a viewer's, an operator's or an admin's token")):
         path.chmod(0o600)
         result = fedssl("run", "ls", "--token-file", path)
         assert result.exit_code == 4

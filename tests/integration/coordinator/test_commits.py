@@ -169,7 +169,7 @@ def test_lists_take_as_many_queries_however_long_they_are(
         assert len(cast.rounds) > 2
         assert len(list(coordinator.client.runs())) > 2
         assert len(list(coordinator.client.clients())) == 3
-        assert len(list(coordinator.client.tokens())) == 4
+        assert len(list(coordinator.client.tokens())) == 5
         assert list(coordinator.client.metrics(cast.id))
         assert cast.run.current_round is not None
         counts.append(len(statements))

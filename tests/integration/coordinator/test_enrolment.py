@@ -250,7 +250,9 @@ def test_the_second_worker_with_one_enrolment_says_so_and_leaves(
         run_worker(settings)
 
 
-def test_a_worker_from_its_enrolment_to_its_second_start(coordinator: Coordinator, tmp_path: Path) -> None:
+def test_a_worker_from_its_enrolment_to_its_second_start(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
     enrolment = coordinator.client.create_enrolment_token("a").secret
     file = tmp_path / "enrolment"
     file.write_text(enrolment)
@@ -260,18 +262,16 @@ def test_a_worker_from_its_enrolment_to_its_second_start(coordinator: Coordinato
         sys.executable, "-m", "fedssl_worker", "run", "--coordinator", given.coordinator, "--data", given.data,
         "--state", str(given.state), "--enrolment-token-file", str(file),
     ]  # fmt: skip
-    seen = None
-    for _ in range(2):
+    for start in (1, 2):
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         end = time.monotonic() + 60
-        while (registered := coordinator.client.client("a").last_seen_at) == seen and process.poll() is None:
+        while tables.one("SELECT count(*) FROM events WHERE kind = 'client.registered'") < start:
+            assert process.poll() is None, process.communicate()[0]
             assert time.monotonic() < end, "it does not register"
             time.sleep(0.05)
         process.terminate()
         output, _ = process.communicate(timeout=20)
         assert process.returncode == 0, output
-        assert registered != seen, output
-        seen = registered
         secret = json.loads((given.state / "token.json").read_text())["secret"]
         assert secret not in output
         assert enrolment not in output

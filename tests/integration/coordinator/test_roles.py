@@ -1,6 +1,9 @@
 """Every operation says whose it is, and keeps everybody else out: the OpenAPI document is walked, role by role."""
 
+import fnmatch
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import get_args
 
 import httpx
@@ -120,6 +123,24 @@ def test_a_token_that_has_ended_opens_nothing(
             "UPDATE tokens SET revoked_at = NULL, "
             "expires_at = CASE WHEN role = 'enrolment' THEN now() + interval '1 day' END"
         )
+
+
+def test_the_documented_table_says_the_same() -> None:
+    """docs/operations.md, row by row; where two rows fit an operation, the lower one holds."""
+    text = (Path(__file__).parents[3] / "docs" / "operations.md").read_text()
+    section = text.partition("## Tokens and roles")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    heads, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines if "---" not in line)
+    assert set(heads[1:]) == {role.value for role in Role}
+    decided: dict[str, tuple[int, set[str]]] = {}
+    for number, (what, *cells) in enumerate(rows):
+        roles = {role for role, cell in zip(heads[1:], cells, strict=True) if cell not in ("", "open")}
+        for pattern in re.findall(r"`([A-Z]+ [^`]+)`", what):
+            fitting = [operation for operation in OPERATIONS if fnmatch.fnmatchcase(str(operation), pattern)]
+            assert fitting, pattern
+            decided |= {str(operation): (number, roles) for operation in fitting}
+    assert {name: roles for name, (_, roles) in decided.items()} == {str(o): o.roles for o in OPERATIONS}
+    assert {number for number, _ in decided.values()} == set(range(len(rows)))
 
 
 def test_the_lasting_roles_are_all_but_enrolment() -> None:

@@ -31,7 +31,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine of known speed, so that the scale does not depend on what else runs here."""
-    monkeypatch.setattr(budget.calibration, "training_speed", lambda spec, device: 1e7 / spec.model.encoder.feature_dim)
+    speeds = {"resnet18": 10.0, "convnet": 10_000.0}
+    monkeypatch.setattr(budget.calibration, "training_speed", lambda spec, device: speeds[spec.model.encoder.name])
     monkeypatch.setattr(budget.calibration, "judging_seconds", lambda spec, labelled, device: 0.5)
 
 

@@ -70,7 +70,13 @@ def test_without_settings_a_process_says_which(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--role", "worker"), ("--role", "admin"), ("--role", "worker", "--client", "No Name")]
+    "arguments",
+    [
+        ("--role", "worker"),
+        ("--role", "root"),
+        ("--role", "worker", "--client", "No Name"),
+        ("--role", "viewer", "--expires", "soon"),
+    ],
 )
 def test_a_token_that_makes_no_sense(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     done = _command("token", "create", *arguments, **SETTINGS, FEDSSL_STORE_PATH=str(tmp_path))

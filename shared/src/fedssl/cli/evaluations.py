@@ -144,14 +144,6 @@ def best_rounds(rows: "Sequence[EvaluationView]") -> "tuple[dict[Any, list[str]]
     return marks, sentences
 
 
-def summary(row: "EvaluationView") -> str:
-    """The accuracies of a judgement, or its state, in a few words."""
-    numbers = _numbers(row)
-    shown = [f"{name} {100 * numbers[name]:.2f} %" for name in _ACCURACIES if name in numbers]
-    shown += [f"{name.replace('_', ' ')} {numbers[name]:.4g}" for name in _NUMBERS[:1] if name in numbers and not shown]
-    return ", ".join(shown) or row.state
-
-
 def _config(spec: "RunSpec", given: dict[str, Any], limits: dict[str, int | None]) -> "JudgingConfig":
     """What is asked for: what is given, and for the rest the run's own evaluation. Raises UsageError."""
     from pydantic import ValidationError

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fedssl.cli.errors import RunNotCompleted
+from fedssl.cli.errors import RunNotCompleted, printable
 from fedssl.cli.output import console
 from fedssl.cli.progress import Clock, LiveDisplay, PlainDisplay, Snapshot
 
@@ -17,10 +17,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedssl.client import Client
-    from fedssl.protocol.views import RunView
+    from fedssl.protocol.views import EventView, RunView
 
 POLL_SECONDS = 0.4
+NEWS_SECONDS = 2.0
 PATIENCE_SECONDS = 120.0
+_NEWS: "dict[str, Callable[[EventView], str]]" = {
+    "run.alarm": lambda event: f"warning: round {event.round_number}: {printable(event.message)}",
+    "evaluation.completed": lambda event: f"judged: {printable(event.message)}",
+}
 
 
 def watch(
@@ -31,7 +36,7 @@ def watch(
     `on_poll` is called between two looks and may raise. Raises ClientError.
     """
     screen = screen or console(stderr=True)
-    clock, losses = Clock(), _Losses(client, run_id)
+    clock, losses, news = Clock(), _Losses(client, run_id), _News(client, run_id)
     with _client_warnings_on(screen), LiveDisplay(screen) if screen.is_terminal else PlainDisplay(screen) as display:
         while True:
             run = client.run(run_id)
@@ -39,6 +44,8 @@ def watch(
             snapshot = Snapshot(run, known, losses.through)
             left = clock.seconds_left(snapshot.share_done) if run.state.value == "running" else None
             display.show(replace(snapshot, seconds_left=left))
+            for line in news.since_last(run):
+                screen.print(line, soft_wrap=True)
             if run.state.value == "finished":
                 return run
             on_poll()
@@ -80,6 +87,26 @@ class _Losses:
             self.through = run.rounds_closed
             self._not_before = began + 10 * (time.monotonic() - began)
         return self._known
+
+
+class _News:
+    """What is told in a line of its own when it happens: alarms, and the numbers of judged rounds."""
+
+    def __init__(self, client: "Client", run_id: "UUID") -> None:
+        self._client = client
+        self._run_id = run_id
+        self._last_id: int | None = None  # None: what happened before we looked is no news
+        self._not_before = 0.0
+
+    def since_last(self, run: "RunView") -> list[str]:
+        if time.monotonic() < self._not_before and run.state.value != "finished":
+            return []
+        began = time.monotonic()
+        found = {event.id: event for kind in _NEWS for event in self._client.event_log(self._run_id, kind)}
+        self._not_before = began + max(NEWS_SECONDS, 10 * (time.monotonic() - began))
+        seen, self._last_id = self._last_id, max(found, default=self._last_id or 0)
+        new = [found[number] for number in sorted(found) if seen is not None and number > seen]
+        return [_NEWS[event.kind](event) for event in new]
 
 
 @contextmanager

@@ -191,9 +191,9 @@ class Client(DatasetMethods, BaseClient):
         """Call a judgement off."""
         return self._connection.call("POST", f"/v1/evaluations/{evaluation_id}/cancel", EvaluationView)
 
-    def event_log(self, run_id: UUID) -> Iterator[EventView]:
-        """What has happened in a run so far, oldest first."""
-        return self._connection.pages(f"/v1/runs/{run_id}/events", EventView)
+    def event_log(self, run_id: UUID, kind: str | None = None) -> Iterator[EventView]:
+        """What has happened in a run so far, oldest first; only events of one kind where that is given."""
+        return self._connection.pages(f"/v1/runs/{run_id}/events", EventView, {} if kind is None else {"kind": kind})
 
     def events(self, run_id: UUID, after: int | None = None) -> Iterator[EventView]:
         """A run's events as they happen, from the first or from the one after id `after`, until the run has finished.

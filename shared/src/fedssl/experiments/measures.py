@@ -17,9 +17,8 @@ from fedssl.evaluation.fine_tuning import semi_supervised
 from fedssl.experiments.files import MODEL, read_json, write_json
 from fedssl.experiments.papers import Cell, Measure
 from fedssl.experiments.runs import FinishedRun, Machine, encoders
-from fedssl.judging import Labelled, load_labelled
+from fedssl.judging import Labelled, load_encoder, load_labelled
 from fedssl.protocol.runs import RunSpec
-from fedssl.simulation import load_encoder
 
 MEASURES = "measures.json"
 OnMeasuring = Callable[[str], None]

@@ -70,7 +70,9 @@ def values_of(base: Mapping[str, Any], variant: Variant, seed: int) -> Values:
             method = overlay(method, {key: value})
     for name in variant.add_ons:
         method = _with_add_on(method, name, {})
-    seeded = {"name": f"{variant.name} seed {seed}", "seed": seed, "partition": {"seed": seed}}
+    seeded: Values = {"name": f"{variant.name} seed {seed}", "seed": seed}
+    if base.get("partition") is not None:
+        seeded["partition"] = {"seed": seed}
     return overlay(overlay({**base, "method": method}, seeded), changes)
 
 

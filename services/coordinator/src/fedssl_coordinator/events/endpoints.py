@@ -5,7 +5,7 @@ from typing import Annotated
 from uuid import UUID
 
 import structlog
-from fastapi import APIRouter, Header, Request
+from fastapi import APIRouter, Header, Query, Request
 from sse_starlette.event import ServerSentEvent
 from sse_starlette.sse import EventSourceResponse
 from starlette.concurrency import run_in_threadpool
@@ -27,6 +27,7 @@ POLL_SECONDS = 2.0
 _BATCH = 200
 LAST_EVENT = "run.finished"
 
+Kind = Annotated[str | None, Query(pattern=r"^[a-z_.]{1,64}$", description="Only events of this kind.")]
 LastEventId = Annotated[
     str | None, Header(pattern=r"^[0-9]{1,18}$", description="Resume after this event, as an EventSource does.")
 ]
@@ -38,12 +39,12 @@ def _view(row: Event) -> EventView:
 
 @router.get("")
 def list_events(
-    run_id: UUID, caller: Viewer, session: DB, limit: Limit = 100, cursor: Cursor = None
+    run_id: UUID, caller: Viewer, session: DB, kind: Kind = None, limit: Limit = 100, cursor: Cursor = None
 ) -> Page[EventView]:
     """A run's events, oldest first."""
     runs.require(session, run_id)
     after = decode_cursor(cursor, database_id)[0] if cursor else 0
-    return page_of(repository.after(session, run_id, after, limit + 1), limit, _view, lambda row: (row.id,))
+    return page_of(repository.after(session, run_id, after, limit + 1, kind), limit, _view, lambda row: (row.id,))
 
 
 def _next(run_id: UUID, last_id: int, caller: Caller) -> tuple[list[EventView], bool]:

@@ -51,9 +51,11 @@ def _drop(session: Session) -> None:
     session.info.pop(_PENDING, None)
 
 
-def after(session: Session, run_id: UUID, last_id: int, limit: int) -> Sequence[Event]:
-    """A run's events with an id above `last_id`, oldest first."""
+def after(session: Session, run_id: UUID, last_id: int, limit: int, kind: str | None = None) -> Sequence[Event]:
+    """A run's events with an id above `last_id`, oldest first; only those of one kind where that is given."""
     statement = select(Event).where(Event.run_id == run_id, Event.id > last_id).order_by(Event.id).limit(limit)
+    if kind is not None:
+        statement = statement.where(Event.kind == kind)
     return session.scalars(statement).all()
 
 

@@ -1,0 +1,154 @@
+"""Encoders judged on the coordinator, from the command line."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from fedssl.cli.main import app
+from fedssl.protocol.states import JobState
+from support.coordinator import Coordinator
+from support.distilling import DistillingCast
+from support.judged import judged_spec, register_digits
+from support.methods import method_spec
+from support.tables import Tables
+
+pytestmark = pytest.mark.integration
+
+Fedssl = Callable[..., Result]
+
+
+@pytest.fixture
+def fedssl(coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fedssl:
+    """Run a command as an operator of the coordinator."""
+    token = tmp_path / "token"
+    token.write_text(coordinator.operator_token)
+    token.chmod(0o600)
+    monkeypatch.setenv("FEDSSL_URL", coordinator.url)
+    monkeypatch.setenv("FEDSSL_TOKEN_FILE", str(token))
+    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def tables(coordinator: Coordinator) -> Iterator[Tables]:
+    with Tables(coordinator.database_url) as looking:
+        yield looking
+
+
+@pytest.fixture
+def cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> DistillingCast:
+    """Two closed rounds of three, judged after every one."""
+    register_digits(coordinator.client, tmp_path)
+    return DistillingCast(coordinator, tables, tmp_path, judged_spec(num_rounds=3), train=True)
+
+
+def _document(result: Result) -> Any:
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def _evaluate(cast: DistillingCast) -> None:
+    for row in cast.coordinator.client.evaluations(cast.id):
+        if row.state in (JobState.QUEUED, JobState.RUNNING):
+            cast.coordinator.evaluate(row.id)
+
+
+def test_the_table_marks_the_last_and_the_best(cast: DistillingCast, fedssl: Fedssl) -> None:
+    cast.train()
+    _evaluate(cast)
+    run = str(cast.id)[:8]
+    rows = _document(fedssl("run", "evaluations", run, "--format", "json"))
+    assert [(row["round_number"], row["state"]) for row in rows] == [(n, "completed") for n in (0, 1, 2)]
+    # Numbers that leave no doubt about the best.
+    for number, probe in ((0, 0.25), (1, 0.75), (2, 0.5)):
+        cast.tables.execute(
+            "UPDATE evaluations SET results = jsonb_set(results, '{probe}', to_jsonb(%s::float)) "
+            "WHERE round_number = %s",
+            probe,
+            number,
+        )
+    shown = fedssl("run", "evaluations", run)
+    lines = [line for line in shown.stdout.splitlines() if line.strip()]
+    assert lines[0].split()[:3] == ["evaluation", "round", "data"]
+    assert ["25.00 %" in lines[2], "75.00 %" in lines[3], "50.00 %" in lines[4]] == [True] * 3
+    assert [line.rstrip().rpartition("completed")[2].strip() for line in lines[2:]] == ["-", "best by probe", "last"]
+    assert "best is round 1 of 3 judged, chosen on the test set by probe itself" in shown.stderr
+
+
+def test_only_what_was_judged_alike_is_compared(cast: DistillingCast, fedssl: Fedssl) -> None:
+    _evaluate(cast)
+    _document(fedssl("run", "evaluate", cast.id, "--round", 1, "--num-test", 50, "--format", "json"))
+    _evaluate(cast)
+    shown = fedssl("run", "evaluations", cast.id)
+    assert shown.exit_code == 0
+    assert len(shown.stderr.splitlines()) == 1  # of the run's own two; the third stands alone
+
+
+def test_asking_takes_what_the_spec_says_and_what_is_given(cast: DistillingCast, fedssl: Fedssl) -> None:
+    own = _document(fedssl("run", "evaluate", cast.id, "--format", "json"))
+    assert own["id"] in {str(row.id) for row in cast.coordinator.client.evaluations(cast.id)}  # due anyhow
+    asked = _document(
+        fedssl(
+            "run", "evaluate", cast.id, "--round", 0, "--measures", "knn", "--num-labels", 0, "--num-test", 9,
+            "--format", "json",
+        )
+    )  # fmt: skip
+    assert (asked["round_number"], asked["state"]) == (0, "queued")
+    config = {name: asked["config"][name] for name in ("dataset", "measures", "max_train", "max_test")}
+    assert config == {"dataset": "digits", "measures": ["knn"], "max_train": None, "max_test": 9}
+    plain = cast.coordinator.client.create_run(method_spec("fedsimclr")).id
+    cast.coordinator.advance(plain)
+    missing = fedssl("run", "evaluate", plain)
+    assert (missing.exit_code, "give --data NAME" in missing.stderr) == (2, True)
+    given = _document(fedssl("run", "evaluate", plain, "--data", "digits", "--format", "json"))
+    assert (given["config"]["measures"], given["config"]["max_train"]) == (["probe", "knn", "geometry"], 10_000)
+    assert fedssl("run", "evaluate", plain, "--data", "elsewhere").exit_code == 2
+    wrong = fedssl("run", "evaluate", plain, "--data", "digits", "--measures", "luck")
+    assert (wrong.exit_code, "measures" in wrong.stderr) == (2, True)
+    assert fedssl("run", "evaluate", plain, "--data", "digits", "--round", 5).exit_code == 5
+
+
+def test_waiting_for_the_numbers(cast: DistillingCast, fedssl: Fedssl) -> None:
+    def work() -> None:
+        time.sleep(0.3)
+        _evaluate(cast)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    done = fedssl("run", "evaluate", cast.id, "--wait")
+    worker.join()
+    assert done.exit_code == 0, done.output
+    assert "completed" in done.stdout
+
+
+def test_cancelling(cast: DistillingCast, fedssl: Fedssl) -> None:
+    first = next(cast.coordinator.client.evaluations(cast.id))
+    assert fedssl("run", "cancel-evaluation", cast.id, "ffffffff").exit_code == 5
+    assert fedssl("run", "cancel-evaluation", cast.id, "f").exit_code == 2
+    cancelled = fedssl("run", "cancel-evaluation", cast.id, str(first.id)[:8])
+    assert cancelled.exit_code == 0, cancelled.output
+    assert "cancelled by an operator" in cancelled.stdout
+
+
+def test_watching_tells_of_alarms_and_of_judged_rounds(
+    coordinator: Coordinator, tables: Tables, fedssl: Fedssl, tmp_path: Path
+) -> None:
+    register_digits(coordinator.client, tmp_path)
+    spec = judged_spec(num_rounds=1, watch={"min_effective_rank": 1e6, "first_round": 1})
+    cast = DistillingCast(coordinator, tables, tmp_path, spec, train=False)
+    said: list[Result] = []
+    watching = threading.Thread(target=lambda: said.append(fedssl("run", "watch", cast.id)))
+    watching.start()
+    time.sleep(1.5)  # it has looked once
+    _evaluate(cast)
+    cast.train()
+    watching.join(20)
+    [result] = said
+    assert result.exit_code == 0, result.output
+    assert "warning: round 1: client-0: effective_rank" in result.stderr
+    assert "judged: before training, on digits: probe " in result.stderr
