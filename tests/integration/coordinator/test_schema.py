@@ -94,6 +94,28 @@ def test_every_step_goes_down_and_up_again(empty_url: str) -> None:
     assert _constraints(empty_url) == seen[-1]
 
 
+def test_operators_of_before_become_admins_and_nobody_gains_by_going_back(empty_url: str) -> None:
+    _to(empty_url, command.upgrade, "2026_11_20_fifth")
+    with Tables(empty_url) as tables:
+        tables.execute("INSERT INTO clients (id) VALUES ('a')")
+        tables.execute(
+            "INSERT INTO tokens (id, role, label, secret_hash, client_id) VALUES "
+            "(gen_random_uuid(), 'operator', '', '1', NULL), (gen_random_uuid(), 'worker', '', '2', 'a')"
+        )
+        _to(empty_url, command.upgrade, "2026_11_20_sixth")
+        kept = [("1", "admin", None), ("2", "worker", None)]
+        assert tables.query("SELECT secret_hash, role, expires_at FROM tokens ORDER BY 1") == kept
+        tables.execute(
+            "INSERT INTO tokens (id, role, label, secret_hash, client_id, expires_at) VALUES "
+            "(gen_random_uuid(), 'operator', '', '3', NULL, NULL), (gen_random_uuid(), 'viewer', '', '4', NULL, NULL), "
+            "(gen_random_uuid(), 'enrolment', '', '5', 'a', now()), "
+            "(gen_random_uuid(), 'worker', '', '6', 'a', now() + interval '1 day')"
+        )
+        _to(empty_url, command.downgrade, "2026_11_20_fifth")
+        left = [("1", "operator", True), ("2", "worker", True), ("6", "worker", False)]
+        assert tables.query("SELECT secret_hash, role, revoked_at IS NULL FROM tokens ORDER BY 1") == left
+
+
 def test_there_is_one_newest_revision() -> None:
     scripts = ScriptDirectory.from_config(alembic_config())
     assert len(scripts.get_heads()) == 1
@@ -186,6 +208,33 @@ REFUSED: dict[str, tuple[LiteralString, tuple[Any, ...], str]] = {
     "an operator's token with a client": (
         "INSERT INTO tokens (id, role, label, secret_hash, client_id) VALUES (%s, 'operator', '', 'h', 'a')",
         (uuid4(),), "worker_has_client",
+    ),
+    "a token of no role": (
+        "INSERT INTO tokens (id, role, label, secret_hash) VALUES (%s, 'root', '', 'h')", (uuid4(),), "role_known",
+    ),
+    "an enrolment for nobody": (
+        "INSERT INTO tokens (id, role, label, secret_hash, expires_at) VALUES (%s, 'enrolment', '', 'h', now())",
+        (uuid4(),), "worker_has_client",
+    ),
+    "an enrolment without an end": (
+        "INSERT INTO tokens (id, role, label, secret_hash, client_id) VALUES (%s, 'enrolment', '', 'h', 'a')",
+        (uuid4(),), "enrolment_expires",
+    ),
+    "a viewer's token that was used": (
+        "INSERT INTO tokens (id, role, label, secret_hash, used_at) VALUES (%s, 'viewer', '', 'h', now())",
+        (uuid4(),), "enrolment_is_used",
+    ),
+    "two open enrolments of a client": (
+        "INSERT INTO tokens (id, role, label, secret_hash, client_id, expires_at) "
+        "SELECT gen_random_uuid(), 'enrolment', '', i, 'a', now() FROM generate_series(1, 2) AS i", (),
+        "uq_tokens_one_open_enrolment",
+    ),
+    "an enrolment of two workers": (
+        "WITH e AS (INSERT INTO tokens (id, role, label, secret_hash, client_id, expires_at) "
+        "VALUES (gen_random_uuid(), 'enrolment', '', 'e', 'a', now()) RETURNING id) "
+        "INSERT INTO tokens (id, role, label, secret_hash, client_id, enrolment_id) "
+        "SELECT gen_random_uuid(), 'worker', '', i::text, 'a', e.id FROM e, generate_series(1, 2) AS i", (),
+        "uq_tokens_enrolment_id",
     ),
     "an upload of nothing": (
         "INSERT INTO uploads (assignment_id, digest) VALUES (%s, 'x')", (_ACCEPTED,), "fk_uploads_digest",

@@ -34,6 +34,8 @@ dataset = "digits"
 num_clients = 2
 scheme = "iid"
 max_images = 200
+[watch]
+num_images = 0
 """
 
 
