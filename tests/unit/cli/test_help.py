@@ -66,6 +66,8 @@ COMMANDS = [
     ["demo"],
     ["up"],
     ["simulate"],
+    ["compare"],
+    ["reproduce"],
     ["evaluate"],
     ["partition"],
     *([group, name] for group in GROUPS for name in GROUPS[group]),

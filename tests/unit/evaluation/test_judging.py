@@ -68,6 +68,15 @@ def test_the_results_are_those_of_the_protocols(labelled: Labelled) -> None:
     assert judge(_encoder(), labelled, CONFIG, DATA) == found
 
 
+def test_each_measure_is_told_once_it_is_done(labelled: Labelled) -> None:
+    told: list[dict[str, float]] = []
+    found = judge(_encoder(), labelled, CONFIG, DATA, on_results=told.append)
+    assert [tuple(results) for results in told] == list(RESULTS.values())
+    assert {name: value for results in told for name, value in results.items()} == found
+    for measure, alone in zip(RESULTS, told, strict=True):
+        assert judge(_encoder(), labelled, CONFIG.model_copy(update={"measures": (measure,)}), DATA) == alone
+
+
 @pytest.mark.parametrize("measure", RESULTS)
 def test_only_what_is_asked_for(labelled: Labelled, measure: str) -> None:
     config = CONFIG.model_copy(update={"measures": (measure,)})
