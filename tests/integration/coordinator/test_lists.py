@@ -72,6 +72,9 @@ def test_rounds_events_and_metrics_oldest_first(coordinator: Coordinator, tables
     assert all(len(r["assignments"]) == 2 for page in _pages(coordinator, f"{path}/rounds", 3) for r in page)
     events = tables.query("SELECT id FROM events WHERE run_id = %s ORDER BY id", cast.id)
     _assert_cut_anyhow(coordinator, f"{path}/events", "id", [event_id for (event_id,) in events])
+    opened = tables.query("SELECT id FROM events WHERE run_id = %s AND kind = 'round.opened' ORDER BY id", cast.id)
+    pages = _pages(coordinator, f"{path}/events", 1, kind="round.opened")
+    assert [event["id"] for page in pages for event in page] == [event_id for (event_id,) in opened]
     losses = [m for page in _pages(coordinator, f"{path}/metrics", 2, name="loss") for m in page]
     assert [(m["round_number"], m["client_id"]) for m in losses] == [
         (number, client) for number in (1, 2, 3, 4) for client in ("a", "b", None)
