@@ -41,6 +41,14 @@ format: $(VENV)/.installed-dev ## Format the code
 bench: $(VENV)/.installed-dev ## Measure, as ratios within one run
 	@$(BIN)/python -m pytest tests/bench --override-ini=addopts= --override-ini='python_files=bench_*.py' -p no:cacheprovider $(ARGS)
 
+.PHONY: gpu-test
+gpu-test: $(VENV)/.installed-dev ## Run the tests that need a GPU
+	@$(BIN)/python -m pytest tests/gpu --override-ini='addopts=--import-mode=importlib' $(ARGS)
+
+.PHONY: demonstration
+demonstration: $(VENV)/.installed-dev ## Run SSD, FedRLC and FLESD on `fedssl up`, with kills, against their simulations
+	@$(BIN)/python -m pytest tests/demonstration --override-ini='addopts=--import-mode=importlib' -s $(ARGS)
+
 .PHONY: docs
 docs: $(VENV)/.installed-dev ## Regenerate openapi.json and check the documents' examples
 	@$(BIN)/fedssl-coordinator openapi > openapi.json

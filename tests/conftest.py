@@ -1,6 +1,8 @@
 """Servers and coordinators for every test that asks for them: real Postgres, a real Redis-protocol server."""
 
+import logging
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +11,20 @@ import torch
 
 from support.coordinator import Coordinator
 from support.servers import Servers
+
+
+# A shell starts background jobs with SIGINT ignored, and processes pass that on: the tests' own would not hear Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    """What a test sets up writes to a stream that is closed after it: later tests' lines must not go there."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture(scope="session", autouse=True)

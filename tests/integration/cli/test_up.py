@@ -3,10 +3,8 @@
 import hashlib
 import json
 import os
-import signal
 import stat
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +13,10 @@ from typing import Any
 import pytest
 
 from fedssl.client import Client
+from support.up import FEDSSL, Up
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
-FEDSSL = [sys.executable, "-m", "fedssl.cli.main"]
 SPEC = """
 name = "tiny"
 num_rounds = 2
@@ -41,50 +39,6 @@ num_clients = 2
 scheme = "iid"
 max_images = 300
 """
-
-
-class Up:
-    """A `fedssl up`, or another long-running command, in a process group of its own as a terminal would have it."""
-
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        self.errors = (folder / "stderr").open("w+")
-        self.process = subprocess.Popen(
-            [*FEDSSL, *arguments], cwd=folder, stdout=subprocess.PIPE, stderr=self.errors, text=True, process_group=0
-        )
-
-    def introduction(self) -> dict[str, Any]:
-        """The JSON document that it prints when all is up."""
-        assert self.process.stdout is not None
-        lines = []
-        for line in self.process.stdout:
-            lines.append(line)
-            if line == "}\n":
-                found: dict[str, Any] = json.loads("".join(lines))
-                return found
-        raise AssertionError(f"it ended with {self.process.wait()}: {self.said()}")
-
-    def said(self) -> str:
-        self.errors.seek(0)
-        return self.errors.read()
-
-    def descendants(self) -> set[int]:
-        """All processes below it."""
-        parents = {}
-        for entry in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                parents[int(entry.parent.name)] = int(entry.read_text().rpartition(")")[2].split()[1])
-            except (OSError, ValueError):
-                continue
-        found, seen = {self.process.pid}, set[int]()
-        while found != seen:
-            seen = set(found)
-            found |= {pid for pid, parent in parents.items() if parent in seen}
-        return found - {self.process.pid}
-
-    def interrupt(self) -> int:
-        """Press Ctrl-C and wait for the end."""
-        os.killpg(self.process.pid, signal.SIGINT)
-        return self.process.wait(40)
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Recorded steps do what eager ones do.
 
 Without a GPU, torch.fx stands in for the CUDA graph: it too turns a step into a list of kernels on fixed memory, in
-which nothing is left of Python. The tests at the end need a GPU.
+which nothing is left of Python. tests/gpu has the real thing.
 """
 
 import dataclasses
@@ -14,21 +14,17 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedssl.engine import LocalResult, recording, release_trainer, run_local_round
+from fedssl.engine import recording, release_trainer
 from fedssl.engine import trainer as trainer_module
 from fedssl.engine.optimization import optimizer_for, restart
 from fedssl.engine.recording import COMPILE_FROM, NUM_EAGER_STEPS, RecordedSteps, compiled, wants_compiling
 from fedssl.engine.steps import Step, Terms
-from fedssl.methods import METHODS
-from fedssl.methods.api import Batch, ClientData
-from fedssl.methods.composition import ComposedClient
-from fedssl.protocol.runs import RunSpec
+from fedssl.methods.api import Batch
 from fedssl.protocol.training import OptimizerConfig
-from support.combinations import ALL_COMBINATIONS, combined_spec
-from support.methods import context, method_spec
-from support.rounds import aggregate, client_data, local_round, start, training
-
-CLIENTS = ("client-0", "client-1")
+from support.combinations import ALL_COMBINATIONS
+from support.methods import method_spec
+from support.rounds import client_data, local_round, start, training
+from support.two_rounds import CLIENTS, two_rounds, two_rounds_spec
 
 
 class _Steps(RecordedSteps):
@@ -105,39 +101,14 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[_Program]]:
     release_trainer()
 
 
-def _spec(name: str, **optimizer: Any) -> RunSpec:
-    training = {"batch_size": 16, "local_epochs": 1, "drop_last": False, "optimizer": {"name": "sgd", **optimizer}}
-    return combined_spec(name, training=training)
-
-
-def _two_rounds(spec: RunSpec, device: str = "cpu") -> list[LocalResult]:
-    """One client in the first, another in the second."""
-    now, results = start(spec), []
-    for number, client in enumerate(CLIENTS, 1):
-        ctx, data = _on(device, context(spec, number, client)), _moved(client_data(spec, client), device)
-        result = run_local_round(METHODS[spec.method.name], now.broadcast, None, data, ctx)
-        now = aggregate(spec, now.state, [(result.num_examples, result.update)], number)
-        results.append(result)
-    return results
-
-
-def _on(device: str, ctx: Any) -> Any:
-    public = None if ctx.public is None else _moved(ctx.public, device)
-    return dataclasses.replace(ctx, device=torch.device(device), public=public)
-
-
-def _moved(data: ClientData, device: str) -> ClientData:
-    return ClientData(data.images.to(device), None if data.labels is None else data.labels.to(device))
-
-
 @pytest.mark.parametrize("name", ALL_COMBINATIONS)
 def test_a_recording_serves_other_batches_rounds_and_clients(name: str, programs: list[_Program]) -> None:
-    spec = _spec(name)
+    spec = two_rounds_spec(name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer_module, "can_record", lambda device: False)
-        eager = _two_rounds(spec)
+        eager = two_rounds(spec)
     release_trainer()
-    recorded = _two_rounds(spec)
+    recorded = two_rounds(spec)
     assert programs
     for one, two in zip(eager, recorded, strict=True):
         for part in ("update", "state"):
@@ -147,8 +118,8 @@ def test_a_recording_serves_other_batches_rounds_and_clients(name: str, programs
 
 
 def test_it_is_made_once_after_some_eager_steps(programs: list[_Program]) -> None:
-    spec = _spec("fedsimclr")
-    _two_rounds(spec)
+    spec = two_rounds_spec("fedsimclr")
+    two_rounds(spec)
     assert len(programs) == 1
     sizes = [len(client_data(spec, client)) for client in CLIENTS]
     whole = sum(size // 16 for size in sizes)  # incomplete batches are eager
@@ -157,27 +128,27 @@ def test_it_is_made_once_after_some_eager_steps(programs: list[_Program]) -> Non
 
 
 def test_a_new_learning_rate_is_recorded_anew(programs: list[_Program]) -> None:
-    _two_rounds(_spec("scaffold", schedule="cosine"))
+    two_rounds(two_rounds_spec("scaffold", schedule="cosine"))
     assert len(programs) == 2
 
 
 def test_a_queue_of_another_length_is_recorded_anew(programs: list[_Program]) -> None:
     """FedMoCo's queue follows the number of images, which differs between the clients."""
-    _two_rounds(_spec("fedmoco"))
+    two_rounds(two_rounds_spec("fedmoco"))
     assert len(programs) == 2
 
 
 @pytest.mark.parametrize("wanted", ["eager", "recorded"])
 def test_the_spec_can_ask_for_eager_steps(wanted: str, programs: list[_Program]) -> None:
-    spec = _spec("fedsimclr")
+    spec = two_rounds_spec("fedsimclr")
     spec = spec.model_copy(update={"training": spec.training.model_copy(update={"gpu_steps": wanted})})
     local_round(spec, start(spec).broadcast)
     assert len(programs) == (wanted == "recorded")
 
 
 def test_a_step_that_cannot_be_recorded_is_eager(programs: list[_Program], monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = _spec("fedbyol")
-    recorded = _two_rounds(spec)
+    spec = two_rounds_spec("fedbyol")
+    recorded = two_rounds(spec)
     release_trainer()
 
     def refuse(*args: Any) -> None:
@@ -185,7 +156,7 @@ def test_a_step_that_cannot_be_recorded_is_eager(programs: list[_Program], monke
 
     monkeypatch.setattr(recording, "_Recording", refuse)
     with pytest.warns(UserWarning, match="cannot be recorded and is taken eagerly: operation not permitted") as told:
-        eager = _two_rounds(spec)
+        eager = two_rounds(spec)
     assert len(told) == 1
     for one, two in zip(recorded, eager, strict=True):
         assert all(torch.equal(one.update[name], two.update[name]) for name in one.update)
@@ -196,7 +167,7 @@ def test_running_out_of_memory_is_not_taken_for_that(programs: list[_Program], m
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(recording, "_Recording", fail)
-    spec = _spec("fedsimclr")
+    spec = two_rounds_spec("fedsimclr")
     broadcast = start(spec).broadcast
     with pytest.raises(torch.OutOfMemoryError):
         local_round(spec, broadcast)
@@ -269,73 +240,3 @@ def test_a_step_that_cannot_be_compiled_stays_as_it_is(monkeypatch: pytest.Monke
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         objective(client.modules, batch, client.broadcast, client.ctx)
-
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
-
-def _on_gpu(name: str, wanted: str) -> RunSpec:
-    spec = _spec(name)
-    return spec.model_copy(update={"training": spec.training.model_copy(update={"gpu_steps": wanted})})
-
-
-@needs_gpu
-@pytest.mark.parametrize("wanted", ["recorded", "compiled"])
-@pytest.mark.parametrize("name", ALL_COMBINATIONS)
-def test_a_gpus_recorded_steps_are_its_eager_ones(name: str, wanted: str) -> None:
-    if wanted == "compiled" and name not in ("fedsimclr", "ssd", "fedrlc", "fedu2"):
-        pytest.skip("one of each kind is compiled")
-    release_trainer()
-    eager = _two_rounds(_on_gpu(name, "eager"), "cuda")
-    release_trainer()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        recorded = _two_rounds(_on_gpu(name, wanted), "cuda")
-    for one, two in zip(eager, recorded, strict=True):
-        assert two.metrics["loss"] == pytest.approx(one.metrics["loss"], rel=1e-2, abs=1e-3)
-        for tensor in one.update:
-            torch.testing.assert_close(two.update[tensor].float(), one.update[tensor].float(), rtol=2e-2, atol=2e-3)
-
-
-@needs_gpu
-@pytest.mark.parametrize("name", ALL_COMBINATIONS)
-def test_a_gpu_is_not_waited_for_inside_an_epoch(name: str) -> None:
-    spec = _on_gpu(name, "recorded")
-    spec = spec.model_copy(update={"training": spec.training.model_copy(update={"local_epochs": 2})})
-    release_trainer()
-    _two_rounds(spec, "cuda")
-    method, ctx = METHODS[spec.method.name], _on("cuda", context(spec, 2, "client-0"))
-    data = _moved(client_data(spec, "client-0"), "cuda")
-    broadcast = start(spec).broadcast
-    with trainer_module.borrow_trainer(method, ctx) as trainer, recording.on_own_stream(ctx.device):
-        algorithm, modules = trainer.algorithm, trainer.modules
-        assert isinstance(algorithm, ComposedClient)
-        algorithm.merge(modules, broadcast, None, data, ctx)
-        step = trainer.start_round(broadcast, algorithm.schedule(len(data), ctx), ctx)
-        for epoch in range(2):
-            algorithm.begin_epoch(modules, data, epoch, ctx)
-            if epoch == 1:
-                torch.cuda.set_sync_debug_mode("error")
-            try:
-                sums = torch.zeros((), device="cuda")
-                for batch in algorithm.batches(data, epoch, ctx):
-                    sums = sums + step(batch).values
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
-        assert bool(sums.isfinite().all())
-
-
-@needs_gpu
-def test_a_gpu_records_once_for_all_clients_and_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-    original = recording._Recording
-
-    class Counted(original):  # type: ignore[misc, valid-type]
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
-            made.append(self)
-
-    monkeypatch.setattr(recording, "_Recording", Counted)
-    release_trainer()
-    _two_rounds(_on_gpu("fedbyol", "recorded"), "cuda")
-    assert len(made) == 1

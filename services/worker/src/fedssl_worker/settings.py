@@ -1,43 +1,18 @@
 """What a worker is told at its start: by options, else by environment variables that begin with FEDSSL_WORKER_."""
 
-import json
 import stat
-import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from fedssl.errors import FedSSLError
-from fedssl.protocol.model import EncoderConfig
+from fedssl.protocol.model import EncoderConfig, read_encoder
 
 
 class SettingsError(FedSSLError):
     """The worker cannot start with these settings."""
-
-
-def read_encoder(given: Any) -> Any:
-    """An encoder as a person writes it: its name, or a table in TOML or JSON. Raises ValueError.
-
-    >>> read_encoder("resnet18"), read_encoder("{ name = 'convnet', widths = [8, 16] }")
-    ({'name': 'resnet18'}, {'name': 'convnet', 'widths': [8, 16]})
-    """
-    if not isinstance(given, str):
-        return given
-    text = given.strip()
-    if not text.startswith("{"):
-        return {"name": text} if text else None
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        pass
-    try:
-        return tomllib.loads(f"encoder = {text}")["encoder"]
-    except (tomllib.TOMLDecodeError, RecursionError):
-        raise ValueError(
-            'write a name such as resnet18, or a table such as { name = "convnet", widths = [32, 64] }'
-        ) from None
 
 
 class Settings(BaseSettings):

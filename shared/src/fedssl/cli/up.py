@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedssl.local.federation import Dealing, Federation
+    from fedssl.protocol.model import EncoderConfig
     from fedssl.protocol.runs import RunSpec
 
 DirectoryOption = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the federation: all of it is in there.")]
@@ -47,6 +48,14 @@ def up(
     port: PortOption = None,
     device: DeviceOption = "cpu",
     threads: ThreadsOption = 1,
+    encoder: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CLIENT=ENCODER",
+            help="The encoder that a client's worker declares, for runs in which clients may differ (FLESD): "
+            "client-1=resnet18, or a table, client-1='{ name = \"convnet\", widths = [16, 32] }'. Repeat it.",
+        ),
+    ] = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Run a federation on this machine until Ctrl-C: servers, coordinator, and one worker a client.
@@ -66,7 +75,7 @@ def up(
     folder.require_usable()
     if folder.read() is None:
         ensure(dealing.partition.dataset, note)
-    machine = Machine(port=port, device=device, threads=threads)
+    machine = Machine(port=port, device=device, threads=threads, encoders=encoders_of(encoder or []))
     with running_federation(folder, dealing, machine, on_step=note, on_event=tell) as federation:
         _introduce(federation, output)
         federation.run_until_stopped()
@@ -95,6 +104,25 @@ def dealing_of(spec: "RunSpec | None", given: dict[str, Any]) -> "Dealing":
     return Dealing(
         partition=partition, data=None if spec is None else spec.data, required=required, data_root=data_folder()
     )
+
+
+def encoders_of(given: list[str]) -> "dict[str, EncoderConfig]":
+    """What `--encoder` was given, by client. Raises UsageError."""
+    from pydantic import ValidationError
+
+    from fedssl.cli.errors import UsageError
+    from fedssl.protocol.model import EncoderConfig, read_encoder
+
+    found = {}
+    for text in given:
+        client, _, encoder = text.partition("=")
+        try:
+            found[client] = EncoderConfig.model_validate(read_encoder(encoder))
+        except ValidationError as error:
+            raise UsageError(f"--encoder {text}: {error.errors()[0]['msg']}") from None
+        except ValueError as error:
+            raise UsageError(f"--encoder {text}: {error}") from None
+    return found
 
 
 def tell(name: str, what: str, screen: "Console | None" = None) -> None:

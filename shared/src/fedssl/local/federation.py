@@ -11,12 +11,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from fedssl.client import Client, ClientError, Retry
+from fedssl.errors import SpecError
 from fedssl.local.errors import LocalError, PortTakenError
 from fedssl.local.folder import Folder, Record
 from fedssl.local.postgres import Postgres
@@ -26,6 +27,7 @@ from fedssl.local.service import Service
 from fedssl.local.supervisor import Supervisor
 from fedssl.local.valkey import Valkey
 from fedssl.protocol.data import DataConfig, PartitionConfig
+from fedssl.protocol.model import EncoderConfig
 
 DEFAULT_PORT = 8000
 STEP_SECONDS = 120.0
@@ -53,11 +55,15 @@ class Dealing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """How the processes run. `port`: of the API; 0: any that is free; None: the folder's last, else 8000, else any."""
+    """How the processes run. `port`: of the API; 0: any that is free; None: the folder's last, else 8000, else any.
+
+    `encoders` are those that the workers of some clients declare from now on; a client that is not named keeps its own.
+    """
 
     port: int | None = None
     device: str = "cpu"
     threads: int = 1
+    encoders: Mapping[str, EncoderConfig] = field(default_factory=dict)
 
 
 class Federation:
@@ -108,7 +114,7 @@ def running_federation(
         kept = folder.read()
         record = _deal(folder, dealing, on_step) if kept is None else kept
         folder.require_same(record, dealing.required)
-        record = record.model_copy(update={"port": _choose_port(machine.port, record.port)})
+        record = _as_the_machine_says(record, machine)
         folder.write(record)
         federation = Federation(folder, record, supervisor, is_new=kept is None)
         _Starter(federation, supervisor, machine, on_step).start()
@@ -141,6 +147,14 @@ def _deal(folder: Folder, dealing: Dealing, on_step: Callable[[str], None]) -> R
     on_step(f"dealing {dealing.partition.dataset} out to {dealing.partition.num_clients} clients")
     data = dealing.data or _own_shape(dealing)
     return folder.deal(dealing.partition, data, dealing.data_root)
+
+
+def _as_the_machine_says(record: Record, machine: Machine) -> Record:
+    unknown = sorted(set(machine.encoders) - set(record.clients))
+    if unknown:
+        raise SpecError(f"no client is called {unknown[0]}: there are {', '.join(record.clients[:12])}")
+    encoders = record.encoders | dict(machine.encoders)
+    return record.model_copy(update={"port": _choose_port(machine.port, record.port), "encoders": encoders})
 
 
 def _own_shape(dealing: Dealing) -> DataConfig:
@@ -228,6 +242,8 @@ class _Starter:
             "FEDSSL_WORKER_DEVICE": self._machine.device,
             "FEDSSL_WORKER_THREADS": str(self._machine.threads),
         }
+        if (encoder := self._record.encoders.get(name)) is not None:
+            settings["FEDSSL_WORKER_ENCODER"] = encoder.model_dump_json()
         # Refused for good: starting it again changes nothing, and the other clients go on without it.
         self._start_service(name, ["fedssl_worker", "run"], settings | self._threads, final_statuses=(WORKER_REFUSED,))
 

@@ -14,6 +14,7 @@ from fedssl.local.errors import LocalError
 from fedssl.local.server import HOST, write_private
 from fedssl.protocol.base import StrictModel
 from fedssl.protocol.data import DataConfig, PartitionConfig
+from fedssl.protocol.model import EncoderConfig
 
 _SHAPE = ("channels", "image_size")
 
@@ -27,6 +28,7 @@ class Record(StrictModel):
     image_size: int
     num_images: dict[str, int]
     port: int | None = None
+    encoders: dict[str, EncoderConfig] = {}  # of the clients whose workers declare one
 
     @property
     def clients(self) -> list[str]:

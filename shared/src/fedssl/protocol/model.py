@@ -1,6 +1,8 @@
 """What network a run trains."""
 
-from typing import Annotated, Literal
+import json
+import tomllib
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -50,6 +52,29 @@ class EncoderConfig(StrictModel):
         if self.name == "convnet":
             return f"convnet {'-'.join(map(str, self.widths))}"
         return f"{self.name} ({self.stem} stem)"
+
+
+def read_encoder(given: Any) -> Any:
+    """An encoder as a person writes it: its name, or a table in TOML or JSON. Raises ValueError.
+
+    >>> read_encoder("resnet18"), read_encoder("{ name = 'convnet', widths = [8, 16] }")
+    ({'name': 'resnet18'}, {'name': 'convnet', 'widths': [8, 16]})
+    """
+    if not isinstance(given, str):
+        return given
+    text = given.strip()
+    if not text.startswith("{"):
+        return {"name": text} if text else None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return tomllib.loads(f"encoder = {text}")["encoder"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        raise ValueError(
+            'write a name such as resnet18, or a table such as { name = "convnet", widths = [32, 64] }'
+        ) from None
 
 
 class MLPConfig(StrictModel):

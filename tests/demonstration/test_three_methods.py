@@ -1,0 +1,218 @@
+"""`fedssl up` with four workers, and three methods whose coordinator does more than average, on Fashion-MNIST.
+
+SSD's dimensions, FedRLC's centers and FLESD's distillation for clients of two kinds: one after the other, all at once,
+and while somebody kills the coordinator's processes. Every run has the bits of its simulation. `make demonstration`
+runs it, in about ten minutes; the figures of the last time are in docs/log.md.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+import torch
+
+from fedssl.artifacts.tensors import load_tensors
+from fedssl.cli.datasets import data_folder
+from fedssl.client import Client, Retry
+from fedssl.data import ImageData, load_dataset
+from fedssl.protocol.methods.distillation import distillation_of
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.states import JobState, Outcome, RunState
+from fedssl.protocol.views import RunView
+from fedssl.simulation import Result, simulate
+from support.up import FEDSSL, Up
+
+pytestmark = pytest.mark.timeout(900)
+
+DATA = "fashion-mnist"
+CLIENTS = tuple(f"client-{number}" for number in range(4))
+OWN_ENCODER = "client-3={ name = 'convnet', widths = [8, 16, 32] }"
+VICTIMS = ("--queues aggregate", "--queues distill", "--queues evaluate", "fedssl_coordinator beat")
+METHODS: dict[str, dict[str, Any]] = {
+    "ssd": {"method": {"name": "ssd"}},
+    "fedrlc": {"method": {"name": "fedrlc"}},
+    "flesd": {
+        "num_rounds": 2,
+        "method": {
+            "name": "flesd",
+            "reducer": {
+                "name": "distillation",
+                "num_epochs": 40,
+                "batch_size": 64,
+                "num_anchors": 256,
+                "momentum": 0.99,
+                "client_encoders": "declared",
+                "client_distillation": {"num_epochs": 5},
+            },
+        },
+        "public_data": {"dataset": DATA, "split": "test", "num_images": 1000},
+    },
+}
+
+
+def _spec(method: str, seed: int) -> RunSpec:
+    return RunSpec.model_validate(
+        {
+            "name": f"{method} {seed}",
+            "seed": seed,
+            "num_rounds": 3,
+            "model": {
+                "encoder": {"widths": [16, 32, 64]},
+                "projector": {"hidden_dims": [64], "out_dim": 64},
+                "predictor": {"hidden_dims": [64], "out_dim": 64},
+            },
+            "data": {"channels": 1, "image_size": 28},
+            "training": {"batch_size": 128, "local_epochs": 2, "drop_last": False},
+            "cohort": {"clients": CLIENTS, "min_clients": 4, "min_updates": 4, "lease_seconds": 20},
+            "evaluation": {"dataset": DATA, "measures": ["knn"], "every": 1, "max_train": 2000, "max_test": 1000},
+            **METHODS[method],
+        }
+    )
+
+
+class Running:
+    """The federation as its operator sees it, and its files."""
+
+    def __init__(self, folder: Path, up: Up) -> None:
+        introduced = up.introduction()
+        self.folder = folder
+        self.up = up
+        token = Path(introduced["token_file"]).read_text(encoding="ascii").strip()
+        self.client = Client(introduced["url"], token, retry=Retry(seconds=30))
+        self.clients = {name: _own_images(folder / ".fedssl" / "shards" / f"{name}.npz") for name in CLIENTS}
+        self.kills: list[str] = []
+
+    def fedssl(self, *arguments: str) -> None:
+        """A command, in the federation's folder."""
+        subprocess.run([*FEDSSL, *arguments], cwd=self.folder, check=True, capture_output=True, timeout=120)
+
+    def submit(self, method: str, seed: int) -> RunView:
+        return self.client.create_run(_spec(method, seed))
+
+    def finished(self, run_id: UUID) -> RunView:
+        """The run at its end, its evaluations done too."""
+        deadline = time.monotonic() + 600
+        while time.monotonic() < deadline:
+            run = self.client.run(run_id)
+            if run.state == RunState.FINISHED and all(
+                evaluation.state == JobState.COMPLETED for evaluation in self.client.evaluations(run_id)
+            ):
+                return run
+            time.sleep(0.2)
+        raise AssertionError(f"not at its end: {self.client.run(run_id)}")
+
+    def kill(self, what: str) -> bool:
+        """SIGKILL for the process with `what` in its command line; whether there is one just now."""
+        for pid in self.up.descendants():
+            try:
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+                if what in command and "fedssl_coordinator" in command:
+                    os.kill(pid, signal.SIGKILL)
+                    self.kills.append(what)
+                    return True
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+        return False
+
+
+def _own_images(path: Path) -> ImageData:
+    return load_dataset(str(path), "train")
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Four workers, of which one has declared a smaller encoder; public and labelled images are registered."""
+    folder = tmp_path_factory.mktemp("demonstration")
+    options = ["--data", DATA, "--clients", "4", "--alpha", "0.5", "--max-images", "4000"]
+    up = Up(folder, "up", "--port", "0", *options, "--encoder", OWN_ENCODER, "--format", "json")
+    try:
+        running = Running(folder, up)
+        # Under the known name, by which a simulation finds the same images.
+        running.fedssl("public-dataset", "add", DATA, DATA, "--split", "test")
+        running.fedssl("evaluation-dataset", "add", DATA, DATA)
+        yield running
+        assert up.interrupt() == 0
+    finally:
+        up.process.kill()
+        up.process.wait()
+
+
+@pytest.fixture(scope="module")
+def simulated() -> dict[tuple[str, int], Result]:
+    """What was simulated already, by method and seed."""
+    return {}
+
+
+Simulated = dict[tuple[str, int], Result]
+
+
+def _check(running: Running, run: RunView, simulated: Simulated) -> None:
+    """That the run has the bits of its simulation, and the numbers of its judging."""
+    done = running.finished(run.id)
+    assert done.outcome == Outcome.COMPLETED, done.reason
+    key = (run.spec.method.name, run.spec.seed)
+    if key not in simulated:
+        simulated[key] = simulate(run.spec, running.clients, data_root=data_folder())
+    result = simulated[key]
+    path = running.folder / "model.safetensors"
+    running.client.download_model(run.id, path)
+    deployed = load_tensors(path)
+    assert deployed.keys() == result.model.keys()
+    assert [name for name in result.model if not torch.equal(deployed[name], result.model[name])] == []
+    measured = {row.round_number: row.results for row in running.client.evaluations(run.id)}
+    assert measured == result.evaluations_by_round
+    knn = ", ".join(f"{measured[number]['knn']:.1f}" for number in sorted(measured))
+    assert done.finished_at is not None
+    _tell(f"{run.spec.name}: equal bits, kNN {knn}, {(done.finished_at - done.created_at).total_seconds():.0f} s")
+
+
+def _tell(line: str) -> None:
+    print(line, flush=True)  # noqa: T201
+
+
+def test_one_after_the_other(running: Running, simulated: Simulated) -> None:
+    for method in METHODS:
+        _check(running, running.submit(method, 0), simulated)
+    flesd = distillation_of(
+        next(run for run in map(running.client.run, _ids(running)) if "flesd" in run.name).spec.method
+    )
+    assert flesd is not None
+    assert list(flesd.client_encoders) == ["client-3"]
+
+
+def _ids(running: Running) -> list[UUID]:
+    return [run.id for run in running.client.runs()]
+
+
+def test_all_at_once(running: Running, simulated: Simulated) -> None:
+    runs = [running.submit(method, 1) for method in METHODS]
+    for run in runs:
+        _check(running, run, simulated)
+
+
+def test_while_the_coordinators_processes_are_killed(running: Running, simulated: Simulated) -> None:
+    """Every one to three seconds, and a distillation certainly in its middle; the supervisor starts what was killed."""
+    draw = random.Random(5)
+    runs = [running.submit(method, 1) for method in METHODS]
+    interrupted = 0
+    while any(running.client.run(run.id).state != RunState.FINISHED for run in runs):
+        jobs = [
+            job for run in runs for job in running.client.distillation_jobs(run.id) if job.state == JobState.RUNNING
+        ]
+        if jobs and jobs[0].epoch > 5 and interrupted < 2:
+            interrupted += running.kill("--queues distill")
+        else:
+            running.kill(draw.choice(VICTIMS))
+        time.sleep(draw.uniform(1, 3))
+    assert interrupted == 2
+    _tell(f"killed: {dict(Counter(running.kills))}")
+    for run in runs:
+        _check(running, run, simulated)
