@@ -12,7 +12,6 @@ import torch
 from support.coordinator import Coordinator
 from support.servers import Servers
 
-
 # A shell starts background jobs with SIGINT ignored, and processes pass that on: the tests' own would not hear Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
