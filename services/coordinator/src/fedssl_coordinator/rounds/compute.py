@@ -25,7 +25,7 @@ from fedssl.protocol.data import DataConfig, PublicDataConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, Outcome, RoundState, RunState, Verdict
 from fedssl.shards import choose_public, find_public, load_public
-from fedssl_coordinator.artifacts import repository as artifacts
+from fedssl_coordinator.artifacts import service as artifacts
 from fedssl_coordinator.artifacts.service import store
 from fedssl_coordinator.db import transaction
 from fedssl_coordinator.evaluations import service as evaluations
@@ -201,4 +201,4 @@ def _stored(result: ServerResult) -> Weights:
 
 def _note(session: Session, weights: Weights) -> None:
     for artifact in (weights.state, weights.broadcast):
-        artifacts.add(session, artifact.digest, artifact.num_bytes)
+        artifacts.note(session, artifact.digest, artifact.num_bytes)

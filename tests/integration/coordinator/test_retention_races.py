@@ -1,0 +1,94 @@
+"""The collector beside whoever stores, hands in or registers the very bytes that it is about to remove."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedssl.client import ServerError
+from fedssl.protocol.states import Outcome
+from fedssl_coordinator.retention import service
+from support.cast import Cast
+from support.coordinator import Coordinator
+from support.data_sets import public_bytes
+from support.tables import Tables
+from support.uploads import digest
+
+ROUNDS = 40
+DATA_SETS = 40
+
+
+@contextmanager
+def over_and_over(work: Callable[[], object]) -> Iterator[list[int]]:
+    """Do the work in a thread, again and again, for the length of the block; yields how often."""
+    is_over, times, failures = threading.Event(), [0], []
+
+    def loop() -> None:
+        while not is_over.is_set():
+            try:
+                work()
+            except Exception as error:
+                failures.append(error)
+                return
+            times[0] += 1
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    try:
+        yield times
+    finally:
+        is_over.set()
+        thread.join()
+    assert failures == []
+
+
+def test_the_same_update_every_round(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+    """Both clients send the same bytes in every round: they are superfluous, and wanted, all the time."""
+    cast = Cast(coordinator, tables, tmp_path, num_rounds=ROUNDS)
+    removed: list[int] = []
+
+    def collect() -> None:
+        collected = service.collect()
+        assert collected is not None
+        removed.append(collected.counts["update"])
+
+    def deliver(name: str) -> None:
+        cast.claim(name)
+        while True:
+            try:
+                cast.deliver(name)
+                return
+            except ServerError as error:  # what a worker does: it sends again
+                assert "store it again" in str(error)
+
+    with over_and_over(collect) as times:
+        for _ in range(ROUNDS):
+            deliver("a")
+            deliver("b")
+            [update] = {str(part.update) for part in cast.round.assignments}
+            assert (coordinator.store / update[:2] / update[2:4] / update).is_file()
+            cast.advance()
+    assert cast.run.outcome == Outcome.COMPLETED
+    assert cast.events("run.stalled") == []
+    assert times[0] > ROUNDS
+    assert sum(removed) > ROUNDS / 4, "there was hardly a race"
+
+
+def test_a_data_set_that_is_registered_at_last(coordinator: Coordinator, tables: Tables) -> None:
+    """Told that its bytes are there, an operator may register them, whatever the collector thinks."""
+    contents = {digest(content): content for content in (public_bytes(seed=seed) for seed in range(DATA_SETS))}
+    answers: Counter[int] = Counter()
+    with over_and_over(service.collect), coordinator.http() as http:
+        for name, content in contents.items():
+            http.put(f"/v1/artifacts/{name}", content=content)
+            tables.execute("UPDATE artifacts SET touched_at = now() - interval '2 days' WHERE digest = %s", name)
+            while (status := http.put(f"/v1/artifacts/{name}", content=content).status_code) == 503:
+                answers[status] += 1
+            answers[status] += 1
+            wanted = {"name": f"scans-{name[:8]}", "digest": name, "split": "train"}
+            assert http.post("/v1/public-datasets", json=wanted).status_code == 201
+    assert all((coordinator.store / name[:2] / name[2:4] / name).is_file() for name in contents)
+    assert tables.one("SELECT count(*) FROM artifacts WHERE collected_at IS NULL") == DATA_SETS
+    assert answers[200] > 0
+    assert answers[201] > 0, "the collector was never the first"
