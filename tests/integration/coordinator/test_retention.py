@@ -105,7 +105,7 @@ def test_a_run_keeps_its_first_newest_and_best_weights(
     judge(coordinator, tables, cast, after[2], tmp_path)
     assert collect() == {}
     age(tables, MONTH)
-    assert collect() == {"broadcast": 2, "unreferenced": 4}  # the others are server states that were replaced
+    assert collect() == {"broadcast": 2}
     assert [is_stored(coordinator, each) for each in after] == [True, False, True, False]
     run = cast.run
     assert is_stored(coordinator, str(run.model))
@@ -176,13 +176,14 @@ def test_files_that_no_row_knows_of(coordinator: Coordinator, tables: Tables) ->
 
 def test_a_file_that_a_killed_collection_left(cast: Cast, coordinator: Coordinator, tables: Tables) -> None:
     """The row says that the bytes are gone, and they are not."""
-    cast.work("a", "b")
+    cast.work("a", value=1.0)
+    cast.work("b", value=2.0)
     cast.advance()
     update = str(cast.rounds[0].assignments[0].update)
     tables.execute("UPDATE artifacts SET collected_at = now() WHERE digest = %s", update)
     path = coordinator.store / update[:2] / update[2:4] / update
     os.utime(path, (time.time() - 2 * DAY,) * 2)
-    assert collect() == {"update": 1}
+    assert collect() == {"update": 2}
     assert not path.exists()
 
 
@@ -219,7 +220,8 @@ def test_nothing_is_collected_while_a_backup_is_made(cast: Cast, coordinator: Co
     from fedssl_coordinator.retention import service
     from fedssl_coordinator.tasks import collect as task
 
-    cast.work("a", "b")
+    cast.work("a", value=1.0)
+    cast.work("b", value=2.0)
     cast.advance()
     update = str(cast.rounds[0].assignments[0].update)
     with service.held_up():
@@ -232,6 +234,33 @@ def test_nothing_is_collected_while_a_backup_is_made(cast: Cast, coordinator: Co
     assert run_command("hold-collection", "--", "/no/such/program").exit_code == 127
     task()
     assert not is_stored(coordinator, update)
+
+
+def test_a_finished_run_is_deleted_with_its_artifacts(
+    cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    other = Cast(coordinator, tables, tmp_path, num_rounds=1, seed=1)
+    cast.work("a", value=1.0)
+    late = cast.claim("b")
+    with pytest.raises(Conflict, match="stop it first"):
+        coordinator.client.delete_run(cast.id)
+    coordinator.client.stop(cast.id)
+    before = tables.one("SELECT count(*) FROM events WHERE run_id = %s", cast.id)
+    with coordinator.http(coordinator.operator_token) as http:
+        assert http.delete(f"/v1/runs/{cast.id}").status_code == 403
+    coordinator.client.delete_run(cast.id)
+    for table in ("rounds", "assignments", "metrics", "evaluations", "distillation_jobs"):
+        assert tables.query(f"SELECT 1 FROM {table} WHERE run_id = %s", cast.id) == []  # type: ignore[arg-type]
+    with pytest.raises(NotFound):
+        coordinator.client.delete_run(cast.id)
+    with pytest.raises(NotFound, match="claim work"):
+        upload(cast.workers["b"], late, tensors_for(late.plan.update, 1.0), tmp_path)
+    assert tables.one("SELECT count(*) FROM events WHERE run_id = %s", cast.id) == before + 1
+    age(tables, DAY)
+    assert collect() == {"unreferenced": 2}  # the first weights and an update
+    other.work("a", "b")
+    other.advance()
+    assert other.run.state == RunState.FINISHED
 
 
 def test_every_reference_keeps_its_artifact_unless_it_is_said_when_it_ends() -> None:

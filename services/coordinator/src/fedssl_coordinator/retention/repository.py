@@ -4,7 +4,7 @@ What refers to an artifact is what has a foreign key to it, so a new table keeps
 the references in `_conditions` end by themselves.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -92,11 +92,11 @@ def adopt(session: Session, digest: str, num_bytes: int, age_seconds: float) -> 
     session.execute(statement)
 
 
-def needed(session: Session, keep: Keep) -> Iterator[tuple[str, int]]:
+def needed(session: Session, keep: Keep) -> list[tuple[str, int]]:
     """Digest and size in bytes of every artifact that must be in the store."""
     is_kept = Artifact.collected_at.is_(None) & _is_needed(keep)
     statement = select(Artifact.digest, Artifact.num_bytes).where(is_kept).order_by(Artifact.digest)
-    yield from session.execute(statement).tuples()
+    return [(digest, num_bytes) for digest, num_bytes in session.execute(statement)]
 
 
 def is_needed(session: Session, digest: str, keep: Keep) -> bool:

@@ -23,7 +23,7 @@ class Checked:
 def verify_store() -> Iterator[Checked]:
     """Read every artifact that is needed, and compare its bytes with its digest."""
     with transaction() as session:
-        needed = list(repository.needed(session, keep()))
+        needed = repository.needed(session, keep())
     for digest, num_bytes in needed:
         fault = _fault(digest, num_bytes)
         if fault is None or _is_needed(digest):  # it may have been removed since, as it should

@@ -23,6 +23,7 @@ from fedssl_coordinator.rounds import service as rounds_service
 from fedssl_coordinator.runs import repository
 from fedssl_coordinator.transitions import transition
 
+DELETED = "run.deleted"  # the event, by which workers learn of it too
 _POSSIBLE = {
     RunState.CREATED: "only start or stop",
     RunState.RUNNING: "only pause or stop",
@@ -80,6 +81,21 @@ def change(session: Session, run_id: UUID, verb: str) -> RunView:
             raise ProblemError("conflict", f"run {run_id} is {state}: it cannot {verb}, {_POSSIBLE[state]}")
     nudges.wake_watchers(session)
     return show(session, run_id)
+
+
+def delete(session: Session, run_id: UUID) -> None:
+    """Delete a finished run: rounds, metrics, evaluations. Its artifacts go with the next collections; the audit log
+    keeps its events. Raises ProblemError.
+    """
+    run = repository.locked(session, run_id)
+    if run is None:
+        raise _no_run(run_id)
+    if run.state != RunState.FINISHED:
+        raise ProblemError("conflict", f"run {run_id} is {run.state}: stop it first, only a finished run is deleted")
+    about = {"name": run.name, "method": run.method, "outcome": run.outcome, "rounds_closed": run.rounds_closed}
+    repository.delete_all(session, run_id)
+    record(session, DELETED, f"{run.name}: deleted by an admin", run_id=run_id, data=about)
+    nudges.wake_watchers(session)
 
 
 def show(session: Session, run_id: UUID) -> RunView:
