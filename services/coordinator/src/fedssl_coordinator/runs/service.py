@@ -132,6 +132,7 @@ def round_views(session: Session, rows: Sequence[Round]) -> list[RoundView]:
             verdict=row.verdict,
             reason=row.reason,
             broadcast=row.broadcast,
+            num_wanted=row.num_wanted,
             opened_at=row.opened_at,
             deadline=row.deadline,
             closed_at=row.closed_at,

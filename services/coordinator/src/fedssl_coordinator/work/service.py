@@ -97,6 +97,7 @@ def submit(session: Session, client_id: str, request: Submit) -> Submitted:
     if not artifacts.is_uploaded(session, assignment.id, request.update):
         detail = f"artifact {request.update} has not been uploaded for this assignment: PUT it first"
         raise ProblemError("conflict", detail, happening=_refused(assignment, detail))
+    _require_wanted(session, assignment)
     _accept(session, assignment, request)
     nudges.advance(session, assignment.run_id)
     nudges.wake_watchers(session)
@@ -155,6 +156,20 @@ def _require_open(session: Session, assignment: Assignment) -> None:
         raise ProblemError("round-closed", detail, happening=_refused(assignment, detail))
     detail = f"the assignment is {assignment.state}" + (f" ({assignment.reason})" if assignment.reason else "")
     raise ProblemError("lease-lost", f"{detail}: claim again", happening=_refused(assignment, detail))
+
+
+def _require_wanted(session: Session, assignment: Assignment) -> None:
+    """Raises ProblemError where the round has as many updates as it closes with, and the aggregator is about to see it.
+
+    Of two that would be the last one waits for the other here.
+    """
+    current = session.get_one(Round, assignment.round_id)
+    if current.num_wanted is not None and rounds.has_enough(session, rounds.locked(session, current.id)):
+        detail = (
+            f"round {current.number} closes with the first {current.num_wanted} updates, and has them: this one came "
+            "too late and changes nothing; claim new work"
+        )
+        raise ProblemError("round-closed", detail, happening=_refused(assignment, detail))
 
 
 def _work_item(session: Session, assignment: Assignment, run: Run, spec: RunSpec) -> WorkItem:
