@@ -15,7 +15,7 @@ from fedssl_coordinator.clients import encoders
 from fedssl_coordinator.clients import repository as clients
 from fedssl_coordinator.datasets import service as datasets
 from fedssl_coordinator.distillation import service as distillation
-from fedssl_coordinator.events.repository import record
+from fedssl_coordinator.events.repository import HAD_UPDATES, RUN_DELETED, record
 from fedssl_coordinator.models import Assignment, Round, Run
 from fedssl_coordinator.problems import ProblemError
 from fedssl_coordinator.rounds import repository as rounds
@@ -23,7 +23,6 @@ from fedssl_coordinator.rounds import service as rounds_service
 from fedssl_coordinator.runs import repository
 from fedssl_coordinator.transitions import transition
 
-DELETED = "run.deleted"  # the event, by which workers learn of it too
 _POSSIBLE = {
     RunState.CREATED: "only start or stop",
     RunState.RUNNING: "only pause or stop",
@@ -93,8 +92,9 @@ def delete(session: Session, run_id: UUID) -> None:
     if run.state != RunState.FINISHED:
         raise ProblemError("conflict", f"run {run_id} is {run.state}: stop it first, only a finished run is deleted")
     about = {"name": run.name, "method": run.method, "outcome": run.outcome, "rounds_closed": run.rounds_closed}
+    about[HAD_UPDATES] = bool(run.plan and run.plan["update"])
     repository.delete_all(session, run_id)
-    record(session, DELETED, f"{run.name}: deleted by an admin", run_id=run_id, data=about)
+    record(session, RUN_DELETED, f"{run.name}: deleted by an admin", run_id=run_id, data=about)
     nudges.wake_watchers(session)
 
 

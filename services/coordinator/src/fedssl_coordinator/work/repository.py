@@ -1,5 +1,6 @@
 """Reads and writes leases."""
 
+from collections.abc import Sequence
 from datetime import timedelta
 from uuid import UUID
 
@@ -53,6 +54,18 @@ def renew(session: Session, assignment_id: UUID, seconds: float, progress: Progr
         .execution_options(synchronize_session=False)
     )
     return session.execute(statement).scalar_one_or_none() is not None
+
+
+def finished_with(session: Session, client_id: str, run_ids: Sequence[UUID]) -> Sequence[UUID]:
+    """Those of the runs that have finished, sent something, and had this client."""
+    took_part = select(Assignment.id).where(Assignment.run_id == Run.id, Assignment.client_id == client_id)
+    statement = select(Run.id).where(
+        Run.id.in_(run_ids),
+        Run.state == RunState.FINISHED,
+        func.jsonb_array_length(Run.plan["update"]) > 0,
+        took_part.exists(),
+    )
+    return session.scalars(statement).all()
 
 
 def newest_accepted(session: Session, run_id: UUID, client_id: str) -> Assignment | None:

@@ -10,6 +10,8 @@ from fedssl.protocol.states import AssignmentState, RoundState
 from fedssl.protocol.work import (
     AcceptedUpdate,
     Decline,
+    EndedQuery,
+    EndedRuns,
     Heartbeat,
     HeartbeatReply,
     Register,
@@ -23,6 +25,7 @@ from fedssl_coordinator.artifacts import repository as artifacts
 from fedssl_coordinator.artifacts.service import own_assignment
 from fedssl_coordinator.clients import repository as clients
 from fedssl_coordinator.dimensions import repository as dimensions
+from fedssl_coordinator.events import repository as events
 from fedssl_coordinator.events.repository import record
 from fedssl_coordinator.models import Assignment, Round, Run
 from fedssl_coordinator.problems import Happening, ProblemError, printable
@@ -124,6 +127,14 @@ def decline(session: Session, client_id: str, request: Decline) -> Submitted:
     nudges.advance(session, assignment.run_id)
     nudges.wake_watchers(session)
     return Submitted(assignment_id=assignment.id, state=AssignmentState.DECLINED)
+
+
+def ended_runs(session: Session, client_id: str, request: EndedQuery) -> EndedRuns:
+    """Which of the runs have finished, or were deleted since. Not those whose method sends nothing: what a client keeps
+    of them is their result.
+    """
+    finished = repository.finished_with(session, client_id, request.run_ids)
+    return EndedRuns(run_ids=tuple(sorted({*finished, *events.deleted_runs(session, request.run_ids)})))
 
 
 def _accept(session: Session, assignment: Assignment, request: Submit) -> None:
