@@ -1,6 +1,6 @@
 """Reads and writes rounds and assignments."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -67,8 +67,9 @@ def open_round(
     return row
 
 
-def offer(session: Session, row: Round, attempts: dict[str, int]) -> None:
-    """Offer the round to clients, each with the number of its attempt."""
+def offer(session: Session, row: Round, attempts: Mapping[str, int], pauses: Mapping[str, float] | None = None) -> None:
+    """Offer the round to clients, each with the number of its attempt; after `pauses` seconds, where there are any."""
+    later = pauses or {}
     session.add_all(
         Assignment(
             run_id=row.run_id,
@@ -77,6 +78,7 @@ def offer(session: Session, row: Round, attempts: dict[str, int]) -> None:
             client_id=client_id,
             attempt=attempt,
             state=AssignmentState.OFFERED,
+            offered_at=_in(later.get(client_id, 0)),
         )
         for client_id, attempt in attempts.items()
     )

@@ -30,6 +30,7 @@ from fedssl_coordinator.runs import repository as runs
 from fedssl_coordinator.transitions import transition
 
 _CLIENTS_SHOWN = 5
+_LONGEST_PAUSE_SECONDS = 300.0  # before a client that has declined is asked again
 
 
 class Step(Enum):
@@ -198,7 +199,11 @@ def _judge(session: Session, run: Run, current: Round, spec: RunSpec) -> Step:
     reasons = {client: reason for client, reason in _reasons(rows).items() if client not in accepted}
     if awaited and current.attempt < cohort.max_attempts:
         again = {client: attempts[client] + 1 for client in sorted(awaited)}
-        return _offer_again(session, current, cohort, again, reasons)
+        newest = {row.client_id: row.state for row in rows}
+        # Asked again at once, it would decline again: its attempts are for whatever it lacks to come back.
+        pause = min(cohort.deadline_seconds / 10, _LONGEST_PAUSE_SECONDS)
+        pauses = {client: pause for client in again if newest[client] == AssignmentState.DECLINED}
+        return _offer_again(session, current, cohort, again, reasons, pauses)
     return _without_quorum(session, run, current, cohort, reasons)
 
 
@@ -237,11 +242,16 @@ def _expire(session: Session, assignment: Assignment, reason: str, consequence: 
 
 
 def _offer_again(
-    session: Session, current: Round, cohort: CohortConfig, attempts: dict[str, int], reasons: Mapping[str, str]
+    session: Session,
+    current: Round,
+    cohort: CohortConfig,
+    attempts: dict[str, int],
+    reasons: Mapping[str, str],
+    pauses: Mapping[str, float],
 ) -> Step:
     """The attempt is over without enough updates: keep those that came, offer the rest again."""
     repository.extend(session, current, cohort.deadline_seconds, next_attempt=True)
-    repository.offer(session, current, attempts)
+    repository.offer(session, current, attempts, pauses)
     record(
         session,
         "round.reoffered",

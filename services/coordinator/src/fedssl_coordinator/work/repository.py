@@ -21,6 +21,7 @@ def claimable(session: Session, client_id: str) -> Assignment | None:
         .where(
             Assignment.client_id == client_id,
             Assignment.state.in_((AssignmentState.LEASED, AssignmentState.OFFERED)),
+            Assignment.offered_at <= func.now(),
             Run.state == RunState.RUNNING,
             Round.state == RoundState.OPEN,
         )
@@ -29,6 +30,13 @@ def claimable(session: Session, client_id: str) -> Assignment | None:
         .with_for_update(of=Assignment, key_share=True, skip_locked=True)
     )
     return session.scalars(statement).one_or_none()
+
+
+def end_pauses(session: Session, client_id: str) -> None:
+    """What is to be offered to the client later is offered now."""
+    paused = (Assignment.client_id == client_id) & (Assignment.state == AssignmentState.OFFERED)
+    statement = update(Assignment).where(paused, Assignment.offered_at > func.now()).values(offered_at=func.now())
+    session.execute(statement, execution_options={"synchronize_session": False})
 
 
 def locked(session: Session, assignment_id: UUID) -> Assignment | None:

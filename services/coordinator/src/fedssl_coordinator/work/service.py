@@ -45,6 +45,7 @@ def register(session: Session, client_id: str, request: Register) -> Registered:
             "invalid-request", detail, happening=Happening("client.refused", detail, client_id=client_id)
         )
     clients.register(session, client_id, request)
+    repository.end_pauses(session, client_id)  # a worker that starts again may lack nothing any more
     encoder = "" if request.encoder is None else f", encoder {request.encoder}"
     message = f"{request.num_images} images, {request.device}, worker {request.worker_version}{encoder}"
     record(session, "client.registered", message, client_id=client_id)
