@@ -25,12 +25,14 @@ BACKUP = """
 set -e
 {programs}/pg_dump --format=custom --file={folder}/fedssl.dump {url}
 sleep 0.5  # the run goes on between the two
-cp -a {store} {folder}/store
+mkdir -p {folder}/store
+cp -a --no-clobber {store}/[0-9a-f][0-9a-f] {folder}/store/
 """
 RESTORE = """
 set -e
 {programs}/pg_restore --no-owner --exit-on-error --dbname={url} {folder}/fedssl.dump
-cp -a {folder}/store {store}
+mkdir {store}
+cp -a {folder}/store/. {store}
 """
 
 
