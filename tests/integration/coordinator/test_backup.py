@@ -26,7 +26,7 @@ set -e
 {programs}/pg_dump --format=custom --file={folder}/fedssl.dump {url}
 sleep 0.5  # the run goes on between the two
 mkdir -p {folder}/store
-cp -a --no-clobber {store}/[0-9a-f][0-9a-f] {folder}/store/
+cp -a {store}/[0-9a-f][0-9a-f] {folder}/store/
 """
 RESTORE = """
 set -e

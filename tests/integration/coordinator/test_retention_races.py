@@ -8,9 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import pytest
+
+from fedssl.artifacts.tensors import Tensors
 from fedssl.client import ServerError
 from fedssl.protocol.states import Outcome
+from fedssl_coordinator.artifacts.service import store
 from fedssl_coordinator.retention import service
+from fedssl_coordinator.rounds import compute
 from support.cast import Cast
 from support.coordinator import Coordinator
 from support.data_sets import public_bytes
@@ -85,3 +90,27 @@ def test_a_data_set_that_is_registered_at_last(coordinator: Coordinator, tables:
     assert tables.one("SELECT count(*) FROM artifacts WHERE collected_at IS NULL") == DATA_SETS
     assert answers[200] > 0
     assert answers[201] > 0, "the collector was never the first"
+
+
+def test_weights_that_vanish_before_they_are_noted_are_made_again(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The aggregator stores what lay there before, superfluous, and the collector has just begun to remove it."""
+    cast = Cast(coordinator, tables, tmp_path, num_rounds=1)
+    cast.work("a", "b")
+    put = compute.put
+
+    def put_and_lose(tensors: Tensors) -> compute.Stored:
+        stored = put(tensors)
+        store().delete(stored.digest)
+        return stored
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compute, "put", put_and_lose)
+        cast.advance()
+    [stalled] = cast.events("run.stalled")
+    assert "was removed while it was stored: store it again" in stalled.message
+    tables.execute("UPDATE runs SET retry_at = NULL")
+    cast.advance()
+    assert cast.run.outcome == Outcome.COMPLETED
+    assert store().path(str(cast.run.model)).is_file()
