@@ -97,7 +97,8 @@ def test_weights_that_vanish_before_they_are_noted_are_made_again(
 ) -> None:
     """The aggregator stores what lay there before, superfluous, and the collector has just begun to remove it."""
     cast = Cast(coordinator, tables, tmp_path, num_rounds=1)
-    cast.work("a", "b")
+    cast.work("a", value=1.0)
+    cast.work("b", value=2.0)
     put = compute.put
 
     def put_and_lose(tensors: Tensors) -> compute.Stored:
