@@ -157,6 +157,33 @@ def test_what_is_stored_survives_a_new_start(store: Store, tmp_path: Path) -> No
     assert again.path(DIGEST).read_bytes() == DATA
 
 
+def test_everything_that_is_stored_is_listed(store: Store, tmp_path: Path) -> None:
+    assert list(store.files()) == []
+    _put(store)
+    _put(store, b"more")
+    (tmp_path / "store" / DIGEST[:2] / DIGEST[2:4] / "README").write_text("no artifact")
+    yesterday = time.time() - 24 * 3600
+    os.utime(store.path(DIGEST), (yesterday, yesterday))
+    with store.writer() as writer:
+        writer.write(b"not yet")
+        listed = {each.digest: each for each in store.files()}
+    assert listed.keys() == {DIGEST, hashlib.sha256(b"more").hexdigest()}
+    assert listed[DIGEST].num_bytes == len(DATA)
+    assert sorted(each.age_seconds > 24 * 3600 - 1 for each in listed.values()) == [False, True]
+
+
+def test_what_writers_left_is_dropped_by_its_age(store: Store, tmp_path: Path) -> None:
+    with store.writer() as writer:
+        writer.write(b"in progress")
+        writer.flush()
+        assert store.drop_abandoned(60) == []
+        earlier = time.time() - 61
+        os.utime(writer.path, (earlier, earlier))
+        assert store.drop_abandoned(60) == [len(b"in progress")]
+        assert not writer.path.exists()
+    assert _files(tmp_path) == []
+
+
 def test_what_a_killed_process_left_is_removed_after_a_day(tmp_path: Path) -> None:
     FileStore(tmp_path)
     fresh, stale = tmp_path / "incoming" / "fresh", tmp_path / "incoming" / "stale"

@@ -1,10 +1,11 @@
 """What a simulation says of its rounds: bytes, images, measures."""
 
 import pytest
+import torch
 
 from fedssl.artifacts.tensors import serialised
 from fedssl.engine import start_run
-from fedssl.errors import DataError
+from fedssl.errors import DataError, SpecError
 from fedssl.methods import METHODS
 from fedssl.simulation import judged_models, simulate, wire_bytes
 from support.methods import ALL_METHODS, context, method_spec, shards
@@ -80,3 +81,19 @@ def test_a_missing_evaluation_set_is_noticed_before_training() -> None:
     with pytest.raises(DataError, match="found no data set at nowhere"):
         simulate(spec, shards(spec), on_round=lambda record: trained.append(record.round_number))
     assert trained == []
+
+
+def test_whose_updates_counted_can_be_given() -> None:
+    """As in a deployed run: a skipped round, and one with the cohort that would have been drawn anyway."""
+    spec = method_spec("fedsimclr", num_rounds=1)
+    skipped = simulate(spec, shards(spec), cohorts={1: ()})
+    assert all(torch.equal(skipped.model[name], skipped.initial[name]) for name in skipped.model)
+    assert [record.clients for record in skipped.history] == [{}]
+    whole, given = simulate(spec, shards(spec)), simulate(spec, shards(spec), cohorts={1: sorted(shards(spec))})
+    assert all(torch.equal(whole.model[name], given.model[name]) for name in whole.model)
+
+
+def test_more_updates_than_a_cohort_can_give_are_refused() -> None:
+    spec = method_spec("fedsimclr", cohort={"min_updates": 4})
+    with pytest.raises(SpecError, match=r"min_updates is 4, more than a cohort of these 3 clients"):
+        simulate(spec, shards(spec))

@@ -6,7 +6,6 @@ is trained again after a crash repeat itself. Standard library only: the API pro
 
 import hashlib
 from collections.abc import Iterable
-from fractions import Fraction
 
 from fedssl.protocol.training import CohortConfig
 
@@ -29,13 +28,26 @@ def sample_cohort(client_ids: Iterable[str], cohort: CohortConfig, run_seed: int
     """The clients of one round, in name order: `cohort.fraction` of them, rounded half up, and at least one.
 
     Every client draws a number, and those with the smallest take part: no library's way of sampling, which another
-    version might change, is in it.
+    version might change, is in it. An over-sampled cohort (`asked_cohort`) is these and others.
 
     >>> sample_cohort(["b", "a"], CohortConfig(), 0, 1)
     ['a', 'b']
     """
+    candidates = _drawn(client_ids, run_seed, round_number)
+    return sorted(candidates[: cohort.num_wanted(len(candidates))])
+
+
+def asked_cohort(client_ids: Iterable[str], cohort: CohortConfig, run_seed: int, round_number: int) -> list[str]:
+    """The clients that a round is offered to, in name order: more than it needs where `cohort.over_sampling` says so.
+
+    >>> asked_cohort("abcd", CohortConfig(fraction=0.5, over_sampling=1.5), 0, 1)
+    ['a', 'b', 'd']
+    """
+    candidates = _drawn(client_ids, run_seed, round_number)
+    return sorted(candidates[: cohort.num_asked(len(candidates))])
+
+
+def _drawn(client_ids: Iterable[str], run_seed: int, round_number: int) -> list[str]:
     candidates = sorted(set(client_ids))
-    # The fraction as it was written: in binary 0.29 * 50 is a little less than 14.5.
-    count = max(1, int(Fraction(str(cohort.fraction)) * len(candidates) + Fraction(1, 2)))
     candidates.sort(key=lambda client_id: derive_seed(run_seed, round_number, client_id, "cohort"))
-    return sorted(candidates[:count])
+    return candidates

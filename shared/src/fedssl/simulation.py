@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -106,6 +106,7 @@ def simulate(
     data_root: Path | None = None,
     device: str = "cpu",
     checkpoint: Checkpoint | None = None,
+    cohorts: Mapping[int, Sequence[str]] | None = None,
     on_round: Callable[[RoundRecord], None] = lambda record: None,
     on_progress: OnProgress = lambda number, client, progress: None,
     on_distillation: OnDistillation = lambda number, progress: None,
@@ -116,7 +117,9 @@ def simulate(
 
     `public`: the images that everybody holds, in place of those that `spec.public_data` names (FLESD's experiments make
     one client's images public); as many as it says. `checkpoint`: read at the start and written after every round; a
-    simulation that is run again goes on there, to the same bits. Where the spec has an evaluation, the encoder is
+    simulation that is run again goes on there, to the same bits. `cohorts`: of a deployed run whose rounds did not all
+    have every update, the clients whose updates were accepted, by round (none: it was skipped); with them the
+    simulation gives that run's bits. Where the spec has an evaluation, the encoder is
     judged as it says, before training too.
 
     `on_progress(round, client, progress)` is called about twice a second, `on_distillation(round, progress)` after
@@ -131,7 +134,7 @@ def simulate(
     )
     judges = _Judges(spec, data_root, device, on_judging, on_evaluation)
     data = {name: _on_device(shards[name], device) for name in names}
-    federation = _Federation(everywhere, data, on_progress, on_distillation)
+    federation = _Federation(everywhere, data, on_progress, on_distillation, cohorts or {})
     result = (checkpoint.load(spec) if checkpoint is not None else None) or federation.start()
     judges.judge(result)
     for number in range(result.rounds_done + 1, spec.num_rounds + 1):
@@ -149,8 +152,14 @@ class _Federation:
     """The clients and the coordinator, over the engine."""
 
     def __init__(
-        self, everywhere: Context, data: dict[str, ClientData], on_progress: OnProgress, on_distillation: OnDistillation
+        self,
+        everywhere: Context,
+        data: dict[str, ClientData],
+        on_progress: OnProgress,
+        on_distillation: OnDistillation,
+        cohorts: Mapping[int, Sequence[str]],
     ) -> None:
+        self._cohorts = cohorts
         self._spec, self._everywhere, self._data = everywhere.spec, everywhere, data
         self._on_progress, self._on_distillation = on_progress, on_distillation
         self._method = METHODS[self._spec.method.name]
@@ -166,7 +175,12 @@ class _Federation:
     def train(self, result: Result, number: int) -> None:
         """One round, put into `result` only once it is finished."""
         started = time.perf_counter()
-        cohort = sample_cohort(self._data, self._spec.cohort, self._spec.seed, number)
+        cohort = self._cohorts.get(number)
+        if cohort is None:
+            cohort = sample_cohort(self._data, self._spec.cohort, self._spec.seed, number)
+        if not cohort:
+            result.history.append(RoundRecord(round_number=number, clients={}, num_examples={}))
+            return
         states, updates, clients, images = {}, [], {}, 0
         for name in cohort:
             ctx = dataclasses.replace(
@@ -275,6 +289,8 @@ def _participants(cohort: CohortConfig, shards: dict[str, ImageData]) -> list[st
         raise SpecError(f"cohort.clients names {', '.join(missing)}, who have no images here")
     if len(names) < cohort.min_clients:
         raise SpecError(f"cohort.min_clients is {cohort.min_clients}, but there are {len(names)} clients")
+    if (cohort.min_updates or 0) > cohort.num_wanted(len(names)):
+        raise SpecError(f"cohort.min_updates is {cohort.min_updates}, more than a cohort of these {len(names)} clients")
     return names
 
 

@@ -133,6 +133,22 @@ def test_a_declined_assignment_waits_for_the_others_before_it_is_offered_again(c
     assert event.data == {"clients": {"a": "no disk space"}}
 
 
+def test_who_has_declined_is_asked_again_after_a_while_or_after_a_start(cast: Cast) -> None:
+    """Asked again at once it would use up the round's attempts in a moment."""
+    cast.workers["a"].decline(cast.claim("a").assignment_id, "no disk space")
+    cast.work("b")
+    cast.advance()
+    assert cast.states() == [("a", 1, "declined"), ("a", 2, "offered"), ("b", 1, "accepted")]
+    assert cast.workers["a"].claim(0) is None
+    offered = cast.tables.one("SELECT offered_at - now() FROM assignments WHERE state = 'offered'")
+    assert timedelta(seconds=290) < offered < timedelta(seconds=300)
+    assert not cast.awaits_attention()
+    cast.workers["a"] = cast.coordinator.worker("a")  # it registers
+    cast.work("a")
+    cast.advance()
+    assert cast.round.verdict == Verdict.AGGREGATED
+
+
 def test_declining_twice_gets_the_same_answer(cast: Cast) -> None:
     item = cast.claim("a")
     first = cast.workers["a"].decline(item.assignment_id, "no disk space")

@@ -271,3 +271,30 @@ def test_registering_wakes_only_the_runs_that_wait_for_clients(
     coordinator.worker("late")
     assert nudged == [str(waiting.id)]
     assert str(busy.id) not in nudged
+
+
+def test_a_round_waits_for_a_cohort_that_can_give_the_updates_it_needs(coordinator: Coordinator) -> None:
+    """It was agreed on, perhaps for privacy: it is neither lowered nor forgotten."""
+    coordinator.worker("a")
+    run = coordinator.client.create_run(tiny_spec(cohort={"min_updates": 2}))
+    for _ in range(2):
+        coordinator.advance(run.id)
+    waiting = coordinator.client.run(run.id)
+    assert waiting.current_round is None
+    assert waiting.reason == (
+        "waiting for clients: cohort.min_updates asks for 2 updates, and a cohort is 1, for 1 have registered"
+    )
+    assert [event.kind for event in coordinator.client.event_log(run.id)].count("run.waiting") == 1
+    coordinator.worker("b")
+    coordinator.advance(run.id)
+    opened = coordinator.client.run(run.id)
+    assert opened.reason is None
+    assert opened.current_round is not None
+    assert len(opened.current_round.assignments) == 2
+
+
+def test_a_quorum_that_no_cohort_can_reach_is_refused() -> None:
+    cohort = {"clients": ["a", "b", "c", "d"], "fraction": 0.5}
+    assert tiny_spec(cohort={**cohort, "min_updates": 2}).cohort.min_updates == 2
+    with pytest.raises(ValueError, match=r"min_updates is 3, but a round wants 2 of the 4 clients .* lower it"):
+        tiny_spec(cohort={**cohort, "min_updates": 3})

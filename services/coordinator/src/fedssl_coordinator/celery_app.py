@@ -45,7 +45,12 @@ def _configuration() -> dict[str, Any]:
                 "schedule": settings().sweep_seconds,
                 # Behind a long aggregation sweeps must not pile up.
                 "options": {"expires": settings().sweep_seconds * 2},
-            }
+            },
+            "collect": {
+                "task": "fedssl.collect",
+                "schedule": settings().collect_seconds,
+                "options": {"expires": settings().collect_seconds},
+            },
         },
         # In memory: the default scheduler keeps its clock in a pickle on disk, and the sweep needs no memory.
         "beat_scheduler": "celery.beat:Scheduler",

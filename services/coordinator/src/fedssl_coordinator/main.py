@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from fedssl_coordinator.retention import commands as retention
+
 app = typer.Typer(
     help="The coordinator's processes. Settings come from the environment: FEDSSL_DATABASE_URL, FEDSSL_REDIS_URL, "
     "FEDSSL_STORE_PATH.",
@@ -14,6 +16,9 @@ app = typer.Typer(
 )
 token_app = typer.Typer(help="Access tokens.", no_args_is_help=True)
 app.add_typer(token_app, name="token")
+app.command()(retention.collect)
+app.command("verify-store")(retention.verify_store)
+app.command("hold-collection")(retention.hold_collection)
 
 
 @app.command()

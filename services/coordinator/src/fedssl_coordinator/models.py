@@ -146,6 +146,8 @@ class Round(Base):
     verdict: Mapped[str | None]
     reason: Mapped[str | None]
     broadcast: Mapped[str] = mapped_column(ForeignKey("artifacts.digest"))
+    # Of a cohort that is larger than needed: how many updates the round closes with; None: everybody's.
+    num_wanted: Mapped[int | None]
     opened_at: Mapped[datetime] = mapped_column(server_default=func.now())
     deadline: Mapped[datetime]
     closed_at: Mapped[datetime | None]
@@ -166,6 +168,7 @@ class Assignment(Base):
         Index("uq_assignments_one_live", "round_id", "client_id", unique=True, postgresql_where=text(_LIVE)),
         Index("ix_assignments_claimable", "client_id", "offered_at", postgresql_where=text(_LIVE)),
         Index("ix_assignments_run_client", "run_id", "client_id", "round_number"),
+        Index("ix_assignments_update_digest", "update_digest"),
     )  # fmt: skip
 
     id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
@@ -201,12 +204,17 @@ class Artifact(Base):
     digest: Mapped[str] = mapped_column(primary_key=True)
     num_bytes: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    # When it was last stored, or sent again: what nothing refers to is kept for a while from then on.
+    touched_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    # When its bytes were removed from the store; the row stays while something names the digest.
+    collected_at: Mapped[datetime | None]
 
 
 class Upload(Base):
     """That an artifact came from this assignment and was checked against its plan."""
 
     __tablename__ = "uploads"
+    __table_args__ = (Index("ix_uploads_digest", "digest"),)
 
     assignment_id: Mapped[UUID] = mapped_column(ForeignKey("assignments.id"), primary_key=True)
     digest: Mapped[str] = mapped_column(ForeignKey("artifacts.digest"), primary_key=True)
@@ -291,6 +299,7 @@ class Evaluation(Base):
         CheckConstraint(f"({_UNFINISHED}) = (finished_at IS NULL)", name="finished_at_its_end"),
         UniqueConstraint("run_id", "round_number", "dataset_digest", "config"),
         Index("ix_evaluations_unfinished", "state", "retry_at", postgresql_where=text(_UNFINISHED)),
+        Index("ix_evaluations_model", "model"),
     )
 
     id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)

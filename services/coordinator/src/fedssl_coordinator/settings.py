@@ -34,6 +34,24 @@ class Settings(BaseSettings):
     max_dataset_bytes: int = Field(
         default=20 * 10**9, ge=1, description="Largest file of a public or evaluation data set that operators may send."
     )
+    collect_seconds: float = Field(
+        default=600.0, gt=0, description="How often what is no longer needed is removed from the store."
+    )
+    keep_updates_seconds: float = Field(
+        default=0.0, ge=0, description="How long single clients' updates stay after their round was closed."
+    )
+    keep_broadcasts_seconds: float = Field(
+        default=30 * 86_400.0,
+        ge=0,
+        description="How long a round's broadcast stays after the round was closed; a run's first, newest and "
+        "best-judged ones always do.",
+    )
+    keep_unreferenced_seconds: float = Field(
+        default=86_400.0,
+        ge=60,
+        description="How long artifacts stay that nothing refers to (data sets that were never registered), files "
+        "that no row knows of, and uploads that broke off.",
+    )
     max_body_bytes: int = Field(default=1 << 20, description="Largest JSON body that is read.")
 
 

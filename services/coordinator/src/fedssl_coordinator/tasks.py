@@ -15,6 +15,7 @@ from fedssl_coordinator.distillation import repository as jobs
 from fedssl_coordinator.distillation import service as distillation
 from fedssl_coordinator.evaluations import repository as judgements
 from fedssl_coordinator.evaluations import service as evaluations
+from fedssl_coordinator.retention import service as retention
 from fedssl_coordinator.rounds import repository, service
 from fedssl_coordinator.rounds.service import Step
 
@@ -62,6 +63,21 @@ def sweep() -> None:
         distil.delay(str(job_id))
     for evaluation_id in unjudged:
         evaluate.delay(str(evaluation_id))
+
+
+@app.task(name="fedssl.collect")  # type: ignore[untyped-decorator]
+def collect() -> None:
+    """Remove from the store what nobody needs any more."""
+    try:
+        collected = retention.collect()
+    except UNREACHABLE as error:
+        log.warning("postgres.unreachable", error=type(error).__name__, consequence="the next collection will do it")
+        return
+    if collected is None:
+        log.info("busy", name=retention.LOCK, consequence="the next collection will do it")
+    else:
+        kinds, num_bytes = dict(collected.counts), collected.num_bytes.total()
+        log.info("artifacts.collected", count=collected.counts.total(), bytes=num_bytes, kinds=kinds)
 
 
 def _alone(name: str, work: Callable[[Connection], None]) -> None:

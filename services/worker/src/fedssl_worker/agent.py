@@ -103,8 +103,12 @@ class Agent:
         claim_seconds: float = 25.0,
         patience: Patience | None = None,
         introduce: Callable[[], object] = lambda: None,
+        tidy: Callable[[], None] = lambda: None,
     ) -> None:
-        """`introduce` registers this worker again: the coordinator is told when the owner's policy has changed."""
+        """`introduce` registers this worker again: the coordinator is told when the owner's policy has changed.
+
+        `tidy` is called while there is nothing to do.
+        """
         self._client = client
         self._executor = executor
         self._egress = egress
@@ -112,6 +116,7 @@ class Agent:
         self._claim_seconds = claim_seconds
         self._patience = patience or Patience()
         self._introduce = introduce
+        self._tidy = tidy
 
     def run(self) -> None:
         """Claim and work for ever. Raises Refused, and PolicyError when the owner's policy can no longer be used."""
@@ -142,6 +147,7 @@ class Agent:
         if item is None:
             self._patience.reset()
             self._anchor()
+            self._tidy()
             if time.monotonic() - asked < _IDLE_SECONDS:  # a coordinator that does not wait must not be asked for ever
                 time.sleep(_IDLE_SECONDS)
             return

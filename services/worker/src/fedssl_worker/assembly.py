@@ -12,6 +12,7 @@ from fedssl.protocol.work import Enrolled, Register
 from fedssl_worker.agent import Agent, Patience, Refused, insist, register
 from fedssl_worker.data import OwnImages, PublicImages, load_images
 from fedssl_worker.egress import Egress
+from fedssl_worker.ended import EndedRuns
 from fedssl_worker.enrolment import own_token
 from fedssl_worker.executor import Executor, choose_device, describe_device
 from fedssl_worker.files import owned_folder
@@ -76,8 +77,18 @@ def _work(
         public=PublicImages(device, settings.public_data, cache),
         encoder=settings.encoder,
     )
-    seconds = settings.claim_seconds
-    Agent(client, executor, egress, states, claim_seconds=seconds, patience=patience, introduce=introduce).run()
+    ended = EndedRuns(client, states, settings.keep_ended_seconds)
+    agent = Agent(
+        client,
+        executor,
+        egress,
+        states,
+        claim_seconds=settings.claim_seconds,
+        patience=patience,
+        introduce=introduce,
+        tidy=ended.tidy,
+    )
+    agent.run()
 
 
 def _own_token(settings: Settings, folder: Path) -> str:

@@ -103,6 +103,10 @@ def run(
     retry_seconds: Annotated[
         float | None, typer.Option(help="How long one request is retried.", show_default="30")
     ] = None,
+    keep_ended_seconds: Annotated[
+        float | None,
+        typer.Option(help="How long the client states of a run stay after it has ended.", show_default="604800"),
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.", show_default="info")] = None,
 ) -> None:
     """Train for a coordinator until stopped."""

@@ -51,6 +51,9 @@ class Settings(BaseSettings):
     )
     claim_seconds: float = Field(default=25, ge=0, le=60, description="How long one request waits for work.")
     retry_seconds: float = Field(default=30, ge=0, description="How long one request is tried again.")
+    keep_ended_seconds: float = Field(
+        default=7 * 86_400, ge=0, description="How long the client states of a run stay after it has ended."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     def read_token(self) -> str | None:

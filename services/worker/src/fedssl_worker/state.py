@@ -8,12 +8,15 @@ one. That is phase two, and it needs no write, so there is no moment at which it
     runs/RUN/000004-9f86d0.../note.json            round, digests, number of examples, metrics
                              /state.safetensors    never leaves
                              /update.safetensors   until it is accepted
+    runs/RUN.ended                                 since when the run is known to have ended
 """
 
 import hashlib
+import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -33,6 +36,8 @@ from fedssl_worker.files import sync
 log = structlog.get_logger()
 
 _NOTE, _STATE, _UPDATE, _INCOMING = "note.json", "state.safetensors", "update.safetensors", "incoming-"
+_ENDED = ".ended"
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class _Note(StrictModel):
@@ -139,6 +144,28 @@ class ClientStates:
                 (folder / _UPDATE).unlink(missing_ok=True)
             elif work is None or not _is_of(folder, work):
                 shutil.rmtree(folder, ignore_errors=True)
+
+    def runs(self) -> list[UUID]:
+        """The runs that something is kept for."""
+        names = (path.name for path in self._root.glob("*-*-*-*-*") if path.is_dir())
+        return sorted(UUID(name) for name in names if _UUID.fullmatch(name))
+
+    def retire(self, ended: Set[UUID], keep_seconds: float) -> list[UUID]:
+        """Remove what is kept for runs that ended so long ago, as far as was noted here; the runs that it was of."""
+        removed = []
+        for run_id in self.runs():
+            folder = self._root / str(run_id)
+            noted = folder.with_suffix(_ENDED)
+            if run_id not in ended:
+                noted.unlink(missing_ok=True)  # it goes on after all, in a coordinator that was restored
+                continue
+            if not noted.exists():
+                noted.touch()
+            if time.time() - noted.stat().st_mtime >= keep_seconds:
+                shutil.rmtree(folder, ignore_errors=True)
+                noted.unlink(missing_ok=True)
+                removed.append(run_id)
+        return removed
 
     def _kept(self, run_id: UUID) -> Iterator[Path]:
         run = self._root / str(run_id)

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +15,15 @@ from fedssl.errors import ArtifactNotFound, DigestMismatch
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _ABANDONED_SECONDS = 24 * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """One artifact as the store holds it; `age_seconds` since its last byte was written."""
+
+    digest: str
+    num_bytes: int
+    age_seconds: float
 
 
 class Writer(Protocol):
@@ -55,6 +65,14 @@ class Store(Protocol):
         """Remove an artifact; one that is not there is no error."""
         ...
 
+    def files(self) -> Iterator[StoredFile]:
+        """Everything that is stored, in no order. What comes or goes meanwhile may be in it or not."""
+        ...
+
+    def drop_abandoned(self, seconds: float) -> list[int]:
+        """Remove what writers that were killed have left, this old at least; the sizes in bytes of what was."""
+        ...
+
 
 class FileStore:
     """A store in a folder: `ab/cd/abcd...`, each file written aside, synced, then renamed into place."""
@@ -63,7 +81,7 @@ class FileStore:
         self.root = root
         self._incoming = root / "incoming"
         self._incoming.mkdir(parents=True, exist_ok=True)
-        self._drop_abandoned()
+        self.drop_abandoned(_ABANDONED_SECONDS)
 
     @contextmanager
     def writer(self) -> Iterator["FileWriter"]:
@@ -86,12 +104,22 @@ class FileStore:
     def delete(self, digest: str) -> None:
         self._place(digest).unlink(missing_ok=True)
 
-    def _drop_abandoned(self) -> None:
-        """Remove what processes that were killed had begun to write."""
+    def files(self) -> Iterator[StoredFile]:
+        for path in self.root.glob("[0-9a-f][0-9a-f]/[0-9a-f][0-9a-f]/*"):
+            with suppress(FileNotFoundError):  # removed meanwhile
+                about = path.stat()
+                if _DIGEST.fullmatch(path.name):
+                    yield StoredFile(path.name, about.st_size, time.time() - about.st_mtime)
+
+    def drop_abandoned(self, seconds: float) -> list[int]:
+        dropped = []
         for path in self._incoming.iterdir():
             with suppress(FileNotFoundError):  # another process removes it at the same time
-                if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
+                about = path.stat()
+                if time.time() - about.st_mtime > seconds:
                     path.unlink()
+                    dropped.append(about.st_size)
+        return dropped
 
     def _place(self, digest: str) -> Path:
         if not _DIGEST.fullmatch(digest):

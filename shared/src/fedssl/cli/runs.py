@@ -136,6 +136,26 @@ def stop(
 
 
 @app.command()
+def delete(
+    run: RunArgument,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    url: UrlOption = None,
+    token_file: TokenFileOption = None,
+) -> None:
+    """Delete a finished run with its weights and numbers, for good; needs an admin's token.
+
+    `fedssl run pull` first, if the weights are worth anything. The coordinator's audit log keeps the run's events.
+    """
+    with connect(url, token_file) as client:
+        view = client.run(find_run(client, run))
+        if not yes:
+            typer.confirm(f"Delete run {view.id} ({view.name}) with its weights, for good?", abort=True, err=True)
+        client.delete_run(view.id)
+    note(f"run {view.id} deleted")
+
+
+@app.command()
 def pull(
     run: RunArgument,
     *,

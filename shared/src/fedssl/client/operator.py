@@ -142,6 +142,10 @@ class Client(DatasetMethods, BaseClient):
         """End a run for good; its newest model stays."""
         return self._steer(run_id, "stop")
 
+    def delete_run(self, run_id: UUID) -> None:
+        """Delete a finished run, with its weights. Raises Conflict where it is not finished."""
+        self._connection.send("DELETE", f"/v1/runs/{run_id}")
+
     def _steer(self, run_id: UUID, verb: str) -> RunView:
         return self._connection.call("POST", f"/v1/runs/{run_id}/{verb}", RunView)
 

@@ -1,6 +1,7 @@
 """The worker's client: what the process of a data owner asks of the coordinator."""
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from uuid import UUID
 
@@ -15,6 +16,8 @@ from fedssl.protocol.ledger import LedgerAnchor
 from fedssl.protocol.work import (
     Claim,
     Decline,
+    EndedQuery,
+    EndedRuns,
     Enrol,
     Enrolled,
     Heartbeat,
@@ -89,6 +92,13 @@ class WorkerClient(BaseClient):
         """Give an assignment back, saying why (cut to 500 characters)."""
         body = Decline(assignment_id=assignment_id, reason=reason[:_REASON_CHARACTERS])
         return self._connection.call("POST", "/v1/work/decline", Submitted, body=body)
+
+    def ended_runs(self, run_ids: Collection[UUID]) -> set[UUID]:
+        """Those of the runs whose client states will not be asked for again. Raises NotFound where an older coordinator
+        cannot say.
+        """
+        query = EndedQuery(run_ids=tuple(run_ids))
+        return set(self._connection.call("POST", "/v1/work/ended-runs", EndedRuns, body=query).run_ids)
 
     def download(
         self,

@@ -1,5 +1,7 @@
 """How a client trains and which clients take part."""
 
+from fractions import Fraction
+from math import ceil
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -49,8 +51,18 @@ class CohortConfig(StrictModel):
     )
     min_clients: int = Field(default=1, ge=1, le=100_000, description="The first round waits for this many clients.")
     fraction: float = Field(default=1.0, gt=0, le=1, description="Share of the clients sampled each round.")
+    over_sampling: float = Field(
+        default=1.0,
+        ge=1,
+        le=100,
+        description="Ask this many times as many clients as `fraction` says; the round closes with the first ones' "
+        "updates, as many as `fraction` says, and those that come later do not count.",
+    )
     min_updates: int | None = Field(
-        default=None, ge=1, description="Fewest updates that a round may close with; None: the whole cohort."
+        default=None,
+        ge=1,
+        description="Fewest updates that a round may close with; None: the whole cohort, but for clients that were "
+        "revoked or over-sampled. A round waits until a cohort is that large.",
     )
     deadline_seconds: float = Field(default=3600, gt=0, le=30 * 86_400, description="From the round's opening.")
     lease_seconds: float = Field(
@@ -72,7 +84,21 @@ class CohortConfig(StrictModel):
                 raise ValueError("cohort.clients names a client twice")
             if self.min_clients > len(self.clients):
                 raise ValueError("cohort.min_clients is larger than the list cohort.clients: no round could open")
+            if (self.min_updates or 0) > (size := self.num_wanted(len(self.clients))):
+                raise ValueError(
+                    f"cohort.min_updates is {self.min_updates}, but a round wants {size} of the {len(self.clients)} "
+                    f"clients (cohort.fraction {self.fraction}): none could ever close; lower it, or raise the fraction"
+                )
         return self
+
+    def num_wanted(self, num_clients: int) -> int:
+        """How many updates a round closes with: `fraction` of the clients, rounded half up, and at least one."""
+        # The fraction as it was written: in binary 0.29 * 50 is a little less than 14.5.
+        return max(1, int(Fraction(str(self.fraction)) * num_clients + Fraction(1, 2)))
+
+    def num_asked(self, num_clients: int) -> int:
+        """How many clients a round is offered to: `over_sampling` times as many, if there are."""
+        return min(num_clients, ceil(Fraction(str(self.over_sampling)) * self.num_wanted(num_clients)))
 
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]

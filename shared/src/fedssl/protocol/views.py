@@ -83,6 +83,9 @@ class RoundView(View):
     verdict: Verdict | None
     reason: str | None
     broadcast: Digest
+    num_wanted: int | None = Field(
+        default=None, description="Of an over-sampled cohort: with how many updates it closes; None: everybody's."
+    )
     opened_at: datetime
     deadline: datetime
     closed_at: datetime | None

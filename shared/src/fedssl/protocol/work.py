@@ -152,6 +152,21 @@ class Submitted(StrictModel):
     receipt: Receipt = None
 
 
+MOST_RUNS = 500
+
+
+class EndedQuery(StrictModel):
+    """Asks which of the runs for which a worker keeps a client state have ended."""
+
+    run_ids: Annotated[tuple[UUID, ...], Field(max_length=MOST_RUNS)]
+
+
+class EndedRuns(StrictModel):
+    """Those whose client states nobody will ask for again. Not those in which the state is all that came of it."""
+
+    run_ids: tuple[UUID, ...]
+
+
 class Decline(StrictModel):
     """Gives an assignment back, with the reason."""
 

@@ -8,6 +8,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse
 
+from fedssl.errors import ArtifactNotFound
 from fedssl.protocol.base import Digest
 from fedssl_coordinator.artifacts import repository, service
 from fedssl_coordinator.artifacts.service import DatasetPermit, Permit, store
@@ -30,12 +31,14 @@ def _permit(caller: Caller, assignment: UUID | None, digest: str) -> tuple[Permi
     """What the caller may send, and whether it has arrived before."""
     with transaction() as session:
         if caller.client_id is None:
-            return _permit_dataset(assignment), repository.is_known(session, digest) and digest in store()
+            return _permit_dataset(assignment), repository.touch(session, digest) and digest in store()
         if assignment is None:
             missing = {"type": "missing", "loc": ("query", "assignment"), "msg": "Field required", "input": None}
             raise RequestValidationError([missing])
         permit = service.permit_upload(session, assignment, caller.client_id, digest)
-        return permit, repository.is_uploaded(session, assignment, digest) and digest in store()
+        # What a closed round has accepted may be gone again, and is not to come back.
+        is_there = permit.is_settled or digest in store()
+        return permit, is_there and repository.is_uploaded(session, assignment, digest)
 
 
 def _permit_dataset(assignment: UUID | None) -> DatasetPermit:
@@ -46,10 +49,13 @@ def _permit_dataset(assignment: UUID | None) -> DatasetPermit:
 
 
 def _note(assignment: UUID | None, digest: str, size: int) -> None:
-    with transaction() as session:
-        repository.add(session, digest, size)
-        if assignment is not None:
-            repository.add_upload(session, assignment, digest)
+    try:
+        with transaction() as session:
+            service.note(session, digest, size)
+            if assignment is not None:
+                service.note_upload(session, assignment, digest)
+    except ArtifactNotFound as error:
+        raise ProblemError("unavailable", str(error), headers={"Retry-After": "1"}) from None
 
 
 def _check(digest: str, caller: Caller) -> None:

@@ -2,7 +2,7 @@
 
 from uuid import UUID
 
-from sqlalchemy import delete, exists, select
+from sqlalchemy import delete, exists, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -10,8 +10,30 @@ from fedssl_coordinator.models import Artifact, Assignment, PublicDataset, Round
 
 
 def add(session: Session, digest: str, num_bytes: int) -> None:
-    """Note an artifact that the store holds; one that is known already is no error."""
-    session.execute(insert(Artifact).values(digest=digest, num_bytes=num_bytes).on_conflict_do_nothing())
+    """Note an artifact that was stored just now, whether it was known before or not.
+
+    Until the transaction ends its row is locked against the collector.
+    """
+    new = {"touched_at": func.now(), "collected_at": None}
+    statement = insert(Artifact).values(digest=digest, num_bytes=num_bytes)
+    session.execute(statement.on_conflict_do_update(index_elements=["digest"], set_=new))
+
+
+def touch(session: Session, digest: str) -> bool:
+    """Whether the bytes of an artifact are kept, and will be for a while from now on."""
+    statement = (
+        update(Artifact)
+        .where(Artifact.digest == digest, Artifact.collected_at.is_(None))
+        .values(touched_at=func.now())
+        .returning(Artifact.digest)
+    )
+    return session.execute(statement).scalar_one_or_none() is not None
+
+
+def hold(session: Session, digest: str) -> bool:
+    """Whether the bytes of an artifact are kept: until the transaction ends nobody removes them."""
+    statement = select(Artifact.digest).where(Artifact.digest == digest, Artifact.collected_at.is_(None))
+    return session.scalar(statement.with_for_update(read=True, key_share=True)) is not None
 
 
 def remove(session: Session, digest: str) -> bool:

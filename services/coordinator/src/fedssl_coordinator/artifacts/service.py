@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from fedssl.artifacts.header import Header, check_header, max_file_bytes, max_header_bytes
 from fedssl.artifacts.images import MAX_HEADER_BYTES, data_set_shape
 from fedssl.artifacts.store import FileStore, Store
+from fedssl.errors import ArtifactNotFound
 from fedssl.protocol.plan import ArtifactPlan, TensorSpec
 from fedssl.protocol.states import AssignmentState, RoundState
 from fedssl_coordinator.artifacts import repository
@@ -28,6 +29,17 @@ log = structlog.get_logger(__name__)
 def store() -> Store:
     """The process's artifact store."""
     return FileStore(settings().store_path)
+
+
+def note(session: Session, digest: str, num_bytes: int) -> None:
+    """Note an artifact that was stored just now; from here to the commit nobody removes its bytes.
+
+    Raises ArtifactNotFound where the collector was a moment faster: it took the same bytes, stored earlier and of no
+    more use. Store them again.
+    """
+    repository.add(session, digest, num_bytes)
+    if digest not in store():
+        raise ArtifactNotFound(f"artifact {digest} was removed while it was stored: store it again")
 
 
 def release(digest: str) -> None:
@@ -76,6 +88,8 @@ class UpdatePermit:
     round_number: int
     client_id: str
     tensors: tuple[TensorSpec, ...]
+    # Accepted, in a round that is closed: there is nothing to send any more.
+    is_settled: bool = False
     limit: ClassVar[str] = "the method's artifact plan"
 
     @property
@@ -127,6 +141,7 @@ def permit_upload(session: Session, assignment_id: UUID, client_id: str, digest:
         assignment.round_number,
         client_id,
         ArtifactPlan.model_validate(run.plan).update,
+        is_settled=assignment.state == AssignmentState.ACCEPTED and current.state == RoundState.CLOSED,
     )
     if assignment.state == AssignmentState.ACCEPTED:
         if assignment.update_digest == digest:
@@ -139,6 +154,14 @@ def permit_upload(session: Session, assignment_id: UUID, client_id: str, digest:
     if assignment.state != AssignmentState.LEASED:
         raise permit.refusal("lease-lost", f"the assignment is {assignment.state}: claim again")
     return permit
+
+
+def note_upload(session: Session, assignment_id: UUID, digest: str) -> None:
+    """Note that this assignment's worker sent the artifact. Raises ProblemError where its run was deleted meanwhile."""
+    lock = {"read": True, "key_share": True}
+    if session.get(Assignment, assignment_id, with_for_update=lock, populate_existing=True) is None:
+        raise ProblemError("not-found", f"no assignment {assignment_id} any more: its run was deleted; claim new work")
+    repository.add_upload(session, assignment_id, digest)
 
 
 def own_assignment(session: Session, assignment_id: UUID, client_id: str) -> Assignment:

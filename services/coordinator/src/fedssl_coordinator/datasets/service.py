@@ -144,7 +144,7 @@ def _check_unregistered(config: PublicDataConfig) -> None:
 
 
 def _path(session: Session, digest: str) -> Path:
-    if not artifacts.is_known(session, digest) or digest not in store():
+    if not artifacts.hold(session, digest) or digest not in store():
         raise ProblemError("not-found", f"no artifact {digest} has been uploaded: PUT it to /v1/artifacts first")
     return store().path(digest)
 

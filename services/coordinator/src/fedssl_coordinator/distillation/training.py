@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from fedssl.artifacts.tensors import Tensors, load_tensors
 from fedssl.engine import DistillationProgress, epochs_done
 from fedssl.errors import ArtifactError, Cancelled
-from fedssl_coordinator.artifacts import repository as artifacts
+from fedssl_coordinator.artifacts import service as artifacts
 from fedssl_coordinator.artifacts.service import release, store
 from fedssl_coordinator.celery_app import is_stopping
 from fedssl_coordinator.db import transaction
@@ -86,7 +86,7 @@ class Training:
     def _replace(self, stored: Stored) -> None:
         try:
             with transaction(self._connection) as session:
-                artifacts.add(session, stored.digest, stored.num_bytes)
+                artifacts.note(session, stored.digest, stored.num_bytes)
                 # It has come further than any try before, so what failed before is past.
                 is_mine = repository.set_while_running(
                     session, self._job_id, checkpoint=stored.digest, num_tries=1, retry_at=None, reason=None

@@ -18,6 +18,7 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import JobState
 from fedssl.protocol.views import EvaluationCreate, EvaluationView, Results
 from fedssl_coordinator import nudges, tries
+from fedssl_coordinator.artifacts import repository as artifacts
 from fedssl_coordinator.datasets import repository as datasets
 from fedssl_coordinator.evaluations import repository
 from fedssl_coordinator.evaluations.repository import UNFINISHED
@@ -26,6 +27,7 @@ from fedssl_coordinator.models import Evaluation, EvaluationDataset, Run
 from fedssl_coordinator.problems import ProblemError, printable
 from fedssl_coordinator.rounds import repository as rounds
 from fedssl_coordinator.runs import repository as runs
+from fedssl_coordinator.settings import settings
 from fedssl_coordinator.transitions import about, transition
 
 _ENCODER = "encoder."
@@ -186,11 +188,13 @@ def _queue(session: Session, run: Run, number: int, config: JudgingConfig) -> tu
         )
         detail = f"nothing was changed; correct this and send it again: config.dataset: {message}"
         raise ProblemError("invalid-request", detail, errors=[{"loc": ["config", "dataset"], "msg": message}])
+    model = _model(session, run, number)
+    _require_kept(session, model, number)
     row, is_new = repository.add(
         session,
         run_id=run.id,
         round_number=number,
-        model=_model(session, run, number),
+        model=model,
         dataset=found.name,
         dataset_digest=found.digest,
         config=_dumped(config),
@@ -216,6 +220,17 @@ def _model(session: Session, run: Run, number: int) -> str:
         assert run.broadcast is not None, "a prepared run has a broadcast"
         return run.broadcast
     return rounds.get(session, run.id, number + 1).broadcast
+
+
+def _require_kept(session: Session, model: str, number: int) -> None:
+    """Raise ProblemError where a round's weights were removed; otherwise they stay until the transaction ends."""
+    if artifacts.hold(session, model):
+        return
+    detail = (
+        f"the weights of round {number} were removed: it was closed more than FEDSSL_KEEP_BROADCASTS_SECONDS "
+        f"({settings().keep_broadcasts_seconds:g}) ago; take a newer round, or leave the round out for the newest"
+    )
+    raise ProblemError("conflict", detail)
 
 
 def _not_judgeable(run: Run) -> str | None:

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from fedssl_coordinator.models import Event
 from fedssl_coordinator.problems import printable
 
+RUN_DELETED, HAD_UPDATES = "run.deleted", "had_updates"  # an event that is read again: workers learn of it too
 _PENDING = "events"
 
 
@@ -57,6 +58,13 @@ def after(session: Session, run_id: UUID, last_id: int, limit: int, kind: str | 
     if kind is not None:
         statement = statement.where(Event.kind == kind)
     return session.scalars(statement).all()
+
+
+def deleted_runs(session: Session, run_ids: Sequence[UUID]) -> Sequence[UUID]:
+    """Those of the runs that were deleted and whose clients had sent something."""
+    had_updates = Event.data[HAD_UPDATES].as_boolean()
+    told = select(Event.run_id).where(Event.run_id.in_(run_ids), Event.kind == RUN_DELETED, had_updates)
+    return [run_id for run_id in session.scalars(told) if run_id is not None]
 
 
 def clients_told_of(session: Session, run_id: UUID, kind: str) -> set[str]:

@@ -25,7 +25,7 @@ from fedssl.protocol.data import DataConfig, PublicDataConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, Outcome, RoundState, RunState, Verdict
 from fedssl.shards import choose_public, find_public, load_public
-from fedssl_coordinator.artifacts import repository as artifacts
+from fedssl_coordinator.artifacts import service as artifacts
 from fedssl_coordinator.artifacts.service import store
 from fedssl_coordinator.db import transaction
 from fedssl_coordinator.evaluations import service as evaluations
@@ -123,7 +123,8 @@ def publish_first(session: Session, run: Run, weights: Weights) -> None:
 def publish_next(session: Session, run: Run, current: Round, rows: Sequence[Assignment], weights: Weights) -> None:
     """Close the round with its new weights. The caller holds the run's lock."""
     accepted, cohort_size = _accepted(rows), len({row.client_id for row in rows})
-    verdict = Verdict.AGGREGATED if len(accepted) == cohort_size else Verdict.PARTIAL
+    is_whole = len(accepted) >= (current.num_wanted or cohort_size)
+    verdict = Verdict.AGGREGATED if is_whole else Verdict.PARTIAL
     _note(session, weights)
     service.close_round(session, current, verdict, f"{len(accepted)} of {cohort_size} updates")
     runs.set_next_weights(session, run, weights.state.digest, weights.broadcast.digest)
@@ -201,4 +202,4 @@ def _stored(result: ServerResult) -> Weights:
 
 def _note(session: Session, weights: Weights) -> None:
     for artifact in (weights.state, weights.broadcast):
-        artifacts.add(session, artifact.digest, artifact.num_bytes)
+        artifacts.note(session, artifact.digest, artifact.num_bytes)

@@ -1,6 +1,6 @@
 """Reads and writes rounds and assignments."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -19,6 +19,13 @@ _lost = or_(
     Assignment.state.in_(LIVE) & Client.revoked_at.is_not(None),
 )
 """Assignments that nobody will deliver: the lease has run out, or the client was shut out."""
+
+_has_enough = Round.num_wanted <= (
+    select(func.count())
+    .where(Assignment.round_id == Round.id, Assignment.state == AssignmentState.ACCEPTED)
+    .correlate(Round)
+    .scalar_subquery()
+)
 
 
 def unclosed(session: Session, run_id: UUID) -> Round | None:
@@ -42,13 +49,16 @@ def oldest_first(session: Session, run_id: UUID, limit: int, after: int) -> Sequ
     return session.scalars(statement).all()
 
 
-def open_round(session: Session, run: Run, broadcast: str, cohort: Sequence[str], deadline_seconds: float) -> Round:
-    """The next round, with an assignment offered to everyone in the cohort."""
+def open_round(
+    session: Session, run: Run, broadcast: str, cohort: Sequence[str], deadline_seconds: float, num_wanted: int | None
+) -> Round:
+    """The next round, with an assignment offered to everyone in the cohort. `num_wanted`: as in the table."""
     row = Round(
         run_id=run.id,
         number=run.rounds_closed + 1,
         state=RoundState.OPEN,
         broadcast=broadcast,
+        num_wanted=num_wanted,
         deadline=_in(deadline_seconds),
     )
     session.add(row)
@@ -57,8 +67,9 @@ def open_round(session: Session, run: Run, broadcast: str, cohort: Sequence[str]
     return row
 
 
-def offer(session: Session, row: Round, attempts: dict[str, int]) -> None:
-    """Offer the round to clients, each with the number of its attempt."""
+def offer(session: Session, row: Round, attempts: Mapping[str, int], pauses: Mapping[str, float] | None = None) -> None:
+    """Offer the round to clients, each with the number of its attempt; after `pauses` seconds, where there are any."""
+    later = pauses or {}
     session.add_all(
         Assignment(
             run_id=row.run_id,
@@ -67,6 +78,7 @@ def offer(session: Session, row: Round, attempts: dict[str, int]) -> None:
             client_id=client_id,
             attempt=attempt,
             state=AssignmentState.OFFERED,
+            offered_at=_in(later.get(client_id, 0)),
         )
         for client_id, attempt in attempts.items()
     )
@@ -102,6 +114,16 @@ def has_live(session: Session, round_id: UUID) -> bool:
     return bool(session.scalar(select(live.exists())))
 
 
+def locked(session: Session, round_id: UUID) -> Round:
+    """A round that there is, locked until the transaction ends. An assignment's lock, if any, is taken before."""
+    return session.get_one(Round, round_id, with_for_update={"key_share": True}, populate_existing=True)
+
+
+def has_enough(session: Session, row: Round) -> bool:
+    """Whether a round that was offered to more clients than it needs has the updates that it closes with."""
+    return row.num_wanted is not None and bool(session.scalar(select(_has_enough).where(Round.id == row.id)))
+
+
 def locked_live(
     session: Session, *, round_id: UUID | None = None, client_id: str | None = None
 ) -> Sequence[Assignment]:
@@ -132,7 +154,8 @@ def lost(session: Session, round_id: UUID) -> Sequence[tuple[Assignment, bool]]:
 
 
 def needing_attention(session: Session) -> Sequence[UUID]:
-    """Running runs that an aggregator should look at: not prepared, no round, a round that can move, a lost lease.
+    """Running runs that an aggregator should look at: not prepared, no round, a round that can move, a lost lease,
+    the updates that an over-sampled round needs.
 
     The query behind the sweep. Neither runs whose clients are busily training are in it, nor those that have a
     distillation job, nor those whose computation has failed and is not to be tried again yet.
@@ -153,13 +176,14 @@ def needing_attention(session: Session) -> Sequence[UUID]:
         .join(Round, Round.id == Assignment.round_id)
         .where(Round.run_id == Run.id, Round.state == RoundState.OPEN, _lost)
     )
+    enough = select(Round.id).where(Round.run_id == Run.id, Round.state == RoundState.OPEN, _has_enough)
     distilling = select(DistillationJob.id).where(
         DistillationJob.run_id == Run.id, DistillationJob.state.in_((JobState.QUEUED, JobState.RUNNING))
     )
     statement = (
         select(Run.id)
         .where(Run.state == RunState.RUNNING, due(Run))
-        .where(~(in_progress.exists() | distilling.exists()) | lost_.exists())
+        .where(~(in_progress.exists() | distilling.exists()) | lost_.exists() | enough.exists())
         .order_by(Run.created_at)
     )
     return session.scalars(statement).all()

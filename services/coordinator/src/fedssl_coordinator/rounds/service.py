@@ -15,7 +15,7 @@ from fedssl.errors import SpecError
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, Outcome, RoundState, RunState, Verdict
 from fedssl.protocol.training import CohortConfig
-from fedssl.seeding import sample_cohort
+from fedssl.seeding import asked_cohort
 from fedssl_coordinator import nudges, tries
 from fedssl_coordinator.clients import policies
 from fedssl_coordinator.clients import repository as clients
@@ -30,6 +30,7 @@ from fedssl_coordinator.runs import repository as runs
 from fedssl_coordinator.transitions import transition
 
 _CLIENTS_SHOWN = 5
+_LONGEST_PAUSE_SECONDS = 300.0  # before a client that has declined is asked again
 
 
 class Step(Enum):
@@ -120,8 +121,7 @@ def _open(session: Session, run: Run, spec: RunSpec) -> Step:
     eligible = clients.eligible(session, cohort.clients)
     refused = policies.refusals(session, run, spec, eligible)
     eligible = [name for name in eligible if name not in refused]
-    if len(eligible) < cohort.min_clients:
-        message = f"waiting for clients: {len(eligible)} of {cohort.min_clients} have registered"
+    if (message := _waits_for_clients(cohort, len(eligible))) is not None:
         message += f" and may take part; {_some(refused)}" if refused else ""
         if run.reason != message:
             runs.set_reason(session, run, message)
@@ -135,13 +135,17 @@ def _open(session: Session, run: Run, spec: RunSpec) -> Step:
         return Step.WAIT
     runs.set_reason(session, run, None)
     number = run.rounds_closed + 1
-    chosen = sample_cohort(members, cohort, spec.seed, number)
+    chosen = asked_cohort(members, cohort, spec.seed, number)
+    num_wanted = cohort.num_wanted(len(members))
+    more = len(chosen) > num_wanted
     assert run.broadcast is not None, "a prepared run has a broadcast"
-    repository.open_round(session, run, run.broadcast, chosen, cohort.deadline_seconds)
+    seconds = cohort.deadline_seconds
+    repository.open_round(session, run, run.broadcast, chosen, seconds, num_wanted if more else None)
+    offered = f"round {number} of {run.num_rounds} offered to {len(chosen)} clients"
     record(
         session,
         "round.opened",
-        f"round {number} of {run.num_rounds} offered to {len(chosen)} clients",
+        offered + (f", of whom the first {num_wanted} count" if more else ""),
         run_id=run.id,
         round_number=number,
         data={"cohort": chosen, "broadcast": run.broadcast},
@@ -154,21 +158,36 @@ def _open(session: Session, run: Run, spec: RunSpec) -> Step:
     return Step.WAIT
 
 
+def _waits_for_clients(cohort: CohortConfig, num_eligible: int) -> str | None:
+    """Why no round can be opened yet; None: one can."""
+    if num_eligible < cohort.min_clients:
+        return f"waiting for clients: {num_eligible} of {cohort.min_clients} have registered"
+    num_wanted = cohort.num_wanted(num_eligible)
+    if cohort.min_updates is not None and num_wanted < cohort.min_updates:
+        return (
+            f"waiting for clients: cohort.min_updates asks for {cohort.min_updates} updates, and a cohort is "
+            f"{num_wanted}, for {num_eligible} have registered"
+        )
+    return None
+
+
 def _judge(session: Session, run: Run, current: Round, spec: RunSpec) -> Step:
     """Whether an open round can go on."""
     cohort = spec.cohort
     overdue = repository.is_overdue(session, current.id)
-    _end_lost(session, current, offer_again=not overdue)
-    if repository.has_live(session, current.id) and not overdue:
+    enough = repository.has_enough(session, current)
+    _end_lost(session, current, offer_again=not (overdue or enough))
+    if repository.has_live(session, current.id) and not (overdue or enough):
         return Step.WAIT
     # Once nothing is live nothing more can be accepted, so the count below is final.
-    _end_live(session, current, "the round's deadline has passed")
+    late = f"the round closed with the first {current.num_wanted} updates: this client's came too late and is not used"
+    _end_live(session, current, late if enough else "the round's deadline has passed")
     rows = repository.assignments(session, [current.id])
     members = {row.client_id for row in rows}
     accepted = {row.client_id for row in rows if row.state == AssignmentState.ACCEPTED}
     awaited = members.intersection(clients.eligible(session, sorted(members - accepted)))
     awaited -= policies.refusals(session, run, spec, sorted(awaited)).keys()
-    if len(accepted) >= _quorum(cohort, len(members), len(accepted) + len(awaited)):
+    if len(accepted) >= _quorum(cohort, current, len(accepted) + len(awaited)):
         message = f"aggregating {len(accepted)} of {len(members)} updates"
         transition(session, current, RoundState.AGGREGATING, message)
         nudges.wake_watchers(session)
@@ -180,15 +199,21 @@ def _judge(session: Session, run: Run, current: Round, spec: RunSpec) -> Step:
     reasons = {client: reason for client, reason in _reasons(rows).items() if client not in accepted}
     if awaited and current.attempt < cohort.max_attempts:
         again = {client: attempts[client] + 1 for client in sorted(awaited)}
-        return _offer_again(session, current, cohort, again, reasons)
+        newest = {row.client_id: row.state for row in rows}
+        # Asked again at once, it would decline again: its attempts are for whatever it lacks to come back.
+        pause = min(cohort.deadline_seconds / 10, _LONGEST_PAUSE_SECONDS)
+        pauses = {client: pause for client in again if newest[client] == AssignmentState.DECLINED}
+        return _offer_again(session, current, cohort, again, reasons, pauses)
     return _without_quorum(session, run, current, cohort, reasons)
 
 
-def _quorum(cohort: CohortConfig, num_members: int, num_possible: int) -> int:
-    """Fewest updates to close with: as the spec says, else those of everybody who was not revoked meanwhile."""
-    if cohort.min_updates is None:
-        return max(1, num_possible)
-    return min(cohort.min_updates, num_members)
+def _quorum(cohort: CohortConfig, current: Round, num_possible: int) -> int:
+    """Fewest updates to close with: as the spec says, however few clients there are; else those of everybody who was
+    not revoked meanwhile, or of as many as the round wants.
+    """
+    if cohort.min_updates is not None:
+        return cohort.min_updates
+    return max(1, min(num_possible, current.num_wanted or num_possible))
 
 
 def _end_lost(session: Session, current: Round, *, offer_again: bool) -> None:
@@ -217,11 +242,16 @@ def _expire(session: Session, assignment: Assignment, reason: str, consequence: 
 
 
 def _offer_again(
-    session: Session, current: Round, cohort: CohortConfig, attempts: dict[str, int], reasons: Mapping[str, str]
+    session: Session,
+    current: Round,
+    cohort: CohortConfig,
+    attempts: dict[str, int],
+    reasons: Mapping[str, str],
+    pauses: Mapping[str, float],
 ) -> Step:
     """The attempt is over without enough updates: keep those that came, offer the rest again."""
     repository.extend(session, current, cohort.deadline_seconds, next_attempt=True)
-    repository.offer(session, current, attempts)
+    repository.offer(session, current, attempts, pauses)
     record(
         session,
         "round.reoffered",

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from fedssl.protocol.states import RunState
 from fedssl.protocol.views import MetricView, Page, RoundView, RunCreate, RunSummary, RunView
 from fedssl_coordinator.artifacts.streaming import artifact_response
-from fedssl_coordinator.auth import Operator, Viewer, WaitingViewer
+from fedssl_coordinator.auth import Admin, Operator, Viewer, WaitingViewer
 from fedssl_coordinator.db import DB, transaction
 from fedssl_coordinator.paging import Cursor, LargeItemsLimit, Limit, database_id, decode_cursor, encode_cursor, page_of
 from fedssl_coordinator.rounds import repository as rounds
@@ -72,6 +72,12 @@ def resume_run(run_id: UUID, caller: Operator, session: DB) -> RunView:
 def stop_run(run_id: UUID, caller: Operator, session: DB) -> RunView:
     """End a run for good. Its weights so far stay available."""
     return service.change(session, run_id, "stop")
+
+
+@router.delete("/{run_id}", status_code=status.HTTP_204_NO_CONTENT)
+def delete_run(run_id: UUID, caller: Admin, session: DB) -> None:
+    """Delete a finished run, with its weights. The audit log keeps what it says of the run."""
+    service.delete(session, run_id)
 
 
 @router.get("/{run_id}/rounds")

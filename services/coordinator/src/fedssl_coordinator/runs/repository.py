@@ -5,12 +5,21 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import func, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.states import RoundState, RunState
-from fedssl_coordinator.models import Round, Run
+from fedssl_coordinator.models import (
+    Assignment,
+    DimensionAssignment,
+    DistillationJob,
+    Evaluation,
+    Metric,
+    Round,
+    Run,
+    Upload,
+)
 
 
 def get(session: Session, run_id: UUID) -> Run | None:
@@ -80,6 +89,15 @@ def set_reason(session: Session, run: Run, reason: str | None) -> None:
     """Why an unfinished run does not move."""
     run.reason = reason
     session.flush()
+
+
+def delete_all(session: Session, run_id: UUID) -> None:
+    """The run, and every row that is about it but its events."""
+    of_rounds = select(Assignment.id).where(Assignment.run_id == run_id)
+    session.execute(delete(Upload).where(Upload.assignment_id.in_(of_rounds)))
+    for table in (Metric, Evaluation, DistillationJob, DimensionAssignment, Assignment, Round):
+        session.execute(delete(table).where(table.run_id == run_id))
+    session.execute(delete(Run).where(Run.id == run_id))
 
 
 def counts_by_state(session: Session) -> dict[str, int]:

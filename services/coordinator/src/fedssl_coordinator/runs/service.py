@@ -15,7 +15,7 @@ from fedssl_coordinator.clients import encoders
 from fedssl_coordinator.clients import repository as clients
 from fedssl_coordinator.datasets import service as datasets
 from fedssl_coordinator.distillation import service as distillation
-from fedssl_coordinator.events.repository import record
+from fedssl_coordinator.events.repository import HAD_UPDATES, RUN_DELETED, record
 from fedssl_coordinator.models import Assignment, Round, Run
 from fedssl_coordinator.problems import ProblemError
 from fedssl_coordinator.rounds import repository as rounds
@@ -82,6 +82,22 @@ def change(session: Session, run_id: UUID, verb: str) -> RunView:
     return show(session, run_id)
 
 
+def delete(session: Session, run_id: UUID) -> None:
+    """Delete a finished run: rounds, metrics, evaluations. Its artifacts go with the next collections; the audit log
+    keeps its events. Raises ProblemError.
+    """
+    run = repository.locked(session, run_id)
+    if run is None:
+        raise _no_run(run_id)
+    if run.state != RunState.FINISHED:
+        raise ProblemError("conflict", f"run {run_id} is {run.state}: stop it first, only a finished run is deleted")
+    about = {"name": run.name, "method": run.method, "outcome": run.outcome, "rounds_closed": run.rounds_closed}
+    about[HAD_UPDATES] = bool(run.plan and run.plan["update"])
+    repository.delete_all(session, run_id)
+    record(session, RUN_DELETED, f"{run.name}: deleted by an admin", run_id=run_id, data=about)
+    nudges.wake_watchers(session)
+
+
 def show(session: Session, run_id: UUID) -> RunView:
     """A run in full."""
     run = _get(session, run_id)
@@ -116,6 +132,7 @@ def round_views(session: Session, rows: Sequence[Round]) -> list[RoundView]:
             verdict=row.verdict,
             reason=row.reason,
             broadcast=row.broadcast,
+            num_wanted=row.num_wanted,
             opened_at=row.opened_at,
             deadline=row.deadline,
             closed_at=row.closed_at,

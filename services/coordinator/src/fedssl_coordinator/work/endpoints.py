@@ -8,6 +8,8 @@ from starlette.concurrency import run_in_threadpool
 from fedssl.protocol.work import (
     Claim,
     Decline,
+    EndedQuery,
+    EndedRuns,
     Heartbeat,
     HeartbeatReply,
     Register,
@@ -68,6 +70,12 @@ def submit(request: Submit, client_id: WorkerId, session: DB) -> Submitted:
     """Hand in an uploaded update."""
     submitted = service.submit(session, client_id, request)
     return submitted.model_copy(update={"receipt": anchors.note(session, client_id, request.anchor)})
+
+
+@router.post("/ended-runs")
+def ended_runs(request: EndedQuery, client_id: WorkerId, session: DB) -> EndedRuns:
+    """Which of the runs that the worker keeps a client state for need it no more. No run but its own is ever named."""
+    return service.ended_runs(session, client_id, request)
 
 
 @router.post("/decline")

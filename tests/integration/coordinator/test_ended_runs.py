@@ -1,0 +1,94 @@
+"""A worker learns which runs have ended, and lets go of what it kept for them, but not at once."""
+
+import os
+import time
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+import torch
+
+from fedssl.engine import LocalResult
+from fedssl_worker.ended import EndedRuns
+from fedssl_worker.state import ClientStates
+from support.cast import Cast
+from support.coordinator import Coordinator
+from support.tables import Tables
+
+DAY = 86_400.0
+
+
+@pytest.fixture
+def cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Cast:
+    return Cast(coordinator, tables, tmp_path, num_rounds=1)
+
+
+def _finish(cast: Cast) -> None:
+    cast.work("a", "b")
+    cast.advance()
+
+
+def test_which_runs_a_worker_is_told_of(cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+    a, stranger = cast.workers["a"], coordinator.worker("c")
+    asked = [cast.id, uuid4()]
+    assert a.ended_runs(asked) == set()
+    coordinator.client.pause(cast.id)
+    assert a.ended_runs(asked) == set()
+    coordinator.client.resume(cast.id)
+    _finish(cast)
+    assert a.ended_runs(asked) == {cast.id}
+    assert stranger.ended_runs(asked) == set()
+    assert a.ended_runs([]) == set()
+    coordinator.client.delete_run(cast.id)
+    assert a.ended_runs(asked) == {cast.id}
+
+
+def test_what_a_client_keeps_of_a_run_that_sends_nothing_is_its_result(
+    cast: Cast, coordinator: Coordinator, tables: Tables
+) -> None:
+    _finish(cast)
+    tables.execute("UPDATE runs SET plan = jsonb_set(plan, '{update}', '[]') WHERE id = %s", cast.id)
+    assert cast.workers["a"].ended_runs([cast.id]) == set()
+    coordinator.client.delete_run(cast.id)
+    assert cast.workers["a"].ended_runs([cast.id]) == set()
+
+
+def test_states_of_ended_runs_go_after_a_while(
+    cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    other = Cast(coordinator, tables, tmp_path, num_rounds=2, seed=1)
+    worker, root = cast.workers["a"], tmp_path / "runs"
+    states = ClientStates(root)
+    item = cast.claim("a")
+    tensors = {"w": torch.zeros(2)}
+    states.keep(item, "0" * 64, LocalResult(update=tensors, state=tensors, num_examples=1, metrics={}))
+    cast.deliver("a")
+    states.keep(other.claim("a"), "0" * 64, LocalResult(update=tensors, state=tensors, num_examples=1, metrics={}))
+    (root / "notes").mkdir()  # somebody's own
+    assert states.runs() == sorted([cast.id, other.id])
+
+    ended = EndedRuns(worker, states, DAY, every_seconds=0)
+    ended.tidy()
+    assert sorted(path.name for path in root.iterdir()) == sorted([str(cast.id), str(other.id), "notes"])
+    cast.work("b")
+    cast.advance()
+    ended.tidy()
+    note = root / f"{cast.id}.ended"
+    assert note.exists()
+    assert cast.id in states.runs()  # it may be called back
+    os.utime(note, (time.time() - DAY - 1,) * 2)
+    EndedRuns(worker, ClientStates(root), DAY).tidy()
+    assert sorted(path.name for path in root.iterdir()) == sorted([str(other.id), "notes"])
+
+
+def test_a_run_that_a_restored_coordinator_goes_on_with_keeps_its_states(tmp_path: Path) -> None:
+    run_id = uuid4()
+    (tmp_path / str(run_id)).mkdir()
+    states = ClientStates(tmp_path)
+    assert states.retire({run_id}, DAY) == []
+    os.utime(tmp_path / f"{run_id}.ended", (time.time() - 2 * DAY,) * 2)
+    assert states.retire(set(), DAY) == []  # it runs again
+    assert states.retire({run_id}, DAY) == []  # and the time begins anew
+    assert states.runs() == [run_id]
+    assert states.retire({run_id}, 0) == [run_id]
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,146 @@
+"""Cohorts larger than a round needs: the first updates count, and who comes later is told so."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedssl.client import ApiError, Gone, WorkerClient
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.states import AssignmentState, Outcome, RoundState, Verdict
+from fedssl.protocol.training import CohortConfig
+from fedssl.protocol.work import Submit
+from fedssl.simulation import simulate
+from support.cast import Cast
+from support.coordinator import Coordinator
+from support.federation import tensors_for, upload
+from support.methods import method_spec, shards
+from support.rounds import local_round
+from support.tables import Tables
+
+TWO_OF_THREE = {"fraction": 0.67, "over_sampling": 1.5}
+
+
+@pytest.fixture
+def cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Cast:
+    return Cast(coordinator, tables, tmp_path, "abc", num_rounds=1, cohort=TWO_OF_THREE)
+
+
+@pytest.mark.parametrize(
+    ("fraction", "over_sampling", "num_clients", "asked"),
+    [(0.5, 1, 10, 5), (0.5, 1.2, 10, 6), (0.5, 1.01, 10, 6), (0.5, 5, 10, 10), (1, 2, 3, 3), (0.1, 1.5, 4, 2)],
+)
+def test_how_many_are_asked(fraction: float, over_sampling: float, num_clients: int, asked: int) -> None:
+    assert CohortConfig(fraction=fraction, over_sampling=over_sampling).num_asked(num_clients) == asked
+
+
+def test_a_round_closes_with_the_first_updates(cast: Cast) -> None:
+    assert cast.round.num_wanted == 2
+    [opened] = cast.events("round.opened")
+    assert opened.message == "round 1 of 1 offered to 3 clients, of whom the first 2 count"
+    late = cast.claim("a")
+    cast.work("c", value=1.0)
+    cast.advance()
+    assert not cast.awaits_attention()
+    cast.work("b", value=3.0)
+    assert cast.awaits_attention()  # should the nudge be lost
+    cast.advance()
+    assert (cast.round.verdict, cast.round.reason) == (Verdict.AGGREGATED, "2 of 3 updates")
+    assert cast.run.outcome == Outcome.COMPLETED
+    model = cast.coordinator.tensors(str(cast.run.model))
+    assert all(torch.all(tensor == 2) for tensor in model.values() if tensor.is_floating_point())
+    reply = cast.workers["a"].heartbeat(late.assignment_id)
+    why = "the round closed with the first 2 updates: this client's came too late and is not used"
+    assert (reply.carry_on, reply.reason) == (False, why)
+    assert cast.events("round.closed")[0].data["clients"] == {"a": why, "b": "accepted", "c": "accepted"}
+    with pytest.raises(Gone, match="came too late and changes nothing"):
+        cast.deliver("a")
+
+
+def test_who_comes_before_the_aggregator_has_looked_is_too_late_as_well(cast: Cast, tmp_path: Path) -> None:
+    items = {name: cast.claim(name) for name in "abc"}
+    updates = {
+        name: upload(cast.workers[name], items[name], tensors_for(items[name].plan.update, 1), tmp_path)
+        for name in "abc"
+    }
+
+    def submit(name: str) -> str:
+        submission = Submit(assignment_id=items[name].assignment_id, update=updates[name], num_examples=1)
+        try:
+            return cast.workers[name].submit(submission).state.value
+        except Gone as error:
+            return str(error)
+
+    with ThreadPoolExecutor(3) as pool:
+        answers = sorted(pool.map(submit, "abc"))
+    assert answers[:2] == ["accepted"] * 2
+    assert "round 1 closes with the first 2 updates, and has them" in answers[2]
+    [refused] = cast.events("assignment.refused")
+    cast.advance()
+    ended = {part.client_id: part.state for part in cast.round.assignments}
+    assert ended[str(refused.client_id)] == AssignmentState.EXPIRED
+
+
+def test_those_who_are_asked_beside_stand_in_for_who_cannot(cast: Cast) -> None:
+    cast.work("a")
+    cast.workers["b"].decline(cast.claim("b").assignment_id, "no memory")
+    cast.advance()
+    assert cast.round.state == RoundState.OPEN
+    cast.work("c")
+    cast.advance()
+    assert (cast.round.verdict, cast.round.attempt) == (Verdict.AGGREGATED, 1)
+
+
+def test_fewer_than_wanted_at_the_deadline_is_a_matter_of_the_quorum(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    cast = Cast(coordinator, tables, tmp_path, "abc", num_rounds=1, cohort={**TWO_OF_THREE, "min_updates": 1})
+    cast.work("b")
+    cast.pass_deadline()
+    cast.advance()
+    assert (cast.round.verdict, cast.run.outcome) == (Verdict.PARTIAL, Outcome.COMPLETED)
+
+
+def test_the_bits_are_those_of_a_simulation_with_the_accepted_clients(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    """BYOL, whose state a client keeps only from rounds in which its update was accepted."""
+    spec = method_spec("fedbyol", num_rounds=3, cohort=TWO_OF_THREE)
+    names = sorted(shards(spec))
+    late = {1: names[0], 2: names[2], 3: names[0]}
+    workers = {name: coordinator.worker(name) for name in names}
+    run = coordinator.client.create_run(spec)
+    states: dict[str, dict[str, torch.Tensor]] = {}
+    for number in range(1, 4):
+        coordinator.advance(run.id)
+        for name in sorted(names, key=lambda name: (name == late[number], name)):
+            _train(coordinator, workers[name], spec, name, number, states, tmp_path)
+    coordinator.advance(run.id)
+    accepted = {
+        each.number: [part.client_id for part in each.assignments if part.state == AssignmentState.ACCEPTED]
+        for each in coordinator.client.rounds(run.id)
+    }
+    assert accepted == {number: [name for name in names if name != late[number]] for number in late}
+    simulated = simulate(spec, shards(spec), cohorts=accepted)
+    deployed = coordinator.tensors(str(coordinator.client.run(run.id).model))
+    assert deployed.keys() == simulated.model.keys()
+    assert all(torch.equal(deployed[name], simulated.model[name]) for name in deployed)
+    without = simulate(spec, shards(spec))
+    assert any(not torch.equal(without.model[name], simulated.model[name]) for name in deployed)
+
+
+def _train(
+    coordinator: Coordinator, worker: WorkerClient, spec: RunSpec, name: str, number: int,
+    states: dict[str, dict[str, torch.Tensor]], folder: Path,
+) -> None:  # fmt: skip
+    item = worker.claim(0)
+    assert item is not None
+    result = local_round(spec, coordinator.tensors(item.broadcast), name, number, states.get(name))
+    try:
+        update = upload(worker, item, result.update, folder)
+        worker.submit(Submit(assignment_id=item.assignment_id, update=update, num_examples=result.num_examples))
+    except ApiError as error:
+        assert "came too late" in str(error)  # noqa: PT017
+    else:
+        states[name] = result.state

@@ -1,0 +1,272 @@
+"""What leaves the artifact store by itself, what never does, and how one finds out that something is missing."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from fedssl.client import Conflict, NotFound
+from fedssl.protocol.evaluation import JudgingConfig
+from fedssl.protocol.states import RunState
+from fedssl_coordinator.main import app
+from support.cast import Cast
+from support.coordinator import Coordinator
+from support.data_sets import labelled_bytes, public_bytes, written
+from support.federation import tensors_for, upload
+from support.tables import Tables
+from support.uploads import digest
+
+DAY = 86_400
+MONTH = 31 * DAY
+
+
+@pytest.fixture
+def cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Cast:
+    return Cast(coordinator, tables, tmp_path, num_rounds=4)
+
+
+def run_command(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def collect() -> dict[str, int]:
+    """How many artifacts of which kind were removed; what is left must be whole."""
+    from fedssl_coordinator.retention import service
+
+    collected = service.collect()
+    assert collected is not None
+    result = run_command("verify-store")
+    assert result.exit_code == 0, result.output
+    return dict(collected.counts)
+
+
+def is_stored(coordinator: Coordinator, name: str) -> bool:
+    return (coordinator.store / name[:2] / name[2:4] / name).is_file()
+
+
+def age(tables: Tables, seconds: float) -> None:
+    """So much time has passed since everything that has happened."""
+    tables.execute("UPDATE rounds SET closed_at = closed_at - make_interval(secs => %s)", seconds)
+    tables.execute("UPDATE artifacts SET touched_at = touched_at - make_interval(secs => %s)", seconds)
+
+
+def test_updates_go_once_their_round_is_closed(cast: Cast, coordinator: Coordinator, tmp_path: Path) -> None:
+    item = cast.claim("a")
+    cast.deliver("a", 1.0)
+    cast.work("b", value=2.0)
+    updates = [str(part.update) for part in cast.round.assignments]
+    assert collect() == {}
+    cast.advance()
+    assert collect() == {"update": 2}
+    assert not any(is_stored(coordinator, update) for update in updates)
+    assert [part.update for part in cast.rounds[0].assignments] == updates  # the record stays
+    [event] = cast.events("artifact.collected")
+    assert (event.data["kind"], event.data["count"]) == ("update", 2)
+    assert event.data["bytes"] > 0
+    with pytest.raises(NotFound):
+        coordinator.client.artifact_header(updates[0])
+    # A worker whose answer was lost sends it again: it is told that all is well, and nothing comes back.
+    assert upload(cast.workers["a"], item, tensors_for(item.plan.update, 1.0), tmp_path) == updates[0]
+    assert not is_stored(coordinator, updates[0])
+    last = cast.claim("a").last_accepted
+    assert last is not None
+    assert last.update == updates[0]
+    assert collect() == {}
+
+
+def test_an_upload_that_was_never_handed_in_goes_with_its_lease(
+    cast: Cast, coordinator: Coordinator, tmp_path: Path
+) -> None:
+    item = cast.claim("a")
+    update = upload(cast.workers["a"], item, tensors_for(item.plan.update, 1.0), tmp_path)
+    assert collect() == {}
+    cast.lapse("a")
+    cast.advance()
+    assert collect() == {"update": 1}
+    assert not is_stored(coordinator, update)
+    cast.work("a", "b")  # the same bytes, sent for the next attempt
+    cast.advance()
+    assert cast.rounds[0].verdict == "aggregated"
+
+
+def test_a_run_keeps_its_first_newest_and_best_weights(
+    cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    for value in (1.0, 2.0, 3.0, 4.0):
+        cast.work("a", "b", value=value)
+        cast.advance()
+        collect()
+    assert cast.run.state == RunState.FINISHED
+    after = [each.broadcast for each in cast.rounds]  # of the rounds 0 to 3
+    judge(coordinator, tables, cast, after[2], tmp_path)
+    assert collect() == {}
+    age(tables, MONTH)
+    assert collect() == {"broadcast": 2}
+    assert [is_stored(coordinator, each) for each in after] == [True, False, True, False]
+    run = cast.run
+    assert is_stored(coordinator, str(run.model))
+    assert is_stored(coordinator, str(run.server_state))
+    config = JudgingConfig(dataset="held-out", measures=("geometry",))
+    with pytest.raises(Conflict, match="the weights of round 3 were removed"):
+        coordinator.client.request_evaluation(run.id, config, 3)
+    assert coordinator.client.request_evaluation(run.id, config, 2).model == after[2]
+
+
+def judge(coordinator: Coordinator, tables: Tables, cast: Cast, best: str, folder: Path) -> None:
+    """Every round has been judged, and `best` has won."""
+    content = labelled_bytes()
+    coordinator.client.add_evaluation_dataset("held-out", written(folder, content))
+    for number, each in enumerate(cast.rounds):
+        result = '{"probe": 0.9}' if each.broadcast == best else '{"knn": 0.5}'
+        tables.execute(
+            "INSERT INTO evaluations (id, run_id, round_number, model, dataset, dataset_digest, config, state, results,"
+            " finished_at) VALUES (gen_random_uuid(), %s, %s, %s, 'held-out', %s, '{}', 'completed', %s, now())",
+            cast.id, number, each.broadcast, digest(content), result,
+        )  # fmt: skip
+
+
+def test_a_data_set_that_is_never_registered_goes_after_a_day(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    contents = [public_bytes(seed=seed) for seed in range(3)]
+    kept, sent_again, forgotten = map(digest, contents)
+    coordinator.client.add_public_dataset("scans", written(tmp_path, contents[0]))
+    with coordinator.http() as http:
+        assert http.put(f"/v1/artifacts/{sent_again}", content=contents[1]).status_code == 201
+        assert http.put(f"/v1/artifacts/{forgotten}", content=contents[2]).status_code == 201
+        assert collect() == {}
+        age(tables, DAY)
+        assert http.put(f"/v1/artifacts/{sent_again}", content=contents[1]).status_code == 200  # so it stays
+        assert collect() == {"unreferenced": 1}
+        assert [is_stored(coordinator, each) for each in (kept, sent_again, forgotten)] == [True, True, False]
+        wanted = {"name": "lost", "digest": forgotten, "split": "train"}
+        assert http.post("/v1/public-datasets", json=wanted).status_code == 404
+        assert http.post("/v1/public-datasets", json=wanted | {"digest": sent_again}).status_code == 201
+    assert tables.one("SELECT count(*) FROM artifacts") == 2
+
+
+def test_files_that_no_row_knows_of(coordinator: Coordinator, tables: Tables) -> None:
+    """What a process left that was killed between the store and Postgres, or in mid-upload."""
+    from fedssl_coordinator.artifacts.service import store
+
+    names = []
+    for content in (b"old", b"new"):
+        with store().writer() as writer:
+            writer.write(content)
+            names.append(writer.commit())
+    (coordinator.store / "incoming" / "half").write_bytes(b"half an upload")
+    two_days_ago = time.time() - 2 * DAY
+    for path in (store().path(names[0]), coordinator.store / "incoming" / "half"):
+        os.utime(path, (two_days_ago, two_days_ago))
+    result = run_command("collect", "--dry-run")
+    assert "would remove 1 artifacts, 3 bytes" in result.output
+    assert is_stored(coordinator, names[0])
+    result = run_command("collect")
+    assert "removed 2 artifacts, 17 bytes" in result.output
+    assert [is_stored(coordinator, each) for each in names] == [False, True]
+    assert not (coordinator.store / "incoming" / "half").exists()
+    assert tables.one("SELECT count(*) FROM artifacts") == 0
+    kinds = tables.query("SELECT data ->> 'kind', data -> 'count' FROM events WHERE kind = 'artifact.collected'")
+    assert kinds == [("unreferenced", 1), ("abandoned", 1)]
+
+
+def test_a_file_that_a_killed_collection_left(cast: Cast, coordinator: Coordinator, tables: Tables) -> None:
+    """The row says that the bytes are gone, and they are not."""
+    cast.work("a", value=1.0)
+    cast.work("b", value=2.0)
+    cast.advance()
+    update = str(cast.rounds[0].assignments[0].update)
+    tables.execute("UPDATE artifacts SET collected_at = now() WHERE digest = %s", update)
+    path = coordinator.store / update[:2] / update[2:4] / update
+    os.utime(path, (time.time() - 2 * DAY,) * 2)
+    assert collect() == {"update": 2}
+    assert not path.exists()
+
+
+def _remove(path: Path) -> None:
+    path.unlink()
+
+
+def _shorten(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _spoil(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+@pytest.mark.parametrize(("damage", "said"), [(_remove, "is missing"), (_shorten, "bytes instead of"),
+                                              (_spoil, "has other bytes")])  # fmt: skip
+def test_verify_store_finds_what_is_missing(
+    cast: Cast, coordinator: Coordinator, damage: Callable[[Path], Any], said: str
+) -> None:
+    cast.work("a")
+    assert "no faults" in run_command("verify-store").output
+    update = str(cast.round.assignments[0].update)
+    damage(coordinator.store / update[:2] / update[2:4] / update)
+    result = run_command("verify-store")
+    assert result.exit_code == 1
+    assert f"{update} " in result.output
+    assert said in result.output
+    assert "1 faults" in result.output
+
+
+def test_nothing_is_collected_while_a_backup_is_made(cast: Cast, coordinator: Coordinator) -> None:
+    from fedssl_coordinator.retention import service
+    from fedssl_coordinator.tasks import collect as task
+
+    cast.work("a", value=1.0)
+    cast.work("b", value=2.0)
+    cast.advance()
+    update = str(cast.rounds[0].assignments[0].update)
+    with service.held_up():
+        task()
+        assert is_stored(coordinator, update)
+        refused = run_command("collect")
+        assert refused.exit_code == 1
+        assert "try later" in refused.output
+    assert run_command("hold-collection", "--", "sh", "-c", "exit 7").exit_code == 7
+    assert run_command("hold-collection", "--", "/no/such/program").exit_code == 127
+    task()
+    assert not is_stored(coordinator, update)
+
+
+def test_a_finished_run_is_deleted_with_its_artifacts(
+    cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    other = Cast(coordinator, tables, tmp_path, num_rounds=1, seed=1)
+    cast.work("a", value=1.0)
+    late = cast.claim("b")
+    with pytest.raises(Conflict, match="stop it first"):
+        coordinator.client.delete_run(cast.id)
+    coordinator.client.stop(cast.id)
+    before = tables.one("SELECT count(*) FROM events WHERE run_id = %s", cast.id)
+    with coordinator.http(coordinator.operator_token) as http:
+        assert http.delete(f"/v1/runs/{cast.id}").status_code == 403
+    coordinator.client.delete_run(cast.id)
+    for table in ("rounds", "assignments", "metrics", "evaluations", "distillation_jobs"):
+        assert tables.query(f"SELECT 1 FROM {table} WHERE run_id = %s", cast.id) == []  # type: ignore[arg-type]
+    with pytest.raises(NotFound):
+        coordinator.client.delete_run(cast.id)
+    with pytest.raises(NotFound, match="claim work"):
+        upload(cast.workers["b"], late, tensors_for(late.plan.update, 1.0), tmp_path)
+    assert tables.one("SELECT count(*) FROM events WHERE run_id = %s", cast.id) == before + 1
+    age(tables, DAY)
+    assert collect() == {"unreferenced": 2}  # the first weights and an update
+    other.work("a", "b")
+    other.advance()
+    assert other.run.state == RunState.FINISHED
+
+
+def test_every_reference_keeps_its_artifact_unless_it_is_said_when_it_ends() -> None:
+    """A new table's artifacts are safe; this list is to be looked at when one is added."""
+    from fedssl_coordinator.retention import repository
+
+    ends = {str(column) for column in repository._conditions(repository.Keep(0, 0, 0))}
+    assert ends == {"assignments.update_digest", "uploads.digest", "rounds.broadcast", "evaluations.model"}
+    assert ends < {str(column) for column in repository.references()}

@@ -1,0 +1,117 @@
+"""The collector beside whoever stores, hands in or registers the very bytes that it is about to remove."""
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from fedssl.artifacts.tensors import Tensors
+from fedssl.client import ServerError
+from fedssl.protocol.states import Outcome
+from fedssl_coordinator.artifacts.service import store
+from fedssl_coordinator.retention import service
+from fedssl_coordinator.rounds import compute
+from support.cast import Cast
+from support.coordinator import Coordinator
+from support.data_sets import public_bytes
+from support.tables import Tables
+from support.uploads import digest
+
+ROUNDS = int(os.environ.get("FEDSSL_TEST_RACES", "8"))
+DATA_SETS = 2 * ROUNDS
+
+
+@contextmanager
+def over_and_over(work: Callable[[], object]) -> Iterator[None]:
+    """Do the work in a thread, again and again, for the length of the block."""
+    is_over = threading.Event()
+
+    def loop() -> None:
+        while not is_over.wait(0.003):
+            work()
+
+    with ThreadPoolExecutor(1) as pool:
+        looping = pool.submit(loop)
+        try:
+            yield
+        finally:
+            is_over.set()
+    looping.result()
+
+
+def test_the_same_updates_every_round(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+    """Each client sends the same bytes in every round: they are superfluous, and wanted, all the time."""
+    cast = Cast(coordinator, tables, tmp_path, num_rounds=ROUNDS)
+    removed: list[int] = []
+
+    def collect() -> None:
+        collected = service.collect()
+        assert collected is not None
+        removed.append(collected.counts["update"])
+
+    def deliver(name: str, value: float) -> None:
+        cast.claim(name)
+        for _ in range(10):
+            with suppress(ServerError):  # the collector was faster: the worker sends it again
+                cast.deliver(name, value)
+                return
+
+    with over_and_over(collect):
+        for _ in range(ROUNDS):
+            deliver("a", 1.0)
+            deliver("b", 2.0)
+            for update in {str(part.update) for part in cast.round.assignments}:
+                assert (coordinator.store / update[:2] / update[2:4] / update).is_file()
+            cast.advance()
+    assert cast.run.outcome == Outcome.COMPLETED
+    assert cast.events("run.stalled") == []
+    assert sum(removed) > ROUNDS / 2, "there was hardly a race"
+
+
+def test_a_data_set_that_is_registered_at_last(coordinator: Coordinator, tables: Tables) -> None:
+    """Told that its bytes are there, an operator may register them, whatever the collector thinks."""
+    contents = {digest(content): content for content in (public_bytes(seed=seed) for seed in range(DATA_SETS))}
+    answers: Counter[int] = Counter()
+    with over_and_over(service.collect), coordinator.http() as http:
+        for name, content in contents.items():
+            http.put(f"/v1/artifacts/{name}", content=content)
+            tables.execute("UPDATE artifacts SET touched_at = now() - interval '2 days' WHERE digest = %s", name)
+            while (status := http.put(f"/v1/artifacts/{name}", content=content).status_code) == 503:
+                answers[status] += 1
+            answers[status] += 1
+            wanted = {"name": f"scans-{name[:8]}", "digest": name, "split": "train"}
+            assert http.post("/v1/public-datasets", json=wanted).status_code == 201
+    assert all((coordinator.store / name[:2] / name[2:4] / name).is_file() for name in contents)
+    assert tables.one("SELECT count(*) FROM artifacts WHERE collected_at IS NULL") == DATA_SETS
+    assert answers[200] > 0
+    assert answers[201] > 0, "the collector was never the first"
+
+
+def test_weights_that_vanish_before_they_are_noted_are_made_again(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The aggregator stores what lay there before, superfluous, and the collector has just begun to remove it."""
+    cast = Cast(coordinator, tables, tmp_path, num_rounds=1)
+    cast.work("a", value=1.0)
+    cast.work("b", value=2.0)
+    put = compute.put
+
+    def put_and_lose(tensors: Tensors) -> compute.Stored:
+        stored = put(tensors)
+        store().delete(stored.digest)
+        return stored
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compute, "put", put_and_lose)
+        cast.advance()
+    [stalled] = cast.events("run.stalled")
+    assert "was removed while it was stored: store it again" in stalled.message
+    tables.execute("UPDATE runs SET retry_at = NULL")
+    cast.advance()
+    assert cast.run.outcome == Outcome.COMPLETED
+    assert store().path(str(cast.run.model)).is_file()
