@@ -31,13 +31,14 @@ from fedssl_coordinator.problems import Happening, ProblemError, printable
 from fedssl_coordinator.runs import endpoints as runs
 from fedssl_coordinator.settings import settings
 from fedssl_coordinator.tokens import endpoints as tokens
+from fedssl_coordinator.uploads import endpoints as uploads
 from fedssl_coordinator.wakeups import Wakeups
 from fedssl_coordinator.work import endpoints as work
 
 log = structlog.get_logger(__name__)
 
 _STATUS_SLUGS = {401: "unauthenticated", 403: "forbidden", 404: "not-found", 405: "method-not-allowed"}
-_AUDITED = ("/v1/runs", "/v1/work", "/v1/artifacts")
+_AUDITED = ("/v1/runs", "/v1/work", "/v1/artifacts", "/v1/uploads")
 _MISTAKES_SHOWN = 20
 _WORDS = {
     "extra_forbidden": "there is no such key: remove it, or correct its spelling",
@@ -76,6 +77,7 @@ def create_app() -> FastAPI:
         tokens.router,
         work.router,
         artifacts.router,
+        uploads.router,
         datasets.router,
         health,
     ):
@@ -151,7 +153,7 @@ async def _refuse(request: Request, mistakes: list[dict[str, Any]]) -> JSONRespo
         return await _on_database_down(request, down)
     where = ", ".join(dict.fromkeys(_place(mistake) for mistake in mistakes))
     happening = None
-    if request.method in ("POST", "PUT") and request.url.path.startswith(_AUDITED):
+    if request.method in ("POST", "PUT", "PATCH") and request.url.path.startswith(_AUDITED):
         what = "; ".join(f"{_place(mistake)}: {mistake['msg']}" for mistake in mistakes)
         message = f"{request.method} {request.url.path}: {what}"
         happening = Happening("request.refused", message, client_id=caller.client_id)
