@@ -57,7 +57,8 @@ async def begin_upload(
     _require_version(tus_resumable)
     announced = _announced(caller, upload_length, upload_metadata)
     upload, permit = await run_in_threadpool(_begin, caller, announced)
-    headers = {"Location": f"{router.prefix}/{upload.id}", "Upload-Offset": str(await settle(upload, permit))}
+    offset = await settle(upload, permit, service.offset_of(upload))
+    headers = {"Location": f"{router.prefix}/{upload.id}", "Upload-Offset": str(offset)}
     return _answer(upload, status.HTTP_201_CREATED, headers)
 
 
@@ -66,8 +67,9 @@ async def show_upload(upload_id: UUID, caller: WaitingOperatorOrWorker, tus_resu
     """From which byte on an upload continues, in `Upload-Offset`."""
     _require_version(tus_resumable)
     upload, permit = await run_in_threadpool(_resume, caller, upload_id)
-    headers = {"Upload-Offset": str(await settle(upload, permit)), "Upload-Length": str(upload.num_bytes)}
-    return _answer(upload, status.HTTP_200_OK, {**headers, "Cache-Control": "no-store"})
+    offset = await settle(upload, permit, service.offset_of(upload))
+    headers = {"Upload-Offset": str(offset), "Upload-Length": str(upload.num_bytes), "Cache-Control": "no-store"}
+    return _answer(upload, status.HTTP_200_OK, headers)
 
 
 @router.patch("/{upload_id}", status_code=status.HTTP_204_NO_CONTENT, response_class=Response, openapi_extra=_BODY)
@@ -86,8 +88,9 @@ async def continue_upload(
     if request.headers.get("content-type") != _PART:
         raise ProblemError("media-type", f"send the bytes as Content-Type: {_PART}")
     upload, permit = await run_in_threadpool(_resume, caller, upload_id)
-    await receive_part(upload, permit, upload_offset, request.stream())
-    return _answer(upload, status.HTTP_204_NO_CONTENT, {"Upload-Offset": str(await settle(upload, permit))})
+    offset = await receive_part(upload, permit, upload_offset, request.stream())
+    await settle(upload, permit, offset)
+    return _answer(upload, status.HTTP_204_NO_CONTENT, {"Upload-Offset": str(offset)})
 
 
 @router.delete("/{upload_id}", status_code=status.HTTP_204_NO_CONTENT, response_class=Response)

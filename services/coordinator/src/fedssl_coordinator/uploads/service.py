@@ -85,8 +85,7 @@ def expiry_of(upload: PartialUpload) -> datetime:
 def finish(upload: PartialUpload, permit: Permit) -> None:
     """Check what has arrived as a whole, and make an artifact of it: by one process, however many ask for it.
 
-    Raises ArtifactError where it is not what was announced: then all of it is dropped. Raises ProblemError while another
-    process checks it.
+    Raises ArtifactError where it is not what was announced, and ProblemError while another process checks it.
     """
     partial = partial_of(upload)
     with partial.locked() as held:

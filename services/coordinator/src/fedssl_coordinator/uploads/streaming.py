@@ -27,9 +27,8 @@ async def receive_part(upload: PartialUpload, permit: Permit, offset: int, body:
         return await _receive(upload, permit, offset, body)
 
 
-async def settle(upload: PartialUpload, permit: Permit) -> int:
+async def settle(upload: PartialUpload, permit: Permit, offset: int) -> int:
     """Where the upload goes on; one of which all bytes are there is finished first. Raises ProblemError."""
-    offset = service.offset_of(upload)
     if offset == upload.num_bytes and not upload.is_complete:
         with refusals(permit), _dropped_when_wrong(upload):
             await run_in_threadpool(service.finish, upload, permit)
