@@ -1,9 +1,8 @@
 """The operator's client: runs, data sets, methods, clients and tokens."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Self
 from urllib.parse import quote
 from uuid import UUID, uuid4
 
