@@ -41,6 +41,10 @@ format: $(VENV)/.installed-dev ## Format the code
 bench: $(VENV)/.installed-dev ## Measure, as ratios within one run
 	@$(BIN)/python -m pytest tests/bench --override-ini=addopts= --override-ini='python_files=bench_*.py' -p no:cacheprovider $(ARGS)
 
+.PHONY: transfer
+transfer: $(VENV)/.installed-dev ## Send 2 GB over a line that breaks every few seconds, and fetch them again
+	@PYTHONPATH=tests $(BIN)/python tests/bench/transfer_over_breaking_line.py $(ARGS)
+
 .PHONY: docs
 docs: $(VENV)/.installed-dev ## Regenerate openapi.json and check the documents' examples
 	@$(BIN)/fedssl-coordinator openapi > openapi.json

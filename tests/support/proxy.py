@@ -34,6 +34,7 @@ class BreakingProxy:
         self.num_cuts = 0
         self.num_bytes = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _MOST)  # a line holds little
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
 

@@ -1,7 +1,9 @@
 """Uploads that go on where they broke off: to their end over a line that breaks, and never past what may be sent."""
 
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from fedssl.client.uploads import WHOLE_BYTES
 from support.cast import Cast
 from support.coordinator import Coordinator
 from support.data_sets import public_bytes, written
-from support.federation import tensors_for, tiny_spec
+from support.federation import tensors_for
 from support.proxy import BreakingProxy
 from support.servers import Servers
 from support.tables import Onlooker, Tables
@@ -45,7 +47,7 @@ def _partials(coordinator: Coordinator) -> list[Path]:
 def test_four_megabytes_over_a_line_that_breaks(coordinator: Coordinator, tmp_path: Path) -> None:
     source, told = written(tmp_path, DATA), list[int]()
     with (
-        BreakingProxy(coordinator.url, after_bytes=700_000) as proxy,
+        BreakingProxy(coordinator.url, after_bytes=700_000, bytes_per_second=20e6) as proxy,
         Client(proxy.url, coordinator.admin_token, retry=PATIENT) as client,
         WorkerClient(proxy.url, coordinator.admin_token, retry=PATIENT) as reader,
     ):
@@ -63,31 +65,27 @@ def test_four_megabytes_over_a_line_that_breaks(coordinator: Coordinator, tmp_pa
 
 def test_the_coordinator_is_started_anew_in_mid_upload(servers: Servers, tmp_path: Path) -> None:
     source, store = written(tmp_path, DATA), tmp_path / "store"
-    offsets: list[int] = []
-    with servers.database() as url:
-        running = Coordinator(url, servers.redis_url, store).__enter__()
-        with (
-            BreakingProxy(running.url, bytes_per_second=40e6) as proxy,
-            Client(proxy.url, running.admin_token, retry=PATIENT) as client,
-        ):
+    told: list[list[int]] = [[]]
+    with servers.database() as url, ExitStack() as first, ExitStack() as second:
+        begun = first.enter_context(Coordinator(url, servers.redis_url, store))
+        proxy = second.enter_context(BreakingProxy(begun.url, bytes_per_second=20e6))
+        client = second.enter_context(Client(proxy.url, begun.admin_token, retry=PATIENT))
 
-            def restart(done: int) -> None:
-                nonlocal running
-                offsets.append(done)
-                if len(_partials(running)) == 1 and len(offsets) == 4:
-                    proxy.cut()
-                    running.__exit__()
-                    running = Coordinator(url, servers.redis_url, store).__enter__()
-                    proxy.target = ("127.0.0.1", int(running.url.rpartition(":")[2]))
+        def restart(done: int) -> None:
+            told[-1].append(done)
+            if len(told) == 1 and done >= 3 << 20:
+                told.append([])
+                while not sum(path.stat().st_size for path in _partials(begun)):
+                    time.sleep(0.01)
+                first.close()
+                again = second.enter_context(Coordinator(url, servers.redis_url, store))
+                proxy.target = ("127.0.0.1", int(again.url.rpartition(":")[2]))
 
-            try:
-                client.add_public_dataset("scans", source, on_bytes=restart)
-                assert _stored(running) == DATA
-                assert _partials(running) == []
-            finally:
-                running.__exit__()
-    resumed_at = next(after for before, after in zip(offsets, offsets[1:], strict=False) if after <= before)
-    assert resumed_at > 0
+        client.add_public_dataset("scans", source, on_bytes=restart)
+        assert _stored(begun) == DATA
+        assert _partials(begun) == []
+    before, after = told
+    assert 0 < after[0] <= max(before) < len(DATA)
 
 
 def test_the_same_file_from_several_senders_at_once(coordinator: Coordinator, tmp_path: Path, tables: Tables) -> None:
@@ -208,7 +206,6 @@ def test_an_update_is_its_workers_alone(coordinator: Coordinator, tables: Tables
         assert (answer.status_code, "NaN or infinity" in answer.json()["detail"]) == (422, True)
     assert _partials(coordinator) == []
     cast.deliver("a")  # the client's own way
-    assert cast.events("assignment.accepted" if False else "artifact.refused")[-1].client_id == "a"
     assert [a.state.value for a in cast.round.assignments if a.client_id == "a"] == ["accepted"]
 
 
@@ -268,4 +265,3 @@ def test_the_protocol_is_kept(coordinator: Coordinator, onlooker: Onlooker, tus:
             assert answer.status_code == 422, metadata
         assert tus.request("POST", "/v1/uploads", **{"Upload-Length": "0", "Upload-Metadata": ""}).status_code == 422
         tus.request("DELETE", location)
-    assert tiny_spec()

@@ -31,6 +31,7 @@ from fedssl_coordinator.pace import Pace
 from fedssl_coordinator.problems import Happening, ProblemError, printable
 from fedssl_coordinator.runs import endpoints as runs
 from fedssl_coordinator.settings import settings
+from fedssl_coordinator.stopping import Stopping
 from fedssl_coordinator.tokens import endpoints as tokens
 from fedssl_coordinator.uploads import endpoints as uploads
 from fedssl_coordinator.wakeups import Wakeups
@@ -85,6 +86,7 @@ def create_app() -> FastAPI:
         app.include_router(router)
     app.add_middleware(BodyLimit)
     app.add_middleware(Pace)  # around it: it reads bodies too
+    app.add_middleware(Stopping)
     app.add_exception_handler(ProblemError, _on_problem)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
