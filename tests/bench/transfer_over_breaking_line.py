@@ -19,7 +19,7 @@ from fedssl.artifacts.store import digest_of
 from fedssl.client import Client, ClientError, Retry
 from fedssl.protocol.plan import TensorSpec
 from support.environment import coordinator_environment
-from support.processes import _free_port
+from support.processes import free_port
 from support.proxy import BreakingProxy
 from support.servers import Servers
 
@@ -54,7 +54,7 @@ def main() -> int:
         environment = coordinator_environment(url, servers.redis_url, folder / "store")
         source = _write(folder / "source", options.gigabytes)
         token = _run("token", "create", "--role", "admin", environment=environment)
-        port = _free_port()
+        port = free_port()
         command = [sys.executable, "-m", "fedssl_coordinator", "api", "--port", str(port)]
         with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as api:
             try:
@@ -67,41 +67,45 @@ def _there_and_back(pid: int, url: str, token: str, source: Path, options: argpa
     with Client(url, token, retry=Retry(seconds=60)) as client:
         _wait_for(client)
     rate, digest, fetched = options.megabytes_per_second * 1e6, digest_of(source), source.with_name("fetched")
-    print(f"{source.stat().st_size / 1e9:.2f} GB; the line carries {rate / 1e6:.0f} MB/s at most", flush=True)
+    _say(f"{source.stat().st_size / 1e9:.2f} GB; the line carries {rate / 1e6:.0f} MB/s at most")
     with BreakingProxy(url, after_seconds=options.seconds, bytes_per_second=rate) as proxy:
         _measure("up", _SEND, proxy, pid, token, source, source.stat().st_size)
         _measure("down", _FETCH, proxy, pid, token, fetched, source.stat().st_size, digest)
     is_whole = digest_of(fetched) == digest
-    print("the bytes that came back are those that were sent" if is_whole else "OTHER BYTES CAME BACK")
+    _say("the bytes that came back are those that were sent" if is_whole else "OTHER BYTES CAME BACK")
     return 0 if is_whole else 1
 
 
-def _measure(way: str, code: str, proxy: BreakingProxy, pid: int, token: str, path: Path, size: int, *more: str) -> None:
+def _measure(
+    way: str, code: str, proxy: BreakingProxy, pid: int, token: str, path: Path, size: int, *more: str
+) -> None:
     cuts, passed, server, began = proxy.num_cuts, proxy.num_bytes, _peak(pid), time.monotonic()
     command = [sys.executable, "-c", code, proxy.url, token, str(path), *more]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     seconds, (before, after) = time.monotonic() - began, map(int, done.stdout.split())
     repeated = 100 * ((proxy.num_bytes - passed) / size - 1)
-    print(
+    _say(
         f"{way:>4}: {seconds:.0f} s, {size / seconds / 1e6:.0f} MB/s, {proxy.num_cuts - cuts} breaks, "
         f"{repeated:.1f}% sent again; peak memory: client {before / 1000:.0f} -> {after / 1000:.0f} MB, "
-        f"API {server / 1000:.0f} -> {_peak(pid) / 1000:.0f} MB",
-        flush=True,
+        f"API {server / 1000:.0f} -> {_peak(pid) / 1000:.0f} MB"
     )
 
 
 def _write(path: Path, gigabytes: float) -> Path:
     """Images without meaning, in blocks that differ."""
     num_images = int(gigabytes * 1e9 / _IMAGE_BYTES)
-    spec = TensorSpec.model_validate(
-        {"name": "images", "dtype": "U8", "shape": (num_images, 3, 224, 224), "kind": "weights", "reduce": "mean"}
-    )
+    spec = TensorSpec(name="images", dtype="U8", shape=(num_images, 3, 224, 224))
     block = os.urandom(_IMAGE_BYTES - 8)
     with path.open("wb") as file:
         file.write(header_bytes([spec]))
         for number in range(num_images):
             file.write(number.to_bytes(8, "little") + block)
     return path
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def _peak(pid: int) -> int:
