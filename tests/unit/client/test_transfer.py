@@ -285,6 +285,18 @@ def test_a_large_upload_goes_on_at_the_byte_that_the_coordinator_names(server: S
     assert num_sent == sum(len(request.body) for request in sent)  # those sent again count again
 
 
+def test_an_upload_can_be_called_off(server: ScriptedServer, tmp_path: Path) -> None:
+    server.script = lambda request: Answer(201, headers={"Location": LOCATION, "Upload-Offset": "0"})
+    (tmp_path / "update").write_bytes(LARGE)
+
+    def enough(count: int) -> None:
+        if count:
+            raise Cancelled("called off")
+
+    with WorkerClient(server.url, "t", retry=QUICK) as client, pytest.raises(Cancelled):
+        client.upload(LARGE_DIGEST, tmp_path / "update", uuid4(), enough)
+
+
 def test_nothing_is_sent_where_all_of_it_is_there(server: ScriptedServer, tmp_path: Path) -> None:
     server.script = lambda request: Answer(201, headers={"Location": LOCATION, "Upload-Offset": str(len(LARGE))})
     (tmp_path / "update").write_bytes(LARGE)
