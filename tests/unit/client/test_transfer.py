@@ -25,7 +25,7 @@ from fedssl.errors import ArtifactTooLarge, Cancelled, DigestMismatch
 
 from .conftest import Answer, Received, Script, ScriptedServer, json_answer, problem
 
-QUICK = Retry(seconds=2, first_delay=0.01, max_delay=0.05)
+QUICK = Retry(seconds=20, first_delay=0.01, max_delay=0.05)
 BODY = random.Random(1).randbytes(300_000)
 DIGEST = hashlib.sha256(BODY).hexdigest()
 ETAG = f'"{DIGEST}"'
