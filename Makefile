@@ -49,6 +49,10 @@ gpu-test: $(VENV)/.installed-dev ## Run the tests that need a GPU
 demonstration: $(VENV)/.installed-dev ## Run SSD, FedRLC and FLESD on `fedssl up`, with kills, against their simulations
 	@$(BIN)/python -m pytest tests/demonstration --override-ini='addopts=--import-mode=importlib' -s $(ARGS)
 
+.PHONY: transfer
+transfer: $(VENV)/.installed-dev ## Send 2 GB over a line that breaks every few seconds, and fetch them again
+	@PYTHONPATH=tests $(BIN)/python tests/bench/transfer_over_breaking_line.py $(ARGS)
+
 .PHONY: docs
 docs: $(VENV)/.installed-dev ## Regenerate openapi.json and check the documents' examples
 	@$(BIN)/fedssl-coordinator openapi > openapi.json

@@ -5,12 +5,13 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from fedssl.artifacts.store import FileStore, Store, digest_of
-from fedssl.errors import ArtifactNotFound, DigestMismatch
+from fedssl.errors import ArtifactNotFound, DigestMismatch, OffsetMismatch
 
 MakeStore = Callable[[Path], Store]
 STORES: dict[str, MakeStore] = {"files": FileStore}
@@ -182,6 +183,63 @@ def test_what_writers_left_is_dropped_by_its_age(store: Store, tmp_path: Path) -
         assert store.drop_abandoned(60) == [len(b"in progress")]
         assert not writer.path.exists()
     assert _files(tmp_path) == []
+
+
+def test_parts_make_an_artifact(store: Store, tmp_path: Path) -> None:
+    partial = store.partial("x")
+    assert (partial.size, partial.written_at, store.partials()) == (0, None, [])
+    for start in range(0, len(DATA), 999):
+        store.partial("x").append(DATA[start : start + 999], start)  # by whoever, after whatever start
+    assert (partial.size, store.partials()) == (len(DATA), ["x"])
+    assert type(store)(tmp_path / "store").partial("x").size == len(DATA)  # type: ignore[call-arg]
+    assert DIGEST not in store
+    store.keep("x", DIGEST)
+    assert store.path(DIGEST).read_bytes() == DATA
+    assert (partial.size, store.partials()) == (0, [])
+
+
+def test_a_part_goes_nowhere_but_to_the_end(store: Store) -> None:
+    partial = store.partial("x")
+    for offset in (1, 7):
+        with pytest.raises(OffsetMismatch, match="nothing is there yet"):
+            partial.append(b"a", offset)
+    assert store.partials() == []
+    partial.append(b"abc", 0)
+    for offset in (0, 2, 4):
+        with pytest.raises(OffsetMismatch, match="go on at byte 3"):
+            partial.append(b"def", offset)
+    assert partial.path.read_bytes() == b"abc"
+    partial.discard()
+    partial.discard()
+    assert (partial.size, store.partials()) == (0, [])
+
+
+def test_many_senders_of_one_file_leave_nothing_out_and_nothing_twice(store: Store) -> None:
+    start = threading.Barrier(6)
+
+    def send() -> None:
+        start.wait()
+        while (offset := store.partial("x").size) < len(DATA):
+            with suppress(OffsetMismatch):  # another was faster
+                store.partial("x").append(DATA[offset : offset + 100], offset)
+
+    threads = [threading.Thread(target=send) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert store.partial("x").path.read_bytes() == DATA
+
+
+def test_one_holds_a_part_at_a_time(store: Store) -> None:
+    partial = store.partial("x")
+    with partial.locked() as held:
+        assert not held  # there is no file
+    partial.append(DATA, 0)
+    with partial.locked() as held, store.partial("x").locked() as too:
+        assert (held, too) == (True, False)
+    with partial.locked() as held:
+        assert held
 
 
 def test_what_a_killed_process_left_is_removed_after_a_day(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Odd values in every place of every operation: the answer is never a 5xx, and an error is always a problem."""
 
+import base64
 import copy
 import json
 from collections.abc import Iterator
@@ -50,6 +51,10 @@ class World:
             "digest": [str(cast.run.model), str(cast.run.initial_model)],
             "assignment": [str(cast.item("a").assignment_id)],
             "name": ["fedsimclr"],
+            "Tus-Resumable": ["1.0.0"],
+            "Upload-Length": ["1000"],
+            "Upload-Offset": ["0"],
+            "Upload-Metadata": [f"digest {base64.b64encode(b'0' * 64).decode()}"],
         }
         self.tokens = {
             "admin": coordinator.admin_token,
@@ -57,6 +62,7 @@ class World:
             "worker": coordinator.worker_token("a"),
             "enrolment": coordinator.client.create_enrolment_token("c").secret,
         }
+        self.ids["upload_id"] = [_begun(coordinator, self.ids)]
         assignment = self.ids["assignment"][0]
         self.bodies: dict[str, Any] = {
             "POST /v1/runs": {"spec": RunSpec(name="fuzz").model_dump(mode="json"), "start": False},
@@ -79,6 +85,13 @@ class World:
                                      "metrics": {"loss": 1.0}},
             "POST /v1/work/decline": {"assignment_id": assignment, "reason": "no"},
         }  # fmt: skip
+
+
+def _begun(coordinator: Coordinator, known: dict[str, list[str]]) -> str:
+    """An upload of the admin's, of which nothing has arrived."""
+    headers = {name: known[name][0] for name in ("Tus-Resumable", "Upload-Length", "Upload-Metadata")}
+    with coordinator.http() as http:
+        return http.post("/v1/uploads", headers=headers).headers["location"].rpartition("/")[2]
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +155,8 @@ def requests(draw: st.DrawFn, world: World, among: list[Operation]) -> tuple[Ope
         if draw(st.integers(0, 9)) == 0:
             cut = draw(st.integers(0, len(content)))
             content = content[:cut] + draw(st.binary(max_size=5)) + content[cut:]
-    elif operation.method == "PUT":
+    elif operation.method in ("PUT", "PATCH"):
+        headers["Content-Type"] = b"application/offset+octet-stream"
         content = draw(st.binary(max_size=50))
     if operation.method == "GET" and draw(st.booleans()):
         headers["Range"] = draw(st.sampled_from(["bytes=0-", "bytes=-1", "bytes=5-2", "bytes=99999999-", "x"])).encode()
@@ -172,6 +186,7 @@ def _fuzz(world: World, http: httpx.Client, answers: list[tuple[str, int]], amon
         assert answer.status_code < 500, (request.method, str(request.url), request.content[:500], answer.text)
         if answer.status_code >= 400:
             assert answer.headers["content-type"] == "application/problem+json", answer.text
+        if answer.status_code >= 400 and request.method != "HEAD":
             assert answer.json()["status"] == answer.status_code
             assert answer.json()["detail"]
 

@@ -12,6 +12,7 @@ _PATH_VALUES = {
     "job_id": str(UUID(int=7)),
     "evaluation_id": str(UUID(int=7)),
     "token_id": str(UUID(int=7)),
+    "upload_id": str(UUID(int=7)),
     "client_id": "nobody",
     "digest": "0" * 64,
     "name": "fedsimclr",

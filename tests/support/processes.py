@@ -34,7 +34,7 @@ class Federation:
         self._environment = coordinator_environment(
             database_url, redis_url, folder / "store", **{"FEDSSL_SWEEP_SECONDS": "0.5", **settings}
         )
-        self._port = _free_port()
+        self._port = free_port()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._tokens: dict[str, str] = {}
         self.url = f"http://127.0.0.1:{self._port}"
@@ -146,7 +146,8 @@ def federation(
         yield running
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of loopback that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -8,6 +8,7 @@ FedSSLError
 │   ├── DigestMismatch   the bytes are not those of the digest
 │   ├── NotFinite        NaN or infinity in a tensor
 │   ├── ArtifactTooLarge more bytes than the plan allows
+│   ├── OffsetMismatch   bytes for another place than the end of what has arrived
 │   └── ArtifactNotFound nothing is stored under a digest
 ├── ResultsError         a folder holds results or a checkpoint of another run, or damaged ones
 ├── Cancelled            the work was called off from outside
@@ -47,6 +48,10 @@ class NotFinite(ArtifactError):
 
 class ArtifactTooLarge(ArtifactError):
     """The artifact has more bytes than its plan allows."""
+
+
+class OffsetMismatch(ArtifactError):
+    """These bytes do not go on where those end that have arrived."""
 
 
 class ArtifactNotFound(ArtifactError):

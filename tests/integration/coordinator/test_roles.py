@@ -80,6 +80,8 @@ def test_the_roles_are_the_least_that_the_work_needs(operation: Operation) -> No
             assert operation.roles == {"enrolment"}
         case _, "/v1/artifacts/{digest}":  # single updates: not for those who may only look on
             assert operation.roles == OPERATORS | {"worker"}
+        case _, path if path.startswith("/v1/uploads"):
+            assert operation.roles == OPERATORS | {"worker"}
         case _, path if path.startswith("/v1/tokens") or path == "/v1/clients/{client_id}/revoke":
             assert operation.roles == ADMINS
         case "DELETE", "/v1/runs/{run_id}":
@@ -102,6 +104,8 @@ def test_each_role_opens_what_is_its_own_and_nothing_else(
             assert answer.status_code not in (401, 403), answer.text
         else:
             assert answer.status_code == 403, answer.text
+            if operation.method == "HEAD":
+                continue  # answered without a body
             assert answer.json()["type"] == "urn:fedssl:problem:forbidden"
             assert f"yours is a{'n' * (role[0] in 'aeo')} {role}'s" in answer.json()["detail"]
 
@@ -119,7 +123,7 @@ def test_a_token_that_has_ended_opens_nothing(
             for token in made.values():
                 answer = _call(standing, operation, token.secret)
                 assert answer.status_code == 401, (str(operation), answer.text)
-                assert "expired, or may have been revoked" in answer.json()["detail"]
+                assert operation.method == "HEAD" or "expired, or may have been revoked" in answer.json()["detail"]
     finally:
         tables.execute(
             "UPDATE tokens SET revoked_at = NULL, "

@@ -94,7 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.wfile.write(answer.body)
 
-    do_GET = do_POST = do_PUT = do_DELETE = _answer  # noqa: N815 - http.server looks for these names
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _answer  # noqa: N815 - http.server looks for these names
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
         pass

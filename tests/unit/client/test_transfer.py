@@ -1,5 +1,7 @@
 """Downloads that break and go on, uploads from disk."""
 
+import base64
+import fcntl
 import hashlib
 import random
 from pathlib import Path
@@ -7,12 +9,23 @@ from uuid import uuid4
 
 import pytest
 
-from fedssl.client import Client, LeaseLost, Rejected, Retry, Unreachable, WorkerClient
+from fedssl.client import (
+    BadAnswer,
+    Client,
+    ClientError,
+    LeaseLost,
+    NotFound,
+    Rejected,
+    Retry,
+    Unreachable,
+    WorkerClient,
+)
+from fedssl.client.uploads import WHOLE_BYTES
 from fedssl.errors import ArtifactTooLarge, Cancelled, DigestMismatch
 
 from .conftest import Answer, Received, Script, ScriptedServer, json_answer, problem
 
-QUICK = Retry(seconds=2, first_delay=0.01, max_delay=0.05)
+QUICK = Retry(seconds=20, first_delay=0.01, max_delay=0.05)
 BODY = random.Random(1).randbytes(300_000)
 DIGEST = hashlib.sha256(BODY).hexdigest()
 ETAG = f'"{DIGEST}"'
@@ -131,7 +144,7 @@ def test_a_download_tells_how_far_it_is_and_can_be_called_off(server: ScriptedSe
         client.download(DIGEST, tmp_path / "public", on_bytes=enough)
     assert told == sorted(told)
     assert told[-1] > 150_000
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == [f".public.{DIGEST}.part"]  # it may be asked for again
 
 
 def test_a_data_set_is_sent_where_the_coordinator_lacks_it(server: ScriptedServer, tmp_path: Path) -> None:
@@ -160,3 +173,155 @@ def test_a_data_set_is_sent_where_the_coordinator_lacks_it(server: ScriptedServe
         ("POST", "/v1/public-datasets"),
     ]
     assert (server.requests[1].query, server.requests[1].body) == ({}, BODY)
+
+
+def _left(folder: Path, name: str, content: bytes, digest: str = DIGEST) -> Path:
+    """What an earlier process has fetched of a file."""
+    path = folder / f".{name}.{digest}.part"
+    path.write_bytes(content)
+    return path
+
+
+def test_a_download_that_an_earlier_process_began_goes_on(server: ScriptedServer, tmp_path: Path) -> None:
+    server.script = breaking(None)
+    _left(tmp_path, "broadcast", BODY[:123_456])
+    with WorkerClient(server.url, "t", retry=QUICK) as client:
+        client.download(DIGEST, tmp_path / "broadcast")
+    assert (tmp_path / "broadcast").read_bytes() == BODY
+    [request] = server.requests
+    assert (request.headers["Range"], request.headers["If-Range"]) == ("bytes=123456-", ETAG)
+    assert [path.name for path in tmp_path.iterdir()] == ["broadcast"]
+
+
+def test_a_file_that_was_whole_when_its_process_was_killed(server: ScriptedServer, tmp_path: Path) -> None:
+    _left(tmp_path, "broadcast", BODY)
+    with WorkerClient(server.url, "t", retry=QUICK) as client:
+        client.download(DIGEST, tmp_path / "broadcast")
+    assert (tmp_path / "broadcast").read_bytes() == BODY
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("left", [b"x" * 1000, BODY[:-1] + b"y" * 9])
+def test_a_damaged_part_costs_a_second_attempt(server: ScriptedServer, tmp_path: Path, left: bytes) -> None:
+    def script(request: Received) -> Answer:
+        start = request.headers.get("Range", "bytes=0-").removeprefix("bytes=").removesuffix("-")
+        too_far = int(start) >= len(BODY)
+        return problem("range-not-satisfiable", 416) if too_far else breaking(None)(request)
+
+    server.script = script
+    _left(tmp_path, "broadcast", left)
+    with WorkerClient(server.url, "t", retry=QUICK) as client:
+        client.download(DIGEST, tmp_path / "broadcast")
+    assert (tmp_path / "broadcast").read_bytes() == BODY
+    assert len(server.requests) == 2
+
+
+def test_the_part_of_an_older_model_is_dropped(server: ScriptedServer, tmp_path: Path) -> None:
+    newer = random.Random(2).randbytes(200_000)
+    digest = hashlib.sha256(newer).hexdigest()
+    server.script = breaking(None, newer, f'"{digest}"')
+    _left(tmp_path, "encoder.safetensors", BODY[:1000])
+    sizes: list[int] = []
+    with Client(server.url, "t", retry=QUICK) as client:
+        assert client.download_model(uuid4(), tmp_path / "encoder.safetensors", on_size=sizes.append) == digest
+    assert (tmp_path / "encoder.safetensors").read_bytes() == newer
+    assert sizes == [len(newer)]
+    assert [path.name for path in tmp_path.iterdir()] == ["encoder.safetensors"]
+
+
+def test_one_process_at_a_time_fetches_a_file(server: ScriptedServer, tmp_path: Path) -> None:
+    server.script = breaking(None)
+    with (
+        WorkerClient(server.url, "t", retry=QUICK) as client,
+        _left(tmp_path, "broadcast", BODY[:10]).open("rb") as held,
+    ):
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(ClientError, match="another process is fetching"):
+            client.download(DIGEST, tmp_path / "broadcast")
+    assert server.requests == []
+
+
+def test_what_is_not_there_any_more_leaves_no_part(server: ScriptedServer, tmp_path: Path) -> None:
+    server.script = lambda request: problem("not-found", 404)
+    _left(tmp_path, "broadcast", BODY[:10])
+    with WorkerClient(server.url, "t", retry=QUICK) as client, pytest.raises(NotFound):
+        client.download(DIGEST, tmp_path / "broadcast")
+    assert list(tmp_path.iterdir()) == []
+
+
+LARGE = random.Random(3).randbytes(WHOLE_BYTES + 500_000)
+LARGE_DIGEST = hashlib.sha256(LARGE).hexdigest()
+LOCATION = f"/v1/uploads/{uuid4()}"
+
+
+def test_a_large_upload_goes_on_at_the_byte_that_the_coordinator_names(server: ScriptedServer, tmp_path: Path) -> None:
+    offsets = [0, 400_000, 400_000, len(LARGE)]
+    parts = [problem("too-slow", 408), problem("offset-mismatch", 409), problem("upload-busy", 423)]
+
+    def script(request: Received) -> Answer:
+        sent = sum(earlier.method == "PATCH" for earlier in server.requests)
+        if request.method == "PATCH":
+            return parts[sent - 1]
+        return Answer(201, headers={"Location": LOCATION, "Upload-Offset": str(offsets[sent])})
+
+    server.script = script
+    (tmp_path / "update").write_bytes(LARGE)
+    assignment_id = uuid4()
+    with WorkerClient(server.url, "t", retry=QUICK) as client:
+        num_sent = client.upload(LARGE_DIGEST, tmp_path / "update", assignment_id)
+    announced, *others = [request for request in server.requests if request.method == "POST"]
+    assert len(others) == 3
+    assert announced.headers["Upload-Length"] == str(len(LARGE))
+    metadata = dict(pair.split(" ") for pair in announced.headers["Upload-Metadata"].split(","))
+    assert {name: base64.b64decode(value).decode() for name, value in metadata.items()} == {
+        "digest": LARGE_DIGEST,
+        "assignment": str(assignment_id),
+    }
+    sent = [request for request in server.requests if request.method == "PATCH"]
+    assert [(request.headers["Upload-Offset"], request.body) for request in sent] == [
+        (str(offset), LARGE[offset:]) for offset in offsets[:3]
+    ]
+    assert all(request.headers["Tus-Resumable"] == "1.0.0" for request in server.requests)
+    assert num_sent == sum(len(request.body) for request in sent)  # those sent again count again
+
+
+def test_an_upload_can_be_called_off(server: ScriptedServer, tmp_path: Path) -> None:
+    server.script = lambda request: Answer(201, headers={"Location": LOCATION, "Upload-Offset": "0"})
+    (tmp_path / "update").write_bytes(LARGE)
+
+    def enough(count: int) -> None:
+        if count:
+            raise Cancelled("called off")
+
+    with WorkerClient(server.url, "t", retry=QUICK) as client, pytest.raises(Cancelled):
+        client.upload(LARGE_DIGEST, tmp_path / "update", uuid4(), enough)
+
+
+def test_nothing_is_sent_where_all_of_it_is_there(server: ScriptedServer, tmp_path: Path) -> None:
+    server.script = lambda request: Answer(201, headers={"Location": LOCATION, "Upload-Offset": str(len(LARGE))})
+    (tmp_path / "update").write_bytes(LARGE)
+    with WorkerClient(server.url, "t", retry=QUICK) as client:
+        assert client.upload(LARGE_DIGEST, tmp_path / "update", uuid4()) == 0
+    assert [request.method for request in server.requests] == ["POST"]
+
+
+@pytest.mark.parametrize("location", ["http://elsewhere.example/v1/uploads/x", "//elsewhere/v1/uploads/x", "/v1/runs"])
+def test_an_upload_goes_nowhere_else(server: ScriptedServer, tmp_path: Path, location: str) -> None:
+    server.script = lambda request: Answer(201, headers={"Location": location, "Upload-Offset": "0"})
+    (tmp_path / "update").write_bytes(LARGE)
+    with WorkerClient(server.url, "t", retry=QUICK) as client, pytest.raises(BadAnswer):
+        client.upload(LARGE_DIGEST, tmp_path / "update", uuid4())
+    assert [request.method for request in server.requests] == ["POST"]
+
+
+@pytest.mark.parametrize("method", ["POST", "PATCH"])
+def test_a_large_upload_that_is_refused_is_not_sent_again(server: ScriptedServer, tmp_path: Path, method: str) -> None:
+    def script(request: Received) -> Answer:
+        begun = Answer(201, headers={"Location": LOCATION, "Upload-Offset": "0"})
+        return problem("lease-lost", 409) if request.method == method else begun
+
+    server.script = script
+    (tmp_path / "update").write_bytes(LARGE)
+    with WorkerClient(server.url, "t", retry=QUICK) as client, pytest.raises(LeaseLost):
+        client.upload(LARGE_DIGEST, tmp_path / "update", uuid4())
+    assert server.requests[-1].method == method

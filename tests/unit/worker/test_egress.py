@@ -127,6 +127,7 @@ def test_it_is_sent_once_the_coordinator_has_it(setting: Setting, item: WorkItem
     assert (opened["kind"], intent["kind"], sent["kind"]) == ("opened", "intent", "sent")
     assert intent["numbers"] == ["loss=0.1", "num_examples=32"]
     assert (sent["intent"], sent["digest"], sent["bytes"]) == (intent["seq"], intent["digest"], intent["bytes"])
+    assert sent["sent_bytes"] == sent["bytes"]  # once
 
 
 def test_without_a_ledger_nothing_leaves(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:

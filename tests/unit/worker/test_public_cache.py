@@ -71,12 +71,18 @@ def test_a_damaged_file_is_fetched_again(setting: Setting) -> None:
     assert _fetch(cache, digest).is_file()
 
 
-def test_what_a_killed_worker_left_half_is_removed(setting: Setting) -> None:
+def test_what_a_killed_worker_left_half_is_fetched_to_its_end_and_makes_room(setting: Setting) -> None:
+    content = public_bytes()
+    digest, other = setting.coordinator.put(content), "0" * 64
     folder = setting.folder / "public"
     folder.mkdir()
-    (folder / f".{'0' * 64}.safetensors.x7").write_bytes(b"half")
-    _cache(setting)
-    assert list(folder.iterdir()) == []
+    for name in (digest, other):
+        (folder / f".{name}.safetensors.{name}.part").write_bytes(content[:100])
+        os.utime(folder / f".{name}.safetensors.{name}.part", (1, 1))
+    assert _fetch(_cache(setting), digest).read_bytes() == content
+    assert len(list(folder.iterdir())) == 2  # the other may still be asked for
+    _fetch(_cache(setting, len(content)), digest)
+    assert _kept(setting) == {digest}
 
 
 def test_those_used_longest_ago_make_room(setting: Setting) -> None:
@@ -164,7 +170,7 @@ def test_a_download_ends_when_the_work_is_called_off(setting: Setting) -> None:
     with pytest.raises(Cancelled):
         _executor(setting).execute(setting.item(spec, 1), on_progress)
     assert {progress.phase for progress in told} == {"downloading"}
-    assert _kept(setting) == set()
+    assert _kept(setting) == {f".{digest}.safetensors.{digest}"}  # a part, which the next run may go on with
 
 
 def test_the_lease_is_renewed_while_they_are_fetched(setting: Setting) -> None:

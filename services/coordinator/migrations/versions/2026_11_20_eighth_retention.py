@@ -4,7 +4,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "2026_11_20_eighth"
-down_revision = "2026_11_20_sixth"
+down_revision = "2026_11_20_seventh"
 
 _INDEXES = {"assignments": "update_digest", "uploads": "digest", "evaluations": "model"}
 

@@ -27,17 +27,20 @@ from fedssl_coordinator.evaluations import endpoints as evaluations
 from fedssl_coordinator.events import endpoints as events
 from fedssl_coordinator.events.repository import record
 from fedssl_coordinator.health import router as health
+from fedssl_coordinator.pace import Pace
 from fedssl_coordinator.problems import Happening, ProblemError, printable
 from fedssl_coordinator.runs import endpoints as runs
 from fedssl_coordinator.settings import settings
+from fedssl_coordinator.stopping import Stopping
 from fedssl_coordinator.tokens import endpoints as tokens
+from fedssl_coordinator.uploads import endpoints as uploads
 from fedssl_coordinator.wakeups import Wakeups
 from fedssl_coordinator.work import endpoints as work
 
 log = structlog.get_logger(__name__)
 
 _STATUS_SLUGS = {401: "unauthenticated", 403: "forbidden", 404: "not-found", 405: "method-not-allowed"}
-_AUDITED = ("/v1/runs", "/v1/work", "/v1/artifacts")
+_AUDITED = ("/v1/runs", "/v1/work", "/v1/artifacts", "/v1/uploads")
 _MISTAKES_SHOWN = 20
 _WORDS = {
     "extra_forbidden": "there is no such key: remove it, or correct its spelling",
@@ -76,11 +79,14 @@ def create_app() -> FastAPI:
         tokens.router,
         work.router,
         artifacts.router,
+        uploads.router,
         datasets.router,
         health,
     ):
         app.include_router(router)
     app.add_middleware(BodyLimit)
+    app.add_middleware(Pace)  # around it: it reads bodies too
+    app.add_middleware(Stopping)
     app.add_exception_handler(ProblemError, _on_problem)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
@@ -151,7 +157,7 @@ async def _refuse(request: Request, mistakes: list[dict[str, Any]]) -> JSONRespo
         return await _on_database_down(request, down)
     where = ", ".join(dict.fromkeys(_place(mistake) for mistake in mistakes))
     happening = None
-    if request.method in ("POST", "PUT") and request.url.path.startswith(_AUDITED):
+    if request.method in ("POST", "PUT", "PATCH") and request.url.path.startswith(_AUDITED):
         what = "; ".join(f"{_place(mistake)}: {mistake['msg']}" for mistake in mistakes)
         message = f"{request.method} {request.url.path}: {what}"
         happening = Happening("request.refused", message, client_id=caller.client_id)

@@ -9,10 +9,13 @@ from fedssl.protocol.errors import PROBLEM_MEDIA_TYPE
 from fedssl_coordinator.problems import ProblemError
 from fedssl_coordinator.settings import settings
 
+Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_ARTIFACTS = {"PUT": "/v1/artifacts/", "PATCH": "/v1/uploads/"}
 
 
 class BodyLimit:
@@ -21,8 +24,8 @@ class BodyLimit:
     def __init__(self, app: Application) -> None:
         self._app = app
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or (scope["method"] == "PUT" and scope["path"].startswith("/v1/artifacts/")):
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"].startswith(_ARTIFACTS.get(scope["method"], "\0")):
             await self._app(scope, receive, send)
             return
         limit = settings().max_body_bytes
@@ -48,7 +51,7 @@ class BodyLimit:
 
         await self._app(scope, replay, send)
 
-    async def _refuse(self, limit: int, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def _refuse(self, limit: int, scope: Scope, receive: Receive, send: Send) -> None:
         problem = ProblemError("body-too-large", f"at most {limit} bytes of JSON are read: send less")
         response = JSONResponse(problem.body(), status_code=problem.status, media_type=PROBLEM_MEDIA_TYPE)
         await response(scope, receive, send)

@@ -221,6 +221,30 @@ class Upload(Base):
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
+class PartialUpload(Base):
+    """An artifact that a token's owner has begun to send. How much has arrived is the size of its file in the store."""
+
+    __tablename__ = "partial_uploads"
+    __table_args__ = (
+        Index(
+            "uq_partial_uploads_one_a_data_set",
+            "token_id",
+            "digest",
+            unique=True,
+            postgresql_where=text("assignment_id IS NULL"),
+        ),
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
+    token_id: Mapped[UUID] = mapped_column(ForeignKey("tokens.id"))
+    # One at a time, so that nobody fills the store with beginnings.
+    assignment_id: Mapped[UUID | None] = mapped_column(ForeignKey("assignments.id"), unique=True)
+    digest: Mapped[str]
+    num_bytes: Mapped[int] = mapped_column(BigInteger)
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    is_complete: Mapped[bool] = mapped_column(server_default=text("false"))
+
+
 class PublicDataset(Base):
     """Images that everybody may hold, as one file in the store. A name never changes its images."""
 

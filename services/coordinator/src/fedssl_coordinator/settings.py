@@ -52,6 +52,15 @@ class Settings(BaseSettings):
         description="How long artifacts stay that nothing refers to (data sets that were never registered), files "
         "that no row knows of, and uploads that broke off.",
     )
+    upload_seconds: float = Field(
+        default=86400.0, gt=0, description="How long an upload that has stopped may still be continued."
+    )
+    stall_seconds: float = Field(
+        default=30.0, gt=0, description="A transfer may take hours, but one that stands still for so long is cut off."
+    )
+    stall_bytes: int = Field(
+        default=4096, ge=1, description="A body of which less than this comes in stall_seconds stands still."
+    )
     max_body_bytes: int = Field(default=1 << 20, description="Largest JSON body that is read.")
 
 

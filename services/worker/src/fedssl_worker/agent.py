@@ -197,10 +197,11 @@ class Agent:
                 item, lambda progress: lease.report(self._egress.permitted_progress(item, progress))
             )
             log.info("trained", seconds=round(time.monotonic() - started, 2), metrics=finished.metrics)
-            lease.report(Progress(phase="uploading", epoch=0, num_epochs=0, step=0, num_steps=0))
+            uploading = Progress(phase="uploading", epoch=0, num_epochs=0, step=0, num_steps=0)
+            lease.report(uploading)
             numbers = self._egress.permitted_metrics(item, finished.metrics)
             numbers["num_examples"] = finished.num_examples
-            self._egress.send(item, finished.update, finished.digest, numbers)
+            self._egress.send(item, finished.update, finished.digest, numbers, lambda _: lease.report(uploading))
             answer = self._egress.submit(item, finished)
         log.info("submitted", state=answer.state.value, digest=finished.digest)
         if answer.state is AssignmentState.ACCEPTED:

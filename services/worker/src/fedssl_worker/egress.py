@@ -68,8 +68,18 @@ class Egress:
         """Those numbers that the policy lets out."""
         return self._governor.permitted_metrics(item, metrics)
 
-    def send(self, item: WorkItem, update: Path, digest: str, numbers: Mapping[str, float] | None = None) -> None:
+    def send(
+        self,
+        item: WorkItem,
+        update: Path,
+        digest: str,
+        numbers: Mapping[str, float] | None = None,
+        on_bytes: Callable[[int], None] = lambda count: None,
+    ) -> None:
         """Check an update, write it into the ledger with the `numbers` that will go with it, then send it.
+
+        `on_bytes` is told how far it is, and may raise Cancelled; what has arrived by then is continued by the next
+        attempt, which is a new `intent`. `sent` says how many bytes this one took, those sent again included.
 
         Raises PlanMismatch, NotFinite, DigestMismatch, ArtifactError, NotPermitted or LedgerError before the first byte
         has left, and ClientError. An `intent` without a `sent` may have left in whole, in part or not at all.
@@ -81,8 +91,8 @@ class Egress:
             self._governor.require_permitted(item)
         about = {**_about(item), "digest": digest, "bytes": header.total_bytes}
         intent = self._ledger.append("intent", **about, **_contents(item, header, numbers or {}))
-        self._client.upload(digest, update, item.assignment_id)
-        self._ledger.append("sent", **about, intent=intent.seq)
+        num_sent = self._client.upload(digest, update, item.assignment_id, on_bytes)
+        self._ledger.append("sent", **about, intent=intent.seq, sent_bytes=num_sent)
 
     def submit(self, item: WorkItem, finished: Finished) -> Submitted:
         """Hand in an update that was sent, with the numbers that may leave. Raises ClientError."""

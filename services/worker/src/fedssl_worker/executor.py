@@ -72,7 +72,7 @@ class Executor:
         downloading = Progress(phase="downloading", epoch=0, num_epochs=0, step=0, num_steps=0)
         on_progress(downloading)
         context = self._context(item, lambda _: on_progress(downloading))
-        broadcast = self._fetch(item)
+        broadcast = self._fetch(item, lambda _: on_progress(downloading))
         state = self._states.accepted(item.run_id, item.last_accepted)
         try:
             result = run_local_round(
@@ -125,15 +125,15 @@ class Executor:
                 'make a run with method.reducer.client_encoders = "declared", or start the worker with that encoder'
             )
 
-    def _fetch(self, item: WorkItem) -> Tensors:
-        """The broadcast, from the cache where it is whole; the cache holds one."""
+    def _fetch(self, item: WorkItem, on_bytes: Callable[[int], None]) -> Tensors:
+        """The broadcast, from the cache where it is whole; the cache holds one, or a part of one."""
         self._broadcasts.mkdir(exist_ok=True)
         path = self._broadcasts / f"{item.broadcast}.safetensors"
         for other in self._broadcasts.iterdir():
-            if other != path:
+            if item.broadcast not in other.name:
                 other.unlink()
         if not path.is_file() or digest_of(path) != item.broadcast:
-            self._client.download(item.broadcast, path, max_bytes=max_file_bytes(item.plan.broadcast))
+            self._client.download(item.broadcast, path, max_file_bytes(item.plan.broadcast), on_bytes)
         check_file(path, item.plan.broadcast, "broadcast")
         return load_tensors(path)
 

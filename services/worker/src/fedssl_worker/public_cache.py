@@ -12,6 +12,8 @@ from fedssl.errors import ArtifactTooLarge, DataError
 class PublicCache:
     """Files of public images below one folder. Those that were used longest ago make room for new ones.
 
+    One that was half fetched when the worker ended is fetched to its end; it counts as the others do.
+
     `max_bytes` 0: nothing is fetched, and a run that needs registered images is declined.
     """
 
@@ -20,8 +22,6 @@ class PublicCache:
         self._folder = folder
         self._max_bytes = max_bytes
         self._intact: set[str] = set()
-        for unfinished in folder.glob(".*"):
-            unfinished.unlink()
 
     def path(self, digest: str, on_bytes: Callable[[int], None]) -> Path:
         """A file of these very images, fetched where it is not here; `on_bytes` may raise Cancelled meanwhile.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from fedssl.artifacts.partial import PartialFile
 from fedssl.errors import ArtifactNotFound, DigestMismatch
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -55,6 +56,18 @@ class Store(Protocol):
         """Write one artifact. Leaving the block without a commit leaves no trace."""
         ...
 
+    def partial(self, name: str) -> PartialFile:
+        """Bytes on their way in that outlive the process which receives them, under a name of the caller's choice."""
+        ...
+
+    def partials(self) -> list[str]:
+        """The names of all that are on their way in."""
+        ...
+
+    def keep(self, name: str, digest: str) -> None:
+        """Make an artifact of what has arrived under the name, once its digest has been verified."""
+        ...
+
     def path(self, digest: str) -> Path:
         """A local file to read or memory-map. Raises ArtifactNotFound."""
         ...
@@ -75,11 +88,15 @@ class Store(Protocol):
 
 
 class FileStore:
-    """A store in a folder: `ab/cd/abcd...`, each file written aside, synced, then renamed into place."""
+    """A store in a folder: `ab/cd/abcd...`, each file written aside, synced, then renamed into place.
+
+    What arrives in one go is written below `incoming`, what arrives in parts below `partial`.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self._incoming = root / "incoming"
+        self._partial = root / "partial"
         self._incoming.mkdir(parents=True, exist_ok=True)
         self.drop_abandoned(_ABANDONED_SECONDS)
 
@@ -91,6 +108,18 @@ class FileStore:
             yield writer
         finally:
             writer.close()
+
+    def partial(self, name: str) -> PartialFile:
+        return PartialFile(self._partial / name)
+
+    def partials(self) -> list[str]:
+        return [path.name for path in self._partial.iterdir()] if self._partial.is_dir() else []
+
+    def keep(self, name: str, digest: str) -> None:
+        path = self._partial / name
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        self._adopt(path, digest)
 
     def path(self, digest: str) -> Path:
         path = self._place(digest)
@@ -151,8 +180,7 @@ class FileWriter:
         self._file.flush()
 
     def verify(self, expected: str) -> None:
-        if (digest := self._hash.hexdigest()) != expected:
-            raise DigestMismatch(f"the bytes received have sha256 {digest}, announced was {expected}: send them again")
+        require_digest(self._hash.hexdigest(), expected)
 
     def commit(self, expected: str | None = None) -> str:
         if expected is not None:
@@ -168,6 +196,12 @@ class FileWriter:
         """Drop what was not committed."""
         self._file.close()
         self.path.unlink(missing_ok=True)
+
+
+def require_digest(digest: str, expected: str) -> None:
+    """Raise DigestMismatch unless bytes that were received have the digest that was announced."""
+    if digest != expected:
+        raise DigestMismatch(f"the bytes received have sha256 {digest}, announced was {expected}: send them again")
 
 
 def digest_of(path: Path) -> str:

@@ -15,9 +15,9 @@ from fedssl.cli.registering import (
     channels_of,
     check_name,
     read_split,
-    showing,
     temporary_file,
 )
+from fedssl.cli.showing import showing
 
 app = typer.Typer(
     help="Register labelled images to judge encoders on. They stay with the coordinator: no worker can fetch them.",

@@ -16,9 +16,9 @@ from fedssl.cli.registering import (
     channels_of,
     check_name,
     read_split,
-    showing,
     temporary_file,
 )
+from fedssl.cli.showing import showing
 
 app = typer.Typer(
     help="Register public images (FLESD, FedCA): workers fetch them from the coordinator by their digest.",

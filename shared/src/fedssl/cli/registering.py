@@ -1,8 +1,7 @@
 """What `fedssl public-dataset add` and `fedssl evaluation-dataset add` have in common."""
 
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from fedssl.cli.errors import UsageError
-from fedssl.cli.output import console, note
+from fedssl.cli.output import note
 
 if TYPE_CHECKING:
     from fedssl.data import ImageData
@@ -29,8 +28,6 @@ ChannelsOption = Annotated[
     int | None, typer.Option(min=1, max=3, help="1: grey; 3: RGB.  [default: the images' own]", show_default=False)
 ]
 SeedOption = Annotated[int, typer.Option(min=0, help="Decides which images are drawn where there are more.")]
-
-_SECONDS_BETWEEN_LINES = 5.0
 
 
 def check_name(name: str) -> None:
@@ -71,33 +68,3 @@ def temporary_file() -> Iterator[Path]:
     """A place for the file, for as long as they are sent."""
     with tempfile.TemporaryDirectory(prefix="fedssl-") as folder:
         yield Path(folder) / "images.safetensors"
-
-
-@contextmanager
-def showing(what: str, total: int, unit: float = 1.0, suffix: str = "") -> Iterator[Callable[[int], None]]:
-    """Shows how much of `total` is done: a bar on a terminal, else a line every few seconds.
-
-    Numbers are shown divided by `unit`, with the suffix. The block gets what to call with the amount done.
-    """
-    screen = console(stderr=True)
-    if not screen.is_terminal:
-        yield _lines(what, total, unit, suffix)
-        return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    text = TextColumn("{task.description}", markup=False)
-    with Progress(text, BarColumn(), TimeRemainingColumn(), console=screen, transient=True) as progress:
-        task = progress.add_task(f"{what} {total / unit:,.0f}{suffix}", total=total)
-        yield lambda done: progress.update(task, completed=done)
-
-
-def _lines(what: str, total: int, unit: float, suffix: str) -> Callable[[int], None]:
-    last = time.monotonic()
-
-    def show(done: int) -> None:
-        nonlocal last
-        if time.monotonic() - last > _SECONDS_BETWEEN_LINES:
-            last = time.monotonic()
-            note(f"{what} {done / unit:,.0f} of {total / unit:,.0f}{suffix}")
-
-    return show

@@ -16,6 +16,7 @@ from fedssl.cli.connection import (
 )
 from fedssl.cli.errors import printable
 from fedssl.cli.output import Format, FormatOption, cell, note, show_json, show_pairs, show_table
+from fedssl.cli.showing import showing
 from fedssl.cli.specs import SetOption, SpecArgument, read_spec
 
 if TYPE_CHECKING:
@@ -167,7 +168,8 @@ def pull(
 ) -> None:
     """Fetch a run's weights, the encoder by itself, and the spec: what `fedssl evaluate` needs.
 
-    The files are model.safetensors (with --initial: initial.safetensors), encoder.safetensors and spec.yaml.
+    The files are model.safetensors (with --initial: initial.safetensors), encoder.safetensors and spec.yaml. What broke
+    off is continued by the same command in the same folder, while the weights are the same.
     """
     from fedssl.cli import export
 
@@ -175,7 +177,14 @@ def pull(
         view = client.run(find_run(client, run))
         folder = out or Path(f"run-{short(view.id)}")
         model = folder / (export.INITIAL if initial else export.MODEL)
-        digest = client.download_model(view.id, model, "initial" if initial else "latest")
+        with showing("fetching", None, 1e6, " MB") as fetched:
+            digest = client.download_model(
+                view.id,
+                model,
+                "initial" if initial else "latest",
+                on_bytes=fetched,
+                on_size=lambda size: fetched(0, size),
+            )
     files = {"model": str(model), "spec": str(folder / export.SPEC)}
     export.write_spec(view.spec, folder / export.SPEC)
     if not initial:

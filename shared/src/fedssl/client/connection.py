@@ -148,7 +148,7 @@ class Connection:
 
     def _limits(self, timeout: float | None) -> httpx.Timeout:
         seconds = self.timeout if timeout is None else timeout
-        return httpx.Timeout(seconds, connect=min(seconds, CONNECT_SECONDS))
+        return httpx.Timeout(seconds, connect=min(seconds, CONNECT_SECONDS), write=min(seconds, self.timeout))
 
     def _no_answer(self, error: httpx.TransportError) -> str:
         reason = str(error) or type(error).__name__

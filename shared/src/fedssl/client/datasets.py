@@ -9,8 +9,9 @@ from pydantic import BaseModel
 
 from fedssl.artifacts.store import digest_of
 from fedssl.client.connection import Connection, M
+from fedssl.client.downloads import OnBytes
 from fedssl.client.errors import NotFound
-from fedssl.client.transfer import OnBytes, upload
+from fedssl.client.uploads import upload
 from fedssl.protocol.views import (
     EvaluationDatasetCreate,
     EvaluationDatasetView,
@@ -34,7 +35,7 @@ class DatasetMethods:
         split: Literal["train", "test"] = "train",
         on_bytes: OnBytes = lambda count: None,
     ) -> PublicDatasetView:
-        """Register a file of public images, uploading it where the coordinator lacks it.
+        """Register a file of public images, uploading it where the coordinator lacks it, or the rest of it.
 
         The same again is no error. Raises Conflict where the name has other images, and Rejected.
         """
@@ -68,5 +69,5 @@ class DatasetMethods:
         try:
             return self._connection.call("POST", path, answer, body=body)
         except NotFound:  # the images themselves are not there yet
-            upload(self._connection, f"/v1/artifacts/{digest}", source, on_bytes=on_bytes)
+            upload(self._connection, digest, source, on_bytes=on_bytes)
         return self._connection.call("POST", path, answer, body=body)

@@ -14,6 +14,7 @@ FedSSLError
         │   └── DuplicateUpdate   another update of this client was accepted for the round
         ├── Gone              410, the round has closed
         ├── Rejected          413 or 422, the request or the artifact is not acceptable
+        ├── TryAgain          408 or 423, the same may succeed in a moment
         ├── TooManyRequests   429, `retry_after` says when to come back
         └── ServerError       5xx
             └── Unavailable   502, 503 or 504: it may work later
@@ -99,6 +100,10 @@ class Rejected(ApiError):
     """The request or the artifact is not acceptable."""
 
 
+class TryAgain(ApiError):
+    """The request came too slowly, or what it needs is held for a moment."""
+
+
 class TooManyRequests(ApiError):
     """Asked too often."""
 
@@ -116,10 +121,12 @@ _BY_STATUS: dict[int, type[ApiError]] = {
     401: NotAuthenticated,
     403: NotAllowed,
     404: NotFound,
+    408: TryAgain,
     409: Conflict,
     410: Gone,
     413: Rejected,
     422: Rejected,
+    423: TryAgain,
     429: TooManyRequests,
     502: Unavailable,
     503: Unavailable,

@@ -1,21 +1,19 @@
 """The operator's client: runs, data sets, methods, clients and tokens."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Self
 from urllib.parse import quote
 from uuid import UUID, uuid4
 
 import httpx
 
-from fedssl.artifacts.header import LENGTH_BYTES, Header, header_length, parse_header
+from fedssl.client.artifacts import ArtifactMethods
 from fedssl.client.connection import Connection, parse
 from fedssl.client.datasets import DatasetMethods
 from fedssl.client.errors import ApiError, Unreachable
 from fedssl.client.retry import DEFAULT_RETRY, Backoff, Retry, is_temporary
 from fedssl.client.sse import ServerSentEvent, parse_events
-from fedssl.client.transfer import download
 from fedssl.protocol.evaluation import JudgingConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import RunState
@@ -42,7 +40,6 @@ from fedssl.protocol.views import (
 )
 
 LAST_EVENT = "run.finished"
-_LARGEST_HEADER = 1 << 26
 STREAM_SECONDS = 60.0  # the coordinator sends a comment every 15 s, so silence for this long means a dead connection
 
 
@@ -93,7 +90,7 @@ class BaseClient:
             return parse(Health, response.read(), "GET /readyz")
 
 
-class Client(DatasetMethods, BaseClient):
+class Client(ArtifactMethods, DatasetMethods, BaseClient):
     """An operator's view of one coordinator.
 
     Args:
@@ -231,21 +228,6 @@ class Client(DatasetMethods, BaseClient):
         path = f"/v1/runs/{run_id}/events/stream"
         with self._connection.stream("GET", path, headers=headers, timeout=STREAM_SECONDS) as response:
             yield from parse_events(response.iter_raw())
-
-    def download_model(self, run_id: UUID, destination: Path, which: Literal["latest", "initial"] = "latest") -> str:
-        """Fetch a run's weights (safetensors) into a file and return their digest.
-
-        The file appears whole or not at all. Raises DigestMismatch, and NotFound before the first weights are made.
-        """
-        return download(self._connection, f"/v1/runs/{run_id}/model", destination, params={"which": which})
-
-    def artifact_header(self, digest: str) -> Header:
-        """Which tensors an artifact holds, without the values. Raises ArtifactError where it is no safetensors file."""
-        path = f"/v1/artifacts/{digest}"
-        prefix = self._connection.send("GET", path, headers={"Range": f"bytes=0-{LENGTH_BYTES - 1}"}).content
-        end = LENGTH_BYTES + header_length(prefix, _LARGEST_HEADER)
-        rest = self._connection.send("GET", path, headers={"Range": f"bytes={LENGTH_BYTES}-{end - 1}"})
-        return parse_header(rest.content)
 
     # Methods, clients, tokens
 

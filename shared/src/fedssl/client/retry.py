@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from fedssl.client.errors import ApiError, TooManyRequests, Unavailable, Unreachable
+from fedssl.client.errors import ApiError, TooManyRequests, TryAgain, Unavailable, Unreachable
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ def is_temporary(error: Exception, *, idempotent: bool = True) -> bool:
     """Whether the same request may succeed later, and may be sent again without doing its work twice."""
     if isinstance(error, Unreachable):
         return idempotent or not error.maybe_sent
-    return isinstance(error, TooManyRequests) or (isinstance(error, Unavailable) and idempotent)
+    return isinstance(error, TooManyRequests | TryAgain) or (isinstance(error, Unavailable) and idempotent)
 
 
 def with_retries(attempt: Callable[[], T], retry: Retry, *, idempotent: bool = True) -> T:

@@ -8,10 +8,11 @@ from uuid import UUID
 from pydantic import ValidationError
 
 from fedssl.client.connection import parse, summary
+from fedssl.client.downloads import OnBytes, download
 from fedssl.client.errors import UnknownWork
 from fedssl.client.operator import BaseClient
 from fedssl.client.retry import Retry
-from fedssl.client.transfer import OnBytes, download, upload
+from fedssl.client.uploads import upload
 from fedssl.protocol.ledger import LedgerAnchor
 from fedssl.protocol.work import (
     Claim,
@@ -107,7 +108,7 @@ class WorkerClient(BaseClient):
         max_bytes: int | None = None,
         on_bytes: OnBytes = lambda count: None,
     ) -> None:
-        """Fetch an artifact into a file that appears whole or not at all.
+        """Fetch an artifact into a file that appears whole or not at all; what an earlier process fetched of it counts.
 
         `on_bytes` is told how much has arrived; what it raises ends the download. Raises ArtifactTooLarge,
         DigestMismatch, NotFound.
@@ -115,9 +116,13 @@ class WorkerClient(BaseClient):
         path = f"/v1/artifacts/{digest}"
         download(self._connection, path, destination, digest=digest, max_bytes=max_bytes, on_bytes=on_bytes)
 
-    def upload(self, digest: str, source: Path, assignment_id: UUID) -> None:
-        """Send an artifact from disk; one that the coordinator already has is no error. Raises Rejected, LeaseLost."""
-        upload(self._connection, f"/v1/artifacts/{digest}", source, params={"assignment": str(assignment_id)})
+    def upload(self, digest: str, source: Path, assignment_id: UUID, on_bytes: OnBytes = lambda count: None) -> int:
+        """Send an artifact from disk, and return how many bytes were put on the line, those sent again included.
+
+        One that the coordinator has already is no error. `on_bytes` is told how far it is; what it raises ends the
+        upload, which may be continued. Raises Rejected, LeaseLost.
+        """
+        return upload(self._connection, digest, source, assignment_id=assignment_id, on_bytes=on_bytes)
 
 
 def _assignment_of(content: bytes) -> UUID | None:

@@ -8,15 +8,12 @@ from fastapi.exceptions import RequestValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse
 
-from fedssl.errors import ArtifactNotFound
 from fedssl.protocol.base import Digest
-from fedssl_coordinator.artifacts import repository, service
-from fedssl_coordinator.artifacts.service import DatasetPermit, Permit, store
+from fedssl_coordinator.artifacts import service
+from fedssl_coordinator.artifacts.service import Permit
 from fedssl_coordinator.artifacts.streaming import artifact_response, receive
 from fedssl_coordinator.auth import Caller, WaitingOperatorOrWorker
 from fedssl_coordinator.db import transaction
-from fedssl_coordinator.problems import ProblemError
-from fedssl_coordinator.settings import settings
 
 router = APIRouter(prefix="/v1/artifacts", tags=["artifacts"])
 
@@ -29,33 +26,16 @@ _BODY = {"requestBody": {"required": True, "content": {"application/octet-stream
 
 def _permit(caller: Caller, assignment: UUID | None, digest: str) -> tuple[Permit, bool]:
     """What the caller may send, and whether it has arrived before."""
+    if caller.client_id is not None and assignment is None:
+        missing = {"type": "missing", "loc": ("query", "assignment"), "msg": "Field required", "input": None}
+        raise RequestValidationError([missing])
     with transaction() as session:
-        if caller.client_id is None:
-            return _permit_dataset(assignment), repository.touch(session, digest) and digest in store()
-        if assignment is None:
-            missing = {"type": "missing", "loc": ("query", "assignment"), "msg": "Field required", "input": None}
-            raise RequestValidationError([missing])
-        permit = service.permit_upload(session, assignment, caller.client_id, digest)
-        # What a closed round has accepted may be gone again, and is not to come back.
-        is_there = permit.is_settled or digest in store()
-        return permit, is_there and repository.is_uploaded(session, assignment, digest)
-
-
-def _permit_dataset(assignment: UUID | None) -> DatasetPermit:
-    if assignment is not None:
-        detail = "an assignment's update needs a worker's token; yours is an operator's, who may send data sets alone"
-        raise ProblemError("forbidden", detail)
-    return DatasetPermit(settings().max_dataset_bytes)
+        return service.permit(session, caller, assignment, digest)
 
 
 def _note(assignment: UUID | None, digest: str, size: int) -> None:
-    try:
-        with transaction() as session:
-            service.note(session, digest, size)
-            if assignment is not None:
-                service.note_upload(session, assignment, digest)
-    except ArtifactNotFound as error:
-        raise ProblemError("unavailable", str(error), headers={"Retry-After": "1"}) from None
+    with transaction() as session:
+        service.note_sent(session, assignment, digest, size)
 
 
 def _check(digest: str, caller: Caller) -> None:
@@ -73,7 +53,8 @@ async def upload_artifact(
 ) -> JSONResponse:
     """Send a safetensors file: a worker its update, an operator the images of a data set that is to be registered.
 
-    Its header is checked before its body is read, its digest after.
+    Its header is checked before its body is read, its digest after. In one request: what breaks is sent again from its
+    first byte, which `/v1/uploads` spares larger files.
     """
     permit, is_there = await run_in_threadpool(_permit, caller, assignment, digest)
     if is_there:

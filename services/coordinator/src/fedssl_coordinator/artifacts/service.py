@@ -127,6 +127,42 @@ class DatasetPermit:
         return ProblemError(slug, detail, happening=Happening("artifact.refused", detail))
 
 
+def permit(session: Session, caller: Caller, assignment: UUID | None, digest: str) -> tuple[Permit, bool]:
+    """What the caller may send, and whether it has arrived before. Raises ProblemError.
+
+    An assignment's update is sent by its worker, a data set by an operator, who names no assignment.
+    """
+    if caller.client_id is None:
+        if assignment is not None:
+            detail = (
+                "an assignment's update needs a worker's token; yours is an operator's, who may send data sets alone"
+            )
+            raise ProblemError("forbidden", detail)
+        return DatasetPermit(settings().max_dataset_bytes), repository.touch(session, digest) and digest in store()
+    assert assignment is not None, "a worker sends updates alone"
+    allowed = permit_upload(session, assignment, caller.client_id, digest)
+    # What a closed round has accepted may be gone again, and is not to come back.
+    is_there = allowed.is_settled or digest in store()
+    return allowed, is_there and repository.is_uploaded(session, assignment, digest)
+
+
+def check_announced(permit: Permit, num_bytes: int) -> None:
+    """Raise ProblemError where the size that is announced is more than may be sent."""
+    if num_bytes > permit.max_bytes:
+        detail = f"{num_bytes} bytes announced; {permit.limit} allows at most {permit.max_bytes}"
+        raise permit.refusal("artifact-too-large", detail)
+
+
+def note_sent(session: Session, assignment: UUID | None, digest: str, num_bytes: int) -> None:
+    """Note an artifact that has arrived and is stored. Raises ProblemError where it must be sent again."""
+    try:
+        note(session, digest, num_bytes)
+    except ArtifactNotFound as error:
+        raise ProblemError("unavailable", str(error), headers={"Retry-After": "1"}) from None
+    if assignment is not None:
+        note_upload(session, assignment, digest)
+
+
 def permit_upload(session: Session, assignment_id: UUID, client_id: str, digest: str) -> UpdatePermit:
     """Raises ProblemError unless this client holds the assignment's lease and its round is open.
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
@@ -12,8 +13,8 @@ from starlette.responses import Response, StreamingResponse
 from fedssl.artifacts.finite import check_finite
 from fedssl.artifacts.header import LENGTH_BYTES, Header, header_length, parse_header
 from fedssl.artifacts.store import Writer
-from fedssl.errors import ArtifactError, ArtifactNotFound, ArtifactTooLarge
-from fedssl_coordinator.artifacts.service import Permit, store
+from fedssl.errors import ArtifactError, ArtifactNotFound, ArtifactTooLarge, OffsetMismatch
+from fedssl_coordinator.artifacts.service import Permit, check_announced, store
 from fedssl_coordinator.problems import ProblemError
 
 CHUNK = 1 << 20
@@ -31,15 +32,22 @@ async def receive(permit: Permit, digest: str, content_length: int | None, body:
     if content_length is None:
         detail = "send Content-Length, the size of the safetensors file in bytes, and not in chunks"
         raise permit.refusal("length-required", detail)
-    if content_length > permit.max_bytes:
-        detail = f"{content_length} bytes announced; {permit.limit} allows at most {permit.max_bytes}"
-        raise permit.refusal("artifact-too-large", detail)
+    check_announced(permit, content_length)
+    with refusals(permit), store().writer() as writer:
+        header = await _receive_into(writer, permit, content_length, body)
+        writer.verify(digest)  # first: bytes that broke on the way say nothing of the tensors
+        await run_in_threadpool(check_finite, writer.path, header)
+        await run_in_threadpool(writer.commit, digest)
+    return content_length
+
+
+@contextmanager
+def refusals(permit: Permit) -> Iterator[None]:
+    """What goes wrong with an upload, as the problem that its sender is told of."""
     try:
-        with store().writer() as writer:
-            header = await _receive_into(writer, permit, content_length, body)
-            writer.verify(digest)  # first: bytes that broke on the way say nothing of the tensors
-            await run_in_threadpool(check_finite, writer.path, header)
-            await run_in_threadpool(writer.commit, digest)
+        yield
+    except OffsetMismatch as error:
+        raise ProblemError("offset-mismatch", str(error)) from None
     except ArtifactTooLarge as error:
         raise permit.refusal("artifact-too-large", str(error)) from None
     except ArtifactError as error:
@@ -50,7 +58,6 @@ async def receive(permit: Permit, digest: str, content_length: int | None, body:
         log.error("store.failed", error=repr(error))
         detail = "the artifact store cannot take the upload at the moment: send it again shortly"
         raise ProblemError("unavailable", detail, headers={"Retry-After": "10"}) from None
-    return content_length
 
 
 async def _receive_into(writer: Writer, permit: Permit, content_length: int, body: AsyncIterator[bytes]) -> Header:
@@ -62,8 +69,7 @@ async def _receive_into(writer: Writer, permit: Permit, content_length: int, bod
         if received > content_length:
             raise ArtifactTooLarge("more bytes came than Content-Length announced")
         pending += chunk
-        if header is None and (header := _header(pending, permit)) is not None:
-            _check_size(header, content_length)
+        header = header or checked_header(pending, permit, content_length)
         if header is not None and len(pending) >= CHUNK:
             await run_in_threadpool(writer.write, bytes(pending))
             pending.clear()
@@ -76,21 +82,21 @@ async def _receive_into(writer: Writer, permit: Permit, content_length: int, bod
     return header
 
 
-def _header(pending: bytearray, permit: Permit) -> Header | None:
-    """The header, checked against the permit, once enough bytes are there."""
-    if len(pending) < LENGTH_BYTES:
+def checked_header(beginning: bytearray, permit: Permit, num_bytes: int) -> Header | None:
+    """The header of a file of so many bytes, checked against the permit, once enough of the beginning is there.
+
+    Raises ArtifactError.
+    """
+    if len(beginning) < LENGTH_BYTES:
         return None
-    end = LENGTH_BYTES + header_length(bytes(pending[:LENGTH_BYTES]), permit.max_header_bytes)
-    if len(pending) < end:
+    end = LENGTH_BYTES + header_length(bytes(beginning[:LENGTH_BYTES]), permit.max_header_bytes)
+    if len(beginning) < end:
         return None
-    header = parse_header(bytes(pending[LENGTH_BYTES:end]))
+    header = parse_header(bytes(beginning[LENGTH_BYTES:end]))
     permit.check(header)
+    if header.total_bytes != num_bytes:
+        raise ArtifactError(f"the header describes {header.total_bytes} bytes, {num_bytes} were announced")
     return header
-
-
-def _check_size(header: Header, content_length: int) -> None:
-    if header.total_bytes != content_length:
-        raise ArtifactError(f"the header describes {header.total_bytes} bytes, {content_length} were announced")
 
 
 def artifact_response(digest: str, request_headers: Mapping[str, str]) -> Response:

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TypeVar
 from uuid import UUID
 
@@ -23,6 +24,7 @@ from fedssl_coordinator.events.repository import record
 from fedssl_coordinator.retention import repository
 from fedssl_coordinator.retention.repository import Keep, Removable
 from fedssl_coordinator.settings import settings
+from fedssl_coordinator.uploads.service import expire_uploads
 
 log = structlog.get_logger(__name__)
 
@@ -117,10 +119,11 @@ def _adopt_unknown_files() -> None:
 def _drop_unfinished(collected: Collected) -> None:
     """What uploads left that broke off and were not taken up again. Every kind of unfinished upload ends here."""
     dropped = store().drop_abandoned(settings().keep_unreferenced_seconds)
-    collected.add(ABANDONED, dropped)
-    if dropped:
-        with transaction() as session:
+    with transaction() as session:
+        dropped += expire_uploads(session, store(), datetime.now(UTC))
+        if dropped:
             _tell(session, None, ABANDONED, dropped)
+    collected.add(ABANDONED, dropped)
 
 
 def _preview(collected: Collected) -> None:

@@ -16,6 +16,7 @@ from fedssl_coordinator.models import (
     DistillationJob,
     Evaluation,
     Metric,
+    PartialUpload,
     Round,
     Run,
     Upload,
@@ -94,7 +95,8 @@ def set_reason(session: Session, run: Run, reason: str | None) -> None:
 def delete_all(session: Session, run_id: UUID) -> None:
     """The run, and every row that is about it but its events."""
     of_rounds = select(Assignment.id).where(Assignment.run_id == run_id)
-    session.execute(delete(Upload).where(Upload.assignment_id.in_(of_rounds)))
+    for uploads in (Upload, PartialUpload):
+        session.execute(delete(uploads).where(uploads.assignment_id.in_(of_rounds)))
     for table in (Metric, Evaluation, DistillationJob, DimensionAssignment, Assignment, Round):
         session.execute(delete(table).where(table.run_id == run_id))
     session.execute(delete(Run).where(Run.id == run_id))

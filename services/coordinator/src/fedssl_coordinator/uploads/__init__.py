@@ -1,0 +1,1 @@
+"""Uploads that continue where they broke off, by the protocol tus 1.0."""

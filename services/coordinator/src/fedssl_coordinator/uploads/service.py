@@ -1,0 +1,150 @@
+"""Begins, continues, finishes and forgets uploads. An upload belongs to the token that it was begun with last."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+from sqlalchemy.orm import Session
+
+from fedssl.artifacts.finite import check_finite
+from fedssl.artifacts.header import read_header
+from fedssl.artifacts.partial import PartialFile
+from fedssl.artifacts.store import Store, digest_of, require_digest
+from fedssl_coordinator.artifacts import service as artifacts
+from fedssl_coordinator.artifacts.service import Permit, store
+from fedssl_coordinator.auth import Caller
+from fedssl_coordinator.db import after_commit, transaction
+from fedssl_coordinator.models import PartialUpload
+from fedssl_coordinator.problems import ProblemError
+from fedssl_coordinator.settings import settings
+from fedssl_coordinator.uploads import repository
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """What is to be sent."""
+
+    digest: str
+    num_bytes: int
+    assignment_id: UUID | None
+
+
+def begin(session: Session, caller: Caller, announced: Announced) -> tuple[PartialUpload, Permit]:
+    """The upload of this file: the one that was begun before, where there is one, so that asking again does no harm.
+
+    Another file for the same assignment takes its place. Raises ProblemError where it may not be sent.
+    """
+    permit, is_there = artifacts.permit(session, caller, announced.assignment_id, announced.digest)
+    artifacts.check_announced(permit, announced.num_bytes)
+    upload = repository.find(session, caller.token_id, announced.assignment_id, announced.digest)
+    if upload is not None and (upload.digest, upload.num_bytes) != (announced.digest, announced.num_bytes):
+        forget(session, upload.id)
+        upload = None
+    if upload is None:
+        upload = repository.add(
+            session, caller.token_id, announced.assignment_id, announced.digest, announced.num_bytes
+        )
+    if upload is None:
+        raise _busy("the same upload is being begun elsewhere at this moment: ask again shortly")
+    upload.token_id = caller.token_id
+    upload.is_complete = is_there
+    return upload, permit
+
+
+def resume(session: Session, caller: Caller, upload_id: UUID) -> tuple[PartialUpload, Permit]:
+    """An upload of the caller's own, which may still go on. Raises ProblemError."""
+    upload = require_own(session, caller, upload_id)
+    permit, _ = artifacts.permit(session, caller, upload.assignment_id, upload.digest)
+    return upload, permit
+
+
+def require_own(session: Session, caller: Caller, upload_id: UUID) -> PartialUpload:
+    """Raises ProblemError where it is another's; nobody learns that it exists."""
+    upload = repository.get(session, upload_id)
+    if upload is None or upload.token_id != caller.token_id:
+        detail = f"no upload {upload_id} of yours: it has expired, or was never begun; begin it with POST /v1/uploads"
+        raise ProblemError("not-found", detail)
+    return upload
+
+
+def partial_of(upload: PartialUpload) -> PartialFile:
+    """Where its bytes are while they arrive."""
+    return store().partial(_name(upload.id))
+
+
+def offset_of(upload: PartialUpload) -> int:
+    """The byte at which it goes on."""
+    return upload.num_bytes if upload.is_complete else partial_of(upload).size
+
+
+def expiry_of(upload: PartialUpload) -> datetime:
+    """When it is forgotten, unless more bytes arrive."""
+    return _last_progress(store(), upload) + timedelta(seconds=settings().upload_seconds)
+
+
+def finish(upload: PartialUpload, permit: Permit) -> None:
+    """Check what has arrived as a whole, and make an artifact of it: by one process, however many ask for it.
+
+    Raises ArtifactError where it is not what was announced, and ProblemError while another process checks it.
+    """
+    partial = partial_of(upload)
+    with partial.locked() as held:
+        if not held or partial.size != upload.num_bytes:  # another has it, or has just finished it
+            if _is_complete(upload.id):
+                return
+            raise _busy("its bytes are all there and are being checked: ask again shortly")
+        require_digest(digest_of(partial.path), upload.digest)
+        with partial.path.open("rb") as file:
+            header = read_header(file, permit.max_header_bytes)
+        check_finite(partial.path, header)
+        store().keep(_name(upload.id), upload.digest)
+        with transaction() as session:
+            artifacts.note_sent(session, upload.assignment_id, upload.digest, upload.num_bytes)
+            repository.complete(session, upload.id)
+
+
+def forget(session: Session, upload_id: UUID) -> None:
+    """End an upload; its bytes go once that is committed."""
+    repository.remove(session, upload_id)
+    after_commit(session, _discard, _name(upload_id))
+
+
+def expire_uploads(session: Session, store: Store, now: datetime) -> list[int]:
+    """Forget uploads that have not moved for `FEDSSL_UPLOAD_SECONDS`, and bytes that belong to none.
+
+    As often as one likes. Returns the bytes of each that were removed.
+    """
+    limit = now - timedelta(seconds=settings().upload_seconds)
+    for upload in repository.begun_before(session, limit):
+        if _last_progress(store, upload) < limit:
+            repository.remove(session, upload.id)
+    # A file comes after its row is committed, and the names are read first: what no row knows then is nobody's.
+    names = store.partials()
+    dropped = []
+    for name in set(names) - {_name(known) for known in repository.all_ids(session)}:
+        dropped.append(store.partial(name).size)
+        store.partial(name).discard()
+    return dropped
+
+
+def _last_progress(store: Store, upload: PartialUpload) -> datetime:
+    written_at = store.partial(_name(upload.id)).written_at
+    return upload.created_at if written_at is None else datetime.fromtimestamp(written_at, UTC)
+
+
+def _is_complete(upload_id: UUID) -> bool:
+    with transaction() as session:
+        upload = repository.get(session, upload_id)
+        return upload is not None and upload.is_complete
+
+
+def _name(upload_id: UUID) -> str:
+    return upload_id.hex
+
+
+def _discard(name: str) -> None:
+    store().partial(name).discard()
+
+
+def _busy(detail: str) -> ProblemError:
+    return ProblemError("upload-busy", detail, headers={"Retry-After": "1"})

@@ -1,0 +1,75 @@
+"""An artifact that arrives in several requests, perhaps to several processes: one file that grows at its end."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedssl.errors import OffsetMismatch
+
+
+class PartialFile:
+    """The bytes that have arrived so far. How many there are is the file's size, so no crash can make the two differ.
+
+    Every write names its place and is done under the file's lock: whoever writes, and however many at once, nothing is
+    overwritten and nothing is left out.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def size(self) -> int:
+        """Bytes that are there; 0 before the first."""
+        try:
+            return self.path.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    @property
+    def written_at(self) -> float | None:
+        """When the last bytes came, in seconds since 1970; None before the first."""
+        try:
+            return self.path.stat().st_mtime
+        except FileNotFoundError:
+            return None
+
+    def append(self, data: bytes, offset: int) -> None:
+        """Write at the end, which must be `offset`. Raises OffsetMismatch, writing nothing, and OSError."""
+        if offset == 0:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | (os.O_CREAT if offset == 0 else 0), 0o600)
+        except FileNotFoundError:
+            raise OffsetMismatch(f"nothing is there yet: go on at byte 0, not at {offset}") from None
+        with os.fdopen(descriptor, "ab", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            size = os.fstat(descriptor).st_size
+            if size != offset:
+                raise OffsetMismatch(f"{size} bytes are there: go on at byte {size}, not at {offset}")
+            rest = memoryview(data)
+            while rest:
+                rest = rest[file.write(rest) :]
+
+    @contextmanager
+    def locked(self) -> Iterator[bool]:
+        """Hold the file against writers and other holders; False: somebody holds it, or there is no file."""
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY)
+        except FileNotFoundError:
+            yield False
+            return
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
+        finally:
+            os.close(descriptor)
+
+    def discard(self) -> None:
+        """Remove what has arrived."""
+        self.path.unlink(missing_ok=True)

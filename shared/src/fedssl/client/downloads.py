@@ -1,0 +1,220 @@
+"""Artifacts from the coordinator: streamed into files, in constant memory, with their sha256 checked.
+
+What has arrived lies beside the target as `.NAME.DIGEST.part`, until it is whole. A connection that breaks, a
+coordinator that is away and a process that is killed cost nothing but time: the next attempt asks for the rest.
+"""
+
+import fcntl
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from glob import escape
+from pathlib import Path
+from typing import BinaryIO
+
+import httpx
+
+from fedssl.client.connection import Connection, Params
+from fedssl.client.errors import ApiError, BadAnswer, ClientError, Unreachable
+from fedssl.client.retry import Backoff, Retry, is_temporary
+from fedssl.errors import ArtifactError, ArtifactTooLarge, DigestMismatch
+
+OnBytes = Callable[[int], None]
+"""Called with how many bytes of the file have gone over the line; what it raises ends the transfer."""
+
+OnSize = Callable[[int], None]
+"""Called with the size of the whole file once it is known."""
+
+_CHUNK_BYTES = 1 << 20
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_UNKNOWN = "unknown"
+
+
+def download(
+    connection: Connection,
+    path: str,
+    destination: Path,
+    *,
+    digest: str | None = None,
+    max_bytes: int | None = None,
+    params: Params | None = None,
+    retry: Retry | None = None,
+    on_bytes: OnBytes = lambda count: None,
+    on_size: OnSize = lambda size: None,
+) -> str:
+    """Fetch an artifact into `destination`, which appears whole or not at all, and return its digest.
+
+    `digest` None: the one that the answer's ETag names. The time that `retry` allows counts from the last byte. Raises
+    ArtifactTooLarge above `max_bytes`, DigestMismatch and ClientError.
+    """
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    with _part(destination, digest) as part:
+        transfer = _Download(connection, path, params, part, digest, max_bytes, on_bytes, on_size)
+        transfer.run(Backoff(retry or connection.retry))
+        part.file.flush()
+        os.fsync(part.file.fileno())
+        part.path.chmod(0o644)
+        part.path.replace(destination)
+    return transfer.hash.hexdigest()
+
+
+class _Part:
+    """What has arrived of one file, in this process or before it."""
+
+    def __init__(self, destination: Path, path: Path, file: BinaryIO) -> None:
+        self.path = path
+        self.file = file
+        self._destination = destination
+
+    @property
+    def digest(self) -> str | None:
+        """Of the whole that these bytes are the beginning of, where that is known."""
+        name = self.path.name.removesuffix(".part").rpartition(".")[2]
+        return name if _DIGEST.fullmatch(name) else None
+
+    def empty(self, digest: str | None) -> None:
+        """Begin anew, with the bytes of this digest."""
+        self.file.seek(0)
+        self.file.truncate()
+        self.path = self.path.rename(_place(self._destination, digest))
+
+
+@contextmanager
+def _part(destination: Path, digest: str | None) -> Iterator[_Part]:
+    """The part of a file, this process's alone. It stays where the rest may still come; raises ClientError."""
+    path = _place(destination, digest)
+    if digest is None:
+        path = next(iter(sorted(destination.parent.glob(f".{escape(destination.name)}.*.part"))), path)
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ClientError(f"another process is fetching {destination}: wait until it has ended") from None
+        part = _Part(destination, path, file)
+        try:
+            yield part
+        except BaseException as error:
+            is_lasting = isinstance(error, ApiError) and not is_temporary(error)
+            if is_lasting or isinstance(error, ArtifactError) or not os.fstat(file.fileno()).st_size:
+                with suppress(FileNotFoundError):
+                    part.path.unlink()
+            raise
+
+
+def _place(destination: Path, digest: str | None) -> Path:
+    return destination.parent / f".{destination.name}.{digest or _UNKNOWN}.part"
+
+
+class _Download:
+    """One file on its way: what has arrived stays, and the next attempt asks for the rest."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        path: str,
+        params: Params | None,
+        part: _Part,
+        digest: str | None,
+        max_bytes: int | None,
+        on_bytes: OnBytes,
+        on_size: OnSize,
+    ) -> None:
+        self._connection = connection
+        self._path = path
+        self._params = params
+        self._part = part
+        self._expected = digest
+        self._max_bytes = max_bytes
+        self._on_bytes = on_bytes
+        self._on_size = on_size
+        self._etag: str | None = None
+        self._restart(keep=part.digest is not None)
+
+    def run(self, backoff: Backoff) -> None:
+        is_inherited = self._size > 0
+        if not is_inherited or self.hash.hexdigest() != self._expected:
+            self._transfer(backoff)
+        if is_inherited and self.hash.hexdigest() != self._announced:  # what an earlier process left was damaged
+            self._restart()
+            self._transfer(backoff)
+        if self.hash.hexdigest() != self._announced:
+            raise DigestMismatch(
+                f"{self._path} came with sha256 {self.hash.hexdigest()}, not "
+                f"{self._announced or 'one that an ETag named'}: "
+                "the bytes were changed on the way or in the coordinator's store; try again"
+            )
+
+    @property
+    def _announced(self) -> str | None:
+        return self._expected or self._part.digest
+
+    def _transfer(self, backoff: Backoff) -> None:
+        while True:
+            before = self._size
+            try:
+                if self._attempt():
+                    return
+            except (Unreachable, ApiError) as error:
+                if not is_temporary(error):
+                    raise
+                if self._size > before:
+                    backoff.progress()
+                backoff.wait(error)
+
+    def _attempt(self) -> bool:
+        """False: what is here is longer than what there is, and was dropped."""
+        headers = {"Accept-Encoding": "identity"}
+        if self._size and (self._etag or self._expected):
+            headers["Range"] = f"bytes={self._size}-"
+            if self._etag:
+                headers["If-Range"] = self._etag
+        with self._connection.stream(
+            "GET", self._path, params=self._params, headers=headers, accepted=(416,)
+        ) as response:
+            if response.status_code == 416:
+                self._restart()
+                return False
+            self._follow(response)
+            rest = int(response.headers.get("Content-Length") or 0)
+            self._check_size(self._size + rest)
+            if rest:
+                self._on_size(self._size + rest)
+            for chunk in response.iter_raw():
+                self._check_size(self._size + len(chunk))
+                self._part.file.write(chunk)
+                self.hash.update(chunk)
+                self._size += len(chunk)
+                self._on_bytes(self._size)
+        return True
+
+    def _follow(self, response: httpx.Response) -> None:
+        """Go on where the last attempt stopped, or begin anew if that is what the coordinator sends."""
+        if response.status_code == 206:
+            if response.headers.get("Content-Range", "").startswith(f"bytes {self._size}-"):
+                return
+            raise BadAnswer(f"{self._path}: another range came than the one asked for")
+        etag = response.headers.get("ETag")
+        digest = (etag or "").strip('"')
+        self._restart()
+        self._part.empty(self._expected or (digest if _DIGEST.fullmatch(digest) else None))
+        self._etag = etag
+
+    def _restart(self, *, keep: bool = False) -> None:
+        """Read what is here, or drop it."""
+        self.hash, self._size = hashlib.sha256(), 0
+        file = self._part.file
+        file.seek(0)
+        if not keep:
+            file.truncate()
+            return
+        while chunk := file.read(_CHUNK_BYTES):
+            self.hash.update(chunk)
+            self._size += len(chunk)
+        if self._size:
+            self._etag = f'"{self._part.digest}"'
+
+    def _check_size(self, size: int) -> None:
+        if self._max_bytes is not None and size > self._max_bytes:
+            raise ArtifactTooLarge(f"{self._path} has more than the {self._max_bytes} bytes that the plan allows for")

@@ -1,0 +1,267 @@
+"""Uploads that go on where they broke off: to their end over a line that breaks, and never past what may be sent."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from fedssl.artifacts.tensors import serialised
+from fedssl.client import Client, Retry, WorkerClient
+from fedssl.client.uploads import WHOLE_BYTES
+from support.cast import Cast
+from support.coordinator import Coordinator
+from support.data_sets import public_bytes, written
+from support.federation import tensors_for
+from support.proxy import BreakingProxy
+from support.servers import Servers
+from support.tables import Onlooker, Tables
+from support.tus import Tus
+from support.uploads import digest, file_of, put_together, taken_apart
+
+PATIENT = Retry(seconds=20, first_delay=0.01, max_delay=0.1)
+DATA = public_bytes(num_images=1000, size=64)  # 4 MB
+DIGEST = digest(DATA)
+HEADER = len(DATA) - len(taken_apart(DATA)[1])
+
+
+@pytest.fixture
+def tus(coordinator: Coordinator) -> Iterator[Tus]:
+    with Tus(coordinator) as tus:
+        yield tus
+
+
+def _stored(coordinator: Coordinator, name: str = DIGEST) -> bytes:
+    return (coordinator.store / name[:2] / name[2:4] / name).read_bytes()
+
+
+def _partials(coordinator: Coordinator) -> list[Path]:
+    return list((coordinator.store / "partial").glob("*"))
+
+
+def test_four_megabytes_over_a_line_that_breaks(coordinator: Coordinator, tmp_path: Path) -> None:
+    source, told = written(tmp_path, DATA), list[int]()
+    with (
+        BreakingProxy(coordinator.url, after_bytes=700_000, bytes_per_second=20e6) as proxy,
+        Client(proxy.url, coordinator.admin_token, retry=PATIENT) as client,
+        WorkerClient(proxy.url, coordinator.admin_token, retry=PATIENT) as reader,
+    ):
+        assert client.add_public_dataset("scans", source, on_bytes=told.append).digest == DIGEST
+        assert proxy.num_cuts >= 5
+        assert proxy.num_bytes < 2 * len(DATA)  # it went on, and did not begin again
+        assert _stored(coordinator) == DATA
+        assert _partials(coordinator) == []
+        assert max(told) == len(DATA)
+        cuts = proxy.num_cuts
+        reader.download(DIGEST, tmp_path / "fetched")
+        assert proxy.num_cuts >= cuts + 5
+    assert (tmp_path / "fetched").read_bytes() == DATA
+
+
+def test_the_coordinator_is_started_anew_in_mid_upload(servers: Servers, tmp_path: Path) -> None:
+    source, store = written(tmp_path, DATA), tmp_path / "store"
+    told: list[list[int]] = [[]]
+    with servers.database() as url, ExitStack() as first, ExitStack() as second:
+        begun = first.enter_context(Coordinator(url, servers.redis_url, store))
+        proxy = second.enter_context(BreakingProxy(begun.url, bytes_per_second=20e6))
+        client = second.enter_context(Client(proxy.url, begun.admin_token, retry=PATIENT))
+
+        def restart(done: int) -> None:
+            told[-1].append(done)
+            if len(told) == 1 and done >= 3 << 20:
+                told.append([])
+                while not sum(path.stat().st_size for path in _partials(begun)):
+                    time.sleep(0.01)
+                first.close()
+                again = second.enter_context(Coordinator(url, servers.redis_url, store))
+                proxy.target = ("127.0.0.1", int(again.url.rpartition(":")[2]))
+
+        client.add_public_dataset("scans", source, on_bytes=restart)
+        assert _stored(begun) == DATA
+        assert _partials(begun) == []
+    before, after = told
+    assert 0 < after[0] <= max(before) < len(DATA)
+
+
+def test_the_same_file_from_several_senders_at_once(coordinator: Coordinator, tmp_path: Path, tables: Tables) -> None:
+    source = written(tmp_path, DATA)
+    tokens = [coordinator.admin_token, coordinator.admin_token, coordinator.operator_token]
+    names: list[str] = []
+
+    def send(number: int, token: str) -> None:
+        with Client(proxy.url, token, retry=PATIENT) as client:
+            names.append(client.add_public_dataset(f"scans-{number}", source).digest)
+
+    with BreakingProxy(coordinator.url, after_bytes=1_500_000) as proxy:
+        threads = [threading.Thread(target=send, args=pair) for pair in enumerate(tokens)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert names == [DIGEST] * 3
+    assert _stored(coordinator) == DATA
+    assert tables.query("SELECT digest, num_bytes FROM artifacts") == [(DIGEST, len(DATA))]
+
+
+def test_a_part_goes_where_the_last_one_ended(coordinator: Coordinator, tus: Tus) -> None:
+    location = tus.begun(len(DATA), DIGEST)
+    assert tus.offset(location) == 0
+    assert tus.send(location, DATA[:1_000_000], 0).headers["upload-offset"] == "1000000"
+    for wrong in (0, 999_999, 1_000_001, len(DATA)):
+        answer = tus.send(location, DATA[wrong : wrong + 10], wrong)
+        assert (answer.status_code, answer.json()["type"]) == (409, "urn:fedssl:problem:offset-mismatch")
+        assert "go on at byte 1000000" in answer.json()["detail"]
+    assert tus.offset(location) == 1_000_000
+    again = tus.announce(len(DATA), DIGEST)  # a sender that remembers nothing
+    assert (again.headers["location"], again.headers["upload-offset"]) == (location, "1000000")
+    assert tus.send(location, DATA[1_000_000:], 1_000_000).headers["upload-offset"] == str(len(DATA))
+    assert _stored(coordinator) == DATA
+    assert tus.offset(location) == len(DATA)
+    assert tus.send(location, DATA, 0).status_code == 409
+    assert tus.announce(len(DATA), DIGEST).headers["upload-offset"] == str(len(DATA))
+
+
+def test_what_was_killed_before_it_was_checked_is_checked_when_asked_for(coordinator: Coordinator, tus: Tus) -> None:
+    location = tus.begun(len(DATA), DIGEST)
+    partial = coordinator.store / "partial" / location.rpartition("/")[2].replace("-", "")
+    partial.parent.mkdir(exist_ok=True)
+    partial.write_bytes(DATA)
+    assert tus.offset(location) == len(DATA)
+    assert _stored(coordinator) == DATA
+    assert not partial.exists()
+
+
+def test_bytes_of_another_digest_are_dropped(coordinator: Coordinator, onlooker: Onlooker, tus: Tus) -> None:
+    other = DATA[:-1] + bytes([DATA[-1] ^ 1])
+    with onlooker.nothing_changes() as events:
+        location = tus.begun(len(DATA), DIGEST)
+        assert tus.send(location, other[:2_000_000], 0).status_code == 204
+        answer = tus.send(location, other[2_000_000:], 2_000_000)
+        assert (answer.status_code, answer.json()["type"]) == (422, "urn:fedssl:problem:artifact-rejected")
+        assert f"announced was {DIGEST}" in answer.json()["detail"]
+        assert tus.request("HEAD", location).status_code == 404
+    assert [event.kind for event in events] == ["artifact.refused"]
+
+
+def test_a_header_is_judged_before_any_byte_is_kept(coordinator: Coordinator, onlooker: Onlooker, tus: Tus) -> None:
+    weights = save({"encoder.weight": np.zeros((1000, 1000), np.float32)})
+    with onlooker.nothing_changes() as events:
+        location = tus.begun(len(weights), digest(weights))
+        answer = tus.send(location, weights[:2000], 0)
+        assert answer.status_code == 422
+        assert "the file is no data set" in answer.json()["detail"]
+        location = tus.begun(len(DATA) + 1, DIGEST)
+        assert "bytes, " in tus.send(location, DATA[:2000], 0).json()["detail"]
+        location = tus.begun(len(DATA), DIGEST)
+        answer = tus.send(location, put_together(*taken_apart(DATA), length=2**40), 0)
+        assert (answer.status_code, answer.json()["type"]) == (413, "urn:fedssl:problem:artifact-too-large")
+        location = tus.begun(len(DATA), DIGEST)
+        assert "within the safetensors header" in tus.send(location, DATA[: HEADER - 1], 0).json()["detail"]
+    assert {event.kind for event in events} == {"artifact.refused"}
+
+
+def test_no_more_than_was_announced(coordinator: Coordinator, onlooker: Onlooker, tus: Tus) -> None:
+    with onlooker.nothing_changes() as events:
+        answer = tus.announce(21 * 10**9, DIGEST)
+        assert (answer.status_code, answer.json()["type"]) == (413, "urn:fedssl:problem:artifact-too-large")
+        assert "FEDSSL_MAX_DATASET_BYTES" in answer.json()["detail"]
+        location = tus.begun(len(DATA), DIGEST)
+        assert tus.send(location, DATA + b"\0", 0).status_code == 413
+        location = tus.begun(len(DATA), DIGEST)
+        tus.send(location, DATA[:5000], 0)
+        assert tus.send(location, iter([DATA[5000:], b"\0"]), 5000).status_code == 413  # without a Content-Length
+    assert [event.kind for event in events] == ["artifact.refused"] * 3
+
+
+def test_an_update_is_its_workers_alone(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+    wide = {"encoder": {"widths": [64, 256]}, "projector": {"hidden_dims": [512], "out_dim": 256}}
+    cast = Cast(coordinator, tables, tmp_path, "ab", model=wide)
+    item, other = cast.claim("a"), cast.claim("b")
+    data = file_of(tensors_for(item.plan.update, 1.0))
+    assert len(data) > WHOLE_BYTES
+    name, tokens = digest(data), {who: coordinator.worker_token(who) for who in "ab"}
+    with Tus(coordinator, tokens["a"]) as own, Tus(coordinator, tokens["b"]) as foreign, Tus(coordinator) as admin:
+        location = own.begun(len(data), name, item.assignment_id)
+        assert own.send(location, data[:500_000], 0).status_code == 204
+        for stranger in (foreign, admin):
+            assert stranger.send(location, data[500_000:], 500_000).status_code == 404
+            assert [stranger.request(method, location).status_code for method in ("HEAD", "DELETE")] == [404, 404]
+        assert foreign.announce(len(data), name, item.assignment_id).status_code == 404
+        assert admin.announce(len(data), name, item.assignment_id).status_code == 403
+        assert own.announce(len(data), name).status_code == 422
+        assert foreign.announce(len(data), name, other.assignment_id).headers["upload-offset"] == "0"
+        assert own.announce(10**9, name, item.assignment_id).status_code == 413
+        with Tus(coordinator, coordinator.worker_token("a")) as renewed:  # the client's next token goes on
+            assert renewed.announce(len(data), name, item.assignment_id).headers["upload-offset"] == "500000"
+        # An assignment has one upload: another file takes its place.
+        spoilt = file_of(tensors_for(item.plan.update, float("inf")))
+        second = own.begun(len(data), digest(spoilt), item.assignment_id)
+        assert own.request("HEAD", location).status_code == 404
+        answer = own.send(second, spoilt, 0)
+        assert (answer.status_code, "NaN or infinity" in answer.json()["detail"]) == (422, True)
+    assert _partials(coordinator) == []
+    cast.deliver("a")  # the client's own way
+    assert [a.state.value for a in cast.round.assignments if a.client_id == "a"] == ["accepted"]
+
+
+def test_it_ends_with_the_lease(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+    cast = Cast(coordinator, tables, tmp_path, "a")
+    item = cast.claim("a")
+    data = serialised(tensors_for(item.plan.update, 1.0))
+    with Tus(coordinator, coordinator.worker_token("a")) as own:
+        location = own.begun(len(data), digest(data), item.assignment_id)
+        coordinator.client.stop(cast.id)
+        answer = own.send(location, data, 0)
+    assert answer.status_code in (409, 410), answer.text
+    assert _partials(coordinator) == []
+
+
+def test_what_stands_still_is_forgotten_after_a_day(coordinator: Coordinator, tables: Tables, tus: Tus) -> None:
+    from fedssl_coordinator.artifacts.service import store
+    from fedssl_coordinator.db import transaction
+    from fedssl_coordinator.uploads.service import expire_uploads
+
+    def expire(hours: float) -> list[int]:
+        with transaction() as session:
+            return expire_uploads(session, store(), datetime.now(UTC) + timedelta(hours=hours))
+
+    location = tus.begun(len(DATA), DIGEST)
+    answer = tus.send(location, DATA[:5000], 0)
+    day = datetime.strptime(answer.headers["upload-expires"], "%a, %d %b %Y %H:%M:%S %Z").replace(tzinfo=UTC)
+    assert timedelta(hours=23) < day - datetime.now(UTC) <= timedelta(hours=24)
+    (coordinator.store / "partial" / "of-nobody").write_bytes(b"left over")
+    tables.execute("UPDATE partial_uploads SET created_at = now() - interval '30 hours'")
+    assert expire(0) == [len(b"left over")]  # the other moved a moment ago
+    assert [path.stat().st_size for path in _partials(coordinator)] == [5000]
+    assert tus.offset(location) == 5000
+    assert expire(25) == [5000]
+    assert _partials(coordinator) == []
+    assert tus.request("HEAD", location).status_code == 404
+    assert tus.begun(len(DATA), DIGEST) != location
+
+
+def test_ended_by_its_owner(coordinator: Coordinator, onlooker: Onlooker, tus: Tus) -> None:
+    with onlooker.nothing_changes():
+        location = tus.begun(len(DATA), DIGEST)
+        tus.send(location, DATA[:5000], 0)
+        assert tus.request("DELETE", location).status_code == 204
+        assert tus.request("DELETE", location).status_code == 404
+
+
+def test_the_protocol_is_kept(coordinator: Coordinator, onlooker: Onlooker, tus: Tus) -> None:
+    with onlooker.nothing_changes():
+        location = tus.begun(len(DATA), DIGEST)
+        other = tus.send(location, DATA, 0, Tus_Resumable="0.2.2")
+        assert (other.status_code, other.headers["tus-version"]) == (412, "1.0.0")
+        assert tus.send(location, DATA, 0, Content_Type="application/octet-stream").status_code == 415
+        assert tus.send(location, DATA, -1).status_code == 422
+        for metadata in ("", "digest", "digest !", "digest AA==,assignment", f"digest {'A' * 2000}", "name eA=="):
+            answer = tus.request("POST", "/v1/uploads", Upload_Length="5", Upload_Metadata=metadata)
+            assert answer.status_code == 422, metadata
+        assert tus.request("POST", "/v1/uploads", **{"Upload-Length": "0", "Upload-Metadata": ""}).status_code == 422
+        tus.request("DELETE", location)
