@@ -58,9 +58,19 @@ class RateLimits:
         if seconds:
             await _refuse(seconds, scope, receive, send)
             return
-        answer = _Answer(send)
-        await self._app(scope, receive, answer.send)
-        await self._learn(self._counts, token, address, answer.status)
+
+        counts = self._counts
+
+        async def note(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                if message["status"] == 401:  # counted before it is told: nobody is quicker than the count
+                    await counts.hit("failed", address, settings().failed_sign_ins_per_minute)
+                    self._known.pop(token or "", None)
+                elif token is not None and scope.get("state", {}).get("has_valid_token"):
+                    self._learn(token)
+            await send(message)
+
+        await self._app(scope, receive, note)
 
     async def _seconds_too_early(self, counts: "Counts", token: str | None, address: str) -> int:
         if token is not None and token in self._known:
@@ -69,15 +79,11 @@ class RateLimits:
             return seconds
         return await counts.hit("address", address, settings().address_requests_per_minute)
 
-    async def _learn(self, counts: "Counts", token: str | None, address: str, status: int) -> None:
-        if status == 401:
-            await counts.hit("failed", address, settings().failed_sign_ins_per_minute)
-            self._known.pop(token or "", None)
-        elif token is not None and status != 429 and status < 500:
-            self._known[token] = None
-            self._known.move_to_end(token)
-            while len(self._known) > _TOKENS_KNOWN:
-                self._known.popitem(last=False)
+    def _learn(self, token: str) -> None:
+        self._known[token] = None
+        self._known.move_to_end(token)
+        if len(self._known) > _TOKENS_KNOWN:
+            self._known.popitem(last=False)
 
 
 class Counts:
@@ -124,19 +130,6 @@ class Counts:
 async def _seconds(limiter: FixedWindowRateLimiter, item: RateLimitItem, who: str) -> int:
     reset = (await limiter.get_window_stats(item, who)).reset_time
     return min(max(1, math.ceil(reset - time.time())), _WINDOW_SECONDS)
-
-
-class _Answer:
-    """Notes the status of what is sent."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self.status = 0
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-        await self._send(message)
 
 
 def _token_key(scope: Scope) -> str | None:

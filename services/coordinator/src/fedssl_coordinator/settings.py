@@ -40,7 +40,7 @@ class Settings(BaseSettings):
     max_connections: int = Field(default=1000, ge=1, description="Connections of one API process; more get a 503.")
     token_requests_per_minute: int = Field(default=6000, ge=0, description="Requests of one token; 0: any number.")
     address_requests_per_minute: int = Field(
-        default=600, ge=0, description="Requests of one address that show no token known to be valid; 0: any number."
+        default=3000, ge=0, description="Requests of one address that show no token known to be valid; 0: any number."
     )
     failed_sign_ins_per_minute: int = Field(
         default=60, ge=0, description="Requests of one address whose token was not valid; 0: any number."
