@@ -1,6 +1,6 @@
 """Reads and writes rounds and assignments."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -182,6 +182,15 @@ def replace_metrics(
             for name, value in sorted(values.items())
         ]
         session.execute(insert(Metric), rows)
+
+
+def add_metrics(session: Session, run_id: UUID, round_number: int, name: str, by_client: Mapping[str, float]) -> None:
+    """Set one number of several clients, beside what they have sent themselves."""
+    about = {"run_id": run_id, "round_number": round_number, "name": name}
+    session.execute(delete(Metric).filter_by(**about).where(Metric.client_id.in_(list(by_client))))
+    session.execute(
+        insert(Metric), [{**about, "client_id": client, "value": by_client[client]} for client in sorted(by_client)]
+    )
 
 
 def metrics(session: Session, run_id: UUID, name: str | None, limit: int, after: int) -> Sequence[Metric]:
