@@ -2,7 +2,7 @@
 
 from uuid import UUID
 
-from sqlalchemy import delete, exists, select
+from sqlalchemy import delete, exists, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -27,6 +27,12 @@ def add_upload(session: Session, assignment_id: UUID, digest: str) -> None:
 
 def is_uploaded(session: Session, assignment_id: UUID, digest: str) -> bool:
     return session.get(Upload, (assignment_id, digest)) is not None
+
+
+def num_uploads(session: Session, assignment_id: UUID) -> int:
+    """How many different artifacts were sent for an assignment."""
+    statement = select(func.count()).select_from(Upload).where(Upload.assignment_id == assignment_id)
+    return session.scalar(statement) or 0
 
 
 def is_known(session: Session, digest: str) -> bool:
