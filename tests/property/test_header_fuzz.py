@@ -17,7 +17,7 @@ from fedssl.protocol.plan import TensorSpec
 from support.fuzzing import examples
 
 FUZZ = settings(
-    max_examples=examples(120), deadline=None, suppress_health_check=list(HealthCheck), database=None, print_blob=True
+    max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck), database=None, print_blob=True
 )
 DTYPES = ("F64", "F32", "F16", "I64", "I32", "I16", "I8", "U8")
 ODD_NAMES = [
