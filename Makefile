@@ -37,6 +37,14 @@ format: $(VENV)/.installed-dev ## Format the code
 	@$(BIN)/ruff check --fix --quiet $(SOURCES) || true
 	@$(BIN)/ruff format $(SOURCES)
 
+.PHONY: fuzz
+fuzz: $(VENV)/.installed-dev ## Fuzz the artifact reader and the API for longer than the test suite does: about 10 minutes
+	@FEDSSL_FUZZ_FACTOR=40 $(BIN)/python -m pytest tests/property/test_header_fuzz.py tests/property/test_openapi_fuzz.py --timeout 1800 $(ARGS)
+
+.PHONY: audit
+audit: $(VENV)/.installed-dev ## Ask for known vulnerabilities of every pinned version (SERVICE=osv asks another database)
+	@$(BIN)/python .ci/audit constraints.txt $(or $(SERVICE),pypi)
+
 .PHONY: bench
 bench: $(VENV)/.installed-dev ## Measure, as ratios within one run
 	@$(BIN)/python -m pytest tests/bench --override-ini=addopts= --override-ini='python_files=bench_*.py' -p no:cacheprovider $(ARGS)

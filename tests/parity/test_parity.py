@@ -126,3 +126,26 @@ def test_every_method(name: str, three_workers: Federation) -> None:
     simulated = simulate(spec, three_workers.clients)
     _finished(three_workers, run.id)
     _assert_same_bits(_model(three_workers, run.id), simulated.model)
+
+
+@pytest.mark.parametrize("action", ["clip", "reject"])
+def test_updates_beyond_a_norm(action: str, three_workers: Federation) -> None:
+    """Who is beyond it, by how much, and what is made of the rest is the same on both sides."""
+    cohort = {"min_clients": 3, "clients": sorted(three_workers.clients), "min_updates": 1}
+    free = simulate(method_spec("fedsimclr", cohort=cohort, robustness={"max_update_norm": 1e9}), three_workers.clients)
+    norms = sorted(record["update_norm"] for record in free.history[0].clients.values())
+    robustness = {"max_update_norm": (norms[1] + norms[2]) / 2, "action": action}
+    spec = method_spec("fedsimclr", cohort=cohort, robustness=robustness)
+    run = three_workers.client.create_run(spec)
+    simulated = simulate(spec, three_workers.clients)
+    assert any(not torch.equal(simulated.model[name], free.model[name]) for name in free.model)
+    done = _finished(three_workers, run.id)
+    _assert_same_bits(_model(three_workers, run.id), simulated.model)
+    told = {
+        (metric.round_number, str(metric.client_id)): metric.value
+        for metric in three_workers.client.metrics(done.id, "update_norm")
+    }
+    expected = {
+        (r.round_number, name): values["update_norm"] for r in simulated.history for name, values in r.clients.items()
+    }
+    assert told == expected

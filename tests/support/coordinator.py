@@ -4,25 +4,45 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 from uuid import UUID
 
 import httpx
 import uvicorn
 
 from fedssl.artifacts.tensors import Tensors, load_tensors
-from fedssl.client import Client, Retry, WorkerClient
+from fedssl.client import Client, Retry, Tls, WorkerClient
 from fedssl.protocol.views import TokenCreate
 from fedssl.protocol.work import Register
 from support.environment import coordinator_environment
+
+# Most tests ask more often, and with more bad tokens, than anybody may.
+UNLIMITED = {
+    "FEDSSL_TOKEN_REQUESTS_PER_MINUTE": "0",
+    "FEDSSL_ADDRESS_REQUESTS_PER_MINUTE": "0",
+    "FEDSSL_FAILED_SIGN_INS_PER_MINUTE": "0",
+}
 
 
 class Coordinator:
     """One API over one database; `advance` does by hand what the aggregator does."""
 
-    def __init__(self, database_url: str, redis_url: str, store: Path, **environment: str) -> None:
+    def __init__(
+        self,
+        database_url: str,
+        redis_url: str,
+        store: Path,
+        *,
+        tls: Tls | None = None,
+        listening: dict[str, Any] | None = None,
+        **environment: str,
+    ) -> None:
+        """`listening`: options of `fedssl_coordinator.serving.Listening`; `tls`: what this side's clients use."""
         self.store = store
         self.database_url = database_url
+        self._tls = tls or Tls()
+        self._listening = listening or {}
+        environment = {**UNLIMITED, **environment}
         self._environment = coordinator_environment(database_url, redis_url, store, **environment)
 
     def __enter__(self) -> Self:
@@ -31,19 +51,23 @@ class Coordinator:
         forget()
         from fedssl_coordinator.app import create_app
         from fedssl_coordinator.db import transaction
+        from fedssl_coordinator.serving import Listening, server_config
         from fedssl_coordinator.tokens import service
 
-        config = uvicorn.Config(create_app(), port=0, log_config=None, timeout_graceful_shutdown=1)
+        config = server_config(create_app(), Listening(host="127.0.0.1", port=0, **self._listening))
+        config.timeout_graceful_shutdown = 1
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run)
         self._thread.start()
         while not self._server.started:
             time.sleep(0.01)
-        self.url = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
+        self.url = (
+            f"{'https' if config.is_ssl else 'http'}://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
+        )
         with transaction() as session:
             self.admin_token = service.create(session, TokenCreate(role="admin")).secret
             self.operator_token = service.create(session, TokenCreate(role="operator")).secret
-        self.client = Client(self.url, self.admin_token, retry=Retry(seconds=0))
+        self.client = Client(self.url, self.admin_token, retry=Retry(seconds=0), tls=self._tls)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -69,7 +93,7 @@ class Coordinator:
 
     def worker(self, client_id: str, *, register: bool = True) -> WorkerClient:
         """A worker's client with a token of its own, registered."""
-        worker = WorkerClient(self.url, self.worker_token(client_id), retry=Retry(seconds=0))
+        worker = WorkerClient(self.url, self.worker_token(client_id), retry=Retry(seconds=0), tls=self._tls)
         if register:
             worker.register(
                 Register(

@@ -14,6 +14,7 @@ from fedssl.artifacts.tensors import DTYPES, Tensors, serialised
 from fedssl.data import ImageData, epoch_batches
 from fedssl.dimensions import client_dimensions
 from fedssl.engine import DistillationProgress, LocalProgress, run_aggregation, run_local_round, start_run
+from fedssl.engine.robustness import UPDATE_NORM
 from fedssl.errors import Paused, SpecError
 from fedssl.judging import Labelled, judge, load_encoder, load_labelled
 from fedssl.methods import METHODS
@@ -34,7 +35,7 @@ class RoundRecord:
 
     `num_images`: images trained on, each as often as it was. `bytes_down`, `bytes_up`: of the artifacts as they travel
     in a deployment, to and from the whole cohort. `seconds`: of this machine, judging left out. `alarms`: what crossed
-    a threshold of the spec's `watch`.
+    a threshold of the spec's `watch`. `rejected`: clients whose update lay beyond the spec's `robustness`.
     """
 
     round_number: int
@@ -46,6 +47,7 @@ class RoundRecord:
     bytes_up: int = 0
     seconds: float = 0.0
     alarms: Sequence[str] = ()
+    rejected: Sequence[str] = ()
 
     @property
     def loss(self) -> float | None:
@@ -199,6 +201,8 @@ class _Federation:
             dataclasses.replace(self._everywhere, round_number=number),
             on_epoch=functools.partial(self._on_distillation, number),
         )
+        for name, norm in aggregated.norms.by_client.items():
+            clients[name] = {**clients[name], UPDATE_NORM: norm}
         result.client_states.update(states)
         result.server_state, result.model = aggregated.state, aggregated.broadcast
         record = RoundRecord(
@@ -210,6 +214,7 @@ class _Federation:
             bytes_down=len(cohort) * self._bytes_down,
             bytes_up=len(cohort) * self._bytes_up,
             seconds=time.perf_counter() - started,
+            rejected=list(aggregated.norms.rejected),
             alarms=[str(alarm) for alarm in find_alarms(self._spec.watch, number, clients)],
         )
         result.history.append(record)

@@ -9,12 +9,13 @@ import torch
 from structlog.testing import capture_logs
 
 from fedssl.artifacts.tensors import Tensors
-from fedssl.client import Unreachable
+from fedssl.client import TooManyRequests, Unreachable
 from fedssl.engine import LocalProgress
+from fedssl.protocol.errors import Problem
 from fedssl.protocol.work import HeartbeatReply, Register
 from fedssl_worker import executor as executor_module
 from fedssl_worker import lease as lease_module
-from fedssl_worker.agent import Agent, Patience, Refused, register
+from fedssl_worker.agent import Agent, Patience, Refused, insist, register
 from fedssl_worker.egress import Egress
 from fedssl_worker.executor import Executor
 from fedssl_worker.state import ClientStates
@@ -350,3 +351,18 @@ def test_a_lost_disk_starts_cold(setting: Setting) -> None:
         setting.restart().step()
     assert len(setting.coordinator.submissions) == 2
     assert any(line["event"] == "client state lost, starting cold" for line in logs)
+
+
+def test_a_coordinator_that_names_a_time_is_left_alone_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("fedssl_worker.agent.time.sleep", slept.append)
+    busy = Problem(type="about:blank", title="Asked too often", status=429, detail="Come back.")
+    errors = [TooManyRequests(busy, retry_after=7.0), TooManyRequests(busy, retry_after=1e12), TooManyRequests(busy)]
+
+    def ask() -> str:
+        if errors:
+            raise errors.pop(0)
+        return "done"
+
+    assert insist(ask, Patience()) == "done"
+    assert slept == [7.0, 300.0, 2.0]

@@ -20,7 +20,7 @@ from fedssl_coordinator.body_limit import BodyLimit
 from fedssl_coordinator.catalogue import endpoints as catalogue
 from fedssl_coordinator.clients import endpoints as clients
 from fedssl_coordinator.datasets import endpoints as datasets
-from fedssl_coordinator.db import UNREACHABLE, transaction
+from fedssl_coordinator.db import UNREACHABLE, bound_sessions, transaction
 from fedssl_coordinator.dimensions import endpoints as dimensions
 from fedssl_coordinator.distillation import endpoints as distillation
 from fedssl_coordinator.evaluations import endpoints as evaluations
@@ -29,6 +29,7 @@ from fedssl_coordinator.events.repository import record
 from fedssl_coordinator.health import router as health
 from fedssl_coordinator.pace import Pace
 from fedssl_coordinator.problems import Happening, ProblemError, printable
+from fedssl_coordinator.rate_limits import RateLimits
 from fedssl_coordinator.runs import endpoints as runs
 from fedssl_coordinator.settings import settings
 from fedssl_coordinator.stopping import Stopping
@@ -51,6 +52,7 @@ _WORDS = {
 
 @contextlib.asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    bound_sessions()
     app.state.wakeups = Wakeups(settings().redis_url.get_secret_value())
     async with app.state.wakeups.running():
         yield
@@ -86,6 +88,7 @@ def create_app() -> FastAPI:
         app.include_router(router)
     app.add_middleware(BodyLimit)
     app.add_middleware(Pace)  # around it: it reads bodies too
+    app.add_middleware(RateLimits)  # around both: a flood's bodies are not read
     app.add_middleware(Stopping)
     app.add_exception_handler(ProblemError, _on_problem)
     app.add_exception_handler(RequestValidationError, _on_invalid)

@@ -98,8 +98,13 @@ def _require_role(caller: Caller, roles: Sequence[str]) -> Caller:
     return caller
 
 
-def _caller(scopes: SecurityScopes, session: DB, credentials: Credentials) -> Caller:
-    return _require_role(_identify(session, credentials), scopes.scopes)
+def _caller(request: Request, scopes: SecurityScopes, session: DB, credentials: Credentials) -> Caller:
+    return _require_role(_noted(request, _identify(session, credentials)), scopes.scopes)
+
+
+def _noted(request: Request, caller: Caller) -> Caller:
+    request.state.has_valid_token = True  # for the rate limits, which count by token from now on
+    return caller
 
 
 def _identified_at_once(credentials: HTTPAuthorizationCredentials | None) -> Caller:
@@ -112,8 +117,9 @@ async def caller_of(request: Request) -> Caller:
     return await run_in_threadpool(_identified_at_once, await _bearer(request))
 
 
-async def _caller_without_session(scopes: SecurityScopes, credentials: Credentials) -> Caller:
-    return _require_role(await run_in_threadpool(_identified_at_once, credentials), scopes.scopes)
+async def _caller_without_session(request: Request, scopes: SecurityScopes, credentials: Credentials) -> Caller:
+    caller = await run_in_threadpool(_identified_at_once, credentials)
+    return _require_role(_noted(request, caller), scopes.scopes)
 
 
 Admin = Annotated[Caller, Security(_caller, scopes=ADMINS, scope="function")]

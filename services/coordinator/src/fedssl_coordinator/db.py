@@ -5,6 +5,7 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Annotated
 
+import psycopg
 from fastapi import Depends
 from sqlalchemy import (
     BigInteger,
@@ -46,6 +47,25 @@ def engine() -> Engine:
     """The process's engine. Connections are tested before use, so a restarted Postgres costs no request."""
     url = settings().database_url.get_secret_value()
     return create_engine(url, pool_pre_ping=True, pool_size=_REQUESTS, max_overflow=_OTHERS, connect_args=_CONNECT)
+
+
+def bound_sessions() -> None:
+    """For the API: Postgres ends what a session of this process keeps waiting, from its next connection on.
+
+    Celery's processes do without: a lock that one holds for a job is silent for hours.
+    """
+    config = settings()
+    limits = {
+        "statement_timeout": config.statement_seconds,
+        "lock_timeout": config.lock_seconds,
+        "idle_in_transaction_session_timeout": config.idle_transaction_seconds,
+    }
+
+    @event.listens_for(engine(), "connect")
+    def _bound(connection: psycopg.Connection, record: object) -> None:
+        for name, seconds in limits.items():
+            connection.execute("SELECT set_config(%s, %s, false)", (name, f"{seconds * 1000:.0f}ms"))
+        connection.commit()
 
 
 @lru_cache

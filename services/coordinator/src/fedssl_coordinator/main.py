@@ -1,6 +1,7 @@
 """`fedssl-coordinator`: the processes of the coordinator."""
 
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,17 +24,80 @@ app.command("hold-collection")(retention.hold_collection)
 
 @app.command()
 def api(
+    *,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="FEDSSL_TLS_CERT",
+            metavar="FILE",
+            help="The API's certificate, with those between it and its CA (PEM).",
+        ),
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(envvar="FEDSSL_TLS_KEY", metavar="FILE", help="Its private key (PEM).")
+    ] = None,
+    tls_client_ca: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="FEDSSL_TLS_CLIENT_CA",
+            metavar="FILE",
+            help="Mutual TLS: let in those alone that show a certificate of this authority (PEM), beside their token.",
+        ),
+    ] = None,
+    proxy_headers: Annotated[
+        bool,
+        typer.Option(
+            envvar="FEDSSL_PROXY_HEADERS",
+            help="Believe the X-Forwarded-For of a proxy in front, so that limits count its callers and not the proxy.",
+        ),
+    ] = False,
+    forwarded_allow_ips: Annotated[
+        str,
+        typer.Option(
+            envvar="FEDSSL_FORWARDED_ALLOW_IPS",
+            metavar="ADDRESSES",
+            help="The proxies that are believed: addresses or networks, separated by commas.",
+        ),
+    ] = "127.0.0.1",
+    insecure_public: Annotated[
+        bool,
+        typer.Option(
+            "--insecure-public",
+            envvar="FEDSSL_INSECURE_PUBLIC",
+            help="Listen where other machines can reach it, without TLS: only inside a network that is private.",
+        ),
+    ] = False,
 ) -> None:
-    """Serve the REST API."""
-    import uvicorn
+    """Serve the REST API.
 
-    from fedssl_coordinator.app import create_app
-    from fedssl_coordinator.logs import configure_logging
+    \b
+    On this machine alone      fedssl-coordinator api
+    With its own certificate   fedssl-coordinator api --host 0.0.0.0 --tls-cert api.pem --tls-key api.key
+    Behind a proxy             fedssl-coordinator api --proxy-headers --forwarded-allow-ips 127.0.0.1
+    """
+    from fedssl_coordinator.serving import Listening, ServingError, serve
 
-    configure_logging()
-    uvicorn.run(create_app(), host=host, port=port, log_config=None, access_log=False, timeout_graceful_shutdown=3)
+    listening = Listening(
+        host=host,
+        port=port,
+        certificate=tls_cert,
+        key=tls_key,
+        client_ca=tls_client_ca,
+        trusted_proxies=forwarded_allow_ips if proxy_headers else None,
+        is_insecure_allowed=insecure_public,
+    )
+    try:
+        listening.check()
+        from fedssl_coordinator.app import create_app
+        from fedssl_coordinator.logs import configure_logging
+
+        configure_logging()
+        serve(create_app(), listening)
+    except ServingError as error:
+        typer.echo(f"fedssl-coordinator: {error}", err=True)
+        raise typer.Exit(2) from None
 
 
 @app.command()

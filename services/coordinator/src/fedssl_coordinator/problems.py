@@ -30,6 +30,7 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "range-not-satisfiable": (416, "The range lies outside the artifact"),
     "artifact-rejected": (422, "The artifact is not what was declared"),
     "upload-busy": (423, "The upload is being checked"),
+    "too-many-requests": (429, "Asked too often"),
     "internal": (500, "The coordinator failed"),
     "unavailable": (503, "A server behind the coordinator does not answer"),
 }

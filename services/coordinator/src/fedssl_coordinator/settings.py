@@ -62,6 +62,24 @@ class Settings(BaseSettings):
         default=4096, ge=1, description="A body of which less than this comes in stall_seconds stands still."
     )
     max_body_bytes: int = Field(default=1 << 20, description="Largest JSON body that is read.")
+    max_head_bytes: int = Field(default=1 << 16, ge=1 << 12, description="Longest head of a request: path and headers.")
+    head_seconds: float = Field(default=10.0, gt=0, description="How long a connection may take to send that head.")
+    max_connections: int = Field(default=1000, ge=1, description="Connections of one API process; more get a 503.")
+    token_requests_per_minute: int = Field(default=6000, ge=0, description="Requests of one token; 0: any number.")
+    address_requests_per_minute: int = Field(
+        default=3000, ge=0, description="Requests of one address that show no token known to be valid; 0: any number."
+    )
+    failed_sign_ins_per_minute: int = Field(
+        default=60, ge=0, description="Requests of one address whose token was not valid; 0: any number."
+    )
+    max_waiting_per_token: int = Field(
+        default=32, ge=1, description="Claims and event streams of one token that one API process holds open."
+    )
+    statement_seconds: float = Field(default=30.0, gt=0, description="Longest that Postgres works for one statement.")
+    lock_seconds: float = Field(default=10.0, gt=0, description="Longest that a request waits for a lock in Postgres.")
+    idle_transaction_seconds: float = Field(
+        default=60.0, gt=0, description="Postgres ends a request's transaction that says nothing for this long."
+    )
 
 
 @lru_cache

@@ -10,6 +10,7 @@ import torch
 from structlog.contextvars import bound_contextvars
 
 from fedssl.client import (
+    ApiError,
     BadAnswer,
     ClientError,
     Conflict,
@@ -42,6 +43,7 @@ T = TypeVar("T")
 _TEMPORARY = (Unreachable, ServerError, TooManyRequests)
 _REFUSED = (NotAuthenticated, NotAllowed)
 _IDLE_SECONDS = 0.5
+_LONGEST_SECONDS = 300.0
 
 
 class Refused(FedSSLError):
@@ -56,9 +58,10 @@ class Patience:
     most: float = 30.0
     _next: float = field(default=0.0, init=False)
 
-    def wait(self) -> None:
+    def wait(self, at_least: float = 0.0) -> None:
+        """`at_least`: the seconds that the coordinator has asked for, of which at most `_LONGEST_SECONDS` are kept."""
         self._next = min(max(2 * self._next, self.first), self.most)
-        time.sleep(self._next)
+        time.sleep(max(self._next, min(at_least, _LONGEST_SECONDS)))
 
     def reset(self) -> None:
         self._next = 0.0
@@ -71,7 +74,7 @@ def insist(ask: Callable[[], T], patience: Patience) -> T:
             answer = ask()
         except _TEMPORARY as error:
             log.warning("coordinator does not answer, trying on", reason=str(error))
-            patience.wait()
+            patience.wait((error.retry_after or 0.0) if isinstance(error, ApiError) else 0.0)
         except ClientError as error:
             raise Refused(str(error)) from error
         else:

@@ -6,7 +6,7 @@ from pathlib import Path
 import structlog
 import torch
 
-from fedssl.client import ClientError, Retry, WorkerClient
+from fedssl.client import ClientError, Retry, Tls, WorkerClient
 from fedssl.methods import METHODS
 from fedssl.protocol.work import Enrolled, Register
 from fedssl_worker.agent import Agent, Patience, Refused, insist, register
@@ -122,8 +122,14 @@ def _introduction(settings: Settings, images: OwnImages, device: torch.device) -
 
 
 def _client(settings: Settings, token: str) -> WorkerClient:
+    tls = Tls(
+        ca_file=settings.ca_file,
+        client_cert=settings.client_cert,
+        client_key=settings.client_key,
+        insecure_http=settings.insecure_http,
+    )
     try:
-        return WorkerClient(settings.coordinator, token, retry=Retry(seconds=settings.retry_seconds))
+        return WorkerClient(settings.coordinator, token, retry=Retry(seconds=settings.retry_seconds), tls=tls)
     except ClientError as error:
         raise SettingsError(str(error)) from None
 

@@ -47,7 +47,7 @@ def _root() -> None:
 @app.command(epilog=_EPILOG)
 def run(
     coordinator: Annotated[
-        str | None, typer.Option(help="Address of the coordinator, for example http://HOST:8000.")
+        str | None, typer.Option(help="Address of the coordinator, for example https://HOST.")
     ] = None,
     data: Annotated[
         str | None,
@@ -64,6 +64,22 @@ def run(
         Path | None,
         typer.Option(
             help="File that holds a token, readable by you alone.", show_default="the one that the worker enrolled with"
+        ),
+    ] = None,
+    ca_file: Annotated[
+        Path | None,
+        typer.Option(help="The only authorities trusted over https (PEM).", show_default="the machine's"),
+    ] = None,
+    client_cert: Annotated[
+        Path | None, typer.Option(help="Certificate (PEM) for a coordinator that asks for one: mutual TLS.")
+    ] = None,
+    client_key: Annotated[
+        Path | None, typer.Option(help="Its private key (PEM).", show_default="in the certificate's file")
+    ] = None,
+    insecure_http: Annotated[
+        bool | None,
+        typer.Option(
+            "--insecure-http", help="Send the token to another machine over plain http: only in a private network."
         ),
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default="auto")] = None,

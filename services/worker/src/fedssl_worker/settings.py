@@ -29,6 +29,14 @@ class Settings(BaseSettings):
     enrolment_token_file: Path | None = Field(
         default=None, description="A file with a one-time token for the first start, readable by its owner alone."
     )
+    ca_file: Path | None = Field(
+        default=None, description="Certificates (PEM) of the only authorities trusted over https; None: the machine's."
+    )
+    client_cert: Path | None = Field(
+        default=None, description="The certificate (PEM) shown to a coordinator that asks for one: mutual TLS."
+    )
+    client_key: Path | None = Field(default=None, description="Its private key; None: it is in the certificate's file.")
+    insecure_http: bool = Field(default=False, description="Send the token to another machine over plain http.")
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     threads: int = Field(default=1, ge=1, le=1024, description="CPU threads. With one, every machine gets equal bits.")
     image_size: int | None = Field(default=None, ge=8, le=512, description="Bring the images to this size; None: keep.")

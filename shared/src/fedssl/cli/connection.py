@@ -23,7 +23,9 @@ MIN_PREFIX = 4
 CONNECTION_HELP = (
     "The coordinator is the one of --url, else FEDSSL_URL, else of the local `fedssl up` whose folder .fedssl is here. "
     "The token is the one in --token-file, else FEDSSL_TOKEN, else in the file FEDSSL_TOKEN_FILE, else the local "
-    "federation's own."
+    "federation's own. Over https the machine's authorities are trusted, or those in the file FEDSSL_CA_FILE alone; "
+    "FEDSSL_CLIENT_CERT and FEDSSL_CLIENT_KEY are for a coordinator that asks for a certificate. Over http a token "
+    "goes to another machine only with FEDSSL_INSECURE_HTTP=1."
 )
 
 UrlOption = Annotated[
@@ -105,12 +107,13 @@ def connect(url: str | None, token_file: Path | None, *, patience_seconds: float
     target = find_target(url, token_file)
     import logging
 
-    from fedssl.client import Client, Retry
+    from fedssl.client import Client, Retry, Tls
 
     # What it says while it tries again is for those who watch; the last error says it all.
     logging.getLogger("fedssl.client").addHandler(logging.NullHandler())
 
-    with Client(target.url, target.token, retry=Retry(seconds=patience_seconds)) as client:
+    tls = Tls.from_environment(os.environ)
+    with Client(target.url, target.token, retry=Retry(seconds=patience_seconds), tls=tls) as client:
         yield client
 
 

@@ -28,6 +28,7 @@ _CODES = {
     "ApiError": FAILED,
     "Rejected": USAGE,
     "Unreachable": UNREACHABLE,
+    "Untrusted": UNREACHABLE,
     "BadAnswer": UNREACHABLE,
     "Unavailable": UNREACHABLE,
     "NotAuthenticated": NOT_ALLOWED,

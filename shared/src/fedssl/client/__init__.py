@@ -28,9 +28,11 @@ from fedssl.client.errors import (
     Unavailable,
     UnknownWork,
     Unreachable,
+    Untrusted,
 )
 from fedssl.client.operator import Client
 from fedssl.client.retry import Retry
+from fedssl.client.tls import Tls
 from fedssl.client.worker import WorkerClient
 
 __all__ = [
@@ -48,10 +50,12 @@ __all__ = [
     "Rejected",
     "Retry",
     "ServerError",
+    "Tls",
     "TooManyRequests",
     "TryAgain",
     "Unavailable",
     "UnknownWork",
     "Unreachable",
+    "Untrusted",
     "WorkerClient",
 ]

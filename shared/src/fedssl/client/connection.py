@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from fedssl.client.errors import BadAnswer, ClientError, Unreachable, api_error
 from fedssl.client.retry import Retry, with_retries
+from fedssl.client.tls import MUTUAL_TLS_HINT, Tls, is_loopback, trust_error
 from fedssl.protocol.errors import Problem
 from fedssl.protocol.views import Page
 
@@ -19,6 +20,7 @@ M = TypeVar("M", bound=BaseModel)
 Params = Mapping[str, str | int | float]
 
 CONNECT_SECONDS = 5.0
+_NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _PROBLEM_BYTES = 1 << 20
 _PAGE_SIZE = 100
 _TOKEN = re.compile(r"[\x21-\x7e]+")
@@ -35,20 +37,25 @@ class Connection:
     """
 
     def __init__(
-        self, url: str, token: str, *, timeout: float, retry: Retry, transport: httpx.BaseTransport | None
+        self, url: str, token: str, *, timeout: float, retry: Retry, tls: Tls, transport: httpx.BaseTransport | None
     ) -> None:
         self.url = _checked_url(url)
+        parsed = httpx.URL(self.url)
+        self._is_encrypted = parsed.scheme == "https"
         self.timeout = timeout
         self.retry = retry
         if token and not _TOKEN.fullmatch(token):
             raise ClientError("the token holds a space or a character that no token has: copy it again, on its own")
+        if token and transport is None:
+            tls.check_token_may_go(parsed)
         self._http = httpx.Client(
             base_url=self.url,
             headers={"Authorization": f"Bearer {token}"} if token else {},
             timeout=self._limits(None),
             transport=transport,
+            verify=tls.context(parsed) if transport is None else False,
             # A proxy that the environment names has no part in what does not leave this machine.
-            trust_env=not _is_loopback(self.url),
+            trust_env=not is_loopback(parsed),
         )
 
     def close(self) -> None:
@@ -139,10 +146,10 @@ class Connection:
                 if not response.is_success and response.status_code not in accepted:
                     raise _refusal(response)
                 yield response
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-            raise Unreachable(self._no_answer(error), maybe_sent=False) from None
         except httpx.TransportError as error:
-            raise Unreachable(self._no_answer(error)) from None
+            if (untrusted := trust_error(error, self.url)) is not None:
+                raise untrusted from None
+            raise Unreachable(self._no_answer(error), maybe_sent=not isinstance(error, _NOT_SENT)) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise BadAnswer(f"{self.url} gave an answer that cannot be read: {error}") from None
 
@@ -152,7 +159,11 @@ class Connection:
 
     def _no_answer(self, error: httpx.TransportError) -> str:
         reason = str(error) or type(error).__name__
-        return f"No answer from {self.url} ({reason}): check that the coordinator runs and that this is its address."
+        # A coordinator that asks for certificates hangs up on whoever shows none that it accepts, without a word.
+        hint = MUTUAL_TLS_HINT if self._is_encrypted and not isinstance(error, _NOT_SENT) else ""
+        return (
+            f"No answer from {self.url} ({reason}): check that the coordinator runs and that this is its address{hint}."
+        )
 
 
 def parse(model: type[M], content: str | bytes, what: str) -> M:
@@ -170,11 +181,6 @@ def summary(error: ValidationError) -> str:
     """The first thing that does not fit, without the values."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     return f"{'.'.join(str(part) for part in first['loc']) or 'the whole'}: {first['msg']}"
-
-
-def _is_loopback(url: str) -> bool:
-    host = httpx.URL(url).host
-    return host == "localhost" or host.startswith("127.") or host == "::1"
 
 
 def _checked_url(url: str) -> str:

@@ -3,6 +3,7 @@
 FedSSLError
 └── ClientError               the coordinator could not be asked, or did not do what was asked
     ├── Unreachable           no answer: refused, timed out or broken off
+    ├── Untrusted             a certificate, of either side, that the other does not accept
     ├── BadAnswer             an answer that cannot be read
     │   └── UnknownWork       a work item that this version does not understand; it can be declined
     └── ApiError              the coordinator said no; `problem` holds its words
@@ -39,6 +40,10 @@ class Unreachable(ClientError):
     def __init__(self, message: str, *, maybe_sent: bool = True) -> None:
         super().__init__(message)
         self.maybe_sent = maybe_sent
+
+
+class Untrusted(ClientError):
+    """A certificate, of either side, that the other does not accept."""
 
 
 class BadAnswer(ClientError):

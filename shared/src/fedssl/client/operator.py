@@ -14,6 +14,7 @@ from fedssl.client.datasets import DatasetMethods
 from fedssl.client.errors import ApiError, Unreachable
 from fedssl.client.retry import DEFAULT_RETRY, Backoff, Retry, is_temporary
 from fedssl.client.sse import ServerSentEvent, parse_events
+from fedssl.client.tls import DEFAULT_TLS, Tls
 from fedssl.protocol.evaluation import JudgingConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import RunState
@@ -53,9 +54,10 @@ class BaseClient:
         *,
         timeout: float = 30.0,
         retry: Retry = DEFAULT_RETRY,
+        tls: Tls = DEFAULT_TLS,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._connection = Connection(url, token, timeout=timeout, retry=retry, transport=transport)
+        self._connection = Connection(url, token, timeout=timeout, retry=retry, tls=tls, transport=transport)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._connection.url!r})"

@@ -11,17 +11,19 @@ import torch
 from fedssl.aggregation import AggregationError
 from fedssl.artifacts.tensors import Tensors, check_tensors, in_name_order
 from fedssl.engine.distillation import Checkpoint, OnEpoch, run_distillation
+from fedssl.engine.robustness import NO_NORMS, Norms, bounded, check_bound
 from fedssl.errors import MethodError
 from fedssl.methods.api import Context, Distil, Method, Metrics, ServerState, Update
 
 
 @dataclass(frozen=True, slots=True)
 class ServerResult:
-    """The state to keep and the broadcast of the next round."""
+    """The state to keep and the broadcast of the next round. `norms`: of the updates, where the spec bounds them."""
 
     state: ServerState
     broadcast: Tensors
     metrics: Metrics
+    norms: Norms = NO_NORMS
 
 
 def start_run(
@@ -35,6 +37,7 @@ def start_run(
 
     `on_epoch` and `checkpoint` are for methods that train on the coordinator: see `run_distillation`.
     """
+    check_bound(method.artifacts(ctx.spec.method, ctx.spec), ctx)
     ctx = dataclasses.replace(ctx, distil=_distil(on_epoch, checkpoint))
     modules = method.client(ctx.spec.method).build(ctx)
     state = method.server(ctx.spec.method).initial_state(modules, ctx)
@@ -53,20 +56,22 @@ def run_aggregation(
     """The next state from the updates, which are put in client-id order first.
 
     `on_epoch` and `checkpoint` are for methods that train on the coordinator: see `run_distillation`. Raises
-    MethodError without updates, or with two of one client.
+    MethodError without updates, with two of one client, or where the spec's `robustness` leaves too few.
     """
     ordered = sorted(updates, key=lambda update: update.client_id)
     if not ordered:
         raise MethodError("a round without updates cannot be aggregated")
     if len({update.client_id for update in ordered}) != len(ordered):
         raise MethodError("two updates of one client in one round")
-    server = method.server(ctx.spec.method)
+    server, known = method.server(ctx.spec.method), in_name_order(state)
+    plan = method.artifacts(ctx.spec.method, ctx.spec)
+    within, norms = bounded(ordered, functools.partial(server.broadcast, known, ctx), plan, ctx)
     try:
         ctx = dataclasses.replace(ctx, distil=_distil(on_epoch, checkpoint))
-        next_state, metrics = server.aggregate(in_name_order(state), ordered, ctx)
+        next_state, metrics = server.aggregate(known, within, ctx)
     except AggregationError as error:
         raise MethodError(f"the updates cannot be aggregated: {error}") from error
-    return _publish(method, next_state, metrics, ctx)
+    return dataclasses.replace(_publish(method, next_state, metrics, ctx), norms=norms)
 
 
 def _distil(on_epoch: OnEpoch, checkpoint: Checkpoint | None) -> Distil:

@@ -10,6 +10,7 @@ from fedssl.protocol.evaluation import EvaluationConfig
 from fedssl.protocol.methods import AnyMethod
 from fedssl.protocol.methods.fedalignuniform import FedAlignUniformConfig
 from fedssl.protocol.model import ModelConfig
+from fedssl.protocol.robustness import RobustnessConfig
 from fedssl.protocol.training import CohortConfig, Seed, TrainingConfig
 from fedssl.protocol.watch import WatchConfig
 
@@ -37,6 +38,7 @@ class RunSpec(StrictModel):
         default=None, description="How the encoder is judged while the run trains; None: only on request."
     )
     watch: WatchConfig = WatchConfig()
+    robustness: RobustnessConfig = RobustnessConfig()
 
     @model_validator(mode="after")
     def _method_fits_model(self) -> "RunSpec":

@@ -51,6 +51,12 @@ def is_uploaded(session: Session, assignment_id: UUID, digest: str) -> bool:
     return session.get(Upload, (assignment_id, digest)) is not None
 
 
+def num_uploads(session: Session, assignment_id: UUID) -> int:
+    """How many different artifacts were sent for an assignment."""
+    statement = select(func.count()).select_from(Upload).where(Upload.assignment_id == assignment_id)
+    return session.scalar(statement) or 0
+
+
 def is_known(session: Session, digest: str) -> bool:
     return session.get(Artifact, digest) is not None
 

@@ -24,6 +24,8 @@ from fedssl_coordinator.settings import settings
 
 log = structlog.get_logger(__name__)
 
+_MAX_UPLOADS = 16  # of one assignment: one is enough, a worker killed before it submitted may send others
+
 
 @functools.lru_cache
 def store() -> Store:
@@ -189,6 +191,10 @@ def permit_upload(session: Session, assignment_id: UUID, client_id: str, digest:
         raise permit.refusal("round-closed", detail)
     if assignment.state != AssignmentState.LEASED:
         raise permit.refusal("lease-lost", f"the assignment is {assignment.state}: claim again")
+    is_new = not repository.is_uploaded(session, assignment_id, digest)
+    if is_new and repository.num_uploads(session, assignment_id) >= _MAX_UPLOADS:
+        detail = f"{_MAX_UPLOADS} different artifacts were sent for this assignment: submit one of them"
+        raise permit.refusal("conflict", detail)
     return permit
 
 

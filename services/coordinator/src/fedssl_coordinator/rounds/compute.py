@@ -17,6 +17,7 @@ from fedssl.artifacts.tensors import LazyTensors, Tensors, load_tensors, seriali
 from fedssl.data import ImageData
 from fedssl.engine import run_aggregation, start_run
 from fedssl.engine.aggregation import ServerResult
+from fedssl.engine.robustness import Norms
 from fedssl.errors import DataError, MethodError
 from fedssl.image_files import open_public
 from fedssl.methods import METHODS
@@ -31,7 +32,7 @@ from fedssl_coordinator.db import transaction
 from fedssl_coordinator.evaluations import service as evaluations
 from fedssl_coordinator.events.repository import record
 from fedssl_coordinator.models import Assignment, Round, Run
-from fedssl_coordinator.rounds import alarms, repository, service
+from fedssl_coordinator.rounds import alarms, norms, repository, service
 from fedssl_coordinator.runs import repository as runs
 from fedssl_coordinator.settings import settings
 
@@ -51,6 +52,7 @@ class Weights:
     state: Stored
     broadcast: Stored
     metrics: Metrics
+    norms: Norms
 
 
 def prepare(run_id: UUID) -> None:
@@ -123,10 +125,13 @@ def publish_first(session: Session, run: Run, weights: Weights) -> None:
 def publish_next(session: Session, run: Run, current: Round, rows: Sequence[Assignment], weights: Weights) -> None:
     """Close the round with its new weights. The caller holds the run's lock."""
     accepted, cohort_size = _accepted(rows), len({row.client_id for row in rows})
-    is_whole = len(accepted) >= (current.num_wanted or cohort_size)
+    num_used = len(accepted) - len(weights.norms.rejected)
+    is_whole = num_used >= (current.num_wanted or cohort_size)
     verdict = Verdict.AGGREGATED if is_whole else Verdict.PARTIAL
     _note(session, weights)
-    service.close_round(session, current, verdict, f"{len(accepted)} of {cohort_size} updates")
+    norms.record_norms(session, run, current.number, weights.norms)
+    reason = f"{num_used} of {cohort_size} updates"
+    service.close_round(session, current, verdict, reason + norms.described(weights.norms))
     runs.set_next_weights(session, run, weights.state.digest, weights.broadcast.digest)
     metrics = {**weights.metrics, **_mean_loss(session, current, accepted)}
     repository.replace_metrics(session, run.id, current.number, None, metrics)
@@ -197,7 +202,7 @@ def _fail(run_id: UUID, current: Round | None, reason: str) -> None:
 
 
 def _stored(result: ServerResult) -> Weights:
-    return Weights(put(result.state), put(result.broadcast), result.metrics)
+    return Weights(put(result.state), put(result.broadcast), result.metrics, result.norms)
 
 
 def _note(session: Session, weights: Weights) -> None:

@@ -208,6 +208,15 @@ def replace_metrics(
         session.execute(insert(Metric), rows)
 
 
+def add_metrics(session: Session, run_id: UUID, round_number: int, name: str, by_client: Mapping[str, float]) -> None:
+    """Set one number of several clients, beside what they have sent themselves."""
+    about = {"run_id": run_id, "round_number": round_number, "name": name}
+    session.execute(delete(Metric).filter_by(**about).where(Metric.client_id.in_(list(by_client))))
+    session.execute(
+        insert(Metric), [{**about, "client_id": client, "value": by_client[client]} for client in sorted(by_client)]
+    )
+
+
 def metrics(session: Session, run_id: UUID, name: str | None, limit: int, after: int) -> Sequence[Metric]:
     statement = select(Metric).where(Metric.run_id == run_id, Metric.id > after).order_by(Metric.id).limit(limit)
     if name is not None:

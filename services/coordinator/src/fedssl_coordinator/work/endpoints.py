@@ -23,6 +23,7 @@ from fedssl_coordinator.auth import Caller, WaitingWorker, WorkerId, require_sti
 from fedssl_coordinator.db import DB, transaction
 from fedssl_coordinator.nudges import WORK_CHANNEL
 from fedssl_coordinator.settings import settings
+from fedssl_coordinator.waiting import Place
 from fedssl_coordinator.work import service
 
 router = APIRouter(prefix="/v1/work", tags=["work"])
@@ -52,7 +53,7 @@ def _claim(caller: Caller) -> WorkItem | None:
 
 
 @router.post("/claim", responses={204: {"description": "Nothing to do at the moment: ask again."}})
-async def claim(claim: Claim, request: Request, caller: WaitingWorker) -> WorkItem | None:
+async def claim(claim: Claim, request: Request, caller: WaitingWorker, place: Place) -> WorkItem | None:
     """Lease an assignment, waiting for one to appear. Holds no database connection while it waits."""
     end = time.monotonic() + min(claim.wait_seconds, settings().claim_wait_seconds)
     with request.app.state.wakeups.listen(WORK_CHANNEL) as woken:

@@ -1,0 +1,102 @@
+"""How a connection is kept from being read: whom it trusts, who it says it is, and what may go without."""
+
+import ipaddress
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import httpx
+
+from fedssl.client.errors import ClientError, Untrusted
+
+_REFUSED = ("CERTIFICATE_REQUIRED", "UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_EXPIRED", "CERTIFICATE_REVOKED")
+
+MUTUAL_TLS_HINT = (
+    "; if it asks for certificates, give one that it accepts with FEDSSL_CLIENT_CERT and FEDSSL_CLIENT_KEY (a "
+    "worker's: --client-cert, --client-key)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """Files in PEM. `ca_file`: the only authorities that are trusted; None: the machine's. `client_cert` and
+    `client_key`: who this is, where the coordinator asks (mutual TLS); the key may be in the certificate's file.
+    `insecure_http`: whether a token may go to another machine in the clear."""
+
+    ca_file: Path | None = None
+    client_cert: Path | None = None
+    client_key: Path | None = None
+    insecure_http: bool = False
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Self:
+        """From FEDSSL_CA_FILE, FEDSSL_CLIENT_CERT, FEDSSL_CLIENT_KEY and FEDSSL_INSECURE_HTTP (1)."""
+
+        def path(name: str) -> Path | None:
+            return Path(environment[name]) if environment.get(name) else None
+
+        return cls(
+            ca_file=path("FEDSSL_CA_FILE"),
+            client_cert=path("FEDSSL_CLIENT_CERT"),
+            client_key=path("FEDSSL_CLIENT_KEY"),
+            insecure_http=environment.get("FEDSSL_INSECURE_HTTP", "").lower() in ("1", "true", "yes"),
+        )
+
+    def context(self, url: httpx.URL) -> ssl.SSLContext | bool:
+        """What httpx verifies with; False where nothing is encrypted. Raises ClientError."""
+        if url.scheme != "https":
+            return False
+        try:
+            context = httpx.create_ssl_context() if self.ca_file is None else _trusting(self.ca_file)
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            if self.client_cert is not None:
+                context.load_cert_chain(self.client_cert, self.client_key)
+        except (OSError, ssl.SSLError) as error:
+            files = ", ".join(str(file) for file in (self.ca_file, self.client_cert, self.client_key) if file)
+            reason = error.strerror or str(error)
+            raise ClientError(f"certificates cannot be used ({reason}): check {files or 'SSL_CERT_FILE'}") from None
+        if self.client_key is not None and self.client_cert is None:
+            raise ClientError("a client key needs its certificate: give both")
+        return context
+
+    def check_token_may_go(self, url: httpx.URL) -> None:
+        """Raise ClientError where a token would go to another machine unencrypted."""
+        if url.scheme == "https" or self.insecure_http or is_loopback(url):
+            return
+        raise ClientError(
+            f"{url.host} is another machine, and over http anybody in between could read the token: use https:// (with "
+            "FEDSSL_CA_FILE where its authority is your own), or, inside a network that is private, allow it with "
+            "FEDSSL_INSECURE_HTTP=1 (a worker's: --insecure-http)"
+        )
+
+
+DEFAULT_TLS = Tls()
+
+
+def is_loopback(url: httpx.URL) -> bool:
+    """Whether an address is this machine's own."""
+    try:
+        return ipaddress.ip_address(url.host).is_loopback
+    except ValueError:
+        return url.host == "localhost"
+
+
+def trust_error(error: BaseException, url: str) -> Untrusted | None:
+    """What to say where one side's certificate did not satisfy the other; None: the error is about something else."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return Untrusted(
+            f"{url} shows a certificate that is not trusted ({cause.verify_message}): name the authority that made it "
+            "in FEDSSL_CA_FILE (a worker's: --ca-file), and use the name that the certificate is for"
+        )
+    if cause is not None and any(reason in str(cause.reason) for reason in _REFUSED):
+        return Untrusted(f"{url} refuses this connection ({cause.reason}){MUTUAL_TLS_HINT}")
+    return None
+
+
+def _trusting(ca_file: Path) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=ca_file)

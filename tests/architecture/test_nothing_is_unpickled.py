@@ -1,0 +1,86 @@
+"""Nothing that arrives is unpickled: tensors are safetensors, messages JSON, arrays plain numbers."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedssl_coordinator.celery_app import _configuration
+from fedssl_coordinator.settings import settings
+
+ROOT = Path(__file__).parents[2]
+SOURCES = [
+    *ROOT.glob("shared/src/**/*.py"),
+    *ROOT.glob("services/*/src/**/*.py"),
+    *ROOT.glob("services/*/migrations/**/*.py"),
+]
+UNPICKLERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib", "jsonpickle"}
+EXECUTORS = {"eval", "exec", "compile", "__import__"}
+
+
+def _imported(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield (node.module or "").partition(".")[0]
+
+
+def _calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
+    """Every call, by its dotted name."""
+    yield from ((ast.unparse(node.func), node) for node in ast.walk(tree) if isinstance(node, ast.Call))
+
+
+def _mistakes(path: Path) -> Iterator[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    yield from (f"imports {name}" for name in _imported(tree) if name in UNPICKLERS)
+    for name, call in _calls(tree):
+        given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+        if (
+            name in ("torch.load", "torch.jit.load", "torch.hub.load", "yaml.load", "yaml.unsafe_load")
+            or name in EXECUTORS
+        ):
+            yield f"calls {name}"
+        if name.endswith(("np.load", "numpy.load")) and given.get("allow_pickle") != "False":
+            yield f"calls {name} without allow_pickle=False"
+        if given.get("allow_pickle", "False") != "False" or given.get("weights_only", "True") != "True":
+            yield f"calls {name} so that it unpickles"
+
+
+def test_every_source_is_looked_at() -> None:
+    assert len(SOURCES) > 250
+    assert any("np.load" in name for path in SOURCES for name, _ in _calls(ast.parse(path.read_text())))
+
+
+@pytest.mark.parametrize("folder", ["shared", "services"])
+def test_no_source_unpickles_or_executes(folder: str) -> None:
+    found = {
+        str(path.relative_to(ROOT)): mistakes
+        for path in SOURCES
+        if path.is_relative_to(ROOT / folder) and (mistakes := list(_mistakes(path)))
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["import pickle", "from cloudpickle import loads", "torch.load(path)", "np.load(path)", "eval(text)",
+     "np.load(path, allow_pickle=True)", "yaml.load(text, Loader)", "f(x, weights_only=False)"],
+)  # fmt: skip
+def test_the_check_sees_each_way(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "source.py"
+    path.write_text(text)
+    assert list(_mistakes(path))
+
+
+def test_celery_takes_and_sends_json_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("DATABASE_URL", "REDIS_URL", "STORE_PATH"):
+        monkeypatch.setenv(f"FEDSSL_{name}", str(tmp_path))
+    settings.cache_clear()
+    configuration = _configuration()
+    settings.cache_clear()
+    assert configuration["accept_content"] == ["json"]
+    assert configuration["task_serializer"] == "json"
+    assert configuration["task_ignore_result"]  # no result is kept, in whatever form
+    assert configuration["beat_scheduler"] == "celery.beat:Scheduler"  # the default one keeps a pickle on disk

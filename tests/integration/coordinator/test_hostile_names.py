@@ -1,0 +1,54 @@
+"""Text that would be code, somewhere: SQL, markup, paths, letters of every script. It is kept as text, or refused."""
+
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from fedssl.client import Conflict
+from fedssl.protocol.views import RunView
+from support.cast import Cast
+from support.coordinator import Coordinator
+from support.federation import tensors_for, upload
+from support.tables import Tables
+
+NAMES = [
+    "'; DROP TABLE tokens; --", "1 OR 1=1", "%' OR name LIKE '%", "$1", "%s", "{0.__class__}",
+    "<script>alert(1)</script>",
+    "../../etc/passwd", "=cmd|' /C calc'!A0", "\u202egnp.exe", "e\u0301\u0301", "\U0001f642", "\u0660\u0661", "İı",
+    "\ufeff",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_text_stays_text_wherever_it_is_put(standing: Coordinator, name: str) -> None:
+    made = standing.client.create_token("viewer", label=name)
+    assert next(token.label for token in standing.client.tokens() if token.id == made.id) == name
+    place = quote(name, safe="")
+    with standing.http() as http:
+        for path in (
+            f"/v1/clients/{place}",
+            f"/v1/methods/{place}",
+            f"/v1/public-datasets/{place}",
+            f"/v1/runs/{place}",
+        ):
+            assert http.get(path).status_code in (404, 422)
+        for query in ("kind", "cursor", "limit"):
+            answer = http.get("/v1/runs", params={query: name})
+            assert answer.status_code in (200, 422)
+        assert http.post("/v1/runs", json={"spec": {"name": name}, "start": False}).status_code in (201, 422)
+        assert http.post("/v1/tokens", json={"role": "worker", "client_id": name}).status_code == 422
+    assert standing.client.ready().status == "ok"
+
+
+def test_one_assignment_does_not_fill_the_disk(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+    """One upload is submitted; a worker that was killed before that may send others, but not any number."""
+    cast = Cast(coordinator, tables, tmp_path)
+    item, worker = cast.claim("a"), cast.workers["a"]
+    digests = [upload(worker, item, tensors_for(item.plan.update, float(value)), tmp_path) for value in range(16)]
+    with pytest.raises(Conflict, match="16 different artifacts were sent"):
+        upload(worker, item, tensors_for(item.plan.update, 99.0), tmp_path)
+    assert upload(worker, item, tensors_for(item.plan.update, 0.0), tmp_path) == digests[0]  # again is no other
+    cast.deliver("a", 15.0)
+    run: RunView = cast.run
+    assert run.state == "running"

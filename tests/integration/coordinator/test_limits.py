@@ -1,0 +1,244 @@
+"""Floods, and whoever holds a connection and says nothing: 429, or a closed connection; and nobody else notices."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg
+import pytest
+from sqlalchemy import text
+
+from fedssl.protocol.views import TokenCreate
+from fedssl_coordinator.db import transaction
+from fedssl_coordinator.tokens import service as tokens
+from fedssl_coordinator.waiting import _waiting as places
+from support.cast import Cast
+from support.coordinator import UNLIMITED, Coordinator
+from support.servers import Servers
+from support.tables import Tables
+
+Make = Callable[..., Coordinator]
+
+
+@pytest.fixture
+def make(servers: Servers, tmp_path: Path) -> Iterator[Make]:
+    """Starts one coordinator with the given settings. Limits count by their amount too: give each test its own."""
+    with servers.database() as url:
+        running: list[Coordinator] = []
+
+        def start(redis_url: str = servers.redis_url, **environment: Any) -> Coordinator:
+            values = {f"FEDSSL_{name.upper()}": str(value) for name, value in environment.items()}
+            running.append(Coordinator(url, redis_url, tmp_path / "store", **values).__enter__())
+            return running[0]
+
+        yield start
+        running[0].__exit__()
+
+
+def _assert_refused(answer: httpx.Response) -> None:
+    assert answer.status_code == 429, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["type"] == "urn:fedssl:problem:too-many-requests"
+    assert 1 <= int(answer.headers["retry-after"]) <= 60
+
+
+@pytest.mark.parametrize("with_redis", [True, False])
+def test_failed_sign_ins_end_in_429_and_known_tokens_do_not_notice(make: Make, with_redis: bool) -> None:  # noqa: FBT001
+    limit = 5 if with_redis else 6
+    redis = {} if with_redis else {"redis_url": "redis://127.0.0.1:1/0"}
+    coordinator = make(**redis, failed_sign_ins_per_minute=limit)
+    late = coordinator.worker_token("late")
+    with coordinator.http() as known, coordinator.http("fedssl_guess") as guess, coordinator.http(late) as unknown:
+        assert known.get("/v1/runs").status_code == 200
+        for _ in range(limit):
+            assert guess.get("/v1/runs").status_code == 401
+        _assert_refused(guess.get("/v1/runs"))
+        _assert_refused(unknown.post("/v1/work/claim", json={"wait_seconds": 0}))  # nobody has asked the database yet
+        assert known.get("/v1/runs").status_code == 200
+        assert guess.get("/healthz").status_code == 200  # an orchestrator's
+
+
+def test_a_token_becomes_known_by_being_valid_and_by_nothing_else(make: Make) -> None:
+    """An open path, or one that is not there, answers every token: that makes none of them valid."""
+    coordinator = make(address_requests_per_minute=7)
+    with coordinator.http("fedssl_made_up") as http:
+        for path, status in (("/readyz", 200), ("/v1/nothing", 404), ("/openapi.json", 200)):
+            assert http.get(path).status_code == status
+            assert http.get(path).status_code == status
+        assert http.get("/readyz").status_code == 200
+        _assert_refused(http.get("/readyz"))
+
+
+def test_a_token_that_asks_too_often(make: Make) -> None:
+    coordinator = make(token_requests_per_minute=8)
+    other = coordinator.worker_token("other")
+    with coordinator.http(coordinator.operator_token) as http, coordinator.http(other) as worker:
+        assert {http.get("/v1/runs").status_code for _ in range(9)} == {200}  # the first counts for the address
+        _assert_refused(http.get("/v1/runs"))
+        assert worker.post("/v1/work/claim", json={"wait_seconds": 0}).status_code == 204
+
+
+def test_a_revoked_token_is_a_stranger_s(make: Make) -> None:
+    coordinator = make(failed_sign_ins_per_minute=2)
+    made = coordinator.client.create_token("viewer")
+    with coordinator.http(made.secret) as http:
+        assert http.get("/v1/runs").status_code == 200
+        coordinator.client.revoke_token(made.id)
+        assert [http.get("/v1/runs").status_code for _ in range(3)] == [401, 401, 429]
+
+
+def test_two_hundred_workers_behind_one_address_are_within_the_defaults(make: Make) -> None:
+    defaults = dict.fromkeys((name.removeprefix("FEDSSL_").lower() for name in UNLIMITED), "")
+    from fedssl_coordinator.settings import Settings
+
+    values = {name: Settings.model_fields[name].default for name in defaults}
+    assert all(values.values())
+    coordinator = make(**values)
+    with transaction() as session:
+        secrets = [
+            tokens.create(session, TokenCreate(role="worker", client_id=f"c{number}")).secret for number in range(200)
+        ]
+    with coordinator.bare_http() as http:
+        for secret in secrets:
+            answer = http.post("/v1/work/heartbeat", json={}, headers={"Authorization": f"Bearer {secret}"})
+            assert answer.status_code == 200, answer.text
+
+
+def test_a_token_may_hold_so_many_claims_open_and_no_more(make: Make) -> None:
+    coordinator = make(max_waiting_per_token=2, claim_wait_seconds=20)
+    worker, other = coordinator.worker("a"), coordinator.worker_token("b")
+    secret = worker._connection._http.headers["Authorization"].removeprefix("Bearer ")
+    answers: list[int] = []
+
+    def claim() -> None:
+        with coordinator.http(secret) as http:
+            answers.append(http.post("/v1/work/claim", json={"wait_seconds": 20}).status_code)
+
+    waiting = [threading.Thread(target=claim) for _ in range(2)]
+    for thread in waiting:
+        thread.start()
+    _eventually(lambda: sorted(places.values()) == [2])
+    with coordinator.http(secret) as http, coordinator.http(other) as others:
+        refused = http.post("/v1/work/claim", json={"wait_seconds": 0})
+        _assert_refused(refused)
+        assert "2 requests of this token wait already" in refused.json()["detail"]
+        assert others.post("/v1/work/claim", json={"wait_seconds": 0}).status_code == 204
+        for client in coordinator.client.clients():
+            coordinator.client.revoke_client(client.id)
+    for thread in waiting:
+        thread.join(10)
+    assert answers == [401, 401]
+
+
+def test_a_watcher_that_leaves_gives_its_place_back(make: Make, tmp_path: Path) -> None:
+    coordinator = make(max_waiting_per_token=1)
+    with Tables(coordinator.database_url) as tables, coordinator.http() as http:
+        path = f"/v1/runs/{Cast(coordinator, tables, tmp_path).id}/events/stream"
+        with http.stream("GET", path) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            _assert_refused(http.get(path))
+
+        def answers() -> bool:
+            with http.stream("GET", path) as again:
+                return again.status_code == 200
+
+        _eventually(answers)
+
+
+def _eventually(holds: Callable[[], bool], seconds: float = 15) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def _connect(coordinator: Coordinator) -> socket.socket:
+    address = httpx.URL(coordinator.url)
+    connection = socket.create_connection((address.host, address.port or 0), timeout=15)
+    connection.settimeout(15)
+    return connection
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    """Whether the other side hangs up without a word, within the socket's timeout."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def _send_head(connection: socket.socket, line: bytes, times: int, pause_seconds: float = 0) -> None:
+    connection.sendall(b"GET /healthz HTTP/1.1\r\n")
+    for _ in range(times):
+        connection.sendall(line)
+        time.sleep(pause_seconds)
+
+
+def test_a_connection_that_does_not_say_what_it_wants_is_closed(make: Make) -> None:
+    coordinator = make(head_seconds=0.3, max_head_bytes=4096)
+    head = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
+    for said in (b"", b"GET /hea", head, head + b"X: " + b"y" * 100):
+        with _connect(coordinator) as connection:
+            connection.sendall(said)
+            assert _is_closed(connection)
+    with _connect(coordinator) as connection:  # the next request of a connection has the same time
+        connection.sendall(head + b"\r\n")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+        connection.sendall(b"GET /hea")
+        assert _is_closed(connection)
+
+
+def test_drops_of_a_head_do_not_keep_a_connection_open(make: Make) -> None:
+    coordinator = make(head_seconds=0.5)
+    with _connect(coordinator) as connection, pytest.raises(ConnectionError):
+        _send_head(connection, b"X: y\r\n", times=100, pause_seconds=0.05)
+
+
+def test_a_head_without_end_is_not_read_to_its_end(make: Make) -> None:
+    coordinator = make(max_head_bytes=8192)
+    with _connect(coordinator) as connection, pytest.raises(ConnectionError):
+        _send_head(connection, b"X: " + b"y" * 10_000 + b"\r\n", times=2000)
+
+
+def test_whoever_has_asked_may_wait_longer_than_a_head_takes(make: Make) -> None:
+    coordinator = make(head_seconds=0.2, claim_wait_seconds=1)
+    with coordinator.http(coordinator.worker_token("a")) as http:
+        assert http.post("/v1/work/claim", json={"wait_seconds": 1}).status_code == 204
+
+    def slowly() -> Iterator[bytes]:
+        for part in (b'{"wait_', b"seconds", b'": 0}'):
+            time.sleep(0.2)
+            yield part
+
+    with coordinator.http(coordinator.worker_token("b")) as http:
+        headers = {"Content-Type": "application/json"}
+        assert http.post("/v1/work/claim", content=slowly(), headers=headers).status_code == 204
+
+
+def test_a_request_that_waits_for_a_lock_is_told_to_come_back(make: Make, tmp_path: Path) -> None:
+    coordinator = make(lock_seconds=0.3)
+    with Tables(coordinator.database_url) as tables:
+        run = Cast(coordinator, tables, tmp_path).id
+    plain = coordinator.database_url.replace("+psycopg", "")
+    with psycopg.connect(plain) as holder, coordinator.http() as http:
+        holder.execute("SELECT 1 FROM runs WHERE id = %s FOR UPDATE", (run,))
+        answer = http.post(f"/v1/runs/{run}/pause")
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"] == "2"
+        holder.rollback()
+        assert http.post(f"/v1/runs/{run}/pause").status_code == 200
+
+
+def test_sessions_of_the_api_have_an_end(make: Make) -> None:
+    make(statement_seconds=7, idle_transaction_seconds=90)
+    with transaction() as session:
+        shown = {name: session.scalar(text(f"SHOW {name}")) for name in
+                 ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")}  # fmt: skip
+    assert shown == {
+        "statement_timeout": "7s", "lock_timeout": "10s", "idle_in_transaction_session_timeout": "90s"
+    }  # fmt: skip

@@ -1,0 +1,188 @@
+"""Encrypted, and to the right machine: a real authority, real certificates, the API as it serves."""
+
+import socket
+import ssl
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from fedssl.cli.main import app as command
+from fedssl.client import Client, ClientError, Retry, Tls, Unreachable, Untrusted, WorkerClient
+from fedssl_coordinator import main
+from fedssl_coordinator.app import create_app
+from fedssl_coordinator.serving import Listening, ServingError, serve
+from support.certificates import Authority, Pair
+from support.coordinator import Coordinator
+from support.servers import Servers
+
+PATIENT = Retry(seconds=30)  # what cannot be trusted is not tried again
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def client_pair(authority: Authority) -> Pair:
+    return authority.sign("hospital-a")
+
+
+def _coordinator(servers: Servers, url: str, folder: Path, authority: Authority, **listening: Path) -> Coordinator:
+    pair = authority.sign("api", "127.0.0.1")
+    own = authority.sign("operator")
+    return Coordinator(
+        url,
+        servers.redis_url,
+        folder / "store",
+        tls=Tls(ca_file=authority.file, client_cert=own.certificate, client_key=own.key),
+        listening={"certificate": pair.certificate, "key": pair.key, **listening},
+    )
+
+
+@pytest.fixture(scope="module")
+def encrypted(
+    servers: Servers, authority: Authority, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Coordinator]:
+    with servers.database() as url, _coordinator(servers, url, tmp_path_factory.mktemp("tls"), authority) as running:
+        yield running
+
+
+def test_a_client_that_knows_the_authority_gets_in(encrypted: Coordinator, authority: Authority) -> None:
+    assert encrypted.url.startswith("https://")
+    with Client(encrypted.url, encrypted.admin_token, tls=Tls(ca_file=authority.file)) as client:
+        assert client.ready().status == "ok"
+        assert list(client.runs()) == []
+    assert encrypted.worker("tls").claim(0) is None
+
+
+def test_a_certificate_of_an_unknown_authority_is_not_trusted(encrypted: Coordinator, tmp_path: Path) -> None:
+    for tls in (Tls(), Tls(ca_file=Authority(tmp_path, "stranger").file)):
+        with (
+            Client(encrypted.url, encrypted.admin_token, retry=PATIENT, tls=tls) as client,
+            pytest.raises(Untrusted, match=r"is not trusted.*FEDSSL_CA_FILE"),
+        ):
+            list(client.runs())
+
+
+@pytest.mark.parametrize(
+    ("addresses", "days"), [(("127.0.0.2",), 1), (("127.0.0.1",), 0)], ids=["another's", "expired"]
+)
+def test_a_certificate_that_is_not_for_this_address_or_time(
+    servers: Servers, authority: Authority, tmp_path: Path, addresses: tuple[str, ...], days: int
+) -> None:
+    pair = authority.sign("wrong", *addresses, days=days)
+    listening = {"certificate": pair.certificate, "key": pair.key}
+    with (
+        servers.database() as url,
+        Coordinator(url, servers.redis_url, tmp_path, listening=listening) as running,
+        Client(running.url, running.admin_token, retry=PATIENT, tls=Tls(ca_file=authority.file)) as client,
+        pytest.raises(Untrusted, match="is not trusted"),
+    ):
+        list(client.runs())
+
+
+def test_nothing_older_than_tls_1_2(encrypted: Coordinator) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    context.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
+    with warnings.catch_warnings(action="ignore"):
+        context.maximum_version = ssl.TLSVersion.TLSv1_1
+    address = httpx.URL(encrypted.url)
+    with socket.create_connection((address.host, address.port or 0), timeout=10) as plain, pytest.raises(OSError):  # noqa: PT011 - whichever way the handshake fails
+        context.wrap_socket(plain)
+
+
+def test_http_on_the_encrypted_port_is_no_answer(encrypted: Coordinator) -> None:
+    plain = encrypted.url.replace("https", "http")
+    with (
+        Client(plain, encrypted.admin_token, retry=Retry(seconds=0)) as client,
+        pytest.raises(Unreachable, match="check that the coordinator runs and that this is its address"),
+    ):
+        list(client.runs())
+
+
+def test_mutual_tls(servers: Servers, authority: Authority, client_pair: Pair, tmp_path: Path) -> None:
+    """A certificate opens the connection, and nothing else: who somebody is, is said by the token."""
+    with (
+        servers.database() as url,
+        _coordinator(servers, url, tmp_path, authority, client_ca=authority.file) as running,
+    ):
+        mine = Tls(ca_file=authority.file, client_cert=client_pair.certificate, client_key=client_pair.key)
+        both = tmp_path / "both.pem"
+        both.write_bytes(client_pair.certificate.read_bytes() + client_pair.key.read_bytes())
+        for tls in (mine, Tls(ca_file=authority.file, client_cert=both)):
+            with WorkerClient(running.url, running.worker_token("a"), tls=tls) as worker:
+                assert worker.claim(0) is None
+        stranger = Authority(tmp_path, "stranger").sign("stranger")
+        others = Tls(ca_file=authority.file, client_cert=stranger.certificate, client_key=stranger.key)
+        for tls in (Tls(ca_file=authority.file), others):
+            with (
+                Client(running.url, running.admin_token, retry=Retry(seconds=0), tls=tls) as client,
+                pytest.raises(ClientError, match=r"if it asks for certificates.*FEDSSL_CLIENT_CERT"),
+            ):
+                list(client.runs())
+        with httpx.Client(verify=mine.context(httpx.URL(running.url))) as bare:
+            assert bare.get(f"{running.url}/v1/runs").status_code == 401
+
+
+def test_the_command_takes_its_files_from_the_environment(encrypted: Coordinator, authority: Authority) -> None:
+    environment = {"FEDSSL_URL": encrypted.url, "FEDSSL_TOKEN": encrypted.admin_token}
+
+    def listed(**more: str) -> Result:
+        return CliRunner().invoke(command, ["run", "ls", "--format", "json"], env={**environment, **more})
+
+    done = listed(FEDSSL_CA_FILE=str(authority.file))
+    assert (done.exit_code, done.stdout.strip()) == (0, "[]"), done.stderr
+    done = listed()
+    assert done.exit_code == 3
+    assert "FEDSSL_CA_FILE" in done.stderr
+    done = listed(FEDSSL_CA_FILE="/nowhere.pem")
+    assert done.exit_code == 2
+    assert "certificates cannot be used (No such file or directory): check /nowhere.pem" in done.stderr
+
+
+@pytest.mark.parametrize("url", ["http://fed.example.org", "http://192.0.2.1:8000", "http://127.evil.example"])
+def test_no_token_goes_to_another_machine_in_the_clear(url: str) -> None:
+    with pytest.raises(ClientError, match=r"is another machine.*use https://.*FEDSSL_INSECURE_HTTP=1"):
+        Client(url, "fedssl_x")
+    Client(url, "fedssl_x", tls=Tls(insecure_http=True)).close()
+    Client(url).close()  # without a token there is nothing to read
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://localhost", "http://[::1]:8000", "http://127.1.2.3"])
+def test_this_machine_needs_no_encryption(url: str) -> None:
+    Client(url, "fedssl_x").close()
+
+
+def _refused(*options: str, **environment: str) -> str:
+    done = CliRunner().invoke(main.app, ["api", *options], env=environment)
+    assert done.exit_code == 2, done.output
+    return " ".join(done.stderr.split())
+
+
+def test_the_api_does_not_listen_in_the_clear_where_others_can_reach_it() -> None:
+    for host in ("0.0.0.0", "::", "192.0.2.1", "fed.example.org"):
+        said = _refused("--host", host)
+        assert f"other machines can reach {host}" in said
+        assert "--tls-cert" in said
+        assert "--insecure-public" in said
+        Listening(host=host, port=0, is_insecure_allowed=True).check()
+    for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost"):
+        Listening(host=host, port=0).check()
+
+
+def test_certificates_that_cannot_be_used_are_named(encrypted: Coordinator, authority: Authority) -> None:
+    pair, other = authority.sign("one", "127.0.0.1"), authority.sign("two", "127.0.0.1")
+    assert "belong together" in _refused(FEDSSL_TLS_CERT=str(pair.certificate))
+    assert "--tls-client-ca asks" in _refused("--tls-client-ca", str(authority.file))
+    for certificate, key in ((Path("/none.pem"), pair.key), (pair.certificate, other.key), (pair.key, pair.key)):
+        listening = Listening(host="127.0.0.1", port=0, certificate=certificate, key=key)
+        with pytest.raises(ServingError, match="the certificate or its key cannot be used"):
+            serve(create_app(), listening)

@@ -1,0 +1,8 @@
+"""How long to fuzz: a little with every test run, forty times as long with `make fuzz`."""
+
+import os
+
+
+def examples(number: int) -> int:
+    """So many examples, times FEDSSL_FUZZ_FACTOR."""
+    return number * int(os.environ.get("FEDSSL_FUZZ_FACTOR", "1"))

@@ -1,0 +1,100 @@
+"""Updates that lie too far from the broadcast: clipped to the bound, or left out, and told by name."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from fedssl.artifacts.tensors import Tensors
+from fedssl.engine import run_aggregation, start_run
+from fedssl.engine.aggregation import ServerResult
+from fedssl.errors import MethodError
+from fedssl.methods import METHODS
+from fedssl.methods.api import Context, Update
+from support.methods import method_spec
+
+CLIP, REJECT = ({"max_update_norm": 1.0, "action": action} for action in ("clip", "reject"))
+
+
+def _context(robustness: dict[str, Any], name: str = "fedsimclr", **changes: Any) -> Context:
+    return Context(spec=method_spec(name, robustness=robustness, **changes), round_number=1)
+
+
+def _moved(broadcast: Tensors, norm: float) -> Tensors:
+    """All floating-point weights moved by the same amount, so far that the whole has this norm."""
+    floats = [name for name, tensor in broadcast.items() if tensor.is_floating_point()]
+    step = norm / math.sqrt(sum(broadcast[name].numel() for name in floats))
+    return {name: tensor + step if name in floats else tensor + 1 for name, tensor in broadcast.items()}
+
+
+def _aggregated(ctx: Context, **norms: float) -> tuple[ServerResult, Tensors]:
+    method = METHODS[ctx.spec.method.name]
+    first = start_run(method, ctx)
+    updates = [
+        Update(name, 10, lambda norm=norm: _moved(first.broadcast, norm))  # type: ignore[misc]
+        for name, norm in norms.items()
+    ]
+    return run_aggregation(method, first.state, updates, ctx), first.broadcast
+
+
+def _distance(result: ServerResult, broadcast: Tensors) -> float:
+    floats = [name for name, tensor in broadcast.items() if tensor.is_floating_point()]
+    return math.sqrt(sum(float((result.broadcast[n].double() - broadcast[n].double()).square().sum()) for n in floats))
+
+
+def test_off_by_default() -> None:
+    result, broadcast = _aggregated(_context({}), a=1e6)
+    assert _distance(result, broadcast) == pytest.approx(1e6, rel=1e-3)
+    assert result.norms.by_client == {}
+
+
+def test_within_the_bound_not_a_bit_changes() -> None:
+    bounded, _ = _aggregated(_context(CLIP), a=0.5, b=0.9)
+    free, _ = _aggregated(_context({}), a=0.5, b=0.9)
+    assert all(torch.equal(bounded.broadcast[name], free.broadcast[name]) for name in free.broadcast)
+    assert bounded.norms.by_client == pytest.approx({"a": 0.5, "b": 0.9}, rel=1e-3)
+    assert bounded.norms.clipped == bounded.norms.rejected == ()
+
+
+def test_clipped_to_the_bound_in_its_own_direction() -> None:
+    result, broadcast = _aggregated(_context(CLIP), a=1000.0)
+    assert _distance(result, broadcast) == pytest.approx(1.0, rel=1e-3)
+    assert result.norms.clipped == ("a",)
+    straight, _ = _aggregated(_context({}), a=1.0)
+    for name, tensor in straight.broadcast.items():
+        torch.testing.assert_close(result.broadcast[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_rejected_updates_are_as_if_they_had_not_come() -> None:
+    result, _ = _aggregated(_context(REJECT), a=0.5, b=1000.0, c=0.25)
+    without, _ = _aggregated(_context({}), a=0.5, c=0.25)
+    assert all(torch.equal(result.broadcast[name], without.broadcast[name]) for name in without.broadcast)
+    assert result.norms.rejected == ("b",)
+    assert result.norms.by_client["b"] == pytest.approx(1000.0, rel=1e-3)
+
+
+def test_a_distance_that_is_no_number_is_rejected_whatever_the_action() -> None:
+    ctx = _context(CLIP)
+    method = METHODS["fedsimclr"]
+    first = start_run(method, ctx)
+    wild = {name: torch.full_like(tensor, float("inf")) if tensor.is_floating_point() else tensor
+            for name, tensor in first.broadcast.items()}  # fmt: skip
+    updates = [Update("a", 1, lambda: first.broadcast), Update("b", 1, lambda: wild)]
+    result = run_aggregation(method, first.state, updates, ctx)
+    assert result.norms.rejected == ("b",)
+    assert all(math.isfinite(norm) for norm in result.norms.by_client.values())
+    assert all(torch.isfinite(tensor).all() for tensor in result.broadcast.values() if tensor.is_floating_point())
+
+
+def test_too_few_are_left() -> None:
+    with pytest.raises(MethodError, match=r"2 of 2 updates lie farther than 1 .*raise robustness.max_update_norm"):
+        _aggregated(_context(REJECT), a=5.0, b=6.0)
+    with pytest.raises(MethodError, match=r"1 of 2 updates .* 2 are needed"):
+        _aggregated(_context(REJECT, cohort={"min_updates": 2}), a=0.5, b=6.0)
+
+
+def test_a_method_without_weights_to_compare_is_refused_at_its_start() -> None:
+    ctx = _context(CLIP, "flesd")
+    with pytest.raises(MethodError, match="flesd sends no weights that could be compared"):
+        start_run(METHODS["flesd"], ctx)
