@@ -5,16 +5,20 @@ from typing import Annotated
 import typer
 
 from fedssl.cli import (
+    artifacts,
     clients,
     compare,
+    connections,
     datasets,
     demo,
     dimensions,
     distillation,
+    doctor,
     evaluate,
     evaluation_datasets,
     evaluations,
     methods,
+    numbers,
     partition,
     public_datasets,
     reproduce,
@@ -24,7 +28,8 @@ from fedssl.cli import (
     tokens,
     up,
 )
-from fedssl.cli.connection import CONNECTION_HELP
+from fedssl.cli.completion import complete_connection
+from fedssl.cli.connection import CONNECTION_HELP, chosen_connection
 from fedssl.cli.errors import EXIT_CODES, CommandGroup
 
 _EPILOG = "\n\n".join(
@@ -58,15 +63,28 @@ def _show_version(wanted: bool) -> None:  # noqa: FBT001 - typer's signature
 @app.callback()
 def _root(
     *,
+    connection: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A coordinator by the name that `fedssl connection add` gave it; may stand anywhere in a command.  "
+            "[env: FEDSSL_CONNECTION]",
+            autocompletion=complete_connection,
+        ),
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Holds what all commands have in common; its help is the app's."""
+    chosen_connection.set(connection)
 
 
 app.command("demo", short_help="Train a federation on this machine and show what it learnt.")(demo.demo)
 app.command("up", short_help="Run a federation on this machine until Ctrl-C.")(up.up)
+app.command("doctor", short_help="Check this machine, and the way to the coordinator.")(doctor.doctor)
+runs.app.command("rounds")(numbers.list_rounds)
+runs.app.command("metrics")(numbers.list_metrics)
 runs.app.command("state")(state.show_state)
 runs.app.command("dimensions")(dimensions.show_dimensions)
 runs.app.command("distillations")(distillation.list_distillations)
@@ -78,6 +96,8 @@ app.add_typer(runs.app, name="run")
 app.add_typer(methods.app, name="method")
 app.add_typer(clients.app, name="client")
 app.add_typer(tokens.app, name="token")
+app.add_typer(artifacts.app, name="artifact")
+app.add_typer(connections.app, name="connection")
 app.add_typer(public_datasets.app, name="public-dataset")
 app.add_typer(evaluation_datasets.app, name="evaluation-dataset")
 app.add_typer(datasets.app, name="data")

@@ -2,18 +2,16 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 from urllib.parse import quote
 from uuid import UUID, uuid4
 
-import httpx
-
 from fedssl.artifacts.header import LENGTH_BYTES, Header, header_length, parse_header
-from fedssl.client.connection import Connection, parse
+from fedssl.client.base import BaseClient
+from fedssl.client.connection import parse
 from fedssl.client.datasets import DatasetMethods
 from fedssl.client.errors import ApiError, Unreachable
-from fedssl.client.retry import DEFAULT_RETRY, Backoff, Retry, is_temporary
+from fedssl.client.retry import Backoff, is_temporary
 from fedssl.client.sse import ServerSentEvent, parse_events
 from fedssl.client.transfer import download
 from fedssl.protocol.evaluation import JudgingConfig
@@ -28,7 +26,6 @@ from fedssl.protocol.views import (
     EvaluationCreate,
     EvaluationView,
     EventView,
-    Health,
     LedgerAnchorView,
     MethodView,
     MetricView,
@@ -44,53 +41,6 @@ from fedssl.protocol.views import (
 LAST_EVENT = "run.finished"
 _LARGEST_HEADER = 1 << 26
 STREAM_SECONDS = 60.0  # the coordinator sends a comment every 15 s, so silence for this long means a dead connection
-
-
-class BaseClient:
-    """What both clients share: one connection, closed by the `with` block."""
-
-    def __init__(
-        self,
-        url: str,
-        token: str = "",
-        *,
-        timeout: float = 30.0,
-        retry: Retry = DEFAULT_RETRY,
-        transport: httpx.BaseTransport | None = None,
-    ) -> None:
-        self._connection = Connection(url, token, timeout=timeout, retry=retry, transport=transport)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._connection.url!r})"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._connection.close()
-
-    @property
-    def url(self) -> str:
-        """The coordinator's address."""
-        return self._connection.url
-
-    def health(self) -> Health:
-        """Whether the coordinator's process answers. One attempt, no token needed."""
-        return self._connection.call("GET", "/healthz", Health, retry=Retry(seconds=0))
-
-    def ready(self) -> Health:
-        """Whether the coordinator and all that it needs answer; `unavailable` is an answer, not an error.
-
-        One attempt, no token needed. Raises Unreachable when nothing answers.
-        """
-        with self._connection.stream("GET", "/readyz", accepted=(503,)) as response:
-            return parse(Health, response.read(), "GET /readyz")
 
 
 class Client(DatasetMethods, BaseClient):
@@ -234,6 +184,13 @@ class Client(DatasetMethods, BaseClient):
         The file appears whole or not at all. Raises DigestMismatch, and NotFound before the first weights are made.
         """
         return download(self._connection, f"/v1/runs/{run_id}/model", destination, params={"which": which})
+
+    def download_artifact(self, digest: str, destination: Path) -> None:
+        """Fetch a file of the store (a broadcast, an update, a server state), which appears whole or not at all.
+
+        Raises DigestMismatch, and NotFound where the coordinator has none of this digest.
+        """
+        download(self._connection, f"/v1/artifacts/{digest}", destination, digest=digest)
 
     def artifact_header(self, digest: str) -> Header:
         """Which tensors an artifact holds, without the values. Raises ArtifactError where it is no safetensors file."""

@@ -6,9 +6,9 @@ from uuid import UUID
 
 from pydantic import ValidationError
 
+from fedssl.client.base import BaseClient
 from fedssl.client.connection import parse, summary
 from fedssl.client.errors import UnknownWork
-from fedssl.client.operator import BaseClient
 from fedssl.client.retry import Retry
 from fedssl.client.transfer import OnBytes, download, upload
 from fedssl.protocol.ledger import LedgerAnchor
