@@ -26,11 +26,11 @@ class NamedConnection(StrictModel):
     @field_validator("url")
     @classmethod
     def _is_an_address(cls, url: str) -> str:
-        from fedssl.client import Client, ClientError
+        from fedssl.client import ClientError
+        from fedssl.client.connection import checked_url
 
         try:
-            with Client(url) as client:
-                return client.url
+            return checked_url(url)
         except ClientError as error:
             raise ValueError(str(error)) from None
 

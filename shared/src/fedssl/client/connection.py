@@ -37,7 +37,7 @@ class Connection:
     def __init__(
         self, url: str, token: str, *, timeout: float, retry: Retry, transport: httpx.BaseTransport | None
     ) -> None:
-        self.url = _checked_url(url)
+        self.url = checked_url(url)
         self.timeout = timeout
         self.retry = retry
         if token and not _TOKEN.fullmatch(token):
@@ -177,7 +177,8 @@ def _is_loopback(url: str) -> bool:
     return host == "localhost" or host.startswith("127.") or host == "::1"
 
 
-def _checked_url(url: str) -> str:
+def checked_url(url: str) -> str:
+    """A coordinator's address in the form in which it is used. Raises ClientError."""
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL:
