@@ -100,6 +100,15 @@ def test_a_run_from_submission_to_its_files(
     model = load_tensors(Path("out/model.safetensors"))
     assert {float(tensor.double().mean()) for tensor in model.values()} <= {0.0, 0.5}
     assert all(name.startswith("encoder.") for name in load_tensors(Path("out/encoder.safetensors")))
+    lineage = json.loads(Path(pulled["files"]["lineage"]).read_text())
+    (only,) = coordinator.client.rounds(created["id"])
+    assert lineage["rounds"][0]["updates"] == {"hospital-a": only.assignments[0].update}
+    assert lineage["rounds"][0]["broadcast"] == lineage["initial_model"] == only.broadcast
+    assert lineage["model"] == pulled["sha256"] == sha256(Path("out/model.safetensors").read_bytes()).hexdigest()
+    assert lineage["encoder"] == sha256(Path("out/encoder.safetensors").read_bytes()).hexdigest()
+    card = Path(pulled["files"]["card"]).read_text()
+    for word in ("# tiny", "`fedalignuniform`", "| hospital-a | 10 |", "1 of 1: 1 aggregated", lineage["encoder"]):
+        assert word in card
     assert fedssl("run", "pull", prefix, "--initial", "--out", "out").exit_code == 0
     assert Path("out/initial.safetensors").exists()
 

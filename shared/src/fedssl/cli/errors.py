@@ -28,6 +28,7 @@ EXIT_CODES = {
 _CODES = {
     "SpecError": USAGE,
     "DataError": USAGE,
+    "ExportError": USAGE,
     "ClientError": USAGE,  # itself, not one of those below: an address or a token that is none
     "ApiError": FAILED,
     "Rejected": USAGE,

@@ -17,6 +17,7 @@ from fedssl.cli import (
     evaluate,
     evaluation_datasets,
     evaluations,
+    exporting,
     methods,
     numbers,
     partition,
@@ -106,6 +107,7 @@ app.command("simulate", short_help="Train a spec in this process, without server
 app.command("compare", short_help="Compare methods on the same clients and budgets.")(compare.compare)
 app.command("reproduce", short_help="Run the papers' tables again, in full or scaled down.")(reproduce.reproduce)
 app.command("evaluate", short_help="Judge an encoder by a linear probe and kNN.")(evaluate.evaluate)
+app.command("export", short_help="Write a pulled encoder as ONNX, or for torchvision and timm.")(exporting.export)
 
 if __name__ == "__main__":
     app()

@@ -176,22 +176,25 @@ def pull(
     token_file: TokenFileOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Fetch a run's weights, the encoder by itself, and the spec: what `fedssl evaluate` needs.
+    """Fetch a run's weights, the encoder by itself, the spec, and a card that says what it is.
 
-    The files are model.safetensors (with --initial: initial.safetensors), encoder.safetensors and spec.yaml.
+    The files are model.safetensors (with --initial: initial.safetensors alone), encoder.safetensors, spec.yaml,
+    model-card.md and lineage.json. `fedssl.models.load_encoder(DIR)` loads the encoder, `fedssl export` and
+    `fedssl evaluate` take the folder's model.
     """
-    from fedssl.cli import export
+    from fedssl.cli import export, model_card
 
     with connect(url, token_file, patience_seconds=30) as client:
         view = client.run(find_run(client, run))
         folder = out or Path(f"run-{short(view.id)}")
         model = folder / (export.INITIAL if initial else export.MODEL)
         digest = client.download_model(view.id, model, "initial" if initial else "latest")
-    files = {"model": str(model), "spec": str(folder / export.SPEC)}
-    export.write_spec(view.spec, folder / export.SPEC)
-    if not initial:
-        export.export_encoder(model, folder / export.ENCODER)
-        files["encoder"] = str(folder / export.ENCODER)
+        files = {"model": str(model), "spec": str(folder / export.SPEC)}
+        export.write_spec(view.spec, folder / export.SPEC)
+        if not initial:
+            export.export_encoder(model, folder / export.ENCODER)
+            files["encoder"] = str(folder / export.ENCODER)
+            files |= model_card.write_card(client, view, digest, folder / export.ENCODER, folder)
     if output is Format.JSON:
         show_json({"run": str(view.id), "rounds_closed": view.rounds_closed, "sha256": digest, "files": files})
         return
