@@ -27,6 +27,7 @@ from fedssl_coordinator.evaluations import endpoints as evaluations
 from fedssl_coordinator.events import endpoints as events
 from fedssl_coordinator.events.repository import record
 from fedssl_coordinator.health import router as health
+from fedssl_coordinator.observing import Observed
 from fedssl_coordinator.problems import Happening, ProblemError, printable
 from fedssl_coordinator.runs import endpoints as runs
 from fedssl_coordinator.settings import settings
@@ -81,6 +82,7 @@ def create_app() -> FastAPI:
     ):
         app.include_router(router)
     app.add_middleware(BodyLimit)
+    app.add_middleware(Observed)
     app.add_exception_handler(ProblemError, _on_problem)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)

@@ -34,6 +34,10 @@ class Settings(BaseSettings):
     max_dataset_bytes: int = Field(
         default=20 * 10**9, ge=1, description="Largest file of a public or evaluation data set that operators may send."
     )
+    metrics_host: str = Field(default="127.0.0.1", description="Where Celery's processes answer Prometheus.")
+    metrics_port: int | None = Field(
+        default=None, ge=1, le=65535, description="At which port; None: they do not. The API has /metrics."
+    )
     max_body_bytes: int = Field(default=1 << 20, description="Largest JSON body that is read.")
 
 

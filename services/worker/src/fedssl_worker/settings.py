@@ -77,6 +77,8 @@ class Settings(BaseSettings):
     claim_seconds: float = Field(default=25, ge=0, le=60, description="How long one request waits for work.")
     retry_seconds: float = Field(default=30, ge=0, description="How long one request is tried again.")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    metrics_host: str = Field(default="127.0.0.1", description="Where the worker answers Prometheus.")
+    metrics_port: int | None = Field(default=None, ge=1, le=65535, description="At which port; None: it does not.")
 
     def read_token(self) -> str | None:
         """The token that was given; None: none was. Raises SettingsError where it cannot be read, or others could."""

@@ -10,6 +10,7 @@ from typing import TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from fedssl import tracing
 from fedssl.client.errors import BadAnswer, ClientError, Unreachable, api_error
 from fedssl.client.retry import Retry, with_retries
 from fedssl.protocol.errors import Problem
@@ -134,7 +135,12 @@ class Connection:
         """
         try:
             with self._http.stream(
-                method, path, params=params, headers=headers, content=content, timeout=self._limits(timeout)
+                method,
+                path,
+                params=params,
+                headers={**tracing.carried(), **(headers or {})},
+                content=content,
+                timeout=self._limits(timeout),
             ) as response:
                 if not response.is_success and response.status_code not in accepted:
                     raise _refusal(response)

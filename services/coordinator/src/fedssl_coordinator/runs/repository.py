@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -80,11 +80,6 @@ def set_reason(session: Session, run: Run, reason: str | None) -> None:
     """Why an unfinished run does not move."""
     run.reason = reason
     session.flush()
-
-
-def counts_by_state(session: Session) -> dict[str, int]:
-    rows = session.execute(select(Run.state, func.count()).group_by(Run.state))
-    return {row[0]: row[1] for row in rows}
 
 
 def _set_weights(session: Session, run: Run, state: str, broadcast: str) -> None:
