@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from typer.testing import CliRunner, Result
 
 from fedssl.artifacts.tensors import load_tensors
@@ -199,6 +200,15 @@ def test_rounds_metrics_and_artifacts(coordinator: Coordinator, fedssl: Fedssl, 
     assert "aggregated" in fedssl("run", "rounds", created["id"]).stdout
     losses = document(fedssl("run", "metrics", created["id"], "--name", "loss", "--format", "json"))
     assert [(row["client_id"], row["value"]) for row in losses] == [("hospital-a", 0.5), (None, 0.5)]
+    for form in ("csv", "json", "tensorboard"):
+        assert document(fedssl("run", "export-metrics", created["id"], "--to", form, "--out", f"out.{form}",
+                               "--format", "json"))["num_numbers"] == 2  # fmt: skip
+    assert Path("out.csv").read_text() == "round,client,name,value\n1,,loss,0.5\n1,hospital-a,loss,0.5\n"
+    assert [row["value"] for row in json.loads(Path("out.json").read_text())["numbers"]] == [0.5, 0.5]
+    written = EventAccumulator("out.tensorboard").Reload()
+    assert [(point.step, point.value) for point in written.Scalars("loss/hospital-a")] == [(1, 0.5)]
+    refused = fedssl("run", "export-metrics", created["id"], "--to", "mlflow")
+    assert (refused.exit_code, "pip install mlflow" in refused.stderr) == (2, True)
     update = only["assignments"][0]["update"]
     assert document(fedssl("artifact", "get", update, "--out", "update", "--format", "json"))["sha256"] == update
     assert sha256(Path("update").read_bytes()).hexdigest() == update

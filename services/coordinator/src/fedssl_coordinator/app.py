@@ -27,7 +27,8 @@ from fedssl_coordinator.evaluations import endpoints as evaluations
 from fedssl_coordinator.events import endpoints as events
 from fedssl_coordinator.events.repository import record
 from fedssl_coordinator.health import router as health
-from fedssl_coordinator.observing import Observed
+from fedssl_coordinator.logs import about
+from fedssl_coordinator.observing import SUBJECT, Observed
 from fedssl_coordinator.problems import Happening, ProblemError, printable
 from fedssl_coordinator.runs import endpoints as runs
 from fedssl_coordinator.settings import settings
@@ -63,6 +64,7 @@ def create_app() -> FastAPI:
         docs_url=None,  # the pages load scripts from a CDN; /openapi.json is what they are made of
         redoc_url=None,
         lifespan=_lifespan,
+        telemetry={"operation_spans": False, "logs": False},  # a span a request; what went wrong is in our own log
         responses={"default": {"model": Problem, "description": "Problem details (RFC 9457)"}},
     )
     for router in (
@@ -185,5 +187,6 @@ async def _on_database_down(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _on_crash(request: Request, error: Exception) -> JSONResponse:
-    log.error("request.crashed", path=request.url.path, exc_info=error)
+    with about(**request.scope.get(SUBJECT, {})):
+        log.error("request.crashed", path=request.url.path, exc_info=error)
     return _response(ProblemError("internal", "an unforeseen error; the coordinator's log has the details"))

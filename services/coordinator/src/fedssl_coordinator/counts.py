@@ -36,6 +36,6 @@ def counts(session: Session) -> dict[str, dict[str, int]]:
     return found
 
 
-def _counted(kind: str, state: Any) -> Select[Any]:
+def _counted(kind: str, state: Any) -> Select[str, str, int]:
     column: ColumnElement[str] = state
     return select(literal(kind), column, func.count()).group_by(column)

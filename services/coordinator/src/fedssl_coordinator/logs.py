@@ -18,11 +18,12 @@ _subject: ContextVar[dict[str, Any] | None] = ContextVar("subject", default=None
 
 
 @contextmanager
-def about(**subject: Any) -> Iterator[None]:
-    """Everything that is logged inside is about this run, round or client, and what `say_about` adds."""
-    token = _subject.set({**(_subject.get() or {}), **subject})
+def about(**subject: Any) -> Iterator[dict[str, Any]]:
+    """Everything that is logged inside is about this run, round or client, and what `say_about` adds to it."""
+    known = {**(_subject.get() or {}), **subject}
+    token = _subject.set(known)
     try:
-        yield
+        yield known
     finally:
         _subject.reset(token)
 

@@ -1,4 +1,7 @@
-"""Around every request and every task: its numbers, its span, and what its log lines are about."""
+"""Around every request and every task: its numbers, and what its log lines are about; around a task its span too.
+
+FastAPI makes those of requests.
+"""
 
 import re
 import time
@@ -14,6 +17,9 @@ from fedssl_coordinator.metrics import REQUEST_SECONDS, REQUESTS, TASK_SECONDS
 
 _RUN = re.compile(r"/v1/runs/([0-9a-f-]{36})(?:/|$)")
 _CLIENT = re.compile(r"/v1/clients/([a-z0-9-]{1,63})(?:/|$)")
+
+SUBJECT = "fedssl.subject"
+"""Where a request's scope keeps what it is about, for what is logged after the request itself has ended."""
 
 
 class Observed:
@@ -35,13 +41,9 @@ class Observed:
             await send(message)
 
         try:
-            with about(**_subject(scope["path"])), tracing.span(scope["path"], _headers(scope), kind="server") as span:
-                try:
-                    await self._app(scope, receive, note_status)
-                finally:
-                    if span is not None:
-                        span.update_name(f"{scope['method']} {_route(scope)}")
-                        span.set_attribute("http.response.status_code", status)
+            with about(**_subject(scope["path"])) as subject:
+                scope[SUBJECT] = subject
+                await self._app(scope, receive, note_status)
         finally:
             REQUESTS.labels(scope["method"], _route(scope), status).inc()
             REQUEST_SECONDS.labels(scope["method"], _route(scope)).observe(time.perf_counter() - began)
@@ -50,12 +52,6 @@ class Observed:
 def _subject(path: str) -> dict[str, str]:
     found = {"run": _RUN.match(path), "client": _CLIENT.match(path)}
     return {name: match[1] for name, match in found.items() if match}
-
-
-def _headers(scope: Scope) -> dict[str, str]:
-    """The caller's place in its trace."""
-    found = [value.decode("latin-1") for key, value in scope["headers"] if key == tracing.TRACEPARENT.encode()]
-    return {tracing.TRACEPARENT: found[0]} if found else {}
 
 
 def _route(scope: Scope) -> str:
@@ -70,8 +66,9 @@ _running: dict[str, tuple[float, ExitStack]] = {}
 def _begin_task(task_id: str, task: Any, **_: object) -> None:
     stack = ExitStack()
     stack.enter_context(about())
-    headers = {tracing.TRACEPARENT: value} if (value := task.request.get(tracing.TRACEPARENT)) else None
-    stack.enter_context(tracing.span(task.name, headers, kind="consumer"))
+    # A message's headers are the request's own attributes; those of a task that is applied in place are in a dict.
+    sent = task.request.get(tracing.TRACEPARENT) or (task.request.headers or {}).get(tracing.TRACEPARENT)
+    stack.enter_context(tracing.span(task.name, {tracing.TRACEPARENT: sent} if sent else None, kind="consumer"))
     _running[task_id] = (time.perf_counter(), stack)
 
 

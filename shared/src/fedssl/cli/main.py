@@ -86,6 +86,7 @@ app.command("up", short_help="Run a federation on this machine until Ctrl-C.")(u
 app.command("doctor", short_help="Check this machine, and the way to the coordinator.")(doctor.doctor)
 runs.app.command("rounds")(numbers.list_rounds)
 runs.app.command("metrics")(numbers.list_metrics)
+runs.app.command("export-metrics")(numbers.export_metrics)
 runs.app.command("state")(state.show_state)
 runs.app.command("dimensions")(dimensions.show_dimensions)
 runs.app.command("distillations")(distillation.list_distillations)
