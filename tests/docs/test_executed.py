@@ -2,16 +2,21 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import matplotlib
 import pytest
+from PIL import Image
 
-from support.walkthrough import run_cells
+from fedssl.local import connect
+from support.walkthrough import Walkthrough, run_cells
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -65,3 +70,72 @@ def test_the_notebook(here: Path) -> None:
     assert space["accuracy"] > 0.8
     assert space["points"].shape == (len(space["test"]), 2)
     assert not any(cell.get("outputs") for cell in json.loads(notebook.read_text())["cells"])
+
+
+PAGES = [
+    "quickstart.md",
+    "concepts.md",
+    "cli.md",
+    "how-to/two-sites.md",
+    "how-to/own-images.md",
+    "how-to/different-encoders.md",
+    "how-to/disaster.md",
+]
+
+
+def test_every_page_is_carried_out_here() -> None:
+    described = {path.relative_to(DOCS).as_posix() for path in (DOCS / "how-to").glob("*.md")}
+    assert described <= set(PAGES)
+
+
+class Others:
+    """The commands of other programs, carried out for as long as the test takes."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+
+    def __call__(self, words: list[str]) -> None:
+        if words[0] == "kill":
+            os.kill(int(words[-1]), signal.SIGKILL)
+        elif words[0] == "fedssl-worker":
+            self._work(words[1:])
+        else:
+            assert words == UP, "the pages start one federation"
+
+    def _work(self, arguments: list[str]) -> None:
+        with Path("worker.log").open("w") as log:
+            process = subprocess.Popen([sys.executable, "-m", "fedssl_worker", *arguments], stderr=log)
+        self._stack.callback(process.wait, 30)
+        self._stack.callback(process.terminate)
+        end = time.monotonic() + 120
+        while "registered" not in Path("worker.log").read_text():
+            assert time.monotonic() < end, Path("worker.log").read_text()
+            time.sleep(0.2)
+
+
+def worker_of(folder: Path, client: str) -> str:
+    """The process of a client's worker."""
+    needle = f"FEDSSL_WORKER_STATE={folder}/.fedssl/workers/{client}\0".encode()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if needle in path.read_bytes():
+                return path.parent.name
+        except OSError:
+            continue
+    raise AssertionError(f"no worker of {client}")
+
+
+def test_the_pages(federation: Path, here: Path) -> None:
+    for number in range(40):
+        path = here / "images" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((16, 16), 40 + number).save(path)
+    shutil.copy(federation / ".fedssl" / "tokens" / "operator", here / "operator-token")
+    with connect(federation / ".fedssl") as client:
+        url = client.url
+    stands_for = {"https://fedssl.example.org": url, "PID": worker_of(federation, "client-0")}
+    with ExitStack() as stack:
+        walkthrough = Walkthrough(stands_for, Others(stack))
+        for page in PAGES:
+            walkthrough.follow(DOCS / page)
+    assert walkthrough.num_commands >= 40
