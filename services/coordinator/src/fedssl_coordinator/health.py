@@ -48,8 +48,8 @@ def readyz(response: Response) -> Health:
 
 @router.get("/metrics", response_class=Response)
 def metrics(caller: Viewer, session: DB) -> Response:
-    """Counts for Prometheus, whose scrape sends a viewer's token: of everything in Postgres, of the queues, and of this
-    process."""
+    """Counts for Prometheus, whose scrape sends a viewer's token."""
+    # Of everything in Postgres and of the queues, the same from every API process; then what this one has done.
     shared = CollectorRegistry()
     found = counts(session)
     for kind, label in _LABELS.items():
