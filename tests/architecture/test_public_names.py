@@ -7,7 +7,9 @@ import pytest
 import fedssl.aggregation
 import fedssl.data
 import fedssl.evaluation
+import fedssl.local
 import fedssl.losses
+import fedssl.models
 import fedssl.simulation
 
 LOSSES = {
@@ -57,3 +59,8 @@ def test_evaluation_data_and_simulation() -> None:
     promised = "labels, num_clients, scheme, seed, alpha=None"
     assert _signature(fedssl.data.partition).startswith(promised)
     assert {"model", "history", "evaluations"} <= set(fedssl.simulation.Result.__slots__)
+
+
+def test_a_pulled_encoder_is_loaded_in_one_line() -> None:
+    assert _signature(fedssl.models.load_encoder) == "path"
+    assert _signature(fedssl.local.connect) == "root=.fedssl"

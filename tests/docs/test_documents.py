@@ -59,6 +59,8 @@ def test_every_command_exists_with_its_options(document: str, words: list[str]) 
 
 
 def _check(command: Any, words: list[str]) -> None:
+    if words[0] == "--connection":
+        words = words[2:]
     while hasattr(command, "commands"):
         assert words[0] in command.commands, f"{words[0]} is no command of {command.name}"
         command, words = command.commands[words[0]], words[1:]

@@ -10,6 +10,7 @@ FedSSLError
 │   ├── ArtifactTooLarge more bytes than the plan allows
 │   ├── OffsetMismatch   bytes for another place than the end of what has arrived
 │   └── ArtifactNotFound nothing is stored under a digest
+├── ExportError          an encoder or numbers cannot be written in the form that was asked for
 ├── ResultsError         a folder holds results or a checkpoint of another run, or damaged ones
 ├── Cancelled            the work was called off from outside
 ├── Paused               a simulation stopped where its spec's watch asked for it
@@ -56,6 +57,10 @@ class OffsetMismatch(ArtifactError):
 
 class ArtifactNotFound(ArtifactError):
     """Nothing is stored under this digest."""
+
+
+class ExportError(FedSSLError):
+    """An encoder, or a run's numbers, cannot be written in the form that was asked for."""
 
 
 class ResultsError(FedSSLError):

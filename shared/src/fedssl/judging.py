@@ -27,7 +27,7 @@ from fedssl.evaluation import (
     probe_encoder,
     uniformity,
 )
-from fedssl.models import build_encoder, build_mlp, initialised
+from fedssl.models import build_mlp, encoder_of, initialised, loaded
 from fedssl.protocol.data import DataConfig
 from fedssl.protocol.evaluation import JudgingConfig, Measure
 from fedssl.protocol.runs import RunSpec
@@ -110,7 +110,7 @@ def load_labelled(
 
 def load_encoder(tensors: Mapping[str, Tensor], spec: RunSpec) -> nn.Module:
     """The encoder among a model's tensors. Raises SpecError where they do not hold the one that the spec describes."""
-    return _loaded(initialised(lambda: build_encoder(spec.model.encoder, spec.data.channels), 0), "encoder", tensors)
+    return encoder_of(tensors, spec.model.encoder, spec.data.channels)
 
 
 def load_projected(tensors: Mapping[str, Tensor], spec: RunSpec) -> nn.Module:
@@ -118,7 +118,7 @@ def load_projected(tensors: Mapping[str, Tensor], spec: RunSpec) -> nn.Module:
     if (head := spec.model.projector) is None:
         raise SpecError("the spec's model has no projector: its embeddings are the representations")
     projector = initialised(lambda: build_mlp(head, spec.model.encoder.feature_dim), 0)
-    return nn.Sequential(load_encoder(tensors, spec), _loaded(projector, "projector", tensors))
+    return nn.Sequential(load_encoder(tensors, spec), loaded(projector, "projector", tensors))
 
 
 def judge(
@@ -228,17 +228,3 @@ def _geometry(
         "effective_rank_centered": effective_rank(test_NH, center=True),
         "feature_std": feature_std(test_NH),
     }
-
-
-def _loaded(module: nn.Module, name: str, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """The module with the tensors that are named after it."""
-    prefix = f"{name}."
-    own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
-    if not own:
-        raise SpecError(f"the model holds no {name}: none of its tensors has a name that begins with {prefix}")
-    try:
-        module.load_state_dict(own)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0].rstrip(":")
-        raise SpecError(f"the model does not hold the {name} that the spec describes ({reason})") from None
-    return module

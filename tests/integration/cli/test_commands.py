@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from typer.testing import CliRunner, Result
 
 from fedssl.artifacts.tensors import load_tensors
@@ -100,6 +101,15 @@ def test_a_run_from_submission_to_its_files(
     model = load_tensors(Path("out/model.safetensors"))
     assert {float(tensor.double().mean()) for tensor in model.values()} <= {0.0, 0.5}
     assert all(name.startswith("encoder.") for name in load_tensors(Path("out/encoder.safetensors")))
+    lineage = json.loads(Path(pulled["files"]["lineage"]).read_text())
+    (only,) = coordinator.client.rounds(created["id"])
+    assert lineage["rounds"][0]["updates"] == {"hospital-a": only.assignments[0].update}
+    assert lineage["rounds"][0]["broadcast"] == lineage["initial_model"] == only.broadcast
+    assert lineage["model"] == pulled["sha256"] == sha256(Path("out/model.safetensors").read_bytes()).hexdigest()
+    assert lineage["encoder"] == sha256(Path("out/encoder.safetensors").read_bytes()).hexdigest()
+    card = Path(pulled["files"]["card"]).read_text()
+    for word in ("# tiny", "`fedalignuniform`", "| hospital-a | 10 |", "1 of 1: 1 aggregated", lineage["encoder"]):
+        assert word in card
     assert fedssl("run", "pull", prefix, "--initial", "--out", "out").exit_code == 0
     assert Path("out/initial.safetensors").exists()
 
@@ -164,15 +174,76 @@ def test_tokens_that_end_and_tokens_that_serve_once(coordinator: Coordinator, fe
     assert secret not in listed
 
 
-def test_a_run_that_does_not_complete_exits_with_1(coordinator: Coordinator, fedssl: Fedssl, spec: str) -> None:
+def test_how_a_run_ended_is_the_exit_code(coordinator: Coordinator, fedssl: Fedssl, spec: str) -> None:
     created = document(fedssl("run", "submit", "-", "--format", "json", text=spec))
+    late = fedssl("run", "wait", created["id"], "--timeout", "1s", "--format", "json")
+    assert (late.exit_code, json.loads(late.stdout)["state"]) == (8, "running")
+    assert fedssl("run", "pause", created["id"]).exit_code == 0
+    paused = fedssl("run", "wait", created["id"])
+    assert (paused.exit_code, "fedssl run resume" in paused.stderr) == (7, True)
+    assert fedssl("run", "wait", created["id"], "--through-pauses", "--timeout", "1s").exit_code == 7
     assert document(fedssl("run", "stop", created["id"], "--format", "json"))["outcome"] == "stopped"
 
     for verb in ("wait", "watch"):
         result = fedssl("run", verb, created["id"], "--format", "json")
-        assert result.exit_code == 1
+        assert result.exit_code == 6
         assert json.loads(result.stdout)["outcome"] == "stopped"
         assert "is stopped: stopped by an operator" in result.stderr
+
+
+def test_rounds_metrics_and_artifacts(coordinator: Coordinator, fedssl: Fedssl, spec: str, tmp_path: Path) -> None:
+    created = document(fedssl("run", "submit", "-", "--format", "json", text=spec))
+    train(coordinator, created, tmp_path)
+
+    (only,) = document(fedssl("run", "rounds", created["id"], "--format", "json"))
+    assert (only["number"], only["verdict"]) == (1, "aggregated")
+    assert "aggregated" in fedssl("run", "rounds", created["id"]).stdout
+    losses = document(fedssl("run", "metrics", created["id"], "--name", "loss", "--format", "json"))
+    assert [(row["client_id"], row["value"]) for row in losses] == [("hospital-a", 0.5), (None, 0.5)]
+    for form in ("csv", "json", "tensorboard"):
+        assert document(fedssl("run", "export-metrics", created["id"], "--to", form, "--out", f"out.{form}",
+                               "--format", "json"))["num_numbers"] == 2  # fmt: skip
+    assert Path("out.csv").read_text() == "round,client,name,value\n1,,loss,0.5\n1,hospital-a,loss,0.5\n"
+    assert [row["value"] for row in json.loads(Path("out.json").read_text())["numbers"]] == [0.5, 0.5]
+    written = EventAccumulator("out.tensorboard").Reload()
+    assert [(point.step, point.value) for point in written.Scalars("loss/hospital-a")] == [(1, 0.5)]
+    refused = fedssl("run", "export-metrics", created["id"], "--to", "mlflow")
+    assert (refused.exit_code, "pip install mlflow" in refused.stderr) == (2, True)
+    update = only["assignments"][0]["update"]
+    assert document(fedssl("artifact", "get", update, "--out", "update", "--format", "json"))["sha256"] == update
+    assert sha256(Path("update").read_bytes()).hexdigest() == update
+    assert [row["id"] for row in document(fedssl("run", "ls", "--state", "paused", "--format", "json"))] == []
+    (closed,) = document(fedssl("run", "logs", created["id"], "--kind", "round.closed", "--format", "json"))
+    assert closed["round_number"] == 1
+
+
+def test_the_doctor_finds_a_coordinator_well(coordinator: Coordinator, fedssl: Fedssl, tmp_path: Path) -> None:
+    found = document(fedssl("doctor", "--data", tmp_path, "--format", "json"))
+    assert found["ok"] is True
+    checks = {check["name"]: check["found"] for check in found["checks"]}
+    assert {"coordinator", "clock", "its servers", "token and methods", "data"} <= checks.keys()
+    assert "wrong" not in checks.values()
+    Path("wrong").write_text("fedssl_wrong")
+    Path("wrong").chmod(0o600)
+    ill = fedssl("doctor", "--token-file", "wrong", "--format", "json")
+    assert ill.exit_code == 1
+    assert [check["name"] for check in json.loads(ill.stdout)["checks"] if check["found"] == "wrong"] == ["token"]
+
+
+def test_the_shell_is_offered_runs_and_clients(coordinator: Coordinator, fedssl: Fedssl, spec: str) -> None:
+    created = document(fedssl("run", "submit", "-", "--format", "json", text=spec))
+    coordinator.worker("hospital-a")
+    assert complete(f"fedssl run show {created['id'][:2]}") == [f"{created['id'][:8]}"]
+    assert complete("fedssl client show hosp") == ["hospital-a"]
+    assert complete("fedssl run show zz") == []
+
+
+def complete(line: str) -> list[str]:
+    """What bash is offered for the last word of a line."""
+    words = line.split()
+    shell = {"_FEDSSL_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    done = CliRunner().invoke(app, [], prog_name="fedssl", env=shell)
+    return done.stdout.split()
 
 
 @pytest.mark.parametrize(

@@ -47,14 +47,17 @@ def test_help_documents_the_exit_codes_and_the_connection() -> None:
 
     for code, meaning in EXIT_CODES.items():
         assert f"{code:>4}  {meaning}\n" in printed
-    for word in ("FEDSSL_URL", "FEDSSL_TOKEN_FILE", "FEDSSL_TOKEN", ".fedssl", "--format json"):
+    for word in ("FEDSSL_URL", "FEDSSL_CONNECTION", "FEDSSL_TOKEN_FILE", "FEDSSL_TOKEN", ".fedssl", "--format json"):
         assert word in text
 
 
 ON_THE_COORDINATOR = ("state", "dimensions", "distillations", "cancel-distillation")
+LOOKING = ("rounds", "metrics")
 STEERING = ("submit", "ls", "show", "watch", "wait", "start", "pause", "resume", "stop", "pull", "logs")
 GROUPS = {
-    "run": (*STEERING, *ON_THE_COORDINATOR),
+    "run": (*STEERING, *LOOKING, *ON_THE_COORDINATOR),
+    "artifact": ("get",),
+    "connection": ("add", "ls", "use", "rm"),
     "method": ("ls", "show"),
     "client": ("ls", "show", "revoke"),
     "data": ("ls", "fetch"),
@@ -64,6 +67,7 @@ GROUPS = {
 }
 COMMANDS = [
     ["demo"],
+    ["doctor"],
     ["up"],
     ["simulate"],
     ["compare"],

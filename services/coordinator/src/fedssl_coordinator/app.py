@@ -27,6 +27,8 @@ from fedssl_coordinator.evaluations import endpoints as evaluations
 from fedssl_coordinator.events import endpoints as events
 from fedssl_coordinator.events.repository import record
 from fedssl_coordinator.health import router as health
+from fedssl_coordinator.logs import about
+from fedssl_coordinator.observing import SUBJECT, Observed
 from fedssl_coordinator.pace import Pace
 from fedssl_coordinator.problems import Happening, ProblemError, printable
 from fedssl_coordinator.rate_limits import RateLimits
@@ -67,6 +69,7 @@ def create_app() -> FastAPI:
         docs_url=None,  # the pages load scripts from a CDN; /openapi.json is what they are made of
         redoc_url=None,
         lifespan=_lifespan,
+        telemetry={"operation_spans": False, "logs": False},  # a span a request; what went wrong is in our own log
         responses={"default": {"model": Problem, "description": "Problem details (RFC 9457)"}},
     )
     for router in (
@@ -90,6 +93,7 @@ def create_app() -> FastAPI:
     app.add_middleware(Pace)  # around it: it reads bodies too
     app.add_middleware(RateLimits)  # around both: a flood's bodies are not read
     app.add_middleware(Stopping)
+    app.add_middleware(Observed)
     app.add_exception_handler(ProblemError, _on_problem)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
@@ -192,5 +196,6 @@ async def _on_database_down(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _on_crash(request: Request, error: Exception) -> JSONResponse:
-    log.error("request.crashed", path=request.url.path, exc_info=error)
+    with about(**request.scope.get(SUBJECT, {})):
+        log.error("request.crashed", path=request.url.path, exc_info=error)
     return _response(ProblemError("internal", "an unforeseen error; the coordinator's log has the details"))

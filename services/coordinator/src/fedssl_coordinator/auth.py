@@ -20,6 +20,7 @@ from starlette.concurrency import run_in_threadpool
 from fedssl.protocol.base import Digest
 from fedssl.protocol.tokens import Role
 from fedssl_coordinator.db import DB, transaction
+from fedssl_coordinator.logs import say_about
 from fedssl_coordinator.problems import ProblemError
 from fedssl_coordinator.tokens import repository
 
@@ -86,6 +87,7 @@ def _identify(session: Session, credentials: HTTPAuthorizationCredentials | None
     found = repository.find(session, hash_secret(credentials.credentials)) if credentials else None
     if found is None:
         raise _unauthenticated()
+    say_about(client=found.client_id)
     return Caller(found.id, Role(found.role), found.client_id)
 
 

@@ -57,7 +57,7 @@ def _configuration() -> dict[str, Any]:
     }
 
 
-app = Celery("fedssl", include=["fedssl_coordinator.tasks"])
+app = Celery("fedssl", include=["fedssl_coordinator.tasks", "fedssl_coordinator.observing"])
 app.add_defaults(_configuration)
 
 

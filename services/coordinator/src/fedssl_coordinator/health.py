@@ -5,14 +5,24 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, gen
 from sqlalchemy import select
 from sqlalchemy.exc import ProgrammingError, SQLAlchemyError
 
-from fedssl.protocol.states import RunState
 from fedssl.protocol.views import Health
 from fedssl_coordinator.auth import Viewer
+from fedssl_coordinator.counts import counts
 from fedssl_coordinator.db import DB, transaction
+from fedssl_coordinator.metrics import REGISTRY
 from fedssl_coordinator.models import Run
-from fedssl_coordinator.runs import repository as runs
+from fedssl_coordinator.nudges import queue_depths
 
 router = APIRouter(tags=["health"])
+
+_LABELS = {
+    "runs": "state",
+    "rounds": "verdict",
+    "assignments": "state",
+    "distillations": "state",
+    "evaluations": "state",
+    "clients": "state",
+}
 
 
 @router.get("/healthz")
@@ -39,9 +49,14 @@ def readyz(response: Response) -> Health:
 @router.get("/metrics", response_class=Response)
 def metrics(caller: Viewer, session: DB) -> Response:
     """Counts for Prometheus, whose scrape sends a viewer's token."""
-    registry = CollectorRegistry()
-    gauge = Gauge("fedssl_runs", "Runs by state", ["state"], registry=registry)
-    counts = runs.counts_by_state(session)
-    for state in RunState:  # those without a run too: a series that comes and goes cannot be alerted on
-        gauge.labels(state=state.value).set(counts.get(state, 0))
-    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+    # Of everything in Postgres and of the queues, the same from every API process; then what this one has done.
+    shared = CollectorRegistry()
+    found = counts(session)
+    for kind, label in _LABELS.items():
+        gauge = Gauge(f"fedssl_{kind}", f"{kind.capitalize()} by {label}", [label], registry=shared)
+        for state, number in found[kind].items():
+            gauge.labels(state).set(number)
+    depth = Gauge("fedssl_queue_depth", "Messages that wait in Redis", ["queue"], registry=shared)
+    for queue, number in queue_depths().items():
+        depth.labels(queue).set(number)
+    return Response(generate_latest(shared) + generate_latest(REGISTRY), media_type=CONTENT_TYPE_LATEST)

@@ -15,6 +15,12 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
+MetricsPortOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=65535, help="Answer Prometheus at this port of FEDSSL_METRICS_HOST.  [env: FEDSSL_METRICS_PORT]"
+    ),
+]
 token_app = typer.Typer(help="Access tokens.", no_args_is_help=True)
 app.add_typer(token_app, name="token")
 app.command()(retention.collect)
@@ -91,9 +97,8 @@ def api(
     try:
         listening.check()
         from fedssl_coordinator.app import create_app
-        from fedssl_coordinator.logs import configure_logging
 
-        configure_logging()
+        _set_up()
         serve(create_app(), listening)
     except ServingError as error:
         typer.echo(f"fedssl-coordinator: {error}", err=True)
@@ -105,6 +110,7 @@ def aggregator(
     queues: Annotated[
         str, typer.Option(metavar="QUEUES", help="Which of the three to serve, separated by commas.")
     ] = "aggregate,distill,evaluate",
+    metrics_port: MetricsPortOption = None,
 ) -> None:
     """Run a Celery worker, which computes one thing at a time. Scale by starting more of them.
 
@@ -118,11 +124,11 @@ def aggregator(
     """
     from fedssl_coordinator.celery_app import QUEUES
     from fedssl_coordinator.celery_app import app as celery
-    from fedssl_coordinator.logs import configure_logging
 
     if unknown := [name for name in queues.split(",") if name not in QUEUES]:
         raise typer.BadParameter(f"{unknown[0]!r} is no queue: there are {', '.join(QUEUES)}")
-    configure_logging()
+    _set_up()
+    _serve_metrics(metrics_port)
     name = f"{queues.replace(',', '-')}.{os.getpid()}@%h"
     # solo: prefork hangs once torch has run threads in the parent.
     celery.worker_main(
@@ -132,12 +138,12 @@ def aggregator(
 
 
 @app.command()
-def beat() -> None:
+def beat(metrics_port: MetricsPortOption = None) -> None:
     """Run the clock: a sweep every few seconds that finds runs and leases past due."""
     from fedssl_coordinator.celery_app import app as celery
-    from fedssl_coordinator.logs import configure_logging
 
-    configure_logging()
+    _set_up()
+    _serve_metrics(metrics_port)
     celery.start(["beat", "-l", "WARNING", "--pidfile", ""])
 
 
@@ -159,6 +165,26 @@ def openapi() -> None:
     from fedssl_coordinator.app import create_app
 
     typer.echo(json.dumps(create_app().openapi(), indent=2, sort_keys=True))
+
+
+def _set_up() -> None:
+    """Logs, and traces where they are asked for."""
+    from fedssl import tracing
+    from fedssl_coordinator.logs import configure_logging
+
+    try:
+        configure_logging()
+        tracing.configure("fedssl-coordinator")
+    except (ValueError, tracing.TracingUnavailable) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+
+
+def _serve_metrics(port: int | None) -> None:
+    from fedssl_coordinator.metrics import serve
+    from fedssl_coordinator.settings import settings
+
+    serve(settings().metrics_host, port or settings().metrics_port)
 
 
 @token_app.command("create")

@@ -9,7 +9,8 @@ import structlog
 from kombu.exceptions import OperationalError
 from sqlalchemy.orm import Session
 
-from fedssl_coordinator.celery_app import app
+from fedssl import tracing
+from fedssl_coordinator.celery_app import QUEUES, app
 from fedssl_coordinator.db import after_commit
 from fedssl_coordinator.settings import settings
 
@@ -52,6 +53,15 @@ def wake_watchers(session: Session) -> None:
     after_commit(session, _publish, EVENTS_CHANNEL)
 
 
+def queue_depths() -> dict[str, int]:
+    """How many messages wait in each queue; nothing while Redis does not answer."""
+    try:
+        return {queue: _redis().llen(queue) for queue in QUEUES}
+    except redis.RedisError as error:
+        log.warning("redis.unreachable", error=type(error).__name__, consequence="no queue depths are shown")
+        return {}
+
+
 def _publish(channel: str) -> None:
     if time.monotonic() < _silent_until:
         return
@@ -65,7 +75,7 @@ def _send_task(name: str, *arguments: str) -> None:
     if time.monotonic() < _silent_until:
         return
     try:
-        app.send_task(f"fedssl.{name}", args=arguments, retry=False)
+        app.send_task(f"fedssl.{name}", args=arguments, retry=False, headers=tracing.carried())
     except (OperationalError, redis.RedisError, OSError) as error:
         _fall_silent(error)
 

@@ -61,6 +61,10 @@ class Settings(BaseSettings):
     stall_bytes: int = Field(
         default=4096, ge=1, description="A body of which less than this comes in stall_seconds stands still."
     )
+    metrics_host: str = Field(default="127.0.0.1", description="Where Celery's processes answer Prometheus.")
+    metrics_port: int | None = Field(
+        default=None, ge=1, le=65535, description="At which port; None: they do not. The API has /metrics."
+    )
     max_body_bytes: int = Field(default=1 << 20, description="Largest JSON body that is read.")
     max_head_bytes: int = Field(default=1 << 16, ge=1 << 12, description="Longest head of a request: path and headers.")
     head_seconds: float = Field(default=10.0, gt=0, description="How long a connection may take to send that head.")

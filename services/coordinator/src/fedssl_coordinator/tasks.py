@@ -15,6 +15,8 @@ from fedssl_coordinator.distillation import repository as jobs
 from fedssl_coordinator.distillation import service as distillation
 from fedssl_coordinator.evaluations import repository as judgements
 from fedssl_coordinator.evaluations import service as evaluations
+from fedssl_coordinator.logs import say_about
+from fedssl_coordinator.metrics import TASK_FAILURES
 from fedssl_coordinator.retention import service as retention
 from fedssl_coordinator.rounds import repository, service
 from fedssl_coordinator.rounds.service import Step
@@ -27,6 +29,7 @@ def advance_run(run_id: str) -> None:
     """Move one run as far as it goes: prepare it, open a round, aggregate, close, open the next."""
 
     def advance(connection: Connection) -> None:
+        say_about(run=run_id)
         while _advance(UUID(run_id)):
             pass
 
@@ -103,7 +106,8 @@ def _advance(run_id: UUID) -> bool:
     except UNREACHABLE:
         raise
     except Exception as error:
-        log.exception("run.stalled", run_id=str(run_id))
+        log.exception("run.stalled", run=str(run_id))
+        TASK_FAILURES.labels("advance_run").inc()
         with transaction() as session:
             service.note_failure(session, run_id, f"{type(error).__name__}: {error}", begun=step is not None)
         return False
@@ -137,6 +141,7 @@ def _distil(connection: Connection, job_id: UUID) -> None:
 
     def note_failure(why: str) -> None:
         log.exception("distillation.stalled", job=str(job_id))
+        TASK_FAILURES.labels("distil").inc()
         with transaction() as session:
             distillation.note_failure(session, job_id, why)
 
@@ -148,6 +153,7 @@ def _evaluate(connection: Connection, evaluation_id: UUID) -> None:
 
     def note_failure(why: str) -> None:
         log.exception("evaluation.stalled", evaluation=str(evaluation_id))
+        TASK_FAILURES.labels("evaluate").inc()
         with transaction() as session:
             evaluations.note_failure(session, evaluation_id, why)
 

@@ -9,6 +9,7 @@ import structlog
 import torch
 from structlog.contextvars import bound_contextvars
 
+from fedssl import tracing
 from fedssl.client import (
     ApiError,
     BadAnswer,
@@ -34,6 +35,7 @@ from fedssl_worker.egress import Egress
 from fedssl_worker.executor import Executor
 from fedssl_worker.lease import Lease
 from fedssl_worker.ledger import LedgerError
+from fedssl_worker.metrics import ASSIGNMENTS, TRAINING_SECONDS, UNANSWERED, UPLOAD_BYTES, Pace
 from fedssl_worker.state import ClientStates
 
 log = structlog.get_logger()
@@ -131,6 +133,7 @@ class Agent:
             except _TEMPORARY as error:
                 # A trained update is on the disk: the next claim brings the same work, which is then handed in.
                 log.warning("coordinator does not answer, trying on", reason=str(error))
+                UNANSWERED.inc()
                 self._patience.wait()
             except ClientError as error:
                 log.error("the coordinator's answer makes no sense here, trying on", reason=str(error))
@@ -155,7 +158,10 @@ class Agent:
                 time.sleep(_IDLE_SECONDS)
             return
         self._follow_policy()  # it may have changed while the claim waited
-        with bound_contextvars(run=str(item.run_id), round=item.round_number):
+        with (
+            bound_contextvars(run=str(item.run_id), round=item.round_number),
+            tracing.round_span("work", item.run_id, item.round_number, client=item.client_id),
+        ):
             self._work_on(item)
 
     def _follow_policy(self) -> None:
@@ -177,6 +183,7 @@ class Agent:
             self._patience.reset()
         except (Cancelled, LeaseLost, Gone, DuplicateUpdate) as error:
             log.warning("work called off", reason=str(error))
+            ASSIGNMENTS.labels("called off").inc()
             self._patience.wait()
         except (*_REFUSED, *_TEMPORARY, BadAnswer):
             raise
@@ -196,9 +203,14 @@ class Agent:
         started = time.monotonic()
         self._egress.require_permitted(item)
         with Lease(self._client, item, self._egress.anchoring) as lease:
-            finished = self._executor.execute(
-                item, lambda progress: lease.report(self._egress.permitted_progress(item, progress))
-            )
+            pace = Pace()
+
+            def report(progress: Progress) -> None:
+                pace.note(progress)
+                lease.report(self._egress.permitted_progress(item, progress))
+
+            with tracing.span("train"), TRAINING_SECONDS.time():
+                finished = self._executor.execute(item, report)
             log.info("trained", seconds=round(time.monotonic() - started, 2), metrics=finished.metrics)
             uploading = Progress(phase="uploading", epoch=0, num_epochs=0, step=0, num_steps=0)
             lease.report(uploading)
@@ -207,6 +219,8 @@ class Agent:
             self._egress.send(item, finished.update, finished.digest, numbers, lambda _: lease.report(uploading))
             answer = self._egress.submit(item, finished)
         log.info("submitted", state=answer.state.value, digest=finished.digest)
+        UPLOAD_BYTES.inc(finished.update.stat().st_size)
+        ASSIGNMENTS.labels(answer.state.value).inc()
         if answer.state is AssignmentState.ACCEPTED:
             accepted = AcceptedUpdate(round_number=item.round_number, update=finished.digest)
             self._states.discard(item.run_id, but=accepted)
@@ -215,6 +229,7 @@ class Agent:
 
     def _decline(self, item: WorkItem, reason: str) -> None:
         log.warning("declining", reason=reason)
+        ASSIGNMENTS.labels("declined").inc()
         self._states.discard(item.run_id, but=item.last_accepted)
         try:
             self._client.decline(item.assignment_id, reason)

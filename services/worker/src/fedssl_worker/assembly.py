@@ -5,6 +5,7 @@ from pathlib import Path
 
 import structlog
 import torch
+from structlog.contextvars import bind_contextvars
 
 from fedssl.client import ClientError, Retry, Tls, WorkerClient
 from fedssl.methods import METHODS
@@ -17,6 +18,7 @@ from fedssl_worker.enrolment import own_token
 from fedssl_worker.executor import Executor, choose_device, describe_device
 from fedssl_worker.files import owned_folder
 from fedssl_worker.ledger import Ledger, LedgerError
+from fedssl_worker.metrics import serve
 from fedssl_worker.policy import Governor
 from fedssl_worker.public_cache import PublicCache
 from fedssl_worker.settings import Settings, SettingsError
@@ -35,6 +37,7 @@ def run_worker(settings: Settings) -> int:
     given = settings.read_token()
     governor = Governor(settings.policy, settings.coordinator)
     device = choose_device(settings.device, settings.threads)
+    serve(settings.metrics_host, settings.metrics_port)
     with owned_folder(settings.state.expanduser()) as folder:
         try:
             token = given or _own_token(settings, folder)
@@ -64,6 +67,7 @@ def _work(
         return egress.introduce(lambda news: register(client, introduction.model_copy(update=news), patience))
 
     client_id = introduce()
+    bind_contextvars(client=client_id)
     log.info("registered", client=client_id, coordinator=client.url, device=introduction.device)
     states = ClientStates(folder / "runs")
     cache = PublicCache(client, folder / "public", settings.max_public_bytes)

@@ -1,5 +1,6 @@
 """Holds an assignment's lease while it is worked on: a thread renews it and learns when the work is called off."""
 
+import contextvars
 import threading
 import time
 from types import TracebackType
@@ -30,7 +31,9 @@ class Lease:
         self._progress: Progress | None = None
         self._lost: Exception | None = None
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+        # In a copy of this context: its log lines and requests are about the same round, and in the same trace.
+        run = contextvars.copy_context().run
+        self._thread = threading.Thread(target=run, args=(self._run,), name="lease", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()

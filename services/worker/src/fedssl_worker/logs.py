@@ -1,6 +1,7 @@
-"""Logging to standard error: for people on a terminal, JSON lines everywhere else."""
+"""Logging to standard error: for people on a terminal, JSON lines everywhere else, or as FEDSSL_LOG_FORMAT says."""
 
 import logging
+import os
 import sys
 
 import structlog
@@ -8,8 +9,14 @@ from structlog.typing import Processor
 
 
 def set_up_logging(level: str) -> None:
-    """Send structlog's and the standard library's messages the same way. Local variables are never printed."""
-    is_terminal = sys.stderr.isatty()
+    """Send structlog's and the standard library's messages the same way. Local variables are never printed.
+
+    Raises ValueError where FEDSSL_LOG_FORMAT is neither `json` nor `console`.
+    """
+    wanted = os.environ.get("FEDSSL_LOG_FORMAT", "")
+    if wanted not in ("", "json", "console"):
+        raise ValueError(f"FEDSSL_LOG_FORMAT is {wanted!r}: set it to json or console, or leave it out")
+    is_terminal = sys.stderr.isatty() if not wanted else wanted == "console"
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,

@@ -124,6 +124,12 @@ def run(
         typer.Option(help="How long the client states of a run stay after it has ended.", show_default="604800"),
     ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.", show_default="info")] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Answer Prometheus at this port.", show_default="it does not")
+    ] = None,
+    metrics_host: Annotated[
+        str | None, typer.Option(help="The address of --metrics-port.", show_default="127.0.0.1")
+    ] = None,
 ) -> None:
     """Train for a coordinator until stopped."""
     options = dict(locals())
@@ -151,10 +157,15 @@ def _settings(options: dict[str, Any]) -> Settings:
 
 
 def _run(settings: Settings) -> int:
+    from fedssl import tracing
     from fedssl_worker.leaving import Leaving, leave_now, leaving_on_signals
     from fedssl_worker.logs import set_up_logging
 
-    set_up_logging(settings.log_level)
+    try:
+        set_up_logging(settings.log_level)
+        tracing.configure("fedssl-worker")
+    except (ValueError, tracing.TracingUnavailable) as error:
+        raise SettingsError(str(error)) from None
     try:
         with leaving_on_signals():
             from fedssl_worker.assembly import run_worker

@@ -63,6 +63,8 @@ class Settings(BaseSettings):
         default=7 * 86_400, ge=0, description="How long the client states of a run stay after it has ended."
     )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    metrics_host: str = Field(default="127.0.0.1", description="Where the worker answers Prometheus.")
+    metrics_port: int | None = Field(default=None, ge=1, le=65535, description="At which port; None: it does not.")
 
     def read_token(self) -> str | None:
         """The token that was given; None: none was. Raises SettingsError where it cannot be read, or others could."""

@@ -4,12 +4,15 @@ from typing import Annotated
 
 import typer
 
+from fedssl.cli.completion import complete_client
 from fedssl.cli.connection import CONNECTION_HELP, TokenFileOption, UrlOption, connect
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table
 
 app = typer.Typer(help="Look at data owners, and shut them out.", epilog=CONNECTION_HELP, no_args_is_help=True)
 
-ClientArgument = Annotated[str, typer.Argument(metavar="CLIENT", help="A data owner's name.")]
+ClientArgument = Annotated[
+    str, typer.Argument(metavar="CLIENT", help="A data owner's name.", autocompletion=complete_client)
+]
 
 
 @app.command("ls")

@@ -4,6 +4,7 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,19 +12,26 @@ from uuid import UUID
 
 import typer
 
+from fedssl.cli.completion import complete_run
 from fedssl.cli.errors import NoSuchRun, UsageError
 from fedssl.cli.output import note
 
 if TYPE_CHECKING:
+    from fedssl.cli.connection_file import NamedConnection
     from fedssl.client import Client
 
 LOCAL_FOLDER = Path(".fedssl")
 MIN_PREFIX = 4
 
+chosen_connection: ContextVar[str | None] = ContextVar("chosen_connection", default=None)
+"""The name that `--connection` gives, for the length of a command."""
+
 CONNECTION_HELP = (
-    "The coordinator is the one of --url, else FEDSSL_URL, else of the local `fedssl up` whose folder .fedssl is here. "
-    "The token is the one in --token-file, else FEDSSL_TOKEN, else in the file FEDSSL_TOKEN_FILE, else the local "
-    "federation's own. Over https the machine's authorities are trusted, or those in the file FEDSSL_CA_FILE alone; "
+    "The coordinator is the one of --url, else of --connection, else of FEDSSL_URL, else of FEDSSL_CONNECTION, else of "
+    "the local `fedssl up` whose folder .fedssl is here, else of the connection that `fedssl connection use` chose. "
+    "The token is the one in --token-file, else the one of --connection, else FEDSSL_TOKEN, else in the file "
+    "FEDSSL_TOKEN_FILE, else the connection's or the local federation's own. "
+    "Over https the machine's authorities are trusted, or those in the file FEDSSL_CA_FILE alone; "
     "FEDSSL_CLIENT_CERT and FEDSSL_CLIENT_KEY are for a coordinator that asks for a certificate. Over http a token "
     "goes to another machine only with FEDSSL_INSECURE_HTTP=1."
 )
@@ -41,7 +49,12 @@ TokenFileOption = Annotated[
     ),
 ]
 RunArgument = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run's id, or its beginning (at least 4 characters, if only one fits).")
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="A run's id, or its beginning (at least 4 characters, if only one fits).",
+        autocompletion=complete_run,
+    ),
 ]
 
 
@@ -60,10 +73,11 @@ def find_target(
     url: str | None,
     token_file: Path | None,
     *,
+    connection: str | None = None,
     environment: Mapping[str, str] = os.environ,
     folder: Path = LOCAL_FOLDER,
 ) -> Target:
-    """Options first, then the environment, then the local federation in `folder`.
+    """Options first, then the environment, then the local federation in `folder`, then the user's chosen connection.
 
     Raises:
         UsageError: nothing names a coordinator, or a token for it.
@@ -72,20 +86,46 @@ def find_target(
 
     local = Folder(folder)
     local_url = local.url()
-    chosen = url or environment.get("FEDSSL_URL") or local_url
+    named = None
+    if not url and (connection or not environment.get("FEDSSL_URL")):
+        named = _named(connection, environment, others=local_url is None)
+    chosen = url or (named.url if named else environment.get("FEDSSL_URL") or local_url)
     if not chosen:
         raise UsageError(
-            "no coordinator: give --url, set FEDSSL_URL, or start one with `fedssl up` and run this in the same folder"
+            "no coordinator: give --url, set FEDSSL_URL, name one with `fedssl connection add NAME URL`, or start one "
+            "with `fedssl up` and run this in the same folder"
         )
-    named = token_file or (None if "FEDSSL_TOKEN" in environment else environment.get("FEDSSL_TOKEN_FILE"))
-    if named:
-        return Target(chosen, read_token(Path(named)))
-    if token := environment.get("FEDSSL_TOKEN", "").strip():
+    if token_file is None and connection and (token := _token_of(named)):
+        return Target(chosen, token)
+    file = token_file or (None if "FEDSSL_TOKEN" in environment else environment.get("FEDSSL_TOKEN_FILE"))
+    if file:
+        return Target(chosen, read_token(Path(file)))
+    if token := environment.get("FEDSSL_TOKEN", "").strip() or _token_of(named):
         return Target(chosen, token)
     # Only to its own coordinator: a secret is not tried out on others.
     if local_url is not None and chosen.rstrip("/") == local_url and local.operator_token.exists():
         return Target(chosen, read_token(local.operator_token))
     raise UsageError(f"no token for {chosen}: give --token-file, or set FEDSSL_TOKEN_FILE or FEDSSL_TOKEN")
+
+
+def _named(wanted: str | None, environment: Mapping[str, str], *, others: bool) -> "NamedConnection | None":
+    """The connection that was asked for; with `others`, else the one in use."""
+    name = wanted or environment.get("FEDSSL_CONNECTION")
+    if not name and not others:
+        return None
+    from fedssl.cli.connection_file import connections_path, read_connections
+
+    known = read_connections(connections_path(environment))
+    return None if not (name := name or known.current) else known.get(name)
+
+
+def _token_of(named: "NamedConnection | None") -> str:
+    """The connection's own token, empty where it has none."""
+    if named is None:
+        return ""
+    if named.token_file is not None:
+        return read_token(named.token_file.expanduser())
+    return "" if named.token is None else named.token.get_secret_value()
 
 
 def read_token(path: Path) -> str:
@@ -104,7 +144,7 @@ def read_token(path: Path) -> str:
 @contextmanager
 def connect(url: str | None, token_file: Path | None, *, patience_seconds: float = 3.0) -> "Iterator[Client]":
     """An operator's client; it tries for so long to reach a coordinator that does not answer."""
-    target = find_target(url, token_file)
+    target = find_target(url, token_file, connection=chosen_connection.get())
     import logging
 
     from fedssl.client import Client, Retry, Tls

@@ -1,6 +1,9 @@
 """`fedssl run distillations` and `run cancel-distillation`: what the coordinator itself trains (FLESD, FedCA)."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+from uuid import UUID
+
+import typer
 
 from fedssl.cli.connection import RunArgument, TokenFileOption, UrlOption, connect, find_run, short
 from fedssl.cli.errors import NoSuchJob
@@ -11,14 +14,22 @@ if TYPE_CHECKING:
 
 
 def list_distillations(
-    run: RunArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
+    run: RunArgument,
+    *,
+    job: Annotated[UUID | None, typer.Option(metavar="JOB", help="Only this one, by its whole id.")] = None,
+    url: UrlOption = None,
+    token_file: TokenFileOption = None,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """List what the coordinator itself has trained in a run: how far each is, its loss and the time left.
 
     Methods that only combine their clients' weights have none. Round 0 is before the first: FedCA's base model.
     """
     with connect(url, token_file) as client:
-        jobs = list(client.distillation_jobs(find_run(client, run)))
+        if job is not None:
+            jobs = [client.distillation_job(job)]
+        else:
+            jobs = list(client.distillation_jobs(find_run(client, run)))
     if output is Format.JSON:
         show_json(jobs)
     else:

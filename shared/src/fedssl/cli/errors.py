@@ -8,15 +8,19 @@ from typer.core import TyperGroup
 
 from fedssl.errors import FedSSLError
 
-OK, FAILED, USAGE, UNREACHABLE, NOT_ALLOWED, CONFLICT, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+OK, FAILED, USAGE, UNREACHABLE, NOT_ALLOWED, CONFLICT, STOPPED, PAUSED, TIMED_OUT = range(9)
+INTERRUPTED = 130
 
 EXIT_CODES = {
     OK: "done",
-    FAILED: "the run failed or was stopped, or something unexpected happened",
+    FAILED: "the run failed, `fedssl doctor` found something wrong, or something unexpected happened",
     USAGE: "wrong usage: an option, a spec or a data set that cannot be used",
     UNREACHABLE: "the coordinator does not answer",
     NOT_ALLOWED: "the token is missing, not valid or not allowed to do this",
     CONFLICT: "not found, or not possible in the present state",
+    STOPPED: "the run was stopped by an operator (`run wait`, `run watch`, `run submit --watch`)",
+    PAUSED: "the run is paused and does not go on by itself (`run wait`)",
+    TIMED_OUT: "the run had not ended by the time of --timeout (`run wait`)",
     INTERRUPTED: "interrupted",
 }
 
@@ -24,6 +28,7 @@ EXIT_CODES = {
 _CODES = {
     "SpecError": USAGE,
     "DataError": USAGE,
+    "ExportError": USAGE,
     "ClientError": USAGE,  # itself, not one of those below: an address or a token that is none
     "ApiError": FAILED,
     "Rejected": USAGE,
@@ -42,6 +47,10 @@ _CODES = {
     "NoSuchRun": CONFLICT,
     "NoSuchJob": CONFLICT,
     "RunNotCompleted": FAILED,
+    "RunStopped": STOPPED,
+    "RunPaused": PAUSED,
+    "WaitedTooLong": TIMED_OUT,
+    "ChecksFailed": FAILED,
     "EvaluationNotCompleted": FAILED,
 }
 
@@ -62,6 +71,22 @@ class RunNotCompleted(FedSSLError):
     """The run ended, but not by completing."""
 
 
+class RunStopped(RunNotCompleted):
+    """An operator has ended the run."""
+
+
+class RunPaused(RunNotCompleted):
+    """The run goes on only when somebody resumes it."""
+
+
+class WaitedTooLong(RunNotCompleted):
+    """The run has not ended within the time that was given."""
+
+
+class ChecksFailed(FedSSLError):
+    """`fedssl doctor` has found something wrong."""
+
+
 class EvaluationNotCompleted(FedSSLError):
     """The evaluation ended, but not by completing."""
 
@@ -76,7 +101,13 @@ def exit_code(error: BaseException) -> int:
 
 
 class CommandGroup(TyperGroup):
-    """The root of the command tree: turns errors that fedssl raises on purpose into one clear line and an exit code."""
+    """The root of the command tree: turns errors that fedssl raises on purpose into one clear line and an exit code.
+
+    `--connection NAME` is the root's option, and taken from wherever it stands.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, connection_first(args))
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -89,6 +120,34 @@ class CommandGroup(TyperGroup):
             message, code = f"{error.filename}: {error.strerror}" if error.filename else str(error), FAILED
         typer.secho(f"error: {printable(message)}", err=True, fg=typer.colors.RED if _wants_colour() else None)
         raise typer.Exit(code)
+
+
+def seconds_of(option: str, text: str) -> int:
+    """A length of time as a person writes it. Raises UsageError, naming the option.
+
+    >>> seconds_of("--timeout", "30m")
+    1800
+    """
+    from fedssl.protocol.tokens import lifetime
+
+    try:
+        return lifetime(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None
+
+
+def connection_first(args: list[str]) -> list[str]:
+    """The arguments with `--connection NAME` at the front.
+
+    >>> connection_first(["run", "ls", "--connection", "site"])
+    ['--connection', 'site', 'run', 'ls']
+    """
+    end = args.index("--") if "--" in args else len(args)
+    for place, word in enumerate(args[:end]):
+        width = 2 if word == "--connection" else 1 if word.startswith("--connection=") else 0
+        if width:
+            return [*args[place : place + width], *args[:place], *args[place + width :]]
+    return args
 
 
 def printable(text: str) -> str:

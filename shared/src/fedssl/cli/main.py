@@ -5,16 +5,21 @@ from typing import Annotated
 import typer
 
 from fedssl.cli import (
+    artifacts,
     clients,
     compare,
+    connections,
     datasets,
     demo,
     dimensions,
     distillation,
+    doctor,
     evaluate,
     evaluation_datasets,
     evaluations,
+    exporting,
     methods,
+    numbers,
     partition,
     public_datasets,
     reproduce,
@@ -24,7 +29,8 @@ from fedssl.cli import (
     tokens,
     up,
 )
-from fedssl.cli.connection import CONNECTION_HELP
+from fedssl.cli.completion import complete_connection
+from fedssl.cli.connection import CONNECTION_HELP, chosen_connection
 from fedssl.cli.errors import EXIT_CODES, CommandGroup
 
 _EPILOG = "\n\n".join(
@@ -58,15 +64,29 @@ def _show_version(wanted: bool) -> None:  # noqa: FBT001 - typer's signature
 @app.callback()
 def _root(
     *,
+    connection: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A coordinator by the name that `fedssl connection add` gave it; may stand anywhere in a command.  "
+            "[env: FEDSSL_CONNECTION]",
+            autocompletion=complete_connection,
+        ),
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Holds what all commands have in common; its help is the app's."""
+    chosen_connection.set(connection)
 
 
 app.command("demo", short_help="Train a federation on this machine and show what it learnt.")(demo.demo)
 app.command("up", short_help="Run a federation on this machine until Ctrl-C.")(up.up)
+app.command("doctor", short_help="Check this machine, and the way to the coordinator.")(doctor.doctor)
+runs.app.command("rounds")(numbers.list_rounds)
+runs.app.command("metrics")(numbers.list_metrics)
+runs.app.command("export-metrics")(numbers.export_metrics)
 runs.app.command("state")(state.show_state)
 runs.app.command("dimensions")(dimensions.show_dimensions)
 runs.app.command("distillations")(distillation.list_distillations)
@@ -78,6 +98,8 @@ app.add_typer(runs.app, name="run")
 app.add_typer(methods.app, name="method")
 app.add_typer(clients.app, name="client")
 app.add_typer(tokens.app, name="token")
+app.add_typer(artifacts.app, name="artifact")
+app.add_typer(connections.app, name="connection")
 app.add_typer(public_datasets.app, name="public-dataset")
 app.add_typer(evaluation_datasets.app, name="evaluation-dataset")
 app.add_typer(datasets.app, name="data")
@@ -86,6 +108,7 @@ app.command("simulate", short_help="Train a spec in this process, without server
 app.command("compare", short_help="Compare methods on the same clients and budgets.")(compare.compare)
 app.command("reproduce", short_help="Run the papers' tables again, in full or scaled down.")(reproduce.reproduce)
 app.command("evaluate", short_help="Judge an encoder by a linear probe and kNN.")(evaluate.evaluate)
+app.command("export", short_help="Write a pulled encoder as ONNX, or for torchvision and timm.")(exporting.export)
 
 if __name__ == "__main__":
     app()

@@ -1,22 +1,40 @@
-"""`fedssl method`: what can be trained, read from this installation without a coordinator."""
+"""`fedssl method`: what can be trained, read from this installation, or from a coordinator where that is asked for."""
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedssl.cli.completion import complete_method
+from fedssl.cli.connection import CONNECTION_HELP, TokenFileOption, UrlOption, connect
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table
 
 if TYPE_CHECKING:
     from fedssl.protocol.methods import MethodConfig
 
-app = typer.Typer(help="Look at the methods that can be trained (no coordinator needed).", no_args_is_help=True)
+app = typer.Typer(
+    help="Look at the methods that can be trained (no coordinator needed).",
+    epilog=f"With --remote: {CONNECTION_HELP}",
+    no_args_is_help=True,
+)
+
+RemoteOption = Annotated[bool, typer.Option("--remote", help="As the coordinator has it, not this installation.")]
 
 
 @app.command("ls")
-def list_methods(output: FormatOption = Format.TABLE) -> None:
+def list_methods(
+    *,
+    remote: RemoteOption = False,
+    url: UrlOption = None,
+    token_file: TokenFileOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
     """List the methods."""
+    if remote:
+        _list_remote(url, token_file, output)
+        return
     from fedssl.protocol.methods import METHOD_CONFIGS
 
     if output is Format.JSON:
@@ -28,15 +46,26 @@ def list_methods(output: FormatOption = Format.TABLE) -> None:
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(metavar="METHOD", help="A name from `fedssl method ls`.")],
+    name: Annotated[
+        str, typer.Argument(metavar="METHOD", help="A name from `fedssl method ls`.", autocompletion=complete_method)
+    ],
     *,
     everything: Annotated[
         bool,
         typer.Option("--all", help="The parameters of all parts, not only of those that the method has by default."),
     ] = False,
+    remote: RemoteOption = False,
+    url: UrlOption = None,
+    token_file: TokenFileOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Show a method: its paper, what leaves the client, and every parameter."""
+    """Show a method: its paper, what leaves the client, and every parameter.
+
+    With --remote the coordinator's answer, whose parameters are shown as JSON schema with `--format json`.
+    """
+    if remote:
+        _show_remote(name, url, token_file, output)
+        return
     from difflib import get_close_matches
 
     from fedssl.protocol.methods import METHOD_CONFIGS
@@ -65,6 +94,25 @@ def show(
     show_table(["parameter", "default", "allowed", "meaning"], _parameters(config, everything=everything))
     if not everything:
         note("--all shows the parameters of the other parts too")
+
+
+def _list_remote(url: str | None, token_file: Path | None, output: Format) -> None:
+    with connect(url, token_file) as client:
+        found = list(client.methods())
+    if output is Format.JSON:
+        show_json(found)
+    else:
+        rows = [(view.name, view.version, view.title, view.leaves_the_client) for view in found]
+        show_table(["method", "#version", "title", "leaves the client"], rows)
+
+
+def _show_remote(name: str, url: str | None, token_file: Path | None, output: Format) -> None:
+    with connect(url, token_file) as client:
+        view = client.method(name)
+    if output is Format.JSON:
+        show_json(view)
+    else:
+        show_pairs({key.replace("_", " "): value for key, value in view if key != "config_schema"})
 
 
 def _document(config: "type[MethodConfig]") -> dict[str, Any]:

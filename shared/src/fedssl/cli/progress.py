@@ -89,25 +89,6 @@ class Clock:
         return (1 - share_done) * (moment - self._start) / gained
 
 
-class LiveDisplay:
-    """Redraws the run's picture in place."""
-
-    def __init__(self, console: "Console") -> None:
-        from rich.live import Live
-
-        self._live = Live(console=console, auto_refresh=False, transient=True)
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
-
-    def show(self, snapshot: Snapshot) -> None:
-        self._live.update(picture(snapshot), refresh=True)
-
-
 @dataclass(slots=True)
 class PlainDisplay:
     """Writes a line for every closed round and for whatever goes wrong in between."""
@@ -154,6 +135,27 @@ class PlainDisplay:
             return []
         self._said.add(key)
         return [text]
+
+
+class LiveDisplay:
+    """Redraws the run's picture in place, below a line for every round that has closed and whatever went wrong."""
+
+    def __init__(self, console: "Console") -> None:
+        from rich.live import Live
+
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._above = PlainDisplay(console)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def show(self, snapshot: Snapshot) -> None:
+        self._above.show(snapshot)
+        self._live.update(picture(snapshot), refresh=True)
 
 
 def round_line(snapshot: Snapshot, number: int, images_per_second: float = 0.0) -> str:

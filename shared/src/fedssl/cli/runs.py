@@ -1,7 +1,7 @@
 """`fedssl run`: submit, list, show, steer, follow and fetch runs."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,7 +14,7 @@ from fedssl.cli.connection import (
     find_run,
     short,
 )
-from fedssl.cli.errors import printable
+from fedssl.cli.errors import printable, seconds_of
 from fedssl.cli.output import Format, FormatOption, cell, note, show_json, show_pairs, show_table
 from fedssl.cli.showing import showing
 from fedssl.cli.specs import SetOption, SpecArgument, read_spec
@@ -50,10 +50,20 @@ def submit(
 
 
 @app.command("ls")
-def list_runs(url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE) -> None:
+def list_runs(
+    *,
+    state: Annotated[
+        Literal["created", "running", "paused", "finished"] | None, typer.Option(help="Only those in this state.")
+    ] = None,
+    url: UrlOption = None,
+    token_file: TokenFileOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
     """List runs, the newest first."""
+    from fedssl.protocol.states import RunState
+
     with connect(url, token_file) as client:
-        runs = list(client.runs())
+        runs = list(client.runs(None if state is None else RunState(state)))
     if output is Format.JSON:
         show_json(runs)
         return
@@ -85,21 +95,42 @@ def show(
 def watch(
     run: RunArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
 ) -> None:
-    """Follow a run to its end; Ctrl-C stops following, not the run. Exits with 1 unless the run completes."""
+    """Follow a run to its end; Ctrl-C stops following, not the run. Exits with 1 if it fails, with 6 if stopped."""
     _follow(run, url, token_file, output)
 
 
 @app.command()
 def wait(
-    run: RunArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
+    run: RunArgument,
+    *,
+    timeout: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Give up after this long: 30m, 12h.  [default: never]")
+    ] = None,
+    through_pauses: Annotated[
+        bool, typer.Option("--through-pauses", help="Wait on while the run is paused, until somebody resumes it.")
+    ] = False,
+    url: UrlOption = None,
+    token_file: TokenFileOption = None,
+    output: FormatOption = Format.TABLE,
 ) -> None:
-    """Wait silently for a run to end. Exits with 1 unless it completes."""
+    """Wait silently for a run to end, for scripts: the exit code says how it ended.
+
+    \b
+    0  the run has completed
+    1  it has failed
+    6  it was stopped
+    7  it is paused, and does not go on by itself (not with --through-pauses)
+    8  it has not ended within --timeout
+
+    Other codes are those of `fedssl --help`. The run is shown on standard output in each of these cases.
+    """
     from fedssl.cli import watch as watching
 
+    seconds = None if timeout is None else seconds_of("--timeout", timeout)
     with connect(url, token_file) as client:
         run_id = find_run(client, run)
     with connect(url, token_file, patience_seconds=watching.PATIENCE_SECONDS) as client:
-        view = watching.wait(client, run_id)
+        view = watching.wait(client, run_id, timeout_seconds=seconds, through_pauses=through_pauses)
     _show_result(view, output)
     watching.require_completed(view)
 
@@ -166,12 +197,14 @@ def pull(
     token_file: TokenFileOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Fetch a run's weights, the encoder by itself, and the spec: what `fedssl evaluate` needs.
+    """Fetch a run's weights, the encoder by itself, the spec, and a card that says what it is.
 
-    The files are model.safetensors (with --initial: initial.safetensors), encoder.safetensors and spec.yaml. What broke
-    off is continued by the same command in the same folder, while the weights are the same.
+    The files are model.safetensors (with --initial: initial.safetensors alone), encoder.safetensors, spec.yaml,
+    model-card.md and lineage.json. `fedssl.models.load_encoder(DIR)` loads the encoder, `fedssl export` and
+    `fedssl evaluate` take the folder's model. What broke off is continued by the same command in the same folder, while
+    the weights are the same.
     """
-    from fedssl.cli import export
+    from fedssl.cli import export, model_card
 
     with connect(url, token_file, patience_seconds=30) as client:
         view = client.run(find_run(client, run))
@@ -185,11 +218,12 @@ def pull(
                 on_bytes=fetched,
                 on_size=lambda size: fetched(0, size),
             )
-    files = {"model": str(model), "spec": str(folder / export.SPEC)}
-    export.write_spec(view.spec, folder / export.SPEC)
-    if not initial:
-        export.export_encoder(model, folder / export.ENCODER)
-        files["encoder"] = str(folder / export.ENCODER)
+        files = {"model": str(model), "spec": str(folder / export.SPEC)}
+        export.write_spec(view.spec, folder / export.SPEC)
+        if not initial:
+            export.export_encoder(model, folder / export.ENCODER)
+            files["encoder"] = str(folder / export.ENCODER)
+            files |= model_card.write_card(client, view, digest, folder / export.ENCODER, folder)
     if output is Format.JSON:
         show_json({"run": str(view.id), "rounds_closed": view.rounds_closed, "sha256": digest, "files": files})
         return
@@ -201,6 +235,9 @@ def logs(
     run: RunArgument,
     *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has finished.")] = False,
+    kind: Annotated[
+        str | None, typer.Option(metavar="KIND", help="Only events of one kind, `round.closed` for example.")
+    ] = None,
     url: UrlOption = None,
     token_file: TokenFileOption = None,
     output: FormatOption = Format.TABLE,
@@ -209,9 +246,11 @@ def logs(
     with connect(url, token_file) as client:
         run_id = find_run(client, run)
         if output is Format.JSON and not follow:
-            show_json(list(client.event_log(run_id)))
+            show_json(list(client.event_log(run_id, kind)))
             return
-        for event in client.events(run_id) if follow else client.event_log(run_id):
+        for event in client.events(run_id) if follow else client.event_log(run_id, kind):
+            if kind not in (None, event.kind):
+                continue
             if output is Format.JSON:
                 typer.echo(event.model_dump_json())
                 continue

@@ -6,8 +6,9 @@ from uuid import UUID
 
 import typer
 
+from fedssl.cli.completion import complete_client
 from fedssl.cli.connection import CONNECTION_HELP, TokenFileOption, UrlOption, connect
-from fedssl.cli.errors import UsageError
+from fedssl.cli.errors import UsageError, seconds_of
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_table
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ def create(
         Literal["admin", "operator", "viewer", "worker"], typer.Option(help="What the token's owner may do.")
     ],
     client_name: Annotated[
-        str | None, typer.Option("--client", help="The data owner's name, for a worker's token.")
+        str | None,
+        typer.Option("--client", help="The data owner's name, for a worker's token.", autocompletion=complete_client),
     ] = None,
     label: LabelOption = "",
     expires: Annotated[
@@ -51,7 +53,7 @@ def create(
     if (role == "worker") != (client_name is not None):
         raise UsageError("a worker's token needs --client NAME; every other has none")
     _require_new(out)
-    seconds = None if expires is None else _seconds(expires)
+    seconds = None if expires is None else seconds_of("--expires", expires)
     from pydantic import ValidationError
 
     with connect(url, token_file) as client:
@@ -81,7 +83,7 @@ def enrol(
     For a data owner who has had a worker this needs an admin's token.
     """
     _require_new(out)
-    seconds = _seconds(expires)
+    seconds = seconds_of("--expires", expires)
     from pydantic import ValidationError
 
     with connect(url, token_file) as client:
@@ -131,15 +133,6 @@ def revoke(
 def _require_new(out: Path | None) -> None:
     if out is not None and out.exists():
         raise UsageError(f"{out} exists: remove it, or name another file")
-
-
-def _seconds(text: str) -> int:
-    from fedssl.protocol.tokens import lifetime
-
-    try:
-        return lifetime(text)
-    except ValueError as error:
-        raise UsageError(f"--expires: {error}") from None
 
 
 def _wrong(error: "ValidationError", client: str) -> UsageError:

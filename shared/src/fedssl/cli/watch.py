@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fedssl.cli.errors import RunNotCompleted, printable
+from fedssl.cli.errors import RunNotCompleted, RunPaused, RunStopped, WaitedTooLong, printable
 from fedssl.cli.output import console
 from fedssl.cli.progress import Clock, LiveDisplay, PlainDisplay, Snapshot
 
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.4
 NEWS_SECONDS = 2.0
 PATIENCE_SECONDS = 120.0
+_NEXT = {
+    RunNotCompleted: "`fedssl run logs {run}` tells what happened",
+    RunStopped: "`fedssl run pull {run}` fetches the weights so far",
+    RunPaused: "`fedssl run resume {run}` lets it go on",
+    WaitedTooLong: "It goes on; `fedssl run watch {run}` shows what it does",
+}
 _NEWS: "dict[str, Callable[[EventView], str]]" = {
     "run.alarm": lambda event: f"warning: round {event.round_number}: {printable(event.message)}",
     "evaluation.completed": lambda event: f"judged: {printable(event.message)}",
@@ -52,20 +58,28 @@ def watch(
             time.sleep(POLL_SECONDS)
 
 
-def wait(client: "Client", run_id: "UUID") -> "RunView":
-    """Block, showing nothing, until a run has finished. Raises ClientError."""
+def wait(
+    client: "Client", run_id: "UUID", *, timeout_seconds: float | None = None, through_pauses: bool = False
+) -> "RunView":
+    """Block, showing nothing, until a run has ended, is paused or the time is up. Raises ClientError."""
+    end = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     while True:
         run = client.run(run_id)
-        if run.state.value == "finished":
+        if run.state.value == "finished" or (run.state.value == "paused" and not through_pauses):
+            return run
+        if end is not None and time.monotonic() >= end:
             return run
         time.sleep(POLL_SECONDS)
 
 
 def require_completed(run: "RunView") -> None:
-    """Raise RunNotCompleted unless the run has completed."""
-    if run.outcome is None or run.outcome.value != "completed":
-        how = run.state.value if run.outcome is None else run.outcome.value
-        raise RunNotCompleted(f"run {run.id} is {how}" + (f": {run.reason}" if run.reason else ""))
+    """Raise unless the run has completed: RunStopped, RunPaused, WaitedTooLong, or RunNotCompleted where it failed."""
+    how = run.state.value if run.outcome is None else run.outcome.value
+    if how == "completed":
+        return
+    kind = {"stopped": RunStopped, "failed": RunNotCompleted, "paused": RunPaused}.get(how, WaitedTooLong)
+    said = f"run {run.id} is {how}" + (f": {run.reason}" if run.reason else "")
+    raise kind(f"{said}. {_NEXT[kind].format(run=str(run.id)[:8])}")
 
 
 class _Losses:

@@ -39,6 +39,13 @@ class ArtifactMethods:
             on_size=on_size,
         )
 
+    def download_artifact(self, digest: str, destination: Path) -> None:
+        """Fetch a file of the store (a broadcast, an update, a server state), which appears whole or not at all.
+
+        Raises DigestMismatch, and NotFound where the coordinator has none of this digest.
+        """
+        download(self._connection, f"/v1/artifacts/{digest}", destination, digest=digest)
+
     def artifact_header(self, digest: str) -> Header:
         """Which tensors an artifact holds, without the values. Raises ArtifactError where it is no safetensors file."""
         path = f"/v1/artifacts/{digest}"

@@ -10,6 +10,7 @@ from typing import TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from fedssl import tracing
 from fedssl.client.errors import BadAnswer, ClientError, Unreachable, api_error
 from fedssl.client.retry import Retry, with_retries
 from fedssl.client.tls import MUTUAL_TLS_HINT, Tls, is_loopback, trust_error
@@ -39,7 +40,7 @@ class Connection:
     def __init__(
         self, url: str, token: str, *, timeout: float, retry: Retry, tls: Tls, transport: httpx.BaseTransport | None
     ) -> None:
-        self.url = _checked_url(url)
+        self.url = checked_url(url)
         parsed = httpx.URL(self.url)
         self._is_encrypted = parsed.scheme == "https"
         self.timeout = timeout
@@ -141,7 +142,12 @@ class Connection:
         """
         try:
             with self._http.stream(
-                method, path, params=params, headers=headers, content=content, timeout=self._limits(timeout)
+                method,
+                path,
+                params=params,
+                headers={**tracing.carried(), **(headers or {})},
+                content=content,
+                timeout=self._limits(timeout),
             ) as response:
                 if not response.is_success and response.status_code not in accepted:
                     raise _refusal(response)
@@ -183,7 +189,8 @@ def summary(error: ValidationError) -> str:
     return f"{'.'.join(str(part) for part in first['loc']) or 'the whole'}: {first['msg']}"
 
 
-def _checked_url(url: str) -> str:
+def checked_url(url: str) -> str:
+    """A coordinator's address in the form in which it is used. Raises ClientError."""
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL:

@@ -1,20 +1,16 @@
 """The operator's client: runs, data sets, methods, clients and tokens."""
 
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Self
 from urllib.parse import quote
 from uuid import UUID, uuid4
 
-import httpx
-
 from fedssl.client.artifacts import ArtifactMethods
-from fedssl.client.connection import Connection, parse
+from fedssl.client.base import BaseClient
+from fedssl.client.connection import parse
 from fedssl.client.datasets import DatasetMethods
 from fedssl.client.errors import ApiError, Unreachable
-from fedssl.client.retry import DEFAULT_RETRY, Backoff, Retry, is_temporary
+from fedssl.client.retry import Backoff, is_temporary
 from fedssl.client.sse import ServerSentEvent, parse_events
-from fedssl.client.tls import DEFAULT_TLS, Tls
 from fedssl.protocol.evaluation import JudgingConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import RunState
@@ -27,7 +23,6 @@ from fedssl.protocol.views import (
     EvaluationCreate,
     EvaluationView,
     EventView,
-    Health,
     LedgerAnchorView,
     MethodView,
     MetricView,
@@ -42,54 +37,6 @@ from fedssl.protocol.views import (
 
 LAST_EVENT = "run.finished"
 STREAM_SECONDS = 60.0  # the coordinator sends a comment every 15 s, so silence for this long means a dead connection
-
-
-class BaseClient:
-    """What both clients share: one connection, closed by the `with` block."""
-
-    def __init__(
-        self,
-        url: str,
-        token: str = "",
-        *,
-        timeout: float = 30.0,
-        retry: Retry = DEFAULT_RETRY,
-        tls: Tls = DEFAULT_TLS,
-        transport: httpx.BaseTransport | None = None,
-    ) -> None:
-        self._connection = Connection(url, token, timeout=timeout, retry=retry, tls=tls, transport=transport)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._connection.url!r})"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._connection.close()
-
-    @property
-    def url(self) -> str:
-        """The coordinator's address."""
-        return self._connection.url
-
-    def health(self) -> Health:
-        """Whether the coordinator's process answers. One attempt, no token needed."""
-        return self._connection.call("GET", "/healthz", Health, retry=Retry(seconds=0))
-
-    def ready(self) -> Health:
-        """Whether the coordinator and all that it needs answer; `unavailable` is an answer, not an error.
-
-        One attempt, no token needed. Raises Unreachable when nothing answers.
-        """
-        with self._connection.stream("GET", "/readyz", accepted=(503,)) as response:
-            return parse(Health, response.read(), "GET /readyz")
 
 
 class Client(ArtifactMethods, DatasetMethods, BaseClient):

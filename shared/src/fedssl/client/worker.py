@@ -7,10 +7,10 @@ from uuid import UUID
 
 from pydantic import ValidationError
 
+from fedssl.client.base import BaseClient
 from fedssl.client.connection import parse, summary
 from fedssl.client.downloads import OnBytes, download
 from fedssl.client.errors import UnknownWork
-from fedssl.client.operator import BaseClient
 from fedssl.client.retry import Retry
 from fedssl.client.uploads import upload
 from fedssl.protocol.ledger import LedgerAnchor

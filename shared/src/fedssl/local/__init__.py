@@ -13,6 +13,7 @@ from fedssl.local.errors import (
     ServiceFailedError,
     UnprivilegedError,
 )
+from fedssl.local.folder import connect
 from fedssl.local.postgres import Postgres
 from fedssl.local.server import Server
 from fedssl.local.service import Service
@@ -34,4 +35,5 @@ __all__ = [
     "Supervisor",
     "UnprivilegedError",
     "Valkey",
+    "connect",
 ]

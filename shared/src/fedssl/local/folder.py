@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from fedssl.client import Client
 from fedssl.errors import SpecError
 from fedssl.local.errors import LocalError
 from fedssl.local.server import HOST, write_private
@@ -126,6 +127,17 @@ class Folder:
                 f"{self.root} was dealt otherwise: {'; '.join(different)}. A dealing is never redone: choose another "
                 f"folder with --directory, leave these out to go on with this one, or remove {self.root}"
             )
+
+
+def connect(root: Path | str = ".fedssl") -> Client:
+    """An operator's client of the federation that runs in this folder; close it, or use it in a `with` block.
+
+    Raises LocalError where there is none.
+    """
+    folder = Folder(Path(root))
+    if (url := folder.url()) is None or not folder.operator_token.exists():
+        raise LocalError(f"there is no federation in {root}: start one with `fedssl up`, or name its folder")
+    return Client(url, folder.operator_token.read_text(encoding="ascii").strip())
 
 
 def shape(data: DataConfig) -> dict[str, Any]:

@@ -4,15 +4,20 @@ from fedssl.models.complexity import num_multiply_adds
 from fedssl.models.encoders import ConvNet, Encoder, ResNet, build_encoder
 from fedssl.models.heads import build_mlp
 from fedssl.models.initialisation import initialised
+from fedssl.models.pretrained import PretrainedEncoder, encoder_of, load_encoder, loaded
 from fedssl.models.torchvision_guard import import_torchvision
 
 __all__ = [
     "ConvNet",
     "Encoder",
+    "PretrainedEncoder",
     "ResNet",
     "build_encoder",
     "build_mlp",
+    "encoder_of",
     "import_torchvision",
     "initialised",
+    "load_encoder",
+    "loaded",
     "num_multiply_adds",
 ]

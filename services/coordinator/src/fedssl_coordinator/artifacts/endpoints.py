@@ -14,6 +14,7 @@ from fedssl_coordinator.artifacts.service import Permit
 from fedssl_coordinator.artifacts.streaming import artifact_response, receive
 from fedssl_coordinator.auth import Caller, WaitingOperatorOrWorker
 from fedssl_coordinator.db import transaction
+from fedssl_coordinator.metrics import UPLOAD_BYTES
 
 router = APIRouter(prefix="/v1/artifacts", tags=["artifacts"])
 
@@ -60,6 +61,7 @@ async def upload_artifact(
     if is_there:
         return JSONResponse({"digest": digest}, status_code=status.HTTP_200_OK)
     size = await receive(permit, digest, content_length, request.stream())
+    UPLOAD_BYTES.inc(size)
     await run_in_threadpool(_note, assignment, digest, size)
     return JSONResponse({"digest": digest}, status_code=status.HTTP_201_CREATED)
 

@@ -18,6 +18,7 @@ from fedssl.protocol.states import AssignmentState, RoundState
 from fedssl_coordinator.artifacts import repository
 from fedssl_coordinator.auth import Caller
 from fedssl_coordinator.db import UNREACHABLE, transaction
+from fedssl_coordinator.logs import say_about
 from fedssl_coordinator.models import Assignment, Round, Run
 from fedssl_coordinator.problems import Happening, ProblemError
 from fedssl_coordinator.settings import settings
@@ -213,6 +214,7 @@ def own_assignment(session: Session, assignment_id: UUID, client_id: str) -> Ass
         detail = f"{client_id} has no assignment {assignment_id}: claim work and use the id that it carries"
         happening = Happening("assignment.foreign", detail, client_id=client_id)
         raise ProblemError("not-found", detail, happening=happening)
+    say_about(run=str(assignment.run_id), round=assignment.round_number)
     return assignment
 
 

@@ -9,6 +9,7 @@ from uuid import UUID
 import structlog
 from sqlalchemy import Connection
 
+from fedssl import tracing
 from fedssl.errors import Cancelled, CheckpointMismatch, DataError, MethodError
 from fedssl.protocol.states import Outcome, RoundState
 from fedssl_coordinator import nudges
@@ -17,6 +18,7 @@ from fedssl_coordinator.device import chosen_device, free_cached, set_threads
 from fedssl_coordinator.distillation import service
 from fedssl_coordinator.distillation.service import Begun
 from fedssl_coordinator.distillation.training import Training
+from fedssl_coordinator.logs import say_about
 from fedssl_coordinator.models import Assignment, Round
 from fedssl_coordinator.rounds import compute as rounds_compute
 from fedssl_coordinator.rounds import repository as rounds
@@ -38,8 +40,10 @@ def distil(connection: Connection, job_id: UUID) -> None:
         current = rounds.unclosed(session, begun.run.id)
         rows = [] if current is None else list(rounds.assignments(session, [current.id]))
     training = Training(connection, begun)
+    say_about(run=str(begun.run.id), round=begun.job.round_number)
     try:
-        weights = _train(begun, current, rows, training)
+        with tracing.round_span("distil", begun.run.id, begun.job.round_number):
+            weights = _train(begun, current, rows, training)
     except Cancelled as error:
         log.info("distillation.left", job=str(job_id), reason=str(error))
         if training.is_leaving:

@@ -10,6 +10,7 @@ from uuid import UUID
 import structlog
 from sqlalchemy import Connection
 
+from fedssl import tracing
 from fedssl.artifacts.tensors import LazyTensors
 from fedssl.data import choose_images, conform
 from fedssl.errors import Cancelled, DataError, SpecError
@@ -23,6 +24,7 @@ from fedssl_coordinator.db import transaction
 from fedssl_coordinator.device import chosen_device, free_cached, set_threads
 from fedssl_coordinator.evaluations import repository, service
 from fedssl_coordinator.evaluations.service import Begun
+from fedssl_coordinator.logs import say_about
 
 log = structlog.get_logger(__name__)
 
@@ -39,8 +41,10 @@ def evaluate(connection: Connection, evaluation_id: UUID) -> None:
     if begun is None:
         return
     telling = _Telling(connection, begun)
+    say_about(run=str(begun.run.id), round=begun.evaluation.round_number)
     try:
-        _judge(begun, telling)
+        with tracing.round_span("evaluate", begun.run.id, begun.evaluation.round_number):
+            _judge(begun, telling)
     except Cancelled as error:
         log.info("evaluation.left", evaluation=str(evaluation_id), reason=str(error))
         if telling.is_leaving:

@@ -13,6 +13,7 @@ from uuid import UUID
 import torch
 from sqlalchemy.orm import Session
 
+from fedssl import tracing
 from fedssl.artifacts.tensors import LazyTensors, Tensors, load_tensors, serialised
 from fedssl.data import ImageData
 from fedssl.engine import run_aggregation, start_run
@@ -31,6 +32,7 @@ from fedssl_coordinator.artifacts.service import store
 from fedssl_coordinator.db import transaction
 from fedssl_coordinator.evaluations import service as evaluations
 from fedssl_coordinator.events.repository import record
+from fedssl_coordinator.logs import say_about
 from fedssl_coordinator.models import Assignment, Round, Run
 from fedssl_coordinator.rounds import alarms, norms, repository, service
 from fedssl_coordinator.runs import repository as runs
@@ -79,8 +81,10 @@ def aggregate(run_id: UUID) -> None:
         if current is None or current.state != RoundState.AGGREGATING:
             return
         rows = repository.assignments(session, [current.id])
+    say_about(round=current.number)
     try:
-        weights = next_weights(run, current, rows)
+        with tracing.round_span("aggregate", run_id, current.number):
+            weights = next_weights(run, current, rows)
     except MethodError as error:  # and no other: a store may come back, and the weights of weeks with it
         _fail(run_id, current, str(error))
         return

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -100,11 +100,6 @@ def delete_all(session: Session, run_id: UUID) -> None:
     for table in (Metric, Evaluation, DistillationJob, DimensionAssignment, Assignment, Round):
         session.execute(delete(table).where(table.run_id == run_id))
     session.execute(delete(Run).where(Run.id == run_id))
-
-
-def counts_by_state(session: Session) -> dict[str, int]:
-    rows = session.execute(select(Run.state, func.count()).group_by(Run.state))
-    return {row[0]: row[1] for row in rows}
 
 
 def _set_weights(session: Session, run: Run, state: str, broadcast: str) -> None:

@@ -16,6 +16,7 @@ from fedssl.protocol.base import Digest
 from fedssl_coordinator.artifacts.service import Permit
 from fedssl_coordinator.auth import Caller, WaitingOperatorOrWorker
 from fedssl_coordinator.db import transaction
+from fedssl_coordinator.metrics import UPLOAD_BYTES
 from fedssl_coordinator.models import PartialUpload
 from fedssl_coordinator.problems import ProblemError
 from fedssl_coordinator.uploads import service
@@ -89,6 +90,7 @@ async def continue_upload(
         raise ProblemError("media-type", f"send the bytes as Content-Type: {_PART}")
     upload, permit = await run_in_threadpool(_resume, caller, upload_id)
     offset = await receive_part(upload, permit, upload_offset, request.stream())
+    UPLOAD_BYTES.inc(offset - upload_offset)
     await settle(upload, permit, offset)
     return _answer(upload, status.HTTP_204_NO_CONTENT, {"Upload-Offset": str(offset)})
 

@@ -27,6 +27,7 @@ from fedssl_coordinator.clients import repository as clients
 from fedssl_coordinator.dimensions import repository as dimensions
 from fedssl_coordinator.events import repository as events
 from fedssl_coordinator.events.repository import record
+from fedssl_coordinator.logs import say_about
 from fedssl_coordinator.models import Assignment, Round, Run
 from fedssl_coordinator.problems import Happening, ProblemError, printable
 from fedssl_coordinator.rounds import repository as rounds
@@ -60,6 +61,7 @@ def claim(session: Session, client_id: str) -> WorkItem | None:
     assignment = repository.claimable(session, client_id)
     if assignment is None:
         return None
+    say_about(run=str(assignment.run_id), round=assignment.round_number)
     run = session.get_one(Run, assignment.run_id)
     spec = RunSpec.model_validate(run.spec)
     if assignment.state == AssignmentState.LEASED:

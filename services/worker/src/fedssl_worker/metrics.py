@@ -1,0 +1,50 @@
+"""What a worker counts of itself, for Prometheus. Nobody hears of it unless `--metrics-port` is set."""
+
+import time
+
+import torch
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
+
+from fedssl.protocol.work import Progress
+
+REGISTRY = CollectorRegistry()
+ProcessCollector(registry=REGISTRY)
+
+ASSIGNMENTS = Counter("fedssl_worker_assignments", "Assignments by how they ended here", ["outcome"], registry=REGISTRY)
+UPLOAD_BYTES = Counter("fedssl_worker_upload_bytes", "Bytes of updates that were sent", registry=REGISTRY)
+UNANSWERED = Counter("fedssl_worker_unanswered", "Times that the coordinator gave no answer", registry=REGISTRY)
+TRAINING_SECONDS = Histogram(
+    "fedssl_worker_training_seconds",
+    "From a claim to the trained update",
+    registry=REGISTRY,
+    buckets=(1, 5, 20, 60, 300, 1800, 7200, 28800),
+)
+STEP_SECONDS = Histogram(
+    "fedssl_worker_step_seconds",
+    "One step of the optimiser, as a mean between two looks",
+    registry=REGISTRY,
+    buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10),
+)
+GPU_BYTES = Gauge("fedssl_worker_gpu_memory_bytes", "GPU memory that this process holds", registry=REGISTRY)
+GPU_BYTES.set_function(lambda: float(torch.cuda.memory_reserved()))  # 0 where there is none, or it is not used yet
+
+
+class Pace:
+    """Turns one assignment's progress into the time that a step takes."""
+
+    def __init__(self) -> None:
+        self._before: tuple[int, float] | None = None
+
+    def note(self, progress: Progress) -> None:
+        if progress.phase != "training":
+            return
+        now = time.perf_counter()
+        if self._before is not None and progress.step > self._before[0]:
+            STEP_SECONDS.observe((now - self._before[1]) / (progress.step - self._before[0]))
+        self._before = (progress.step, now)
+
+
+def serve(host: str, port: int | None) -> None:
+    """Answer Prometheus on a port, from a thread; None: do not."""
+    if port is not None:
+        start_http_server(port, host, REGISTRY)

@@ -1,0 +1,56 @@
+"""`fedssl doctor`: whether this machine can do its part, and what to do where it cannot."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedssl.cli.connection import TokenFileOption, UrlOption, chosen_connection, find_target
+from fedssl.cli.errors import ChecksFailed, UsageError
+from fedssl.cli.output import Format, FormatOption, show_json, show_table
+
+if TYPE_CHECKING:
+    from fedssl.cli.connection import Target
+
+
+def doctor(
+    data: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Images that a worker here would train on.  [env: FEDSSL_DATA]")
+    ] = None,
+    url: UrlOption = None,
+    token_file: TokenFileOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Check versions, GPU, disk space, data, and the way to the coordinator: its clock, its servers, your token.
+
+    Exits with 1 if something is wrong. A note is no fault: it works, and may not be what you want.
+    """
+    from fedssl.cli.checks import Check, Found, coordinator, this_machine
+
+    found = list(this_machine(data))
+    target = _target(url, token_file)
+    if isinstance(target, UsageError):
+        found.append(Check("coordinator", Found.NOTE, str(target), "none is needed for simulations"))
+    else:
+        found += coordinator(target)
+    wrong = [check.name for check in found if check.found is Found.WRONG]
+    if output is Format.JSON:
+        show_json({"ok": not wrong, "checks": [asdict(check) for check in found]})
+    else:
+        show_table(["", "checked", "found", "what to do"], [(c.found, c.name, c.what, c.todo or None) for c in found])
+    if wrong:
+        raise ChecksFailed(f"{len(wrong)} of {len(found)} checks found something wrong: {', '.join(wrong)}")
+
+
+def _target(url: str | None, token_file: Path | None) -> "Target | UsageError":
+    """Where to look. A coordinator that was asked for and cannot be used is the caller's mistake, and raises."""
+    import os
+
+    asked = url or token_file or chosen_connection.get()
+    try:
+        return find_target(url, token_file, connection=chosen_connection.get())
+    except UsageError as error:
+        if asked or {"FEDSSL_URL", "FEDSSL_CONNECTION"} & os.environ.keys():
+            raise
+        return error

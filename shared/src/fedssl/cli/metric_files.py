@@ -1,0 +1,94 @@
+"""A run's numbers for other programs: CSV, JSON, TensorBoard's event files, an MLflow run."""
+
+import csv
+import importlib.util
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedssl.errors import ExportError
+from fedssl.experiments.files import write_json, write_text
+
+if TYPE_CHECKING:
+    from fedssl.client import Client
+    from fedssl.protocol.views import RunView
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """One number of a run; `client` None: of the whole round."""
+
+    round_number: int
+    client: str | None
+    name: str
+    value: float
+
+    @property
+    def series(self) -> str:
+        """The name of the curve that it is a point of."""
+        return self.name if self.client is None else f"{self.name}/{self.client}"
+
+
+def numbers_of(client: "Client", run: "RunView") -> list[Number]:
+    """What clients and rounds have reported, and how the encoder was judged, under `DATASET.MEASURE`."""
+    found = [Number(row.round_number, row.client_id, row.name, row.value) for row in client.metrics(run.id)]
+    for judged in client.evaluations(run.id):
+        for name, value in (judged.results or {}).items():
+            if value is not None:
+                found.append(Number(judged.round_number, None, f"{judged.dataset}.{name}", value))
+    return sorted(found, key=lambda number: (number.round_number, number.series))
+
+
+def write_csv(run: "RunView", numbers: Sequence[Number], out: Path) -> None:
+    """One line a number: round, client (empty: the whole round), name, value."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["round", "client", "name", "value"])
+    writer.writerows([number.round_number, number.client or "", number.name, number.value] for number in numbers)
+    write_text(out, text.getvalue())
+
+
+def write_document(run: "RunView", numbers: Sequence[Number], out: Path) -> None:
+    """One JSON document with the run's name, method and spec."""
+    described = {"run": str(run.id), "name": run.name, "spec": run.spec.model_dump(mode="json")}
+    write_json(out, {**described, "numbers": [asdict(number) for number in numbers]})
+
+
+def write_tensorboard(run: "RunView", numbers: Sequence[Number], out: Path) -> None:
+    """An event file in the folder `out`. Raises ExportError where TensorBoard is not installed."""
+    _require("tensorboard", "torch")
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(out)) as writer:
+        for number in numbers:
+            writer.add_scalar(number.series, number.value, number.round_number)
+
+
+def send_to_mlflow(run: "RunView", numbers: Sequence[Number], out: Path) -> None:
+    """A run of the experiment that is named as `out` is, where MLFLOW_TRACKING_URI says.
+
+    Raises ExportError where MLflow is not installed.
+    """
+    _require("mlflow")
+    import mlflow
+
+    mlflow.set_experiment(out.name)
+    with mlflow.start_run(run_name=run.name, tags={"fedssl.run": str(run.id)}):
+        mlflow.log_params({"method": run.method, "seed": run.spec.seed, "num_rounds": run.num_rounds})
+        for number in numbers:
+            mlflow.log_metric(number.series, number.value, step=number.round_number)
+
+
+WRITERS: dict[str, Callable[["RunView", Sequence[Number], Path], None]] = {
+    "csv": write_csv,
+    "json": write_document,
+    "tensorboard": write_tensorboard,
+    "mlflow": send_to_mlflow,
+}
+
+
+def _require(*packages: str) -> None:
+    if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
+        raise ExportError(f"{' and '.join(missing)} is not installed here: pip install {' '.join(missing)}")

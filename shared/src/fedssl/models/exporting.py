@@ -1,0 +1,72 @@
+"""A trained encoder for other programs: as an ONNX graph, or as a plain state dict under torchvision's names."""
+
+import importlib.util
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from fedssl.artifacts.tensors import save_tensors
+from fedssl.errors import ExportError
+from fedssl.models.pretrained import PretrainedEncoder
+
+IMAGES, REPRESENTATIONS = "images", "representations"
+_NEEDED = ("onnx", "onnxscript")
+
+
+def export_onnx(encoder: PretrainedEncoder, destination: Path) -> None:
+    """Write a graph from `images`, float32 (N, C, S, S) of values 0..1, to `representations`, float32 (N, H).
+
+    N is free; normalisation is part of the graph. Raises ExportError where onnx and onnxscript are not installed.
+    """
+    if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
+        raise ExportError(f"{' and '.join(missing)} not installed: pip install 'fedssl[onnx]'")
+    data = encoder.data
+    example = torch.zeros(2, data.channels, data.image_size, data.image_size)
+    partial = destination.with_name(f".{destination.name}.partial")
+    try:
+        with _quiet():
+            torch.onnx.export(
+                encoder.eval(),
+                (example,),
+                partial,
+                input_names=[IMAGES],
+                output_names=[REPRESENTATIONS],
+                dynamic_shapes=({0: torch.export.Dim("N")},),
+                dynamo=True,
+                external_data=False,  # one file: what is pulled is far from the 2 GB that would need more
+                verbose=False,
+            )
+        partial.replace(destination)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def export_state_dict(encoder: PretrainedEncoder, destination: Path) -> None:
+    """Write the network's own tensors, safetensors under torchvision's names, which are timm's too.
+
+    They load into torchvision's or timm's network of that name without its classifier (`strict=False`); a network with
+    the `cifar` stem or one channel needs that `conv1`. Raises ExportError where no such network has these names.
+    """
+    if encoder.config.name == "convnet":
+        raise ExportError(
+            "torchvision and timm have no such convnet: load it with fedssl.models.load_encoder, or export it to ONNX"
+        )
+    save_tensors(encoder.encoder.state_dict(), destination)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter warns of its own insides."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)

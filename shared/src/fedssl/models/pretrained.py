@@ -1,0 +1,104 @@
+"""A trained encoder out of the files that `fedssl run pull` and `fedssl simulate` write.
+
+from fedssl.models import load_encoder
+
+encoder = load_encoder("run-1a2b3c4d")
+h = encoder(images)  # float images (B, C, S, S) of values 0..1 -> representations (B, H)
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from fedssl.artifacts.tensors import load_tensors
+from fedssl.errors import SpecError
+from fedssl.models.encoders import Encoder, build_encoder
+from fedssl.models.initialisation import initialised
+from fedssl.protocol.data import DataConfig
+from fedssl.protocol.model import EncoderConfig
+from fedssl.protocol.runs import RunSpec
+
+M = TypeVar("M", bound=nn.Module)
+
+FILES = ("encoder.safetensors", "model.safetensors")
+_SPEC = "spec.yaml"
+
+
+class PretrainedEncoder(Encoder):
+    """From images (B, C, S, S) of values 0..1, as the run's were before normalisation, to representations (B, H).
+
+    `encoder` is the network itself, which takes normalised images; `config` says which it is, `data` what its images
+    were like.
+    """
+
+    def __init__(self, encoder: Encoder, config: EncoderConfig, data: DataConfig) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.config = config
+        self.data = data
+        self.feature_dim = encoder.feature_dim
+        self._is_normalised = (data.mean, data.std) != (None, None)
+        for name, values in (("mean", data.mean or (0.0,)), ("std", data.std or (1.0,))):
+            self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._is_normalised:
+            x = (x - self.get_buffer("mean")) / self.get_buffer("std")
+        h: Tensor = self.encoder(x)
+        return h
+
+
+def load_encoder(path: Path | str) -> PretrainedEncoder:
+    """The encoder in a folder of `fedssl run pull` or `fedssl simulate`, or in a file of one; in eval mode, on the CPU.
+
+    Raises:
+        SpecError: the folder has no weights, or its spec.yaml is missing, is none, or describes another network.
+    """
+    place = Path(path)
+    if place.is_dir():
+        found = [place / name for name in FILES if (place / name).is_file()]
+        if not found:
+            raise SpecError(f"{place} holds neither {' nor '.join(FILES)}: `fedssl run pull` makes such a folder")
+        place = found[0]
+    spec = _read_spec(place.parent / _SPEC)
+    try:
+        tensors = load_tensors(place)
+    except (SafetensorError, OSError) as error:
+        raise SpecError(f"{place} cannot be read: {str(error).splitlines()[0]}") from None
+    config = spec.model.encoder
+    return PretrainedEncoder(encoder_of(tensors, config, spec.data.channels), config, spec.data).eval()
+
+
+def encoder_of(tensors: Mapping[str, Tensor], config: EncoderConfig, channels: int) -> Encoder:
+    """The encoder among a model's tensors. Raises SpecError where they do not hold the one that is described."""
+    return loaded(initialised(lambda: build_encoder(config, channels), 0), "encoder", tensors)
+
+
+def loaded(module: M, name: str, tensors: Mapping[str, Tensor]) -> M:
+    """The module with the tensors that are named after it. Raises SpecError where they are not there or do not fit."""
+    prefix = f"{name}."
+    own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+    if not own:
+        raise SpecError(f"the model holds no {name}: none of its tensors has a name that begins with {prefix}")
+    try:
+        module.load_state_dict(own)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0].rstrip(":")
+        raise SpecError(f"the model does not hold the {name} that the spec describes ({reason})") from None
+    return module
+
+
+def _read_spec(path: Path) -> RunSpec:
+    import yaml
+    from pydantic import ValidationError
+
+    try:
+        return RunSpec.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except OSError:
+        raise SpecError(f"there is no {path}, which says what network this is: keep it beside the weights") from None
+    except (yaml.YAMLError, UnicodeDecodeError, ValidationError) as error:
+        raise SpecError(f"{path} is no run spec that this version reads: {str(error).splitlines()[0]}") from None

@@ -1,0 +1,141 @@
+"""The notebook and the documents' commands are carried out, on one federation that `fedssl up` has started."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import matplotlib
+import pytest
+from PIL import Image
+
+from fedssl.local import connect
+from support.walkthrough import Walkthrough, run_cells
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(480)]
+
+DOCS = Path(__file__).parents[2] / "docs"
+UP = ["fedssl", "up", "--data", "digits", "--clients", "2"]
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a federation that is up."""
+    folder = tmp_path_factory.mktemp("federation")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FEDSSL_")}
+    with (folder / "stderr").open("w") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fedssl.cli.main", *UP[1:], "--port", "0", "--format", "json"],
+            cwd=folder,
+            env={**environment, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
+            process_group=0,
+        )
+        try:
+            assert process.stdout is not None
+            lines = iter(process.stdout.readline, "")
+            text = "".join(line for line in iter(lambda: next(lines, "}\n"), "}\n")) + "}"
+            assert json.loads(text)["directory"] == str(folder / ".fedssl"), (folder / "stderr").read_text()
+            yield folder
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(60)
+
+
+@pytest.fixture
+def here(federation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder with the federation in it, as where a reader has started one."""
+    for name in [name for name in os.environ if name.startswith("FEDSSL_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".fedssl").symlink_to(federation / ".fedssl")
+    return tmp_path
+
+
+def test_the_notebook(here: Path) -> None:
+    notebook = DOCS / "notebooks" / "first-run.ipynb"
+    assert " ".join(UP) in notebook.read_text()
+    matplotlib.use("Agg")
+    space = run_cells(notebook)
+    assert space["run"].outcome == "completed"
+    assert space["accuracy"] > 0.8
+    assert space["points"].shape == (len(space["test"]), 2)
+    assert not any(cell.get("outputs") for cell in json.loads(notebook.read_text())["cells"])
+
+
+PAGES = [
+    "quickstart.md",
+    "concepts.md",
+    "cli.md",
+    "how-to/two-sites.md",
+    "how-to/own-images.md",
+    "how-to/different-encoders.md",
+    "how-to/disaster.md",
+]
+
+
+def test_every_page_is_carried_out_here() -> None:
+    described = {path.relative_to(DOCS).as_posix() for path in (DOCS / "how-to").glob("*.md")}
+    assert described <= set(PAGES)
+
+
+class Others:
+    """The commands of other programs, carried out for as long as the test takes."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+
+    def __call__(self, words: list[str]) -> None:
+        if words[0] == "kill":
+            os.kill(int(words[-1]), signal.SIGKILL)
+        elif words[0] == "fedssl-worker":
+            self._work(words[1:])
+        else:
+            assert words == UP, "the pages start one federation"
+
+    def _work(self, arguments: list[str]) -> None:
+        with Path("worker.log").open("w") as log:
+            process = subprocess.Popen([sys.executable, "-m", "fedssl_worker", *arguments], stderr=log)
+        self._stack.callback(process.wait, 30)
+        self._stack.callback(process.terminate)
+        end = time.monotonic() + 120
+        while "registered" not in Path("worker.log").read_text():
+            assert time.monotonic() < end, Path("worker.log").read_text()
+            time.sleep(0.2)
+
+
+def worker_of(folder: Path, client: str) -> str:
+    """The process of a client's worker."""
+    needle = f"FEDSSL_WORKER_STATE={folder}/.fedssl/workers/{client}\0".encode()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if needle in path.read_bytes():
+                return path.parent.name
+        except OSError:
+            continue
+    raise AssertionError(f"no worker of {client}")
+
+
+def test_the_pages(federation: Path, here: Path) -> None:
+    for number in range(40):
+        path = here / "images" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((16, 16), 40 + number).save(path)
+    shutil.copy(federation / ".fedssl" / "tokens" / "operator", here / "operator-token")
+    with connect(federation / ".fedssl") as client:
+        url = client.url
+    stands_for = {"https://fedssl.example.org": url, "PID": worker_of(federation, "client-0")}
+    with ExitStack() as stack:
+        walkthrough = Walkthrough(stands_for, Others(stack))
+        for page in PAGES:
+            walkthrough.follow(DOCS / page)
+    assert walkthrough.num_commands >= 40

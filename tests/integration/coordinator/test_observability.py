@@ -1,0 +1,153 @@
+"""Numbers, log lines and traces: of requests, tasks and workers together."""
+
+import io
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+import structlog
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from fedssl import tracing
+from fedssl_coordinator.celery_app import app as celery
+from fedssl_coordinator.logs import add_subject
+from fedssl_worker import metrics as worker_metrics
+from support.cast import Cast
+from support.coordinator import Coordinator
+from support.tables import Tables
+
+DASHBOARD = Path(__file__).parents[3] / "deploy" / "grafana" / "fedssl.json"
+
+
+def numbers(coordinator: Coordinator) -> dict[str, float]:
+    with coordinator.http() as http:
+        lines = [line.rpartition(" ") for line in http.get("/metrics").text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in lines}
+
+
+def task(run_id: UUID, **headers: str) -> None:
+    """What the aggregator does with a message, signals and all."""
+    celery.tasks["fedssl.advance_run"].apply(args=[str(run_id)], headers=headers or None, throw=True)
+
+
+def test_a_round_is_counted(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+    before = numbers(coordinator)
+    cast = Cast(coordinator, tables, tmp_path)
+    cast.work("a")
+    cast.claim("b")
+    cast.lapse("b")
+    task(cast.id)
+    cast.work("b")
+    task(cast.id)
+    after = numbers(coordinator)
+    assert after['fedssl_rounds{verdict="aggregated"}'] == 1
+    assert after['fedssl_assignments{state="expired"}'] == 1
+    assert after['fedssl_clients{state="known"}'] == 2
+    update = next(part.update for part in cast.rounds[0].assignments if part.update)
+    size = (coordinator.store / update[:2] / update[2:4] / update).stat().st_size
+    assert after["fedssl_upload_bytes_total"] - before["fedssl_upload_bytes_total"] == 2 * size
+    name = 'fedssl_task_seconds_count{task="advance_run"}'
+    assert after[name] - before.get(name, 0) == 2
+    assert not [name for name in after if str(cast.id) in name]
+
+
+def test_the_dashboard_asks_for_numbers_that_exist(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+    from fedssl_coordinator.metrics import REGISTRY
+
+    shown = {name.partition("{")[0] for name in numbers(coordinator)}
+    for registry in (REGISTRY, worker_metrics.REGISTRY):
+        for metric in registry.collect():
+            endings = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(metric.type, [""])
+            shown |= {metric.name + ending for ending in endings}
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    queries = [target["expr"] for panel in panels for target in panel["targets"]]
+    asked = {name for query in queries for name in re.findall(r"fedssl_\w+", query)}
+    assert asked <= shown, asked - shown
+    own = {name for name in shown if name.startswith("fedssl_") and not name.endswith(("_sum", "_count", "_created"))}
+    assert own - asked == set(), "nobody looks at these"
+
+
+@pytest.fixture
+def lines() -> Iterator[io.StringIO]:
+    """What the coordinator logs, as JSON lines."""
+    before, text = structlog.get_config(), io.StringIO()
+    structlog.configure(
+        processors=[add_subject, structlog.processors.JSONRenderer(default=repr)],
+        logger_factory=structlog.PrintLoggerFactory(text),
+        cache_logger_on_first_use=False,
+    )
+    yield text
+    structlog.configure(**before)
+
+
+def test_log_lines_say_what_they_are_about(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, lines: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cast = Cast(coordinator, tables, tmp_path)
+    item = cast.claim("a")
+
+    def fail(*_: object) -> None:
+        structlog.get_logger("x").warning("inside")
+        raise RuntimeError("on purpose")
+
+    monkeypatch.setattr("fedssl_coordinator.work.service.repository.renew", fail)
+    with pytest.raises(Exception, match="log has the details"):
+        cast.workers["a"].heartbeat(item.assignment_id)
+    monkeypatch.setattr("fedssl_coordinator.rounds.service.next_step", fail)
+    task(cast.id)
+    said = [json.loads(line) for line in lines.getvalue().splitlines()]
+    about = [(line["event"], line.get("run"), line.get("round"), line.get("client")) for line in said]
+    assert ("inside", str(cast.id), 1, "a") in about
+    assert ("request.crashed", str(cast.id), 1, "a") in about
+    assert ("run.stalled", str(cast.id), None, None) in about
+
+
+@pytest.fixture(scope="module")
+def exporter() -> Iterator[InMemorySpanExporter]:
+    """This process traces, into memory."""
+    kept = InMemorySpanExporter()
+    tracing.configure("test", kept)
+    yield kept
+    tracing._is_on = False
+
+
+def test_a_round_is_one_trace(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, exporter: InMemorySpanExporter
+) -> None:
+    cast = Cast(coordinator, tables, tmp_path, names="a")
+    cast.claim("a")
+    exporter.clear()
+    with tracing.round_span("work", cast.id, 1, client="a"):
+        carried = tracing.carried()
+        cast.deliver("a")
+    task(cast.id, **carried)
+    spans = {span.name: span for span in exporter.get_finished_spans()}
+    expected = trace.format_trace_id(spans["work"].context.trace_id)
+    assert expected == tracing.round_trace(cast.id, 1)["traceparent"].split("-")[1]
+    for name in ("PUT /v1/artifacts/{digest}", "POST /v1/work/submit", "fedssl.advance_run"):
+        assert parent(spans[name]) == spans["work"].context.span_id, name
+    assert trace.format_trace_id(spans["aggregate"].context.trace_id) == expected
+    assert spans["aggregate"].attributes == {"fedssl.run": str(cast.id), "fedssl.round": 1}
+    assert (spans["POST /v1/work/submit"].attributes or {})["http.response.status_code"] == 200
+
+
+def test_messages_carry_the_trace(coordinator: Coordinator, exporter: InMemorySpanExporter, tables: Tables) -> None:
+    from fedssl_coordinator import nudges
+
+    nudges._redis().delete("aggregate")
+    with tracing.span("asked"):
+        carried = tracing.carried()
+        nudges._send_task("advance_run", str(UUID(int=7)))
+    (message,) = nudges._redis().lrange("aggregate", 0, -1)
+    nudges._redis().delete("aggregate")
+    assert json.loads(message)["headers"]["traceparent"] == carried["traceparent"]
+
+
+def parent(span: ReadableSpan) -> int:
+    assert span.parent is not None
+    return span.parent.span_id

@@ -1,0 +1,55 @@
+"""A real HTTP server on loopback that writes down what it is asked, and answers what it was given to answer."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class Answers(ThreadingHTTPServer):
+    """`known`: JSON by method and path; everything else is not found. `date`: the header, None: the real one."""
+
+    daemon_threads = True
+
+    def __init__(self, known: dict[tuple[str, str], Any]) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.known = known
+        self.asked: list[tuple[str, str]] = []
+        self.date: str | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def _answer(self) -> None:
+        server = self.server
+        assert isinstance(server, Answers)
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        what = (self.command, self.path.partition("?")[0])
+        server.asked.append(what)
+        problem = {"type": "urn:fedssl:problem:not-found", "title": "x", "status": 404, "detail": "nothing here"}
+        body = json.dumps(server.known.get(what, problem)).encode()
+        self.send_response_only(200 if what in server.known else 404)
+        self.send_header("Date", server.date or self.date_time_string())
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST = do_PUT = do_DELETE = _answer  # noqa: N815 - http.server looks for these names
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
+        pass
+
+
+@contextmanager
+def answering(known: dict[tuple[str, str], Any]) -> Iterator[Answers]:
+    """The server, for the length of the block."""
+    with Answers(known) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        yield server
+        server.shutdown()

@@ -1,0 +1,109 @@
+"""Coordinators by name: the file, the commands, and what wins where several things name one."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from fedssl.cli.connection import Target, find_target
+from fedssl.cli.connection_file import connections_path
+from fedssl.cli.errors import UsageError
+from fedssl.cli.main import app
+
+ONE, TWO = "https://one.example", "https://two.example"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user of the test's own, without any coordinator."""
+    for name in ("FEDSSL_URL", "FEDSSL_TOKEN", "FEDSSL_TOKEN_FILE", "FEDSSL_CONNECTION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(f"secret-{name}\n")
+        (tmp_path / name).chmod(0o600)
+    return tmp_path
+
+
+def fedssl(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def target(connection: str | None = None, **environment: str) -> Target:
+    config = str(connections_path().parents[1])
+    return find_target(None, None, connection=connection, environment={"XDG_CONFIG_HOME": config, **environment})
+
+
+@pytest.fixture
+def two(home: Path) -> None:
+    """`one`, in use, whose token is in a file; `two`, whose token is kept."""
+    assert fedssl("connection", "add", "one", ONE, "--token-file", "one").exit_code == 0
+    assert fedssl("connection", "add", "two", TWO, "--token-file", "two", "--copy-token").exit_code == 0
+
+
+def test_added_listed_used_and_removed(two: None, home: Path) -> None:
+    assert connections_path().stat().st_mode & 0o777 == 0o600
+    text = connections_path().read_text()
+    assert ("secret-one" in text, "secret-two" in text) == (False, True)
+    listed = json.loads(fedssl("connection", "ls", "--format", "json").stdout)
+    assert [(row["name"], row["url"], row["token"], row["current"]) for row in listed] == [
+        ("one", ONE, str(home / "one"), True),
+        ("two", TWO, "kept here", False),
+    ]
+    assert "secret" not in fedssl("connection", "ls").output
+    assert fedssl("connection", "use", "two").exit_code == 0
+    assert target() == Target(TWO, "secret-two")
+    assert fedssl("connection", "rm", "two").exit_code == 0
+    with pytest.raises(UsageError, match="no coordinator"):
+        target()
+
+
+def test_what_wins(two: None) -> None:
+    assert target() == Target(ONE, "secret-one")
+    assert target(FEDSSL_CONNECTION="two") == Target(TWO, "secret-two")
+    assert target(FEDSSL_CONNECTION="two", FEDSSL_TOKEN="mine") == Target(TWO, "mine")
+    assert target(FEDSSL_CONNECTION="two", FEDSSL_URL=ONE, FEDSSL_TOKEN="mine") == Target(ONE, "mine")
+    assert target("two", FEDSSL_CONNECTION="one", FEDSSL_URL=ONE, FEDSSL_TOKEN="mine") == Target(TWO, "secret-two")
+    with pytest.raises(UsageError, match="no token"):
+        target(FEDSSL_URL="https://elsewhere.example")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["add", "one", ONE], "there is a connection 'one'"),
+        (["add", "No", ONE], "NAME: "),
+        (["add", "three", "ftp://x"], "URL: The coordinator's address must be"),
+        (["add", "three", ONE, "--token-file", "missing"], "No such file"),
+        (["add", "three", ONE, "--copy-token"], "needs --token-file"),
+        (["use", "three"], "there are: one, two"),
+        (["rm", "three"], "fedssl connection add"),
+    ],
+)
+def test_what_cannot_be(two: None, arguments: list[str], said: str) -> None:
+    before = connections_path().read_text()
+    result = fedssl("connection", *arguments)
+    assert (result.exit_code, said in result.stderr) == (2, True), result.output
+    assert connections_path().read_text() == before
+
+
+def test_a_damaged_file_is_named(home: Path) -> None:
+    connections_path().parent.mkdir(parents=True)
+    connections_path().write_text('{"connections": {"one": {"url": 7, "token": "secret"}}}')
+    result = fedssl("connection", "ls")
+    assert (result.exit_code, str(connections_path()) in result.stderr) == (2, True)
+    assert "secret" not in result.output
+
+
+def test_the_option_may_stand_anywhere(two: None) -> None:
+    for arguments in (["--connection", "no", "run", "ls"], ["run", "ls", "--connection=no"]):
+        result = fedssl(*arguments)
+        assert (result.exit_code, "no connection 'no'" in result.stderr) == (2, True), result.output
+
+
+def test_the_shell_is_offered_names_and_methods(two: None) -> None:
+    for line, offered in (("fedssl connection use t", "two"), ("fedssl method show fedby", "fedbyol")):
+        shell = {"_FEDSSL_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+        assert CliRunner().invoke(app, [], prog_name="fedssl", env=shell).stdout.split() == [offered]

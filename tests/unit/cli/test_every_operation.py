@@ -1,0 +1,137 @@
+"""Every operation of the REST API has a command that asks for it."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedssl.cli.main import app
+from fedssl.data import ImageData, save_npz
+from fedssl_coordinator.app import create_app
+from support.answers import Answers, answering
+from support.federation import tiny_spec
+from support.openapi import operations
+
+RUN, JOB, EVALUATION, TOKEN = (str(UUID(int=number)) for number in (1, 2, 3, 4))
+DIGEST = "0" * 64
+NOW = "2026-11-20T12:00:00Z"
+
+FOR_PROGRAMS = {
+    "POST /v1/work/register",
+    "POST /v1/work/claim",
+    "POST /v1/work/heartbeat",
+    "POST /v1/work/submit",
+    "POST /v1/work/decline",
+    "POST /v1/work/ended-runs",
+    "POST /v1/uploads",
+    "HEAD /v1/uploads/{upload_id}",
+    "PATCH /v1/uploads/{upload_id}",
+    "DELETE /v1/uploads/{upload_id}",
+    "POST /v1/enrolments",
+    "GET /metrics",
+}
+"""What a worker asks for by itself, how files are sent, and what Prometheus asks for."""
+
+COMMANDS = {
+    "GET /healthz": "doctor",
+    "GET /readyz": "doctor",
+    "GET /v1/methods": "method ls --remote",
+    "GET /v1/methods/{name}": "method show fedbyol --remote",
+    "GET /v1/runs": "run ls --state running",
+    "POST /v1/runs": "run submit spec.json",
+    "GET /v1/runs/{run_id}": f"run show {RUN}",
+    "DELETE /v1/runs/{run_id}": f"run delete {RUN} --yes",
+    "POST /v1/runs/{run_id}/start": f"run start {RUN}",
+    "POST /v1/runs/{run_id}/pause": f"run pause {RUN}",
+    "POST /v1/runs/{run_id}/resume": f"run resume {RUN}",
+    "POST /v1/runs/{run_id}/stop": f"run stop {RUN}",
+    "GET /v1/runs/{run_id}/rounds": f"run rounds {RUN}",
+    "GET /v1/runs/{run_id}/metrics": f"run metrics {RUN} --name loss",
+    "GET /v1/runs/{run_id}/events": f"run logs {RUN} --kind round.closed",
+    "GET /v1/runs/{run_id}/events/stream": f"run logs {RUN} --follow",
+    "GET /v1/runs/{run_id}/model": f"run pull {RUN}",
+    "GET /v1/runs/{run_id}/dimension-assignments": f"run dimensions {RUN}",
+    "GET /v1/runs/{run_id}/distillation-jobs": f"run distillations {RUN}",
+    "GET /v1/distillation-jobs/{job_id}": f"run distillations {RUN} --job {JOB}",
+    "POST /v1/distillation-jobs/{job_id}/cancel": f"run cancel-distillation {RUN}",
+    "GET /v1/runs/{run_id}/evaluations": f"run evaluations {RUN}",
+    "POST /v1/runs/{run_id}/evaluations": f"run evaluate {RUN} --data held-out",
+    "GET /v1/evaluations/{evaluation_id}": f"run evaluate {RUN} --data held-out --wait",
+    "POST /v1/evaluations/{evaluation_id}/cancel": f"run cancel-evaluation {RUN} {EVALUATION}",
+    "GET /v1/artifacts/{digest}": f"artifact get {DIGEST}",
+    "PUT /v1/artifacts/{digest}": "public-dataset add scans images.npz",
+    "GET /v1/public-datasets": "public-dataset ls",
+    "POST /v1/public-datasets": "public-dataset add scans images.npz",
+    "GET /v1/public-datasets/{name}": "public-dataset show scans",
+    "GET /v1/evaluation-datasets": "evaluation-dataset ls",
+    "POST /v1/evaluation-datasets": "evaluation-dataset add held-out images.npz",
+    "GET /v1/evaluation-datasets/{name}": "evaluation-dataset show held-out",
+    "GET /v1/clients": "client ls",
+    "GET /v1/clients/{client_id}": "client show hospital-a",
+    "POST /v1/clients/{client_id}/revoke": "client revoke hospital-a",
+    "GET /v1/clients/{client_id}/ledger-anchors": "client anchors hospital-a",
+    "GET /v1/tokens": "token ls",
+    "POST /v1/tokens": "token create --role viewer",
+    "POST /v1/enrolment-tokens": "token enrol hospital-a",
+    "DELETE /v1/tokens/{token_id}": f"token revoke {TOKEN}",
+}
+OPERATIONS = sorted(str(operation) for operation in operations(create_app().openapi()))
+
+_JOB = {
+    "id": JOB, "run_id": RUN, "round_number": 1, "state": "running", "reason": None, "epoch": 1, "num_epochs": 2,
+    "loss": None, "seconds_per_epoch": None, "eta_seconds": None, "checkpoint": None, "num_tries": 1,
+    "created_at": NOW, "started_at": None, "updated_at": None, "finished_at": None,
+}  # fmt: skip
+_RUN = {
+    "id": RUN, "name": "x", "method": "fedalignuniform", "state": "running", "outcome": None, "reason": None,
+    "rounds_closed": 0, "num_rounds": 2, "created_at": NOW, "started_at": NOW, "finished_at": None,
+    "spec": tiny_spec().model_dump(mode="json"), "initial_model": None, "model": None, "current_round": None,
+    "distillation": _JOB, "clients": [],
+}  # fmt: skip
+_EVALUATION = {
+    "id": EVALUATION, "run_id": RUN, "round_number": 1, "model": DIGEST, "dataset": "held-out",
+    "dataset_digest": DIGEST, "config": {"dataset": "held-out"}, "state": "queued", "reason": None, "progress": None,
+    "results": None, "num_tries": 0, "created_at": NOW, "started_at": None, "finished_at": None,
+}  # fmt: skip
+_ON_THE_WAY: dict[tuple[str, str], Any] = {
+    ("GET", "/healthz"): {"status": "ok"},
+    ("GET", f"/v1/runs/{RUN}"): _RUN,
+    ("GET", f"/v1/runs/{RUN}/evaluations"): {"items": [_EVALUATION]},
+    ("POST", f"/v1/runs/{RUN}/evaluations"): _EVALUATION,
+    ("GET", "/v1/public-datasets"): {"items": []},
+    ("GET", "/v1/evaluation-datasets"): {"items": []},
+}
+"""What a command asks for before what it is about; anything else is answered with 404, which ends it."""
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Answers]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDSSL_TOKEN", "secret")
+    Path("spec.json").write_text(tiny_spec().model_dump_json())
+    images = ImageData(np.zeros((4, 1, 8, 8), dtype=np.uint8), np.array([0, 1, 0, 1]))
+    save_npz(Path("images.npz"), images, images)
+    with answering(dict(_ON_THE_WAY)) as running:
+        monkeypatch.setenv("FEDSSL_URL", running.url)
+        yield running
+
+
+def test_every_operation_is_somebody_s() -> None:
+    assert sorted(COMMANDS.keys() | FOR_PROGRAMS) == OPERATIONS
+    assert not COMMANDS.keys() & FOR_PROGRAMS
+
+
+@pytest.mark.parametrize("operation", COMMANDS)
+def test_the_command_asks_for_it(server: Answers, operation: str) -> None:
+    result = CliRunner().invoke(app, COMMANDS[operation].split())
+
+    method, _, template = operation.partition(" ")
+    path = re.compile(re.sub(r"\{\w+\}", "[^/]+", template))
+    assert any(verb == method and path.fullmatch(asked) for verb, asked in server.asked), result.output + str(
+        server.asked
+    )

@@ -1,0 +1,97 @@
+"""A pulled encoder: loaded in one line, and written for other programs with the same outputs."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from onnxruntime import InferenceSession
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from fedssl.artifacts.tensors import save_tensors
+from fedssl.cli.main import app
+from fedssl.data import normalize
+from fedssl.errors import ExportError, SpecError
+from fedssl.experiments.files import write_spec
+from fedssl.models import build_encoder, import_torchvision, load_encoder
+from fedssl.models.exporting import export_onnx, export_state_dict
+from fedssl.protocol.runs import RunSpec
+from support.federation import tiny_spec
+
+NORMALISED = {"channels": 1, "image_size": 8, "mean": [0.5], "std": [0.25]}
+
+
+def pulled(folder: Path, spec: RunSpec, file: str = "encoder.safetensors") -> torch.nn.Module:
+    """A folder as `fedssl run pull` writes it; returns the encoder that is in it, in eval mode."""
+    encoder = build_encoder(spec.model.encoder, spec.data.channels)
+    with torch.no_grad():
+        for buffer in encoder.buffers():  # statistics as after training
+            if buffer.is_floating_point():
+                buffer.uniform_(0.5, 1.5)
+    write_spec(spec, folder / "spec.yaml")
+    save_tensors({f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}, folder / file)
+    return encoder.eval()
+
+
+@pytest.fixture
+def images() -> torch.Tensor:
+    return torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("file", ["encoder.safetensors", "model.safetensors"])
+@torch.no_grad()
+def test_one_line_loads_it_with_its_normalisation(tmp_path: Path, images: torch.Tensor, file: str) -> None:
+    spec = tiny_spec(data=NORMALISED)
+    original = pulled(tmp_path, spec, file)
+    for place in (tmp_path, str(tmp_path / file)):
+        encoder = load_encoder(place)
+        assert not encoder.training
+        assert encoder.feature_dim == 8
+        assert torch.equal(encoder(images), original(normalize(images, spec.data)))
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="fedssl run pull"):
+        load_encoder(tmp_path)
+    pulled(tmp_path, tiny_spec())
+    write_spec(tiny_spec(model={"encoder": {"widths": [4, 9]}}), tmp_path / "spec.yaml")
+    with pytest.raises(SpecError, match="does not hold the encoder"):
+        load_encoder(tmp_path)
+    (tmp_path / "spec.yaml").write_text("num_rounds: many")
+    with pytest.raises(SpecError, match="no run spec"):
+        load_encoder(tmp_path)
+    (tmp_path / "spec.yaml").unlink()
+    with pytest.raises(SpecError, match=r"there is no .*spec\.yaml"):
+        load_encoder(tmp_path)
+
+
+def test_the_onnx_graph_gives_the_same_representations(tmp_path: Path, images: torch.Tensor) -> None:
+    pulled(tmp_path, tiny_spec(data=NORMALISED))
+    encoder = load_encoder(tmp_path)
+    export_onnx(encoder, tmp_path / "encoder.onnx")
+    session = InferenceSession(tmp_path / "encoder.onnx", providers=["CPUExecutionProvider"])
+    for batch in (images, images[:1]):
+        (found,) = session.run(["representations"], {"images": batch.numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), encoder(batch).detach())
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("form", ["torchvision", "timm"])
+def test_a_resnet_loads_into_torchvision_s(tmp_path: Path, form: str) -> None:
+    encoder = {"name": "resnet18", "stem": "imagenet"}
+    original = pulled(tmp_path, tiny_spec(model={"encoder": encoder}, data={"image_size": 32}))
+    done = CliRunner().invoke(app, ["export", str(tmp_path), "--to", form])
+    assert done.exit_code == 0, done.output
+    theirs = import_torchvision().models.resnet18(weights=None)
+    left = theirs.load_state_dict(load_file(tmp_path / f"encoder-{form}.safetensors"), strict=False)
+    assert (left.missing_keys, left.unexpected_keys) == (["fc.weight", "fc.bias"], [])
+    theirs.fc = torch.nn.Identity()
+    batch = torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(theirs.eval()(batch), original(batch))
+
+
+def test_a_convnet_has_no_name_elsewhere(tmp_path: Path) -> None:
+    pulled(tmp_path, tiny_spec())
+    with pytest.raises(ExportError, match="ONNX"):
+        export_state_dict(load_encoder(tmp_path), tmp_path / "x")
