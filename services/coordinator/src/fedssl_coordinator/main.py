@@ -47,6 +47,7 @@ def aggregator(
     One process that serves all three aggregates nothing while it distils or evaluates. For more than one run at a time
     start at least one for `aggregate` alone. Every queue needs somebody who serves it.
     """
+    from fedssl.liveness import keep_touching
     from fedssl_coordinator.celery_app import QUEUES
     from fedssl_coordinator.celery_app import app as celery
     from fedssl_coordinator.logs import configure_logging
@@ -54,6 +55,7 @@ def aggregator(
     if unknown := [name for name in queues.split(",") if name not in QUEUES]:
         raise typer.BadParameter(f"{unknown[0]!r} is no queue: there are {', '.join(QUEUES)}")
     configure_logging()
+    keep_touching()
     name = f"{queues.replace(',', '-')}.{os.getpid()}@%h"
     # solo: prefork hangs once torch has run threads in the parent.
     celery.worker_main(
@@ -65,10 +67,12 @@ def aggregator(
 @app.command()
 def beat() -> None:
     """Run the clock: a sweep every few seconds that finds runs and leases past due."""
+    from fedssl.liveness import keep_touching
     from fedssl_coordinator.celery_app import app as celery
     from fedssl_coordinator.logs import configure_logging
 
     configure_logging()
+    keep_touching()
     celery.start(["beat", "-l", "WARNING", "--pidfile", ""])
 
 

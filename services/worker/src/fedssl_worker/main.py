@@ -131,10 +131,12 @@ def _settings(options: dict[str, Any]) -> Settings:
 
 
 def _run(settings: Settings) -> int:
+    from fedssl.liveness import keep_touching
     from fedssl_worker.leaving import Leaving, leave_now, leaving_on_signals
     from fedssl_worker.logs import set_up_logging
 
     set_up_logging(settings.log_level)
+    keep_touching()
     try:
         with leaving_on_signals():
             from fedssl_worker.assembly import run_worker
