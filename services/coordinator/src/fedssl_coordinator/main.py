@@ -77,13 +77,22 @@ def beat() -> None:
 
 
 @app.command()
-def migrate() -> None:
+def migrate(
+    wait: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", min=0, help="Change nothing: wait for so long until somebody else has done it."),
+    ] = None,
+) -> None:
     """Bring the database to this version's tables. Safe to repeat."""
     from fedssl_coordinator.logs import configure_logging
-    from fedssl_coordinator.migrate import upgrade
+    from fedssl_coordinator.migrate import await_upgrade, upgrade
 
     configure_logging()
-    upgrade()
+    if wait is None:
+        upgrade()
+    elif not await_upgrade(wait):
+        typer.echo(f"error: the database has not got this version's tables within {wait:g} s: run migrate", err=True)
+        raise typer.Exit(1)
 
 
 @app.command()
