@@ -19,6 +19,11 @@ random | keep /secrets/postgres/password 444
 random | keep /secrets/redis/password 444
 printf 'requirepass %s\nappendonly yes\ndir /data\n' "$(cat /secrets/redis/password)" | keep /secrets/redis/redis.conf 444
 
+if [ -d /secrets/grafana ]; then
+  random | keep /secrets/grafana/password 444
+  chmod 755 /secrets/grafana
+fi
+
 umask 077
 printf 'postgresql+psycopg://fedssl:%s@postgres:5432/fedssl' "$(cat /secrets/postgres/password)" |
   keep /secrets/coordinator/fedssl_database_url 400
