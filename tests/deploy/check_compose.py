@@ -14,11 +14,15 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from fedssl.cache import cache_folder
+from fedssl.client import Client, Retry
 from fedssl.data.datasets import find_fashion_mnist
+from fedssl.protocol.states import Outcome, RunState
+from fedssl.protocol.views import RunView
 
 ROOT = Path(__file__).parents[2]
 WORKERS = ("worker-0", "worker-1", "worker-2")
@@ -34,6 +38,7 @@ class Federation:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
+        self._url = f"http://127.0.0.1:{port}"
         self._environment = os.environ | {"FEDSSL_PORT": port, "FEDSSL_VERSION": "test"}
         # Fashion-MNIST, where this machine has it; else the federation fetches it.
         if found := find_fashion_mnist(cache_folder()):
@@ -57,16 +62,19 @@ class Federation:
         """SIGKILL from outside of the container: to the engine a crash, which it starts the container again after."""
         os.kill(self.inspect(service)["State"]["Pid"], signal.SIGKILL)
 
-    def submit(self) -> str:
-        return str(self.fedssl("run", "submit", "examples/ssd.toml", "--set", "num_rounds=3")["id"])
+    def client(self) -> Client:
+        """An operator's client, by the port on this machine."""
+        token = self.compose("run", "--rm", "-T", "--entrypoint", "cat", "cli", "/run/operator/token")
+        return Client(self._url, token.strip(), retry=Retry(seconds=PATIENCE_SECONDS))
 
-    def completed(self, run: str) -> Any:
-        def is_finished() -> Any:
-            view = self.fedssl("run", "show", run)
-            return view if view["state"] == "finished" else None
+    def submit(self) -> UUID:
+        return UUID(self.fedssl("run", "submit", "examples/ssd.toml", "--set", "num_rounds=3")["id"])
 
-        view = eventually(is_finished)
-        assert view["outcome"] == "completed", view["reason"]
+    def completed(self, run: UUID) -> RunView:
+        with self.client() as client:
+            eventually(lambda: client.run(run).state is RunState.FINISHED)
+            view = client.run(run)
+        assert view.outcome is Outcome.COMPLETED, view.reason
         return view
 
 
@@ -101,14 +109,14 @@ def federation() -> Iterator[Federation]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(federation: Federation) -> Any:
+def undisturbed(federation: Federation) -> RunView:
     """The completed run to which the others are compared."""
     return federation.completed(federation.submit())
 
 
-def test_a_run_completes(undisturbed: Any) -> None:
-    assert undisturbed["clients"] == ["client-0", "client-1", "client-2"]
-    assert undisturbed["rounds_closed"] == 3
+def test_a_run_completes(undisturbed: RunView) -> None:
+    assert undisturbed.clients == ["client-0", "client-1", "client-2"]
+    assert undisturbed.rounds_closed == 3
 
 
 @pytest.mark.parametrize("service", SERVERS)
@@ -134,20 +142,21 @@ def test_every_first_start_has_a_password_of_its_own_and_workers_see_none(federa
         assert targets == {"/state", "/data"}
 
 
-def test_whatever_crashes_the_run_has_the_same_bits(federation: Federation, undisturbed: Any) -> None:
+def test_whatever_crashes_the_run_has_the_same_bits(federation: Federation, undisturbed: RunView) -> None:
     run = federation.submit()
-    eventually(lambda: federation.fedssl("run", "show", run)["rounds_closed"] >= 1)
+    with federation.client() as client:
+        eventually(lambda: client.run(run).rounds_closed >= 1)
     for service in ("worker-1", "aggregator", "api"):
         federation.crash(service)
     eventually(lambda: federation.inspect("worker-1")["RestartCount"] == 1)
     eventually(lambda: federation.inspect("api")["State"]["Health"]["Status"] == "healthy")
-    assert federation.completed(run)["model"] == undisturbed["model"]
+    assert federation.completed(run).model == undisturbed.model
 
 
-def test_down_and_up_forgets_nothing(federation: Federation, undisturbed: Any) -> None:
+def test_down_and_up_forgets_nothing(federation: Federation, undisturbed: RunView) -> None:
     federation.compose("down")
     federation.up()
-    shown = federation.fedssl("run", "show", undisturbed["id"])
-    assert (shown["state"], shown["model"]) == ("finished", undisturbed["model"])
+    shown = federation.fedssl("run", "show", str(undisturbed.id))
+    assert (shown["state"], shown["model"]) == ("finished", undisturbed.model)
     # The same workers, who enrolled once, and the same images: another run gives the same model.
-    assert federation.completed(federation.submit())["model"] == undisturbed["model"]
+    assert federation.completed(federation.submit()).model == undisturbed.model

@@ -3,6 +3,11 @@
 {{- define "fedssl.workerEnv" -}}
 - name: FEDSSL_WORKER_COORDINATOR
   value: {{ default (printf "http://%s-api:%d" (include "fedssl.fullname" .root) (int .root.Values.api.service.port)) .values.coordinator | quote }}
+{{- if not .values.coordinator }}
+# Within the cluster, where network policies say who is in between.
+- name: FEDSSL_WORKER_INSECURE_HTTP
+  value: "true"
+{{- end }}
 - name: FEDSSL_WORKER_ENROLMENT_TOKEN
   valueFrom:
     secretKeyRef:

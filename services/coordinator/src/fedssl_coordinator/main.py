@@ -80,7 +80,7 @@ def beat() -> None:
 def migrate(
     wait: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", min=0, help="Change nothing: wait for so long until somebody else has done it."),
+        typer.Option(metavar="SECONDS", min=0, help="Change nothing: wait this long for somebody else to do it."),
     ] = None,
 ) -> None:
     """Bring the database to this version's tables. Safe to repeat."""
