@@ -142,6 +142,11 @@ def test_every_first_start_has_a_password_of_its_own_and_workers_see_none(federa
         assert targets == {"/state", "/data"}
 
 
+def test_the_api_has_no_torch(federation: Federation) -> None:
+    look = "import importlib.util; print(importlib.util.find_spec('torch'))"
+    assert federation.compose("exec", "-T", "api", "python", "-c", look).strip() == "None"
+
+
 def test_whatever_crashes_the_run_has_the_same_bits(federation: Federation, undisturbed: RunView) -> None:
     run = federation.submit()
     with federation.client() as client:
