@@ -47,6 +47,11 @@ def test_selectors_select_their_own_pods_and_no_others(chart: Rendered) -> None:
             assert len(chosen) <= 1
 
 
+def test_pods_do_not_carry_the_charts_version(chart: Rendered) -> None:
+    for item in chart.of(*LONG_RUNNING):
+        assert not {"helm.sh/chart", "app.kubernetes.io/version"} & set(pod(item)["metadata"]["labels"])
+
+
 def test_processes_are_nobody_and_can_write_nowhere(chart: Rendered) -> None:
     for item in chart.workloads():
         spec = pod(item)["spec"]

@@ -31,9 +31,10 @@ priorityClassName: {{ . }}
 {{- end }}
 {{- end }}
 
+{{/* Without the versions: a new chart that changes nothing of a pod must not restart it. */}}
 {{- define "fedssl.podMetadata" -}}
 labels:
-  {{- include "fedssl.labels" . | nindent 2 }}
+  {{- include "fedssl.selectorLabels" . | nindent 2 }}
   {{- with .values.podLabels }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
