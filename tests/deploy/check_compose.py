@@ -7,7 +7,6 @@ import json
 import os
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import time
@@ -59,8 +58,13 @@ class Federation:
         return json.loads(docker("inspect", container))[0]
 
     def crash(self, service: str) -> None:
-        """SIGKILL from outside of the container: to the engine a crash, which it starts the container again after."""
-        os.kill(self.inspect(service)["State"]["Pid"], signal.SIGKILL)
+        """SIGKILL from outside of the container: to the engine a crash, which it starts the container again after.
+
+        `docker kill` would not do, since that is an operator's word. And the engine's processes may be those of another
+        machine, so the signal is sent there.
+        """
+        process = self.inspect(service)["State"]["Pid"]
+        docker("run", "--rm", "--pid", "host", "--entrypoint", "sh", "postgres:16", "-c", f"kill -9 {process}")
 
     def client(self) -> Client:
         """An operator's client, by the port on this machine."""
