@@ -35,8 +35,6 @@
 - name: FEDSSL_WORKER_POLICY
   value: /policy/policy.toml
 {{- end }}
-- name: XDG_CACHE_HOME
-  value: /state/cache
 - name: FEDSSL_LIVENESS_FILE
   value: /tmp/alive
 {{- with .values.extraEnv }}
