@@ -15,7 +15,7 @@ SOURCES := shared/src services/coordinator/src services/coordinator/migrations s
 
 .PHONY: help
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 .PHONY: demo
 demo: $(VENV)/.installed ## Train a federation of four on this machine, and show what it learnt
@@ -26,11 +26,12 @@ test: $(VENV)/.installed-dev ## Run the whole test suite, on servers that it sta
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 .PHONY: lint
-lint: $(VENV)/.installed-dev ## Check style (ruff), types (mypy) and who imports whom (import-linter)
+lint: $(VENV)/.installed-dev ## Check style (ruff), types (mypy), who imports whom (import-linter) and Dockerfiles (hadolint)
 	@$(BIN)/ruff check $(SOURCES)
 	@$(BIN)/ruff format --check $(SOURCES)
 	@$(BIN)/mypy shared/src services/coordinator/src services/worker/src
 	@$(BIN)/lint-imports
+	@$(BIN)/hadolint services/*/Dockerfile
 
 .PHONY: format
 format: $(VENV)/.installed-dev ## Format the code
@@ -60,6 +61,10 @@ demonstration: $(VENV)/.installed-dev ## Run SSD, FedRLC and FLESD on `fedssl up
 .PHONY: transfer
 transfer: $(VENV)/.installed-dev ## Send 2 GB over a line that breaks every few seconds, and fetch them again
 	@PYTHONPATH=tests $(BIN)/python tests/bench/transfer_over_breaking_line.py $(ARGS)
+
+.PHONY: compose-test
+compose-test: $(VENV)/.installed-dev ## Run the federation of docker-compose.yml on this machine's Docker engine, kill parts of it, and take it down
+	@$(BIN)/python -m pytest tests/deploy --override-ini=addopts= --override-ini='python_files=check_compose.py' --override-ini=timeout=3600 -p no:cacheprovider --exitfirst $(ARGS)
 
 .PHONY: docs
 docs: $(VENV)/.installed-dev ## Regenerate openapi.json and check the documents' examples

@@ -131,6 +131,22 @@ def test_several_processes_may_migrate_at_once(servers: Servers, empty_url: str,
     assert _differences(empty_url) == []
 
 
+def test_waiting_for_the_tables_ends_once_they_are_there(servers: Servers, empty_url: str, tmp_path: Path) -> None:
+    environment = _environment(servers, empty_url, tmp_path)
+
+    def wait(seconds: int) -> subprocess.Popen[bytes]:
+        command_line = [sys.executable, "-m", "fedssl_coordinator", "migrate", "--wait", str(seconds)]
+        return subprocess.Popen(command_line, env=environment, stderr=subprocess.DEVNULL)
+
+    assert wait(0).wait(60) == 1
+    waiting = wait(60)
+    migrate(environment)
+    assert waiting.wait(60) == 0
+    with Tables(empty_url) as tables:  # a newer version's, after a rollback to this one
+        tables.execute("UPDATE alembic_version SET version_num = 'newer'")
+    assert wait(0).wait(60) == 0
+
+
 def test_a_migration_does_not_wait_for_ever(empty_url: str) -> None:
     """One that cannot have its lock soon gives up, rather than queue up every request behind itself."""
     statements: list[str] = []

@@ -90,3 +90,10 @@ def test_a_coordinator_s_words_cannot_redraw_the_terminal() -> None:
     result = CliRunner().invoke(command(problem("no\x1b[2J\rrun")), ["fail"])
 
     assert result.stderr == "error: no?[2J?run\n"
+
+
+def test_what_computes_says_what_to_install() -> None:
+    result = CliRunner().invoke(command(ModuleNotFoundError("No module named 'torch'", name="torch")), ["fail"])
+    assert (result.exit_code, "pip install 'fedssl[train]'" in result.output) == (errors.USAGE, True)
+    with pytest.raises(ModuleNotFoundError):
+        CliRunner().invoke(command(ModuleNotFoundError(name="typo")), ["fail"], catch_exceptions=False)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from fedssl.cli.main import app
 from fedssl.cli.partition import cells, describe
-from fedssl.data import ImageData, save_npz
+from fedssl.data import ImageData, load_dataset, save_npz
 from fedssl.protocol.data import DataConfig, PartitionConfig
 from fedssl.shards import deal
 
@@ -123,3 +123,19 @@ def test_descriptions() -> None:
         describe(PartitionConfig(pooled=True, max_images=5000)) == "pooled at one client, seed 0, at most 5,000 images"
     )
     assert describe(PartitionConfig(scheme="iid", share=0.25)) == "iid, seed 0, 25% of each client's images kept"
+
+
+def test_shards_are_what_a_worker_can_load(spec: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["partition", spec, "--shards", str(tmp_path / "shards")])
+    assert result.exit_code == 0, result.output
+    dealt = deal(
+        PartitionConfig(dataset="digits", num_clients=3, alpha=0.5, variant="ssd", seed=7),
+        DataConfig(channels=1, image_size=16),
+    ).by_client
+    assert sorted(path.name for path in (tmp_path / "shards").iterdir()) == sorted(dealt)
+    for client, images in dealt.items():
+        read = load_dataset(str(tmp_path / "shards" / client / "images.npz"), "train")
+        assert np.array_equal(read.images, images.images)
+        assert read.labels is not None
+        assert images.labels is not None
+        assert np.array_equal(read.labels, images.labels)

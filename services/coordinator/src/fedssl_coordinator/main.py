@@ -122,6 +122,7 @@ def aggregator(
     One process that serves all three aggregates nothing while it distils or evaluates. For more than one run at a time
     start at least one for `aggregate` alone. Every queue needs somebody who serves it.
     """
+    from fedssl.liveness import keep_touching
     from fedssl_coordinator.celery_app import QUEUES
     from fedssl_coordinator.celery_app import app as celery
 
@@ -129,6 +130,7 @@ def aggregator(
         raise typer.BadParameter(f"{unknown[0]!r} is no queue: there are {', '.join(QUEUES)}")
     _set_up()
     _serve_metrics(metrics_port)
+    keep_touching()
     name = f"{queues.replace(',', '-')}.{os.getpid()}@%h"
     # solo: prefork hangs once torch has run threads in the parent.
     celery.worker_main(
@@ -140,21 +142,32 @@ def aggregator(
 @app.command()
 def beat(metrics_port: MetricsPortOption = None) -> None:
     """Run the clock: a sweep every few seconds that finds runs and leases past due."""
+    from fedssl.liveness import keep_touching
     from fedssl_coordinator.celery_app import app as celery
 
     _set_up()
     _serve_metrics(metrics_port)
+    keep_touching()
     celery.start(["beat", "-l", "WARNING", "--pidfile", ""])
 
 
 @app.command()
-def migrate() -> None:
+def migrate(
+    wait: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", min=0, help="Change nothing: wait this long for somebody else to do it."),
+    ] = None,
+) -> None:
     """Bring the database to this version's tables. Safe to repeat."""
     from fedssl_coordinator.logs import configure_logging
-    from fedssl_coordinator.migrate import upgrade
+    from fedssl_coordinator.migrate import await_upgrade, upgrade
 
     configure_logging()
-    upgrade()
+    if wait is None:
+        upgrade()
+    elif not await_upgrade(wait):
+        typer.echo(f"error: the database has not got this version's tables within {wait:g} s: run migrate", err=True)
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -1,12 +1,15 @@
 """Runs the migrations, under a lock, so that several processes may start at once."""
 
+import time
 from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
-from fedssl_coordinator.db import engine
+from fedssl_coordinator.db import UNREACHABLE, engine
 
 _LOCK = 0x66656473736C  # "fedssl"
 
@@ -33,3 +36,24 @@ def upgrade(revision: str = "head") -> None:
             connection.rollback()
             connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": _LOCK})
             connection.commit()
+
+
+def await_upgrade(seconds: float) -> bool:
+    """Wait until the database has at least this version's tables; False: it has not got them in time.
+
+    A revision that this version does not know is a newer one's, whose tables it can still use: after a rollback.
+    """
+    script = ScriptDirectory.from_config(alembic_config())
+    known, head = {revision.revision for revision in script.walk_revisions()}, script.get_current_head()
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            with engine().connect() as connection:
+                current = MigrationContext.configure(connection).get_current_revision()
+        except UNREACHABLE:
+            current = None
+        if current is not None and (current == head or current not in known):
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(1)

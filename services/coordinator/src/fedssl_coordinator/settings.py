@@ -1,5 +1,6 @@
-"""Settings, from the environment (`FEDSSL_DATABASE_URL`, ...)."""
+"""Settings, from the environment (`FEDSSL_DATABASE_URL`, ...), or from files of these names in FEDSSL_SECRETS_DIR."""
 
+import os
 from functools import lru_cache
 from pathlib import Path
 
@@ -89,4 +90,4 @@ class Settings(BaseSettings):
 @lru_cache
 def settings() -> Settings:
     """The process's settings. Raises pydantic's ValidationError, naming what the environment lacks."""
-    return Settings()
+    return Settings(_secrets_dir=os.environ.get("FEDSSL_SECRETS_DIR"))

@@ -158,6 +158,7 @@ def _settings(options: dict[str, Any]) -> Settings:
 
 def _run(settings: Settings) -> int:
     from fedssl import tracing
+    from fedssl.liveness import keep_touching
     from fedssl_worker.leaving import Leaving, leave_now, leaving_on_signals
     from fedssl_worker.logs import set_up_logging
 
@@ -166,6 +167,7 @@ def _run(settings: Settings) -> int:
         tracing.configure("fedssl-worker")
     except (ValueError, tracing.TracingUnavailable) as error:
         raise SettingsError(str(error)) from None
+    keep_touching()
     try:
         with leaving_on_signals():
             from fedssl_worker.assembly import run_worker

@@ -55,6 +55,9 @@ _CODES = {
 }
 
 
+_COMPUTING = ("torch", "torchvision", "sklearn", "matplotlib", "PIL")  # of fedssl[train]
+
+
 class UsageError(FedSSLError):
     """The command cannot be carried out as it was given."""
 
@@ -114,6 +117,11 @@ class CommandGroup(TyperGroup):
             return super().invoke(ctx)
         except FedSSLError as error:
             message, code = str(error), exit_code(error)
+        except ModuleNotFoundError as error:
+            if error.name not in _COMPUTING:
+                raise
+            message = f"this needs {error.name}, which is not installed here: pip install 'fedssl[train]'"
+            code = USAGE
         except OSError as error:
             if error.errno == errno.EPIPE:  # `fedssl run ls | head`
                 raise

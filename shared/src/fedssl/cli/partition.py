@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedssl.protocol.data import PartitionConfig
+    from fedssl.protocol.runs import RunSpec
     from fedssl.shards import Holdings
 
 _CELLS = "·▁▂▃▄▅▆▇█"
@@ -27,14 +28,20 @@ def partition(
     out: Annotated[
         Path | None, typer.Option(metavar="PNG", help="Draw it: a bar for each client, coloured by class.")
     ] = None,
+    shards: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write each client's images to DIR/CLIENT/images.npz, for a worker's --data."),
+    ] = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Show how the [partition] of a spec deals images out: how many, of which classes, how unevenly.
 
     The effective number of classes is the exponential of the entropy of a client's labels: 1 where it holds one class,
-    10 where it holds as many images of each of ten. Only labels are read, and nothing is trained.
+    10 where it holds as many images of each of ten. Only labels are read, and nothing is trained; --shards reads the
+    images too, and writes the same files whenever it is repeated.
     """
-    wanted = read_spec(spec, set_).partition
+    read = read_spec(spec, set_)
+    wanted = read.partition
     if wanted is None:
         raise UsageError(f"{spec} has no [partition], which says whose images to train on: see examples/demo.toml")
     from fedssl.cli.datasets import data_folder, ensure
@@ -46,6 +53,8 @@ def partition(
     held = holdings(wanted, data_folder())
     if out is not None:
         plot_partition(out, held.counts, held.class_names, title=_title(wanted, held), subtitle=describe(wanted))
+    if shards is not None:
+        _write_shards(read, wanted, shards)
     effective_K = effective_classes(held.counts)
     if output is Format.JSON:
         show_json(_document(wanted, held, effective_K, out))
@@ -54,6 +63,20 @@ def partition(
     _show(held, effective_K)
     if out is not None:
         note(f"drawn: {out}")
+
+
+def _write_shards(spec: "RunSpec", config: "PartitionConfig", folder: Path) -> None:
+    """One file a client, each appearing whole."""
+    from fedssl.cli.datasets import data_folder
+    from fedssl.data import save_npz
+    from fedssl.shards import deal
+
+    for client, images in deal(config, spec.data, data_folder()).by_client.items():
+        path = folder / client / "images.npz"
+        partial = path.with_name(f".{path.name}.partial")
+        save_npz(partial, images)
+        partial.replace(path)
+    note(f"dealt: {folder}")
 
 
 def describe(config: "PartitionConfig") -> str:

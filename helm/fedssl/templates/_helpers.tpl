@@ -1,0 +1,75 @@
+{{/* Names, labels and images: every other file takes them from here. */}}
+
+{{- define "fedssl.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" }}
+{{- end }}
+
+{{/* Short enough for every suffix that follows. */}}
+{{- define "fedssl.fullname" -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" }}
+{{- else if contains (include "fedssl.name" .) .Release.Name }}
+{{- .Release.Name | trunc 40 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name (include "fedssl.name" .) | trunc 40 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{/* Arguments: (dict "root" $ "component" "api"). */}}
+{{- define "fedssl.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "fedssl.name" .root }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{- define "fedssl.labels" -}}
+{{ include "fedssl.selectorLabels" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
+{{- end }}
+
+{{/* metadata of an object of a component; "name" is the suffix, and the component where there is none. */}}
+{{- define "fedssl.metadata" -}}
+name: {{ include "fedssl.fullname" .root }}-{{ default .component .name }}
+namespace: {{ .root.Release.Namespace }}
+labels:
+  {{- include "fedssl.labels" . | nindent 2 }}
+{{- end }}
+
+{{/* A digest wins over a tag; the project's own images have the chart's version where nothing else is said. */}}
+{{- define "fedssl.image" -}}
+{{- $image := .values.image }}
+{{- $own := hasPrefix "fedssl-" (base $image.repository) }}
+{{- $registry := ternary .root.Values.image.registry "" $own }}
+{{- $name := ternary (printf "%s/%s" $registry $image.repository) $image.repository (ne $registry "") }}
+{{- if $image.digest }}
+{{- printf "%s@%s" $name $image.digest }}
+{{- else }}
+{{- printf "%s:%s" $name (coalesce $image.tag .root.Values.image.tag .root.Chart.AppVersion) }}
+{{- end }}
+{{- end }}
+
+{{- define "fedssl.bundledPostgresql" -}}
+{{- if and .Values.coordinator.enabled (not .Values.postgresql.external.existingSecret) }}true{{ end }}
+{{- end }}
+
+{{- define "fedssl.bundledRedis" -}}
+{{- if and .Values.coordinator.enabled (not .Values.redis.external.existingSecret) }}true{{ end }}
+{{- end }}
+
+{{- define "fedssl.storeClaim" -}}
+{{- default (printf "%s-store" (include "fedssl.fullname" .)) .Values.store.existingClaim }}
+{{- end }}
+
+{{/* Keys of the components that compute from a queue, with the queue of each. */}}
+{{- define "fedssl.queues" -}}
+aggregator: aggregate
+distiller: distill
+evaluator: evaluate
+{{- end }}
+
+{{/* The Secret of a worker's enrolment token. Arguments: root, client, values. */}}
+{{- define "fedssl.enrolmentSecret" -}}
+{{- default (printf "%s-worker-%s-enrolment" (include "fedssl.fullname" .root) .client) .values.enrolmentSecret.name }}
+{{- end }}

@@ -1,0 +1,156 @@
+{{/* What all pods have in common. Arguments: root, component, values; uid where it is not the project's own. */}}
+{{- define "fedssl.podSettings" -}}
+automountServiceAccountToken: false
+enableServiceLinks: false
+serviceAccountName: {{ include "fedssl.fullname" .root }}
+terminationGracePeriodSeconds: {{ .values.terminationGracePeriodSeconds }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: {{ default 10001 .uid }}
+  runAsGroup: {{ default 10001 .uid }}
+  fsGroup: {{ default 10001 .uid }}
+  fsGroupChangePolicy: OnRootMismatch
+  seccompProfile: { type: RuntimeDefault }
+{{- with .root.Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- with .values.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- with .values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- range $key := list "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" }}
+{{- with index $.values $key }}
+{{ $key }}:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Without the versions: a new chart that changes nothing of a pod must not restart it. */}}
+{{- define "fedssl.podMetadata" -}}
+labels:
+  {{- include "fedssl.selectorLabels" . | nindent 2 }}
+  {{- with .values.podLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with merge (dict) (default (dict) .annotations) .values.podAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- define "fedssl.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: { drop: [ALL] }
+{{- end }}
+
+{{- define "fedssl.resources" -}}
+{{- $resources := deepCopy .values.resources }}
+{{- if gt (int .values.gpu.count) 0 }}
+{{- $gpu := dict .values.gpu.resource (int .values.gpu.count) }}
+{{- $_ := set $resources "limits" (merge $gpu (default (dict) $resources.limits)) }}
+{{- end }}
+{{- toYaml $resources }}
+{{- end }}
+
+{{/* A Deployment with GPUs must not wait for spare ones: what is old goes before what is new comes. */}}
+{{- define "fedssl.strategy" -}}
+{{- if gt (int .values.gpu.count) 0 }}
+type: Recreate
+{{- else }}
+type: RollingUpdate
+rollingUpdate: { maxSurge: 1, maxUnavailable: 0 }
+{{- end }}
+{{- end }}
+
+{{/* A process without a port: it touches a file for as long as it lives. */}}
+{{- define "fedssl.livenessProbes" -}}
+startupProbe:
+  exec: { command: [python, -m, fedssl.liveness] }
+  periodSeconds: 5
+  timeoutSeconds: 10
+  failureThreshold: 60
+livenessProbe:
+  exec: { command: [python, -m, fedssl.liveness] }
+  periodSeconds: 30
+  timeoutSeconds: 10
+  failureThreshold: 3
+{{- end }}
+
+{{/* The environment of the coordinator's processes. */}}
+{{- define "fedssl.coordinatorEnv" -}}
+- name: FEDSSL_DATABASE_URL
+  valueFrom:
+    secretKeyRef:
+      {{- if include "fedssl.bundledPostgresql" .root }}
+      name: {{ include "fedssl.fullname" .root }}-postgresql
+      key: url
+      {{- else }}
+      name: {{ .root.Values.postgresql.external.existingSecret }}
+      key: {{ .root.Values.postgresql.external.key }}
+      {{- end }}
+- name: FEDSSL_REDIS_URL
+  valueFrom:
+    secretKeyRef:
+      {{- if include "fedssl.bundledRedis" .root }}
+      name: {{ include "fedssl.fullname" .root }}-redis
+      key: url
+      {{- else }}
+      name: {{ .root.Values.redis.external.existingSecret }}
+      key: {{ .root.Values.redis.external.key }}
+      {{- end }}
+{{- with .values.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* One container of the coordinator. Arguments: root, component, values, args; env and more are added by the caller. */}}
+{{- define "fedssl.coordinatorContainer" -}}
+name: {{ .component }}
+image: {{ include "fedssl.image" . }}
+imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+args: {{ toJson .args }}
+envFrom:
+  - configMapRef: { name: {{ include "fedssl.fullname" .root }}-settings }
+resources:
+  {{- include "fedssl.resources" . | nindent 2 }}
+securityContext:
+  {{- include "fedssl.containerSecurity" . | nindent 2 }}
+volumeMounts:
+  - { name: tmp, mountPath: /tmp }
+  - { name: store, mountPath: /var/lib/fedssl }
+{{- end }}
+
+{{- define "fedssl.coordinatorVolumes" -}}
+- name: tmp
+  emptyDir: { sizeLimit: 1Gi }
+- name: store
+  persistentVolumeClaim: { claimName: {{ include "fedssl.storeClaim" .root }} }
+{{- end }}
+
+{{/* Nobody starts before the tables are there, in whatever order Kubernetes begins. */}}
+{{- define "fedssl.awaitMigrations" -}}
+- name: await-migrations
+  image: {{ include "fedssl.image" . }}
+  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+  args: [migrate, --wait, {{ .root.Values.coordinator.migrationWaitSeconds | quote }}]
+  env:
+    {{- include "fedssl.coordinatorEnv" . | nindent 4 }}
+  resources:
+    requests: { cpu: 50m, memory: 128Mi }
+    limits: { memory: 512Mi }
+  securityContext:
+    {{- include "fedssl.containerSecurity" . | nindent 4 }}
+  volumeMounts:
+    - { name: tmp, mountPath: /tmp }
+{{- end }}
+
+{{- define "fedssl.settingsChecksum" -}}
+checksum/settings: {{ toJson .Values.coordinator.settings | sha256sum }}
+{{- end }}

@@ -1,0 +1,44 @@
+{{/* Values that would render and not work. The schema has refused unknown keys before. */}}
+
+{{/* Keys that are elsewhere now, or elsewhere than in other charts; the schema lets them through to this message. */}}
+{{- define "fedssl.removedKeys" -}}
+replicaCount: api.replicas
+resources: resources of a component, for example api.resources
+service: api.service
+ingress: api.ingress
+autoscaling: api.autoscaling
+serviceMonitor: api.serviceMonitor
+persistence: store
+workers: worker.clients
+postgres: postgresql
+{{- end }}
+
+{{- define "fedssl.validate" -}}
+{{- range $old, $new := fromYaml (include "fedssl.removedKeys" .) }}
+{{- if hasKey $.Values $old }}
+{{- fail (printf "%s is no value of this chart: use %s" $old $new) }}
+{{- end }}
+{{- end }}
+{{- if and .Values.api.ingress.enabled (not .Values.api.ingress.host) }}
+{{- fail "api.ingress.enabled needs api.ingress.host, the name by which workers reach the API" }}
+{{- end }}
+{{- if and .Values.api.serviceMonitor.enabled (not .Values.api.serviceMonitor.tokenSecret.name) }}
+{{- fail "api.serviceMonitor.enabled needs api.serviceMonitor.tokenSecret.name, a Secret with a viewer's token: /metrics is not open" }}
+{{- end }}
+{{- if and (not .Values.coordinator.enabled) (not .Values.worker.clients) }}
+{{- fail "nothing to install: coordinator.enabled is false and worker.clients is empty" }}
+{{- end }}
+{{- range $client, $own := .Values.worker.clients }}
+{{- $values := mergeOverwrite (deepCopy (omit $.Values.worker "clients")) $own }}
+{{- if and (not $.Values.coordinator.enabled) (not $values.coordinator) }}
+{{- fail (printf "worker.clients.%s needs worker.coordinator, the coordinator's address: this release has none of its own" $client) }}
+{{- end }}
+{{- $places := 0 }}
+{{- range list $values.data.claim.name $values.data.hostPath $values.data.csi $values.data.s3.bucket }}
+{{- if . }}{{ $places = add1 $places }}{{ end }}
+{{- end }}
+{{- if ne (int $places) 1 }}
+{{- fail (printf "worker.clients.%s needs its images in one place: set one of data.claim.name, data.hostPath, data.csi and data.s3.bucket" $client) }}
+{{- end }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,95 @@
+{{/* Parts of a worker. Arguments: root, component, client, values. */}}
+
+{{- define "fedssl.workerEnv" -}}
+- name: FEDSSL_WORKER_COORDINATOR
+  value: {{ default (printf "http://%s-api:%d" (include "fedssl.fullname" .root) (int .root.Values.api.service.port)) .values.coordinator | quote }}
+{{- if not .values.coordinator }}
+# Within the cluster, where network policies say who is in between.
+- name: FEDSSL_WORKER_INSECURE_HTTP
+  value: "true"
+{{- end }}
+- name: FEDSSL_WORKER_ENROLMENT_TOKEN
+  valueFrom:
+    secretKeyRef:
+      name: {{ include "fedssl.enrolmentSecret" . }}
+      key: {{ .values.enrolmentSecret.key }}
+      # It serves once: from the second start on the worker has a token of its own, in its state.
+      optional: true
+- name: FEDSSL_WORKER_DATA
+  value: {{ printf "/data/%s" .values.data.path | trimSuffix "/" | quote }}
+- name: FEDSSL_WORKER_DEVICE
+  value: {{ ternary "cuda" "cpu" (gt (int .values.gpu.count) 0) }}
+- name: FEDSSL_WORKER_THREADS
+  value: {{ .values.settings.threads | quote }}
+- name: FEDSSL_WORKER_MAX_PUBLIC_BYTES
+  value: {{ int64 .values.settings.maxPublicBytes | quote }}
+{{- with .values.settings.imageSize }}
+- name: FEDSSL_WORKER_IMAGE_SIZE
+  value: {{ . | quote }}
+{{- end }}
+{{- with .values.settings.channels }}
+- name: FEDSSL_WORKER_CHANNELS
+  value: {{ . | quote }}
+{{- end }}
+{{- if .values.policy }}
+- name: FEDSSL_WORKER_POLICY
+  value: /policy/policy.toml
+{{- end }}
+- name: FEDSSL_LIVENESS_FILE
+  value: /tmp/alive
+{{- with .values.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "fedssl.workerData" -}}
+- name: data
+  {{- if .values.data.claim.name }}
+  persistentVolumeClaim: { claimName: {{ .values.data.claim.name }}, readOnly: true }
+  {{- else if .values.data.hostPath }}
+  hostPath: { path: {{ .values.data.hostPath | quote }}, type: Directory }
+  {{- else if .values.data.csi }}
+  csi:
+    readOnly: true
+    {{- toYaml .values.data.csi | nindent 4 }}
+  {{- else }}
+  persistentVolumeClaim: { claimName: {{ include "fedssl.fullname" .root }}-{{ .component }}-data, readOnly: true }
+  {{- end }}
+{{- end }}
+
+{{/* A bucket as a volume, by a CSI driver that mounts objects (Mountpoint for Amazon S3, or one that takes the same). */}}
+{{- define "fedssl.workerBucket" -}}
+{{- $data := printf "%s-data" .component }}
+{{- $volume := printf "%s-%s-%s" (include "fedssl.fullname" .root) $data .root.Release.Namespace | trimSuffix "-" }}
+apiVersion: v1
+kind: PersistentVolume
+metadata:
+  name: {{ $volume }}
+  labels:
+    {{- include "fedssl.labels" . | nindent 4 }}
+spec:
+  capacity: { storage: 1Gi } # of no meaning for a bucket, but Kubernetes wants one
+  accessModes: [ReadOnlyMany]
+  persistentVolumeReclaimPolicy: Retain
+  storageClassName: ""
+  claimRef: { namespace: {{ .root.Release.Namespace }}, name: {{ include "fedssl.fullname" .root }}-{{ $data }} }
+  {{- with .values.data.s3.mountOptions }}
+  mountOptions:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  csi:
+    driver: {{ .values.data.s3.driver }}
+    volumeHandle: {{ $volume }}
+    volumeAttributes: { bucketName: {{ .values.data.s3.bucket | quote }} }
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata:
+  {{- include "fedssl.metadata" (merge (dict "name" $data) .) | nindent 2 }}
+spec:
+  accessModes: [ReadOnlyMany]
+  storageClassName: ""
+  volumeName: {{ $volume }}
+  resources:
+    requests: { storage: 1Gi }
+{{- end }}

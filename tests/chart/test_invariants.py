@@ -1,0 +1,162 @@
+"""What holds of everything that the chart makes, whatever the values."""
+
+import re
+from typing import Any
+
+import pytest
+
+from support.chart import CASES, Rendered, containers, pod, render, rendered
+
+SELECTING = {"app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/component"}
+LEASE_SECONDS = 60  # the default of a run's cohort.lease_seconds
+LONG_RUNNING = {"Deployment", "StatefulSet"}
+
+
+@pytest.fixture(params=CASES)
+def chart(request: pytest.FixtureRequest) -> Rendered:
+    return rendered(request.param)
+
+
+def _matches(selector: dict[str, Any], labels: dict[str, str]) -> bool:
+    return selector["matchLabels"].items() <= labels.items()
+
+
+def test_names_are_unique_labelled_and_short(chart: Rendered) -> None:
+    names = [(item["kind"], item["metadata"]["name"]) for item in chart.objects]
+    assert len(set(names)) == len(names)
+    for item in chart.objects:
+        assert len(item["metadata"]["name"]) <= 63
+        assert {*SELECTING, "app.kubernetes.io/managed-by", "helm.sh/chart"} <= set(item["metadata"]["labels"])
+        if item["kind"] != "PersistentVolume":
+            assert item["metadata"]["namespace"] == "research"
+
+
+def test_selectors_select_their_own_pods_and_no_others(chart: Rendered) -> None:
+    pods = {item["metadata"]["name"]: pod(item)["metadata"]["labels"] for item in chart.workloads()}
+    for item in chart.of(*LONG_RUNNING):
+        selector = item["spec"]["selector"]
+        assert set(selector["matchLabels"]) == SELECTING
+        assert [name for name, labels in pods.items() if _matches(selector, labels)] == [item["metadata"]["name"]]
+    for service in chart.of("Service"):
+        chosen = [name for name, labels in pods.items() if service["spec"]["selector"].items() <= labels.items()]
+        assert chosen == [service["metadata"]["name"]]
+    for kind in ("NetworkPolicy", "PodDisruptionBudget"):
+        for item in chart.of(kind):
+            key = "podSelector" if kind == "NetworkPolicy" else "selector"
+            chosen = [name for name, labels in pods.items() if _matches(item["spec"][key], labels)]
+            assert len(chosen) <= 1
+
+
+def test_pods_do_not_carry_the_charts_version(chart: Rendered) -> None:
+    for item in chart.of(*LONG_RUNNING):
+        assert not {"helm.sh/chart", "app.kubernetes.io/version"} & set(pod(item)["metadata"]["labels"])
+
+
+def test_processes_are_nobody_and_can_write_nowhere(chart: Rendered) -> None:
+    for item in chart.workloads():
+        spec = pod(item)["spec"]
+        assert spec["securityContext"]["runAsNonRoot"]
+        assert spec["securityContext"]["runAsUser"] > 0
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert spec["automountServiceAccountToken"] is False
+        for container in containers(item):
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+
+
+def test_images_are_pinned(chart: Rendered) -> None:
+    for item in chart.workloads():
+        for container in containers(item):
+            assert re.search(r"(:(?!latest$)[\w.-]+|@sha256:[0-9a-f]{64})$", container["image"])
+
+
+def test_containers_are_bounded_and_probed(chart: Rendered) -> None:
+    for item in chart.workloads():
+        for container in containers(item):
+            assert "memory" in container["resources"]["limits"]
+            assert {"cpu", "memory"} <= set(container["resources"]["requests"])
+        if item["kind"] in LONG_RUNNING:
+            [main] = pod(item)["spec"]["containers"]
+            assert {"startupProbe", "livenessProbe"} <= set(main)
+            assert ("readinessProbe" in main) == bool(main.get("ports"))
+
+
+def test_secrets_are_referred_to_and_never_written_out(chart: Rendered) -> None:
+    for item in chart.workloads():
+        for container in containers(item):
+            for variable in container.get("env", []):
+                if re.search("PASSWORD|TOKEN|_URL$|AUTH", variable["name"]):
+                    assert "secretKeyRef" in variable["valueFrom"]
+    for item in chart.of("ConfigMap"):
+        assert not re.search("password|token|://", str(item["data"]))
+
+
+def test_volumes_and_mounts_belong_together(chart: Rendered) -> None:
+    for item in chart.workloads():
+        templates = item["spec"].get("volumeClaimTemplates", [])
+        there = {volume["name"] for volume in pod(item)["spec"].get("volumes", [])}
+        there |= {template["metadata"]["name"] for template in templates}
+        mounted = {mount["name"] for container in containers(item) for mount in container.get("volumeMounts", [])}
+        assert mounted == there
+
+
+def test_what_is_referred_to_is_there_or_the_operators_own(chart: Rendered) -> None:
+    made = {(item["kind"], item["metadata"]["name"]) for item in chart.objects}
+    own = {"fedssl-database", "fedssl-redis", "fedssl-store", "images", "images-a", "fedssl-tls", "fedssl-viewer"}
+    for item in chart.workloads():
+        spec = pod(item)["spec"]
+        assert ("ServiceAccount", spec["serviceAccountName"]) in made
+        for container in containers(item):
+            for source in container.get("envFrom", []):
+                assert ("ConfigMap", source["configMapRef"]["name"]) in made
+            for variable in container.get("env", []):
+                reference = variable.get("valueFrom", {}).get("secretKeyRef", {"optional": True})
+                assert reference.get("optional") or reference["name"] in own or ("Secret", reference["name"]) in made
+        for volume in spec.get("volumes", []):
+            if claim := volume.get("persistentVolumeClaim"):
+                assert claim["claimName"] in own or ("PersistentVolumeClaim", claim["claimName"]) in made
+
+
+def test_gpus_are_never_waited_for_by_an_update(chart: Rendered) -> None:
+    for item in chart.of("Deployment"):
+        [main] = pod(item)["spec"]["containers"]
+        if any(name.endswith("/gpu") for name in main["resources"]["limits"]):
+            assert item["spec"]["strategy"] == {"type": "Recreate"}
+
+
+def test_a_process_that_holds_work_has_longer_than_a_lease_to_leave(chart: Rendered) -> None:
+    for item in chart.of(*LONG_RUNNING):
+        if re.search(
+            "worker|aggregator|distiller|evaluator", item["metadata"]["labels"]["app.kubernetes.io/component"]
+        ):
+            assert pod(item)["spec"]["terminationGracePeriodSeconds"] > LEASE_SECONDS
+
+
+def test_every_pod_has_a_network_policy(chart: Rendered) -> None:
+    policies = chart.of("NetworkPolicy")
+    if not policies:
+        return
+    for item in chart.workloads():
+        labels = pod(item)["metadata"]["labels"]
+        [policy] = [policy for policy in policies if _matches(policy["spec"]["podSelector"], labels)]
+        assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+
+
+def test_coordinator_pods_wait_for_the_migrations_and_restart_with_their_settings() -> None:
+    before, after = rendered("default"), render({"coordinator": {"settings": {"sweepSeconds": 7}}})
+    for item in before.of("Deployment"):
+        [first] = pod(item)["spec"]["initContainers"]
+        assert first["args"][:2] == ["migrate", "--wait"]
+        changed = after.named("Deployment", item["metadata"]["name"])
+        key = "checksum/settings"
+        assert pod(item)["metadata"]["annotations"][key] != pod(changed)["metadata"]["annotations"][key]
+
+
+def test_another_image_is_another_migration_job() -> None:
+    [before] = rendered("default").of("Job")
+    [same] = render({"api": {"replicas": 5}}).of("Job")
+    [other] = render({"image": {"tag": "0.2.0"}}).of("Job")
+    assert before["metadata"]["name"] == same["metadata"]["name"] != other["metadata"]["name"]

@@ -1,0 +1,136 @@
+"""Values and schema say the same, and what cannot work is refused with a sentence that helps."""
+
+import json
+from typing import Any
+
+import helm_python as helm
+import pytest
+import yaml
+
+from support.chart import CHART, render, rendered
+
+SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
+VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
+REMOVED = ("replicaCount", "resources", "service", "ingress", "autoscaling", "serviceMonitor", "persistence", "workers",
+           "postgres")  # fmt: skip
+COMPONENTS = ("api", "aggregator", "distiller", "evaluator", "beat", "migrations", "worker", "postgresql", "redis")
+SAME_KEYS = {
+    "image", "resources", "gpu", "extraEnv", "podAnnotations", "podLabels", "nodeSelector", "tolerations", "affinity",
+    "topologySpreadConstraints", "runtimeClassName", "priorityClassName", "terminationGracePeriodSeconds",
+}  # fmt: skip
+
+
+def _resolved(schema: dict[str, Any]) -> dict[str, Any]:
+    reference = schema.get("$ref")
+    return {**SCHEMA["$defs"][reference.rsplit("/", 1)[1]], **schema} if reference else schema
+
+
+def _in_schema(schema: dict[str, Any], path: str = "") -> set[str]:
+    schema = _resolved(schema)
+    assert schema.get("description"), f"{path} has no description"
+    if "items" in schema:
+        assert _resolved(schema["items"]).get("description") or "enum" in schema["items"], path
+    properties = schema.get("properties")
+    if properties is None:
+        return {path}
+    assert schema["additionalProperties"] is False, f"{path} takes unknown keys"
+    return {found for key, value in properties.items() for found in _in_schema(value, f"{path}.{key}")}
+
+
+def _in_values(values: Any, known: set[str], path: str = "") -> set[str]:
+    if not isinstance(values, dict) or path in known:
+        return {path}
+    return {found for key, value in values.items() for found in _in_values(value, known, f"{path}.{key}")}
+
+
+def test_values_and_schema_have_the_same_keys() -> None:
+    described = _in_schema(SCHEMA)
+    absent = {f".{key}" for key in (*REMOVED, "global")}  # described, and no values of the chart
+    assert _in_values(VALUES, described) == described - absent
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_components_have_the_same_keys(component: str) -> None:
+    assert set(VALUES[component]) >= SAME_KEYS
+
+
+def test_a_client_may_set_what_all_workers_have() -> None:
+    client = SCHEMA["$defs"]["client"]["properties"]
+    assert client == {
+        key: value for key, value in SCHEMA["properties"]["worker"]["properties"].items() if key != "clients"
+    }
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"apis": {}},
+        {"api": {"replica": 2}},
+        {"api": {"image": {"tag": "latest"}}},
+        {"worker": {"clients": {"Hospital A": {}}}},
+        {"worker": {"clients": {"a": {"data": {"folder": "/x"}}}}},
+        {"beat": {"replicas": 2}},
+        {"store": {"size": "much"}},
+    ],
+    ids=str,
+)
+def test_the_schema_refuses(values: dict[str, Any]) -> None:
+    with pytest.raises(helm.HelmError, match="schema"):
+        render(values)
+
+
+@pytest.mark.parametrize("key", REMOVED)
+def test_keys_of_elsewhere_name_the_right_one(key: str) -> None:
+    with pytest.raises(helm.HelmError, match=f"{key} is no value of this chart: use "):
+        render({key: {}})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"api": {"ingress": {"enabled": True}}}, "needs api.ingress.host"),
+        ({"api": {"serviceMonitor": {"enabled": True}}}, "tokenSecret.name"),
+        ({"coordinator": {"enabled": False}}, "nothing to install"),
+        ({"coordinator": {"enabled": False}, "worker": {"clients": {"a": {}}}}, "needs worker.coordinator"),
+        ({"worker": {"clients": {"a": {}}}}, "needs its images in one place"),
+        ({"worker": {"clients": {"a": {"data": {"hostPath": "/x", "claim": {"name": "y"}}}}}}, "in one place"),
+    ],
+    ids=str,
+)
+def test_what_cannot_work_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(helm.HelmError, match=message):
+        render(values)
+
+
+def test_a_secret_of_ones_own_wins_over_the_bundled_server() -> None:
+    external = rendered("external")
+    assert external.of("StatefulSet", "Secret") == []
+    environment = external.named("Deployment", "-api")["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert environment[0]["valueFrom"]["secretKeyRef"] == {"name": "fedssl-database", "key": "url"}
+
+
+def test_workers_alone_bring_nothing_of_the_coordinator() -> None:
+    kinds = {item["kind"] for item in rendered("worker-only").objects}
+    assert kinds == {"ServiceAccount", "Service", "StatefulSet", "NetworkPolicy"}
+
+
+def test_a_clients_own_keys_win() -> None:
+    everything = rendered("everything")
+    nodes = {
+        item["metadata"]["name"].rsplit("worker-", 1)[1]: item["spec"]["template"]["spec"]["nodeSelector"]
+        for item in everything.of("StatefulSet")
+        if "worker-" in item["metadata"]["name"]
+    }
+    assert nodes["hospital-a"] == {"pool": "gpu"}
+    assert nodes["hospital-b"]["kubernetes.io/hostname"] == "node-b"
+
+
+def test_bundled_passwords_are_random() -> None:
+    first, second = (render({}).named("Secret", "-postgresql")["stringData"]["password"] for _ in range(2))
+    assert len(first) == len(second) == 40
+    assert first != second
+
+
+def test_the_notes_say_what_to_do_next() -> None:
+    assert "fedssl-coordinator token create --role admin" in rendered("default").notes
+    assert "create secret generic site-fedssl-worker-hospital-e-enrolment" in rendered("worker-only").notes

@@ -1,0 +1,88 @@
+"""What holds of every compose file, read without an engine. `make compose-test` runs them on one."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+OVERLAYS = sorted(ROOT.glob("compose.*.yml"))
+FILES = [ROOT / "docker-compose.yml", *OVERLAYS, *sorted((ROOT / "deploy" / "join").glob("*.yml"))]
+
+
+class _Loader(yaml.SafeLoader):
+    """Knows compose's own tags."""
+
+
+_Loader.add_constructor("!reset", lambda loader, node: [])
+
+
+def _read(path: Path) -> dict[str, Any]:
+    read: dict[str, Any] = yaml.load(path.read_text(), _Loader)  # noqa: S506 - a SafeLoader
+    return read
+
+
+def _new_services() -> list[Any]:
+    """Services that a file adds, and not those that an overlay changes."""
+    base = _read(FILES[0])["services"]
+    found = []
+    for path in FILES:
+        for name, service in _read(path)["services"].items():
+            if path == FILES[0] or (name not in base and "image" in service):
+                found.append(pytest.param(name, service, id=f"{path.parent.name}-{path.name}-{name}"))
+    return found
+
+
+@pytest.mark.parametrize(("name", "service"), _new_services())
+def test_services_can_do_little_and_are_bounded(name: str, service: dict[str, Any]) -> None:
+    assert service["read_only"]
+    assert service["cap_drop"] == ["ALL"]
+    assert "no-new-privileges:true" in service["security_opt"]
+    runs_on = service["restart"] != "no"
+    assert runs_on == ("deploy" in service)
+    if runs_on:
+        assert {"memory", "pids"} <= set(service["deploy"]["resources"]["limits"])
+    assert "privileged" not in service
+    assert not re.search(r":latest$|^[^:]+$", service["image"])
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_secrets_are_in_no_file(path: Path) -> None:
+    for service in _read(path)["services"].values():
+        for variable, value in service.get("environment", {}).items():
+            if re.search("PASSWORD|TOKEN|SECRET", variable):
+                assert re.fullmatch(r"(/[\w/.-]+)|(\$\{\w+:-\})", value), variable
+
+
+def test_only_the_proxy_listens_beyond_this_machine() -> None:
+    for path in FILES:
+        for name, service in _read(path)["services"].items():
+            for port in service.get("ports", []):
+                assert str(port).startswith("127.0.0.1:") or name == "proxy", f"{path.name}: {name} {port}"
+
+
+def test_overlays_change_services_that_there_are() -> None:
+    base = set(_read(FILES[0])["services"])
+    for path in OVERLAYS:
+        for name, service in _read(path)["services"].items():
+            assert name in base or "image" in service or "extends" in service, f"{path.name}: {name}"
+
+
+def test_mounted_files_are_there() -> None:
+    for path in FILES:
+        for service in _read(path)["services"].values():
+            for volume in service.get("volumes", []):
+                if volume.startswith("./"):
+                    assert (path.parent / volume.split(":")[0]).exists(), f"{path.name}: {volume}"
+
+
+def test_every_worker_has_a_shard_of_the_example() -> None:
+    spec = (ROOT / "examples" / "ssd.toml").read_text()
+    services = _read(FILES[0])["services"]
+    workers = [name for name in services if name.startswith("worker-")]
+    assert f"num_clients = {len(workers)}" in spec
+    clients = [name.replace("worker", "client") for name in workers]
+    assert services["data"]["command"][1:] == clients
+    assert services["enrol"]["command"] == clients

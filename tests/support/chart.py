@@ -1,0 +1,62 @@
+"""The Helm chart, rendered by Helm's own engine."""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import helm_python as helm
+import yaml
+
+CHART = Path(__file__).parents[2] / "helm" / "fedssl"
+CASES = sorted(path.stem for path in (CHART / "ci").glob("*.yaml"))
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """What a values file gives. `objects` are in the order of the templates."""
+
+    objects: list[dict[str, Any]]
+    notes: str
+
+    def of(self, *kinds: str) -> list[dict[str, Any]]:
+        return [item for item in self.objects if item["kind"] in kinds]
+
+    def named(self, kind: str, ending: str) -> dict[str, Any]:
+        """The one object of this kind whose name ends so."""
+        [found] = [item for item in self.of(kind) if item["metadata"]["name"].endswith(ending)]
+        return found
+
+    def workloads(self) -> list[dict[str, Any]]:
+        return self.of("Deployment", "StatefulSet", "Job", "Pod")
+
+
+def case(name: str) -> dict[str, Any]:
+    """The values of ci/NAME.yaml."""
+    return yaml.safe_load((CHART / "ci" / f"{name}.yaml").read_text()) or {}
+
+
+@cache
+def rendered(name: str) -> Rendered:
+    """ci/NAME.yaml, rendered once in this process: nobody may change it."""
+    return render(case(name))
+
+
+def render(values: dict[str, Any]) -> Rendered:
+    """Render these values over the defaults. Raises helm's errors."""
+    with helm.Chart.load(CHART) as chart:
+        texts = chart.render(values, name="site", namespace="research")
+    notes = "".join(text for path, text in texts.items() if path.endswith("NOTES.txt"))
+    manifests = [text for path, text in texts.items() if path.endswith(".yaml")]
+    return Rendered([item for text in manifests for item in yaml.safe_load_all(text) if item], notes)
+
+
+def pod(workload: dict[str, Any]) -> dict[str, Any]:
+    """The pod template of a workload, or the pod itself."""
+    return workload if workload["kind"] == "Pod" else workload["spec"]["template"]
+
+
+def containers(workload: dict[str, Any]) -> list[dict[str, Any]]:
+    """Init containers too."""
+    spec = pod(workload)["spec"]
+    return [*spec.get("initContainers", []), *spec["containers"]]

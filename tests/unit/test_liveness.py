@@ -1,0 +1,44 @@
+"""A process without a port can be asked whether it lives."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedssl import liveness
+
+
+def _ask(path: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {liveness.VARIABLE: str(path)}
+    command = [sys.executable, "-m", "fedssl.liveness"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_touched_file_is_a_living_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "alive"
+    monkeypatch.setenv(liveness.VARIABLE, str(path))
+    monkeypatch.setattr(liveness, "TOUCH_SECONDS", 0.01)
+    liveness.keep_touching()
+    os.utime(path, (1, 1))
+    while path.stat().st_mtime == 1:
+        time.sleep(0.01)
+    assert _ask(path).returncode == 0
+
+
+def test_an_old_or_a_missing_file_is_a_dead_one(tmp_path: Path) -> None:
+    path = tmp_path / "alive"
+    assert "No such file" in _ask(path).stderr
+    path.touch()
+    os.utime(path, (time.time() - 100, time.time() - 100))
+    answer = _ask(path)
+    assert (answer.returncode, "was last touched 100 s ago" in answer.stderr) == (1, True)
+
+
+def test_without_the_variable_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(liveness.VARIABLE, raising=False)
+    monkeypatch.chdir(tmp_path)
+    liveness.keep_touching()
+    assert list(tmp_path.iterdir()) == []
