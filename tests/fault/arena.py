@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -10,6 +11,7 @@ from typing import Any, LiteralString, Self, TypeVar
 from uuid import UUID
 
 import psycopg
+import redis
 
 from fault import specs
 from fault.injected import Injected
@@ -35,13 +37,23 @@ WRITERS = ("api", "api-2", "aggregator", "aggregator-2", "distiller")
 class Arena(Federation):
     """API(s), aggregator, distiller, beat, two workers behind a proxy, Postgres and Valkey: all of them real."""
 
-    def __init__(self, folder: Path, injected: Injected, *, num_apis: int = 1, **settings: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        injected: Injected,
+        *,
+        num_apis: int = 1,
+        environment_of: Callable[[str], dict[str, str]] = lambda name: {},
+        **settings: str,
+    ) -> None:
+        """`environment_of`: further variables of the process of this name; `settings`: the coordinator's."""
         self.injected = injected
         self.postgres = Postgres(folder / POSTGRES, durable=False)
         self.valkey = Valkey(folder / VALKEY)
         self._settings = {"FEDSSL_CHECKPOINT_SECONDS": "0", **settings}
         self._root = folder
         self._num_apis = num_apis
+        self._environment_of = environment_of
 
     def __enter__(self) -> Self:
         try:
@@ -67,7 +79,8 @@ class Arena(Federation):
 
     def __exit__(self, *_: object) -> None:
         if hasattr(self, "_processes"):
-            super().__exit__()
+            for name in list(self._processes):
+                self.kill(name)
             self.proxy.__exit__()
         self.valkey.stop()
         self.postgres.stop()
@@ -89,6 +102,9 @@ class Arena(Federation):
         """The client whose worker shows this token."""
         return next(name for name, own in self._tokens.items() if own == token)
 
+    def start(self, name: str, **settings: str) -> None:
+        super().start(name, **self._environment_of(name), **settings)
+
     # Faults
 
     def crash(self, name: str, point: str = "at random") -> None:
@@ -102,11 +118,11 @@ class Arena(Federation):
         os.kill(server.pid, signal.SIGKILL)
         server.wait()
 
-    def revive(self, name: str, **settings: str) -> None:
+    def revive(self, name: str) -> None:
         """Start it again."""
         server = self._server(name)
         if server is None:
-            self.start(name, **settings)
+            self.start(name)
         else:
             server.start()
 
@@ -114,6 +130,26 @@ class Arena(Federation):
         self.crash(name, point)
         time.sleep(away_seconds)
         self.revive(name)
+
+    @contextmanager
+    def switched_off(self, name: str, seconds: float) -> Iterator[None]:
+        """A server is stopped in good order and started again so long after."""
+        self.injected.note("stop and start", name, f"for {seconds:g} s")
+        server = self._server(name)
+        assert server is not None, f"{name} is no server"
+        end = time.monotonic() + seconds
+        server.stop()
+        try:
+            yield
+            time.sleep(max(0.0, end - time.monotonic()))
+        finally:
+            server.start()
+
+    def forget_messages(self, point: str) -> None:
+        """Redis loses all that it has."""
+        self.injected.note("FLUSHALL", VALKEY, point)
+        with redis.Redis.from_url(self.valkey.url) as connection:
+            connection.flushall()
 
     @contextmanager
     def stopped(self, name: str, point: str = "at random") -> Iterator[None]:
@@ -198,9 +234,9 @@ class Arena(Federation):
         return [server.pid, *map(int, children)]
 
     def _service(self, name: str) -> list[str]:
-        command = super()._service(name)
-        port = self._ports.get(name)
-        return command if port is None else [*command[:3], "api", "--port", str(port)]
+        if name in self._ports:
+            return [sys.executable, "-m", "fedssl_coordinator", "api", "--port", str(self._ports[name])]
+        return super()._service("beat" if name == "beat-2" else name)
 
     def _worker(self, name: str) -> list[str]:
         return [self.proxy.url if part == self.url else part for part in super()._worker(name)]

@@ -64,9 +64,9 @@ def before_nudge(arena: Arena, at: Round, victim: str) -> None:
     with arena.proxy.holding(SUBMIT) as held:
         held.wait_until_there()
         with arena.stopped(VALKEY, "between commit and nudge"):
-            before = _num_accepted(arena, at)
+            before = num_accepted(arena, at)
             held.release()
-            arena.until(lambda: _num_accepted(arena, at) > before, "the submission's commit")
+            arena.until(lambda: num_accepted(arena, at) > before, "the submission's commit")
             arena.crash(victim, "between commit and nudge")
     arena.revive(victim)
 
@@ -86,7 +86,7 @@ def before_aggregating(arena: Arena, at: Round, victim: str) -> None:
 def mid_aggregation(arena: Arena, at: Round, victim: str) -> None:
     """The sums are computed and in the store; no row says so."""
     with ExitStack() as stack:
-        with _aggregator_waits(arena, at):
+        with aggregator_waits(arena, at):
             until_blocked = stack.enter_context(artifacts_held(arena))
         until_blocked("the rows of the new weights")
         arena.crash(victim, "mid-aggregation")
@@ -129,6 +129,12 @@ def mid_promotion(arena: Arena, at: Round, victim: str) -> None:
     arena.revive(victim)
 
 
+def without_nudges(arena: Arena, at: Round) -> None:
+    """Redis forgets every message of the round while nobody listens: only the sweep can move the run on."""
+    with aggregator_waits(arena, at), arena.stopped("distiller", "before a distillation"):
+        arena.forget_messages("with the round's nudges in it")
+
+
 POINTS: tuple[tuple[Point, tuple[str, ...]], ...] = (
     (mid_upload, (SENDER, "api")),
     (stored_without_row, ("api", POSTGRES)),
@@ -165,16 +171,16 @@ def _named(arena: Arena, held: Held, victim: str) -> str:
 
 
 @contextmanager
-def _aggregator_waits(arena: Arena, at: Round) -> Iterator[None]:
+def aggregator_waits(arena: Arena, at: Round) -> Iterator[None]:
     """All updates are in and the aggregator has not seen it: it goes on after the block, into what waits for it."""
     with arena.stopped("aggregator", "before an aggregation"):
-        arena.until(lambda: _num_accepted(arena, at) == len(arena.clients), "all updates")
+        arena.until(lambda: num_accepted(arena, at) == len(arena.clients), "all updates")
         yield
 
 
 def _crash_at_gate(arena: Arena, at: Round, victim: str, num_commits: int, point: str) -> None:
     with ExitStack() as stack:
-        with _aggregator_waits(arena, at):
+        with aggregator_waits(arena, at):
             gate = stack.enter_context(commits_held(arena, at.run_id))
         for _ in range(num_commits):
             gate.wait("an earlier commit")
@@ -190,7 +196,7 @@ def until_open(arena: Arena, at: Round) -> None:
     arena.until(lambda: arena.query(statement, at.run_id, at.number), f"round {at.number}")
 
 
-def _num_accepted(arena: Arena, at: Round) -> int:
+def num_accepted(arena: Arena, at: Round) -> int:
     statement = "SELECT count(*)::int FROM assignments WHERE run_id = %s AND round_number = %s AND state = 'accepted'"
     [(number,)] = arena.query(statement, at.run_id, at.number)
     return int(number)
