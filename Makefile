@@ -41,6 +41,14 @@ format: $(VENV)/.installed-dev ## Format the code
 bench: $(VENV)/.installed-dev ## Measure, as ratios within one run
 	@$(BIN)/python -m pytest tests/bench --override-ini=addopts= --override-ini='python_files=bench_*.py' -p no:cacheprovider $(ARGS)
 
+SEED ?= 7
+FAULTS ?= 200
+REPORT ?= faults.json
+.PHONY: fault
+fault: $(VENV)/.installed-dev ## Kill, stop and cut off everything, FAULTS=200 times, drawn from SEED=7; half an hour
+	@$(BIN)/python -m pytest tests/fault --override-ini='python_files=fault_*.py' --override-ini=addopts='--strict-markers --import-mode=importlib' \
+	  -p no:cacheprovider --fault-seed $(SEED) --faults $(FAULTS) --fault-report $(REPORT) $(ARGS)
+
 .PHONY: docs
 docs: $(VENV)/.installed-dev ## Regenerate openapi.json and check the documents' examples
 	@$(BIN)/fedssl-coordinator openapi > openapi.json

@@ -9,10 +9,10 @@ import pytest
 
 from fault import audit, specs
 from fault.arena import COORDINATOR, POSTGRES, Arena
-from fault.clocks import Clocks
 from fault.injected import Injected
 from fault.points import Round, until_open, without_nudges
 from fedssl.local import server
+from support.clocks import Clocks
 
 
 @pytest.fixture(scope="module")

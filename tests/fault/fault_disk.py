@@ -1,7 +1,6 @@
 """A disk that is full: the store's, and a worker's."""
 
 import random
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -23,7 +22,7 @@ class Disks:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         federation = folder / "federation"
         self._store, self._state = federation / "store", federation / "state" / WORKER
-        self._are_mounted = all([stack.enter_context(small_disk(path)) for path in (self._store, self._state)])
+        self._are_mounted = all(stack.enter_context(small_disk(path)) for path in (self._store, self._state))
 
     @contextmanager
     def store_full(self, arena: Arena) -> Iterator[None]:
@@ -67,7 +66,7 @@ def test_no_room_for_an_update(arena: Arena, disks: tuple[Disks, Path], rng: ran
     for number in range(1, spec.num_rounds + 1):
         until_open(arena, Round(run_id, number))
         with disks[0].store_full(arena):
-            arena.until(lambda: _has_said(arena, "api", "store.failed"), "an upload without room")
+            arena.until(lambda: _says(arena, "api", "store.failed"), "an upload without room")
     audit.completed(arena, run_id, spec)
 
 
@@ -91,10 +90,14 @@ def test_no_room_for_a_workers_state(arena: Arena, disks: tuple[Disks, Path], rn
     for number in range(1, spec.num_rounds + 1):
         until_open(arena, Round(run_id, number))
         with disks[0].worker_full(arena):
-            time.sleep(4)
+            arena.until(lambda: _says(arena, WORKER, "the disk is full"), "a worker without room")
     audit.completed(arena, run_id, spec)
 
 
-def _has_said(arena: Arena, name: str, what: str) -> bool:
+def _says(arena: Arena, name: str, what: str) -> bool:
+    """Whether it has written so into its log since the last time it was asked and had."""
     log = arena.folder / f"{name}.log"
-    return what in log.read_text(encoding="utf-8", errors="replace")
+    found = what in log.read_text(encoding="utf-8", errors="replace")
+    if found:
+        log.write_bytes(b"")
+    return found
