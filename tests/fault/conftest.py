@@ -51,9 +51,9 @@ def rng(seed: int, request: pytest.FixtureRequest) -> random.Random:
     return random.Random(f"{seed}/{request.node.name}")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def arena(injected: Injected, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
-    """A federation for the module's tests."""
+    """A federation for all tests that need no other."""
     with Arena(tmp_path_factory.mktemp("arena"), injected) as running:
         yield running
 
