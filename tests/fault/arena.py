@@ -54,6 +54,7 @@ class Arena(Federation):
         self._root = folder
         self._num_apis = num_apis
         self._environment_of = environment_of
+        self._names: set[str] = set()
 
     def __enter__(self) -> Self:
         try:
@@ -103,7 +104,16 @@ class Arena(Federation):
         return next(name for name, own in self._tokens.items() if own == token)
 
     def start(self, name: str, **settings: str) -> None:
+        self._names.add(name)
         super().start(name, **self._environment_of(name), **settings)
+
+    def heal(self) -> None:
+        """Start again what a test that failed has left behind dead."""
+        for server in (self.postgres, self.valkey):
+            server.start()
+        for name in sorted(self._names):
+            if name not in self._processes or self._processes[name].poll() is not None:
+                self.start(name)
 
     # Faults
 

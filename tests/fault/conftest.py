@@ -58,12 +58,19 @@ def arena(injected: Injected, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield running
 
 
+@pytest.fixture(autouse=True)
+def healed(arena: Arena) -> None:
+    """Whatever the test before has done, this one finds everything alive."""
+    arena.heal()
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Faults by kind, and how often a promise was broken."""
     injected = config.stash.get(_INJECTED, None)
     if injected is None or not injected.faults:
         return
-    broken = [report.nodeid for what in ("failed", "error") for report in terminalreporter.stats.get(what, [])]
+    reports = [*terminalreporter.stats.get("failed", []), *terminalreporter.stats.get("error", [])]
+    broken = [report.nodeid for report in reports if report.nodeid.startswith("tests/fault/")]
     seconds = round(time.monotonic() - config.stash.get(_BEGAN, time.monotonic()))
     seed = config.getoption("--fault-seed", _SEED)
     terminalreporter.section(f"faults, drawn from seed {seed}")
