@@ -48,7 +48,7 @@ class Arena(Federation):
     ) -> None:
         """`environment_of`: further variables of the process of this name; `settings`: the coordinator's."""
         self.injected = injected
-        self.postgres = Postgres(folder / POSTGRES, durable=False)
+        self.postgres = Postgres(folder / POSTGRES)  # durable: a commit that was answered survives a kill
         self.valkey = Valkey(folder / VALKEY)
         self._settings = {"FEDSSL_CHECKPOINT_SECONDS": "0", **settings}
         self._root = folder

@@ -47,7 +47,8 @@ def same_weights(arena: Arena, run_id: UUID, spec: RunSpec) -> None:
     arena.client.download_model(run_id, path)
     deployed, expected = load_tensors(path), specs.reference(spec)
     assert deployed.keys() == expected.keys()
-    assert [name for name in expected if not torch.equal(deployed[name], expected[name])] == []
+    different = [name for name in expected if not torch.equal(deployed[name], expected[name])]
+    assert not different, f"other weights than the undisturbed run's: {different}"
 
 
 def nothing_lost_or_twice(tables: Tables, run_id: UUID, spec: RunSpec) -> None:
