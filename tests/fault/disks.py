@@ -8,7 +8,7 @@ from pathlib import Path
 
 _BYTES = 8 << 20
 _MOUNT = ("mount", "-t", "tmpfs", "-o", f"size={_BYTES},mode=0700", "fault")
-_FEW_BYTES = 2048
+_FEW_BYTES = 8192  # fewer than an update's, more than a log's within seconds
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def full(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def unable_to_write(pid: int, log: Path) -> Iterator[None]:
-    """Where no disk can be mounted: the kernel lets the process write no file of more than 2 kB, but its log."""
+    """Where no disk can be mounted: the kernel lets the process write no file of more than 8 KiB."""
     log.write_bytes(b"")
     soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (_FEW_BYTES, hard))
