@@ -66,6 +66,14 @@ transfer: $(VENV)/.installed-dev ## Send 2 GB over a line that breaks every few 
 compose-test: $(VENV)/.installed-dev ## Run the federation of docker-compose.yml on this machine's Docker engine, kill parts of it, and take it down
 	@$(BIN)/python -m pytest tests/deploy --override-ini=addopts= --override-ini='python_files=check_compose.py' --override-ini=timeout=3600 -p no:cacheprovider --exitfirst $(ARGS)
 
+SEED ?= 7
+FAULTS ?= 200
+REPORT ?= faults.json
+.PHONY: fault
+fault: $(VENV)/.installed-dev ## Kill, stop and cut off everything, FAULTS=200 times, drawn from SEED=7; half an hour
+	@$(BIN)/python -m pytest tests/fault --override-ini='python_files=fault_*.py' --override-ini=addopts='--strict-markers --import-mode=importlib' \
+	  -p no:cacheprovider --fault-seed $(SEED) --faults $(FAULTS) --fault-report $(REPORT) $(ARGS)
+
 .PHONY: docs
 docs: $(VENV)/.installed-dev ## Regenerate openapi.json and check the documents' examples
 	@$(BIN)/fedssl-coordinator openapi > openapi.json

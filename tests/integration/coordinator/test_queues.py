@@ -277,6 +277,17 @@ def test_a_lost_message_is_sent_again_but_not_at_every_sweep(
     assert _waiting(monkeypatch) == []
 
 
+def test_a_database_whose_clock_is_put_back_by_a_day(
+    coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was noted for a moment ahead must not wait for a day."""
+    _, job = _queued(coordinator, tables)
+    tables.execute("UPDATE distillation_jobs SET sent_at = now() + interval '1 day'")
+    assert _waiting(monkeypatch) == [job]
+    tables.execute("UPDATE distillation_jobs SET sent_at = NULL, retry_at = now() + interval '1 day'")
+    assert _waiting(monkeypatch) == [job]
+
+
 def test_a_job_that_somebody_works_on_is_not_sent(
     coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:

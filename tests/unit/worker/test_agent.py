@@ -1,5 +1,6 @@
 """The loop: claim, train, submit, and everything that can come between."""
 
+import errno
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -88,6 +89,25 @@ def dies_in(owner: type, name: str, *, after: bool) -> Callable[[pytest.MonkeyPa
 def test_killed_anywhere_the_weights_are_the_same(setting: Setting, owner: type, name: str, *, after: bool) -> None:
     play_rounds(setting, lambda number: dies_in(owner, name, after=after) if number == 2 else None)
     assert_like_undisturbed(setting)
+
+
+@pytest.mark.parametrize("where", ["fedssl_worker.state.save_tensors", "fedssl_worker.ledger.journal._write_all"])
+def test_a_full_disk_costs_time_alone(setting: Setting, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """Whether the state or the ledger finds no room: the work is kept, and done once there is."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    setting.offer(make_spec(), 1)
+    agent = setting.restart()
+    with monkeypatch.context() as patch:
+        patch.setattr(where, fail)
+        for _ in range(3):
+            agent.step()
+    assert setting.coordinator.declined == []
+    assert setting.coordinator.submissions == []
+    agent.step()
+    assert same(setting.sent(), setting.train_directly(make_spec(), 1)[0])
 
 
 def test_killed_after_training_nothing_is_trained_twice(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:

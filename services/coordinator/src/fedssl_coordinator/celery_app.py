@@ -6,9 +6,12 @@ Three queues, each served by as many processes as it needs: `aggregate` moves ru
 """
 
 import threading
+import time
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from celery import Celery
+from celery.schedules import schedule
 from celery.signals import worker_shutting_down
 
 from fedssl_coordinator.settings import settings
@@ -17,6 +20,14 @@ AGGREGATE, DISTILL, EVALUATE = QUEUES = ("aggregate", "distill", "evaluate")
 
 is_stopping = threading.Event()
 """Set once this process was asked to end: a long task saves its work and leaves at its next epoch."""
+
+
+_BEGAN, _BEGAN_SECONDS = datetime.now(UTC), time.monotonic()
+
+
+def _steady_now() -> datetime:
+    """A clock that never jumps: beat would wait a day for its next sweep if the machine's were put back by one."""
+    return _BEGAN + timedelta(seconds=time.monotonic() - _BEGAN_SECONDS)
 
 
 def _configuration() -> dict[str, Any]:
@@ -40,17 +51,9 @@ def _configuration() -> dict[str, Any]:
             "max_retries": 0,  # for sending: a request must not wait for Redis to come back. Consumers try on for ever.
         },
         "beat_schedule": {
-            "sweep": {
-                "task": "fedssl.sweep",
-                "schedule": settings().sweep_seconds,
-                # Behind a long aggregation sweeps must not pile up.
-                "options": {"expires": settings().sweep_seconds * 2},
-            },
-            "collect": {
-                "task": "fedssl.collect",
-                "schedule": settings().collect_seconds,
-                "options": {"expires": settings().collect_seconds},
-            },
+            # Without `expires`: whose clock is ahead of beat's would drop every one.
+            "sweep": {"task": "fedssl.sweep", "schedule": schedule(settings().sweep_seconds, nowfun=_steady_now)},
+            "collect": {"task": "fedssl.collect", "schedule": schedule(settings().collect_seconds, nowfun=_steady_now)},
         },
         # In memory: the default scheduler keeps its clock in a pickle on disk, and the sweep needs no memory.
         "beat_scheduler": "celery.beat:Scheduler",

@@ -1,5 +1,6 @@
 """Celery tasks. They take ids, re-read everything, and may run twice or not at all without harm."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID
@@ -20,8 +21,11 @@ from fedssl_coordinator.metrics import TASK_FAILURES
 from fedssl_coordinator.retention import service as retention
 from fedssl_coordinator.rounds import repository, service
 from fedssl_coordinator.rounds.service import Step
+from fedssl_coordinator.settings import settings
 
 log = structlog.get_logger(__name__)
+
+_last_sweep = float("-inf")  # seconds of this process's own clock
 
 
 @app.task(name="fedssl.advance_run")  # type: ignore[untyped-decorator]
@@ -49,9 +53,17 @@ def evaluate(evaluation_id: str) -> None:
     _alone(evaluations.lock_name(identity), lambda connection: _evaluate(connection, identity))
 
 
-@app.task(name="fedssl.sweep")  # type: ignore[untyped-decorator]
-def sweep() -> None:
-    """Find what waits for nobody but us, and look at each. This is what makes losing a message harmless."""
+@app.task(name="fedssl.sweep", bind=True)  # type: ignore[untyped-decorator]
+def sweep(task: Any) -> None:
+    """Find what waits for nobody but us, and look at each. This is what makes losing a message harmless.
+
+    Sweeps that have piled up behind a long task are one.
+    """
+    global _last_sweep
+    if not task.request.called_directly:
+        if time.monotonic() - _last_sweep < settings().sweep_seconds / 2:
+            return
+        _last_sweep = time.monotonic()
     try:
         with transaction() as session:
             runs = repository.needing_attention(session)

@@ -24,11 +24,19 @@ KINDS: MappingProxyType[type[Row], str] = MappingProxyType(
 """The kind of the event that tells of a failure."""
 
 _LONGEST_PAUSE_SECONDS = 300
+_RESEND_SECONDS = 10
 
 
 def due(table: type[Row]) -> ColumnElement[bool]:
-    """For queries: the pause after the last failure is over."""
-    return or_(table.retry_at.is_(None), table.retry_at <= func.now())
+    """For queries: the pause after the last failure is over, or longer than any: the database's clock was put back."""
+    longest = func.now() + timedelta(seconds=_LONGEST_PAUSE_SECONDS)
+    return or_(table.retry_at.is_(None), table.retry_at <= func.now(), table.retry_at > longest)
+
+
+def untold(table: type[DistillationJob] | type[Evaluation]) -> ColumnElement[bool]:
+    """For queries: nobody was told of the job just now, by the same clock."""
+    just_now = timedelta(seconds=_RESEND_SECONDS)
+    return or_(table.sent_at.is_(None), ~table.sent_at.between(func.now() - just_now, func.now() + just_now))
 
 
 def may_begin(session: Session, row: Row) -> bool:

@@ -1,5 +1,6 @@
 """The worker's loop: register, then claim, train, submit, until it is told to leave."""
 
+import errno
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -44,6 +45,7 @@ T = TypeVar("T")
 
 _TEMPORARY = (Unreachable, ServerError, TooManyRequests)
 _REFUSED = (NotAuthenticated, NotAllowed)
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _IDLE_SECONDS = 0.5
 _LONGEST_SECONDS = 300.0
 
@@ -188,11 +190,15 @@ class Agent:
         except (*_REFUSED, *_TEMPORARY, BadAnswer):
             raise
         except LedgerError as error:
+            if self._waits_for_space(error):
+                return
             log.error("nothing leaves", reason=str(error))
             self._decline(item, "the worker cannot write down what leaves, so nothing does: its log says more")
         except FedSSLError as error:
             self._decline(item, str(error))
         except Exception as error:  # the process loop: one run's surprise must not end the worker
+            if self._waits_for_space(error):
+                return
             log.exception("work failed")
             # The message may quote what is on this machine, so only the kind of error leaves it.
             self._decline(item, f"the worker failed unexpectedly ({type(error).__name__}): its log says more")
@@ -226,6 +232,14 @@ class Agent:
             self._states.discard(item.run_id, but=accepted)
         elif answer.state is AssignmentState.REJECTED:
             self._states.discard(item.run_id, but=item.last_accepted)
+
+    def _waits_for_space(self, error: Exception) -> bool:
+        """A full disk is somebody's to empty, and no reason to give work back: the next claim brings it again."""
+        if not any(cause.errno in _NO_SPACE for cause in (error, error.__cause__) if isinstance(cause, OSError)):
+            return False
+        log.error("the disk is full, the work waits: make room for the worker's state", reason=str(error))
+        self._patience.wait()
+        return True
 
     def _decline(self, item: WorkItem, reason: str) -> None:
         log.warning("declining", reason=reason)

@@ -1,7 +1,7 @@
 """Reads and writes distillation jobs."""
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -11,11 +11,10 @@ from sqlalchemy.orm import Session
 from fedssl.protocol.states import JobState, RunState
 from fedssl_coordinator.db import is_held
 from fedssl_coordinator.models import DistillationJob, Run
-from fedssl_coordinator.tries import due
+from fedssl_coordinator.tries import due, untold
 
 LOCK = "distillation/"  # and the job's id: what the process that works on a job holds
 UNFINISHED = (JobState.QUEUED, JobState.RUNNING)
-RESEND_SECONDS = 10.0
 
 
 def get(session: Session, job_id: UUID) -> DistillationJob | None:
@@ -63,8 +62,7 @@ def take_waiting(session: Session) -> Sequence[UUID]:
             due(DistillationJob),
             (Run.state == RunState.RUNNING)
             | ((Run.state == RunState.PAUSED) & (DistillationJob.state == JobState.RUNNING)),
-            DistillationJob.sent_at.is_(None)
-            | (DistillationJob.sent_at <= func.now() - timedelta(seconds=RESEND_SECONDS)),
+            untold(DistillationJob),
             ~is_held(literal(LOCK) + cast(DistillationJob.id, Text)),
         )
     )

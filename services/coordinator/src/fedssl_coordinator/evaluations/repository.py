@@ -1,7 +1,7 @@
 """Reads and writes evaluations."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -12,11 +12,10 @@ from sqlalchemy.orm import Session
 from fedssl.protocol.states import JobState
 from fedssl_coordinator.db import is_held
 from fedssl_coordinator.models import Evaluation, Metric
-from fedssl_coordinator.tries import due
+from fedssl_coordinator.tries import due, untold
 
 LOCK = "evaluation/"  # and the evaluation's id: what the process that works on it holds
 UNFINISHED = (JobState.QUEUED, JobState.RUNNING)
-RESEND_SECONDS = 10.0
 _KEY = ("run_id", "round_number", "dataset_digest", "config")
 _METRIC_KEY = ("run_id", "round_number", "client_id", "name")
 
@@ -66,7 +65,7 @@ def take_waiting(session: Session) -> Sequence[UUID]:
     waiting = select(Evaluation.id).where(
         Evaluation.state.in_(UNFINISHED),
         due(Evaluation),
-        Evaluation.sent_at.is_(None) | (Evaluation.sent_at <= func.now() - timedelta(seconds=RESEND_SECONDS)),
+        untold(Evaluation),
         ~is_held(literal(LOCK) + cast(Evaluation.id, Text)),
     )
     statement = (

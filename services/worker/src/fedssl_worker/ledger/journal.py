@@ -108,7 +108,7 @@ class Ledger:
             os.fsync(self._file)
         except OSError as error:
             self.close()
-            raise LedgerError(f"cannot write the ledger in {self._folder}: {error.strerror}; nothing leaves") from None
+            raise LedgerError(f"cannot write the ledger in {self._folder}: {error.strerror}; nothing leaves") from error
         self._note(entry, self._point.extended(entry))
         return entry
 
@@ -127,7 +127,7 @@ class Ledger:
             self._open_or_begin()
         except OSError as error:
             self.close()
-            raise LedgerError(f"cannot use the ledger in {self._folder}: {error.strerror}") from None
+            raise LedgerError(f"cannot use the ledger in {self._folder}: {error.strerror}") from error
 
     def _open_or_begin(self) -> None:
         self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -191,7 +191,7 @@ class Ledger:
             self._file = self._start_segment()
         except OSError as error:
             self.close()
-            raise LedgerError(f"cannot begin a new segment of the ledger: {error.strerror}; nothing leaves") from None
+            raise LedgerError(f"cannot begin a new segment of the ledger: {error.strerror}; nothing leaves") from error
         self._length = 0
         self._write("rotated", {"entries": length})
 

@@ -1,0 +1,258 @@
+"""A federation with servers of its own, every part of which can be killed, stopped and cut off."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, LiteralString, Self, TypeVar
+from uuid import UUID
+
+import psycopg
+import redis
+
+from fault import specs
+from fault.injected import Injected
+from fault.proxy import Proxy
+from fedssl.client import ClientError
+from fedssl.local import Postgres, Valkey
+from fedssl.local.server import Server, choose_port
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.states import RunState
+from fedssl.protocol.views import RunView
+from support.environment import coordinator_environment, migrate
+from support.processes import Federation
+from support.tables import Tables
+
+T = TypeVar("T")
+
+POSTGRES, VALKEY = "postgres", "valkey"
+COORDINATOR = ("api", "aggregator", "distiller", "beat")
+WRITERS = ("api", "api-2", "aggregator", "aggregator-2", "distiller")
+"""Processes that write to the store."""
+
+
+class Arena(Federation):
+    """API(s), aggregator, distiller, beat, two workers behind a proxy, Postgres and Valkey: all of them real."""
+
+    def __init__(
+        self,
+        folder: Path,
+        injected: Injected,
+        *,
+        num_apis: int = 1,
+        environment_of: Callable[[str], dict[str, str]] = lambda name: {},
+        **settings: str,
+    ) -> None:
+        """`environment_of`: further variables of the process of this name; `settings`: the coordinator's."""
+        self.injected = injected
+        self.postgres = Postgres(folder / POSTGRES)  # durable: a commit that was answered survives a kill
+        self.valkey = Valkey(folder / VALKEY)
+        self._settings = {"FEDSSL_CHECKPOINT_SECONDS": "0", **settings}
+        self._root = folder
+        self._num_apis = num_apis
+        self._environment_of = environment_of
+        self._names: set[str] = set()
+
+    def __enter__(self) -> Self:
+        try:
+            return self._enter()
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def _enter(self) -> Self:
+        self.postgres.start()
+        self.valkey.start()
+        folder = self._root / "federation"
+        folder.mkdir(exist_ok=True)
+        super().__init__(self.postgres.url, self.valkey.url, folder, specs.images(), **self._settings)
+        migrate(coordinator_environment(self.postgres.url, self.valkey.url, folder / "store"))
+        self._ports = {"api": self._port, **{f"api-{n}": choose_port() for n in range(2, self._num_apis + 1)}}
+        self.proxy = Proxy(list(self._ports.values()), self.injected).__enter__()
+        super().__enter__()
+        for name in [*list(self._ports)[1:], *self.clients]:
+            self.start(name)
+        self.until(lambda: sum(c.registered_at is not None for c in self.client.clients()) == 2, "both workers")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if hasattr(self, "_processes"):
+            for name in list(self._processes):
+                self.kill(name)
+            self.proxy.__exit__()
+        self.valkey.stop()
+        self.postgres.stop()
+
+    @property
+    def store(self) -> Path:
+        return self.folder / "store"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Everything that can be killed."""
+        return (*COORDINATOR, POSTGRES, VALKEY, *self.clients)
+
+    def state(self, client: str) -> Path:
+        """What a client's worker keeps."""
+        return self.folder / "state" / client
+
+    def owner(self, token: str) -> str:
+        """The client whose worker shows this token."""
+        return next(name for name, own in self._tokens.items() if own == token)
+
+    def start(self, name: str, **settings: str) -> None:
+        self._names.add(name)
+        super().start(name, **self._environment_of(name), **settings)
+
+    def heal(self) -> None:
+        """Start again what a test that failed has left behind dead."""
+        for server in (self.postgres, self.valkey):
+            server.start()
+        for name in sorted(self._names):
+            if name not in self._processes or self._processes[name].poll() is not None:
+                self.start(name)
+
+    # Faults
+
+    def crash(self, name: str, point: str = "at random") -> None:
+        """SIGKILL, and nothing is left of it."""
+        self.injected.note("SIGKILL", name, point)
+        server = self._server(name)
+        if server is None:
+            self.kill(name, signal.SIGKILL)
+            return
+        assert server.pid is not None, f"{name} does not run"
+        os.kill(server.pid, signal.SIGKILL)
+        server.wait()
+
+    def revive(self, name: str) -> None:
+        """Start it again."""
+        server = self._server(name)
+        if server is None:
+            self.start(name)
+        else:
+            server.start()
+
+    def crash_and_revive(self, name: str, point: str = "at random", away_seconds: float = 0.0) -> None:
+        self.crash(name, point)
+        time.sleep(away_seconds)
+        self.revive(name)
+
+    @contextmanager
+    def switched_off(self, name: str, seconds: float) -> Iterator[None]:
+        """A server is stopped in good order and started again so long after."""
+        self.injected.note("stop and start", name, f"for {seconds:g} s")
+        server = self._server(name)
+        assert server is not None, f"{name} is no server"
+        end = time.monotonic() + seconds
+        server.stop()
+        try:
+            yield
+            time.sleep(max(0.0, end - time.monotonic()))
+        finally:
+            server.start()
+
+    def forget_messages(self, point: str) -> None:
+        """Redis loses all that it has."""
+        self.injected.note("FLUSHALL", VALKEY, point)
+        with redis.Redis.from_url(self.valkey.url) as connection:
+            connection.flushall()
+
+    @contextmanager
+    def stopped(self, name: str, point: str = "at random") -> Iterator[None]:
+        """SIGSTOP, and SIGCONT at the block's end."""
+        self.injected.note("SIGSTOP", name, point)
+        pids = self._family(name)
+        _send(pids, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            _send(pids, signal.SIGCONT)
+
+    @contextmanager
+    def refusing_connections(self, seconds: float) -> Iterator[None]:
+        """Postgres runs, ends every connection and takes none for so long, from the block's beginning."""
+        self.injected.note("refused connections", POSTGRES, f"for {seconds:g} s")
+        end = time.monotonic() + seconds
+        administrator = self.postgres.database_url("postgres").replace("+psycopg", "", 1)
+        with psycopg.connect(administrator, autocommit=True) as connection:
+            connection.execute("ALTER DATABASE fedssl ALLOW_CONNECTIONS false")
+            try:
+                connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'fedssl'")
+                yield
+                time.sleep(max(0.0, end - time.monotonic()))
+            finally:
+                connection.execute("ALTER DATABASE fedssl ALLOW_CONNECTIONS true")
+
+    # Runs
+
+    def begin(self, spec: RunSpec) -> UUID:
+        """Make a run, however long the coordinator needs to come back."""
+        return self.client.create_run(spec, idempotency_key=os.urandom(8).hex()).id
+
+    def finished(self, run_id: UUID, seconds: float = 120) -> RunView:
+        """Wait for the run's end."""
+
+        def look() -> RunView | None:
+            run = self.client.run(run_id)
+            return run if run.state == RunState.FINISHED else None
+
+        return self.until(look, f"the end of run {run_id}: {self._where(run_id)}", seconds)
+
+    # Looking
+
+    def tables(self) -> Tables:
+        """A look at the database, over a connection of its own."""
+        return Tables(self.postgres.url)
+
+    def query(self, statement: LiteralString, *values: Any) -> list[tuple[Any, ...]]:
+        with self.tables() as tables:
+            return tables.query(statement, *values)
+
+    def until(self, look: Callable[[], T | None], what: str, seconds: float = 60) -> T:
+        """Poll until `look` returns something true, however often Postgres or the API is away meanwhile."""
+
+        def patiently() -> T | None:
+            with suppress(ClientError, psycopg.Error):
+                return look()
+            return None
+
+        return self.wait_for(patiently, what, seconds)
+
+    def _where(self, run_id: UUID) -> str:
+        with suppress(ClientError, psycopg.Error):
+            rows = self.query(
+                "SELECT round_number, client_id, attempt, state FROM assignments WHERE run_id = %s ORDER BY 1, 2, 3",
+                run_id,
+            )
+            return str(rows[-4:])
+        return "nobody can say where it stands"
+
+    def _server(self, name: str) -> Server | None:
+        return {POSTGRES: self.postgres, VALKEY: self.valkey}.get(name)
+
+    def _family(self, name: str) -> list[int]:
+        """The process, and for Postgres those that serve the connections."""
+        server = self._server(name)
+        if server is None:
+            return [self.pid(name)]
+        assert server.pid is not None, f"{name} does not run"
+        children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+        return [server.pid, *map(int, children)]
+
+    def _service(self, name: str) -> list[str]:
+        if name in self._ports:
+            return [sys.executable, "-m", "fedssl_coordinator", "api", "--port", str(self._ports[name])]
+        return super()._service("beat" if name == "beat-2" else name)
+
+    def _worker(self, name: str) -> list[str]:
+        return [self.proxy.url if part == self.url else part for part in super()._worker(name)]
+
+
+def _send(pids: list[int], signum: int) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signum)

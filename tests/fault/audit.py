@@ -1,0 +1,156 @@
+"""What must be true after every run, whatever was done to it."""
+
+import collections
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import LiteralString
+from uuid import UUID
+
+import torch
+
+from fault import specs
+from fault.arena import POSTGRES, WRITERS, Arena
+from fedssl.artifacts.tensors import load_tensors
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.states import Outcome
+from fedssl.protocol.views import EventView, RunView
+from fedssl_worker.ledger.verification import verify
+from support.tables import Tables
+
+_SUSPICIOUS = ("ledger.went_back", "ledger.forked", "ledger.replaced", "assignment.foreign", "distillation.failed")
+
+_REFERENCES: LiteralString = """
+    SELECT initial_broadcast FROM runs UNION SELECT server_state FROM runs UNION SELECT broadcast FROM runs
+    UNION SELECT broadcast FROM rounds UNION SELECT update_digest FROM assignments UNION SELECT digest FROM uploads
+    UNION SELECT digest FROM public_datasets UNION SELECT digest FROM evaluation_datasets
+    UNION SELECT checkpoint FROM distillation_jobs UNION SELECT model FROM evaluations
+"""
+
+
+def completed(arena: Arena, run_id: UUID, spec: RunSpec) -> RunView:
+    """Wait for the run's end and assert everything: weights, rows, events, store, ledgers."""
+    run = arena.finished(run_id)
+    assert run.outcome == Outcome.COMPLETED, run.reason
+    assert run.rounds_closed == spec.num_rounds
+    same_weights(arena, run_id, spec)
+    with arena.tables() as tables:
+        nothing_lost_or_twice(tables, run_id, spec)
+        no_orphans(arena, tables)
+    story(list(arena.client.event_log(run_id)), spec)
+    ledgers_hold(arena)
+    return run
+
+
+def same_weights(arena: Arena, run_id: UUID, spec: RunSpec) -> None:
+    """Bit for bit those of the undisturbed run."""
+    path = arena.folder / "model.safetensors"
+    arena.client.download_model(run_id, path)
+    deployed, expected = load_tensors(path), specs.reference(spec)
+    assert deployed.keys() == expected.keys()
+    different = [name for name in expected if not torch.equal(deployed[name], expected[name])]
+    assert not different, f"other weights than the undisturbed run's: {different}"
+
+
+def nothing_lost_or_twice(tables: Tables, run_id: UUID, spec: RunSpec) -> None:
+    """Every round closed with everybody's one update, and no other bits were ever uploaded for it."""
+    rounds = tables.query("SELECT number, state, verdict FROM rounds WHERE run_id = %s ORDER BY number", run_id)
+    assert rounds == [(number, "closed", "aggregated") for number in range(1, spec.num_rounds + 1)]
+    accepted = tables.query(
+        "SELECT round_number, client_id, num_examples FROM assignments WHERE run_id = %s AND state = 'accepted' "
+        "ORDER BY 1, 2",
+        run_id,
+    )
+    sizes = {name: len(images) for name, images in specs.images().items()}
+    everybody = [(number, name, sizes[name]) for number in range(1, spec.num_rounds + 1) for name in specs.CLIENTS]
+    assert accepted == everybody
+    live = "SELECT state FROM assignments WHERE run_id = %s AND state IN ('offered', 'leased', 'submitted')"
+    assert tables.query(live, run_id) == []
+    uploads = tables.query(
+        "SELECT a.round_number, a.client_id, count(DISTINCT u.digest) FROM uploads u JOIN assignments a "
+        "ON a.id = u.assignment_id WHERE a.run_id = %s GROUP BY 1, 2",
+        run_id,
+    )
+    assert {count for *_, count in uploads} == {1}, f"a client sent different bits for one round: {uploads}"
+    jobs = tables.query(
+        "SELECT round_number, state FROM distillation_jobs WHERE run_id = %s ORDER BY created_at", run_id
+    )
+    due = [number for number in range(spec.num_rounds + 1) if spec.method.distillation_epochs(number)]
+    assert jobs == [(number, "completed") for number in due]
+    losses = tables.query(
+        "SELECT round_number, client_id FROM metrics WHERE run_id = %s AND name = 'loss' AND client_id IS NOT NULL "
+        "ORDER BY 1, 2",
+        run_id,
+    )
+    assert losses == [(number, name) for number, name, _ in everybody]
+
+
+def story(events: list[EventView], spec: RunSpec) -> None:
+    """The log tells the run's life in its order, each turn of it once."""
+    assert [event for event in events if event.kind in _SUSPICIOUS] == []
+    kinds = [event.kind for event in events]
+    for kind in ("run.created", "run.prepared", "run.finished"):
+        assert kinds.count(kind) == 1, f"{kind}: {kinds}"
+    lives = [event for event in events if not event.kind.startswith(("artifact.", "assignment.refused"))]
+    assert lives[-1].kind == "run.finished"
+    for number in range(1, spec.num_rounds + 1):
+        _story_of_a_round([event for event in events if event.round_number == number])
+
+
+def _story_of_a_round(events: list[EventView]) -> None:
+    at = collections.defaultdict(list)
+    for event in events:
+        at[event.kind].append(event.id)
+    for kind in ("round.opened", "round.aggregating", "round.closed"):
+        assert len(at[kind]) == 1, f"{kind}: {[event.message for event in events]}"
+    order = [*at["round.opened"], *at["assignment.accepted"], *at["round.aggregating"], *at["round.closed"]]
+    assert order == sorted(order)
+    assert len(at["assignment.submitted"]) == len(at["assignment.accepted"]) == len(specs.CLIENTS)
+    for client in specs.CLIENTS:
+        own = [event.kind for event in events if event.client_id == client]
+        ended = own.count("assignment.accepted") + sum(
+            event.kind in ("assignment.expired", "assignment.declined") and event.client_id == client
+            for event in events
+        )
+        assert own.count("assignment.leased") <= ended, f"{client}: {own}"
+
+
+@dataclass(slots=True)
+class Left:
+    """What is in the store although no row or no run needs it."""
+
+    partial: list[str] = field(default_factory=list)
+    """Files that were being written."""
+    files: set[str] = field(default_factory=set)
+    """Whole files that no row knows of."""
+    rows: set[str] = field(default_factory=set)
+    """Artifacts that nothing refers to."""
+    missing: set[str] = field(default_factory=set)
+    """Rows that are referred to and have no file: never allowed."""
+
+
+def left_over(tables: Tables, store: Path) -> Left:
+    """Compare the store with the tables."""
+    files = {path.name for path in store.glob("??/??/*")}
+    rows = {digest for (digest,) in tables.query("SELECT digest FROM artifacts")}
+    needed = {digest for (digest,) in tables.query(_REFERENCES) if digest is not None}
+    partial = [path.name for path in (store / "incoming").iterdir()]
+    return Left(partial, files - rows, rows - needed, needed - files)
+
+
+def no_orphans(arena: Arena, tables: Tables) -> None:
+    """Nothing is left but what a killed process explains, and the states that a round's end replaced."""
+    left = left_over(tables, arena.store)
+    assert not left.missing
+    kills = sum(arena.injected.count(kind, *WRITERS) for kind in ("SIGKILL", "full disk"))
+    kills += sum(arena.injected.count(kind, POSTGRES) for kind in ("SIGKILL", "stop and start", "refused connections"))
+    assert len(left.partial) <= kills, f"{left.partial} after {kills} kills"
+    assert len(left.files) <= kills, f"{left.files} after {kills} kills"
+    # A run keeps its newest server state; the one before each round is not collected yet.
+    replaced = tables.one("SELECT coalesce(sum(rounds_closed), 0)::int FROM runs")
+    assert len(left.rows) <= replaced + kills, f"{len(left.rows)} rows after {replaced} rounds and {kills} kills"
+
+
+def ledgers_hold(arena: Arena) -> None:
+    """Each worker's ledger is an unbroken chain, to which every kill has left at most a torn line."""
+    for client in arena.clients:
+        verify(arena.state(client) / "ledger")

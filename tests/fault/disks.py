@@ -1,0 +1,53 @@
+"""Disks that are full: a small one of the test's own, filled to the last byte and emptied again."""
+
+import resource
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_BYTES = 8 << 20
+_MOUNT = ("mount", "-t", "tmpfs", "-o", f"size={_BYTES},mode=0700", "fault")
+_FEW_BYTES = 8192  # fewer than an update's, more than a log's within seconds
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[bool]:
+    """A disk of 8 MiB at `folder`; False: this user may not mount one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with suppress(FileNotFoundError):
+        if subprocess.run([*_MOUNT, str(folder)], capture_output=True, check=False).returncode == 0:
+            try:
+                yield True
+            finally:
+                # Lazily: a process that is being killed may still have a file open on it.
+                subprocess.run(["umount", "--lazy", str(folder)], check=True)
+            return
+    yield False
+
+
+@contextmanager
+def full(folder: Path) -> Iterator[None]:
+    """Nothing more goes onto the disk."""
+    ballast = folder / "ballast"
+    try:
+        with ballast.open("wb", buffering=0) as file, suppress(OSError):
+            for size in (1 << 16, 1):
+                with suppress(OSError):
+                    while file.write(b"\0" * size):
+                        pass
+        yield
+    finally:
+        ballast.unlink()
+
+
+@contextmanager
+def unable_to_write(pid: int, log: Path) -> Iterator[None]:
+    """Where no disk can be mounted: the kernel lets the process write no file of more than 8 KiB."""
+    log.write_bytes(b"")
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (_FEW_BYTES, hard))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))

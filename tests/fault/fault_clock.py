@@ -1,0 +1,48 @@
+"""Clocks that jump by a day, forwards and back: of one machine after the other, and of the database's."""
+
+import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fault import audit, specs
+from fault.arena import COORDINATOR, POSTGRES, Arena
+from fault.injected import Injected
+from fault.points import Round, until_open, without_nudges
+from fedssl.local import server
+from support.clocks import Clocks
+
+
+@pytest.fixture(scope="module")
+def clocks() -> Iterator[Clocks]:
+    with tempfile.TemporaryDirectory() as folder:  # not pytest's, into which only its owner may look
+        Path(folder).chmod(0o755)
+        yield Clocks(Path(folder) / "clocks")
+
+
+@pytest.fixture(scope="module")
+def arena(injected: Injected, clocks: Clocks, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in clocks.environment(POSTGRES).items():
+            patch.setitem(server.SERVER_ENVIRONMENT, name, value)
+        with Arena(tmp_path_factory.mktemp("clocks"), injected, environment_of=clocks.environment) as running:
+            yield running
+
+
+@pytest.mark.parametrize("name", [*COORDINATOR, "client-0", POSTGRES])
+def test_a_clock_jumps(name: str, arena: Arena, clocks: Clocks, rng: random.Random) -> None:
+    """A day ahead in the first round, a day back in the second, as it should be in the third.
+
+    In each all nudges are lost, so that only the sweep can move the run on.
+    """
+    spec = specs.spec(rng.choice(["fedbyol", "scaffold", "ssd"]), num_rounds=3)
+    run_id = arena.begin(spec)
+    for number, offset in ((1, "+1d"), (2, "-1d"), (3, "+0")):
+        at = Round(run_id, number)
+        until_open(arena, at)
+        arena.injected.note("clock jumped", name, f"to {offset}")
+        clocks.jump(name, offset)
+        without_nudges(arena, at)
+    audit.completed(arena, run_id, spec)

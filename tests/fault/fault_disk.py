@@ -1,0 +1,104 @@
+"""A disk that is full: the store's, and a worker's."""
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from fault import audit, specs
+from fault.arena import Arena
+from fault.disks import full, small_disk, unable_to_write
+from fault.injected import Injected
+from fault.points import Round, aggregator_waits, until_open
+
+WORKER = "client-0"
+
+
+class Disks:
+    """The store's and one worker's: small ones, where they can be mounted."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        federation = folder / "federation"
+        self._store, self._state = federation / "store", federation / "state" / WORKER
+        self._are_mounted = all(stack.enter_context(small_disk(path)) for path in (self._store, self._state))
+
+    @contextmanager
+    def store_full(self, arena: Arena) -> Iterator[None]:
+        with self._without_space(arena, self._store, "api", "aggregator", "distiller"):
+            yield
+
+    @contextmanager
+    def worker_full(self, arena: Arena) -> Iterator[None]:
+        with self._without_space(arena, self._state, WORKER):
+            yield
+
+    @contextmanager
+    def _without_space(self, arena: Arena, folder: Path, *names: str) -> Iterator[None]:
+        arena.injected.note("full disk", names[0], "for seconds")
+        with ExitStack() as stack:
+            if self._are_mounted:
+                stack.enter_context(full(folder))
+            else:
+                for name in names:
+                    stack.enter_context(unable_to_write(arena.pid(name), arena.folder / f"{name}.log"))
+            yield
+
+
+@pytest.fixture(scope="module")
+def disks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Disks, Path]]:
+    with ExitStack() as stack:
+        folder = tmp_path_factory.mktemp("disks")
+        yield Disks(folder, stack), folder
+
+
+@pytest.fixture(scope="module")
+def arena(injected: Injected, disks: tuple[Disks, Path]) -> Iterator[Arena]:
+    with Arena(disks[1], injected) as running:
+        yield running
+
+
+def test_no_room_for_an_update(arena: Arena, disks: tuple[Disks, Path], rng: random.Random) -> None:
+    """The coordinator asks for it again later, and the worker has it still."""
+    spec = specs.spec(rng.choice(["fedbyol", "scaffold"]), num_rounds=2)
+    run_id = arena.begin(spec)
+    for number in range(1, spec.num_rounds + 1):
+        until_open(arena, Round(run_id, number))
+        with disks[0].store_full(arena):
+            arena.until(lambda: _says(arena, "api", "store.failed"), "an upload without room")
+    audit.completed(arena, run_id, spec)
+
+
+def test_no_room_for_new_weights(arena: Arena, disks: tuple[Disks, Path]) -> None:
+    """The aggregation is tried again, and the log says why."""
+    spec = specs.spec("scaffold", num_rounds=2)
+    run_id = arena.begin(spec)
+    until_open(arena, Round(run_id, 1))
+    with ExitStack() as stack:
+        with aggregator_waits(arena, Round(run_id, 1)):
+            stack.enter_context(disks[0].store_full(arena))
+        stalled = "SELECT 1 FROM events WHERE run_id = %s AND kind = 'run.stalled'"
+        arena.until(lambda: arena.query(stalled, run_id), "an aggregation without room")
+    audit.completed(arena, run_id, spec)
+
+
+def test_no_room_for_a_workers_state(arena: Arena, disks: tuple[Disks, Path], rng: random.Random) -> None:
+    """The worker waits for room and gives nothing back, where it is the disk and not a limit of its own."""
+    spec = specs.spec(rng.choice(["fedbyol", "scaffold"]), num_rounds=2)
+    run_id = arena.begin(spec)
+    for number in range(1, spec.num_rounds + 1):
+        until_open(arena, Round(run_id, number))
+        with disks[0].worker_full(arena):
+            arena.until(lambda: _says(arena, WORKER, "the disk is full", "File too large"), "a worker without room")
+    audit.completed(arena, run_id, spec)
+
+
+def _says(arena: Arena, name: str, *words: str) -> bool:
+    """Whether it has written one of them into its log since the last time it was asked and had."""
+    log = arena.folder / f"{name}.log"
+    text = log.read_text(encoding="utf-8", errors="replace")
+    found = any(word in text for word in words)
+    if found:
+        log.write_bytes(b"")
+    return found

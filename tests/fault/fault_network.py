@@ -1,0 +1,49 @@
+"""A network that drops, delays, duplicates and truncates: requests of every kind, drawn at random."""
+
+import math
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from fault import audit, specs
+from fault.arena import Arena
+from fault.proxy import ACTIONS, Action, Request
+
+SHARE = 0.5
+_CHANCE = 0.4  # of a request to be hit
+
+
+@contextmanager
+def bad_network(arena: Arena, rng: random.Random, num_faults: int) -> Iterator[list[Action]]:
+    """So many requests go wrong; yields what is still to come."""
+    coming: list[Action] = [rng.choice(ACTIONS) for _ in range(num_faults)]
+
+    def choose(request: Request) -> Action | None:
+        if rng.random() < _CHANCE and coming:
+            return coming.pop()
+        return None
+
+    arena.proxy.choose = choose
+    try:
+        yield coming
+    finally:
+        arena.proxy.choose = lambda request: None
+
+
+@pytest.mark.parametrize("method", specs.METHODS)
+def test_requests_at_random(method: str, arena: Arena, rng: random.Random, num_faults: int) -> None:
+    spec = specs.spec(method, num_rounds=3)
+    with bad_network(arena, rng, math.ceil(num_faults * SHARE / len(specs.METHODS))) as coming:
+        while coming:
+            audit.completed(arena, arena.begin(spec), spec)
+
+
+@pytest.mark.parametrize("path", ["^GET /v1/artifacts/", "^PUT /v1/artifacts/", "^POST /v1/work/(submit|claim)"])
+def test_one_kind_of_request(path: str, arena: Arena, rng: random.Random) -> None:
+    """Everything that can happen to it, one after the other: what is sent again meets the next."""
+    spec = specs.spec(rng.choice(specs.METHODS), num_rounds=4, seed=rng.randrange(10**6))  # no broadcast is known yet
+    rules = [arena.proxy.once(path, action, times=2) for action in rng.sample(ACTIONS, k=len(ACTIONS))]
+    audit.completed(arena, arena.begin(spec), spec)
+    assert [rule.action for rule in rules if rule.times > 0] == []

@@ -1,0 +1,32 @@
+"""A kill at every named point of a round, with each of those that could die there."""
+
+import random
+
+import pytest
+
+from fault import audit, specs
+from fault.arena import Arena
+from fault.points import AGGREGATING, DISTILLING, POINTS, Point, Round, until_open
+
+_CASES = [
+    pytest.param(point, victim, id=f"{point.__name__}-{victim}") for point, victims in POINTS for victim in victims
+]
+
+
+def _methods(point: Point) -> tuple[str, ...]:
+    """Those whose rounds come by this point."""
+    if point in DISTILLING:
+        return ("flesd",)
+    return tuple(name for name in specs.METHODS if name != "flesd" or point not in AGGREGATING)
+
+
+@pytest.mark.parametrize(("point", "victim"), _CASES)
+def test_killed_at(point: Point, victim: str, arena: Arena, rng: random.Random) -> None:
+    """In both rounds of a run, one after the other."""
+    spec = specs.spec(rng.choice(_methods(point)), num_rounds=2)
+    run_id = arena.begin(spec)
+    for number in range(1, spec.num_rounds + 1):
+        at = Round(run_id, number)
+        until_open(arena, at)
+        point(arena, at, victim)
+    audit.completed(arena, run_id, spec)

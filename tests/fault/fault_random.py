@@ -1,0 +1,61 @@
+"""Any process, at any moment: killed and started again a little later, or stopped for a while."""
+
+import functools
+import math
+import random
+import time
+from uuid import UUID
+
+import pytest
+
+from fault import audit, specs
+from fault.arena import Arena
+
+SHARE = 0.2
+"""Of all faults: a process takes seconds to start again."""
+
+
+@pytest.mark.parametrize("method", specs.METHODS)
+def test_at_random(method: str, arena: Arena, rng: random.Random, num_faults: int) -> None:
+    left = math.ceil(num_faults * SHARE / len(specs.METHODS))
+    spec = specs.spec(method, num_rounds=3)
+    while left > 0:
+        run_id = arena.begin(spec)
+        while left > 0 and not _is_finished(arena, run_id):
+            time.sleep(rng.uniform(0.1, 1.0))
+            _disturb(arena, rng)
+            left -= 1
+        audit.completed(arena, run_id, spec)
+
+
+def _disturb(arena: Arena, rng: random.Random) -> None:
+    name = rng.choice(arena.names)
+    if rng.random() < 0.6:
+        arena.crash_and_revive(name, away_seconds=rng.uniform(0.0, 1.0))
+    else:
+        with arena.stopped(name):
+            time.sleep(rng.uniform(0.2, 2.0))
+
+
+def _is_finished(arena: Arena, run_id: UUID) -> bool:
+    return bool(arena.query("SELECT 1 FROM runs WHERE id = %s AND state = 'finished'", run_id))
+
+
+def test_a_worker_that_sleeps_longer_than_its_lease(arena: Arena, rng: random.Random) -> None:
+    """Its work is offered again, and it is the one that does it, with the bits of the first time."""
+    method = rng.choice(specs.METHODS)
+    cohort = {**specs.COHORT, "lease_seconds": 2}
+    spec = specs.spec(method, num_rounds=2, cohort=cohort)
+    run_id = arena.begin(spec)
+    for number in range(1, spec.num_rounds + 1):
+        arena.until(functools.partial(_has_leased, arena, run_id, number), "a lease")
+        with arena.stopped("client-0", "beyond its lease"), arena.stopped("client-1", "beyond its lease"):
+            time.sleep(3.5)
+    audit.completed(arena, run_id, spec)
+    kinds = [event.kind for event in arena.client.event_log(run_id)]
+    assert "assignment.expired" in kinds
+
+
+def _has_leased(arena: Arena, run_id: UUID, number: int) -> bool:
+    statement = "SELECT 1 FROM assignments WHERE run_id = %s AND round_number = %s AND state = 'leased'"
+    return bool(arena.query(statement, run_id, number))

@@ -1,0 +1,50 @@
+"""Postgres and Redis: away for a while, refusing, forgetting everything."""
+
+import random
+
+from fault import audit, specs
+from fault.arena import POSTGRES, VALKEY, Arena
+from fault.points import Round, until_open, without_nudges
+
+MINUTE = 60.0
+
+
+def test_postgres_refuses_connections_for_a_minute(arena: Arena, rng: random.Random) -> None:
+    spec = specs.spec(rng.choice(specs.METHODS), num_rounds=2)
+    run_id = arena.begin(spec)
+    until_open(arena, Round(run_id, 1))
+    with arena.refusing_connections(MINUTE):
+        pass
+    audit.completed(arena, run_id, spec)
+
+
+def test_postgres_is_switched_off(arena: Arena, rng: random.Random) -> None:
+    """In both rounds, for longer than a lease lasts in the second."""
+    spec = specs.spec(rng.choice(specs.METHODS), num_rounds=2)
+    run_id = arena.begin(spec)
+    for number, seconds in ((1, 3.0), (2, 12.0)):
+        until_open(arena, Round(run_id, number))
+        with arena.switched_off(POSTGRES, seconds):
+            pass
+    audit.completed(arena, run_id, spec)
+
+
+def test_redis_forgets_all_messages(arena: Arena, rng: random.Random) -> None:
+    """While they wait for an aggregator that does not look: the sweep finds what they were about."""
+    spec = specs.spec(rng.choice(specs.METHODS), num_rounds=2)
+    run_id = arena.begin(spec)
+    for number in range(1, spec.num_rounds + 1):
+        at = Round(run_id, number)
+        until_open(arena, at)
+        without_nudges(arena, at)
+    audit.completed(arena, run_id, spec)
+
+
+def test_redis_is_away_for_a_whole_run(arena: Arena, rng: random.Random) -> None:
+    """Nothing is aggregated meanwhile, and nothing is lost: it goes on when Redis is back."""
+    spec = specs.spec(rng.choice(specs.METHODS), num_rounds=2)
+    run_id = arena.begin(spec)
+    until_open(arena, Round(run_id, 1))
+    with arena.switched_off(VALKEY, 8.0):
+        pass
+    audit.completed(arena, run_id, spec)

@@ -1,0 +1,94 @@
+"""Locks that the tests hold in Postgres, so that a process waits exactly between two of its steps."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from uuid import UUID
+
+import psycopg
+
+from fault.arena import Arena
+
+_EVENTS = "hashtextextended('events/' || %s, 0)"
+
+
+class CommitGate:
+    """Whoever is about to commit an event of this run waits: everything is written, nothing is committed.
+
+    It is the lock that keeps a run's events in order, which a transaction takes last.
+    """
+
+    def __init__(self, arena: Arena, run_id: UUID) -> None:
+        self._arena = arena
+        self._run_id = str(run_id)
+        self._holder = self._connect()
+        self._lock(self._holder)
+
+    def close(self) -> None:
+        self._holder.close()
+
+    def wait(self, what: str) -> None:
+        """Until somebody waits at the gate."""
+        _until_blocked(self._arena, what)
+
+    def let_one_pass(self) -> None:
+        """The one that waits commits, and nobody after it."""
+        successor = self._connect()
+        queued = threading.Thread(target=self._lock, args=(successor,))
+        queued.start()
+        _until_blocked(self._arena, "the gate's successor in its queue", successor.info.backend_pid)
+        self._holder.close()
+        queued.join()
+        self._holder = successor
+
+    def _connect(self) -> psycopg.Connection:
+        return psycopg.connect(self._arena.postgres.url.replace("+psycopg", "", 1), autocommit=True)
+
+    def _lock(self, connection: psycopg.Connection) -> None:
+        connection.execute(f"SELECT pg_advisory_lock({_EVENTS})", (self._run_id,))
+
+
+@contextmanager
+def commits_held(arena: Arena, run_id: UUID) -> Iterator[CommitGate]:
+    """A closed gate for the length of the block."""
+    gate = CommitGate(arena, run_id)
+    try:
+        yield gate
+    finally:
+        gate.close()
+
+
+@contextmanager
+def artifacts_held(arena: Arena) -> Iterator[Callable[[str], None]]:
+    """Nobody can note an artifact that the store has; yields what waits until somebody tries."""
+    with _locked(arena, "LOCK TABLE artifacts IN SHARE MODE"):
+        yield lambda what: _until_blocked(arena, what)
+
+
+@contextmanager
+def jobs_held(arena: Arena) -> Iterator[Callable[[str], None]]:
+    """Nobody can write how far a distillation is; yields what waits until somebody tries."""
+    with _locked(arena, "SELECT 1 FROM distillation_jobs WHERE state = 'running' FOR UPDATE"):
+        yield lambda what: _until_blocked(arena, what)
+
+
+@contextmanager
+def _locked(arena: Arena, statement: str) -> Iterator[None]:
+    connection = psycopg.connect(arena.postgres.url.replace("+psycopg", "", 1))
+    try:
+        connection.execute(statement)  # type: ignore[arg-type]
+        yield
+    finally:
+        connection.close()
+
+
+def _until_blocked(arena: Arena, what: str, pid: int | None = None) -> None:
+    arena.until(
+        lambda: arena.query(
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' "
+            "AND pid = coalesce(%s, pid)",
+            pid,
+        ),
+        what,
+        30,
+    )

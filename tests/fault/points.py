@@ -1,0 +1,206 @@
+"""The named points of a round, and how a fault is brought about exactly there: without a hook in the product."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from uuid import UUID
+
+from fault.arena import POSTGRES, VALKEY, Arena
+from fault.gates import artifacts_held, commits_held, jobs_held
+from fault.proxy import Held
+
+UPLOAD = "^PUT /v1/artifacts/"
+SUBMIT = "^POST /v1/work/submit"
+SENDER = "sender"  # of the request in question: one of the workers
+_SPIN_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A run's round, in which something is to happen."""
+
+    run_id: UUID
+    number: int
+
+
+Point = Callable[[Arena, Round, str], None]
+
+
+def mid_upload(arena: Arena, at: Round, victim: str) -> None:
+    """Half of the update's bytes have been sent on."""
+    with arena.proxy.holding(UPLOAD, "hold-body") as held:
+        _crash_holder(arena, held, victim, "mid-upload")
+
+
+def stored_without_row(arena: Arena, at: Round, victim: str) -> None:
+    """The store has the update, no row says so."""
+    with artifacts_held(arena) as until_blocked:
+        until_blocked("an upload's row")
+        arena.crash(victim, "between storing an update and its row")
+    arena.revive(victim)
+
+
+def before_submission(arena: Arena, at: Round, victim: str) -> None:
+    """The update is uploaded and not yet handed in."""
+    with arena.proxy.holding(SUBMIT) as held:
+        _crash_holder(arena, held, victim, "between upload and commit")
+
+
+def before_acceptance(arena: Arena, at: Round, victim: str) -> None:
+    """The submission is written and not yet committed."""
+    with arena.proxy.holding(SUBMIT) as held:
+        held.wait_until_there()
+        with commits_held(arena, at.run_id) as gate:
+            held.release()
+            gate.wait("a submission's commit")
+            victim = _named(arena, held, victim)
+            arena.crash(victim, "at the submission's commit")
+    arena.revive(victim)
+
+
+def before_nudge(arena: Arena, at: Round, victim: str) -> None:
+    """The submission is committed; Redis does not answer, so neither nudge nor answer has been sent."""
+    with arena.proxy.holding(SUBMIT) as held:
+        held.wait_until_there()
+        with arena.stopped(VALKEY, "between commit and nudge"):
+            before = num_accepted(arena, at)
+            held.release()
+            arena.until(lambda: num_accepted(arena, at) > before, "the submission's commit")
+            arena.crash(victim, "between commit and nudge")
+    arena.revive(victim)
+
+
+def before_the_worker_knows(arena: Arena, at: Round, victim: str) -> None:
+    """The update is accepted, the answer lost: the state beside it is the client's, and the worker cannot know."""
+    held = arena.proxy.once(SUBMIT, "hold-answer").held
+    held.wait_until_there()
+    _crash_holder(arena, held, victim, "between acceptance and its answer")
+
+
+def before_aggregating(arena: Arena, at: Round, victim: str) -> None:
+    """All updates are there; that the round aggregates is not committed."""
+    _crash_at_gate(arena, at, victim, 0, "before the round aggregates")
+
+
+def mid_aggregation(arena: Arena, at: Round, victim: str) -> None:
+    """The sums are computed and in the store; no row says so."""
+    with ExitStack() as stack:
+        with aggregator_waits(arena, at):
+            until_blocked = stack.enter_context(artifacts_held(arena))
+        until_blocked("the rows of the new weights")
+        arena.crash(victim, "mid-aggregation")
+    arena.revive(victim)
+
+
+def before_closing(arena: Arena, at: Round, victim: str) -> None:
+    """The next broadcast is published within the transaction that closes the round, which is not committed."""
+    _crash_at_gate(arena, at, victim, 1, "between publishing and closing")
+
+
+def mid_distillation(arena: Arena, at: Round, victim: str) -> None:
+    """Some epochs are done, and a checkpoint is written."""
+    epochs = "SELECT 1 FROM distillation_jobs WHERE run_id = %s AND round_number = %s AND checkpoint IS NOT NULL"
+    arena.until(lambda: arena.query(epochs, at.run_id, at.number), "a checkpoint", 90)
+    with jobs_held(arena) as until_blocked:
+        until_blocked("the next checkpoint's row")
+        arena.crash(victim, "mid-distillation")
+    arena.revive(victim)
+
+
+def before_the_student(arena: Arena, at: Round, victim: str) -> None:
+    """The student is in the store; the transaction that publishes it is not committed."""
+    running = "SELECT 1 FROM distillation_jobs WHERE run_id = %s AND round_number = %s AND state = 'running'"
+    arena.until(lambda: arena.query(running, at.run_id, at.number), "a distillation", 90)
+    with commits_held(arena, at.run_id) as gate:
+        gate.wait("the student's commit")
+        arena.crash(victim, "between distilling and closing")
+    arena.revive(victim)
+
+
+def mid_promotion(arena: Arena, at: Round, victim: str) -> None:
+    """The worker is writing update and next state: the folder is there and has not got its name yet.
+
+    It takes milliseconds. A kill that comes too late is counted as one after the promotion.
+    """
+    run = arena.state(victim) / "runs" / str(at.run_id)
+    end = time.monotonic() + _SPIN_SECONDS
+    while not any(run.glob("incoming-*")):
+        assert time.monotonic() < end, f"{victim} wrote no state\n{arena.logs()}"
+    arena.kill(victim)
+    when = "mid-promotion" if any(run.glob("incoming-*")) else "just after the promotion"
+    arena.injected.note("SIGKILL", victim, f"{when} of client state")
+    arena.revive(victim)
+
+
+def without_nudges(arena: Arena, at: Round) -> None:
+    """Redis forgets every message of the round while nobody listens: only the sweep can move the run on."""
+    with aggregator_waits(arena, at), arena.stopped("distiller", "before a distillation"):
+        arena.forget_messages("with the round's nudges in it")
+
+
+POINTS: tuple[tuple[Point, tuple[str, ...]], ...] = (
+    (mid_upload, (SENDER, "api")),
+    (stored_without_row, ("api", POSTGRES)),
+    (before_submission, (SENDER, "api", POSTGRES, VALKEY)),
+    (before_acceptance, ("api", POSTGRES, SENDER)),
+    (before_nudge, ("api", VALKEY)),
+    (before_the_worker_knows, (SENDER,)),
+    (before_aggregating, ("aggregator", POSTGRES)),
+    (mid_aggregation, ("aggregator", POSTGRES)),
+    (before_closing, ("aggregator", POSTGRES)),
+    (mid_distillation, ("distiller", POSTGRES)),
+    (before_the_student, ("distiller", POSTGRES)),
+    (mid_promotion, (SENDER, "client-1")),
+)
+"""Each point, with those that are killed there."""
+
+AGGREGATING = (before_aggregating, mid_aggregation, before_closing)
+"""Points of a round whose aggregator aggregates, and does not leave it to a distillation."""
+
+DISTILLING = (mid_distillation, before_the_student)
+
+
+def _crash_holder(arena: Arena, held: Held, victim: str, point: str) -> None:
+    """Crash somebody while a request is held, and let it go on: to whoever is left."""
+    held.wait_until_there()
+    victim = _named(arena, held, victim)
+    arena.crash(victim, point)
+    held.release()
+    arena.revive(victim)
+
+
+def _named(arena: Arena, held: Held, victim: str) -> str:
+    return arena.owner(held.token) if victim == SENDER else victim
+
+
+@contextmanager
+def aggregator_waits(arena: Arena, at: Round) -> Iterator[None]:
+    """All updates are in and the aggregator has not seen it: it goes on after the block, into what waits for it."""
+    with arena.stopped("aggregator", "before an aggregation"):
+        arena.until(lambda: num_accepted(arena, at) == len(arena.clients), "all updates")
+        yield
+
+
+def _crash_at_gate(arena: Arena, at: Round, victim: str, num_commits: int, point: str) -> None:
+    with ExitStack() as stack:
+        with aggregator_waits(arena, at):
+            gate = stack.enter_context(commits_held(arena, at.run_id))
+        for _ in range(num_commits):
+            gate.wait("an earlier commit")
+            gate.let_one_pass()
+        gate.wait("the commit")
+        arena.crash(victim, point)
+    arena.revive(victim)
+
+
+def until_open(arena: Arena, at: Round) -> None:
+    """Until the round is there."""
+    statement = "SELECT 1 FROM rounds WHERE run_id = %s AND number = %s"
+    arena.until(lambda: arena.query(statement, at.run_id, at.number), f"round {at.number}")
+
+
+def num_accepted(arena: Arena, at: Round) -> int:
+    statement = "SELECT count(*)::int FROM assignments WHERE run_id = %s AND round_number = %s AND state = 'accepted'"
+    [(number,)] = arena.query(statement, at.run_id, at.number)
+    return int(number)

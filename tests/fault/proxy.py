@@ -1,0 +1,268 @@
+"""A network between the workers and the coordinator that can be told to fail: one request at a time, by its path."""
+
+import re
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Literal, Self
+
+from fault.injected import Injected
+
+Action = Literal[
+    "drop", "lose-answer", "delay", "duplicate", "truncate", "truncate-answer", "hold", "hold-body", "hold-answer"
+]
+ACTIONS: tuple[Action, ...] = ("drop", "lose-answer", "delay", "duplicate", "truncate", "truncate-answer")
+"""Those that need nobody to end them."""
+
+KINDS: dict[Action, str] = {
+    "drop": "network: request dropped",
+    "lose-answer": "network: answer lost",
+    "delay": "network: delayed",
+    "duplicate": "network: duplicated",
+    "truncate": "network: request truncated",
+    "truncate-answer": "network: answer truncated",
+}
+
+_CHUNK = 1 << 16
+_HEAD_BYTES = 1 << 16
+_SECONDS = 90.0  # longest silence on a connection: a claim waits for 25
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The head of a request. `start`: method and path, as in `PUT /v1/artifacts/ab12?assignment=...`."""
+
+    start: str
+    head: bytes
+    length: int
+    token: str
+
+
+@dataclass(slots=True)
+class Held:
+    """A request that waits, before it is passed on, after half of its body, or before its answer is."""
+
+    token: str = ""
+    _is_there: threading.Event = field(default_factory=threading.Event)
+    _go_on: threading.Event = field(default_factory=threading.Event)
+
+    def wait_until_there(self) -> None:
+        assert self._is_there.wait(60), "no such request came"
+
+    def release(self) -> None:
+        self._go_on.set()
+
+    def wait(self, token: str) -> None:
+        """For the proxy: until `release`."""
+        self.token = token
+        self._is_there.set()
+        self._go_on.wait(_SECONDS)
+
+
+@dataclass(slots=True)
+class Rule:
+    """What is done to the next `times` requests whose start matches."""
+
+    pattern: str
+    action: Action
+    times: int = 1
+    seconds: float = 0.3
+    held: Held = field(default_factory=Held)
+
+
+class _Broken(Exception):
+    """The exchange ends here: both connections are closed."""
+
+
+class Proxy:
+    """Listens on a port of its own and passes every request on to one of the upstream ports, in turn.
+
+    One request a connection. `choose` sees every request that no rule is for, and may name an action for it.
+    """
+
+    def __init__(self, ports: Sequence[int], injected: Injected) -> None:
+        self.ports = list(ports)
+        self.choose: Callable[[Request], Action | None] = lambda request: None
+        self.served: dict[int, int] = {}
+        self._injected = injected
+        self._rules: list[Rule] = []
+        self._lock = threading.Lock()
+        self._turn = 0
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self._thread = threading.Thread(target=self._accept, name="proxy", daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for rule in self._rules:
+            rule.held.release()
+
+    @contextmanager
+    def holding(self, pattern: str, action: Action = "hold") -> Iterator[Held]:
+        """Hold the next request that matches; it goes on at the block's end, if anybody still waits for it."""
+        rule = self.once(pattern, action)
+        try:
+            yield rule.held
+        finally:
+            rule.held.release()
+            with self._lock:
+                if rule in self._rules:
+                    self._rules.remove(rule)
+
+    def once(self, pattern: str, action: Action, times: int = 1) -> Rule:
+        """Do this to the next requests that match."""
+        rule = Rule(pattern, action, times)
+        with self._lock:
+            self._rules.append(rule)
+        return rule
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, suppress(OSError, _Broken):
+            client.settimeout(_SECONDS)
+            request, body = _read_head(client)
+            rule = self._rule_for(request)
+            self._exchange(client, request, body, rule)
+
+    def _rule_for(self, request: Request) -> Rule | None:
+        with self._lock:
+            for rule in self._rules:
+                if re.search(rule.pattern, request.start):
+                    rule.times -= 1
+                    if rule.times <= 0:
+                        self._rules.remove(rule)
+                    return rule
+        action = self.choose(request)
+        return None if action is None else Rule("", action)
+
+    def _exchange(self, client: socket.socket, request: Request, body: bytes, rule: Rule | None) -> None:
+        action = None if rule is None else rule.action
+        if action in KINDS:
+            self._injected.note(KINDS[action], _route(request.start), "a request")
+        if action == "drop":
+            raise _Broken
+        if action == "delay" and rule is not None:
+            time.sleep(rule.seconds)
+        if action == "hold" and rule is not None:
+            rule.held.wait(request.token)
+        if rule is not None and action in ("duplicate", "lose-answer", "truncate-answer", "hold-answer"):
+            self._whole(client, request, body, rule)
+            return
+        with self._upstream() as server:
+            server.sendall(request.head)
+            half = request.length // 2
+            stop = half if action in ("truncate", "hold-body") else request.length
+            body = _pass_body(client, server, body, stop)
+            if action == "truncate":
+                raise _Broken
+            if action == "hold-body" and rule is not None:
+                rule.held.wait(request.token)
+            _pass_body(client, server, body, request.length - stop)
+            _pump(server, client)
+
+    def _whole(self, client: socket.socket, request: Request, body: bytes, rule: Rule) -> None:
+        """Send the whole request, twice at once where it is duplicated; pass on all, half or nothing of the answer."""
+        while len(body) < request.length:
+            body += _receive(client)
+        answers = []
+        with ExitStack() as stack:
+            servers = [stack.enter_context(self._upstream()) for _ in range(2 if rule.action == "duplicate" else 1)]
+            for server in servers:
+                server.sendall(request.head + body)
+            for server in servers:
+                answers.append(_read_all(server))
+        if rule.action == "hold-answer":
+            rule.held.wait(request.token)
+        if rule.action in ("duplicate", "hold-answer"):
+            client.sendall(answers[-1])
+        elif rule.action == "truncate-answer":
+            client.sendall(answers[0][: max(1, len(answers[0]) // 2)])
+
+    def _upstream(self) -> socket.socket:
+        """A connection to the next coordinator that answers."""
+        with self._lock:
+            self._turn += 1
+            ports = self.ports[self._turn % len(self.ports) :] + self.ports[: self._turn % len(self.ports)]
+        for port in ports:
+            with suppress(ConnectionError):
+                server = socket.create_connection(("127.0.0.1", port), timeout=_SECONDS)
+                self.served[port] = self.served.get(port, 0) + 1
+                return server
+        raise _Broken
+
+
+def _read_head(client: socket.socket) -> tuple[Request, bytes]:
+    data = b""
+    while b"\r\n\r\n" not in data:
+        if len(data) > _HEAD_BYTES:
+            raise _Broken
+        data += _receive(client)
+    head, _, body = data.partition(b"\r\n\r\n")
+    lines = head.split(b"\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines[1:])}
+    length = int(headers.get(b"content-length", b"0"))
+    token = headers.get(b"authorization", b"").removeprefix(b"Bearer ").decode("latin-1")
+    kept = [line for line in lines if not line.lower().startswith((b"connection:", b"keep-alive:"))]
+    start = lines[0].rpartition(b" ")[0].decode("latin-1")
+    return Request(start, b"\r\n".join([*kept, b"Connection: close", b"", b""]), length, token), body
+
+
+def _receive(connection: socket.socket) -> bytes:
+    data = connection.recv(_CHUNK)
+    if not data:
+        raise _Broken
+    return data
+
+
+def _pass_body(client: socket.socket, server: socket.socket, body: bytes, num_bytes: int) -> bytes:
+    """Send so many bytes of the body on; what was read beyond them is returned."""
+    while len(body) < num_bytes:
+        server.sendall(body)
+        num_bytes -= len(body)
+        body = _receive(client)
+    server.sendall(body[:num_bytes])
+    return body[num_bytes:]
+
+
+def _pump(server: socket.socket, client: socket.socket) -> None:
+    """Pass the answer on until either side closes: a worker that is killed takes its long poll with it."""
+    while True:
+        readable, _, _ = select.select([server, client], [], [], _SECONDS)
+        if client in readable or not readable:
+            raise _Broken  # it sends nothing more but its end
+        data = server.recv(_CHUNK)
+        if not data:
+            return
+        client.sendall(data)
+
+
+def _read_all(server: socket.socket) -> bytes:
+    parts = []
+    while data := server.recv(_CHUNK):
+        parts.append(data)
+    return b"".join(parts)
+
+
+def _route(start: str) -> str:
+    """`PUT /v1/artifacts/...`, whatever the digest."""
+    return re.sub(r"(/artifacts)/.*", r"\1/...", start)

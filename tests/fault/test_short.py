@@ -1,0 +1,25 @@
+"""The suite's short form: one federation, one run, the nastiest points of a round, in seconds."""
+
+import random
+
+from fault import audit, specs
+from fault.arena import Arena
+from fault.fault_network import bad_network
+from fault.points import SENDER, Round, before_closing, before_nudge, mid_upload, until_open
+
+
+def test_the_nastiest_points(arena: Arena, rng: random.Random) -> None:
+    """BYOL, whose target network never leaves the client: a state lost or promoted twice would change the weights."""
+    spec = specs.spec("fedbyol", num_rounds=3)
+    run_id = arena.begin(spec)
+    first, second, third = (Round(run_id, number) for number in (1, 2, 3))
+    with bad_network(arena, rng, 6):
+        until_open(arena, first)
+        before_nudge(arena, first, "api")
+        until_open(arena, second)
+        before_closing(arena, second, "aggregator")
+    until_open(arena, third)
+    mid_upload(arena, third, SENDER)
+    with arena.refusing_connections(1.0):
+        arena.crash_and_revive("beat")
+    audit.completed(arena, run_id, spec)

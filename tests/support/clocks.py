@@ -1,0 +1,39 @@
+"""Clocks that can be made to jump, each process with one of its own: libfaketime, loaded before everything else."""
+
+import shutil
+from pathlib import Path
+
+import libfaketime
+
+_LIBRARY = Path(libfaketime.__file__).parent / "vendor/libfaketime/src/libfaketime.so.1"
+
+
+class Clocks:
+    """The wall clocks of the processes that run with `environment(name)`. What counts seconds is left alone."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        folder.chmod(0o755)
+        self._folder = folder
+        self._library = folder / "libfaketime.so.1"  # where Postgres's own user finds it too
+        shutil.copyfile(_LIBRARY, self._library)
+
+    def environment(self, name: str) -> dict[str, str]:
+        if not self._file(name).exists():
+            self.jump(name, "+0")
+        return {
+            "LD_PRELOAD": str(self._library),
+            "FAKETIME_TIMESTAMP_FILE": str(self._file(name)),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "DONT_FAKE_MONOTONIC": "1",
+        }
+
+    def jump(self, name: str, offset: str) -> None:
+        """From now on this clock is so far from the true time, as in `+1d` or `-3h`."""
+        part = self._file(name).with_suffix(".part")
+        part.write_text(offset + "\n", encoding="ascii")
+        part.replace(self._file(name))
+
+    def _file(self, name: str) -> Path:
+        return self._folder / f"{name}.offset"
