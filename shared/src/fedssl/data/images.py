@@ -21,6 +21,7 @@ class ImageData:
 
     Attributes:
         images: uint8 array (N, C, H, W), values 0..255; it may be memory-mapped and is never written to.
+            Its strides are those of C order.
         labels: int64 array (N,) of class numbers, or None for unlabelled images.
         class_names: the classes by number; empty where the format has no names.
 
@@ -37,6 +38,9 @@ class ImageData:
                 f"images must be a uint8 array (N, C, H, W) with 1 or 3 channels; "
                 f"got {self.images.dtype} of shape {self.images.shape}"
             )
+        # One layout in memory, however they were read. With one channel an array can be contiguous and still have
+        # other strides, by which torch chooses its kernels: equal images would give different bits.
+        object.__setattr__(self, "images", self.images.reshape(-1).reshape(self.images.shape))
         if self.labels is None:
             return
         if self.labels.dtype != np.int64 or self.labels.shape != (len(self.images),):

@@ -1,0 +1,36 @@
+"""Equal images are equal to torch too, whatever made the array."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fedssl.data import ImageData
+
+Array = NDArray[np.uint8]
+LAYOUTS: dict[str, Callable[[Array], Array]] = {
+    "as it is": lambda images: images,
+    "grey with a new axis": lambda images: np.ascontiguousarray(images[:, 0])[:, None],
+    "channels last": lambda images: np.ascontiguousarray(images.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2),
+    "every second of many": lambda images: np.repeat(images, 2, axis=0)[::2],
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_one_layout_in_memory(name: str) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (6, 1, 12, 12), np.uint8)
+    convolution = nn.Conv2d(1, 8, 3, stride=2, padding=1).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    expected = convolution(torch.from_numpy(images).float())
+    data = ImageData(LAYOUTS[name](images))
+    for found in (data, data.subset(np.arange(6))):
+        assert found.images.strides == (144, 144, 12, 1)
+        h = convolution(torch.from_numpy(found.images).float())
+        assert (h.stride(), torch.equal(h, expected)) == (expected.stride(), True)
+
+
+def test_what_is_in_order_is_not_copied() -> None:
+    images = np.zeros((6, 3, 12, 12), np.uint8)
+    assert np.shares_memory(ImageData(images).images, images)
