@@ -2,8 +2,8 @@
 
 from fastapi import APIRouter
 
-from fedssl_coordinator.dashboard import runs_pages, signing
+from fedssl_coordinator.dashboard import run_pages, runs_pages, signing
 
 router = APIRouter(include_in_schema=False)
-for pages in (signing, runs_pages):
+for pages in (signing, runs_pages, run_pages):
     router.include_router(pages.router)
