@@ -10,7 +10,6 @@ from sqlalchemy.orm import Session
 from fedssl.protocol.states import RoundState, RunState
 from fedssl_coordinator.dashboard import overview_queries as queries
 from fedssl_coordinator.dashboard.drawing import ribbon, spark
-from fedssl_coordinator.dashboard.overview_queries import GROUPS
 from fedssl_coordinator.dashboard.standing import Last, Standing, last_verdict, standing
 from fedssl_coordinator.models import Run
 from fedssl_coordinator.paging import encode_cursor
@@ -56,7 +55,9 @@ def overview(
     found = queries.page(session, limit + 1, before, group, text)
     shown = found[:limit]
     last = shown[-1] if len(found) > limit else None
-    return Overview(rows(session, shown), None if last is None else encode_cursor(last.created_at.isoformat(), str(last.id)))
+    return Overview(
+        rows(session, shown), None if last is None else encode_cursor(last.created_at.isoformat(), str(last.id))
+    )
 
 
 def rows(session: Session, runs: Sequence[Run]) -> list[Row]:
@@ -110,5 +111,3 @@ def totals(session: Session) -> tuple[queries.Facts, dict[str, int], int]:
 
     counts = queries.group_counts(session)
     return queries.facts(session), counts, runs.counts_by_state(session).get(RunState.PAUSED, 0)
-
-

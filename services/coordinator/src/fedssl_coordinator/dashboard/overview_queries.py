@@ -111,8 +111,8 @@ def missing(session: Session, round_ids: Sequence[UUID], limit: int = 500) -> di
         .limit(limit)
     )
     found: defaultdict[UUID, list[Missing]] = defaultdict(list)
-    for round_id, *values in session.execute(statement):
-        found[round_id].append(Missing(*values))
+    for row in session.execute(statement):
+        found[row[0]].append(Missing._make(row[1:]))
     return found
 
 
@@ -126,7 +126,7 @@ def scores(session: Session, run_ids: Sequence[UUID]) -> dict[UUID, list[Score]]
     )
     found: defaultdict[UUID, list[Score]] = defaultdict(list)
     for run_id, number, results in session.execute(statement):
-        found[run_id].append(Score(number, results))
+        found[run_id].append(Score(number, results or {}))
     return {run_id: thinned(rows, _CURVE) for run_id, rows in found.items()}
 
 

@@ -1,6 +1,7 @@
 """The numbers behind a run's charts, cut to what can be drawn: at most a thousand points a line, twelve lines."""
 
 import base64
+import math
 from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
@@ -13,6 +14,7 @@ from fedssl_coordinator.models import Round
 
 MOST_POINTS = 1_000
 _TIMELINE_ROUNDS = 4
+_MOST_ROWS, _MOST_COLUMNS = 500, 500
 _NO_VALUE = 255
 
 
@@ -60,24 +62,33 @@ def metric(session: Session, run_id: UUID, name: str, pinned: Sequence[str]) -> 
 
 def heat(session: Session, run_id: UUID, name: str) -> dict[str, Any]:
     """One number of every client in every round, as bytes: 0..254 from the least to the greatest, 255 for none."""
-    run, ids = run_view.get(session, run_id), run_queries.client_ids(session, run_id)
-    ids = ids[: run_view.SHOWN_CLIENTS] if len(ids) > 500 else ids
-    xs = numbers(min(run.rounds_closed + 1, run.num_rounds), 500)
+    run, ids = run_view.get(session, run_id), run_queries.client_ids(session, run_id)[:_MOST_ROWS]
+    xs = numbers(min(run.rounds_closed + 1, run.num_rounds), _MOST_COLUMNS)
     found = run_queries.of_clients(session, run_id, name, xs, ids) if ids else []
-    low, high = min((value for *_, value in found), default=0.0), max((value for *_, value in found), default=0.0)
-    span = (high - low) or 1.0
+    scale = _Scale([value for *_, value in found])
     column, row = {number: at for at, number in enumerate(xs)}, {client: at for at, client in enumerate(ids)}
-    cells, last = bytearray([_NO_VALUE]) * (len(xs) * len(ids)), dict.fromkeys(ids)
-    newest: dict[str, tuple[int, float]] = {}
+    cells, newest = bytearray([_NO_VALUE]) * (len(xs) * len(ids)), dict[str, tuple[int, float]]()
     for number, client, value in found:
-        cells[row[client] * len(xs) + column[number]] = round(254 * (value - low) / span)
-        if number >= newest.get(client, (0, 0.0))[0]:
-            newest[client] = (number, value)
-    last |= {client: value for client, (_, value) in newest.items()}  # type: ignore[dict-item]
-    return {
-        "rounds": xs, "clients": ids, "low": low, "high": high,
-        "cells": base64.b64encode(bytes(cells)).decode(), "last": [last[client] for client in ids],
-    }  # fmt: skip
+        cells[row[client] * len(xs) + column[number]] = scale.byte(value)
+        newest[client] = max(newest.get(client, (0, 0.0)), (number, value))
+    last = [newest[client][1] if client in newest else None for client in ids]
+    return {"rounds": xs, "clients": ids, "low": scale.low, "high": scale.high, "scale": scale.name,
+            "cells": base64.b64encode(bytes(cells)).decode(), "last": last}  # fmt: skip
+
+
+class _Scale:
+    """Numbers as bytes: by their logarithm where they are positive and span more than two orders of magnitude."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self.low, self.high = min(values, default=0.0), max(values, default=0.0)
+        self.name = "log" if self.low > 0 and self.high / self.low > 100 else "linear"
+
+    def byte(self, value: float) -> int:
+        if self.high == self.low:
+            return 0
+        if self.name == "log":
+            return round(254 * math.log(value / self.low) / math.log(self.high / self.low))
+        return round(254 * (value - self.low) / (self.high - self.low))
 
 
 def outcomes(session: Session, run_id: UUID) -> dict[str, Any]:
@@ -102,7 +113,9 @@ def timeline(session: Session, run_id: UUID, last: int | None, clients: Sequence
     rounds = run_queries.rounds_between(session, run_id, start, end)
     shown = list(clients)[: run_view.SHOWN_CLIENTS]
     parts = run_queries.parts(session, run_id, start, end, shown)
-    jobs = [job for job in run_queries.distillations(session, run_id, 2 * _TIMELINE_ROUNDS) if job.round_number >= start]
+    jobs = [
+        job for job in run_queries.distillations(session, run_id, 2 * _TIMELINE_ROUNDS) if job.round_number >= start
+    ]
     return {
         "rounds": [
             {"number": row.number, "state": row.verdict or row.state, "reason": row.reason,

@@ -1,6 +1,6 @@
 """`/runs/{run_id}`: one run, live, and the questions that stand before its buttons."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Literal
 from uuid import UUID
 
@@ -22,7 +22,7 @@ from fedssl_coordinator.runs import service
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 Verb = Literal["start", "pause", "resume", "stop"]
-Names = Annotated[list[str], Query(max_length=run_view.SHOWN_CLIENTS)]
+Names = Annotated[Sequence[str], Query(max_length=run_view.SHOWN_CLIENTS)]
 EventId = Annotated[int, Query(ge=0, lt=2**63)]
 Number = Annotated[int | None, Query(ge=1, le=100_000)]
 
@@ -32,7 +32,9 @@ def show_run(run_id: UUID, visitor: Viewing, session: DB) -> Response:
     """Is it fine, is it learning, who holds it up."""
     page = run_view.run_page(session, run_id)
     latest = page.current.number if page.current else 0
-    names = run_queries.metric_names(session, run_id, max(latest - 1, 1)) or run_queries.metric_names(session, run_id, 1)
+    names = run_queries.metric_names(session, run_id, max(latest - 1, 1)) or run_queries.metric_names(
+        session, run_id, 1
+    )
     return render("run.html", visitor, page=page, names=names, summary=run_view.summary(page.spec), tab="overview")
 
 
@@ -50,7 +52,7 @@ def show_curves(run_id: UUID, request: Request, visitor: Viewing, session: DB) -
 
 @router.get("/runs/{run_id}/metric.json")
 def show_metric(
-    run_id: UUID, request: Request, visitor: Viewing, session: DB, name: MetricName, pin: Names = []
+    run_id: UUID, request: Request, visitor: Viewing, session: DB, name: MetricName, pin: Names = ()
 ) -> Response:
     """One number of the clients by round."""
     return data(request, run_charts.metric(session, run_id, name, pin))
@@ -70,7 +72,7 @@ def show_outcomes(run_id: UUID, request: Request, visitor: Viewing, session: DB)
 
 @router.get("/runs/{run_id}/timeline.json")
 def show_timeline(
-    run_id: UUID, request: Request, visitor: Viewing, session: DB, client: Names = [], last: Number = None
+    run_id: UUID, request: Request, visitor: Viewing, session: DB, client: Names = (), last: Number = None
 ) -> Response:
     """Who did what when, in four rounds."""
     return data(request, run_charts.timeline(session, run_id, last, client))

@@ -12,9 +12,9 @@ from fedssl.protocol.states import AssignmentState
 from fedssl_coordinator.models import (
     Artifact,
     Assignment,
-    DimensionAssignment,
     DistillationJob,
     Evaluation,
+    EvaluationDataset,
     Event,
     Metric,
     Round,
@@ -86,9 +86,7 @@ def of_clients(
     return [(number, client, value) for number, client, value in session.execute(statement) if client is not None]
 
 
-def band(
-    session: Session, run_id: UUID, name: str, numbers: Sequence[int]
-) -> list[tuple[int, float, float, float]]:
+def band(session: Session, run_id: UUID, name: str, numbers: Sequence[int]) -> list[tuple[int, float, float, float]]:
     """For each round the median of one number over the clients, and its tenth and ninetieth percentile."""
     at = [func.percentile_cont(share).within_group(Metric.value) for share in (0.5, 0.1, 0.9)]
     statement = (
@@ -155,7 +153,7 @@ def parts(session: Session, run_id: UUID, first: int, last: int, clients: Sequen
     )
     if clients is not None:
         statement = statement.where(Assignment.client_id.in_(clients))
-    return [Part(*row) for row in session.execute(statement)]
+    return [Part._make(row) for row in session.execute(statement)]
 
 
 def rounds_between(session: Session, run_id: UUID, first: int, last: int) -> Sequence[Round]:
@@ -199,14 +197,10 @@ def bytes_by_round(session: Session, run_id: UUID) -> dict[int, int]:
     return {number: int(total) for number, total in session.execute(statement)}
 
 
-def owners(session: Session, run_id: UUID) -> list[tuple[int, str]]:
-    """Every owned dimension of the embedding and whose it is."""
-    statement = (
-        select(DimensionAssignment.dimension, DimensionAssignment.client_id)
-        .where(DimensionAssignment.run_id == run_id)
-        .order_by(DimensionAssignment.dimension)
-    )
-    return [(dimension, client) for dimension, client in session.execute(statement)]
+def closing_times(session: Session, run_id: UUID) -> dict[int, datetime]:
+    """When each closed round was closed."""
+    statement = select(Round.number, Round.closed_at).where(Round.run_id == run_id, Round.closed_at.is_not(None))
+    return {number: at for number, at in session.execute(statement) if at is not None}
 
 
 def distillations(session: Session, run_id: UUID, limit: int, offset: int = 0) -> Sequence[DistillationJob]:
@@ -227,14 +221,23 @@ def evaluations(session: Session, run_id: UUID, limit: int) -> Sequence[Evaluati
     return session.scalars(statement.limit(limit)).all()
 
 
-def newest_events(session: Session, run_id: UUID | None, limit: int, before: int | None = None) -> Sequence[Event]:
-    """Of one run or of everything, newest first."""
+def newest_events(
+    session: Session, run_id: UUID | None, limit: int, *, before: int | None = None, but: Sequence[str] = ()
+) -> Sequence[Event]:
+    """Of one run or of everything, newest first; without those of the kinds `but`."""
     statement = select(Event).order_by(Event.id.desc()).limit(limit)
     if run_id is not None:
         statement = statement.where(Event.run_id == run_id)
     if before is not None:
         statement = statement.where(Event.id < before)
+    if but:
+        statement = statement.where(Event.kind.not_in(but))
     return session.scalars(statement).all()
+
+
+def num_classes(session: Session, dataset: str) -> int | None:
+    """Of a registered evaluation data set; None: there is none of this name."""
+    return session.scalar(select(EvaluationDataset.num_classes).where(EvaluationDataset.name == dataset))
 
 
 def last_event_id(session: Session, run_id: UUID) -> int:

@@ -15,6 +15,7 @@ from fedssl_coordinator.clients import repository as clients
 from fedssl_coordinator.dashboard import formats, overview, overview_queries, run_queries
 from fedssl_coordinator.dashboard.naming import Named, named
 from fedssl_coordinator.dashboard.run_queries import Part, Traffic
+from fedssl_coordinator.dimensions import repository as dimensions
 from fedssl_coordinator.distillation import service as distillation
 from fedssl_coordinator.models import Event, Round, Run
 from fedssl_coordinator.problems import ProblemError
@@ -24,6 +25,14 @@ SHOWN_CLIENTS = 24
 """Rows of the timeline; past them, those that hold up the run come first."""
 
 _EVENTS = 8
+ROUTINE = (
+    "assignment.leased",
+    "assignment.submitted",
+    "assignment.accepted",
+    "round.aggregating",
+    "evaluation.started",
+)
+"""Kinds of events that tell of nothing but work going on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +65,7 @@ class RunPage:
     last_event_id: int
     dimensions: list[tuple[str, int, int]]
     width: int
+    num_classes: int | None
 
     @property
     def run(self) -> Run:
@@ -87,6 +97,8 @@ def run_page(session: Session, run_id: UUID) -> RunPage:
     parts = run_queries.parts(session, run_id, current.number, current.number) if current else []
     doing = in_order(_doing(session, run, current, members, parts))
     jobs = run_queries.distillations(session, run_id, 1)
+    wanted = spec.method.dimensions_wanted(spec.model)
+    owned = sorted((d, client) for client, its in dimensions.by_client(session, run_id).items() for d in its)
     return RunPage(
         row=row,
         spec=spec,
@@ -97,10 +109,11 @@ def run_page(session: Session, run_id: UUID) -> RunPage:
         traffic=run_queries.traffic(session, run_id),
         job=distillation.view(jobs[0]) if jobs else None,
         num_jobs=run_queries.num_distillations(session, run_id) if jobs else 0,
-        events=run_queries.newest_events(session, run_id, _EVENTS),
+        events=run_queries.newest_events(session, run_id, _EVENTS, but=ROUTINE),
         last_event_id=run_queries.last_event_id(session, run_id),
-        dimensions=stretches(run_queries.owners(session, run_id)),
-        width=spec.model.projector.out_dim if spec.model.projector is not None else 0,
+        dimensions=stretches(owned),
+        width=wanted.width if wanted is not None else 0,
+        num_classes=run_queries.num_classes(session, spec.evaluation.dataset) if spec.evaluation else None,
     )
 
 
@@ -134,7 +147,9 @@ def _words(run: Run, current: Round | None, part: Part | None, seen_at: datetime
     attempt = f", attempt {part.attempt}" if part.attempt > 1 else ""
     match part.state:
         case AssignmentState.ACCEPTED | AssignmentState.SUBMITTED:
-            after = f"delivered round {number}" if is_over or number >= run.num_rounds else f"waits for round {number + 1}"
+            after = (
+                f"delivered round {number}" if is_over or number >= run.num_rounds else f"waits for round {number + 1}"
+            )
             return "accepted", after + attempt
         case AssignmentState.LEASED:
             return _training(part)

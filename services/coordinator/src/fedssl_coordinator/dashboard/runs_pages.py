@@ -1,7 +1,7 @@
 """`/runs`: what needs somebody, and every run in a row."""
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Request
@@ -27,7 +27,7 @@ def list_runs(
     """The list; asked for by a script, only the table."""
     before = decode_cursor(cursor, datetime.fromisoformat, UUID) if cursor else None
     listed = overview.overview(session, before, group, q.strip().replace("\x00", ""))
-    context = {"listed": listed, "group": group, "q": q, "is_first": cursor is None}
+    context: dict[str, Any] = {"listed": listed, "group": group, "q": q, "is_first": cursor is None}
     if request.headers.get("hx-target") == "list":
         return render("runs_table.html", visitor, **context)
     facts, counts, paused = overview.totals(session)

@@ -62,7 +62,11 @@ def sign_in(session: Session, secret: str) -> str:
 def visitor_of(session: Session, cookie: str | None) -> Visitor:
     """Whose cookie it is. Raises ProblemError where it is forged or over, or its token has ended."""
     token_id, _, until = (cookie or "").rpartition(".")[0].partition(".")
-    if cookie is None or not cookie.isascii() or not hmac.compare_digest(_signed(session, f"{token_id}.{until}"), cookie):
+    if (
+        cookie is None
+        or not cookie.isascii()
+        or not hmac.compare_digest(_signed(session, f"{token_id}.{until}"), cookie)
+    ):
         raise _signed_out()
     token = session.get(Token, UUID(token_id)) if int(until) > time.time() else None
     if token is None or not tokens.is_valid(session, token.id):

@@ -3,7 +3,7 @@
 import gzip
 import hashlib
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,7 @@ def _instead(request: Request, error: ProblemError) -> Response:
 class PageRoute(APIRoute):
     """Says in HTML what is wrong, and sends the headers that keep other people's scripts out of the page."""
 
-    def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
 
         async def answer(request: Request) -> Response:
@@ -133,5 +133,3 @@ class _Kept(StaticFiles):
 def static_files() -> GZipMiddleware:
     """What pages load: styles, scripts, fonts."""
     return GZipMiddleware(_Kept(directory=_HERE / "static"), minimum_size=_COMPRESSED_FROM)
-
-

@@ -7,9 +7,11 @@ while, a run is *stalled*, and the reason says what it waits for and what happen
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from uuid import UUID
 
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, Outcome, RoundState, RunState, Verdict
+from fedssl.protocol.training import CohortConfig
 from fedssl_coordinator.dashboard import formats
 from fedssl_coordinator.dashboard.overview_queries import Missing
 from fedssl_coordinator.models import DistillationJob, Round, Run
@@ -49,7 +51,9 @@ def standing(
     if run.state == RunState.CREATED:
         return Standing("created", "waits for somebody to start it")
     if run.state == RunState.PAUSED:
-        return Standing("paused", run.reason or "no new work is given out; resume it to go on", needs_attention=bool(run.reason))
+        return Standing(
+            "paused", run.reason or "no new work is given out; resume it to go on", needs_attention=bool(run.reason)
+        )
     if run.state == RunState.FINISHED:
         return _ended(run)
     if run.reason:
@@ -84,7 +88,9 @@ def _distilling(job: DistillationJob) -> Standing:
 def _between(run: Run, num_eligible: int) -> Standing:
     cohort = RunSpec.model_validate(run.spec).cohort
     if num_eligible < cohort.min_clients:
-        reason = f"{num_eligible} of {formats.plural(cohort.min_clients, 'needed client')} registered: start more workers"
+        reason = (
+            f"{num_eligible} of {formats.plural(cohort.min_clients, 'needed client')} registered: start more workers"
+        )
         return Standing("stalled", reason, needs_attention=True)
     what = "makes the first weights" if run.broadcast is None else f"opens round {run.rounds_closed + 1}"
     return Standing("running", what, "preparing" if run.broadcast is None else "")
@@ -108,13 +114,12 @@ def _open(
     return Standing("running", left or f"{state}; {then}", f"round {current.number}, {state}")
 
 
-def _after(current: Round, accepted: int, needed: int, cohort: object) -> str:
+def _after(current: Round, accepted: int, needed: int, cohort: CohortConfig) -> str:
     if accepted >= needed:
         return "closed as partial"
-    attempts, without = cohort.max_attempts, cohort.without_quorum  # type: ignore[attr-defined]
-    if current.attempt < attempts:
-        return f"offered again, attempt {current.attempt + 1} of {attempts}"
-    return "the run fails" if without == "fail" else "skipped"
+    if current.attempt < cohort.max_attempts:
+        return f"offered again, attempt {current.attempt + 1} of {cohort.max_attempts}"
+    return "the run fails" if cohort.without_quorum == "fail" else "skipped"
 
 
 def names(client_ids: Sequence[str]) -> str:
@@ -131,14 +136,16 @@ def _left(run: Run, rounds: Sequence[Round]) -> str:
     if len(closed) < 2:
         return ""
     passed = _seconds(closed[0].opened_at, closed[-1].closed_at)
-    return "" if passed is None else f"{formats.seconds(passed / len(closed) * (run.num_rounds - run.rounds_closed))} left"
+    return (
+        "" if passed is None else f"{formats.seconds(passed / len(closed) * (run.num_rounds - run.rounds_closed))} left"
+    )
 
 
 def _seconds(start: datetime | None, end: datetime | None) -> float | None:
     return None if start is None or end is None else (end - start).total_seconds()
 
 
-def last_verdict(rounds: Sequence[Round], tallies: Mapping[object, Mapping[str, int]]) -> Last:
+def last_verdict(rounds: Sequence[Round], tallies: Mapping[UUID, Mapping[str, int]]) -> Last:
     """Of the newest closed round among `rounds`, with how many of its clients it had."""
     closed = [row for row in rounds if row.verdict is not None]
     if not closed:

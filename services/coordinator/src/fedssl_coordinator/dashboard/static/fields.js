@@ -67,11 +67,12 @@ export function heat(element, read, slots) {
     const row = Math.floor((event.clientY - box.top - T) / ((tall() - T - 26) / data.clients.length)), column = Math.floor(((event.clientX - box.left - L) / (box.width - L - R)) * data.rounds.length);
     if (!data.clients[row] || data.rounds[column] == null) { hideTip(); return; }
     const cell = data.bytes[row * data.rounds.length + column];
-    showTip(data.clients[row], [[`round ${data.rounds[column]}`, cell === 255 ? "no number" : short(data.low + (cell / 254) * (data.high - data.low))]], event.clientX, event.clientY);
+    showTip(data.clients[row], [[`round ${data.rounds[column]}`, cell === 255 ? "no number" : short(valueOf(data, cell))]], event.clientX, event.clientY);
   });
   element.addEventListener("mouseleave", hideTip);
   return redraw;
 }
 
+const valueOf = ({ low, high, scale }, cell) => (scale === "log" ? low * (high / low) ** (cell / 254) : low + (cell / 254) * (high - low));
 export const decoded = (payload) => ({ ...payload, bytes: Uint8Array.from(atob(payload.cells), (c) => c.charCodeAt(0)) });
 export const showScale = (payload) => { $("#heat-low").textContent = short(payload.low); $("#heat-high").textContent = short(payload.high); $("#heat-key").hidden = false; };

@@ -1,6 +1,11 @@
 /* Numbers as the pages write them: see formats.py. */
 export const number = (value, places = 0) => value == null ? "–" : value.toLocaleString("en-GB", { minimumFractionDigits: places, maximumFractionDigits: places }).replace("-", "\u2212");
-export const short = (value) => value == null ? "–" : Math.abs(value) >= 100 ? number(value) : String(+value.toPrecision(3)).replace("-", "\u2212");
+export const short = (value) => {
+  if (value == null) return "–";
+  if (Math.abs(value) >= 100) return number(value);
+  const digits = value !== 0 && Math.abs(value) < 0.001 ? value.toExponential(1) : String(+value.toPrecision(3));
+  return digits.replaceAll("-", "\u2212");
+};
 export const percent = (value, places = 1) => value == null ? "–" : `${number(100 * value, places)}%`;
 export const bytes = (value) => {
   const units = ["B", "kB", "MB", "GB", "TB"];

@@ -30,6 +30,7 @@ key.addEventListener("click", (event) => {
 });
 
 /* accuracy and geometry, from evaluations */
+const chance = +root.dataset.classes > 1 ? [{ y: 1 / root.dataset.classes, text: `chance ${percent(1 / root.dataset.classes, 0)}`, color: "text-3", right: true }] : [];
 let accuracy = null, drawPlane = null, track = [], scores = "";
 async function showCurves() {
   const found = await load("curves.json"), { rounds, results } = found;
@@ -38,7 +39,7 @@ async function showCurves() {
   scores = JSON.stringify([rounds, results]);
   const series = [["probe", "Linear probe", "Probe", "accent", 2], ["knn", "kNN", "kNN", "text-2", 1.5]].filter(([name]) => results[name]).map(([name, label, end, color, width]) => ({ label, end, color, width, y: results[name], bridge: true }));
   if (series.length && rounds.length) {
-    if (accuracy) accuracy.set({ x: rounds, series }); else accuracy = chart($("#accuracy"), { x: rounds, series, y: [0, 1], tick: (value) => percent(value, 0), value: percent });
+    if (accuracy) accuracy.set({ x: rounds, series }); else accuracy = chart($("#accuracy"), { x: rounds, series, y: [0, 1], tick: (value) => percent(value, 0), value: percent, marks: chance });
   }
   if (results.alignment && results.uniformity) {
     track = rounds.map((round, i) => [results.alignment[i], results.uniformity[i], round]).filter(([a, u]) => a != null && u != null);
