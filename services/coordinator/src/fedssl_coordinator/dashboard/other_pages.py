@@ -31,7 +31,6 @@ def list_events(visitor: Viewing, session: DB, before: Before = None) -> Respons
 @router.get("/public-data")
 def list_data(visitor: Viewing, session: DB) -> Response:
     """Registered data sets: public ones, and those that encoders are judged on."""
-    public, judged = (
-        datasets.by_name(session, table, _MOST_SETS, None) for table in (PublicDataset, EvaluationDataset)
-    )
+    public = datasets.by_name(session, PublicDataset, _MOST_SETS, None)
+    judged = datasets.by_name(session, EvaluationDataset, _MOST_SETS, None)
     return render("data.html", visitor, public=public, judged=judged)

@@ -7,6 +7,7 @@ several objects, such as add-ons, is written as JSON.
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from pydantic import ValidationError
@@ -71,6 +72,7 @@ class Checked:
     given: dict[str, Any]
 
 
+@cache
 def sections(method: str) -> list[Section]:
     """The form for a method. Raises KeyError where there is none of this name."""
     whole = RunSpec.model_json_schema()
