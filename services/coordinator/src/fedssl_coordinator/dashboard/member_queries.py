@@ -6,7 +6,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Date, cast, func, literal_column, or_, select
-from sqlalchemy.dialects.postgresql import INTERVAL
+from sqlalchemy.dialects.postgresql import INTERVAL, distinct_on
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.states import AssignmentState, RoundState, RunState
@@ -125,7 +125,7 @@ def clients(
             Round.state == RoundState.OPEN,
             Run.state != RunState.FINISHED,
         )
-        .distinct(Assignment.client_id)
+        .ext(distinct_on(Assignment.client_id))
         .order_by(Assignment.client_id, Assignment.leased_at)
         .subquery()
     )

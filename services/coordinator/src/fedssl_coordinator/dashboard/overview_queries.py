@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, String, cast, func, or_, select, true
+from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import Session, aliased
 
 from fedssl.protocol.states import AssignmentState, JobState, Outcome, RoundState, RunState
@@ -82,7 +83,7 @@ def tallies(session: Session, round_ids: Sequence[UUID]) -> dict[UUID, dict[str,
     newest = (
         select(Assignment.round_id, Assignment.client_id, Assignment.state)
         .where(Assignment.round_id.in_(round_ids))
-        .distinct(Assignment.round_id, Assignment.client_id)
+        .ext(distinct_on(Assignment.round_id, Assignment.client_id))
         .order_by(Assignment.round_id, Assignment.client_id, Assignment.attempt.desc())
         .subquery()
     )
@@ -121,7 +122,7 @@ def scores(session: Session, run_ids: Sequence[UUID]) -> dict[UUID, list[Score]]
     statement = (
         select(Evaluation.run_id, Evaluation.round_number, Evaluation.results)
         .where(Evaluation.run_id.in_(run_ids), Evaluation.state == JobState.COMPLETED)
-        .distinct(Evaluation.run_id, Evaluation.round_number)
+        .ext(distinct_on(Evaluation.run_id, Evaluation.round_number))
         .order_by(Evaluation.run_id, Evaluation.round_number, Evaluation.created_at)
     )
     found: defaultdict[UUID, list[Score]] = defaultdict(list)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import case, func, literal, select
+from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.states import AssignmentState
@@ -117,7 +118,7 @@ def outcomes(session: Session, run_id: UUID) -> dict[str, list[tuple[int, str]]]
     newest = (
         select(Assignment.client_id, Assignment.round_number, letter.label("letter"))
         .where(Assignment.run_id == run_id)
-        .distinct(Assignment.client_id, Assignment.round_number)
+        .ext(distinct_on(Assignment.client_id, Assignment.round_number))
         .order_by(Assignment.client_id, Assignment.round_number, Assignment.attempt.desc())
         .subquery()
     )
