@@ -58,7 +58,8 @@ _EVALUATIONS = """
 INSERT INTO evaluations (id, run_id, round_number, model, dataset, dataset_digest, config, state, results, finished_at)
 SELECT gen_random_uuid(), %(run)s, r, %(digest)s, 'large-test', %(digest)s, '{}'::jsonb, 'completed',
   jsonb_build_object('probe', 0.8 - 0.6 * exp(-r / 60.0), 'knn', 0.75 - 0.6 * exp(-r / 60.0),
-    'effective_rank', 40 + r / 10.0, 'alignment', 0.2 + 0.3 * (1 - exp(-r / 50.0)), 'uniformity', -1 - 2.5 * (1 - exp(-r / 120.0))), now()
+    'effective_rank', 40 + r / 10.0,
+    'alignment', 0.2 + 0.3 * (1 - exp(-r / 50.0)), 'uniformity', -1 - 2.5 * (1 - exp(-r / 120.0))), now()
 FROM generate_series(0, %(rounds)s - 1, 5) r
 """
 _EVENTS = """
@@ -67,15 +68,23 @@ SELECT closed_at, 'round.closed', run_id, number, 'round ' || number || ' closed
 FROM rounds WHERE run_id = %(run)s AND state = 'closed' ORDER BY number
 """
 
+_END = (
+    "UPDATE assignments SET state = 'expired', closed_at = now(), reason = 'the round was closed' "
+    "WHERE run_id = %(run)s AND state = 'leased'",
+    "UPDATE rounds SET state = 'closed', verdict = 'partial', closed_at = now() WHERE run_id = %(run)s AND state = 'open'",
+    "UPDATE runs SET state = 'finished', outcome = 'completed', rounds_closed = num_rounds, finished_at = now() "
+    "WHERE id = %(run)s",
+)
+
 
 def add_large_run(
-    tables: Tables, *, num_rounds: int, num_clients: int, metrics: Sequence[str] = METRICS, name: str = "large"
+    tables: Tables, *, num_rounds: int, num_clients: int, metrics: Sequence[str] = METRICS, is_live: bool = True
 ) -> UUID:
-    """A running run, its last round open. Nothing of it is in the store."""
+    """A running run, its last round open; not `is_live`: a completed one. Nothing of it is in the store."""
     tables.execute("SET session_replication_role = replica")  # half a million foreign keys need no check here
     run = uuid4()
     evaluation = {"dataset": "large-test", "every": 5}
-    spec = tiny_spec(name=name, num_rounds=num_rounds, evaluation=evaluation, cohort={"min_updates": num_clients // 4})
+    spec = tiny_spec(name="large", num_rounds=num_rounds, evaluation=evaluation, cohort={"min_updates": num_clients // 4})
     values = {"run": run, "rounds": num_rounds, "clients": num_clients, "digest": _DIGEST, "names": list(metrics)}
     tables.execute("INSERT INTO artifacts (digest, num_bytes) VALUES (%s, 2560000) ON CONFLICT DO NOTHING", _DIGEST)
     tables.execute(
@@ -86,11 +95,14 @@ def add_large_run(
     tables.execute(
         "INSERT INTO runs (id, name, method, method_version, state, spec, num_rounds, rounds_closed, broadcast, "
         "initial_broadcast, started_at) VALUES "
-        "(%s, %s, %s, 1, 'running', %s, %s, %s, %s, %s, now() - interval '4 days')",
-        run, name, spec.method.name, Jsonb(spec.model_dump(mode="json")), num_rounds, num_rounds - 1, _DIGEST, _DIGEST,
+        "(%s, 'large', %s, 1, 'running', %s, %s, %s, %s, %s, now() - interval '4 days')",
+        run, spec.method.name, Jsonb(spec.model_dump(mode="json")), num_rounds, num_rounds - 1, _DIGEST, _DIGEST,
     )  # fmt: skip
     for statement in (_CLIENTS, _ROUNDS, _ASSIGNMENTS, _UPLOADS, _METRICS, _EVALUATIONS, _EVENTS):
         tables.execute_named(statement, values)
+    if not is_live:
+        for statement in _END:
+            tables.execute_named(statement, values)
     tables.execute("SET session_replication_role = origin")
     tables.execute("ANALYZE")
     return run

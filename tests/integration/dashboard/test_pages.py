@@ -73,7 +73,8 @@ def test_what_is_not_there_says_so(viewer: Browser, cast: Cast) -> None:
 @pytest.mark.parametrize(
     "path",
     ["/runs?cursor=x", "/runs?q=%00", "/runs?q=%25%5F\\", "/runs?group=x", "/clients?after=%00",
-     "/clients/a?cursor=e30=", "/events?before=99999999999999999999", "/clients/%00", "/sign-in?next=%00", "/compare?runs=" + "x," * 200],
+     "/clients/a?cursor=e30=", "/events?before=99999999999999999999", "/clients/%00", "/sign-in?next=%00",
+     "/compare?runs=" + "x," * 200],
 )  # fmt: skip
 def test_nonsense_is_no_failure(viewer: Browser, path: str) -> None:
     assert viewer.get(path).status_code < 500

@@ -205,6 +205,10 @@ def shown(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
         return ", ".join(shown(inner) for inner in value) or "none"
+    if isinstance(value, Mapping):
+        name, rest = value.get("name"), {key: inner for key, inner in value.items() if key != "name"}
+        inside = ", ".join(f"{key} {shown(inner)}" for key, inner in rest.items() if inner is not None)
+        return f"{name} ({inside})" if name and inside else str(name or inside)
     return str(value)
 
 

@@ -153,7 +153,9 @@ def _field(key: str, schema: Mapping[str, Any]) -> Field:
     least, most = schema.get("minimum", schema.get("exclusiveMinimum")), schema.get("maximum")
     description = (schema.get("description") or "").replace("\n", " ")
     if "enum" in schema:
-        return Field(key, "choice", description, shown, tuple(str(choice) for choice in schema["enum"]))
+        are_words = all(isinstance(choice, str) for choice in schema["enum"])
+        choices = tuple(str(choice) for choice in schema["enum"])
+        return Field(key, "choice" if are_words else "number", description, shown, choices)
     kind = {"integer": "integer", "number": "number", "boolean": "yes-no", "string": "text"}.get(
         schema.get("type", ""), "json"
     )
