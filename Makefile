@@ -41,6 +41,24 @@ format: $(VENV)/.installed-dev ## Format the code
 bench: $(VENV)/.installed-dev ## Measure, as ratios within one run
 	@$(BIN)/python -m pytest tests/bench --override-ini=addopts= --override-ini='python_files=bench_*.py' -p no:cacheprovider $(ARGS)
 
+# Chromium without root, out of the npm registry, for machines that have none.
+BROWSER_PACKAGES := axe-core@4.14.1 @sparticuz/chromium@153.0.0
+
+.PHONY: browser-deps
+browser-deps: $(VENV)/.installed-dev ## Fetch what browser-test needs: Playwright, axe, and Chromium where there is none (needs npm)
+	@$(PIP) playwright
+	@npm install --silent --no-audit --no-fund --no-save --ignore-scripts --prefix .cache/npm $(BROWSER_PACKAGES)
+	@command -v chromium chromium-browser google-chrome > /dev/null || \
+	  node tests/browser/unpack_chromium.mjs .cache/npm/node_modules/@sparticuz/chromium/bin .cache/chromium
+
+.PHONY: browser-test
+browser-test: $(VENV)/.installed-dev ## Use the web page in Chromium; pictures of every page go to .artifacts/browser
+	@$(BIN)/python -m pytest tests/browser --override-ini=addopts= --import-mode=importlib -p no:cacheprovider $(ARGS)
+
+.PHONY: web-assets
+web-assets: ## Fetch the versions that static/vendor/VENDORED.txt names, and say whether a file differs (needs npm)
+	@bash services/coordinator/web/check_vendored.sh
+
 .PHONY: docs
 docs: $(VENV)/.installed-dev ## Regenerate openapi.json and check the documents' examples
 	@$(BIN)/fedssl-coordinator openapi > openapi.json

@@ -1,11 +1,11 @@
-"""Every page in every palette and size: no complaint, no sideways scroll, nothing that axe finds, and a picture of it."""
+"""Every page in every palette and size: no complaint, no sideways scroll, nothing for axe to find; and its picture."""
 
 from uuid import UUID
 
 import pytest
 from playwright.sync_api import Page
 
-from conftest import ARTIFACTS, CACHE, PALETTES, SIZES, Open
+from support.browsing import ARTIFACTS, CACHE, PALETTES, SIZES, Open
 
 AXE = CACHE / "npm" / "node_modules" / "axe-core" / "axe.min.js"
 PAGES = {
@@ -31,6 +31,7 @@ PAGES = {
     "missing": "/runs/{nothing}",
 }
 TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+
 
 @pytest.fixture(scope="module")
 def axe() -> str:

@@ -4,9 +4,9 @@ from uuid import UUID
 
 from playwright.sync_api import expect
 
-from conftest import SPEC, Open
 from fedssl.client import Client
 from fedssl.protocol.runs import RunSpec
+from support.browsing import SPEC, Open
 
 
 def _spec(name: str, **changes: object) -> RunSpec:

@@ -1,6 +1,7 @@
 """A long run of many clients, written straight into Postgres: what the web page must stay quick with."""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
 from psycopg.types.json import Jsonb
@@ -71,9 +72,8 @@ FROM rounds WHERE run_id = %(run)s AND state = 'closed' ORDER BY number
 _END = (
     "UPDATE assignments SET state = 'expired', closed_at = now(), reason = 'the round was closed' "
     "WHERE run_id = %(run)s AND state = 'leased'",
-    "UPDATE rounds SET state = 'closed', verdict = 'partial', closed_at = now() WHERE run_id = %(run)s AND state = 'open'",
-    "UPDATE runs SET state = 'finished', outcome = 'completed', rounds_closed = num_rounds, finished_at = now() "
-    "WHERE id = %(run)s",
+    "UPDATE rounds SET state = 'closed', verdict = 'partial', closed_at = now() "
+    "WHERE run_id = %(run)s AND state = 'open'",
 )
 
 
@@ -84,7 +84,9 @@ def add_large_run(
     tables.execute("SET session_replication_role = replica")  # half a million foreign keys need no check here
     run = uuid4()
     evaluation = {"dataset": "large-test", "every": 5}
-    spec = tiny_spec(name="large", num_rounds=num_rounds, evaluation=evaluation, cohort={"min_updates": num_clients // 4})
+    spec = tiny_spec(
+        name="large", num_rounds=num_rounds, evaluation=evaluation, cohort={"min_updates": num_clients // 4}
+    )
     values = {"run": run, "rounds": num_rounds, "clients": num_clients, "digest": _DIGEST, "names": list(metrics)}
     tables.execute("INSERT INTO artifacts (digest, num_bytes) VALUES (%s, 2560000) ON CONFLICT DO NOTHING", _DIGEST)
     tables.execute(
@@ -93,10 +95,12 @@ def add_large_run(
         _DIGEST,
     )
     tables.execute(
-        "INSERT INTO runs (id, name, method, method_version, state, spec, num_rounds, rounds_closed, broadcast, "
-        "initial_broadcast, started_at) VALUES "
-        "(%s, 'large', %s, 1, 'running', %s, %s, %s, %s, %s, now() - interval '4 days')",
-        run, spec.method.name, Jsonb(spec.model_dump(mode="json")), num_rounds, num_rounds - 1, _DIGEST, _DIGEST,
+        "INSERT INTO runs (id, name, method, method_version, state, outcome, spec, num_rounds, rounds_closed, "
+        "broadcast, initial_broadcast, started_at, finished_at) "
+        "VALUES (%s, 'large', %s, 1, %s, %s, %s, %s, %s, %s, %s, now() - interval '4 days', %s)",
+        run, spec.method.name, "running" if is_live else "finished", None if is_live else "completed",
+        Jsonb(spec.model_dump(mode="json")), num_rounds, num_rounds - is_live, _DIGEST, _DIGEST,
+        None if is_live else datetime.now(UTC),
     )  # fmt: skip
     for statement in (_CLIENTS, _ROUNDS, _ASSIGNMENTS, _UPLOADS, _METRICS, _EVALUATIONS, _EVENTS):
         tables.execute_named(statement, values)

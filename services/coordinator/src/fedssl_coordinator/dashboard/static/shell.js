@@ -46,7 +46,7 @@ export const keys = { "?": () => $("#keys")?.showModal(), t: nextTheme, "/": () 
 let prefix = "";
 const places = { r: "/runs", c: "/clients", d: "/public-data", e: "/events" };
 addEventListener("keydown", (event) => {
-  if (event.target.closest("input, textarea, select, dialog[open]") || event.metaKey || event.ctrlKey || event.altKey) return;
+  if (event.target.closest("input:not([type=checkbox]), textarea, select, dialog[open]") || event.metaKey || event.ctrlKey || event.altKey) return;
   if (keep("fedssl-keys") === "off" && event.key !== "?") return;
   if (prefix === "g") { prefix = ""; if (places[event.key]) location.href = places[event.key]; return; }
   if (event.key === "g") { prefix = "g"; setTimeout(() => { prefix = ""; }, 900); return; }
