@@ -57,7 +57,7 @@ def test_two_runs_are_selected_and_compared(look: Open, client: Client, run: UUI
 def test_a_run_is_seen_to_go_on_while_the_reader_keeps_the_place(look: Open, client: Client, run: UUID) -> None:
     live = client.create_run(_spec("live", num_rounds=12)).id
     page = look().open(f"/runs/{live}")
-    expect(page.locator(".live")).to_have_text("Live", timeout=20_000)
+    expect(page.locator(".top .live")).to_have_text("Live", timeout=20_000)
     page.locator("#terms button").first.focus() if page.locator("#terms button").count() else page.focus("#gantt")
     place = page.evaluate("document.activeElement.outerHTML")
     closed = page.locator("#strip progress")
@@ -86,7 +86,7 @@ def test_mistakes_stand_beside_their_fields_as_one_types(look: Open, client: Cli
 def test_without_scripts_one_reads_and_stops(look: Open, client: Client, run: UUID) -> None:
     plain = client.create_run(_spec("plain", cohort={"min_clients": 90})).id
     page = look(java_script_enabled=False).open("/runs?q=plain")
-    expect(page.locator("tbody")).to_contain_text("needed clients registered")
+    expect(page.locator("tbody")).to_contain_text("3 of 90 have registered")
     page.click("text=plain")
     page.click("#actions >> text=Stop")
     page.click("text=Stop run")

@@ -11,9 +11,10 @@ const KEYS = { clock: [["wait", "waiting"], ["train", "working"], ["distil", "di
 export function gantt(root, load) {
   const element = $("#gantt"), names = $$("#names [data-client]").map((item) => item.dataset.client);
   let mode = "clock", last = null, verdicts = "", frame = null, outcomes = null, hits = [], cell = [0, 0];
-  const rows = () => (mode === "all" ? Object.keys(outcomes?.clients ?? {}) : names);
-  const dense = () => mode === "all" && rows().length > 40;
-  const height = () => (dense() ? TOP + rows().length * 3 + 24 : TOP + ((mode === "all" ? Math.max(rows().length, names.length) : names.length) + 1) * ROW + 24);
+  const everybody = () => Object.keys(outcomes?.clients ?? {});
+  const dense = () => mode === "all" && everybody().length > 24; /* a row for each of them, three pixels high, without names */
+  const rows = () => (dense() ? everybody() : names);
+  const height = () => (dense() ? TOP + rows().length * 3 + 24 : TOP + (names.length + 1) * ROW + 24);
   const redraw = picture(element, height, draw);
 
   function draw(g, w, h) {
@@ -30,7 +31,7 @@ export function gantt(root, load) {
     g.fillStyle = token("text-3");
     for (let n = 1; n <= verdicts.length; n += step) { g.textAlign = n === 1 ? "left" : "center"; g.fillText(n === 1 ? "round 1" : String(n), (n - 1) * bar + (n === 1 ? 0 : bar / 2), 44); }
     const tall = dense() ? 3 : ROW, colors = Object.fromEntries(Object.entries(MARKS).map(([key, [, , name]]) => [key, token(name)]));
-    rows().forEach((client, row) => [...outcomes.clients[client]].forEach((letter, index) => {
+    rows().forEach((client, row) => [...(outcomes.clients[client] ?? "")].forEach((letter, index) => {
       if (!MARKS[letter]) return;
       const [from, size] = dense() ? [0, 2.6] : MARKS[letter];
       if (dense() && letter === "a") { g.fillStyle = token("line"); } else g.fillStyle = colors[letter];
@@ -102,7 +103,7 @@ export function gantt(root, load) {
     const [x, y] = find(event);
     if (mode === "all" && outcomes && y > TOP) {
       const row = Math.floor((y - TOP) / (dense() ? 3 : ROW)), client = rows()[row], index = Math.floor(x / (element.clientWidth / Math.max(verdicts.length, 1)));
-      if (client) { showTip(client, [[`round ${index + 1}`, WORDS[outcomes.clients[client][index]] ?? "no part"]], event.clientX, event.clientY); return; }
+      if (client) { showTip(client, [[`round ${index + 1}`, WORDS[outcomes.clients[client]?.[index]] ?? "no part"]], event.clientX, event.clientY); return; }
     }
     const hit = hits.findLast(([l, t, w, h]) => x >= l && x <= l + w && y >= t && y <= t + h);
     if (hit) showTip(hit[4], hit[5], event.clientX, event.clientY); else hideTip();
@@ -133,7 +134,7 @@ export function gantt(root, load) {
     mode = button.dataset.mode;
     for (const other of $$("#gantt-mode button")) other.setAttribute("aria-pressed", other === button);
     if (mode === "all") outcomes = await load("outcomes.json");
-    for (const list of [$("#names"), $("#why")]) list.classList.toggle("gone", dense());
+    element.parentElement.classList.toggle("dense", dense());
     drawKey();
     redraw();
   });

@@ -4,7 +4,7 @@ import { $ } from "./shell.js";
 const BEAT = 5000; /* progress is no event: while work goes on it is asked for */
 
 export function live(root, url, onChange) {
-  const sign = $(".live"), ago = $("#ago");
+  const sign = $(".top .live"), ago = $("#ago");
   let source = null, after = root.dataset.after, pending = null, kinds = new Set(), changed = Date.now(), beat = null;
   const say = (text, isOff) => { sign.hidden = false; sign.classList.toggle("off", isOff); $("span", sign).textContent = text; };
   const change = (kind) => {
