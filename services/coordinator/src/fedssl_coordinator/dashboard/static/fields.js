@@ -38,7 +38,7 @@ export function plane(element, read) {
 
 export function heat(element, read, slots) {
   const ROW = 22, L = 52, R = 46, T = 4;
-  const tall = () => { const n = read()?.clients.length ?? 0; return n > 40 ? T + n * 2.4 + 26 : T + Math.max(3, n) * ROW + 26; };
+  const tall = () => { const n = read()?.clients.length ?? 0; return n > 40 ? Math.max(TALL, T + n * 2.4 + 26) : Math.max(TALL, T + n * ROW + 26); };
   const redraw = picture(element, tall, (g, w, h) => {
     const data = read();
     if (!data) return;
