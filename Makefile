@@ -15,7 +15,7 @@ SOURCES := shared/src services/coordinator/src services/coordinator/migrations s
 
 .PHONY: help
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 .PHONY: demo
 demo: $(VENV)/.installed ## Train a federation of four on this machine, and show what it learnt
@@ -73,7 +73,7 @@ lock: $(VENV)/.installed-dev ## Write the versions of this environment to constr
 
 .PHONY: clean
 clean: ## Remove the virtual environment, caches and the demo's folder
-	@rm -rf $(VENV) .fedssl .fedssl-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .benchmarks
+	@rm -rf $(VENV) .fedssl .fedssl-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .benchmarks .artifacts
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/bin/pip:
