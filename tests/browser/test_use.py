@@ -9,8 +9,12 @@ from fedssl.protocol.runs import RunSpec
 from support.browsing import SPEC, Open
 
 
+WORKERS = ["client-0", "client-1", "client-2"]
+
+
 def _spec(name: str, **changes: object) -> RunSpec:
-    return RunSpec.model_validate({**SPEC, "name": name, "evaluation": None, **changes})
+    cohort = {"clients": WORKERS, "min_clients": 3, "lease_seconds": 20}
+    return RunSpec.model_validate({**SPEC, "name": name, "evaluation": None, "cohort": cohort, **changes})
 
 
 def test_by_keyboard_from_the_sign_in_to_a_cancelled_stop(look: Open, client: Client, run: UUID, token: str) -> None:
@@ -84,9 +88,9 @@ def test_mistakes_stand_beside_their_fields_as_one_types(look: Open, client: Cli
 
 
 def test_without_scripts_one_reads_and_stops(look: Open, client: Client, run: UUID) -> None:
-    plain = client.create_run(_spec("plain", cohort={"min_clients": 90})).id
+    plain = client.create_run(_spec("plain", cohort={"clients": [*WORKERS, "nobody"], "min_clients": 4})).id
     page = look(java_script_enabled=False).open("/runs?q=plain")
-    expect(page.locator("tbody")).to_contain_text("3 of 90 have registered")
+    expect(page.locator("tbody")).to_contain_text("3 of 4 have registered")
     page.click("text=plain")
     page.click("#actions >> text=Stop")
     page.click("text=Stop run")

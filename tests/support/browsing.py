@@ -43,10 +43,14 @@ class Watched:
     def __init__(self, page: Page, base: str) -> None:
         self.page = page
         self.complaints: list[str] = []
-        page.on("console", lambda message: message.type in ("error", "warning") and self._note(message.text))
+        page.on("console", lambda message: message.type in ("error", "warning") and self._hear(message.text))
         page.on("pageerror", lambda error: self._note(str(error)))
         page.on("request", lambda request: request.url.startswith((base, "data:")) or self._note(request.url))
         page.on("response", lambda response: response.status >= 500 and self._note(f"{response.status} {response.url}"))
+
+    def _hear(self, text: str) -> None:
+        if "status of 404" not in text:  # Chromium's own words for a page that is not there
+            self._note(text)
 
     def _note(self, what: str) -> None:
         self.complaints.append(what)
