@@ -8,7 +8,6 @@ from fedssl.client import Client
 from fedssl.protocol.runs import RunSpec
 from support.browsing import SPEC, Open
 
-
 WORKERS = ["client-0", "client-1", "client-2"]
 
 
