@@ -90,9 +90,9 @@ def test_without_scripts_one_reads_and_stops(look: Open, client: Client, run: UU
     plain = client.create_run(_spec("plain", cohort={"clients": [*WORKERS, "nobody"], "min_clients": 4})).id
     page = look(java_script_enabled=False).open("/runs?q=plain")
     expect(page.locator("tbody")).to_contain_text("3 of 4 have registered")
-    page.click("text=plain")
-    page.click("#actions >> text=Stop")
-    page.click("text=Stop run")
+    page.get_by_role("link", name="plain").click()
+    page.locator("#actions a.bad").click()
+    page.get_by_role("button", name="Stop run").click()
     expect(page.locator("#state")).to_contain_text("Stopped")
     assert client.run(plain).outcome == "stopped"
 
