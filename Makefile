@@ -74,6 +74,24 @@ fault: $(VENV)/.installed-dev ## Kill, stop and cut off everything, FAULTS=200 t
 	@$(BIN)/python -m pytest tests/fault --override-ini='python_files=fault_*.py' --override-ini=addopts='--strict-markers --import-mode=importlib' \
 	  -p no:cacheprovider --fault-seed $(SEED) --faults $(FAULTS) --fault-report $(REPORT) $(ARGS)
 
+# Chromium without root, out of the npm registry, for machines that have none.
+BROWSER_PACKAGES := axe-core@4.14.1 @sparticuz/chromium@153.0.0
+
+.PHONY: browser-deps
+browser-deps: $(VENV)/.installed-dev ## Fetch what browser-test needs: Playwright, axe, and Chromium where there is none (needs npm)
+	@$(PIP) playwright
+	@npm install --silent --no-audit --no-fund --no-save --ignore-scripts --prefix .cache/npm $(BROWSER_PACKAGES)
+	@command -v chromium chromium-browser google-chrome > /dev/null || \
+	  node tests/browser/unpack_chromium.mjs .cache/npm/node_modules/@sparticuz/chromium/bin .cache/chromium
+
+.PHONY: browser-test
+browser-test: $(VENV)/.installed-dev ## Use the web page in Chromium; pictures of every page go to .artifacts/browser
+	@$(BIN)/python -m pytest tests/browser --override-ini=addopts= --import-mode=importlib -p no:cacheprovider $(ARGS)
+
+.PHONY: web-assets
+web-assets: ## Fetch the versions that static/vendor/VENDORED.txt names, and say whether a file differs (needs npm)
+	@bash services/coordinator/web/check_vendored.sh
+
 .PHONY: docs
 docs: $(VENV)/.installed-dev ## Regenerate openapi.json and check the documents' examples
 	@$(BIN)/fedssl-coordinator openapi > openapi.json
@@ -88,7 +106,7 @@ lock: $(VENV)/.installed-dev ## Write the versions of this environment to constr
 
 .PHONY: clean
 clean: ## Remove the virtual environment, caches and the demo's folder
-	@rm -rf $(VENV) .fedssl .fedssl-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .benchmarks
+	@rm -rf $(VENV) .fedssl .fedssl-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .benchmarks .artifacts
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/bin/pip:

@@ -37,6 +37,10 @@ class Tables:
         """Run a statement; how many rows it touched."""
         return self._connection.execute(statement, values).rowcount
 
+    def execute_named(self, statement: LiteralString, values: dict[str, Any]) -> int:
+        """Run a statement with named values; how many rows it touched."""
+        return self._connection.execute(statement, values).rowcount
+
     def names(self) -> list[str]:
         """Every table but Alembic's."""
         rows = self.query("SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1")

@@ -19,6 +19,8 @@ from fedssl_coordinator.auth import caller_of
 from fedssl_coordinator.body_limit import BodyLimit
 from fedssl_coordinator.catalogue import endpoints as catalogue
 from fedssl_coordinator.clients import endpoints as clients
+from fedssl_coordinator.dashboard import endpoints as dashboard
+from fedssl_coordinator.dashboard.shell import static_files
 from fedssl_coordinator.datasets import endpoints as datasets
 from fedssl_coordinator.db import UNREACHABLE, bound_sessions, transaction
 from fedssl_coordinator.dimensions import endpoints as dimensions
@@ -87,8 +89,10 @@ def create_app() -> FastAPI:
         uploads.router,
         datasets.router,
         health,
+        dashboard.router,
     ):
         app.include_router(router)
+    app.mount("/static", static_files())
     app.add_middleware(BodyLimit)
     app.add_middleware(Pace)  # around it: it reads bodies too
     app.add_middleware(RateLimits)  # around both: a flood's bodies are not read

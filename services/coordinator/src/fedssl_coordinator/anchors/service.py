@@ -1,5 +1,6 @@
 """Keeps anchors and gives receipts for them. A contradiction is kept too, as evidence, and is an event."""
 
+import hmac
 from datetime import UTC
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -40,6 +41,11 @@ def note(session: Session, client_id: str, anchor: LedgerAnchor | None) -> Ancho
     if same is None:
         repository.add(session, client_id, anchor, is_consistent=False)
     return None
+
+
+def key_for(session: Session, purpose: str) -> bytes:
+    """A secret of 32 bytes that all API processes share, one for each purpose, derived from the signing key."""
+    return hmac.digest(_signing_key(session).private_bytes_raw(), purpose.encode(), "sha256")
 
 
 def _extend(session: Session, client_id: str, anchor: LedgerAnchor, *, is_new: bool) -> Row:

@@ -65,6 +65,11 @@ def policies(session: Session, names: Sequence[str]) -> dict[str, PolicyNotice]:
     return {name: PolicyNotice.model_validate(policy) for name, policy in rows}
 
 
+def of_names(session: Session, names: Sequence[str]) -> Sequence[Client]:
+    """Those of these clients that there are, in name order."""
+    return session.scalars(select(Client).where(Client.id.in_(names)).order_by(Client.id)).all()
+
+
 def by_name(session: Session, limit: int, after: str | None) -> Sequence[Client]:
     statement = select(Client).order_by(Client.id).limit(limit)
     if after is not None:

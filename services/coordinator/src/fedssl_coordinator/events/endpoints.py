@@ -68,10 +68,11 @@ async def stream_events(
 ) -> EventSourceResponse:
     """A run's events as they happen (server-sent events); ends after `run.finished`."""
     await run_in_threadpool(_require, run_id)
-    return EventSourceResponse(_stream(request, run_id, int(last_event_id or 0), caller))
+    return EventSourceResponse(stream(request, run_id, int(last_event_id or 0), caller))
 
 
-async def _stream(request: Request, run_id: UUID, last_id: int, caller: Caller) -> AsyncIterator[ServerSentEvent]:
+async def stream(request: Request, run_id: UUID, last_id: int, caller: Caller) -> AsyncIterator[ServerSentEvent]:
+    """The events of a run after `last_id`, as they happen, until `run.finished` or the caller's token ends."""
     with request.app.state.wakeups.listen(EVENTS_CHANNEL) as woken:
         while True:
             try:

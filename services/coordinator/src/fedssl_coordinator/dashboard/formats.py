@@ -1,0 +1,112 @@
+"""Numbers and times as people read them. Missing numbers are a dash, and minus is a minus sign."""
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+NOTHING = "–"
+_MINUS = "\u2212"
+
+
+def number(value: float | None, places: int = 0) -> str:
+    """`48210.0` as `48,210`."""
+    return NOTHING if value is None else f"{value:,.{places}f}".replace("-", _MINUS)
+
+
+def percent(value: float | None, places: int = 1) -> str:
+    """A share, 0..1, in percent."""
+    return NOTHING if value is None else number(100 * value, places) + "%"
+
+
+def points(value: float | None) -> str:
+    """A change of a share, in percentage points with its sign."""
+    if value is None:
+        return NOTHING
+    shown = f"{100 * value:+.1f}".replace("-", _MINUS)
+    return "±0" if shown in ("+0.0", f"{_MINUS}0.0") else shown
+
+
+def short(value: float | None) -> str:
+    """Three digits that count."""
+    if value is None:
+        return NOTHING
+    return number(value) if abs(value) >= 100 else f"{value:.3g}".replace("e-0", "e-").replace("-", _MINUS)
+
+
+def in_bytes(value: float | None) -> str:
+    """Decimal, with three digits: `2.56 MB`."""
+    if value is None:
+        return NOTHING
+    amount, units = float(value), ["B", "kB", "MB", "GB", "TB", "PB"]
+    while amount >= 999.5 and len(units) > 1:
+        amount, units = amount / 1000, units[1:]
+    places = 0 if units[0] == "B" or amount >= 99.95 else 1 if amount >= 9.995 else 2
+    return f"{amount:.{places}f} {units[0]}"
+
+
+def seconds(value: float | None) -> str:
+    """`6 h 10 min`."""
+    if value is None:
+        return NOTHING
+    whole = round(max(value, 0))
+    if whole < 60:
+        return f"{whole} s"
+    sizes, names = (86_400, 3_600, 60, 1), ("d", "h", "min", "s")
+    first = next(index for index, size in enumerate(sizes) if whole >= size)
+    parts = [(whole // sizes[first], names[first])]
+    if first < 3:
+        parts.append((whole % sizes[first] // sizes[first + 1], names[first + 1]))
+    return " ".join(f"{count} {name}" for count, name in parts if count)
+
+
+def ago(value: datetime | None) -> str:
+    """How long it is past, roughly."""
+    if value is None:
+        return "never"
+    passed = (datetime.now(UTC) - value).total_seconds()
+    return "now" if passed < 1 else f"{seconds(passed).split(' ')[0]} {seconds(passed).split(' ')[1]} ago"
+
+
+def exact(value: datetime | None) -> str:
+    """For people, to the second, in UTC."""
+    return NOTHING if value is None else value.astimezone(UTC).strftime("%-d %b %Y %H:%M:%S UTC")
+
+
+def day(value: datetime | None) -> str:
+    return NOTHING if value is None else value.astimezone(UTC).strftime("%-d %b")
+
+
+def clock(value: datetime | None) -> str:
+    return NOTHING if value is None else value.astimezone(UTC).strftime("%H:%M:%S")
+
+
+def machine(value: datetime | None) -> str:
+    """For programs: the attribute `datetime`."""
+    return "" if value is None else value.astimezone(UTC).isoformat(timespec="seconds")
+
+
+def digest(value: str | None) -> str:
+    """The first eight digits, four and four."""
+    return NOTHING if not value else f"{value[:4]} {value[4:8]}"
+
+
+def plural(count: int, one: str, many: str | None = None) -> str:
+    """`1 client`, `4 clients`."""
+    return f"{number(count)} {one if count == 1 else many or one + 's'}"
+
+
+FILTERS: Mapping[str, Callable[..., Any]] = {
+    "number": number,
+    "percent": percent,
+    "points": points,
+    "short": short,
+    "bytes": in_bytes,
+    "seconds": seconds,
+    "ago": ago,
+    "exact": exact,
+    "day": day,
+    "clock": clock,
+    "machine": machine,
+    "digest": digest,
+    "plural": plural,
+}

@@ -1,0 +1,62 @@
+"""`/sign-in` and `/sign-out`."""
+
+from urllib.parse import urlsplit
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from fedssl_coordinator.dashboard import sessions
+from fedssl_coordinator.dashboard.sessions import COOKIE, Form, Signed
+from fedssl_coordinator.dashboard.shell import PageRoute, render, see_other
+from fedssl_coordinator.db import DB
+from fedssl_coordinator.problems import ProblemError
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+
+@router.get("/")
+def home() -> Response:
+    """The runs are the front page."""
+    return see_other("/runs")
+
+
+@router.get("/sign-in")
+def ask_for_token(next: str = "/runs") -> Response:  # noqa: A002
+    """The form."""
+    return render("sign_in.html", None, next=_own(next), mistake="")
+
+
+@router.post("/sign-in")
+def take_token(request: Request, form: Form, session: DB) -> Response:
+    """Start a session. The token comes in the body, and goes nowhere else."""
+    sessions.require_same_origin(request)
+    wanted = _own(form.get("next", ""))
+    try:
+        cookie = sessions.sign_in(session, form.get("token", ""))
+    except ProblemError as error:
+        return render("sign_in.html", None, status=error.status, next=wanted, mistake=f"Not signed in: {error.detail}.")
+    response = see_other(wanted)
+    response.set_cookie(
+        COOKIE,
+        cookie,
+        max_age=sessions.LIFETIME_SECONDS,
+        httponly=True,
+        samesite="strict",
+        secure=request.url.scheme == "https",
+    )
+    return response
+
+
+@router.post("/sign-out")
+def sign_out(visitor: Signed) -> Response:
+    """End the session in this browser."""
+    response = see_other("/sign-in")
+    response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+    return response
+
+
+def _own(path: str) -> str:
+    """A path of this site, and nothing else: nobody is sent elsewhere after signing in."""
+    parts = urlsplit(path)
+    is_own = path.startswith("/") and not path.startswith(("//", "/\\")) and not parts.scheme and not parts.netloc
+    return path if is_own and path.isascii() and path.isprintable() else "/runs"

@@ -1,0 +1,195 @@
+"""A run's spec as a form: fields out of the JSON schema, values back into a spec, mistakes beside their fields.
+
+A field that is left empty is left out of the spec, which then has its default. What the schema calls a choice between
+several objects, such as add-ons, is written as JSON.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from pydantic import ValidationError
+
+from fedssl.protocol.methods import METHOD_CONFIGS
+from fedssl.protocol.runs import RunSpec
+from fedssl_coordinator.dashboard.run_view import flat
+
+PREFIX = "spec."
+_TOP = "run"
+_DEEPEST = 5
+_SECTIONS = ("method", "training", "cohort", "data", "model", "evaluation", "watch", "public_data", "partition")
+_OPEN = (_TOP, "method", "training", "cohort")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One setting; `kind`: integer, number, text, choice, yes-no or json."""
+
+    key: str
+    kind: str
+    description: str
+    placeholder: str
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+
+    @property
+    def name(self) -> str:
+        return PREFIX + self.key
+
+    @property
+    def label(self) -> str:
+        """Without the section, which stands above."""
+        return self.key.split(".", 1)[1] if "." in self.key else self.key
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Settings that belong together."""
+
+    name: str
+    description: str
+    fields: list[Field]
+    is_open: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """What is wrong with a setting, by its dotted key; empty: with the whole."""
+
+    key: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A spec, or what is wrong."""
+
+    spec: RunSpec | None
+    mistakes: list[Mistake]
+    given: dict[str, Any]
+
+
+@cache
+def sections(method: str) -> list[Section]:
+    """The form for a method. Raises KeyError where there is none of this name."""
+    whole = RunSpec.model_json_schema()
+    made = [Section(_TOP, "", [*_fields(whole, _only(whole, ("name", "num_rounds", "seed")), "")], True)]
+    for name in _SECTIONS:
+        root = METHOD_CONFIGS[method].model_json_schema() if name == "method" else whole
+        schema = root if name == "method" else _object(root, whole["properties"][name])
+        fields = [field for field in _fields(root, schema, f"{name}.") if field.key != "method.name"]
+        description = (schema.get("description") or "").split("\n")[0]
+        made.append(Section(name, description, fields, name in _OPEN))
+    return made
+
+
+def check(method: str, form: Mapping[str, str]) -> Checked:
+    """The spec that a form says, or its mistakes."""
+    kinds = {field.key: field.kind for section in sections(method) for field in section.fields}
+    given: dict[str, Any] = {"method": {"name": method}}
+    mistakes = []
+    for key, kind in kinds.items():
+        text = form.get(PREFIX + key, "").strip()
+        if not text:
+            continue
+        try:
+            _put(given, key.split("."), _value(kind, text))
+        except ValueError as error:
+            mistakes.append(Mistake(key, str(error)))
+    try:
+        spec = RunSpec.model_validate(given)
+    except ValidationError as error:
+        keys = sorted(kinds, key=len, reverse=True)
+        mistakes += [Mistake(_key(entry["loc"], method, keys), entry["msg"]) for entry in error.errors()[:20]]
+        return Checked(None, mistakes, given)
+    return Checked(None if mistakes else spec, mistakes, given)
+
+
+def values_of(spec: Mapping[str, Any], method: str) -> dict[str, str]:
+    """The form's fields filled as a spec says, but for what is the default anyway."""
+    defaults = flat(RunSpec.model_validate({"method": {"name": method}}).model_dump(mode="json"))
+    found, known = flat(spec), {field.key: field for section in sections(method) for field in section.fields}
+    values = {}
+    for key, field in known.items():
+        value = found.get(key, _nested(spec, key))
+        if value is not None and value != defaults.get(key):
+            values[field.name] = value if isinstance(value, str) else json.dumps(value)
+    return values
+
+
+def _only(schema: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {"properties": {name: schema["properties"][name] for name in names}}
+
+
+def _object(root: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """What a schema stands for, through references and `or null`."""
+    if "$ref" in schema:
+        found = root["$defs"][schema["$ref"].rsplit("/", 1)[1]]
+        return {**_object(root, found), **{key: value for key, value in schema.items() if key == "default"}}
+    options = [option for option in schema.get("anyOf", ()) if option.get("type") != "null"]
+    if len(options) == 1:
+        return {
+            **_object(root, options[0]),
+            **{key: schema[key] for key in ("default", "description") if key in schema},
+        }
+    return dict(schema)
+
+
+def _fields(root: Mapping[str, Any], schema: Mapping[str, Any], prefix: str) -> Iterator[Field]:
+    for name, inner in schema.get("properties", {}).items():
+        found, key = _object(root, inner), f"{prefix}{name}"
+        if found.get("properties") and key.count(".") < _DEEPEST:
+            yield from _fields(root, found, f"{key}.")
+        elif "const" not in found:
+            yield _field(key, found)
+
+
+def _field(key: str, schema: Mapping[str, Any]) -> Field:
+    default = schema.get("default")
+    shown = "" if default is None else str(default) if isinstance(default, str) else json.dumps(default)
+    least, most = schema.get("minimum", schema.get("exclusiveMinimum")), schema.get("maximum")
+    description = (schema.get("description") or "").replace("\n", " ")
+    if "enum" in schema:
+        are_words = all(isinstance(choice, str) for choice in schema["enum"])
+        choices = tuple(str(choice) for choice in schema["enum"])
+        return Field(key, "choice" if are_words else "number", description, shown, choices)
+    kind = {"integer": "integer", "number": "number", "boolean": "yes-no", "string": "text"}.get(
+        schema.get("type", ""), "json"
+    )
+    return Field(key, kind, description, shown, ("true", "false") if kind == "yes-no" else (), least, most)
+
+
+def _value(kind: str, text: str) -> Any:
+    if kind in ("text", "choice"):
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        words = {"integer": "write a whole number", "number": "write a number, as 0.05 or 1e-4", "yes-no": "choose one"}
+        raise ValueError(words.get(kind, 'write JSON, as [64, 128] or {"name": "mean"}')) from None
+
+
+def _put(spec: dict[str, Any], path: list[str], value: Any) -> None:
+    for name in path[:-1]:
+        spec = spec.setdefault(name, {})
+    spec[path[-1]] = value
+
+
+def _key(loc: tuple[int | str, ...], method: str, keys: list[str]) -> str:
+    """The field that a mistake is about: pydantic names the method among the keys too."""
+    parts = [str(part) for index, part in enumerate(loc) if not (index == 1 and loc[0] == "method" and part == method)]
+    whole = ".".join(parts)
+    return next((key for key in keys if whole == key or whole.startswith(f"{key}.")), whole)
+
+
+def _nested(spec: Mapping[str, Any], key: str) -> Any:
+    """The value at a dotted key, an object too."""
+    value: Any = spec
+    for name in key.split("."):
+        if not isinstance(value, Mapping) or name not in value:
+            return None
+        value = value[name]
+    return value

@@ -1,0 +1,21 @@
+/* The list of runs: select some and compare them. */
+import { $, $$, keys } from "./shell.js";
+import { here } from "./rows.js";
+
+const bar = $("#compare"), list = $("#list");
+const boxes = () => $$('input[name="runs"]', list);
+const show = () => {
+  const chosen = boxes().filter((box) => box.checked);
+  for (const box of boxes()) box.closest("tr").classList.toggle("sel", box.checked);
+  bar.hidden = chosen.length === 0;
+  $("output", bar).textContent = chosen.length;
+  $("button.pri", bar).disabled = chosen.length < 2;
+};
+list.addEventListener("change", show);
+bar.addEventListener("reset", () => setTimeout(show)); /* the boxes are the form's own */
+document.body.addEventListener("htmx:afterSwap", show);
+show();
+Object.assign(keys, {
+  x: () => { const box = here() && $('input[name="runs"]', here()); if (box) { box.checked = !box.checked; show(); } },
+  c: () => { if (boxes().filter((box) => box.checked).length > 1) bar.requestSubmit(); },
+});

@@ -1,0 +1,103 @@
+"""A real federation with a real run, a long run written beside it, and Chromium to look at them."""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from uuid import UUID
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, sync_playwright
+
+from fedssl.client import Client
+from fedssl.local.federation import Dealing, Federation, Machine, running_federation
+from fedssl.local.folder import Folder
+from fedssl.protocol.data import PartitionConfig
+from fedssl.protocol.runs import RunSpec
+from support.browsing import CACHE, SIZES, SPEC, Open, Watched, chromium
+from support.judged import register_digits
+from support.large_run import add_large_run
+from support.tables import Tables
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    path = chromium()
+    libraries = {"LD_LIBRARY_PATH": str(path.parent / "lib")} if path.is_relative_to(CACHE) else {}
+    with sync_playwright() as playwright:
+        # No sandbox: it needs rights that containers withhold; only our own pages are opened.
+        running = playwright.chromium.launch(
+            executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"], env={**os.environ, **libraries}
+        )
+        yield running
+        running.close()
+
+
+@pytest.fixture(scope="session")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """What `fedssl up` starts: every process real, three workers with digits."""
+    partition = PartitionConfig(dataset="digits", num_clients=3, scheme="dirichlet", alpha=0.5, max_images=600)
+    folder = Folder(tmp_path_factory.mktemp("federation") / "up")
+    with running_federation(
+        folder, Dealing(partition=partition, required={}), Machine(port=0, device="cpu", threads=1)
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def client(federation: Federation) -> Iterator[Client]:
+    with contextlib.closing(federation.client()) as operator:
+        yield operator
+
+
+@pytest.fixture(scope="session")
+def token(federation: Federation) -> str:
+    return federation.folder.operator_token.read_text(encoding="ascii").strip()
+
+
+@pytest.fixture(scope="session")
+def run(client: Client, tmp_path_factory: pytest.TempPathFactory) -> UUID:
+    """Eight rounds of SSD, trained and judged by real processes."""
+    register_digits(client, tmp_path_factory.mktemp("digits"))
+    made = client.create_run(RunSpec.model_validate(SPEC))
+    for _ in client.events(made.id):
+        pass  # until it has finished
+    assert client.run(made.id).outcome == "completed"
+    while any(row.state in ("queued", "running") for row in client.evaluations(made.id)):
+        time.sleep(0.5)
+    return made.id
+
+
+@pytest.fixture(scope="session")
+def large(federation: Federation, run: UUID) -> UUID:
+    """500 rounds of 200 clients, all closed: nothing works on it. Made last, so that it is nobody's client."""
+    place = federation.folder.postgres
+    password, port = (place / "password").read_text().strip(), (place / "port").read_text().strip()
+    with Tables(f"postgresql://fedssl:{password}@127.0.0.1:{port}/fedssl") as tables:
+        return add_large_run(tables, num_rounds=500, num_clients=200, is_live=False)
+
+
+@pytest.fixture
+def look(browser: Browser, federation: Federation, token: str) -> Iterator[Open]:
+    """Opens a signed-in page of a size and palette; in the end none may have complained."""
+    contexts: list[tuple[BrowserContext, Watched]] = []
+
+    def opened(size: str = "wide", palette: str = "light", *, signed_in: bool = True, **options: object) -> Watched:
+        width, height = SIZES[size]
+        context = browser.new_context(
+            base_url=federation.url, viewport={"width": width, "height": height}, color_scheme=palette, **options
+        )  # type: ignore[arg-type]
+        page = context.new_page()
+        watched = Watched(page, federation.url)
+        contexts.append((context, watched))
+        if signed_in:
+            page.goto("/sign-in")
+            page.fill("#token", token)
+            page.click("button.pri")
+            page.wait_for_url("**/runs")
+        return watched
+
+    yield opened
+    for context, watched in contexts:
+        context.close()
+        assert watched.complaints == []

@@ -1,0 +1,126 @@
+"""Using the page: by keyboard, live, without scripts, without motion."""
+
+from uuid import UUID
+
+from playwright.sync_api import expect
+
+from fedssl.client import Client
+from fedssl.protocol.runs import RunSpec
+from support.browsing import SPEC, Open
+
+WORKERS = ["client-0", "client-1", "client-2"]
+
+
+def _spec(name: str, **changes: object) -> RunSpec:
+    cohort = {"clients": WORKERS, "min_clients": 3, "lease_seconds": 20}
+    return RunSpec.model_validate({**SPEC, "name": name, "evaluation": None, "cohort": cohort, **changes})
+
+
+def test_by_keyboard_from_the_sign_in_to_a_cancelled_stop(look: Open, client: Client, run: UUID, token: str) -> None:
+    stays = client.create_run(_spec("stays"), start=False).id
+    page = look(signed_in=False).open("/sign-in")
+    page.keyboard.type(token)
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/runs")
+    page.keyboard.press("/")
+    page.keyboard.type("stays")
+    expect(page.locator("tbody tr")).to_have_count(1)
+    page.keyboard.press("Tab")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/runs/{stays}")
+    page.locator("#actions a.bad").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#ask-stop")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("#ask-stop")).to_be_hidden()
+    page.locator("#actions a.bad").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#ask-stop button").first).to_be_focused()  # the one that changes nothing
+    page.keyboard.press("Enter")
+    expect(page.locator("#ask-stop")).to_be_hidden()
+    assert client.run(stays).state == "created"
+    page.keyboard.press("?")
+    expect(page.locator("#keys")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press("g")
+    page.keyboard.press("r")
+    page.wait_for_url("**/runs")
+
+
+def test_two_runs_are_selected_and_compared(look: Open, client: Client, run: UUID) -> None:
+    client.create_run(_spec("other", seed=8), start=False)
+    page = look().open("/runs")
+    for key in ("j", "x", "j", "x", "c"):
+        page.keyboard.press(key)
+    page.wait_for_url("**/compare?**")
+    expect(page.locator("h1")).to_have_text("Compare 2 runs")
+
+
+def test_a_run_is_seen_to_go_on_while_the_reader_keeps_the_place(look: Open, client: Client, run: UUID) -> None:
+    live = client.create_run(_spec("live", num_rounds=12)).id
+    page = look().open(f"/runs/{live}")
+    expect(page.locator(".top .live")).to_have_text("Live", timeout=20_000)
+    page.locator("#terms button").first.focus() if page.locator("#terms button").count() else page.focus("#gantt")
+    place = page.evaluate("document.activeElement.outerHTML")
+    closed = page.locator("#strip progress")
+    expect(closed).not_to_have_attribute("value", "0", timeout=60_000)
+    assert page.evaluate("document.activeElement.outerHTML") == place
+    page.locator("#actions a.bad").click()
+    page.locator("#ask-stop button.bad").click()
+    expect(page.locator("#state")).to_contain_text("Stopped", timeout=20_000)
+    assert client.run(live).outcome == "stopped"
+
+
+def test_mistakes_stand_beside_their_fields_as_one_types(look: Open, client: Client, run: UUID) -> None:
+    page = look().open("/runs/new?method=fedbyol")
+    page.fill("#f-num_rounds", "0")
+    expect(page.locator('.err[data-for="num_rounds"]')).to_contain_text("greater than or equal to 1")
+    expect(page.locator("#f-num_rounds")).to_be_focused()
+    page.fill("#f-num_rounds", "2")
+    expect(page.locator('.err[data-for="num_rounds"]')).to_be_empty()
+    page.fill("#f-name", "made by hand")
+    expect(page.locator("pre.spec")).to_contain_text("made by hand")
+    page.click("text=Create, start later")
+    page.wait_for_url("**/runs/*-*")
+    expect(page.locator("h1")).to_have_text("made by hand")
+
+
+def test_without_scripts_one_reads_and_stops(look: Open, client: Client, run: UUID) -> None:
+    plain = client.create_run(_spec("plain", cohort={"clients": [*WORKERS, "nobody"], "min_clients": 4})).id
+    page = look(java_script_enabled=False).open("/runs?q=plain")
+    expect(page.locator("tbody")).to_contain_text("3 of 4 have registered")
+    page.get_by_role("link", name="plain").click()
+    page.locator("#actions a.bad").click()
+    page.get_by_role("button", name="Stop run").click()
+    expect(page.locator("#state")).to_contain_text("Stopped")
+    assert client.run(plain).outcome == "stopped"
+
+
+def test_revoking_needs_the_name(look: Open, client: Client, large: UUID) -> None:
+    page = look().open("/clients/site-200")
+    page.click("text=Revoke")
+    armed = page.locator("#ask-revoke [data-armed]")
+    expect(armed).to_be_disabled()
+    page.fill("#ask-revoke input.in", "site-20")
+    expect(armed).to_be_disabled()
+    page.fill("#ask-revoke input.in", "site-200")
+    armed.click()
+    expect(page.locator("h1 + .st")).to_contain_text("Revoked")
+    assert client.client("site-200").revoked_at is not None
+
+
+def test_nothing_moves_for_those_who_ask_for_that(look: Open, run: UUID) -> None:
+    page = look(reduced_motion="reduce").open(f"/runs/{run}")
+    assert page.evaluate("document.getAnimations().length") == 0
+
+
+def test_the_theme_is_kept(look: Open, run: UUID) -> None:
+    page = look().open("/runs")
+    before = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.keyboard.press("t")
+    page.keyboard.press("t")
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert dark != before
+    page.reload()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == dark

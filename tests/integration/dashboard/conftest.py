@@ -1,0 +1,54 @@
+"""One coordinator for all tests of the web page, with a viewer, an operator and an admin who have signed in."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from support.cast import Cast
+from support.coordinator import Coordinator
+from support.pages import Browser
+from support.servers import Servers
+from support.tables import Tables
+
+
+@pytest.fixture(scope="session")
+def standing(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
+    """Started once; what one test adds, the others see."""
+    store = tmp_path_factory.mktemp("pages") / "store"
+    with servers.database() as url, Coordinator(url, servers.redis_url, store) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def tables(standing: Coordinator) -> Iterator[Tables]:
+    with Tables(standing.database_url) as looking:
+        yield looking
+
+
+@pytest.fixture(scope="session")
+def viewer(standing: Coordinator) -> Iterator[Browser]:
+    with Browser(standing, standing.client.create_token("viewer", label="Vera").secret) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="session")
+def operator(standing: Coordinator) -> Iterator[Browser]:
+    with Browser(standing, standing.operator_token) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="session")
+def admin(standing: Coordinator) -> Iterator[Browser]:
+    with Browser(standing, standing.admin_token) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="session")
+def cast(standing: Coordinator, tables: Tables, tmp_path_factory: pytest.TempPathFactory) -> Cast:
+    """A run of three rounds with one closed: two clients delivered, and both have claimed the second."""
+    cast = Cast(standing, tables, tmp_path_factory.mktemp("cast"), "ab", name="small", num_rounds=3)
+    cast.work("a", "b")
+    cast.advance()
+    cast.claim("a")
+    cast.claim("b")
+    return cast

@@ -1,0 +1,74 @@
+"""A run of 500 rounds and 200 clients: every page stays small, and reads what it shows and no more."""
+
+import base64
+from uuid import UUID
+
+import pytest
+
+from support.large_run import add_large_run
+from support.pages import Browser
+from support.tables import Tables
+
+ROUNDS, CLIENTS = 500, 200
+
+
+@pytest.fixture(scope="module")
+def large(tables: Tables) -> UUID:
+    return add_large_run(tables, num_rounds=ROUNDS, num_clients=CLIENTS, metrics=("loss",))
+
+
+def test_pages_are_bounded(viewer: Browser, large: UUID) -> None:
+    most = {
+        "": 60_000,
+        "/rounds": 120_000,
+        "/rounds/250": 120_000,
+        "/clients": 120_000,
+        "/events": 120_000,
+        "/live": 30_000,
+    }
+    for path, num_bytes in most.items():
+        answer = viewer.get(f"/runs/{large}{path}")
+        assert answer.status_code == 200, path
+        assert len(answer.content) < num_bytes, path
+        assert answer.text.count("<") < 8_000, path
+    assert len(viewer.get("/runs").content) < 60_000
+    assert len(viewer.get("/clients").content) < 150_000
+
+
+def test_charts_are_cut_to_what_can_be_drawn(viewer: Browser, large: UUID) -> None:
+    loss = viewer.get(f"/runs/{large}/metric.json?name=loss&pin=site-007").json()
+    assert len(loss["rounds"]) == ROUNDS
+    assert list(loss["lines"]) == ["site-007"]
+    band = loss["band"]
+    known = [at for at, value in enumerate(band["median"]) if value is not None]
+    assert len(known) >= ROUNDS - 1
+    assert all(band["low"][at] <= band["median"][at] <= band["high"][at] for at in known)
+    heat = viewer.get(f"/runs/{large}/heat.json?name=loss").json()
+    assert len(base64.b64decode(heat["cells"])) == ROUNDS * CLIENTS
+    outcomes = viewer.get(f"/runs/{large}/outcomes.json")
+    assert {len(letters) for letters in outcomes.json()["clients"].values()} == {ROUNDS}
+    assert len(outcomes.content) < 150_000
+    assert len(viewer.get(f"/runs/{large}/curves.json").json()["rounds"]) == ROUNDS // 5
+
+
+def test_the_numbers_are_those_of_the_tables(viewer: Browser, large: UUID, tables: Tables) -> None:
+    values = tables.one(
+        "SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY value) FROM metrics "
+        "WHERE run_id = %s AND name = 'loss' AND round_number = 250",
+        large,
+    )
+    loss = viewer.get(f"/runs/{large}/metric.json?name=loss").json()
+    assert loss["band"]["median"][loss["rounds"].index(250)] == pytest.approx(values)
+    counts = {
+        letter: sum(row.count(letter) for row in viewer.get(f"/runs/{large}/outcomes.json").json()["clients"].values())
+        for letter in "aer"
+    }
+    states = dict(tables.query("SELECT state, count(*) FROM assignments WHERE run_id = %s GROUP BY state", large))
+    assert counts == {"a": states["accepted"], "e": states["expired"], "r": states["rejected"]}
+
+
+def test_exceptions_come_first_where_not_all_are_shown(viewer: Browser, large: UUID) -> None:
+    text = viewer.get(f"/runs/{large}").text
+    assert text.count('<li data-client="') == 2 * 24
+    assert "176 more clients" in text
+    assert text.index("expired in round 500") < text.index("epoch 1 of 2")

@@ -1,0 +1,173 @@
+"""Every page: whose it is, what its headers forbid, and that hostile names stay text."""
+
+import re
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+import fedssl_coordinator.dashboard
+from support.cast import Cast
+from support.coordinator import Coordinator
+from support.pages import Browser, page_routes
+from support.tables import Tables
+
+FOLDER = Path(fedssl_coordinator.dashboard.__file__).parent
+POSTS = {
+    "/sign-in",
+    "/sign-out",
+    "/runs/new",
+    "/runs/new/check",
+    "/runs/{run_id}/{verb}",
+    "/clients/{client_id}/revoke",
+}
+EVIL = "<img src=x onerror=alert(1)>\"'&{{7*7}}"
+
+
+def _paths(cast: Cast) -> list[str]:
+    """Every page that is read, of things that there are."""
+    values = {"run_id": cast.id, "client_id": "a", "number": 1, "verb": "stop"}
+    query = {"/runs/{run_id}/metric.json": "?name=loss", "/runs/{run_id}/heat.json": "?name=loss"}
+    query["/compare"] = query["/compare/curves.json"] = f"?runs={cast.id}"
+    streams = {"/runs/{run_id}/stream", "/", "/sign-in"}
+    return [
+        path.format(**values) + query.get(path, "")
+        for method, path in page_routes()
+        if method == "GET" and path not in streams
+    ]
+
+
+def test_every_post_is_known_to_these_tests() -> None:
+    assert {path for method, path in page_routes() if method != "GET"} == POSTS
+
+
+def test_every_page_is_there_for_a_viewer_but_the_form(viewer: Browser, cast: Cast) -> None:
+    for path in _paths(cast):
+        answer = viewer.get(path)
+        assert answer.status_code == (403 if path == "/runs/new" else 200), path
+        assert "script-src 'self'" in answer.headers["content-security-policy"], path
+        assert "unsafe" not in answer.headers["content-security-policy"], path
+
+
+def test_no_page_answers_without_a_session(standing: Coordinator, cast: Cast) -> None:
+    with Browser(standing, None) as nobody:
+        for path in [*_paths(cast), f"/runs/{cast.id}/stream"]:
+            assert nobody.get(path).status_code == 303, path
+
+
+def test_what_is_not_there_says_so(viewer: Browser, cast: Cast) -> None:
+    gone = UUID(int=7)
+    paths = [path.replace(str(cast.id), str(gone)).replace("/clients/a", "/clients/nobody") for path in _paths(cast)]
+    for path in {path for path in paths if str(gone) in path or "nobody" in path}:
+        assert viewer.get(path).status_code == 404, path
+    for path in (
+        "/runs/x",
+        "/runs/x/rounds",
+        f"/runs/{cast.id}/rounds/0",
+        f"/runs/{cast.id}/rounds/9",
+        "/compare?runs=x",
+    ):
+        assert viewer.get(path).status_code == 404, path
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/runs?cursor=x", "/runs?q=%00", "/runs?q=%25%5F\\", "/runs?group=x", "/clients?after=%00",
+     "/clients/a?cursor=e30=", "/events?before=99999999999999999999", "/clients/%00", "/sign-in?next=%00",
+     "/compare?runs=" + "x," * 200],
+)  # fmt: skip
+def test_nonsense_is_no_failure(viewer: Browser, path: str) -> None:
+    assert viewer.get(path).status_code < 500
+
+
+def test_hostile_names_stay_text(standing: Coordinator, tables: Tables, cast: Cast) -> None:
+    tables.execute("UPDATE runs SET name = %s, reason = %s WHERE id = %s", EVIL, EVIL, cast.id)
+    tables.execute("UPDATE clients SET device = %s WHERE id = 'a'", EVIL)
+    tables.execute("UPDATE rounds SET reason = %s WHERE run_id = %s", EVIL, cast.id)
+    tables.execute("UPDATE assignments SET reason = %s WHERE run_id = %s", EVIL, cast.id)
+    tables.execute("UPDATE events SET message = %s WHERE run_id = %s", EVIL, cast.id)
+    with Browser(standing, standing.client.create_token("admin", label=EVIL[:100]).secret) as browser:
+        for path in _paths(cast):
+            if ".json" not in path and ".csv" not in path and "encoder" not in path:
+                text = browser.get(path).text
+                assert "<img" not in text, path
+                assert "{{7*7}}" in text or "alert" not in text, path
+    tables.execute("UPDATE runs SET name = 'small', reason = NULL WHERE id = %s", cast.id)
+
+
+def test_no_template_has_a_script_or_a_style_of_its_own() -> None:
+    templates = sorted((FOLDER / "templates").glob("*.html"))
+    assert templates
+    for path in templates:
+        text = path.read_text()
+        assert not re.search(
+            r"\sstyle=|\son[a-z]+=|hx-on|hx-vals='?js:|javascript:|<style|\|\s*safe(?!\s*\}\}</svg>)", text
+        ), path
+        assert all("src=" in tag for tag in re.findall(r"<script[^>]*>", text)), path
+
+
+def test_what_others_wrote_is_what_the_note_says() -> None:
+    import hashlib
+
+    folder = FOLDER / "static" / "vendor"
+    noted = dict(
+        reversed(line.split()) for line in (folder / "VENDORED.txt").read_text().split("sha256\n")[1].splitlines()
+    )
+    files = [path for path in folder.iterdir() if path.suffix in (".js", ".css", ".woff2")]
+    assert {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files} == noted
+
+
+def test_static_files_are_kept_by_browsers_and_nothing_else_is_served(viewer: Browser) -> None:
+    found = set(re.findall(r'"(/static/[^"]+)"', viewer.get("/runs").text))
+    assert found
+    for path in found:
+        answer = viewer.get(path)
+        assert answer.status_code == 200, path
+        assert "immutable" in answer.headers["cache-control"]
+    root = next(iter(found)).split("/")[2]
+    for path in (
+        f"/static/{root}/../shell.py",
+        f"/static/{root}/%2e%2e/shell.py",
+        "/static/shell.js",
+        f"/static/{root}/",
+    ):
+        assert viewer.get(path).status_code == 404, path
+
+
+def test_the_page_of_a_run_says_who_holds_it_up(viewer: Browser, cast: Cast) -> None:
+    text = viewer.get(f"/runs/{cast.id}").text
+    assert "0 of 2 updates in" in text
+    assert "has claimed round 2" in text
+    assert "aggregated" in text
+
+
+def test_a_client_that_is_silent_makes_the_run_stalled(viewer: Browser, cast: Cast, tables: Tables) -> None:
+    cast.lapse("a")
+    cast.lapse("b")
+    tables.execute("UPDATE clients SET last_seen_at = now() - interval '10 minutes'")
+    text = viewer.get("/runs?q=small").text
+    assert "Stalled" in text
+    assert "a and b have not been seen for a while" in text
+    tables.execute("UPDATE clients SET last_seen_at = now()")
+
+
+def test_the_downloads_are_what_they_say(viewer: Browser, cast: Cast) -> None:
+    metrics = viewer.get(f"/runs/{cast.id}/metrics.csv")
+    assert metrics.text.splitlines()[0] == "round,client,name,value"
+    assert any(line.startswith("1,a,loss,") for line in metrics.text.splitlines())
+    model = cast.run.model
+    assert model is not None
+    assert (
+        viewer.get(f"/runs/{cast.id}/encoder").content
+        == (cast.coordinator.store / model[:2] / model[2:4] / model).read_bytes()
+    )
+    assert viewer.get(f"/runs/{cast.id}/spec.json").json()["num_rounds"] == 3
+
+
+def test_the_stream_of_a_run_sends_what_is_new(viewer: Browser, cast: Cast) -> None:
+    log = list(cast.coordinator.client.event_log(cast.id))
+    path = f"/runs/{cast.id}/stream?after={log[-2].id}"
+    with viewer.http.stream("GET", path) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = answer.iter_lines()
+        assert next(line for line in lines if line.startswith("id:")) == f"id: {log[-1].id}"

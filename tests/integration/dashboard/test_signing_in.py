@@ -1,0 +1,89 @@
+"""Sessions: who gets one, what its cookie is, and when it ends."""
+
+import time
+
+import pytest
+
+from fedssl_coordinator.dashboard import sessions
+from support.coordinator import Coordinator
+from support.pages import Browser
+
+
+@pytest.fixture
+def nobody(standing: Coordinator) -> Browser:
+    return Browser(standing, None)
+
+
+def test_without_a_session_every_page_leads_to_the_sign_in(nobody: Browser) -> None:
+    answer = nobody.get("/clients/a")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/sign-in?next=/clients/a")
+    assert nobody.get("/runs", **{"HX-Request": "true"}).headers["hx-redirect"] == "/sign-in?next=/runs"
+
+
+def test_the_cookie_is_out_of_reach_and_holds_no_token(standing: Coordinator, nobody: Browser) -> None:
+    answer = nobody.http.post("/sign-in", data={"token": f" {standing.operator_token}\n", "next": "/clients"})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/clients")
+    cookie = answer.headers["set-cookie"]
+    assert {"HttpOnly", "SameSite=strict", "Path=/"} <= {part.strip() for part in cookie.split(";")}
+    assert standing.operator_token not in cookie
+    assert "secure" not in cookie.lower()
+    assert standing.operator_token not in nobody.get("/runs").text
+
+
+@pytest.mark.parametrize("path", ["//evil.example", "https://evil.example/", "/\\evil.example", "evil", "/a\nb"])
+def test_nobody_is_sent_elsewhere_after_signing_in(standing: Coordinator, nobody: Browser, path: str) -> None:
+    answer = nobody.http.post("/sign-in", data={"token": standing.operator_token, "next": path})
+    assert answer.headers["location"] == "/runs"
+
+
+@pytest.mark.parametrize("secret", ["", "fedssl_nonsense", "x" * 201, "\x00"])
+def test_a_wrong_token_is_refused_without_a_cookie(nobody: Browser, secret: str) -> None:
+    answer = nobody.http.post("/sign-in", data={"token": secret})
+    assert answer.status_code == 401
+    assert "set-cookie" not in answer.headers
+    assert "Not signed in" in answer.text
+
+
+def test_workers_have_no_business_here(standing: Coordinator, nobody: Browser) -> None:
+    answer = nobody.http.post("/sign-in", data={"token": standing.worker_token("w")})
+    assert answer.status_code == 403
+    assert "role worker" in answer.text
+
+
+def test_a_changed_cookie_opens_nothing(standing: Coordinator, operator: Browser, nobody: Browser) -> None:
+    cookie = operator.http.cookies[sessions.COOKIE]
+    token_id, until, mac = cookie.split(".")
+    later = f"{token_id}.{int(until) + 1}.{mac}"
+    for forged in (later, cookie[:-1], f"..{mac}", "", ".", f"{token_id}.{until}.ä", "a.b.c"):
+        answer = nobody.http.get("/runs", headers={b"Cookie": f"{sessions.COOKIE}={forged}".encode()})
+        assert answer.status_code == 303, forged
+
+
+def test_a_session_ends_with_its_time(standing: Coordinator, nobody: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Browser(standing, standing.operator_token) as browser:
+        assert browser.get("/runs").status_code == 200
+        later = time.time() + sessions.LIFETIME_SECONDS + 1
+        monkeypatch.setattr(sessions.time, "time", lambda: later)
+        assert browser.get("/runs").status_code == 303
+
+
+def test_a_session_ends_with_its_token(standing: Coordinator) -> None:
+    token = standing.client.create_token("viewer")
+    with Browser(standing, token.secret) as browser:
+        assert browser.get("/runs").status_code == 200
+        standing.client.revoke_token(token.id)
+        assert browser.get("/runs").status_code == 303
+
+
+def test_signing_out_takes_the_cookie_away(standing: Coordinator) -> None:
+    with Browser(standing, standing.operator_token) as browser:
+        assert browser.http.post("/sign-out").status_code == 403  # without the form's secret
+        assert browser.send("/sign-out").headers["location"] == "/sign-in"
+        assert sessions.COOKIE not in browser.http.cookies
+
+
+def test_a_sign_in_that_another_site_sends_is_refused(standing: Coordinator, nobody: Browser) -> None:
+    for headers in ({"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
+        answer = nobody.http.post("/sign-in", data={"token": standing.operator_token}, headers=headers)
+        assert answer.status_code == 403
+        assert "set-cookie" not in answer.headers

@@ -1,0 +1,129 @@
+"""What the page changes: only by a form of one's own session, and only by those who may."""
+
+import json
+
+import pytest
+
+from support.cast import Cast
+from support.coordinator import Coordinator
+from support.federation import tiny_spec
+from support.pages import Browser
+from support.tables import Tables
+
+
+def _run(standing: Coordinator) -> str:
+    return str(standing.client.create_run(tiny_spec(name="steered", cohort={"min_clients": 90}), start=False).id)
+
+
+def test_a_run_is_started_paused_resumed_and_stopped(standing: Coordinator, operator: Browser) -> None:
+    run = _run(standing)
+    for verb, state in (("start", "running"), ("pause", "paused"), ("resume", "running"), ("stop", "finished")):
+        assert f'action="/runs/{run}/{verb}"' in operator.get(f"/runs/{run}/{verb}/confirm").text
+        answer = operator.send(f"/runs/{run}/{verb}")
+        assert (answer.status_code, answer.headers["location"]) == (303, f"/runs/{run}")
+        assert operator.get(f"/runs/{run}/spec").status_code == 200
+        assert standing.client.run(run).state == state
+    assert operator.send(f"/runs/{run}/resume").status_code == 409
+
+
+@pytest.mark.parametrize("fields", [{}, {"csrf": ""}, {"csrf": "0" * 64}, {"csrf": "ä"}])
+def test_a_form_without_the_sessions_secret_changes_nothing(
+    standing: Coordinator, operator: Browser, fields: dict[str, str]
+) -> None:
+    run = _run(standing)
+    assert operator.http.post(f"/runs/{run}/stop", data=fields).status_code == 403
+    assert standing.client.run(run).state == "created"
+
+
+def test_the_secret_of_another_session_does_not_serve(standing: Coordinator, operator: Browser, admin: Browser) -> None:
+    run = _run(standing)
+    assert operator.http.post(f"/runs/{run}/stop", data={"csrf": admin.csrf}).status_code == 403
+    assert standing.client.run(run).state == "created"
+
+
+def test_a_form_from_another_site_changes_nothing(standing: Coordinator, operator: Browser) -> None:
+    run = _run(standing)
+    for headers in ({"Origin": "https://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "same-site"}):
+        assert operator.send(f"/runs/{run}/stop", headers=headers).status_code == 403
+    assert standing.client.run(run).state == "created"
+
+
+def test_a_viewer_steers_nothing(standing: Coordinator, viewer: Browser) -> None:
+    run = _run(standing)
+    for path in (f"/runs/{run}/stop", f"/runs/{run}/start", "/runs/new", "/clients/a/revoke"):
+        assert viewer.send(path, method="ssd", name="a").status_code == 403
+    assert standing.client.run(run).state == "created"
+    assert "/stop" not in viewer.get(f"/runs/{run}").text
+
+
+def test_only_an_admin_revokes_and_only_by_the_name(
+    standing: Coordinator, operator: Browser, admin: Browser, tables: Tables
+) -> None:
+    standing.worker("leaver")
+    assert operator.send("/clients/leaver/revoke", name="leaver").status_code == 403
+    assert "Revoke" not in operator.get("/clients/leaver").text
+    for typed in ("", "Leaver", "leaver "):
+        assert admin.send("/clients/leaver/revoke", name=typed).status_code == 422
+    assert standing.client.client("leaver").revoked_at is None
+    assert admin.send("/clients/leaver/revoke", name="leaver").status_code == 303
+    assert standing.client.client("leaver").revoked_at is not None
+
+
+def test_the_form_makes_the_run_that_it_shows(standing: Coordinator, operator: Browser) -> None:
+    fields = {
+        "method": "fedbyol",
+        "key": "ab12",
+        "start": "later",
+        "spec.name": "from the form",
+        "spec.training.optimizer.learning_rate": "1e-2",
+        "spec.model.encoder.widths": "[8, 16]",
+        "spec.cohort.without_quorum": "skip",
+        "spec.training.drop_last": "false",
+    }
+    first = operator.send("/runs/new", **fields)
+    assert first.status_code == 303
+    assert (
+        operator.send("/runs/new", **fields).headers["location"] == first.headers["location"]
+    )  # sent twice, made once
+    spec = standing.client.run(first.headers["location"].removeprefix("/runs/")).spec
+    assert (spec.name, spec.method.name, spec.cohort.without_quorum) == ("from the form", "fedbyol", "skip")
+    assert spec.training.optimizer.learning_rate == 0.01
+    assert spec.training.drop_last is False
+    assert spec.model.encoder.model_dump()["widths"] == (8, 16)
+
+
+def test_a_form_filled_from_a_run_gives_the_same_spec(standing: Coordinator, operator: Browser, cast: Cast) -> None:
+    text = operator.get(f"/runs/new?from={cast.id}").text
+    given = json.loads(text.split('aria-label="Spec, as JSON">')[1].split("</pre>")[0].replace("&#34;", '"'))
+    assert type(cast.run.spec).model_validate(given) == cast.run.spec
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "word"),
+    [
+        ("spec.num_rounds", "0", "num_rounds"),
+        ("spec.num_rounds", "many", "write a whole number"),
+        ("spec.model.encoder.widths", "[8", "write JSON"),
+        ("spec.training.optimizer.learning_rate", "-1", "learning_rate"),
+        ("spec.name", "<b>", "name"),
+        ("spec.cohort.clients", "[" * 5000, "write JSON"),
+        ("spec.method.uniformity_weight", '"x"', "uniformity_weight"),
+    ],
+)
+def test_a_mistake_stands_beside_its_field(operator: Browser, field: str, value: str, word: str) -> None:
+    fields = {"method": "fedalignuniform", field: value}
+    checked = operator.send("/runs/new/check", **fields)
+    assert checked.status_code == 200
+    assert f'data-key="{field.removeprefix("spec.")}"' in checked.text
+    assert word in checked.text
+    answer = operator.send("/runs/new", **fields)
+    assert answer.status_code == 422
+    assert 'aria-invalid="true"' in answer.text
+
+
+def test_a_good_spec_is_said_to_be_good(viewer: Browser) -> None:
+    assert (
+        "This is a possible run"
+        in viewer.send("/runs/new/check", method="flesd", **{"spec.public_data.dataset": "x"}).text
+    )
+    assert viewer.send("/runs/new/check", method="nonsense").status_code == 404

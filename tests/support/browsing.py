@@ -1,0 +1,67 @@
+"""Chromium, the pages it opens, and where their pictures go."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page
+
+from support.judged import DATASET
+
+ROOT = Path(__file__).parents[2]
+ARTIFACTS = ROOT / ".artifacts" / "browser"
+CACHE = ROOT / ".cache"
+PALETTES = ("light", "dark")
+SIZES = {"wide": (1440, 900), "phone": (390, 844)}
+
+SPEC = {
+    "name": "digits-ssd",
+    "seed": 7,
+    "num_rounds": 8,
+    "method": {"name": "ssd"},
+    "model": {"encoder": {"widths": [8, 16, 32]}, "projector": {"hidden_dims": [32], "out_dim": 32}},
+    "data": {"channels": 1, "image_size": 16},
+    "training": {"batch_size": 64, "optimizer": {"learning_rate": 0.1}},
+    "cohort": {"min_clients": 3, "lease_seconds": 20},
+    "evaluation": {"dataset": DATASET, "every": 2},
+}
+
+
+def chromium() -> Path:
+    """The one of the system, else the one that `make browser-deps` has unpacked."""
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    unpacked = CACHE / "chromium" / "chromium"
+    if found is None and not unpacked.exists():
+        pytest.fail("there is no Chromium: run `make browser-deps`")
+    return Path(found) if found else unpacked
+
+
+class Watched:
+    """A page that remembers what it complained of, and what it asked for elsewhere."""
+
+    def __init__(self, page: Page, base: str) -> None:
+        self.page = page
+        self.complaints: list[str] = []
+        page.on("console", lambda message: message.type in ("error", "warning") and self._hear(message.text))
+        page.on("pageerror", lambda error: self._note(str(error)))
+        page.on("request", lambda request: request.url.startswith((base, "data:")) or self._note(request.url))
+        page.on("response", lambda response: response.status >= 500 and self._note(f"{response.status} {response.url}"))
+
+    def _hear(self, text: str) -> None:
+        if "status of 404" not in text:  # Chromium's own words for a page that is not there
+            self._note(text)
+
+    def _note(self, what: str) -> None:
+        self.complaints.append(what)
+
+    def open(self, path: str) -> Page:
+        """Go there, and wait until its charts are drawn."""
+        self.page.goto(path)
+        if not self.page.locator("#run[data-live='1']").count():  # a live page is never idle
+            self.page.wait_for_load_state("networkidle")
+        self.page.evaluate("document.fonts.ready")
+        return self.page
+
+
+Open = Callable[..., Watched]

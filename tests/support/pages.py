@@ -1,0 +1,57 @@
+"""The web page as a browser without scripts sees it."""
+
+import re
+from typing import Self
+
+import httpx
+from fastapi.routing import APIRoute
+
+from fedssl_coordinator.dashboard import (
+    client_pages,
+    compare_pages,
+    new_run_pages,
+    other_pages,
+    run_pages,
+    run_tables,
+    runs_pages,
+    signing,
+)
+from support.coordinator import Coordinator
+
+MODULES = (signing, runs_pages, new_run_pages, compare_pages, run_tables, run_pages, client_pages, other_pages)
+
+
+def page_routes() -> list[tuple[str, str]]:
+    """Method and path of everything that the web page answers."""
+    routes = [route for module in MODULES for route in module.router.routes if isinstance(route, APIRoute)]
+    return sorted((method, route.path) for route in routes for method in route.methods)
+
+
+class Browser:
+    """One session: signs in by the form, and sends forms with what their page has put into them."""
+
+    def __init__(self, coordinator: Coordinator, secret: str | None) -> None:
+        self.http = coordinator.bare_http()
+        if secret is not None:
+            answer = self.http.post("/sign-in", data={"token": secret})
+            assert answer.status_code == 303, answer.text
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.http.close()
+
+    def get(self, path: str, **headers: str) -> httpx.Response:
+        return self.http.get(path, headers=headers)
+
+    @property
+    def csrf(self) -> str:
+        """What every form of this session carries."""
+        found = re.search(r'name="csrf" value="([0-9a-f]{64})"', self.get("/runs").text)
+        assert found, "every page has the form that signs out"
+        return found[1]
+
+    def send(self, path: str, *, headers: dict[str, str] | None = None, **fields: str) -> httpx.Response:
+        """A form of this session's own."""
+        return self.http.post(path, data={"csrf": self.csrf, **fields}, headers=headers)
