@@ -7,7 +7,7 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session
 
-from fedssl.protocol.states import RoundState, RunState
+from fedssl.protocol.states import RoundState
 from fedssl_coordinator.dashboard import overview_queries as queries
 from fedssl_coordinator.dashboard.drawing import ribbon, spark
 from fedssl_coordinator.dashboard.standing import Last, Standing, last_verdict, standing
@@ -107,7 +107,4 @@ def needing_attention(session: Session) -> list[Row]:
 
 def totals(session: Session) -> tuple[queries.Facts, dict[str, int], int]:
     """The four facts, how many runs there are in each group, and how many of the active ones are paused."""
-    from fedssl_coordinator.runs import repository as runs
-
-    counts = queries.group_counts(session)
-    return queries.facts(session), counts, runs.counts_by_state(session).get(RunState.PAUSED, 0)
+    return queries.facts(session), queries.group_counts(session), queries.num_paused(session)

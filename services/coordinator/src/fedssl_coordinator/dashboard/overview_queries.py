@@ -53,6 +53,10 @@ def group_counts(session: Session) -> dict[str, int]:
     return dict(zip(GROUPS, session.execute(select(*counts).select_from(Run)).one(), strict=True))
 
 
+def num_paused(session: Session) -> int:
+    return session.scalar(select(func.count()).where(Run.state == RunState.PAUSED)) or 0
+
+
 def page(session: Session, limit: int, before: tuple[datetime, UUID] | None, group: str, text: str) -> Sequence[Run]:
     """Runs of a group whose name, method, encoder or state holds `text`, newest first."""
     statement = select(Run).where(GROUPS[group][1]).order_by(Run.created_at.desc(), Run.id.desc()).limit(limit)
