@@ -4,6 +4,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
+# Tests start hundreds of processes: none is to compile every library anew, whatever the environment says.
+export PYTHONDONTWRITEBYTECODE :=
 # Test processes, each with servers of its own.
 JOBS ?= 2
 VENV := .venv

@@ -12,8 +12,11 @@ import torch
 from support.coordinator import Coordinator
 from support.servers import Servers
 
-# A shell starts background jobs with SIGINT ignored, and processes pass that on: the tests' own would not hear Ctrl-C.
+# Background jobs of a shell ignore SIGINT, what nohup starts SIGHUP, and processes pass that on to those that they
+# start, which are to hear both here.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 @pytest.fixture(autouse=True)

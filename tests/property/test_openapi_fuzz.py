@@ -31,6 +31,11 @@ def coordinator(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> I
         yield running
 
 
+@schemathesis.serializer("application/offset+octet-stream")
+def _part_of_a_file(_: object, value: object) -> bytes:
+    return value if isinstance(value, bytes) else repr(value).encode()
+
+
 OPERATIONS = {
     found.ok().label: found.ok()
     for found in schemathesis.openapi.from_dict(create_app().openapi()).get_all_operations()
@@ -56,7 +61,7 @@ def test_no_operation_answers_with_a_5xx(label: str, coordinator: Coordinator) -
         case.validate_response(answer, checks=[not_a_server_error])
         if answer.status_code >= 400:
             assert answer.headers["content-type"] == ["application/problem+json"]
-            assert answer.json()["status"] == answer.status_code
+            assert label.startswith("HEAD ") or answer.json()["status"] == answer.status_code
 
     ask()
 

