@@ -73,7 +73,7 @@ def _assert_same_bits(deployed: Tensors, simulated: Tensors) -> None:
 def test_an_encoder_that_a_worker_declared(running: Federation) -> None:
     """The run's spec holds it from its creation on; that worker, killed in round 2, goes on with its own network."""
     learning = {"client_encoders": "declared", "client_distillation": {"num_epochs": 3}}
-    spec = _flesd(learning, num_rounds=2, training={"batch_size": 8, "local_epochs": 25})
+    spec = _flesd(learning, num_rounds=2, training={"batch_size": 8, "local_epochs": 80})
     run = running.client.create_run(spec)
     config = distillation_of(run.spec.method)
     assert config is not None
