@@ -1,36 +1,21 @@
 """`fedssl public-dataset` and `fedssl evaluation-dataset` against a real coordinator."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from fedssl.artifacts.store import digest_of
-from fedssl.cli.main import app
 from fedssl.data import ImageData, load_dataset, save_npz
 from fedssl.image_files import open_labelled, open_public
+from support.commands import Fedssl
 from support.coordinator import Coordinator
 from support.data_sets import digits_file
 
 pytestmark = pytest.mark.integration
-
-Fedssl = Callable[..., Result]
-
-
-@pytest.fixture
-def fedssl(coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fedssl:
-    """Run a command as an operator of the coordinator, in an empty folder."""
-    token = tmp_path / "token"
-    token.write_text(coordinator.operator_token)
-    token.chmod(0o600)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FEDSSL_URL", coordinator.url)
-    monkeypatch.setenv("FEDSSL_TOKEN_FILE", str(token))
-    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def _document(result: Result) -> Any:

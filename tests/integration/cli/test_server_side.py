@@ -1,15 +1,14 @@
 """What the coordinator itself keeps and trains, from the command line: dimensions and distillations."""
 
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from fedssl.cli.main import app
 from fedssl.protocol.states import JobState, RunState
+from support.commands import Fedssl
 from support.coordinator import Coordinator
 from support.distilling import DistillingCast
 from support.federation import tiny_spec
@@ -17,25 +16,6 @@ from support.methods import method_spec
 from support.tables import Tables
 
 pytestmark = pytest.mark.integration
-
-Fedssl = Callable[..., Result]
-
-
-@pytest.fixture
-def fedssl(coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fedssl:
-    """Run a command as an operator of the coordinator."""
-    token = tmp_path / "token"
-    token.write_text(coordinator.operator_token)
-    token.chmod(0o600)
-    monkeypatch.setenv("FEDSSL_URL", coordinator.url)
-    monkeypatch.setenv("FEDSSL_TOKEN_FILE", str(token))
-    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-@pytest.fixture
-def tables(coordinator: Coordinator) -> Iterator[Tables]:
-    with Tables(coordinator.database_url) as looking:
-        yield looking
 
 
 def _document(result: Result) -> Any:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ipaddress
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from fedssl.addresses import is_loopback
 from fedssl.errors import FedSSLError
 from fedssl_coordinator.settings import settings
 
@@ -52,14 +52,6 @@ class Listening:
                 "updates: give a certificate (--tls-cert, --tls-key); or listen on 127.0.0.1 behind a proxy that has "
                 "one; or, where the network itself is private and encrypted, say --insecure-public"
             )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address; a name other than localhost may mean any."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def serve(app: ASGIApp, listening: Listening) -> None:

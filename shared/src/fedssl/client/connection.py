@@ -11,9 +11,10 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from fedssl import tracing
+from fedssl.addresses import is_loopback
 from fedssl.client.errors import BadAnswer, ClientError, Unreachable, api_error
 from fedssl.client.retry import Retry, with_retries
-from fedssl.client.tls import MUTUAL_TLS_HINT, Tls, is_loopback, trust_error
+from fedssl.client.tls import MUTUAL_TLS_HINT, Tls, trust_error
 from fedssl.protocol.errors import Problem
 from fedssl.protocol.views import Page
 
@@ -56,7 +57,7 @@ class Connection:
             transport=transport,
             verify=tls.context(parsed) if transport is None else False,
             # A proxy that the environment names has no part in what does not leave this machine.
-            trust_env=not is_loopback(parsed),
+            trust_env=not is_loopback(parsed.host),
         )
 
     def close(self) -> None:

@@ -1,6 +1,5 @@
 """How a connection is kept from being read: whom it trusts, who it says it is, and what may go without."""
 
-import ipaddress
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import Self
 
 import httpx
 
+from fedssl.addresses import is_loopback
 from fedssl.client.errors import ClientError, Untrusted
 
 _REFUSED = ("CERTIFICATE_REQUIRED", "UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_EXPIRED", "CERTIFICATE_REVOKED")
@@ -63,7 +63,7 @@ class Tls:
 
     def check_token_may_go(self, url: httpx.URL) -> None:
         """Raise ClientError where a token would go to another machine unencrypted."""
-        if url.scheme == "https" or self.insecure_http or is_loopback(url):
+        if url.scheme == "https" or self.insecure_http or is_loopback(url.host):
             return
         raise ClientError(
             f"{url.host} is another machine, and over http anybody in between could read the token: use https:// (with "
@@ -73,14 +73,6 @@ class Tls:
 
 
 DEFAULT_TLS = Tls()
-
-
-def is_loopback(url: httpx.URL) -> bool:
-    """Whether an address is this machine's own."""
-    try:
-        return ipaddress.ip_address(url.host).is_loopback
-    except ValueError:
-        return url.host == "localhost"
 
 
 def trust_error(error: BaseException, url: str) -> Untrusted | None:

@@ -1,0 +1,7 @@
+"""What runs a command in a test: `fedssl("run", "ls")`."""
+
+from collections.abc import Callable
+
+from typer.testing import Result
+
+Fedssl = Callable[..., Result]
