@@ -57,11 +57,6 @@ def configure(service: str, exporter: "SpanExporter | None" = None) -> None:
     _is_on = True
 
 
-def is_on() -> bool:
-    """Whether this process traces."""
-    return _is_on
-
-
 def round_trace(run_id: UUID, round_number: int) -> dict[str, str]:
     """The headers of a round's trace, the same in every process."""
     digest = hashlib.sha256(f"{run_id}/{round_number}".encode()).hexdigest()
