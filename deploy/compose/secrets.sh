@@ -24,6 +24,16 @@ if [ -d /secrets/grafana ]; then
   chmod 755 /secrets/grafana
 fi
 
+# The object store's keys, unless they are yours; the coordinator finds them among its own.
+if [ -d /secrets/objects ]; then
+  random | keep /secrets/objects/fedssl_s3_access_key_id 444
+  random | keep /secrets/objects/fedssl_s3_secret_access_key 444
+  chmod 755 /secrets/objects
+  for name in fedssl_s3_access_key_id fedssl_s3_secret_access_key; do
+    keep "/secrets/coordinator/$name" 400 <"/secrets/objects/$name"
+  done
+fi
+
 umask 077
 printf 'postgresql+psycopg://fedssl:%s@postgres:5432/fedssl' "$(cat /secrets/postgres/password)" |
   keep /secrets/coordinator/fedssl_database_url 400

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from celery.beat import Scheduler
 
+from fedssl_coordinator.beat import Beat
 from fedssl_coordinator.celery_app import _configuration
 from fedssl_coordinator.settings import settings
 
@@ -83,4 +85,5 @@ def test_celery_takes_and_sends_json_alone(monkeypatch: pytest.MonkeyPatch, tmp_
     assert configuration["accept_content"] == ["json"]
     assert configuration["task_serializer"] == "json"
     assert configuration["task_ignore_result"]  # no result is kept, in whatever form
-    assert configuration["beat_scheduler"] == "celery.beat:Scheduler"  # the default one keeps a pickle on disk
+    assert configuration["beat_scheduler"] == "fedssl_coordinator.beat:Beat"
+    assert Beat.__bases__ == (Scheduler,)  # in memory: the default one keeps a pickle on disk

@@ -1,14 +1,26 @@
 """Using the page: by keyboard, live, without scripts, without motion."""
 
+import re
 from uuid import UUID
 
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from fedssl.client import Client
 from fedssl.protocol.runs import RunSpec
 from support.browsing import SPEC, Open
 
 WORKERS = ["client-0", "client-1", "client-2"]
+
+
+_CHART = """async () => {
+  const { chart } = await import(document.querySelector('script[src$="/run.js"]').src.replace("run.js", "charts.js"));
+  const place = Object.assign(document.createElement("div"), { id: "tested" });
+  document.querySelector("main").prepend(place);
+  const series = (y) => [{ label: "Linear probe", color: "accent", width: 2, y }];
+  const shown = chart(place, { x: [0, 5, 9], series: series([0.1, 0.5, 0.6]), y: [0, 1] });
+  await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+  shown.set({ x: [0, 10, 20], series: series([0.1, 0.8, 0.9]) });
+}"""
 
 
 def _spec(name: str, **changes: object) -> RunSpec:
@@ -72,6 +84,34 @@ def test_a_run_is_seen_to_go_on_while_the_reader_keeps_the_place(look: Open, cli
     assert client.run(live).outcome == "stopped"
 
 
+def test_a_stream_that_was_answered_with_an_error_is_opened_again(look: Open, client: Client, run: UUID) -> None:
+    """As by a proxy in front while the coordinator restarts: the browser gives such a stream up."""
+    live = client.create_run(_spec("again", num_rounds=200)).id
+    watched, answers = look(), iter([404, 404])
+
+    def answer(route: Route) -> None:
+        status = next(answers, None)
+        route.continue_() if status is None else route.fulfill(status=status, body="")
+
+    watched.page.route("**/stream?*", answer)
+    page = watched.open(f"/runs/{live}")
+    expect(page.locator(".top .live")).to_have_text("No connection", timeout=20_000)
+    expect(page.locator(".top .live")).to_have_text("Live", timeout=30_000)
+    client.stop(live)
+    expect(page.locator("#state")).to_contain_text("Stopped", timeout=20_000)
+
+
+def test_a_chart_that_goes_on_tells_what_it_shows_now(look: Open, run: UUID) -> None:
+    page = look().open(f"/runs/{run}")
+    page.evaluate(_CHART)
+    box = page.locator("#tested .u-over").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    tip = page.locator(".tip")
+    expect(tip).to_contain_text("Round 10")
+    expect(tip).to_contain_text("0.8")
+
+
 def test_mistakes_stand_beside_their_fields_as_one_types(look: Open, client: Client, run: UUID) -> None:
     page = look().open("/runs/new?method=fedbyol")
     page.fill("#f-num_rounds", "0")
@@ -84,6 +124,38 @@ def test_mistakes_stand_beside_their_fields_as_one_types(look: Open, client: Cli
     page.click("text=Create, start later")
     page.wait_for_url("**/runs/*-*")
     expect(page.locator("h1")).to_have_text("made by hand")
+
+
+def test_every_methods_form_opens(look: Open, client: Client, run: UUID) -> None:
+    """Chosen from the list, as one does; `Watched` holds that none complains."""
+    page = look().open("/runs/new")
+    methods = page.locator("#method option").evaluate_all("options => options.map(option => option.value)")
+    assert sorted(methods) == sorted(method.name for method in client.methods())
+    for method in methods:
+        page.select_option("#method", method)
+        page.wait_for_url(f"**/runs/new?method={method}")
+        page.fill("#f-num_rounds", "3")
+        expect(page.locator("pre.spec")).to_contain_text('"num_rounds": 3')
+        assert page.locator('[name^="spec.method."]').count() >= 1, method
+
+
+def test_the_map_follows_its_slider_by_keyboard(look: Open, client: Client, run: UUID) -> None:
+    page = look().open(f"/runs/{run}")
+    page.locator("#embedding").scroll_into_view_if_needed()
+    says = page.locator("#embedding-says")
+    expect(says).to_have_text("Round 8")
+    newest = page.locator("#embedding canvas").screenshot()
+    page.locator("#embedding-round").focus()
+    page.keyboard.press("Home")
+    expect(says).to_have_text("Before training")
+    expect(page.locator("#embedding-round")).to_have_attribute("aria-valuetext", "Before training")
+    assert page.locator("#embedding canvas").screenshot() != newest
+    page.keyboard.press("ArrowRight")
+    expect(says).to_have_text("Round 2")
+    expect(page.locator("#embedding")).to_have_attribute("aria-label", re.compile("360 test images of digits"))
+    page.locator("#embedding-play").press("Enter")
+    expect(says).to_have_text("Round 8", timeout=10_000)
+    expect(page.locator("#embedding-play")).to_have_attribute("aria-pressed", "false")
 
 
 def test_without_scripts_one_reads_and_stops(look: Open, client: Client, run: UUID) -> None:

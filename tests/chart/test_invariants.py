@@ -81,14 +81,15 @@ def test_containers_are_bounded_and_probed(chart: Rendered) -> None:
         if item["kind"] in LONG_RUNNING:
             [main] = pod(item)["spec"]["containers"]
             assert {"startupProbe", "livenessProbe"} <= set(main)
-            assert ("readinessProbe" in main) == bool(main.get("ports"))
+            served = [port["name"] for port in main.get("ports", []) if port["name"] != "metrics"]
+            assert ("readinessProbe" in main) == bool(served)
 
 
 def test_secrets_are_referred_to_and_never_written_out(chart: Rendered) -> None:
     for item in chart.workloads():
         for container in containers(item):
             for variable in container.get("env", []):
-                if re.search("PASSWORD|TOKEN|_URL$|AUTH", variable["name"]):
+                if re.search("PASSWORD|TOKEN|SECRET|KEY_ID|(DATABASE|REDIS)_URL$|AUTH", variable["name"]):
                     assert "secretKeyRef" in variable["valueFrom"]
     for item in chart.of("ConfigMap"):
         assert not re.search("password|token|://", str(item["data"]))
@@ -105,7 +106,17 @@ def test_volumes_and_mounts_belong_together(chart: Rendered) -> None:
 
 def test_what_is_referred_to_is_there_or_the_operators_own(chart: Rendered) -> None:
     made = {(item["kind"], item["metadata"]["name"]) for item in chart.objects}
-    own = {"fedssl-database", "fedssl-redis", "fedssl-store", "images", "images-a", "fedssl-tls", "fedssl-viewer"}
+    own = {
+        "fedssl-database",
+        "fedssl-redis",
+        "fedssl-store",
+        "fedssl-s3",
+        "images",
+        "images-a",
+        "fedssl-tls",
+        "fedssl-viewer",
+        "site-c",
+    }
     for item in chart.workloads():
         spec = pod(item)["spec"]
         assert ("ServiceAccount", spec["serviceAccountName"]) in made
@@ -116,6 +127,8 @@ def test_what_is_referred_to_is_there_or_the_operators_own(chart: Rendered) -> N
                 reference = variable.get("valueFrom", {}).get("secretKeyRef", {"optional": True})
                 assert reference.get("optional") or reference["name"] in own or ("Secret", reference["name"]) in made
         for volume in spec.get("volumes", []):
+            if secret := volume.get("secret"):
+                assert secret["secretName"] in own or ("Secret", secret["secretName"]) in made
             if claim := volume.get("persistentVolumeClaim"):
                 assert claim["claimName"] in own or ("PersistentVolumeClaim", claim["claimName"]) in made
 
@@ -125,6 +138,13 @@ def test_gpus_are_never_waited_for_by_an_update(chart: Rendered) -> None:
         [main] = pod(item)["spec"]["containers"]
         if any(name.endswith("/gpu") for name in main["resources"]["limits"]):
             assert item["spec"]["strategy"] == {"type": "Recreate"}
+
+
+def test_a_pod_that_never_became_ready_is_replaced_by_an_upgrade(chart: Rendered) -> None:
+    for item in chart.of("StatefulSet"):
+        assert item["spec"]["podManagementPolicy"] == "Parallel"
+    for service in chart.of("Service"):
+        assert all(port["protocol"] == "TCP" for port in service["spec"].get("ports", []))
 
 
 def test_a_process_that_holds_work_has_longer_than_a_lease_to_leave(chart: Rendered) -> None:
@@ -160,3 +180,42 @@ def test_another_image_is_another_migration_job() -> None:
     [same] = render({"api": {"replicas": 5}}).of("Job")
     [other] = render({"image": {"tag": "0.2.0"}}).of("Job")
     assert before["metadata"]["name"] == same["metadata"]["name"] != other["metadata"]["name"]
+
+
+def test_metrics_are_served_to_who_may_scrape_and_only_where_asked_for() -> None:
+    assert not any("ports" in pod(item)["spec"]["containers"][0] for item in rendered("worker-only").workloads())
+    everything = rendered("everything")
+    [monitor] = everything.of("PodMonitor")
+    [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+    serving = []
+    for item in everything.of(*LONG_RUNNING):
+        [main] = pod(item)["spec"]["containers"]
+        ports = {port["name"]: port["containerPort"] for port in main.get("ports", [])}
+        if endpoint["port"] not in ports:
+            continue
+        serving.append(item["metadata"]["labels"]["app.kubernetes.io/component"])
+        assert _matches(monitor["spec"]["selector"], pod(item)["metadata"]["labels"])
+        environment = {variable["name"]: variable.get("value") for variable in main["env"]}
+        [told] = [value for name, value in environment.items() if name.endswith("METRICS_PORT")]
+        assert told == str(ports["metrics"])
+        [policy] = [
+            policy
+            for policy in everything.of("NetworkPolicy")
+            if _matches(policy["spec"]["podSelector"], pod(item)["metadata"]["labels"])
+        ]
+        [allowed] = policy["spec"]["ingress"]
+        assert allowed["ports"] == [{"port": ports["metrics"], "protocol": "TCP"}]
+        assert "monitoring" in str(allowed["from"])
+    assert {"aggregator", "distiller", "evaluator", "beat", "worker-hospital-a"} <= set(serving)
+    assert not {"api", "postgresql", "redis"} & set(serving)
+
+
+def test_a_worker_trusts_the_authority_and_shows_the_certificate_that_it_is_given() -> None:
+    workload = rendered("everything").named("StatefulSet", "worker-hospital-c")
+    [main] = pod(workload)["spec"]["containers"]
+    environment = {variable["name"]: variable.get("value") for variable in main["env"]}
+    assert environment["FEDSSL_WORKER_CA_FILE"] == "/tls/ca.crt"
+    assert environment["FEDSSL_WORKER_CLIENT_CERT"] == "/tls/tls.crt"
+    assert environment["FEDSSL_WORKER_CLIENT_KEY"] == "/tls/tls.key"
+    assert {"name": "tls", "mountPath": "/tls", "readOnly": True} in main["volumeMounts"]
+    assert "FEDSSL_WORKER_CA_FILE" not in str(rendered("everything").named("StatefulSet", "worker-hospital-a"))

@@ -11,7 +11,8 @@ from kubernetes_validate import utils
 from support.chart import CASES, CHART, case, rendered
 
 VERSIONS = ("1.27", "1.31", "1.34")
-CUSTOM = {"ScaledObject", "TriggerAuthentication", "ServiceMonitor"}  # not of Kubernetes itself: no schema here
+# Not of Kubernetes itself: no schema here.
+CUSTOM = {"ScaledObject", "TriggerAuthentication", "ServiceMonitor", "PodMonitor"}
 HARMLESS = "icon is recommended"
 
 

@@ -71,6 +71,9 @@ def test_a_client_may_set_what_all_workers_have() -> None:
         {"worker": {"clients": {"a": {"data": {"folder": "/x"}}}}},
         {"beat": {"replicas": 2}},
         {"store": {"size": "much"}},
+        {"store": {"type": "ftp"}},
+        {"store": {"s3": {"key": "secret"}}},
+        {"store": {"type": "s3", "s3": {"bucket": "a", "endpoint": "https://user:secret@host"}}},
     ],
     ids=str,
 )
@@ -92,7 +95,14 @@ def test_keys_of_elsewhere_name_the_right_one(key: str) -> None:
         ({"api": {"serviceMonitor": {"enabled": True}}}, "tokenSecret.name"),
         ({"coordinator": {"enabled": False}}, "nothing to install"),
         ({"coordinator": {"enabled": False}, "worker": {"clients": {"a": {}}}}, "needs worker.coordinator"),
+        ({"store": {"type": "s3"}}, "needs store.s3.bucket"),
+        ({"store": {"s3": {"bucket": "abc"}}}, "set store.type to s3"),
+        ({"store": {"type": "s3", "s3": {"bucket": "abc", "cacheSize": "20G"}}}, "in Mi, Gi or Ti"),
         ({"worker": {"clients": {"a": {}}}}, "needs its images in one place"),
+        (
+            {"worker": {"clients": {"a": {"data": {"hostPath": "/x"}, "tls": {"secretName": "s", "key": "k"}}}}},
+            "tls.certificate and tls.key go together",
+        ),
         ({"worker": {"clients": {"a": {"data": {"hostPath": "/x", "claim": {"name": "y"}}}}}}, "in one place"),
     ],
     ids=str,
@@ -107,6 +117,41 @@ def test_a_secret_of_ones_own_wins_over_the_bundled_server() -> None:
     assert external.of("StatefulSet", "Secret") == []
     environment = external.named("Deployment", "-api")["spec"]["template"]["spec"]["containers"][0]["env"]
     assert environment[0]["valueFrom"]["secretKeyRef"] == {"name": "fedssl-database", "key": "url"}
+
+
+def test_a_bucket_needs_no_shared_volume() -> None:
+    chart = rendered("s3")
+    assert "-store" not in str([item["metadata"]["name"] for item in chart.of("PersistentVolumeClaim")])
+    api = chart.named("Deployment", "-api")
+    assert api["spec"]["replicas"] == 3
+    spec = api["spec"]["template"]["spec"]
+    assert {"name": "store", "emptyDir": {"sizeLimit": "40Gi"}} in spec["volumes"]
+    environment = {variable["name"]: variable for variable in spec["containers"][0]["env"]}
+    url = "s3://fedssl-artifacts/production?endpoint=https://s3.example.org:9000&region=eu-central-1"
+    assert environment["FEDSSL_STORE_URL"]["value"] == url
+    assert environment["FEDSSL_STORE_CACHE_BYTES"]["value"] == str(20 * 2**30)
+    assert environment["FEDSSL_STORE_DIRECT"]["value"] == "true"
+    key = {"name": "fedssl-s3", "key": "secret-access-key"}
+    assert environment["FEDSSL_S3_SECRET_ACCESS_KEY"]["valueFrom"]["secretKeyRef"] == key
+
+
+def test_the_bucket_is_reached_by_whoever_needs_it() -> None:
+    chart = rendered("s3")
+    rule = {"ports": [{"port": 9000, "protocol": "TCP"}], "to": [{"ipBlock": {"cidr": "10.2.0.0/16"}}]}
+    reaching = {
+        item["metadata"]["labels"]["app.kubernetes.io/component"]
+        for item in chart.of("NetworkPolicy")
+        if rule in item["spec"]["egress"]
+    }
+    assert reaching == {"api", "aggregator", "distiller", "evaluator", "beat", "migrations", "worker-hospital-a"}
+
+
+def test_a_role_instead_of_keys() -> None:
+    role = {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/fedssl"}
+    chart = render({"store": {"type": "s3", "s3": {"bucket": "abc", "serviceAccountAnnotations": role}}})
+    [account] = chart.of("ServiceAccount")
+    assert account["metadata"]["annotations"] == role
+    assert "FEDSSL_S3_ACCESS_KEY_ID" not in str(chart.objects)
 
 
 def test_workers_alone_bring_nothing_of_the_coordinator() -> None:
@@ -134,3 +179,21 @@ def test_bundled_passwords_are_random() -> None:
 def test_the_notes_say_what_to_do_next() -> None:
     assert "fedssl-coordinator token create --role admin" in rendered("default").notes
     assert "create secret generic site-fedssl-worker-hospital-e-enrolment" in rendered("worker-only").notes
+
+
+def test_a_pooler_and_the_way_past_it() -> None:
+    """Every process of the coordinator knows both, and may reach both."""
+    external = {"existingSecret": "db", "port": 6432, "directKey": "direct", "directPort": 5432}
+    pooled = render({"postgresql": {"external": external}})
+    secret = {"secretKeyRef": {"name": "db", "key": "direct"}}
+    for ending in ("-api", "-aggregator", "-beat"):
+        [container] = pooled.named("Deployment", ending)["spec"]["template"]["spec"]["containers"]
+        given = {entry["name"]: entry.get("valueFrom") for entry in container["env"]}
+        assert given["FEDSSL_DATABASE_DIRECT_URL"] == secret
+    ports = {
+        port["port"]
+        for policy in pooled.of("NetworkPolicy")
+        for rule in policy["spec"].get("egress", [])
+        for port in rule.get("ports", [])
+    }
+    assert {5432, 6432} <= ports

@@ -4,17 +4,19 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
+from fedssl.artifacts.s3.cache import Cache
+from fedssl.artifacts.s3.store import S3Store
 from fedssl.artifacts.store import FileStore, Store, digest_of
 from fedssl.errors import ArtifactNotFound, DigestMismatch, OffsetMismatch
+from support.object_store import ObjectStore
 
-MakeStore = Callable[[Path], Store]
-STORES: dict[str, MakeStore] = {"files": FileStore}
 DATA = b"weights" * 1000
 DIGEST = hashlib.sha256(DATA).hexdigest()
 NONE = "0" * 64
@@ -22,9 +24,91 @@ TRICKS = ["", "..", "../../etc/passwd", "ab/cd", NONE[:-1], NONE + "0", "A" * 64
           "٠" * 64, "incoming", "/" + NONE, "../" + "a" * 61]  # fmt: skip
 
 
-@pytest.fixture(params=STORES)
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    return STORES[request.param](tmp_path / "store")
+class Kind(Protocol):
+    """Makes stores of one kind, all over the same bytes. `num_writers`: as many as its server takes at one name."""
+
+    num_writers: int
+
+    def open(self) -> Store: ...
+
+    def held(self) -> list[str]:
+        """Names of everything that it holds, beside copies of artifacts."""
+        ...
+
+    def backdate(self, digest: str, seconds: float) -> None:
+        """Make an artifact older."""
+        ...
+
+    def add(self, name: str) -> None:
+        """Put something there that is no artifact."""
+        ...
+
+
+class Files:
+    num_writers = 6
+
+    def __init__(self, folder: Path) -> None:
+        self._root = folder / "store"
+
+    def open(self) -> Store:
+        return FileStore(self._root)
+
+    def held(self) -> list[str]:
+        return _names(self._root)
+
+    def backdate(self, digest: str, seconds: float) -> None:
+        then = time.time() - seconds
+        os.utime(self.open().path(digest), (then, then))
+
+    def add(self, name: str) -> None:
+        (self._root / name).write_text("no artifact")
+
+
+class S3:
+    num_writers = 2
+
+    def __init__(self, folder: Path, server: ObjectStore) -> None:
+        self._server = server
+        self._bucket = server.new_bucket()
+        self._cache = folder / "cache"
+        self._held: set[str] = set()
+        self._guard = threading.Lock()
+
+    def open(self) -> Store:
+        return S3Store(self._server.bucket(self._bucket), Cache(self._cache, 1 << 30), self._lock)
+
+    @contextmanager
+    def _lock(self, name: str) -> Iterator[bool]:
+        with self._guard:
+            is_free = name not in self._held
+            self._held.add(name)
+        try:
+            yield is_free
+        finally:
+            if is_free:
+                self._held.remove(name)
+
+    def held(self) -> list[str]:
+        unfinished = [upload.key for upload in self._server.bucket(self._bucket).multiparts()]
+        return self._server.objects(self._bucket) + unfinished + _names(self._cache / "incoming")
+
+    def backdate(self, digest: str, seconds: float) -> None:
+        self._server.backdate(self._bucket, digest, seconds)
+
+    def add(self, name: str) -> None:
+        self._server.bucket(self._bucket).put(name, b"no artifact")
+
+
+@pytest.fixture(params=["files", "s3"])
+def kind(request: pytest.FixtureRequest, tmp_path: Path) -> Kind:
+    if request.param == "files":
+        return Files(tmp_path)
+    return S3(tmp_path, request.getfixturevalue("object_store"))
+
+
+@pytest.fixture
+def store(kind: Kind) -> Store:
+    return kind.open()
 
 
 def _put(store: Store, data: bytes = DATA, expected: str | None = None) -> str:
@@ -39,8 +123,13 @@ def _break_off(store: Store) -> None:
         1 / 0  # noqa: B018
 
 
-def _files(tmp_path: Path) -> list[Path]:
-    return [path for path in tmp_path.rglob("*") if path.is_file()]
+def _names(folder: Path) -> list[str]:
+    return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+
+
+def _arrived(store: Store) -> bytes:
+    with store.partial("x").whole() as whole:
+        return whole.path.read_bytes()
 
 
 @pytest.mark.parametrize("expected", [None, DIGEST])
@@ -70,7 +159,7 @@ def test_nothing_is_an_artifact_too(store: Store) -> None:
     assert store.path(empty).read_bytes() == b""
 
 
-def test_another_digest_stores_nothing(store: Store, tmp_path: Path) -> None:
+def test_another_digest_stores_nothing(store: Store, kind: Kind) -> None:
     with pytest.raises(DigestMismatch, match=f"sha256 {DIGEST}, announced was {NONE}: send them again"):
         _put(store, expected=NONE)
     with store.writer() as writer:
@@ -79,41 +168,41 @@ def test_another_digest_stores_nothing(store: Store, tmp_path: Path) -> None:
             writer.verify(NONE)
     assert DIGEST not in store
     assert NONE not in store
-    assert _files(tmp_path) == []
+    assert kind.held() == []
 
 
-def test_what_was_not_committed_leaves_no_trace(store: Store, tmp_path: Path) -> None:
+def test_what_was_not_committed_leaves_no_trace(store: Store, kind: Kind) -> None:
     with store.writer() as writer:
         writer.write(DATA)
         writer.flush()
     with pytest.raises(ZeroDivisionError):
         _break_off(store)
     assert DIGEST not in store
-    assert _files(tmp_path) == []
+    assert kind.held() == []
 
 
-def test_the_same_again_is_no_error(store: Store, tmp_path: Path) -> None:
+def test_the_same_again_is_no_error(store: Store, kind: Kind) -> None:
     assert [_put(store) for _ in range(3)] == [DIGEST] * 3
-    assert len(_files(tmp_path)) == 1
+    assert len(kind.held()) == 1
 
 
-def test_writers_of_one_digest_at_once(store: Store, tmp_path: Path) -> None:
-    start = threading.Barrier(6)
+def test_writers_of_one_digest_at_once(store: Store, kind: Kind) -> None:
+    start = threading.Barrier(kind.num_writers)
     digests: list[str] = []
 
     def write() -> None:
         start.wait()
-        for _ in range(5):
+        for _ in range(3):
             digests.append(_put(store))
             assert store.path(DIGEST).read_bytes() == DATA  # whole at every moment
 
-    threads = [threading.Thread(target=write) for _ in range(6)]
+    threads = [threading.Thread(target=write) for _ in range(kind.num_writers)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert digests == [DIGEST] * 30
-    assert len(_files(tmp_path)) == 1
+    assert digests == [DIGEST] * (3 * kind.num_writers)
+    assert len(kind.held()) == 1
 
 
 def test_a_reader_keeps_what_it_has_opened(store: Store) -> None:
@@ -124,7 +213,16 @@ def test_a_reader_keeps_what_it_has_opened(store: Store) -> None:
         assert file.read() == DATA
 
 
-def test_delete(store: Store, tmp_path: Path) -> None:
+def test_any_range_is_read(store: Store) -> None:
+    _put(store)
+    assert store.size(DIGEST) == len(DATA)
+    for start, stop in ((0, len(DATA)), (0, 1), (6999, 7000), (1000, 1999), (3, 3)):
+        assert b"".join(store.read(DIGEST, start, stop)) == DATA[start:stop]
+    with pytest.raises(ArtifactNotFound):
+        store.size(NONE)
+
+
+def test_delete(store: Store, kind: Kind) -> None:
     other = _put(store, b"other")
     _put(store)
     store.delete(DIGEST)
@@ -134,37 +232,35 @@ def test_delete(store: Store, tmp_path: Path) -> None:
     store.delete(DIGEST)  # one that is not there is no error
     store.delete(NONE)
     assert other in store
-    assert len(_files(tmp_path)) == 1
+    assert len(kind.held()) == 1
     assert _put(store) == DIGEST
 
 
-@pytest.mark.parametrize("trick", TRICKS)
-def test_a_digest_that_is_none(store: Store, tmp_path: Path, trick: str) -> None:
+def test_a_digest_that_is_none(store: Store, kind: Kind, tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc" / "passwd").write_text("root")
-    assert trick not in store
-    with pytest.raises(ArtifactNotFound, match="is not a sha256"):
-        store.path(trick)
-    with pytest.raises(ArtifactNotFound, match="is not a sha256"):
-        store.delete(trick)
-    with pytest.raises(DigestMismatch):
-        _put(store, expected=trick)
-    assert [path.name for path in _files(tmp_path)] == ["passwd"]
+    for trick in TRICKS:
+        assert trick not in store
+        with pytest.raises(ArtifactNotFound, match="is not a sha256"):
+            store.path(trick)
+        with pytest.raises(ArtifactNotFound, match="is not a sha256"):
+            store.delete(trick)
+        with pytest.raises(DigestMismatch):
+            _put(store, expected=trick)
+    assert kind.held() == []
 
 
-def test_what_is_stored_survives_a_new_start(store: Store, tmp_path: Path) -> None:
+def test_what_is_stored_survives_a_new_start(store: Store, kind: Kind) -> None:
     _put(store)
-    again = type(store)(tmp_path / "store")  # type: ignore[call-arg]
-    assert again.path(DIGEST).read_bytes() == DATA
+    assert kind.open().path(DIGEST).read_bytes() == DATA
 
 
-def test_everything_that_is_stored_is_listed(store: Store, tmp_path: Path) -> None:
+def test_everything_that_is_stored_is_listed(store: Store, kind: Kind) -> None:
     assert list(store.files()) == []
     _put(store)
     _put(store, b"more")
-    (tmp_path / "store" / DIGEST[:2] / DIGEST[2:4] / "README").write_text("no artifact")
-    yesterday = time.time() - 24 * 3600
-    os.utime(store.path(DIGEST), (yesterday, yesterday))
+    kind.add(f"{DIGEST[:2]}/{DIGEST[2:4]}/README")
+    kind.backdate(DIGEST, 24 * 3600)
     with store.writer() as writer:
         writer.write(b"not yet")
         listed = {each.digest: each for each in store.files()}
@@ -173,7 +269,7 @@ def test_everything_that_is_stored_is_listed(store: Store, tmp_path: Path) -> No
     assert sorted(each.age_seconds > 24 * 3600 - 1 for each in listed.values()) == [False, True]
 
 
-def test_what_writers_left_is_dropped_by_its_age(store: Store, tmp_path: Path) -> None:
+def test_what_writers_left_is_dropped_by_its_age(store: Store, kind: Kind) -> None:
     with store.writer() as writer:
         writer.write(b"in progress")
         writer.flush()
@@ -182,18 +278,20 @@ def test_what_writers_left_is_dropped_by_its_age(store: Store, tmp_path: Path) -
         os.utime(writer.path, (earlier, earlier))
         assert store.drop_abandoned(60) == [len(b"in progress")]
         assert not writer.path.exists()
-    assert _files(tmp_path) == []
+    assert kind.held() == []
 
 
-def test_parts_make_an_artifact(store: Store, tmp_path: Path) -> None:
+def test_parts_make_an_artifact(store: Store, kind: Kind) -> None:
     partial = store.partial("x")
     assert (partial.size, partial.written_at, store.partials()) == (0, None, [])
     for start in range(0, len(DATA), 999):
         store.partial("x").append(DATA[start : start + 999], start)  # by whoever, after whatever start
     assert (partial.size, store.partials()) == (len(DATA), ["x"])
-    assert type(store)(tmp_path / "store").partial("x").size == len(DATA)  # type: ignore[call-arg]
+    assert kind.open().partial("x").size == len(DATA)
     assert DIGEST not in store
-    store.keep("x", DIGEST)
+    with kind.open().partial("x").whole() as whole:
+        assert digest_of(whole.path) == DIGEST
+        whole.keep(DIGEST)
     assert store.path(DIGEST).read_bytes() == DATA
     assert (partial.size, store.partials()) == (0, [])
 
@@ -208,33 +306,31 @@ def test_a_part_goes_nowhere_but_to_the_end(store: Store) -> None:
     for offset in (0, 2, 4):
         with pytest.raises(OffsetMismatch, match="go on at byte 3"):
             partial.append(b"def", offset)
-    assert partial.path.read_bytes() == b"abc"
+    assert _arrived(store) == b"abc"
     partial.discard()
     partial.discard()
     assert (partial.size, store.partials()) == (0, [])
 
 
-def test_many_senders_of_one_file_leave_nothing_out_and_nothing_twice(store: Store) -> None:
-    start = threading.Barrier(6)
+def test_many_senders_of_one_file_leave_nothing_out_and_nothing_twice(store: Store, kind: Kind) -> None:
+    start = threading.Barrier(kind.num_writers)
 
     def send() -> None:
         start.wait()
         while (offset := store.partial("x").size) < len(DATA):
             with suppress(OffsetMismatch):  # another was faster
-                store.partial("x").append(DATA[offset : offset + 100], offset)
+                store.partial("x").append(DATA[offset : offset + 500], offset)
 
-    threads = [threading.Thread(target=send) for _ in range(6)]
+    threads = [threading.Thread(target=send) for _ in range(kind.num_writers)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert store.partial("x").path.read_bytes() == DATA
+    assert _arrived(store) == DATA
 
 
 def test_one_holds_a_part_at_a_time(store: Store) -> None:
     partial = store.partial("x")
-    with partial.locked() as held:
-        assert not held  # there is no file
     partial.append(DATA, 0)
     with partial.locked() as held, store.partial("x").locked() as too:
         assert (held, too) == (True, False)

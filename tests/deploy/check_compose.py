@@ -30,9 +30,10 @@ PATIENCE_SECONDS = 900
 
 
 class Federation:
-    """One compose project. `docker` is whatever the command of that name finds."""
+    """One compose project, of docker-compose.yml and `overlays`. `docker`: whatever the command of that name finds."""
 
-    def __init__(self) -> None:
+    def __init__(self, *overlays: str) -> None:
+        self._files = [argument for name in ("docker-compose.yml", *overlays) for argument in ("--file", name)]
         self._name = f"fedssl-test-{secrets.token_hex(4)}"
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -44,10 +45,14 @@ class Federation:
             self._environment["FEDSSL_DATASETS"] = str(found)
 
     def compose(self, *arguments: str) -> str:
-        return docker("compose", "--project-name", self._name, *arguments, environment=self._environment)
+        project = ("compose", *self._files, "--project-name", self._name)
+        return docker(*project, *arguments, environment=self._environment)
 
     def up(self) -> None:
         self.compose("up", "--detach", "--build", "--wait", "--wait-timeout", str(PATIENCE_SECONDS))
+
+    def remove(self) -> None:
+        self.compose("--profile", "cli", "down", "--volumes", "--remove-orphans")
 
     def fedssl(self, *arguments: str) -> Any:
         """What the command says in JSON, run as the documents say."""
@@ -109,7 +114,7 @@ def federation() -> Iterator[Federation]:
         started.up()
         yield started
     finally:
-        started.compose("--profile", "cli", "down", "--volumes", "--remove-orphans")
+        started.remove()
 
 
 @pytest.fixture(scope="module")
@@ -169,3 +174,18 @@ def test_down_and_up_forgets_nothing(federation: Federation, undisturbed: RunVie
     assert (shown["state"], shown["model"]) == ("finished", undisturbed.model)
     # The same workers, who enrolled once, and the same images: another run gives the same model.
     assert federation.completed(federation.submit()).model == undisturbed.model
+
+
+def test_a_bucket_in_place_of_the_volume(federation: Federation, undisturbed: RunView) -> None:
+    federation.compose("down")
+    with_bucket = Federation("compose.s3.yml")
+    try:
+        with_bucket.up()
+        completed = with_bucket.completed(with_bucket.submit())
+        assert completed.model == undisturbed.model
+        kept = with_bucket.compose("exec", "-T", "objects", "find", "/data/artifacts", "-type", "f")
+        assert str(completed.model) in kept
+        assert with_bucket.inspect("objects")["HostConfig"]["ReadonlyRootfs"]
+        assert with_bucket.inspect("objects")["Config"]["User"] == "10001:10001"
+    finally:
+        with_bucket.remove()

@@ -86,3 +86,27 @@ def test_every_worker_has_a_shard_of_the_example() -> None:
     clients = [name.replace("worker", "client") for name in workers]
     assert services["data"]["command"][1:] == clients
     assert services["enrol"]["command"] == clients
+
+
+def test_every_process_of_the_coordinator_has_the_bucket() -> None:
+    base, overlay = _read(FILES[0]), _read(ROOT / "compose.s3.yml")["services"]
+    keeping = {
+        name for name, service in base["services"].items() if "store:/var/lib/fedssl" in service.get("volumes", [])
+    }
+    assert keeping == {"migrate", "api", "beat", "aggregator", "distiller", "evaluator"}
+    for name in keeping:
+        assert overlay[name]["environment"]["FEDSSL_STORE_URL"].startswith("${FEDSSL_STORE_URL:-s3://artifacts/")
+        cache = overlay[name]["environment"]["FEDSSL_STORE_CACHE_PATH"]
+        assert f"store-cache:{cache}" in overlay[name]["volumes"]
+        assert "objects" in overlay[name]["networks"]
+        if name != "migrate":
+            assert overlay[name]["depends_on"] == {"objects": {"condition": "service_healthy"}}
+    assert "ports" not in overlay["objects"]
+
+
+def test_the_keys_of_the_bucket_are_made_on_the_first_start() -> None:
+    script = (ROOT / "deploy" / "compose" / "secrets.sh").read_text()
+    serving = (ROOT / "deploy" / "s3" / "serve.sh").read_text()
+    for name in ("fedssl_s3_access_key_id", "fedssl_s3_secret_access_key"):
+        assert f"random | keep /secrets/objects/{name} 444" in script
+        assert f"$keys/{name}" in serving

@@ -34,6 +34,8 @@ def test_every_policy_is_one(text: str, tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
     path.write_text(text)
     assert read_policy(path)[0].client == "hospital-a"
+    told = notice(text)
+    assert PolicyNotice.model_validate_json(told.model_dump_json()) == told  # as it is sent, stored and shown
 
 
 def test_weights_of_two_methods() -> None:

@@ -15,6 +15,7 @@ import redis
 
 from fault import specs
 from fault.injected import Injected
+from fault.patience import patient
 from fault.proxy import Proxy
 from fedssl.client import ClientError
 from fedssl.local import Postgres, Valkey
@@ -30,8 +31,6 @@ T = TypeVar("T")
 
 POSTGRES, VALKEY = "postgres", "valkey"
 COORDINATOR = ("api", "aggregator", "distiller", "beat")
-WRITERS = ("api", "api-2", "aggregator", "aggregator-2", "distiller")
-"""Processes that write to the store."""
 
 
 class Arena(Federation):
@@ -94,6 +93,10 @@ class Arena(Federation):
     def names(self) -> tuple[str, ...]:
         """Everything that can be killed."""
         return (*COORDINATOR, POSTGRES, VALKEY, *self.clients)
+
+    def command(self, *arguments: str) -> str:
+        """What `fedssl-coordinator` prints, run beside the processes; it must succeed."""
+        return self._run(*arguments)
 
     def state(self, client: str) -> Path:
         """What a client's worker keeps."""
@@ -221,6 +224,9 @@ class Arena(Federation):
             return None
 
         return self.wait_for(patiently, what, seconds)
+
+    def wait_for(self, look: Callable[[], T | None], what: str, seconds: float = 90) -> T:
+        return super().wait_for(look, what, patient(seconds))
 
     def _where(self, run_id: UUID) -> str:
         with suppress(ClientError, psycopg.Error):

@@ -64,6 +64,12 @@ def healed(arena: Arena) -> None:
     arena.heal()
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """A violation is shown when it happens: the end may be half an hour away."""
+    if report.failed and report.nodeid.startswith("tests/fault/fault_"):
+        print(f"\n{report.longreprtext}")  # noqa: T201
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Faults by kind, and how often a promise was broken."""
     injected = config.stash.get(_INJECTED, None)

@@ -84,8 +84,12 @@ def test_no_room_for_new_weights(arena: Arena, disks: tuple[Disks, Path]) -> Non
 
 
 def test_no_room_for_a_workers_state(arena: Arena, disks: tuple[Disks, Path], rng: random.Random) -> None:
-    """The worker waits for room and gives nothing back, where it is the disk and not a limit of its own."""
-    spec = specs.spec(rng.choice(["fedbyol", "scaffold"]), num_rounds=2)
+    """The worker waits for room and gives nothing back, where it is the disk and not a limit of its own.
+
+    What it gives back is offered again after a tenth of the round's time.
+    """
+    cohort = {**specs.COHORT, "deadline_seconds": 200}
+    spec = specs.spec(rng.choice(["fedbyol", "scaffold"]), num_rounds=2, cohort=cohort)
     run_id = arena.begin(spec)
     for number in range(1, spec.num_rounds + 1):
         until_open(arena, Round(run_id, number))

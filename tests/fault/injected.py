@@ -25,10 +25,6 @@ class Injected:
         with self._lock:
             self.faults.append(Fault(kind, target, point))
 
-    def count(self, kind: str, *targets: str) -> int:
-        """How many of a kind there were, on one of these targets (none: on any)."""
-        return sum(f.kind == kind and (not targets or f.target in targets) for f in list(self.faults))
-
     def by(self, *names: str) -> dict[str, int]:
         """Counted by one or more of a fault's fields, most frequent first."""
         counted = collections.Counter(", ".join(getattr(fault, name) for name in names) for fault in self.faults)

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from fault.arena import POSTGRES, VALKEY, Arena
 from fault.gates import artifacts_held, commits_held, jobs_held
+from fault.patience import patient
 from fault.proxy import Held
 
 UPLOAD = "^PUT /v1/artifacts/"
@@ -124,7 +125,7 @@ def mid_promotion(arena: Arena, at: Round, victim: str) -> None:
     It takes milliseconds. A kill that comes too late is counted as one after the promotion.
     """
     run = arena.state(victim) / "runs" / str(at.run_id)
-    end = time.monotonic() + _SPIN_SECONDS
+    end = time.monotonic() + patient(_SPIN_SECONDS)
     while not any(run.glob("incoming-*")):
         assert time.monotonic() < end, f"{victim} wrote no state\n{arena.logs()}"
     arena.kill(victim)
@@ -151,7 +152,7 @@ POINTS: tuple[tuple[Point, tuple[str, ...]], ...] = (
     (before_closing, ("aggregator", POSTGRES)),
     (mid_distillation, ("distiller", POSTGRES)),
     (before_the_student, ("distiller", POSTGRES)),
-    (mid_promotion, (SENDER, "client-1")),
+    (mid_promotion, ("client-0", "client-1")),
 )
 """Each point, with those that are killed there."""
 

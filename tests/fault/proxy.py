@@ -8,9 +8,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Literal, Self
+from typing import Literal
 
 from fault.injected import Injected
+from fault.patience import patient
+from support.listening import Listener
 
 Action = Literal[
     "drop", "lose-answer", "delay", "duplicate", "truncate", "truncate-answer", "hold", "hold-body", "hold-answer"
@@ -51,7 +53,7 @@ class Held:
     _go_on: threading.Event = field(default_factory=threading.Event)
 
     def wait_until_there(self) -> None:
-        assert self._is_there.wait(60), "no such request came"
+        assert self._is_there.wait(patient(60)), "no such request came"
 
     def release(self) -> None:
         self._go_on.set()
@@ -78,13 +80,14 @@ class _Broken(Exception):
     """The exchange ends here: both connections are closed."""
 
 
-class Proxy:
+class Proxy(Listener):
     """Listens on a port of its own and passes every request on to one of the upstream ports, in turn.
 
     One request a connection. `choose` sees every request that no rule is for, and may name an action for it.
     """
 
     def __init__(self, ports: Sequence[int], injected: Injected) -> None:
+        super().__init__()
         self.ports = list(ports)
         self.choose: Callable[[Request], Action | None] = lambda request: None
         self.served: dict[int, int] = {}
@@ -92,21 +95,9 @@ class Proxy:
         self._rules: list[Rule] = []
         self._lock = threading.Lock()
         self._turn = 0
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-        self._thread = threading.Thread(target=self._accept, name="proxy", daemon=True)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        super().__exit__()
         for rule in self._rules:
             rule.held.release()
 
@@ -129,16 +120,8 @@ class Proxy:
             self._rules.append(rule)
         return rule
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
-
     def _serve(self, client: socket.socket) -> None:
-        with client, suppress(OSError, _Broken):
+        with client, suppress(_Broken):
             client.settimeout(_SECONDS)
             request, body = _read_head(client)
             rule = self._rule_for(request)

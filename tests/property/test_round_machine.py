@@ -167,6 +167,14 @@ class RoundMachine(RuleBasedStateMachine):
             self.run_id,
         )
 
+    @rule()
+    def pass_pause(self) -> None:
+        """Who has declined is asked again after a while."""
+        self.tables.execute(
+            "UPDATE assignments SET offered_at = now() WHERE run_id = %s AND state = 'offered' AND offered_at > now()",
+            self.run_id,
+        )
+
     # What aggregators do
 
     @rule()
@@ -222,7 +230,7 @@ class RoundMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_client_counts_once_in_a_round_and_its_update_is_stored(self) -> None:
-        from fedssl_coordinator.artifacts.service import store
+        from fedssl_coordinator.stores import store
 
         rows = self._query(
             "SELECT round_number, client_id, update_digest FROM assignments WHERE run_id = %s AND state = 'accepted'"
@@ -295,6 +303,7 @@ class RoundMachine(RuleBasedStateMachine):
             if self._query("SELECT 1 FROM runs WHERE id = %s AND state = 'finished'"):
                 return
             self.advance()
+            self.pass_pause()
             for who, _ in enumerate(self.clients):
                 self.claim(who)
             for who, client in enumerate(sorted(self.items)):

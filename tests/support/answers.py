@@ -4,27 +4,22 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from support.listening import LoopbackServer, Quiet
 
-class Answers(ThreadingHTTPServer):
+
+class Answers(LoopbackServer):
     """`known`: JSON by method and path; everything else is not found. `date`: the header, None: the real one."""
 
-    daemon_threads = True
-
     def __init__(self, known: dict[tuple[str, str], Any]) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.known = known
         self.asked: list[tuple[str, str]] = []
         self.date: str | None = None
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
 
-
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Quiet):
     def _answer(self) -> None:
         server = self.server
         assert isinstance(server, Answers)
@@ -41,9 +36,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     do_GET = do_POST = do_PUT = do_DELETE = _answer  # noqa: N815 - http.server looks for these names
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
-        pass
 
 
 @contextmanager

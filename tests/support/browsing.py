@@ -24,7 +24,7 @@ SPEC = {
     "data": {"channels": 1, "image_size": 16},
     "training": {"batch_size": 64, "optimizer": {"learning_rate": 0.1}},
     "cohort": {"min_clients": 3, "lease_seconds": 20},
-    "evaluation": {"dataset": DATASET, "every": 2},
+    "evaluation": {"dataset": DATASET, "every": 2, "embedding_map": "pca"},
 }
 
 

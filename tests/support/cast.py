@@ -10,6 +10,9 @@ from support.coordinator import Coordinator
 from support.federation import deliver, tiny_spec
 from support.tables import Tables
 
+# A cast may stand while other files' tests run: its leases must not run out by the clock.
+_STILL = {"lease_seconds": 86_400, "deadline_seconds": 86_400}
+
 
 class Cast:
     """Registered workers and one run of theirs, opened. Time passes only through `lapse` and `pass_deadline`."""
@@ -22,7 +25,7 @@ class Cast:
         self._folder = folder
         self._items: dict[str, WorkItem] = {}
         self.workers: dict[str, WorkerClient] = {name: coordinator.worker(name) for name in names}
-        cohort = {"clients": list(names), "min_clients": len(names), **changes.pop("cohort", {})}
+        cohort = {"clients": list(names), "min_clients": len(names), **_STILL, **changes.pop("cohort", {})}
         self.id = coordinator.client.create_run(tiny_spec(cohort=cohort, **changes)).id
         self.advance()
 

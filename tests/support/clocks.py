@@ -27,6 +27,7 @@ class Clocks:
             "FAKETIME_NO_CACHE": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             "DONT_FAKE_MONOTONIC": "1",
+            "FAKETIME_FORCE_MONOTONIC_FIX": "0",  # with it, every wait for Python's lock ends at once: a core is busy
         }
 
     def jump(self, name: str, offset: str) -> None:

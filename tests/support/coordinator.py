@@ -79,15 +79,15 @@ class Coordinator:
         os.environ.clear()
         os.environ.update(self._before)
 
-    def http(self, token: str | None = None) -> httpx.Client:
+    def http(self, token: str | None = None, *, verify: Any = False) -> httpx.Client:
         """A bare HTTP client, an admin's by default, for requests that the typed ones would never send."""
         secret = self.admin_token if token is None else token
-        return self.bare_http({"Authorization": f"Bearer {secret}"})
+        return self.bare_http({"Authorization": f"Bearer {secret}"}, verify=verify)
 
-    def bare_http(self, headers: dict[str, str] | None = None) -> httpx.Client:
+    def bare_http(self, headers: dict[str, str] | None = None, *, verify: Any = False) -> httpx.Client:
         """A bare HTTP client without a token."""
         # No certificates are read, which is most of the time that a client takes to make.
-        return httpx.Client(base_url=self.url, headers=headers, timeout=30, verify=False, trust_env=False)
+        return httpx.Client(base_url=self.url, headers=headers, timeout=30, verify=verify, trust_env=False)
 
     def worker_token(self, client_id: str) -> str:
         return self.client.create_token("worker", client_id).secret
@@ -135,10 +135,18 @@ class Coordinator:
 
 def forget() -> None:
     """Drop what the coordinator's modules keep for the length of a process."""
-    from fedssl_coordinator import db, nudges, settings
-    from fedssl_coordinator.artifacts import service
+    from fedssl_coordinator import db, nudges, settings, stores
 
-    if db.engine.cache_info().currsize:
-        db.engine().dispose()
-    for cached in (settings.settings, db.engine, db._factory, nudges._redis, service.store):
+    for engine in (db.direct_engine, db.engine):
+        if engine.cache_info().currsize:
+            engine().dispose()
+    for cached in (
+        settings.settings,
+        db.engine,
+        db.direct_engine,
+        db._factory,
+        nudges._redis,
+        nudges._producers,
+        stores.store,
+    ):
         cached.cache_clear()

@@ -2,6 +2,9 @@
 
 from pathlib import Path
 from typing import Any
+from uuid import UUID
+
+from psycopg.types.json import Jsonb
 
 from fedssl.client import Client
 from fedssl.data import load_dataset
@@ -10,10 +13,25 @@ from fedssl.protocol.evaluation import JudgingConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.views import EvaluationDatasetView
 from support.methods import method_spec
+from support.tables import Tables
 
 # Registered under the name by which a simulation finds the same images.
 DATASET = "digits"
 FEW = {"dataset": DATASET, "max_train": 200, "max_test": 100}
+POINTS = [[1.0, 0.5], [-0.5, -1.0], [-0.5, 0.5]]
+
+
+def add_embedding_map(tables: Tables, run_id: UUID, evaluation_id: UUID) -> None:
+    """A completed evaluation of round 1 that has kept a map, as a row: nothing of it is in the store."""
+    digest, config = "9" * 64, {"dataset": "held-out", "embedding_map": "pca"}
+    drawn = {"method": "pca", "labels": [0, 1, 1], "class_names": ["cat", "dog"], "points": POINTS}
+    tables.execute("SET session_replication_role = replica")  # without the artifacts and the data set that it is of
+    tables.execute(
+        "INSERT INTO evaluations (id, run_id, round_number, model, dataset, dataset_digest, config, state, results, "
+        "embedding_map, finished_at) VALUES (%s, %s, 1, %s, 'held-out', %s, %s, 'completed', %s, %s, now())",
+        evaluation_id, run_id, digest, digest, Jsonb(config), Jsonb({"knn": 0.5}), Jsonb(drawn),
+    )  # fmt: skip
+    tables.execute("SET session_replication_role = origin")
 
 
 def register_digits(client: Client, folder: Path) -> EvaluationDatasetView:

@@ -56,11 +56,20 @@ SELECT run_id, round_number, client_id, name,
 FROM assignments, unnest(%(names)s::text[]) name WHERE run_id = %(run)s AND state = 'accepted'
 """
 _EVALUATIONS = """
-INSERT INTO evaluations (id, run_id, round_number, model, dataset, dataset_digest, config, state, results, finished_at)
-SELECT gen_random_uuid(), %(run)s, r, %(digest)s, 'large-test', %(digest)s, '{}'::jsonb, 'completed',
+INSERT INTO evaluations (id, run_id, round_number, model, dataset, dataset_digest, config, state, results,
+  embedding_map, finished_at)
+SELECT gen_random_uuid(), %(run)s, r, %(digest)s, 'large-test', %(digest)s,
+  '{"dataset": "large-test", "embedding_map": "pca"}'::jsonb,
+  'completed',
   jsonb_build_object('probe', 0.8 - 0.6 * exp(-r / 60.0), 'knn', 0.75 - 0.6 * exp(-r / 60.0),
     'effective_rank', 40 + r / 10.0,
-    'alignment', 0.2 + 0.3 * (1 - exp(-r / 50.0)), 'uniformity', -1 - 2.5 * (1 - exp(-r / 120.0))), now()
+    'alignment', 0.2 + 0.3 * (1 - exp(-r / 50.0)), 'uniformity', -1 - 2.5 * (1 - exp(-r / 120.0))),
+  CASE WHEN r %% 25 = 0 THEN (
+    SELECT jsonb_build_object('method', 'pca', 'class_names', '[]'::jsonb, 'labels', jsonb_agg(i %% 10),
+      'points', jsonb_agg(jsonb_build_array(
+        round((cos(0.63 * (i %% 10)) * r / 400 + 0.4 * sin(i * 12.9898))::numeric, 4),
+        round((sin(0.63 * (i %% 10)) * r / 400 + 0.4 * sin(i * 78.233))::numeric, 4))))
+    FROM generate_series(1, 2000) i) END, now()
 FROM generate_series(0, %(rounds)s - 1, 5) r
 """
 _EVENTS = """

@@ -11,6 +11,7 @@ from fedssl_coordinator.dashboard import (
     compare_pages,
     new_run_pages,
     other_pages,
+    reference_pages,
     run_pages,
     run_tables,
     runs_pages,
@@ -18,7 +19,17 @@ from fedssl_coordinator.dashboard import (
 )
 from support.coordinator import Coordinator
 
-MODULES = (signing, runs_pages, new_run_pages, compare_pages, run_tables, run_pages, client_pages, other_pages)
+MODULES = (
+    signing,
+    runs_pages,
+    new_run_pages,
+    compare_pages,
+    run_tables,
+    run_pages,
+    client_pages,
+    other_pages,
+    reference_pages,
+)
 
 
 def page_routes() -> list[tuple[str, str]]:

@@ -5,14 +5,15 @@ import socket
 import struct
 import threading
 import time
-from typing import Self
 from urllib.parse import urlsplit
+
+from support.listening import Listener
 
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER with no time: close() sends RST
 _MOST = 1 << 16
 
 
-class BreakingProxy:
+class BreakingProxy(Listener):
     """Passes connections on to one server, and resets each after so many bytes or seconds.
 
     `bytes_per_second` bounds each direction of a connection. `target` may be changed: a server that has moved.
@@ -26,6 +27,7 @@ class BreakingProxy:
         after_seconds: float | None = None,
         bytes_per_second: float | None = None,
     ) -> None:
+        super().__init__()
         parts = urlsplit(url)
         self.target = (parts.hostname or "127.0.0.1", parts.port or 80)
         self.after_bytes = after_bytes
@@ -33,22 +35,12 @@ class BreakingProxy:
         self.bytes_per_second = bytes_per_second
         self.num_cuts = 0
         self.num_bytes = 0
-        self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _MOST)  # a line holds little
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
     def __exit__(self, *_: object) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        super().__exit__()
         self.cut()
 
     def cut(self) -> None:
@@ -57,18 +49,13 @@ class BreakingProxy:
             connections, self._open = self._open, set()
         _reset(*connections)
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            try:
-                server = socket.create_connection(self.target, timeout=5)
-            except OSError:
-                client.close()
-                continue
-            _Link(self, client, server).start()
+    def _serve(self, client: socket.socket) -> None:
+        try:
+            server = socket.create_connection(self.target, timeout=5)
+        except OSError:
+            client.close()
+            return
+        _Link(self, client, server).start()
 
     def _forget(self, *connections: socket.socket) -> None:
         with self._lock:

@@ -4,8 +4,9 @@ import contextlib
 import socket
 import threading
 from dataclasses import dataclass
-from typing import Self
 from urllib.parse import urlsplit
+
+from support.listening import Listener
 
 _CHUNK = 1 << 16
 
@@ -21,22 +22,14 @@ class Request:
     num_bytes: int
 
 
-class RecordingProxy:
+class RecordingProxy(Listener):
     """Listens on a port of its own and passes everything on to `url`, in both directions."""
 
     def __init__(self, url: str) -> None:
+        super().__init__()
         parts = urlsplit(url)
         self._target = (parts.hostname or "", parts.port or 80)
         self._sent: list[bytearray] = []
-
-    def __enter__(self) -> Self:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._listener.close()
 
     @property
     def num_bytes(self) -> int:
@@ -47,15 +40,12 @@ class RecordingProxy:
         """What was sent, read as HTTP/1.1. Raises ValueError at bytes that belong to no request."""
         return [request for sent in self._sent for request in parse_requests(bytes(sent))]
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # the listener was closed
-            while True:
-                client, _ = self._listener.accept()
-                server = socket.create_connection(self._target)
-                record = bytearray()
-                self._sent.append(record)
-                threading.Thread(target=_pass_on, args=(client, server, record), daemon=True).start()
-                threading.Thread(target=_pass_on, args=(server, client, None), daemon=True).start()
+    def _serve(self, client: socket.socket) -> None:
+        server = socket.create_connection(self._target)
+        record = bytearray()
+        self._sent.append(record)
+        threading.Thread(target=_pass_on, args=(server, client, None), daemon=True).start()
+        _pass_on(client, server, record)
 
 
 def _pass_on(source: socket.socket, target: socket.socket, record: bytearray | None) -> None:

@@ -36,6 +36,12 @@ class Servers:
     def redis_url(self) -> str:
         return self._valkey.url
 
+    @property
+    def pids(self) -> dict[str, int]:
+        """The two servers' processes, while they run."""
+        pids = {"postgres": self._postgres.pid, "valkey": self._valkey.pid}
+        return {name: pid for name, pid in pids.items() if pid is not None}
+
     @contextlib.contextmanager
     def database(self, *, empty: bool = False) -> Iterator[str]:
         """A database for the length of the block."""

@@ -14,8 +14,9 @@ PART = "application/offset+octet-stream"
 class Tus:
     """Sends requests with one token."""
 
-    def __init__(self, coordinator: Coordinator, token: str | None = None) -> None:
-        self._http = coordinator.http(token)
+    def __init__(self, coordinator: Coordinator, token: str | None = None, *, verify: Any = False) -> None:
+        """`verify`: the TLS context where the coordinator asks for a certificate."""
+        self._http = coordinator.http(token, verify=verify)
         self._http.headers["Tus-Resumable"] = "1.0.0"
 
     def __enter__(self) -> Self:

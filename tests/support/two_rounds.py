@@ -1,35 +1,92 @@
 """Two rounds of a method by two clients in turn, on any device."""
 
 import dataclasses
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import pytest
 import torch
 
 from fedssl.engine import LocalResult, run_local_round
+from fedssl.engine.recording import on_own_stream
+from fedssl.engine.trainer import borrow_trainer
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData
 from fedssl.protocol.runs import RunSpec
-from support.combinations import combined_spec
+from support.combinations import COMBINATIONS, combined_spec
 from support.methods import context
 from support.rounds import aggregate, client_data, start
 
 CLIENTS = ("client-0", "client-1")
 
 
-def two_rounds_spec(name: str, **optimizer: Any) -> RunSpec:
-    training = {"batch_size": 16, "local_epochs": 1, "drop_last": False, "optimizer": {"name": "sgd", **optimizer}}
-    return combined_spec(name, training=training)
+LEARNING_RATE = 0.005
+"""So small that a rounding stays one: at ten times as much some methods make a course of their own of it."""
 
 
-def two_rounds(spec: RunSpec, device: str = "cpu") -> list[LocalResult]:
-    """One client in the first, another in the second."""
+def two_rounds_spec(
+    combination: str, /, *, gpu_steps: str = "auto", local_epochs: int = 1, **optimizer: Any
+) -> RunSpec:
+    """A method's or a combination's spec with several whole batches a round and an incomplete one.
+
+    The combination keeps its optimiser, but for what `optimizer` says.
+    """
+    own = COMBINATIONS.get(combination, {}).get("training", {}).get("optimizer", {})
+    training = {
+        "batch_size": 16,
+        "local_epochs": local_epochs,
+        "drop_last": False,
+        "gpu_steps": gpu_steps,
+        "optimizer": {"name": "sgd", "learning_rate": LEARNING_RATE, **own, **optimizer},
+    }
+    return combined_spec(combination, training=training)
+
+
+def two_rounds(spec: RunSpec, device: str = "cpu", like: Sequence[LocalResult] | None = None) -> list[LocalResult]:
+    """One client in the first, another in the second.
+
+    `like`: whose first update the second round begins with, where the aggregate is not to add differences of its own.
+    """
     now, results = start(spec), []
     for number, client in enumerate(CLIENTS, 1):
         ctx, data = on_device(device, context(spec, number, client)), moved(client_data(spec, client), device)
         result = run_local_round(METHODS[spec.method.name], now.broadcast, None, data, ctx)
-        now = aggregate(spec, now.state, [(result.num_examples, result.update)], number)
+        kept = result if like is None else like[number - 1]
+        now = aggregate(spec, now.state, [(kept.num_examples, kept.update)], number)
         results.append(result)
     return results
+
+
+def assert_same_course(expected: Sequence[LocalResult], found: Sequence[LocalResult]) -> None:
+    """Two ways to take the same steps may differ in rounding, and not by a step.
+
+    Tensors are compared as a whole: Adam turns the rounding of a gradient that is almost zero into a step.
+    """
+    for one, two in zip(expected, found, strict=True):
+        assert two.metrics == pytest.approx(one.metrics, rel=1e-2, abs=1e-3)
+        assert two.update.keys() == one.update.keys()
+        for name, tensor in one.update.items():
+            apart, size = (two.update[name].float() - tensor.float()).norm(), tensor.float().norm()
+            assert apart <= 2e-3 * size + 2e-4 * tensor.numel() ** 0.5, f"{name}: {apart} apart, of {size}"
+
+
+def two_epochs(spec: RunSpec, device: str, around_second: AbstractContextManager[Any]) -> torch.Tensor:
+    """A round's two epochs, step by step: the sum of the second one's terms."""
+    assert spec.training.local_epochs == 2
+    method, ctx = METHODS[spec.method.name], on_device(device, context(spec, 2, CLIENTS[0]))
+    data, broadcast = moved(client_data(spec, CLIENTS[0]), device), start(spec).broadcast
+    with borrow_trainer(method, ctx) as trainer, on_own_stream(ctx.device):
+        algorithm, modules = trainer.algorithm, trainer.modules
+        algorithm.merge(modules, broadcast, None, data, ctx)
+        step = trainer.start_round(broadcast, algorithm.schedule(len(data), ctx), ctx)
+        for epoch, around in enumerate((nullcontext(), around_second)):
+            algorithm.begin_epoch(modules, data, epoch, ctx)
+            sums = torch.zeros((), device=device)
+            with around:
+                for batch in algorithm.batches(data, epoch, ctx):
+                    sums = sums + step(batch).values
+    return sums
 
 
 def on_device(device: str, ctx: Any) -> Any:

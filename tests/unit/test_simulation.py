@@ -93,6 +93,18 @@ def test_whose_updates_counted_can_be_given() -> None:
     assert all(torch.equal(whole.model[name], given.model[name]) for name in whole.model)
 
 
+@pytest.mark.parametrize("name", ALL_METHODS)
+def test_a_client_with_one_image_takes_no_step_and_one_with_none_is_refused(name: str) -> None:
+    spec = method_spec(name, num_rounds=1)
+    few = dict(shards(spec))
+    few["client-0"] = few["client-0"].subset(torch.arange(1).numpy())
+    model = simulate(spec, few).model
+    assert all(bool(tensor.isfinite().all()) for tensor in model.values() if tensor.is_floating_point())
+    few["client-0"] = few["client-0"].subset(torch.arange(0).numpy())
+    with pytest.raises(DataError, match=r"client-0 has no images to train on: another partition\.seed"):
+        simulate(spec, few)
+
+
 def test_more_updates_than_a_cohort_can_give_are_refused() -> None:
     spec = method_spec("fedsimclr", cohort={"min_updates": 4})
     with pytest.raises(SpecError, match=r"min_updates is 4, more than a cohort of these 3 clients"):

@@ -12,6 +12,18 @@ spec:
       {{- include "fedssl.selectorLabels" . | nindent 6 }}
 {{- end }}
 
+{{/* Who may reach a pod without an API: nobody, or who scrapes its metrics. Arguments: root, serves. */}}
+{{- define "fedssl.metricsIngress" -}}
+{{- if and .serves .root.Values.podMonitor.enabled }}
+ingress:
+  - ports: [{ port: {{ .root.Values.podMonitor.port }}, protocol: TCP }]
+    from:
+      {{- toYaml (default (list (dict "namespaceSelector" (dict))) .root.Values.networkPolicy.metricsFrom) | nindent 6 }}
+{{- else }}
+ingress: []
+{{- end }}
+{{- end }}
+
 {{- define "fedssl.toNames" -}}
 - ports: [{ port: 53, protocol: UDP }, { port: 53, protocol: TCP }]
 {{- end }}
@@ -40,4 +52,20 @@ spec:
   {{- end }}
   {{- end }}
 {{- end }}
+{{- if and (not (include "fedssl.bundledPostgresql" .)) .Values.postgresql.external.directKey }}
+- ports: [{ port: {{ int .Values.postgresql.external.directPort }}, protocol: TCP }]
+  {{- with .Values.networkPolicy.serversAt }}
+  to:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{/* The object store: of the coordinator, and with direct transfer of its workers. */}}
+{{- define "fedssl.toObjectStore" -}}
+- ports: [{ port: {{ .Values.store.s3.port }}, protocol: TCP }]
+  {{- with .Values.networkPolicy.objectStoreAt }}
+  to:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
 {{- end }}

@@ -83,6 +83,21 @@ livenessProbe:
   failureThreshold: 3
 {{- end }}
 
+{{/* Metrics on a port of their own, where somebody scrapes. Arguments: root; for the environment a prefix too. */}}
+{{- define "fedssl.metricsPort" -}}
+{{- if .root.Values.podMonitor.enabled }}
+ports: [{ name: metrics, containerPort: {{ .root.Values.podMonitor.port }}, protocol: TCP }]
+{{- end }}
+{{- end }}
+{{- define "fedssl.metricsEnv" -}}
+{{- if .root.Values.podMonitor.enabled }}
+- name: {{ .prefix }}METRICS_PORT
+  value: {{ .root.Values.podMonitor.port | quote }}
+- name: {{ .prefix }}METRICS_HOST
+  value: 0.0.0.0
+{{- end }}
+{{- end }}
+
 {{/* The environment of the coordinator's processes. */}}
 {{- define "fedssl.coordinatorEnv" -}}
 - name: FEDSSL_DATABASE_URL
@@ -95,6 +110,13 @@ livenessProbe:
       name: {{ .root.Values.postgresql.external.existingSecret }}
       key: {{ .root.Values.postgresql.external.key }}
       {{- end }}
+{{- if and (not (include "fedssl.bundledPostgresql" .root)) .root.Values.postgresql.external.directKey }}
+- name: FEDSSL_DATABASE_DIRECT_URL
+  valueFrom:
+    secretKeyRef:
+      name: {{ .root.Values.postgresql.external.existingSecret }}
+      key: {{ .root.Values.postgresql.external.directKey }}
+{{- end }}
 - name: FEDSSL_REDIS_URL
   valueFrom:
     secretKeyRef:
@@ -105,9 +127,38 @@ livenessProbe:
       name: {{ .root.Values.redis.external.existingSecret }}
       key: {{ .root.Values.redis.external.key }}
       {{- end }}
+{{- if eq .root.Values.store.type "s3" }}
+{{ include "fedssl.storeEnv" .root.Values.store.s3 }}
+{{- end }}
 {{- with .values.extraEnv }}
 {{ toYaml . }}
 {{- end }}
+{{- end }}
+
+{{/* Where the bucket is, and the local folder for copies. Argument: store.s3. */}}
+{{- define "fedssl.storeEnv" -}}
+{{- $options := list }}
+{{- range $name, $value := dict "endpoint" .endpoint "public_endpoint" .publicEndpoint "region" .region }}
+{{- if $value }}{{ $options = append $options (printf "%s=%s" $name $value) }}{{ end }}
+{{- end -}}
+- { name: FEDSSL_STORE_URL, value: {{ printf "s3://%s/%s%s%s" .bucket .prefix (ternary "?" "" (gt (len $options) 0)) (join "&" $options) | quote }} }
+- { name: FEDSSL_STORE_CACHE_PATH, value: /var/lib/fedssl }
+- { name: FEDSSL_STORE_CACHE_BYTES, value: {{ include "fedssl.halfOf" .cacheSize | quote }} }
+- { name: FEDSSL_STORE_DIRECT, value: {{ .direct | quote }} }
+{{- with .existingSecret }}
+- name: FEDSSL_S3_ACCESS_KEY_ID
+  valueFrom: { secretKeyRef: { name: {{ . }}, key: access-key-id } }
+- name: FEDSSL_S3_SECRET_ACCESS_KEY
+  valueFrom: { secretKeyRef: { name: {{ . }}, key: secret-access-key } }
+{{- end }}
+{{- end }}
+
+{{/* Bytes of half a quantity in Mi, Gi or Ti. */}}
+{{- define "fedssl.halfOf" -}}
+{{- $units := dict "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 }}
+{{- $unit := regexFind "[MGT]i$" . }}
+{{- if not $unit }}{{ fail (printf "store.s3.cacheSize must be in Mi, Gi or Ti, not %s" .) }}{{ end }}
+{{- div (mul (int64 (trimSuffix $unit .)) (int64 (index $units $unit))) 2 }}
 {{- end }}
 
 {{/* One container of the coordinator. Arguments: root, component, values, args; env and more are added by the caller. */}}
@@ -131,7 +182,11 @@ volumeMounts:
 - name: tmp
   emptyDir: { sizeLimit: 1Gi }
 - name: store
+  {{- if eq .root.Values.store.type "s3" }}
+  emptyDir: { sizeLimit: {{ .root.Values.store.s3.cacheSize }} }
+  {{- else }}
   persistentVolumeClaim: { claimName: {{ include "fedssl.storeClaim" .root }} }
+  {{- end }}
 {{- end }}
 
 {{/* Nobody starts before the tables are there, in whatever order Kubernetes begins. */}}

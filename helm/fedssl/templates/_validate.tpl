@@ -28,10 +28,19 @@ postgres: postgresql
 {{- if and (not .Values.coordinator.enabled) (not .Values.worker.clients) }}
 {{- fail "nothing to install: coordinator.enabled is false and worker.clients is empty" }}
 {{- end }}
+{{- if and .Values.coordinator.enabled (eq .Values.store.type "s3") (not .Values.store.s3.bucket) }}
+{{- fail "store.type s3 needs store.s3.bucket" }}
+{{- end }}
+{{- if and (ne .Values.store.type "s3") .Values.store.s3.bucket }}
+{{- fail "store.s3.bucket is set and store.type is filesystem: set store.type to s3" }}
+{{- end }}
 {{- range $client, $own := .Values.worker.clients }}
 {{- $values := mergeOverwrite (deepCopy (omit $.Values.worker "clients")) $own }}
 {{- if and (not $.Values.coordinator.enabled) (not $values.coordinator) }}
 {{- fail (printf "worker.clients.%s needs worker.coordinator, the coordinator's address: this release has none of its own" $client) }}
+{{- end }}
+{{- if ne (empty $values.tls.certificate) (empty $values.tls.key) }}
+{{- fail (printf "worker.clients.%s: tls.certificate and tls.key go together" $client) }}
 {{- end }}
 {{- $places := 0 }}
 {{- range list $values.data.claim.name $values.data.hostPath $values.data.csi $values.data.s3.bucket }}

@@ -35,8 +35,19 @@
 - name: FEDSSL_WORKER_POLICY
   value: /policy/policy.toml
 {{- end }}
+{{- with .values.tls }}
+{{- if .secretName }}
+{{- range $variable, $file := dict "CA_FILE" .ca "CLIENT_CERT" .certificate "CLIENT_KEY" .key }}
+{{- with $file }}
+- name: FEDSSL_WORKER_{{ $variable }}
+  value: /tls/{{ . }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
 - name: FEDSSL_LIVENESS_FILE
   value: /tmp/alive
+{{- include "fedssl.metricsEnv" (dict "root" .root "prefix" "FEDSSL_WORKER_") }}
 {{- with .values.extraEnv }}
 {{ toYaml . }}
 {{- end }}

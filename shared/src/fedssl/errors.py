@@ -10,6 +10,7 @@ FedSSLError
 │   ├── ArtifactTooLarge more bytes than the plan allows
 │   ├── OffsetMismatch   bytes for another place than the end of what has arrived
 │   └── ArtifactNotFound nothing is stored under a digest
+├── StoreUnavailable     the object store did not do what it was asked to
 ├── ExportError          an encoder or numbers cannot be written in the form that was asked for
 ├── ResultsError         a folder holds results or a checkpoint of another run, or damaged ones
 ├── Cancelled            the work was called off from outside
@@ -57,6 +58,10 @@ class OffsetMismatch(ArtifactError):
 
 class ArtifactNotFound(ArtifactError):
     """Nothing is stored under this digest."""
+
+
+class StoreUnavailable(FedSSLError, OSError):
+    """The object store did not do what it was asked to; the same may succeed later."""
 
 
 class ExportError(FedSSLError):

@@ -11,11 +11,19 @@ from typing import Protocol
 import torch
 
 from fedssl.artifacts.tensors import DTYPES, Tensors, serialised
-from fedssl.data import ImageData, epoch_batches
+from fedssl.data import ImageData
+from fedssl.data.batches import num_trained
 from fedssl.dimensions import client_dimensions
-from fedssl.engine import DistillationProgress, LocalProgress, run_aggregation, run_local_round, start_run
+from fedssl.engine import (
+    DistillationProgress,
+    LocalProgress,
+    release_trainer,
+    run_aggregation,
+    run_local_round,
+    start_run,
+)
 from fedssl.engine.robustness import UPDATE_NORM
-from fedssl.errors import Paused, SpecError
+from fedssl.errors import DataError, Paused, SpecError
 from fedssl.judging import Labelled, judge, load_encoder, load_labelled
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData, ClientState, Context, Metrics, ServerState, Update
@@ -135,18 +143,26 @@ def simulate(
         spec=spec, round_number=0, device=torch.device(device), public=_public(spec, public, data_root, device)
     )
     judges = _Judges(spec, data_root, device, on_judging, on_evaluation)
+    if empty := [name for name in names if not len(shards[name])]:
+        raise DataError(
+            f"{empty[0]} has no images to train on: another partition.seed, fewer clients or a larger partition.alpha "
+            "gives everybody some"
+        )
     data = {name: _on_device(shards[name], device) for name in names}
     federation = _Federation(everywhere, data, on_progress, on_distillation, cohorts or {})
     result = (checkpoint.load(spec) if checkpoint is not None else None) or federation.start()
     judges.judge(result)
-    for number in range(result.rounds_done + 1, spec.num_rounds + 1):
-        federation.train(result, number)
-        if checkpoint is not None:
-            checkpoint.save(result)
-        on_round(result.history[-1])
-        judges.judge(result)
-        if result.history[-1].alarms and spec.watch.action == "pause" and number < spec.num_rounds:
-            raise Paused(f"paused after round {number}: {result.history[-1].alarms[0]}")
+    try:
+        for number in range(result.rounds_done + 1, spec.num_rounds + 1):
+            federation.train(result, number)
+            if checkpoint is not None:
+                checkpoint.save(result)
+            on_round(result.history[-1])
+            judges.judge(result)
+            if result.history[-1].alarms and spec.watch.action == "pause" and number < spec.num_rounds:
+                raise Paused(f"paused after round {number}: {result.history[-1].alarms[0]}")
+    finally:
+        release_trainer()
     return result
 
 
@@ -221,9 +237,8 @@ class _Federation:
 
     def _num_images(self, ctx: Context) -> int:
         training, size = self._spec.training, len(self._data[ctx.client_id])
-        batches = epoch_batches(size, training.batch_size, torch.Generator(), training.drop_last)
         schedule = self._method.client(self._spec.method).schedule(size, ctx)
-        return schedule.num_epochs * sum(map(len, batches))
+        return schedule.num_epochs * num_trained(size, training.batch_size, training.drop_last)
 
 
 class _Judges:

@@ -132,3 +132,22 @@ def test_watching_tells_of_alarms_and_of_judged_rounds(
     assert result.exit_code == 0, result.output
     assert "warning: round 1: client-0: effective_rank" in result.stderr
     assert "judged: before training, on digits: probe " in result.stderr
+
+
+def test_a_map_is_asked_for_and_drawn(cast: DistillingCast, fedssl: Fedssl, tmp_path: Path) -> None:
+    none = fedssl("run", "embedding", cast.id)
+    assert (none.exit_code, "fedssl run evaluate" in none.stderr) == (2, True)
+    asked = ("run", "evaluate", cast.id, "--measures", "knn", "--map", "pca")
+    assert _document(fedssl(*asked, "--format", "json"))["config"]["embedding_map"] == "pca"
+    early = fedssl("run", "embedding", cast.id)
+    assert (early.exit_code, "its evaluation is queued" in early.stderr) == (2, True)
+    _evaluate(cast)
+    out = tmp_path / "maps" / "digits.png"
+    drawn = fedssl("run", "embedding", cast.id, "--out", out)
+    assert drawn.exit_code == 0, drawn.output
+    assert "100 test images of digits" in drawn.stderr
+    assert out.read_bytes().startswith(b"\x89PNG")
+    found = _document(fedssl("run", "embedding", cast.id, "--format", "json"))
+    assert len(found["points"]) == len(found["labels"]) == 100
+    other = fedssl("run", "embedding", cast.id, "--round", 0)
+    assert (other.exit_code, "--round 0" in other.stderr) == (2, True)

@@ -9,10 +9,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
+from fedssl import tracing
 from fedssl.client import Client
+from support.otlp import Received, Receiver
 from support.up import FEDSSL, Up
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -51,6 +54,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def receiver(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    """Every process is told to send its spans here."""
+    with Receiver().running() as running:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", running.url)
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "300")  # milliseconds
+        yield running
+
+
+@pytest.fixture
 def started(folder: Path) -> Iterator[list[Up]]:
     """What a test has started; what is left of it in the end is killed."""
     processes: list[Up] = []
@@ -79,7 +91,24 @@ def shards(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (folder / ".fedssl/shards").iterdir()}
 
 
-def test_up_trains_stops_without_a_trace_and_goes_on(folder: Path, started: list[Up]) -> None:
+def assert_one_trace(spans: list[Received], run: str) -> None:
+    """Of a round: the worker's work, the API's answers to it, the Celery task that followed, the aggregation."""
+    expected = tracing.round_trace(UUID(run), 1)[tracing.TRACEPARENT].split("-")[1]
+    of_round = [span for span in spans if span.trace == expected]
+    found = {(span.service, span.name, span.kind) for span in of_round}
+    assert found >= {
+        ("fedssl-worker", "work", "internal"),
+        ("fedssl-coordinator", "POST /v1/work/submit", "server"),
+        ("fedssl-coordinator", "fedssl.advance_run", "consumer"),
+        ("fedssl-coordinator", "aggregate", "internal"),
+    }
+    of_id = {span.id: span for span in of_round}
+    submits = [span for span in of_round if span.name == "POST /v1/work/submit"]
+    assert {of_id[span.parent].service for span in submits} == {"fedssl-worker"}
+    assert len(submits) == 2
+
+
+def test_up_trains_stops_without_a_trace_and_goes_on(folder: Path, started: list[Up], receiver: Receiver) -> None:
     started.append(up := Up(folder, "up", "--spec", "tiny.toml", "--port", "0", "--format", "json"))
     first = up.introduction()
     assert sum(first["clients"].values()) == 300
@@ -110,6 +139,8 @@ def test_up_trains_stops_without_a_trace_and_goes_on(folder: Path, started: list
     assert alive(below) == set()
     assert not any(secret in up.said() for secret in secrets)
     assert fedssl(folder, "run", "ls").returncode == 3
+
+    assert_one_trace(receiver.spans, finished["id"])
 
     before = shards(folder)
     other = fedssl(folder, "up", "--spec", "tiny.toml", "--set", "partition.seed=1")

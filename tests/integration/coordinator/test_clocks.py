@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from fedssl_coordinator.beat import MOST_WAITING
 from support.clocks import Clocks
 from support.coordinator import Coordinator
 from support.environment import coordinator_environment
@@ -56,6 +57,19 @@ def test_beat_goes_on_when_its_clock_is_put_back_by_a_day(
     # Whose clock is ahead of beat's would drop a message that expires.
     messages = [json.loads(message) for message in broker.lrange("aggregate", 0, -1)]
     assert {message["headers"]["expires"] for message in messages} == {None}
+
+
+def test_beat_adds_nothing_to_a_queue_that_nobody_serves(broker: redis.Redis, servers: Servers, tmp_path: Path) -> None:
+    url = servers.redis_url.removesuffix("/0") + "/7"
+    environment = coordinator_environment("postgresql://nobody", url, tmp_path, FEDSSL_SWEEP_SECONDS="0.2")
+    broker.rpush("aggregate", *["a message"] * (MOST_WAITING - 2))
+    with subprocess.Popen([sys.executable, "-m", "fedssl_coordinator", "beat"], env=environment) as beat:
+        try:
+            _await_sweeps(broker, 2)
+            time.sleep(1)
+        finally:
+            beat.kill()
+    assert broker.llen("aggregate") == MOST_WAITING
 
 
 def test_sweeps_that_piled_up_are_one(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,8 @@ TRICKS: dict[str, tuple[bytes | Change, str]] = {
         lambda h, b: put_together({"images": {**h["images"], "data_offsets": [8, len(b) + 8]}}, b + bytes(8)), "gap",
     ),
     "sizes whose product overflows": (
-        lambda h, b: put_together({"images": {**h["images"], "shape": [2**62, 1, 2**62, 8]}}, b), "span another size",
+        lambda h, b: put_together({"images": {**h["images"], "shape": [2**62, 1, 2**62, 8]}}, b),
+        "more bytes than can be addressed",
     ),
     "not JSON": (lambda h, b: put_together("{" * 50, b), "cannot be read"),
     "nested deeply": (lambda h, b: put_together('{"a":' * 500, b), "cannot be read"),

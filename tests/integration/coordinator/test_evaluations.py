@@ -1,12 +1,16 @@
 """Evaluations: encoders judged beside the run, to a simulation's numbers, whoever is killed meanwhile."""
 
 import math
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+import numpy as np
 import pytest
 import torch
+from redis import Redis
 
 from fedssl.client import Conflict, NotFound, Rejected
 from fedssl.errors import DataError
@@ -20,6 +24,7 @@ from support.distilling import DistillingCast, distilling_spec
 from support.federation import tiny_spec
 from support.judged import DATASET, FEW, few, judged_spec, register_digits
 from support.methods import method_spec, shards
+from support.servers import Servers
 from support.tables import Tables
 
 COMPUTE = "fedssl_coordinator.evaluations.compute"
@@ -216,6 +221,7 @@ def test_only_operators_see_and_ask(cast: DistillingCast) -> None:
             ("POST", f"/v1/runs/{cast.id}/evaluations"),
             ("GET", f"/v1/runs/{cast.id}/evaluations"),
             ("GET", f"/v1/evaluations/{row.id}"),
+            ("GET", f"/v1/evaluations/{row.id}/map"),
             ("POST", f"/v1/evaluations/{row.id}/cancel"),
         ):
             assert http.request(method, path).status_code == 403
@@ -239,6 +245,50 @@ def test_the_list_is_by_round_however_it_is_cut(cast: DistillingCast) -> None:
         assert [(row["round_number"], row["config"]["max_test"]) for row in found] == [
             (0, 100), (0, 5), (0, 7), (1, 100), (1, 5), (1, 7)
         ]  # fmt: skip
+
+
+# Maps
+
+
+def test_a_map_of_every_round_lies_on_the_one_before(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same images, and the other results are those of a run without maps; gone with the run."""
+    monkeypatch.setattr(f"{COMPUTE}.MAP_POINTS", 60)
+    register_digits(coordinator.client, tmp_path)
+    spec = judged_spec(evaluation={**FEW, "every": 1, "embedding_map": "pca"})
+    cast = DistillingCast(coordinator, tables, tmp_path, spec, train=False)
+    [row] = _listed(cast)
+    with pytest.raises(NotFound, match="is queued: its map is there once it is completed"):
+        coordinator.client.evaluation_map(row.id)
+    for _ in range(spec.num_rounds):
+        cast.train()
+    _evaluate(cast)
+    _assert_simulated(cast)
+    maps = [coordinator.client.evaluation_map(row.id) for row in _listed(cast)]
+    assert [(found.round_number, found.method, found.dataset) for found in maps] == [
+        (number, "pca", DATASET) for number in (0, 1, 2)
+    ]
+    for found, before in zip(maps[1:], maps, strict=False):
+        points, other = np.array(found.points), np.array(before.points)
+        assert (found.labels, points.shape) == (before.labels, (60, 2))
+        assert abs(points.mean(axis=0)).max() < 1e-3
+        assert (points**2).sum(axis=1).mean() == pytest.approx(1, abs=1e-3)
+        closeness = points.T @ other  # turned as far as it can be, this is symmetric and has no negative eigenvalue
+        assert closeness == pytest.approx(closeness.T, abs=0.05)
+        assert np.linalg.eigvalsh((closeness + closeness.T) / 2).min() > -0.05
+    coordinator.client.delete_run(cast.id)
+    assert tables.one("SELECT count(*) FROM evaluations") == 0
+
+
+def test_what_has_no_map_says_why(cast: DistillingCast) -> None:
+    client = cast.coordinator.client
+    _evaluate(cast)
+    [row] = _listed(cast)
+    with pytest.raises(NotFound, match="was not asked for one"):
+        client.evaluation_map(row.id)
+    with pytest.raises(NotFound, match="no evaluation"):
+        client.evaluation_map(uuid4())
 
 
 # Interrupted
@@ -275,13 +325,13 @@ def test_a_killed_one_goes_on_with_the_next_measure(
     asked: list[tuple[str, ...]] = []
     from fedssl_coordinator.evaluations import compute
 
-    judge = compute.judge
+    examine = compute.examine
 
     def note(encoder: Any, labelled: Any, config: Any, *arguments: Any, **options: Any) -> Any:
         asked.append(config.measures)
-        return judge(encoder, labelled, config, *arguments, **options)
+        return examine(encoder, labelled, config, *arguments, **options)
 
-    monkeypatch.setattr(compute, "judge", note)
+    monkeypatch.setattr(compute, "examine", note)
     if not done:  # progress ends the pause that follows a death
         _evaluate(cast)
         assert _listed(cast)[0].state == JobState.RUNNING
@@ -309,7 +359,7 @@ def test_one_that_died_after_its_last_measure_is_completed(
         patch.setattr(service, "complete", fatal)
         with pytest.raises(Killed):
             _evaluate(cast)
-    monkeypatch.setattr(f"{COMPUTE}.judge", fatal)  # nothing is left to be judged
+    monkeypatch.setattr(f"{COMPUTE}.examine", fatal)  # nothing is left to be judged
     _pause_over(cast)
     _evaluate(cast)
     [row] = _listed(cast)
@@ -381,7 +431,7 @@ def test_what_can_never_succeed_fails_and_leaves_the_run_alone(
         raise DataError("the images have another shape")
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"{COMPUTE}.judge", refuse)
+        patch.setattr(f"{COMPUTE}.examine", refuse)
         _evaluate(cast)
     [row] = _listed(cast)
     assert (row.state, row.reason) == (JobState.FAILED, "the images have another shape")
@@ -431,8 +481,16 @@ def test_a_diverged_encoder_has_no_numbers(cast: DistillingCast, monkeypatch: py
 # What the sweep finds
 
 
+@pytest.fixture
+def redis(servers: Servers) -> Iterator[Redis]:
+    """Redis without messages to evaluators, whom no test of this file starts."""
+    with Redis.from_url(servers.redis_url) as broker:
+        broker.delete("evaluate")
+        yield broker
+
+
 def _waiting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The evaluations that a sweep sends."""
+    """The evaluations that a sweep sends, whose messages are lost."""
     from fedssl_coordinator import tasks
 
     sent: list[str] = []
@@ -444,11 +502,12 @@ def _waiting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_lost_message_is_sent_again_unless_somebody_works_on_it(
-    cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
+    redis: Redis, cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fedssl_coordinator.db import exclusive
     from fedssl_coordinator.evaluations.service import lock_name
 
+    redis.delete("evaluate")
     [row] = _listed(cast)
     assert _waiting(monkeypatch) == []  # a worker was told just now
     cast.tables.execute("UPDATE evaluations SET sent_at = sent_at - interval '11 seconds'")
@@ -466,6 +525,63 @@ def test_a_lost_message_is_sent_again_unless_somebody_works_on_it(
     cast.tables.execute("UPDATE evaluations SET sent_at = NULL")
     assert _waiting(monkeypatch) == []
     assert _listed(cast)[0].state == JobState.COMPLETED
+
+
+def test_messages_do_not_pile_up_while_nobody_takes_them(redis: Redis, cast: DistillingCast) -> None:
+    """However long the jobs wait, and whatever Redis forgets meanwhile."""
+    from fedssl_coordinator.tasks import sweep
+
+    def sweep_later(times: int) -> None:
+        for _ in range(times):
+            cast.tables.execute("UPDATE evaluations SET sent_at = sent_at - interval '11 seconds'")
+            sweep()
+
+    cast.train()
+    assert [row.state for row in _listed(cast)] == [JobState.QUEUED] * 2
+    sweep_later(3)
+    assert redis.llen("evaluate") == 2
+    redis.lpop("evaluate")  # one is lost, and nobody knows which
+    sweep_later(3)
+    assert redis.llen("evaluate") == 3
+    redis.delete("evaluate")
+    sweep_later(3)
+    assert redis.llen("evaluate") == 2
+
+
+def test_a_job_that_is_tried_again_is_sent_behind_those_that_wait(redis: Redis, cast: DistillingCast) -> None:
+    """Its own message was taken, and theirs are in the queue."""
+    from fedssl_coordinator.tasks import sweep
+
+    cast.train()
+    begun = "sent_at = NULL, state = 'running', started_at = now()"
+    cast.tables.execute(f"UPDATE evaluations SET {begun} WHERE round_number = 0")
+    sweep()
+    assert redis.llen("evaluate") == 3
+
+
+def test_a_run_is_deleted_while_an_evaluation_of_it_completes(cast: DistillingCast) -> None:
+    """Whose numbers are the last rows of the run that are written."""
+    from fedssl_coordinator.db import transaction
+    from fedssl_coordinator.evaluations import service
+
+    [row] = _listed(cast)
+    cast.coordinator.client.stop(cast.id)
+    with transaction() as session:
+        assert service.begin(session, row.id) is not None
+    answers: list[int] = []
+
+    def delete() -> None:
+        with cast.coordinator.http() as http:
+            answers.append(http.delete(f"/v1/runs/{cast.id}").status_code)
+
+    deleter = threading.Thread(target=delete)
+    with transaction() as session:
+        service.complete(session, row.id, {"probe": 0.5})
+        deleter.start()
+        deleter.join(0.5)
+        assert deleter.is_alive()  # waits for the evaluation
+    deleter.join(10)
+    assert answers == [204]
 
 
 def test_an_unjudged_round_holds_up_nothing(cast: DistillingCast) -> None:

@@ -1,6 +1,7 @@
 """An aggregator that fails, or dies: the run says so, others go on, and the bits are those of an untroubled run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -161,6 +162,47 @@ def test_a_bad_run_stops_no_other_and_is_seen_without_flooding(
     recovered = coordinator.client.run(bad)
     assert (recovered.reason, recovered.current_round is not None) == (None, True)
     assert tables.query("SELECT num_tries, retry_at FROM runs WHERE id = %s", bad) == [(0, None)]
+
+
+@contextmanager
+def _no_rounds(tables: Tables) -> Iterator[None]:
+    """Postgres refuses every round for the length of the block, and calls it a limit of its own."""
+    tables.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE 'too much' USING ERRCODE = 'program_limit_exceeded'; END $$"
+    )
+    tables.execute("CREATE TRIGGER refuse BEFORE INSERT ON rounds EXECUTE FUNCTION refuse()")
+    try:
+        yield
+    finally:
+        tables.execute("DROP FUNCTION refuse CASCADE")
+
+
+def test_what_postgres_never_takes_is_told_as_any_failure(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    """The driver names it as it does an outage; and the next computation is not told of as the try that failed."""
+    with _no_rounds(tables):
+        cast = Cast(coordinator, tables, tmp_path, num_rounds=2)
+    assert cast.run.state == RunState.RUNNING
+    assert "too much" in (cast.run.reason or "")
+    _pause_over(tables)
+    cast.advance()
+    assert (cast.run.reason, cast.round.number) == (None, 1)
+    cast.work("a", "b")
+    cast.advance()
+    assert cast.run.rounds_closed == 1
+    assert ["too much" in event.message for event in cast.events("run.stalled")] == [True]
+
+
+def test_a_run_of_more_clients_than_a_statement_has_parameters(coordinator: Coordinator, tables: Tables) -> None:
+    tables.execute("INSERT INTO clients (id, registered_at) SELECT 'c' || i, now() FROM generate_series(1, 70000) i")
+    run = coordinator.client.create_run(tiny_spec(cohort={"fraction": 0.0001})).id
+    coordinator.advance(run)
+    coordinator.advance(run)
+    opened = coordinator.client.run(run).current_round
+    assert opened is not None
+    assert len(opened.assignments) == 7
 
 
 def test_whoever_resumes_a_stalled_run_wants_it_tried_now(

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+import redis
+from anyio import to_thread
 from sqlalchemy import event
 
 from fedssl_coordinator.app import create_app
@@ -29,7 +31,11 @@ def statements(coordinator: Coordinator) -> Iterator[list[str]]:
     event.remove(engine(), "before_cursor_execute", note)
 
 
-def test_metrics_count_runs_and_say_nothing_of_them(coordinator: Coordinator, statements: list[str]) -> None:
+def test_metrics_count_runs_and_say_nothing_of_them(
+    coordinator: Coordinator, servers: Servers, statements: list[str]
+) -> None:
+    with redis.Redis.from_url(servers.redis_url) as broker:
+        waiting = broker.llen("distill")  # other tests' messages, which nobody serves
     for name in ("secret-study", "second"):
         coordinator.client.create_run(tiny_spec(name=name), start=name == "second")
     viewer = coordinator.client.create_token("viewer").secret
@@ -48,7 +54,7 @@ def test_metrics_count_runs_and_say_nothing_of_them(coordinator: Coordinator, st
         'fedssl_runs{state="finished"}': 0,
     }
     assert shown['fedssl_rounds{verdict="aggregated"}'] == shown['fedssl_assignments{state="expired"}'] == 0
-    assert shown['fedssl_queue_depth{queue="distill"}'] == 0
+    assert shown['fedssl_queue_depth{queue="distill"}'] == waiting
     assert shown['fedssl_requests_total{method="POST",route="/v1/runs",status="201"}'] >= 2
     assert "secret-study" not in answer.text
     assert len(statements) == 2  # the token and the counts, however many runs, clients and rounds there are
@@ -58,6 +64,19 @@ def test_healthz_asks_nobody(coordinator: Coordinator, statements: list[str]) ->
     with coordinator.bare_http() as http:
         assert http.get("/healthz").json() == {"status": "ok", "checks": {}}
     assert statements == []
+
+
+@pytest.mark.usefixtures("coordinator")
+def test_healthz_waits_for_no_thread() -> None:
+    """While Postgres hangs, every thread waits for it: a process that is restarted for that serves nobody sooner."""
+
+    async def ask_without_threads() -> httpx.Response:
+        threads = to_thread.current_default_thread_limiter()
+        threads.total_tokens = 1
+        threads.acquire_on_behalf_of_nowait("a request that waits for Postgres")
+        return await asyncio.wait_for(_ask("/healthz"), timeout=2)
+
+    assert asyncio.run(ask_without_threads()).status_code == 200
 
 
 async def _ask(path: str) -> httpx.Response:

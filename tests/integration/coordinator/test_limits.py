@@ -13,11 +13,12 @@ import pytest
 from sqlalchemy import text
 
 from fedssl.protocol.views import TokenCreate
-from fedssl_coordinator.db import transaction
+from fedssl_coordinator.db import UNREACHABLE, transaction
 from fedssl_coordinator.tokens import service as tokens
 from fedssl_coordinator.waiting import _waiting as places
 from support.cast import Cast
 from support.coordinator import UNLIMITED, Coordinator
+from support.pages import Browser
 from support.servers import Servers
 from support.tables import Tables
 
@@ -150,6 +151,27 @@ def test_a_watcher_that_leaves_gives_its_place_back(make: Make, tmp_path: Path) 
         _eventually(answers)
 
 
+def test_a_watcher_of_the_page_takes_a_place_of_its_token(make: Make, tmp_path: Path) -> None:
+    """One count for both ways to watch."""
+    coordinator = make(max_waiting_per_token=1)
+    with (
+        Tables(coordinator.database_url) as tables,
+        coordinator.http(coordinator.operator_token) as http,
+        Browser(coordinator, coordinator.operator_token) as browser,
+    ):
+        run = Cast(coordinator, tables, tmp_path).id
+        with http.stream("GET", f"/v1/runs/{run}/events/stream") as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            with browser.http.stream("GET", f"/runs/{run}/stream") as refused:
+                assert (refused.status_code, refused.headers.get("retry-after")) == (429, "5")
+        _eventually(lambda: not places)
+        with browser.http.stream("GET", f"/runs/{run}/stream") as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            _assert_refused(http.get(f"/v1/runs/{run}/events/stream"))
+
+
 def _eventually(holds: Callable[[], bool], seconds: float = 15) -> None:
     end = time.monotonic() + seconds
     while not holds():
@@ -232,6 +254,21 @@ def test_a_request_that_waits_for_a_lock_is_told_to_come_back(make: Make, tmp_pa
         assert answer.headers["retry-after"] == "2"
         holder.rollback()
         assert http.post(f"/v1/runs/{run}/pause").status_code == 200
+
+
+def _fall_silent(seconds: float) -> None:
+    with transaction() as session:
+        session.execute(text("SELECT 1"))
+        time.sleep(seconds)
+        session.execute(text("SELECT 1"))
+
+
+def test_a_transaction_that_says_nothing_for_too_long_ends_as_if_postgres_had_gone(make: Make) -> None:
+    make(idle_transaction_seconds=0.1)
+    with pytest.raises(UNREACHABLE):
+        _fall_silent(0.3)
+    with transaction() as session:
+        assert session.scalar(text("SELECT 1")) == 1
 
 
 def test_sessions_of_the_api_have_an_end(make: Make) -> None:

@@ -106,3 +106,20 @@ def test_a_page_that_makes_no_sense(standing: Coordinator, path: str) -> None:
             assert next(iter(query)) in answer.json()["detail"]
         far = http.get(path.format(run.id), params={"cursor": encode_cursor(2**63 - 1)})
         assert far.status_code in (200, 422)  # beyond the last row, or another list's cursor
+
+
+def test_a_page_of_rounds_is_cut_to_what_one_answer_can_hold(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round of more clients than that is a page of its own."""
+    from fedssl_coordinator.runs import service
+
+    cast = Cast(coordinator, tables, tmp_path, "abc", num_rounds=5)
+    for _ in range(5):
+        cast.work("a", "b", "c")
+        cast.advance()
+    for most, expected in ((7, [2, 2, 1]), (2, [1, 1, 1, 1, 1]), (100, [5])):
+        monkeypatch.setattr(service, "_ASSIGNMENTS_SHOWN", most)
+        pages = _pages(coordinator, f"/v1/runs/{cast.id}/rounds", 50)
+        assert [len(page) for page in pages] == expected
+        assert [row["number"] for page in pages for row in page] == [1, 2, 3, 4, 5]

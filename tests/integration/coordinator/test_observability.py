@@ -73,7 +73,7 @@ def test_the_dashboard_asks_for_numbers_that_exist(coordinator: Coordinator, tab
 
 
 @pytest.fixture
-def lines() -> Iterator[io.StringIO]:
+def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     """What the coordinator logs, as JSON lines."""
     before, text = structlog.get_config(), io.StringIO()
     structlog.configure(
@@ -81,6 +81,9 @@ def lines() -> Iterator[io.StringIO]:
         logger_factory=structlog.PrintLoggerFactory(text),
         cache_logger_on_first_use=False,
     )
+    # An earlier test's coordinator may have logged in this process, and its loggers keep the configuration of then.
+    for module in ("app", "tasks"):
+        monkeypatch.setattr(f"fedssl_coordinator.{module}.log", structlog.get_logger(module))
     yield text
     structlog.configure(**before)
 

@@ -1,5 +1,7 @@
 """Redis or Postgres goes away and comes back: real processes, which nobody restarts."""
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -90,6 +92,20 @@ def test_without_redis_everything_goes_on_only_later(
     valkey.start()
     done = running.wait_for(lambda: client.run(run.id).outcome, "the sweep", 30)
     assert done == Outcome.COMPLETED
+
+
+def test_a_redis_that_answers_nothing_holds_up_no_request(running: Federation, valkey: Valkey) -> None:
+    client = _impatient(running)
+    assert valkey.pid is not None
+    os.kill(valkey.pid, signal.SIGSTOP)
+    try:
+        started = time.monotonic()
+        run = client.create_run(tiny_spec(cohort={"clients": ["a"]}))
+        took = time.monotonic() - started
+    finally:
+        os.kill(valkey.pid, signal.SIGCONT)
+    client.stop(run.id)
+    assert took < 2 * QUICKLY
 
 
 def test_postgres_is_restarted(running: Federation, postgres: Postgres, worker: WorkerClient, tmp_path: Path) -> None:

@@ -61,6 +61,21 @@ def test_what_a_policy_allows_is_shown(cast: Cast) -> None:
     assert cast.coordinator.client.client("a").policy is None
 
 
+def test_a_policy_that_lets_numbers_out_is_as_good_as_any(cast: Cast) -> None:
+    introduce(cast.workers["b"], WEIGHTS, {"artifact": "metrics", "methods": ["fed*"], "tensors": ["loss"]})
+    client = cast.coordinator.client
+    shown = client.client("b").policy
+    assert shown is not None
+    assert [rule.artifact for rule in shown.allow] == ["weights", "metrics"]
+    assert [view.id for view in client.clients()] == ["a", "b"]
+    cast.work("a")
+    cast.advance()
+    cast.advance()
+    assert {name for name, _, _ in cast.states()} == {"a", "b"}
+    client.revoke_client("b")
+    assert client.client("b").revoked_at is not None
+
+
 def test_a_policy_that_was_opened_counts_from_the_next_round(cast: Cast) -> None:
     introduce(cast.workers["b"], WEIGHTS)
     cast.work("a")

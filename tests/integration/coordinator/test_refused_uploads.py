@@ -186,7 +186,7 @@ HEADERS: dict[str, tuple[Callable[[dict[str, Any], bytes], bytes], str]] = {
     ),
     "a negative size": (lambda h, b: put_together(_entry_with(h, shape=[-1]), b), "none negative"),
     "sizes whose product overflows": (
-        lambda h, b: put_together(_entry_with(h, shape=[2**62, 2**62]), b), "span another size",
+        lambda h, b: put_together(_entry_with(h, shape=[2**62, 2**62]), b), "more bytes than can be addressed",
     ),
     "a truth for a size": (lambda h, b: put_together(_entry_with(h, shape=[True]), b), "none negative"),
     "nine dimensions": (lambda h, b: put_together(_entry_with(h, shape=[1] * 9), b), "at most 8 sizes"),
@@ -199,6 +199,10 @@ HEADERS: dict[str, tuple[Callable[[dict[str, Any], bytes], bytes], str]] = {
     ),
     "a name with a NUL": (lambda h, b: put_together({**h, "\x00": h[_last(h)]}, b), "overlap"),
     "a name with half a character": (lambda h, b: put_together({**h, "\ud800": h[_last(h)]}, b), "half a character"),
+    "a name that is a path": (
+        lambda h, b: put_together({**h, "../../a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}, b),
+        "not declared: '../../a'",
+    ),
     "a name of control characters": (
         lambda h, b: put_together({**h, "a\x1b[31m": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}, b),
         r"not declared: 'a\x1b[31m'",

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from fedssl.artifacts.store import FileStore
 from fedssl.client import Conflict, NotFound
+from fedssl.errors import StoreUnavailable
 from fedssl.protocol.evaluation import JudgingConfig
 from fedssl.protocol.states import RunState
 from fedssl_coordinator.main import app
@@ -151,7 +153,7 @@ def test_a_data_set_that_is_never_registered_goes_after_a_day(
 
 def test_files_that_no_row_knows_of(coordinator: Coordinator, tables: Tables) -> None:
     """What a process left that was killed between the store and Postgres, or in mid-upload."""
-    from fedssl_coordinator.artifacts.service import store
+    from fedssl_coordinator.stores import store
 
     names = []
     for content in (b"old", b"new"):
@@ -172,6 +174,37 @@ def test_files_that_no_row_knows_of(coordinator: Coordinator, tables: Tables) ->
     assert tables.one("SELECT count(*) FROM artifacts") == 0
     kinds = tables.query("SELECT data ->> 'kind', data -> 'count' FROM events WHERE kind = 'artifact.collected'")
     assert kinds == [("unreferenced", 1), ("abandoned", 1)]
+
+
+def test_a_store_that_goes_away_while_it_is_collected(
+    cast: Cast, coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it may have removed until then, nobody takes for kept."""
+    from fedssl_coordinator.retention import service
+
+    cast.work("a", value=1.0)
+    cast.work("b", value=2.0)
+    cast.advance()
+    delete = FileStore.delete
+
+    def fail(self: FileStore, digest: str) -> None:
+        raise StoreUnavailable("away")
+
+    def delete_one(self: FileStore, digest: str) -> None:
+        delete(self, digest)
+        monkeypatch.setattr(FileStore, "delete", fail)
+
+    monkeypatch.setattr(FileStore, "delete", delete_one)
+    with pytest.raises(StoreUnavailable):
+        service.collect()
+    monkeypatch.undo()
+    updates = [str(each.update) for each in cast.rounds[0].assignments]
+    kept = {name for [name] in tables.query("SELECT digest FROM artifacts WHERE collected_at IS NULL")}
+    assert [is_stored(coordinator, each) for each in updates].count(True) == 1
+    assert kept.isdisjoint(updates)
+    for path in coordinator.store.glob("??/??/*"):
+        os.utime(path, (time.time() - 2 * DAY,) * 2)
+    assert collect() == {"update": 1}  # the other one, which was not removed
 
 
 def test_a_file_that_a_killed_collection_left(cast: Cast, coordinator: Coordinator, tables: Tables) -> None:

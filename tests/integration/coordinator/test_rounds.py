@@ -265,7 +265,8 @@ def test_registering_wakes_only_the_runs_that_wait_for_clients(
     from fedssl_coordinator import nudges
 
     busy = make_cast("a")
-    waiting = coordinator.client.create_run(tiny_spec(cohort={"min_clients": 9}))
+    waiting = coordinator.client.create_run(tiny_spec(cohort={"min_clients": 2}))
+    coordinator.client.create_run(tiny_spec(cohort={"min_clients": 9}))  # a second client changes nothing for it
     nudged: list[object] = []
     monkeypatch.setattr(nudges, "_send_task", lambda name, run_id: nudged.append(run_id))
     coordinator.worker("late")

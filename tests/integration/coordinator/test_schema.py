@@ -139,6 +139,16 @@ def test_waiting_for_the_tables_ends_once_they_are_there(servers: Servers, empty
         return subprocess.Popen(command_line, env=environment, stderr=subprocess.DEVNULL)
 
     assert wait(0).wait(60) == 1
+    leaving = wait(600)
+    with Tables(empty_url) as tables:
+        others = (
+            "SELECT count(*) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+        )
+        while not tables.one(others):
+            assert leaving.poll() is None
+    leaving.terminate()
+    assert leaving.wait(10) == 143  # handled: as a container's first process it would not hear it otherwise
     waiting = wait(60)
     migrate(environment)
     assert waiting.wait(60) == 0

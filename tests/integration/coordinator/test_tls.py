@@ -11,14 +11,21 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from fedssl.artifacts.store import digest_of
+from fedssl.artifacts.tensors import save_tensors
 from fedssl.cli.main import app as command
 from fedssl.client import Client, ClientError, Retry, Tls, Unreachable, Untrusted, WorkerClient
+from fedssl.protocol.work import Submit
 from fedssl_coordinator import main
 from fedssl_coordinator.app import create_app
 from fedssl_coordinator.serving import Listening, ServingError, serve
+from support.cast import Cast
 from support.certificates import Authority, Pair
 from support.coordinator import Coordinator
+from support.federation import tensors_for
 from support.servers import Servers
+from support.tables import Tables
+from support.tus import Tus
 
 PATIENT = Retry(seconds=30)  # what cannot be trusted is not tried again
 
@@ -130,6 +137,34 @@ def test_mutual_tls(servers: Servers, authority: Authority, client_pair: Pair, t
                 list(client.runs())
         with httpx.Client(verify=mine.context(httpx.URL(running.url))) as bare:
             assert bare.get(f"{running.url}/v1/runs").status_code == 401
+
+
+def test_an_update_goes_up_in_parts_over_mutual_tls(servers: Servers, authority: Authority, tmp_path: Path) -> None:
+    """Begun over one encrypted connection, broken off, and continued by the worker's own client over another."""
+    with (
+        servers.database() as url,
+        _coordinator(servers, url, tmp_path, authority, client_ca=authority.file) as running,
+        Tables(url) as tables,
+    ):
+        model = {"encoder": {"widths": [64, 128]}, "projector": {"hidden_dims": [512], "out_dim": 512}}
+        cast = Cast(running, tables, tmp_path, "a", model=model)
+        item, path = cast.claim("a"), tmp_path / "update"
+        save_tensors(tensors_for(item.plan.update, 1.0), path)
+        data, digest = path.read_bytes(), digest_of(path)
+        assert len(data) > 1 << 20  # as one request it would be no upload of tus
+        own = authority.sign("hospital-b")
+        tls = Tls(ca_file=authority.file, client_cert=own.certificate, client_key=own.key)
+        secret = running.worker_token("a")
+        with Tus(running, secret, verify=tls.context(httpx.URL(running.url))) as tus:
+            location = tus.begun(len(data), digest, item.assignment_id)
+            assert tus.send(location, data[:700_000], 0).headers["upload-offset"] == "700000"
+        with WorkerClient(running.url, secret, tls=tls) as worker:
+            assert worker.upload(digest, path, item.assignment_id) == len(data) - 700_000
+            worker.submit(Submit(assignment_id=item.assignment_id, update=digest, num_examples=9))
+            back = tmp_path / "broadcast"
+            worker.download(item.broadcast, back)
+            assert digest_of(back) == item.broadcast
+        assert cast.states() == [("a", 1, "accepted")]
 
 
 def test_the_command_takes_its_files_from_the_environment(encrypted: Coordinator, authority: Authority) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from safetensors.numpy import save
 from fedssl.artifacts.tensors import serialised
 from fedssl.client import Client, Retry, WorkerClient
 from fedssl.client.uploads import WHOLE_BYTES
+from fedssl_coordinator.models import PartialUpload
 from support.cast import Cast
 from support.coordinator import Coordinator
 from support.data_sets import public_bytes, written
@@ -126,6 +128,23 @@ def test_a_part_goes_where_the_last_one_ended(coordinator: Coordinator, tus: Tus
     assert tus.announce(len(DATA), DIGEST).headers["upload-offset"] == str(len(DATA))
 
 
+def test_a_file_that_is_finished_while_it_is_announced_again_is_not_sent_again(
+    coordinator: Coordinator, tus: Tus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedssl_coordinator.uploads import repository
+
+    find, location = repository.find, tus.begun(len(DATA), DIGEST)
+
+    def finish_before(*asked: Any) -> PartialUpload | None:
+        monkeypatch.undo()
+        with Tus(coordinator) as other:
+            assert other.send(location, DATA, 0).status_code == 204
+        return find(*asked)
+
+    monkeypatch.setattr(repository, "find", finish_before)
+    assert tus.announce(len(DATA), DIGEST).headers["upload-offset"] == str(len(DATA))
+
+
 def test_what_was_killed_before_it_was_checked_is_checked_when_asked_for(coordinator: Coordinator, tus: Tus) -> None:
     location = tus.begun(len(DATA), DIGEST)
     partial = coordinator.store / "partial" / location.rpartition("/")[2].replace("-", "")
@@ -222,8 +241,8 @@ def test_it_ends_with_the_lease(coordinator: Coordinator, tables: Tables, tmp_pa
 
 
 def test_what_stands_still_is_forgotten_after_a_day(coordinator: Coordinator, tables: Tables, tus: Tus) -> None:
-    from fedssl_coordinator.artifacts.service import store
     from fedssl_coordinator.db import transaction
+    from fedssl_coordinator.stores import store
     from fedssl_coordinator.uploads.service import expire_uploads
 
     def expire(hours: float) -> list[int]:
@@ -265,3 +284,15 @@ def test_the_protocol_is_kept(coordinator: Coordinator, onlooker: Onlooker, tus:
             assert answer.status_code == 422, metadata
         assert tus.request("POST", "/v1/uploads", **{"Upload-Length": "0", "Upload-Metadata": ""}).status_code == 422
         tus.request("DELETE", location)
+
+
+def test_a_database_in_another_time_zone(servers: Servers, tmp_path: Path) -> None:
+    with (
+        servers.database() as url,
+        Coordinator(url, servers.redis_url, tmp_path / "store", PGTZ="Asia/Tokyo") as running,
+        Tus(running) as tus,
+    ):
+        answer = tus.announce(len(DATA), digest(DATA))
+    assert answer.status_code == 201
+    end = datetime.strptime(answer.headers["upload-expires"], "%a, %d %b %Y %H:%M:%S GMT").replace(tzinfo=UTC)
+    assert abs(end - datetime.now(UTC) - timedelta(days=1)) < timedelta(minutes=5)

@@ -10,20 +10,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import httpx
 import numpy as np
 import pytest
 from pydantic import BaseModel
 
 from fedssl.data import ImageData, save_npz
 from fedssl.protocol.states import RunState
-from fedssl.protocol.work import Claim, Decline, Heartbeat, Register, Submit
+from fedssl.protocol.work import Claim, Decline, EndedQuery, Heartbeat, Register, Submit
 from support.coordinator import Coordinator
 from support.federation import tiny_spec
+from support.listening import LoopbackServer, Quiet
 from support.recording import RecordingProxy, Request
 
 JSON: dict[str, type[BaseModel]] = {
@@ -32,6 +33,7 @@ JSON: dict[str, type[BaseModel]] = {
     "/v1/work/heartbeat": Heartbeat,
     "/v1/work/submit": Submit,
     "/v1/work/decline": Decline,
+    "/v1/work/ended-runs": EndedQuery,  # asked when a worker has nothing else to do
 }
 LONGEST_JSON = 8192
 LONGEST_HEAD = 1024
@@ -94,6 +96,11 @@ def check_json(request: Request) -> BaseModel:
     assert len(request.body) <= LONGEST_JSON
     assert request.method == "POST"
     return JSON[request.path].model_validate_json(request.body)  # an unknown key is an error
+
+
+def test_the_protocol_has_no_message_that_these_tests_do_not_know(coordinator: Coordinator) -> None:
+    paths = httpx.get(f"{coordinator.url}/openapi.json").json()["paths"]
+    assert {path for path in paths if path.startswith("/v1/work/")} == JSON.keys()
 
 
 @pytest.mark.parametrize("with_policy", [False, True], ids=["without a policy", "with a policy"])
@@ -186,22 +193,21 @@ def test_an_unknown_key_in_the_policy_stops_the_worker_before_it_says_anything(
     assert "ledger.sing: there is no such key" in (tmp_path / "worker.log").read_text()
 
 
-class _Redirecting(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
+class _Redirecting(Quiet):
+    def _answer(self) -> None:
         self.send_response(307)
         self.send_header("Location", f"{self.server.elsewhere}{self.path}")  # type: ignore[attr-defined]
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
-        pass
+    do_POST = _answer  # noqa: N815 - http.server looks for this name
 
 
 def test_a_redirect_takes_nothing_elsewhere(coordinator: Coordinator, tmp_path: Path) -> None:
-    with RecordingProxy(coordinator.url) as elsewhere, ThreadingHTTPServer(("127.0.0.1", 0), _Redirecting) as front:
+    with RecordingProxy(coordinator.url) as elsewhere, LoopbackServer(_Redirecting) as front:
         front.elsewhere = elsewhere.url  # type: ignore[attr-defined]
         threading.Thread(target=front.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        with working(f"http://127.0.0.1:{front.server_port}", coordinator.worker_token("a"), tmp_path) as process:
+        with working(front.url, coordinator.worker_token("a"), tmp_path) as process:
             assert process.wait(60) == 3
         front.shutdown()
         assert elsewhere.num_bytes == 0

@@ -1,10 +1,14 @@
 """A run of 500 rounds and 200 clients: every page stays small, and reads what it shows and no more."""
 
 import base64
+import re
+from html import unescape
 from uuid import UUID
 
 import pytest
+from sqlalchemy import event
 
+from fedssl_coordinator.db import engine
 from support.large_run import add_large_run
 from support.pages import Browser
 from support.tables import Tables
@@ -65,6 +69,42 @@ def test_the_numbers_are_those_of_the_tables(viewer: Browser, large: UUID, table
     }
     states = dict(tables.query("SELECT state, count(*) FROM assignments WHERE run_id = %s GROUP BY state", large))
     assert counts == {"a": states["accepted"], "e": states["expired"], "r": states["rejected"]}
+
+
+def test_pages_of_a_round_have_every_attempt(viewer: Browser, large: UUID, tables: Tables) -> None:
+    """One client's three lie on both sides of a page's end."""
+    more = (
+        "INSERT INTO assignments (id, run_id, round_id, round_number, client_id, attempt, state) "
+        "SELECT gen_random_uuid(), run_id, round_id, round_number, client_id, n, 'declined' "
+        "FROM assignments, generate_series(2, 3) n WHERE run_id = %s AND round_number = 5 AND client_id = 'site-099'"
+    )
+    tables.execute(more, large)
+    shown: list[str] = []
+    path: str | None = f"/runs/{large}/rounds/5"
+    while path is not None:
+        text = viewer.get(path).text
+        shown += re.findall(r'<td><a href="/clients/([^"]+)"', text)
+        link = re.search(r'<a class="btn" href="([^"]+)">More clients', text)
+        path = None if link is None else f"/runs/{large}/rounds/5{unescape(link[1])}"
+    tables.execute("DELETE FROM assignments WHERE run_id = %s AND round_number = 5 AND attempt > 1", large)
+    assert len(shown) == CLIENTS + 2
+    assert shown.count("site-099") == 3
+
+
+def test_a_run_s_page_reads_nothing_of_its_clients_that_it_does_not_show(viewer: Browser, large: UUID) -> None:
+    """Policies and methods of ten thousand clients are megabytes of JSON."""
+    asked: list[str] = []
+
+    def note(connection: object, cursor: object, statement: str, *_: object) -> None:
+        asked.append(statement)
+
+    event.listen(engine(), "before_cursor_execute", note)
+    try:
+        assert viewer.get(f"/runs/{large}").status_code == 200
+    finally:
+        event.remove(engine(), "before_cursor_execute", note)
+    assert any("clients.last_seen_at" in statement for statement in asked)
+    assert not [statement for statement in asked if "clients.policy" in statement]
 
 
 def test_exceptions_come_first_where_not_all_are_shown(viewer: Browser, large: UUID) -> None:

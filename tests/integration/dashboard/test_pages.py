@@ -9,6 +9,7 @@ import pytest
 import fedssl_coordinator.dashboard
 from support.cast import Cast
 from support.coordinator import Coordinator
+from support.judged import POINTS, add_embedding_map
 from support.pages import Browser, page_routes
 from support.tables import Tables
 
@@ -21,13 +22,21 @@ POSTS = {
     "/runs/{run_id}/{verb}",
     "/clients/{client_id}/revoke",
 }
+EVALUATION = UUID(int=9)
 EVIL = "<img src=x onerror=alert(1)>\"'&{{7*7}}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def embedding_map(tables: Tables, cast: Cast) -> None:
+    """What the run's first round looked like."""
+    add_embedding_map(tables, cast.id, EVALUATION)
 
 
 def _paths(cast: Cast) -> list[str]:
     """Every page that is read, of things that there are."""
     values = {"run_id": cast.id, "client_id": "a", "number": 1, "verb": "stop"}
     query = {"/runs/{run_id}/metric.json": "?name=loss", "/runs/{run_id}/heat.json": "?name=loss"}
+    query["/runs/{run_id}/embedding.json"] = f"?evaluation={EVALUATION}"
     query["/compare"] = query["/compare/curves.json"] = f"?runs={cast.id}"
     streams = {"/runs/{run_id}/stream", "/", "/sign-in"}
     return [
@@ -68,6 +77,15 @@ def test_what_is_not_there_says_so(viewer: Browser, cast: Cast) -> None:
         "/compare?runs=x",
     ):
         assert viewer.get(path).status_code == 404, path
+
+
+def test_the_maps_are_listed_and_read_one_by_one(viewer: Browser, cast: Cast) -> None:
+    listed = viewer.get(f"/runs/{cast.id}/embeddings.json").json()
+    assert listed == {"rounds": [{"round": 1, "id": str(EVALUATION)}], "dataset": "held-out", "method": "pca"}
+    found = viewer.get(f"/runs/{cast.id}/embedding.json?evaluation={EVALUATION}").json()
+    assert (found["points"], found["labels"], found["class_names"]) == (POINTS, [0, 1, 1], ["cat", "dog"])
+    for nothing in ("", "?evaluation=x", f"?evaluation={UUID(int=10)}"):
+        assert viewer.get(f"/runs/{cast.id}/embedding.json{nothing}").status_code == 404
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,20 @@
 """What the page changes: only by a form of one's own session, and only by those who may."""
 
 import json
+from html import unescape
+from typing import Any
 
 import pytest
 
+from fedssl.protocol.methods import METHOD_CONFIGS
+from fedssl.protocol.runs import RunSpec
 from support.cast import Cast
 from support.coordinator import Coordinator
 from support.federation import tiny_spec
 from support.pages import Browser
 from support.tables import Tables
+
+WITH_PUBLIC_DATA = ("fedca", "flesd")
 
 
 def _run(standing: Coordinator) -> str:
@@ -92,10 +98,35 @@ def test_the_form_makes_the_run_that_it_shows(standing: Coordinator, operator: B
     assert spec.model.encoder.model_dump()["widths"] == (8, 16)
 
 
+@pytest.mark.parametrize("method", sorted(METHOD_CONFIGS))
+def test_every_methods_form_opens_and_makes_what_it_shows(
+    standing: Coordinator, operator: Browser, method: str
+) -> None:
+    fields = {"spec.name": f"{method} from its form", "spec.num_rounds": "3", "spec.seed": "11"}
+    if method in WITH_PUBLIC_DATA:
+        fields["spec.public_data.dataset"] = "digits"
+    page = operator.get(f"/runs/new?method={method}")
+    assert page.status_code == 200
+    for name in METHOD_CONFIGS[method].model_fields.keys() - {"name"}:
+        assert f'name="spec.method.{name}' in page.text, name
+    checked = operator.send("/runs/new/check", method=method, **fields)
+    assert "This is a possible run" in checked.text
+    made = operator.send("/runs/new", method=method, start="later", **fields)
+    assert made.status_code == 303, made.text
+    spec = standing.client.run(made.headers["location"].removeprefix("/runs/")).spec
+    assert spec == RunSpec.model_validate(_given(checked.text))
+    assert (spec.method.name, spec.num_rounds, spec.seed) == (method, 3, 11)
+
+
+def _given(text: str) -> dict[str, Any]:
+    """The spec that a page shows."""
+    shown: dict[str, Any] = json.loads(unescape(text.split('aria-label="Spec, as JSON">')[1].split("</pre>")[0]))
+    return shown
+
+
 def test_a_form_filled_from_a_run_gives_the_same_spec(standing: Coordinator, operator: Browser, cast: Cast) -> None:
     text = operator.get(f"/runs/new?from={cast.id}").text
-    given = json.loads(text.split('aria-label="Spec, as JSON">')[1].split("</pre>")[0].replace("&#34;", '"'))
-    assert type(cast.run.spec).model_validate(given) == cast.run.spec
+    assert RunSpec.model_validate(_given(text)) == cast.run.spec
 
 
 @pytest.mark.parametrize(

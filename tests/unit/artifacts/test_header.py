@@ -100,6 +100,14 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "a size of 2**63": (PLAIN.replace("[3]", "[9223372036854775808]"), "none negative"),
     "a size with a point": (PLAIN.replace("[3]", "[3.0]"), "none negative"),
     "a size that is true": (PLAIN.replace("[3]", "[true]"), "none negative"),
+    "sizes that overflow beside a zero": (
+        PLAIN.replace("[3]", "[0,9223372036854775807,3]").replace("[8,11]", "[8,8]"),
+        "more bytes than can be addressed",
+    ),
+    "bytes that overflow beside a zero": (
+        PLAIN.replace("[3]", "[0,4611686018427387904,2]").replace("[8,11]", "[8,8]"),
+        "more bytes than can be addressed",
+    ),
     "infinity": (PLAIN.replace("[3]", "[Infinity]"), "none negative"),
     "nine dimensions": (PLAIN.replace("[3]", "[1,1,1,1,1,1,1,1,3]"), "at most 8 sizes"),
     "three offsets": (PLAIN.replace("[8,11]", "[8,11,11]"), "two byte positions"),
@@ -206,7 +214,7 @@ def test_what_is_accepted_never_fails_the_library() -> None:
 
 
 def test_the_longest_names_and_sizes_fit_the_limit() -> None:
-    shape = (0, *[2**63 - 1] * 7)
+    shape = (0, *[255] * 7)  # the most digits that fewer than 2**63 bytes can have
     specs = tuple(TensorSpec(name="n" * 250 + f".{i:05d}", dtype="BF16", shape=shape) for i in range(3))
     entry = {"dtype": "BF16", "shape": shape, "data_offsets": [0, 0]}
     text = _filled_up(json.dumps({spec.name: entry for spec in specs}, separators=(",", ":")).encode())

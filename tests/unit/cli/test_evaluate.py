@@ -200,3 +200,9 @@ def test_a_spec_without_data_needs_the_option(folder: Path, tmp_path: Path) -> N
     result = fedssl("evaluate", folder / MODEL, "--spec", tmp_path / "bare.toml")
     assert result.exit_code == 2
     assert "the spec names no data set: give a labelled one with --data" in result.stderr
+
+
+def test_a_model_that_is_not_there_is_said_before_its_spec(tmp_path: Path) -> None:
+    result = fedssl("evaluate", tmp_path / "encoder.safetensors", "--data", "digits")
+    assert result.exit_code == 2
+    assert f"there is no {tmp_path / 'encoder.safetensors'}" in result.stderr.replace("\n", "")

@@ -32,6 +32,7 @@ FOR_PROGRAMS = {
     "HEAD /v1/uploads/{upload_id}",
     "PATCH /v1/uploads/{upload_id}",
     "DELETE /v1/uploads/{upload_id}",
+    "POST /v1/uploads/{upload_id}/parts",
     "POST /v1/enrolments",
     "GET /metrics",
 }
@@ -62,6 +63,7 @@ COMMANDS = {
     "GET /v1/runs/{run_id}/evaluations": f"run evaluations {RUN}",
     "POST /v1/runs/{run_id}/evaluations": f"run evaluate {RUN} --data held-out",
     "GET /v1/evaluations/{evaluation_id}": f"run evaluate {RUN} --data held-out --wait",
+    "GET /v1/evaluations/{evaluation_id}/map": f"run embedding {RUN}",
     "POST /v1/evaluations/{evaluation_id}/cancel": f"run cancel-evaluation {RUN} {EVALUATION}",
     "GET /v1/artifacts/{digest}": f"artifact get {DIGEST}",
     "PUT /v1/artifacts/{digest}": "public-dataset add scans images.npz",
@@ -98,10 +100,13 @@ _EVALUATION = {
     "dataset_digest": DIGEST, "config": {"dataset": "held-out"}, "state": "queued", "reason": None, "progress": None,
     "results": None, "num_tries": 0, "created_at": NOW, "started_at": None, "finished_at": None,
 }  # fmt: skip
+_MAPPED = _EVALUATION | {
+    "config": {"dataset": "held-out", "embedding_map": "pca"}, "state": "completed", "results": {}, "finished_at": NOW,
+}  # fmt: skip
 _ON_THE_WAY: dict[tuple[str, str], Any] = {
     ("GET", "/healthz"): {"status": "ok"},
     ("GET", f"/v1/runs/{RUN}"): _RUN,
-    ("GET", f"/v1/runs/{RUN}/evaluations"): {"items": [_EVALUATION]},
+    ("GET", f"/v1/runs/{RUN}/evaluations"): {"items": [_MAPPED]},
     ("POST", f"/v1/runs/{RUN}/evaluations"): _EVALUATION,
     ("GET", "/v1/public-datasets"): {"items": []},
     ("GET", "/v1/evaluation-datasets"): {"items": []},

@@ -5,12 +5,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from pydantic import BaseModel
+
+from support.listening import LoopbackServer, Quiet
 
 
 @dataclass
@@ -48,22 +49,16 @@ def problem(slug: str, status: int, detail: str = "Do something else.", **header
     return Answer(status, json.dumps(body).encode(), {"Content-Type": "application/problem+json", **headers})
 
 
-class ScriptedServer(ThreadingHTTPServer):
+class ScriptedServer(LoopbackServer):
     """Answers with `script`, and remembers what was asked."""
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.script: Script = lambda request: Answer(500)
         self.requests: list[Received] = []
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
 
-
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Quiet):
     protocol_version = "HTTP/1.1"
 
     def _answer(self) -> None:
@@ -95,9 +90,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(answer.body)
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _answer  # noqa: N815 - http.server looks for these names
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
-        pass
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """Retries, error mapping, paging, and that the token stays out of sight."""
 
+import gzip
+import json
 import logging
 import socket
 import time
@@ -124,6 +126,23 @@ def test_an_answer_of_another_program_is_a_bad_answer(server: ScriptedServer) ->
     server.script = lambda request: Answer(200, b"<html>hello</html>")
     with Client(server.url, TOKEN) as client, pytest.raises(BadAnswer, match="a fedssl coordinator"):
         client.run(uuid4())
+
+
+def test_an_answer_without_end_is_not_read_to_its_end(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedssl.client.connection._ANSWER_BYTES", 1000)
+    server.script = lambda request: Answer(200, b" " * 5_000_000, with_length=False)
+    with Client(server.url, TOKEN) as client, pytest.raises(BadAnswer, match="an answer of more than 1000 bytes"):
+        client.run(uuid4())
+
+
+@pytest.mark.parametrize("status", [200, 409])
+def test_nothing_is_unpacked(server: ScriptedServer, status: int) -> None:
+    """A kilobyte could be a gigabyte."""
+    packed = gzip.compress(json.dumps(run_view(uuid4())).encode())
+    server.script = lambda request: Answer(status, packed, {"Content-Encoding": "gzip"})
+    with Client(server.url, TOKEN) as client, pytest.raises(ClientError, match=r"compresses its answers|409 Conflict"):
+        client.run(uuid4())
+    assert server.requests[0].headers["Accept-Encoding"] == "identity"
 
 
 def test_redirects_are_not_followed(server: ScriptedServer) -> None:

@@ -4,6 +4,7 @@ import base64
 import fcntl
 import hashlib
 import random
+import time
 from pathlib import Path
 from uuid import uuid4
 
@@ -17,6 +18,7 @@ from fedssl.client import (
     NotFound,
     Rejected,
     Retry,
+    TryAgain,
     Unreachable,
     WorkerClient,
 )
@@ -325,3 +327,71 @@ def test_a_large_upload_that_is_refused_is_not_sent_again(server: ScriptedServer
     with WorkerClient(server.url, "t", retry=QUICK) as client, pytest.raises(LeaseLost):
         client.upload(LARGE_DIGEST, tmp_path / "update", uuid4())
     assert server.requests[-1].method == method
+
+
+SHORT = Retry(seconds=0.3, first_delay=0.01, max_delay=0.02)
+
+
+def slow_and_broken(server: ScriptedServer, breaking_off: Answer, kept: int, *, num_broken: int = 1) -> Script:
+    """Of a PATCH that lasts longer than SHORT and then ends in `breaking_off`, so many bytes are kept."""
+
+    def script(request: Received) -> Answer:
+        sent = sum(earlier.method == "PATCH" for earlier in server.requests)
+        if request.method == "PATCH" and sent <= num_broken:
+            time.sleep(1.5 * SHORT.seconds)
+            return breaking_off
+        offset = str(kept if sent else 0)
+        return Answer(204) if request.method == "PATCH" else Answer(201, headers=begun(offset))
+
+    return script
+
+
+def begun(offset: str) -> dict[str, str]:
+    return {"Location": LOCATION, "Upload-Offset": offset}
+
+
+BROKEN = Answer(200, b"broken", cut_after=0)
+
+
+@pytest.mark.parametrize("breaking_off", [BROKEN, problem("too-slow", 408), problem("offset-mismatch", 409)])
+def test_a_slow_upload_that_breaks_goes_on(server: ScriptedServer, tmp_path: Path, breaking_off: Answer) -> None:
+    server.script = slow_and_broken(server, breaking_off, 700_000)
+    (tmp_path / "update").write_bytes(LARGE)
+    with WorkerClient(server.url, "t", retry=SHORT) as client:
+        client.upload(LARGE_DIGEST, tmp_path / "update", uuid4())
+    assert [request.method for request in server.requests] == ["POST", "PATCH", "POST", "PATCH"]
+    assert server.requests[-1].body == LARGE[700_000:]
+
+
+def test_a_slow_upload_waits_for_a_coordinator_that_is_away_when_it_breaks(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
+    back = slow_and_broken(server, BROKEN, 700_000)
+
+    def script(request: Received) -> Answer:
+        return problem("unavailable", 503) if len(server.requests) in (3, 4) else back(request)
+
+    server.script = script
+    (tmp_path / "update").write_bytes(LARGE)
+    with WorkerClient(server.url, "t", retry=SHORT) as client:
+        client.upload(LARGE_DIGEST, tmp_path / "update", uuid4())
+    assert [request.method for request in server.requests] == ["POST", "PATCH", "POST", "POST", "POST", "PATCH"]
+
+
+@pytest.mark.parametrize(
+    ("breaking_off", "kind"),
+    [
+        (BROKEN, Unreachable),
+        (problem("too-slow", 408), TryAgain),
+        (problem("offset-mismatch", 409), TryAgain),
+        (problem("not-found", 404), TryAgain),
+    ],
+)
+def test_an_upload_of_which_nothing_arrives_is_given_up_for_now(
+    server: ScriptedServer, tmp_path: Path, breaking_off: Answer, kind: type[Exception]
+) -> None:
+    server.script = slow_and_broken(server, breaking_off, 0, num_broken=10)
+    (tmp_path / "update").write_bytes(LARGE)
+    with WorkerClient(server.url, "t", retry=SHORT) as client, pytest.raises(kind):
+        client.upload(LARGE_DIGEST, tmp_path / "update", uuid4())
+    assert [request.method for request in server.requests] == ["POST", "PATCH", "POST"]

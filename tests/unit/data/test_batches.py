@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedssl.data import epoch_batches
+from fedssl.data.batches import num_batches, num_trained
 
 
 def _generator(seed: int = 0) -> torch.Generator:
@@ -16,12 +17,15 @@ def _generator(seed: int = 0) -> torch.Generator:
 def test_every_image_at_most_once(num_images: int, batch_size: int, drop_last: bool) -> None:  # noqa: FBT001
     batches = epoch_batches(num_images, batch_size, _generator(), drop_last)
     seen = torch.cat([torch.zeros(0, dtype=torch.int64), *batches])
-    assert len(set(seen.tolist())) == len(seen)
+    assert len(set(seen.tolist())) == len(seen) == num_trained(num_images, batch_size, drop_last)
+    assert len(batches) == num_batches(num_images, batch_size, drop_last)
     assert all(len(batch) == batch_size for batch in batches[:-1])
     left_out = num_images - len(seen)
-    if num_images <= batch_size:
+    if num_images < 2:
+        assert not batches, "one image alone cannot be trained on"
+    elif num_images <= batch_size:
         assert left_out == 0
-        assert len(batches) == min(num_images, 1), "an only batch is never dropped"
+        assert len(batches) == 1, "an only batch is never dropped"
     elif drop_last:
         assert left_out == num_images % batch_size
         assert len(batches[-1]) == batch_size

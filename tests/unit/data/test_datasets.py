@@ -3,6 +3,7 @@
 import gzip
 import pickle
 import struct
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -63,16 +64,21 @@ def test_fashion_mnist(tmp_path: Path, below: str, compress: bool) -> None:  # n
     assert find_fashion_mnist(tmp_path) == tmp_path / below
 
 
-def test_root_comes_before_the_variable_and_that_before_the_system(
+def test_root_comes_before_the_variable_then_what_was_fetched_then_the_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places = [tmp_path / "root", tmp_path / "variable", tmp_path / "system" / "fashion-mnist"]
-    for place in places:
+    root, variable, fetched = tmp_path / "root", tmp_path / "variable", tmp_path / "cache" / "fedssl"
+    system = tmp_path / "system" / "fashion-mnist"
+    for place in (root, variable, fetched / "fashion-mnist", system):
+        assert find_fashion_mnist() != place
         _write_fashion_mnist(place)
-    assert find_fashion_mnist() == places[2]
-    monkeypatch.setenv(DATA_VARIABLE, str(places[1]))
-    assert find_fashion_mnist() == places[1]
-    assert find_fashion_mnist(places[0]) == places[0]
+    monkeypatch.setenv(DATA_VARIABLE, str(variable))
+    assert find_fashion_mnist(root) == root
+    assert find_fashion_mnist(tmp_path / "elsewhere") == variable
+    monkeypatch.delenv(DATA_VARIABLE)
+    assert find_fashion_mnist(tmp_path / "elsewhere") == fetched / "fashion-mnist"
+    (fetched / "fashion-mnist" / "t10k-labels-idx1-ubyte.gz").unlink()
+    assert find_fashion_mnist() == system
 
 
 def test_missing_fashion_mnist_says_how_to_get_it(tmp_path: Path) -> None:
@@ -270,7 +276,10 @@ def test_truncated_image_is_named(tmp_path: Path) -> None:
 
 
 def test_empty_folder_and_unknown_name(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds no images"):
+    with pytest.raises(DataError, match=r"holds no images.*\.webp\)$"):
+        load_dataset(str(tmp_path), "train")
+    (tmp_path / "scans.npz").write_bytes(b"")
+    with pytest.raises(DataError, match=r"or name the file: scans\.npz"):
         load_dataset(str(tmp_path), "train")
     with pytest.raises(DataError, match="fashion-mnist"):
         load_dataset("no-such-set", "train", tmp_path)
@@ -315,12 +324,21 @@ def test_npz_layouts(tmp_path: Path, shape: tuple[int, ...]) -> None:
         ({"images": np.zeros((2, 8, 8), np.uint8), "labels": np.zeros(3, np.int64)}, "labels"),
         ({"images": np.zeros((2, 8, 8), np.uint8), "labels": np.zeros(2)}, "whole numbers"),
         ({"images": np.zeros((2, 8, 8), np.uint8), "labels": np.array([0, -1])}, "0 or larger"),
+        ({"images": np.zeros((2, 8, 8), np.uint8), "labels": np.array([0, 10**15])}, "below 1000000"),
+        ({"images": np.zeros((2, 0, 8), np.uint8)}, "no pixels"),
         ({"images": np.array([{"a": 1}])}, "cannot read"),
     ],
 )
 def test_bad_npz(tmp_path: Path, arrays: dict[str, np.ndarray], words: str) -> None:
     np.savez(tmp_path / "set.npz", **arrays)  # type: ignore[arg-type]
     with pytest.raises(DataError, match=words):
+        load_dataset(str(tmp_path / "set.npz"), "train")
+
+
+def test_npz_with_a_member_that_is_no_array(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "set.npz", "w") as archive:
+        archive.writestr("images", b"raw")
+    with pytest.raises(DataError, match="images is no array"):
         load_dataset(str(tmp_path / "set.npz"), "train")
 
 

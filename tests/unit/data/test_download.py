@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import http.server
 import io
 import tarfile
 import threading
@@ -13,6 +12,7 @@ import pytest
 
 from fedssl.data import KNOWN
 from fedssl.data.download import DOWNLOADS, Download, download
+from support.listening import Files, LoopbackServer
 
 MEMBERS = {"data_batch_1.bin": b"one" * 100, "test_batch.bin": b"test"}
 
@@ -36,14 +36,9 @@ def served(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def url(served: Path) -> Iterator[str]:
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            pass
-
-    handler = functools.partial(Quiet, directory=str(served))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with LoopbackServer(functools.partial(Files, directory=str(served))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield server.url
         server.shutdown()
 
 

@@ -3,8 +3,8 @@
 import functools
 import gzip
 import hashlib
-import http.server
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +13,7 @@ import pytest
 
 from fedssl.data import DATA_VARIABLE, fetch_fashion_mnist
 from fedssl.data.fetch import damaged_files
+from support.listening import Files, LoopbackServer
 
 CONTENT = {
     f"{stem}-{kind}-ubyte": f"{stem} {kind}".encode() * 50
@@ -66,15 +67,9 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def server(source: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            pass
-
-    with http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(Quiet, directory=str(source))
-    ) as http_server:
+    with LoopbackServer(functools.partial(Files, directory=str(source))) as http_server:
         threading.Thread(target=http_server.serve_forever, daemon=True).start()
-        monkeypatch.setattr("fedssl.data.fetch._SERVER", f"http://127.0.0.1:{http_server.server_port}")
+        monkeypatch.setattr("fedssl.data.fetch._SERVER", http_server.url)
         yield
         http_server.shutdown()
 
@@ -123,6 +118,31 @@ def test_server_where_apt_does_not_help(
     assert found == tmp_path / "data" / "fashion-mnist"
     assert "downloading" in said
     _assert_complete(tmp_path / "data")
+
+
+@pytest.mark.usefixtures("server")
+def test_a_server_that_sends_without_end_or_nonsense(
+    source: Path, programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedssl.data.fetch._APT_SECONDS", 0.3)
+    _install(programs, source, APT_FAILS)
+    monkeypatch.setattr("fedssl.data.fetch._MOST_BYTES", 10)
+    found, said = _fetch(tmp_path / "data")
+    assert found is None
+    assert "longer than what is published" in said
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setattr("fedssl.data.fetch._SERVER", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        threading.Thread(target=_answer_nonsense, args=(listener,), daemon=True).start()
+        found, said = _fetch(tmp_path / "data")
+    assert found is None
+    assert "the download failed" in said
+
+
+def _answer_nonsense(listener: socket.socket) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        connection.recv(4096)
+        connection.sendall(b"nonsense\r\n\r\n")
 
 
 def test_no_way_says_how_by_hand(source: Path, programs: Path, tmp_path: Path) -> None:

@@ -11,11 +11,12 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedssl.engine import run_aggregation
-from fedssl.engine.optimization import autocast, exact_float32, total_loss
+from fedssl.engine.optimization import autocast, total_loss
 from fedssl.engine.steps import eager_step
 from fedssl.methods import METHODS
 from fedssl.methods.api import Update
 from fedssl.models.encoders import Encoder
+from fedssl.precision import exact_float32
 from fedssl.simulation import simulate
 from support.combinations import ALL_COMBINATIONS, combined_spec
 from support.methods import context, method_spec, shards

@@ -5,8 +5,10 @@ which nothing is left of Python. tests/gpu has the real thing.
 """
 
 import dataclasses
+import itertools
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -14,17 +16,19 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedssl.engine import recording, release_trainer
+from fedssl.engine import recording, release_trainer, steps
 from fedssl.engine import trainer as trainer_module
-from fedssl.engine.optimization import optimizer_for, restart
+from fedssl.engine.optimization import optimizer_for, restart, total_loss
 from fedssl.engine.recording import COMPILE_FROM, NUM_EAGER_STEPS, RecordedSteps, compiled, wants_compiling
 from fedssl.engine.steps import Step, Terms
-from fedssl.methods.api import Batch
+from fedssl.errors import MethodError
+from fedssl.methods import METHODS
+from fedssl.methods.api import Batch, ClientAlgorithm
 from fedssl.protocol.training import OptimizerConfig
 from support.combinations import ALL_COMBINATIONS
 from support.methods import method_spec
 from support.rounds import client_data, local_round, start, training
-from support.two_rounds import CLIENTS, two_rounds, two_rounds_spec
+from support.two_rounds import CLIENTS, assert_same_course, two_epochs, two_rounds, two_rounds_spec
 
 
 class _Steps(RecordedSteps):
@@ -68,13 +72,14 @@ class _Program:
             found.append(step(self._batch))
             return found[-1].values
 
-        self._program = make_fx(values)()
+        try:
+            self._program = make_fx(values)()
+        finally:  # tracing takes the step, recording does not
+            for tensor, value in zip(memory, before, strict=True):
+                tensor.detach().copy_(value)
+            for generator, state in zip(generators, drawn, strict=True):
+                generator.set_state(state)
         self._names = found[-1].names
-        # Tracing takes the step, recording does not.
-        for tensor, value in zip(memory, before, strict=True):
-            tensor.detach().copy_(value)
-        for generator, state in zip(generators, drawn, strict=True):
-            generator.set_state(state)
         self.made.append(self)
 
     @torch.no_grad()
@@ -97,6 +102,9 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[_Program]]:
     monkeypatch.setattr(trainer_module, "RecordedSteps", _Steps)
     monkeypatch.setattr(recording, "_Recording", _Program)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
+    # As on a GPU: torch's plain Adam reads its number of steps back.
+    adam = torch.optim.Adam
+    monkeypatch.setattr(torch.optim, "Adam", lambda *args, **kwargs: adam(*args, **kwargs | {"fused": True}))
     yield _Program.made
     release_trainer()
 
@@ -110,11 +118,63 @@ def test_a_recording_serves_other_batches_rounds_and_clients(name: str, programs
     release_trainer()
     recorded = two_rounds(spec)
     assert programs
+    assert_same_course(eager, recorded)
     for one, two in zip(eager, recorded, strict=True):
         for part in ("update", "state"):
             a, b = getattr(one, part), getattr(two, part)
             assert [tensor for tensor in a if not torch.equal(a[tensor], b[tensor])] == []
         assert one.metrics == pytest.approx(two.metrics, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ALL_COMBINATIONS)
+def test_a_rounding_changes_no_course(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else tests/gpu could not tell a wrong step from another order of additions."""
+    spec = two_rounds_spec(name)
+    exact = two_rounds(spec)
+    generator = torch.Generator().manual_seed(0)
+
+    def rounded(optimizer: torch.optim.Optimizer, total: torch.Tensor) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        total.backward()  # type: ignore[no-untyped-call]
+        for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+            if (gradient := parameter.grad) is not None:
+                gradient += 2e-6 * gradient.abs().max() * torch.randn(gradient.shape, generator=generator)
+        optimizer.step()
+
+    monkeypatch.setattr(steps, "take_step", rounded)
+    assert_same_course(exact, two_rounds(spec, like=exact))
+
+
+@pytest.mark.parametrize("name", ["fedsimclr", "scaffold", "adam", "feddecorr", "orchestra"])
+def test_a_missed_step_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = two_rounds_spec(name)
+    exact = two_rounds(spec)
+    take_step, taken = steps.take_step, itertools.count()
+    monkeypatch.setattr(steps, "take_step", lambda *args: take_step(*args) if next(taken) != 4 else None)
+    with pytest.raises(AssertionError):
+        assert_same_course(exact, two_rounds(spec, like=exact))
+
+
+@pytest.mark.parametrize("name", ["fedbyol", "adam", "orchestra"])
+def test_a_second_epoch_records_nothing(name: str, programs: list[_Program]) -> None:
+    """So that tests/gpu can forbid all waiting inside it."""
+
+    @contextmanager
+    def nothing_new() -> Iterator[None]:
+        before = len(programs)
+        assert before
+        yield
+        assert len(programs) == before
+
+    spec = two_rounds_spec(name, local_epochs=2)
+    two_rounds(spec)
+    assert bool(two_epochs(spec, "cpu", nothing_new()).isfinite().all())
+
+
+def test_adam_is_recorded_too(programs: list[_Program]) -> None:
+    two_rounds(two_rounds_spec("adam"))
+    assert len(programs) == 1
+    assert type(_Steps.current._optimizer).__name__ == "Adam"
 
 
 def test_it_is_made_once_after_some_eager_steps(programs: list[_Program]) -> None:
@@ -197,13 +257,100 @@ def test_a_restarted_optimizer_is_as_new(name: str) -> None:
     assert torch.equal(*results)
 
 
-def test_long_runs_are_compiled_and_short_ones_are_not() -> None:
-    spec = method_spec("fedsimclr", num_rounds=100)
-    assert not wants_compiling(spec, COMPILE_FROM // 100 - 1)
-    assert wants_compiling(spec, COMPILE_FROM // 100)
+def test_cudnn_tries_its_algorithms_in_whole_batches_alone(
+    programs: list[_Program], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, take_step = [], steps.take_step
+
+    def look(optimizer: torch.optim.Optimizer, total: torch.Tensor) -> None:
+        seen.append(torch.backends.cudnn.benchmark)
+        take_step(optimizer, total)
+
+    monkeypatch.setattr(steps, "take_step", look)
+    before = torch.backends.cudnn.benchmark
+    spec = two_rounds_spec("fedsimclr", gpu_steps="eager")
+    local_round(spec, start(spec).broadcast)
+    assert seen == [True] * (len(seen) - 1) + [before]
+    assert torch.backends.cudnn.benchmark == before
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's recording on a GPU that does not permit a step's operation: the error is told of where it ends."""
+
+    class Graph:
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            assert kwargs["pool"] == (0, 7)
+
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, *args: object) -> None:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: None)
+    monkeypatch.setattr(torch.cuda, "graph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 7))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+
+
+def _not_permitted(batch: Batch) -> Terms:
+    raise RuntimeError("operation not permitted when stream is capturing")
+
+
+def test_a_failed_recording_is_taken_back(failing: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Any, ...]] = []
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        monkeypatch.setattr(torch._C, name, lambda *args, name=name: calls.append((name, *args)), raising=False)
+    client = training(method_spec("fedbyol"))
+    with pytest.raises(RuntimeError, match="previous error") as caught:
+        recording._Recording(_not_permitted, client.batch(), client.modules)
+    assert "not permitted" in str(caught.value.__context__)
+    assert calls == [("_cuda_endAllocateToPool", 1, (0, 7)), ("_cuda_releasePool", 1, (0, 7))]
+
+
+def test_where_it_cannot_be_taken_back_the_round_ends(failing: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch._C, "_cuda_releasePool", raising=False)
+    client = training(method_spec("fedbyol"))
+    with pytest.raises(MethodError, match='gpu_steps = "eager"'):
+        recording._Recording(_not_permitted, client.batch(), client.modules)
+
+
+def _algorithm(name: str) -> ClientAlgorithm:
+    spec = two_rounds_spec(name)
+    return METHODS[spec.method.name].client(spec.method)
+
+
+def test_long_runs_are_compiled_and_short_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, algorithm = method_spec("fedsimclr", num_rounds=100), _algorithm("fedsimclr")
+    monkeypatch.setenv("CC", "cc")
+    assert not wants_compiling(algorithm, spec, COMPILE_FROM // 100 - 1)
+    assert wants_compiling(algorithm, spec, COMPILE_FROM // 100)
     for wanted in ("eager", "recorded", "compiled"):
         changed = spec.model_copy(update={"training": spec.training.model_copy(update={"gpu_steps": wanted})})
-        assert wants_compiling(changed, 10**6) == (wanted == "compiled")
+        assert wants_compiling(algorithm, changed, 10**6) == (wanted == "compiled")
+
+
+def test_nothing_is_compiled_unasked_without_a_c_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    found = ["clang"]
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}" if name in found else None)
+    spec, algorithm = method_spec("fedsimclr"), _algorithm("fedsimclr")
+    assert wants_compiling(algorithm, spec, COMPILE_FROM)
+    found.clear()
+    assert not wants_compiling(algorithm, spec, COMPILE_FROM)
+    asked = spec.model_copy(update={"training": spec.training.model_copy(update={"gpu_steps": "compiled"})})
+    assert wants_compiling(algorithm, asked, 1)
+
+
+def test_what_every_client_would_compile_for_itself_is_not_compiled_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "cc")
+    left = {name for name in ALL_COMBINATIONS if not wants_compiling(_algorithm(name), two_rounds_spec(name), 10**6)}
+    assert left == {"fedmoco", "fedprotocl", "fedx on fedmoco", "fedu2", "flesd, an encoder of its own"}
+    for name in set(ALL_COMBINATIONS) - left:
+        clients = [training(two_rounds_spec(name), client) for client in CLIENTS]
+        one, two = (client.algorithm.step_constants(client.modules, client.ctx) for client in clients)
+        assert one == two, name
 
 
 @pytest.mark.parametrize("name", ["fedsimclr", "ssd", "fedprotocl", "fedrlc", "fedx", "orchestra"])
@@ -240,3 +387,49 @@ def test_a_step_that_cannot_be_compiled_stays_as_it_is(monkeypatch: pytest.Monke
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         objective(client.modules, batch, client.broadcast, client.ctx)
+
+
+@pytest.fixture
+def no_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that fails at the backward pass."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    def no_compiler(*args: Any) -> Any:
+        raise OSError("no C compiler")
+
+    backend = aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph.forward), bw_compiler=no_compiler)
+    compiler = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **kwargs: compiler(f, backend=backend, **kwargs))
+
+
+def test_a_backward_pass_that_cannot_be_compiled_ends_no_round(no_backward: None) -> None:
+    one, two = (training(method_spec("fedsimclr")) for _ in range(2))
+    objective, batch = compiled(one.algorithm.objective), one.batch()
+    with pytest.warns(UserWarning, match="cannot be compiled"):
+        total = total_loss(objective(one.modules, batch, one.broadcast, one.ctx))
+    total.backward()  # type: ignore[no-untyped-call]
+    total_loss(two.losses(batch)).backward()  # type: ignore[no-untyped-call]
+    for found, expected in zip(one.modules.parameters(), two.modules.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, expected.grad, rtol=0, atol=0)
+    torch.compiler.reset()
+
+
+def test_the_compilers_advice_on_tf32_is_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.compile_fx import _warn_tf32_disabled
+
+    def advising(objective: Any, **kwargs: Any) -> Any:
+        def fused(*args: Any) -> Any:
+            _warn_tf32_disabled.__wrapped__()
+            return objective(*args)
+
+        return fused
+
+    monkeypatch.setattr(torch, "compile", advising)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    client = training(method_spec("fedsimclr"))
+    objective = compiled(client.algorithm.objective)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        objective(client.modules, client.batch(), client.broadcast, client.ctx)

@@ -12,8 +12,9 @@ from fedssl.engine.trainer import borrow_trainer
 from fedssl.errors import Cancelled
 from fedssl.methods import METHODS
 from fedssl.protocol.runs import RunSpec
+from fedssl.simulation import simulate
 from support.combinations import ALL_COMBINATIONS, combined_spec
-from support.methods import context, method_spec
+from support.methods import context, method_spec, shards
 from support.rounds import aggregate, client_data, local_round, start
 
 CLIENTS = ("client-0", "client-1")
@@ -91,6 +92,25 @@ def test_a_round_that_was_called_off_leaves_nothing_behind() -> None:
     again = local_round(spec, broadcast, "client-1")
     assert _equal(expected.update, again.update)
     assert _equal(expected.state, again.state)
+
+
+def test_a_trainer_is_kept_until_it_was_not_used_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("fedssl.engine.trainer.time.monotonic", lambda: now[0])
+    spec = method_spec("fedsimclr")
+    local_round(spec, start(spec).broadcast)
+    now[0] = 109.0
+    release_trainer(unused_seconds=10)
+    assert len(trainer_module._idle) == 1
+    now[0] = 110.0
+    release_trainer(unused_seconds=10)
+    assert trainer_module._idle == {}
+
+
+def test_a_simulation_leaves_nothing_behind() -> None:
+    spec = method_spec("fedsimclr", num_rounds=1)
+    simulate(spec, shards(spec))
+    assert trainer_module._idle == {}
 
 
 def test_two_rounds_at_once_do_not_share_modules() -> None:

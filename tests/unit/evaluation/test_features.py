@@ -1,5 +1,6 @@
 """Feature extraction: eval mode, normalised, in order, and leaving the encoder as it was."""
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +9,10 @@ import torch
 
 from fedssl.data import ImageData
 from fedssl.errors import DataError
-from fedssl.evaluation import extract_features
+from fedssl.evaluation import FineTuneSettings, ProbeSettings, extract_features, fine_tune, probe_encoder
 from fedssl.models import build_encoder, initialised
-from fedssl.protocol.data import DataConfig
+from fedssl.precision import exact_float32
+from fedssl.protocol.data import AugmentationConfig, DataConfig
 from fedssl.protocol.model import EncoderConfig
 
 CONFIG = DataConfig(channels=1, image_size=8, mean=(0.3,), std=(0.5,))
@@ -59,3 +61,43 @@ def test_wrong_shape_and_no_images() -> None:
     with pytest.raises(DataError, match="conform"):
         extract_features(_encoder(), ImageData(IMAGES), DataConfig(channels=1, image_size=16))
     assert len(extract_features(_encoder(), ImageData(IMAGES[:0]), CONFIG)) == 0
+
+
+class _Watching(torch.nn.Module):
+    """Notes whether cuDNN may round to TF32."""
+
+    def __init__(self, seen: list[bool]) -> None:
+        super().__init__()
+        self.seen, self.layer = seen, torch.nn.Linear(64, 3)
+
+    def __deepcopy__(self, memo: object) -> "_Watching":
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append(torch.backends.cudnn.allow_tf32)
+        features: torch.Tensor = self.layer(x.flatten(1))
+        return features
+
+
+@pytest.mark.parametrize("what", ["features", "probe", "fine_tuning"])
+def test_no_encoder_is_judged_in_tf32(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def as_on_a_gpu(device: object) -> AbstractContextManager[None]:
+        return exact_float32("cuda")
+
+    monkeypatch.setattr(f"fedssl.evaluation.{what}.exact_float32", as_on_a_gpu)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    labelled = ImageData(IMAGES, np.arange(37) % 2)
+    seen: list[bool] = []
+    encoder = _Watching(seen)
+    if what == "features":
+        extract_features(encoder, labelled, CONFIG)
+    if what == "probe":
+        views = ProbeSettings(optimizer="sgd", epochs=1, augmentation=AugmentationConfig())
+        probe_encoder(encoder, labelled, labelled, CONFIG, settings=views)
+        seen[:] = seen[2:]  # those of features
+    if what == "fine_tuning":
+        fine_tune(encoder, labelled, labelled, CONFIG, settings=FineTuneSettings(epochs=1))
+        seen[:] = seen[1:]
+    assert seen
+    assert not any(seen)
+    assert torch.backends.cudnn.allow_tf32

@@ -68,6 +68,11 @@ def test_uniformity_by_hand() -> None:
     assert uniformity(torch.ones(5, 3)) == pytest.approx(0, abs=1e-6)
     one_pair_alike = torch.tensor([[1.0, 0], [1, 0], [-1, 0]])
     assert uniformity(one_pair_alike) == pytest.approx(-math.log((1 + 2 * math.exp(-8)) / 3), abs=1e-6)
+    assert uniformity(torch.zeros(4, 3)) == 0  # a dead ReLU's: they coincide
+    half_dead = torch.tensor([[1.0, 0], [0, 1], [0, 0], [0, 0]])  # d^2: 2 once, 1 four times, 0 once
+    expected = -math.log((math.exp(-4) + 4 * math.exp(-2) + 1) / 6)
+    assert uniformity(half_dead) == pytest.approx(expected, rel=1e-6)
+    assert uniformity(half_dead) == pytest.approx(-float(fedssl.losses.uniformity(half_dead)), rel=1e-5)
     assert math.isnan(uniformity(torch.ones(1, 3)))
     assert math.isnan(uniformity(torch.full((3, 2), math.nan)))
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedssl.evaluation import plot_map, project
+from fedssl.evaluation import aligned_map, plot_map, project
 
 
 def _features(num: int = 120, width: int = 6) -> torch.Tensor:
@@ -43,6 +43,18 @@ def test_neighbourhoods_are_kept_and_seeded() -> None:
     for point, label in zip(points, labels, strict=True):
         nearest = np.argsort(np.linalg.norm(points - point, axis=1))[1:6]
         assert set(labels[nearest].tolist()) == {int(label)}
+
+
+def test_a_map_is_turned_and_mirrored_onto_the_one_before() -> None:
+    """And neither bent nor stretched."""
+    first = aligned_map(_features(), "pca")
+    assert first.mean(axis=0) == pytest.approx(0, abs=1e-9)
+    assert (first**2).sum(axis=1).mean() == pytest.approx(1)
+    turned = first @ np.array([[0.0, 1.0], [1.0, 0.0]])  # mirrored at the diagonal
+    assert np.allclose(aligned_map(_features(), "pca", turned), turned)
+    assert np.allclose(aligned_map(7 * _features() + 3, "pca", turned), turned, atol=1e-5)
+    assert np.allclose(aligned_map(_features(), "pca", turned[:5]), first)  # of other images: nothing to lie on
+    assert not aligned_map(torch.ones(4, 3), "pca").any()
 
 
 @pytest.mark.parametrize("features", [torch.ones(1, 3), torch.full((5, 3), torch.nan)])

@@ -157,6 +157,9 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ResultsError, match="cannot be read"):
         run_in_folder(spec, tmp_path)
+    (tmp_path / "checkpoint" / "manifest.json").write_text("[1]")
+    with pytest.raises(ResultsError, match="cannot be read"):
+        run_in_folder(spec, tmp_path)
 
 
 def test_a_paused_run_goes_on_under_other_thresholds(tmp_path: Path) -> None:

@@ -81,6 +81,13 @@ def test_one_image_has_no_rank_and_a_run_that_is_not_watched_no_numbers() -> Non
     assert observe(modules, _images(9), received, _context(watch={"num_images": 0})) == {}
 
 
+def test_few_images_say_nothing_of_the_rank() -> None:
+    """Three centred images have a rank of 2 at most, which is no collapse."""
+    modules = nn.ModuleDict({"encoder": Flat(torch.randn(5, 64))})
+    assert "effective_rank" not in observe(modules, _images(7), {}, _context())
+    assert {"effective_rank", "feature_std"} <= observe(modules, _images(8), {}, _context()).keys()
+
+
 @pytest.mark.parametrize("name", ALL_METHODS)
 def test_every_method_is_watched_and_none_is_changed_by_it(name: str) -> None:
     weights = []

@@ -76,13 +76,23 @@ def test_the_onnx_graph_gives_the_same_representations(tmp_path: Path, images: t
     assert not list(tmp_path.glob(".*"))
 
 
+def _theirs(form: str) -> torch.nn.Module:
+    """A ResNet-18 as the other library makes it."""
+    models = import_torchvision().models
+    if form == "torchvision":
+        return models.resnet18(weights=None)
+    import timm
+
+    return timm.create_model("resnet18", pretrained=False)
+
+
 @pytest.mark.parametrize("form", ["torchvision", "timm"])
-def test_a_resnet_loads_into_torchvision_s(tmp_path: Path, form: str) -> None:
+def test_a_resnet_loads_into_other_libraries_networks(tmp_path: Path, form: str) -> None:
     encoder = {"name": "resnet18", "stem": "imagenet"}
     original = pulled(tmp_path, tiny_spec(model={"encoder": encoder}, data={"image_size": 32}))
     done = CliRunner().invoke(app, ["export", str(tmp_path), "--to", form])
     assert done.exit_code == 0, done.output
-    theirs = import_torchvision().models.resnet18(weights=None)
+    theirs = _theirs(form)
     left = theirs.load_state_dict(load_file(tmp_path / f"encoder-{form}.safetensors"), strict=False)
     assert (left.missing_keys, left.unexpected_keys) == (["fc.weight", "fc.bias"], [])
     theirs.fc = torch.nn.Identity()

@@ -134,11 +134,10 @@ class Setting:
         agent = Agent(self.client, self.executor(), egress, self.states(), claim_seconds=0.1, introduce=introduce)
         return agent, introduce
 
-    def restart(self, policy: Path | None = None) -> Agent:
+    def restart(self, policy: Path | None = None, **changes: Any) -> Agent:
         patience = Patience(first=0.01, most=0.05)
-        return Agent(
-            self.client, self.executor(), self.egress(policy), self.states(), claim_seconds=0.1, patience=patience
-        )
+        egress, changes = self.egress(policy), {"claim_seconds": 0.1, "patience": patience, **changes}
+        return Agent(self.client, self.executor(), egress, self.states(), **changes)
 
     def sent(self, index: int = -1) -> Tensors:
         """The update that was accepted, as tensors."""

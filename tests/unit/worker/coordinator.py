@@ -8,8 +8,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 from uuid import UUID
 
@@ -30,6 +28,7 @@ from fedssl.protocol.work import (
     Submitted,
     WorkItem,
 )
+from support.listening import LoopbackServer, Quiet
 
 TOKEN = "worker-token-that-nobody-may-see"
 
@@ -43,13 +42,11 @@ class Refusal(Exception):
     detail: str = "Do something else."
 
 
-class FakeCoordinator(ThreadingHTTPServer):
+class FakeCoordinator(LoopbackServer):
     """Leases what `offer` brought, in order. `before` may raise Refusal, or wait, ahead of any answer."""
 
-    daemon_threads = True
-
     def __init__(self, client_id: str) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.client_id = client_id
         self.artifacts: dict[str, bytes] = {}
         self.queue: deque[WorkItem] = deque()
@@ -70,10 +67,6 @@ class FakeCoordinator(ThreadingHTTPServer):
         self._key = Ed25519PrivateKey.from_private_bytes(bytes(32))
         self._answers: dict[tuple[UUID, str], Submitted] = {}
         self._lock = threading.Condition()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
 
     def put(self, content: bytes) -> str:
         digest = hashlib.sha256(content).hexdigest()
@@ -145,7 +138,7 @@ class FakeCoordinator(ThreadingHTTPServer):
         return self.leased
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Quiet):
     protocol_version = "HTTP/1.1"
     server: FakeCoordinator
 
@@ -203,9 +196,6 @@ class _Handler(BaseHTTPRequestHandler):
         return (204, b"") if answer is None else (200, answer.model_dump_json().encode().replace(*coordinator.rename))
 
     do_GET = do_POST = do_PUT = _answer  # noqa: N815 - http.server looks for these names
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - http.server's name
-        pass
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> None:

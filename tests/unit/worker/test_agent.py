@@ -10,7 +10,7 @@ import torch
 from structlog.testing import capture_logs
 
 from fedssl.artifacts.tensors import Tensors
-from fedssl.client import TooManyRequests, Unreachable
+from fedssl.client import TooManyRequests, TryAgain, Unreachable
 from fedssl.engine import LocalProgress
 from fedssl.protocol.errors import Problem
 from fedssl.protocol.work import HeartbeatReply, Register
@@ -150,6 +150,23 @@ def test_a_coordinator_that_goes_away_gets_the_update_when_it_is_back(setting: S
     assert same(setting.sent(), setting.train_directly(make_spec(), 1)[0])
 
 
+def test_an_upload_that_came_too_slowly_is_sent_later(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stall(call: str) -> None:
+        if call == "PUT artifact":
+            raise Refusal("too-slow", 408, "Less than 4096 bytes came in 30 seconds.")
+
+    setting.coordinator.before = stall
+    setting.offer(make_spec(), 1)
+    agent = setting.restart()
+    with pytest.raises(TryAgain):
+        agent.step()
+    assert setting.coordinator.declined == []
+    setting.coordinator.before = lambda call: None
+    monkeypatch.setattr(executor_module, "run_local_round", None)  # nothing is trained twice
+    agent.step()
+    assert len(setting.coordinator.submissions) == 1
+
+
 def run_until_refused(agent: Agent) -> None:
     with pytest.raises(Refused):
         agent.run()
@@ -189,6 +206,7 @@ def test_registration_waits_for_the_coordinator(setting: Setting) -> None:
 def slow(monkeypatch: pytest.MonkeyPatch, beats: float = 0.05) -> None:
     """Training that goes on until it is called off, and a lease that is renewed often."""
     monkeypatch.setattr(lease_module, "_PROGRESS_SECONDS", beats)
+    monkeypatch.setattr(lease_module, "_NEWS_PER_LEASE", 60 / beats)
 
     def train(*args: Any) -> None:
         for step in range(10_000):
@@ -217,6 +235,19 @@ def test_heartbeats_carry_the_newest_progress_and_may_call_the_work_off(
     assert steps[-1] > 0
     assert not setting.coordinator.submissions
     assert not setting.coordinator.declined
+
+
+@pytest.mark.parametrize(("lease", "news"), [(2.0, 2 / 3), (60.0, 2.0), (300.0, 10.0), (3600.0, 120.0)])
+def test_long_leases_have_fewer_heartbeats(lease: float, news: float) -> None:
+    assert lease_module.news_interval(lease) == news
+
+
+def test_a_disk_that_is_full_while_the_worker_tidies_up_does_not_end_it(setting: Setting) -> None:
+    def tidy() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    setting.restart(tidy=tidy).step()
+    assert setting.coordinator.calls[0] == "claim"
 
 
 @pytest.mark.parametrize(("slug", "status"), [("lease-lost", 409), ("round-closed", 410), ("not-found", 404)])

@@ -4,6 +4,7 @@ import pytest
 
 from fedssl.artifacts.store import digest_of
 from fedssl.artifacts.tensors import save_tensors
+from fedssl.engine import local
 from fedssl.protocol.work import WorkItem
 from fedssl_worker import lease
 from fedssl_worker.policy import NotPermitted, PolicyError
@@ -53,6 +54,8 @@ def test_permitted_work_is_done_and_only_permitted_numbers_leave(setting: Settin
 
 def test_heartbeats_carry_no_loss_that_may_not_leave(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "_PROGRESS_SECONDS", 0.01)
+    monkeypatch.setattr(lease, "_NEWS_PER_LEASE", 6000)
+    monkeypatch.setattr(local, "PROGRESS_SECONDS", 0.0)  # however quickly it trains
     setting.offer(make_spec(training={"batch_size": 8, "local_epochs": 30}), 1)
     setting.restart(setting.write_policy(*WEIGHTS)).step()
     told = [beat.progress for beat in setting.coordinator.heartbeats if beat.progress is not None]

@@ -1,7 +1,9 @@
 """A step's time, out of what the training tells of its progress."""
 
 import pytest
+import torch
 
+from fedssl.gpu_memory import gpu_bytes
 from fedssl.protocol.work import Progress
 from fedssl_worker.metrics import REGISTRY, Pace
 
@@ -23,3 +25,12 @@ def test_steps_are_timed_between_two_looks(monkeypatch: pytest.MonkeyPatch) -> N
     pace.note(progress(0, "uploading"))
     assert seen("count") - count == 2
     assert seen("sum") - total == pytest.approx(0.5 + 0.5)
+
+
+def test_the_memory_of_every_gpu_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gpu_bytes() == 0
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device=0: (0, 4096)[device])
+    assert gpu_bytes() == 4096
+    assert REGISTRY.get_sample_value("fedssl_worker_gpu_memory_bytes") == 4096

@@ -7,8 +7,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from fedssl.artifacts.permission import permits_metric
+from fedssl.client.errors import OutOfReach
 from fedssl.protocol.work import Progress
+from fedssl_worker.assembly import _client
 from fedssl_worker.policy import Governor, NotPermitted, Policy, PolicyError, read_policy
+from fedssl_worker.settings import Settings
 
 from .conftest import make_item, make_spec
 
@@ -72,6 +75,10 @@ def test_the_file_that_the_design_prints(tmp_path: Path) -> None:
 MISTAKES = {
     HEAD + "colour = 1\n": "colour: there is no such key",
     HEAD + WEIGHTS + "tensor = ['encoder.*']\n": "allow.0.tensor: there is no such key",
+    HEAD + 'stores = ["s3.example.org"]\n': "stores.0",
+    HEAD + 'stores = ["https://s3.example.org/bucket"]\n': "stores.0",
+    HEAD + 'stores = ["https://s3.example.org:x"]\n': "stores.0",
+    HEAD + 'stores = ["https://user@s3.example.org"]\n': "stores.0",
     HEAD + "[secagg]\nmincohort = 5\n": "secagg.mincohort: there is no such key",
     HEAD + "[ledger]\nsing = true\n": "ledger.sing: there is no such key",
     HEAD.replace("schema = 1\n", ""): "schema: is missing",
@@ -180,6 +187,42 @@ def test_without_a_file_the_methods_plan_and_all_its_numbers_leave() -> None:
     assert (governor.digest, governor.notice) == ("none", None)
     assert governor.permitted_metrics(item, {"loss": 1.0, "rank/encoder": 2.0}) == {"loss": 1.0, "rank/encoder": 2.0}
     assert governor.permitted_progress(item, progress) is progress
+
+
+STORES = 'stores = ["https://s3.example.org/", "https://[2001:db8::1]:9000", "https://store.example.org:9000"]\n'
+
+
+@pytest.mark.parametrize(
+    ("server", "may_go"),
+    [
+        ("https://s3.example.org", True),
+        ("https://S3.example.org:443", True),
+        ("https://store.example.org:9000", True),
+        ("https://[2001:db8::1]:9000", True),
+        ("http://s3.example.org", False),
+        ("https://s3.example.org:9000", False),
+        ("https://s3.example.org.evil.net", False),
+        ("https://intranet", False),
+        (URL, False),
+    ],
+)
+def test_only_object_stores_that_it_names(tmp_path: Path, server: str, *, may_go: bool) -> None:
+    governor = Governor(written(tmp_path, HEAD), URL)
+    assert not governor.permits_store(server)
+    written(tmp_path, HEAD + STORES)
+    governor.reload()
+    assert governor.permits_store(server) == may_go
+    assert Governor(None, URL).permits_store(server)
+
+
+def test_a_worker_goes_to_no_other_object_store(tmp_path: Path) -> None:
+    path = written(tmp_path, HEAD + STORES)
+    settings = Settings(coordinator=URL, data="", state=tmp_path, policy=path)
+    with _client(settings, "token", Governor(path, URL)) as client:
+        elsewhere = client._connection.elsewhere
+        assert elsewhere._permitted("https://s3.example.org/bucket/key?signature=x").host == "s3.example.org"
+        with pytest.raises(OutOfReach, match="policy does not name https://intranet,"):
+            elsewhere._permitted("https://intranet/a")
 
 
 # What is kept back

@@ -100,6 +100,20 @@ def test_those_used_longest_ago_make_room(setting: Setting) -> None:
     assert _kept(setting) == {digests[3]}
 
 
+def test_room_is_made_before_the_bytes_come(setting: Setting) -> None:
+    contents = [public_bytes(seed=seed) for seed in range(2)]
+    digests = [setting.coordinator.put(content) for content in contents]
+    cache = _cache(setting, max_bytes=len(contents[0]) + 100)
+    _fetch(cache, digests[0])
+    held: list[int] = []
+    cache.path(
+        digests[1], lambda count: held.append(sum(p.stat().st_size for p in (setting.folder / "public").iterdir()))
+    )
+    assert held
+    assert max(held) <= len(contents[1])
+    assert _kept(setting) == {digests[1]}
+
+
 def test_more_than_the_owner_allows(setting: Setting) -> None:
     content = public_bytes()
     digest = setting.coordinator.put(content)

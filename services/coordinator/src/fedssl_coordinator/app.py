@@ -12,6 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
+from fedssl.errors import StoreUnavailable
 from fedssl.protocol.errors import PROBLEM_MEDIA_TYPE, Problem
 from fedssl_coordinator.anchors import endpoints as anchors
 from fedssl_coordinator.artifacts import endpoints as artifacts
@@ -41,6 +42,7 @@ from fedssl_coordinator.tokens import endpoints as tokens
 from fedssl_coordinator.uploads import endpoints as uploads
 from fedssl_coordinator.wakeups import Wakeups
 from fedssl_coordinator.work import endpoints as work
+from fedssl_coordinator.work.waiting_claims import WaitingClaims
 
 log = structlog.get_logger(__name__)
 
@@ -58,7 +60,8 @@ _WORDS = {
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     bound_sessions()
     app.state.wakeups = Wakeups(settings().redis_url.get_secret_value())
-    async with app.state.wakeups.running():
+    app.state.waiting_claims = WaitingClaims(app.state.wakeups)
+    async with app.state.wakeups.running(), app.state.waiting_claims.running():
         yield
 
 
@@ -105,6 +108,7 @@ def create_app() -> FastAPI:
     app.add_exception_handler(UnicodeEncodeError, _on_unstorable)
     for unreachable in UNREACHABLE:
         app.add_exception_handler(unreachable, _on_database_down)
+    app.add_exception_handler(StoreUnavailable, _on_store_down)
     app.add_exception_handler(Exception, _on_crash)
     return app
 
@@ -196,6 +200,12 @@ def _plain(headers: Mapping[str, str] | None) -> dict[str, str]:
 async def _on_database_down(request: Request, error: Exception) -> JSONResponse:
     log.warning("postgres.unreachable", error=type(error).__name__)
     detail = "the database does not answer at the moment: send the request again shortly"
+    return _response(ProblemError("unavailable", detail, headers={"Retry-After": "2"}))
+
+
+async def _on_store_down(request: Request, error: Exception) -> JSONResponse:
+    log.warning("store.failed", error=str(error))
+    detail = "the artifact store does not answer at the moment: send the request again shortly"
     return _response(ProblemError("unavailable", detail, headers={"Retry-After": "2"}))
 
 

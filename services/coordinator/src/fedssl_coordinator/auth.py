@@ -133,6 +133,7 @@ Enrolling = Annotated[Caller, Security(_caller, scopes=(Role.ENROLMENT,), scope=
 # For endpoints that wait or stream: they must not hold a database connection meanwhile.
 WaitingViewer = Annotated[Caller, Security(_caller_without_session, scopes=VIEWERS)]
 WaitingWorker = Annotated[Caller, Security(_caller_without_session, scopes=WORKERS)]
+WaitingOperator = Annotated[Caller, Security(_caller_without_session, scopes=OPERATORS)]
 WaitingOperatorOrWorker = Annotated[Caller, Security(_caller_without_session, scopes=(*OPERATORS, *WORKERS))]
 
 

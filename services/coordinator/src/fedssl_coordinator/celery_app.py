@@ -41,7 +41,9 @@ def _configuration() -> dict[str, Any]:
         "task_routes": {"fedssl.distil": {"queue": DISTILL}, "fedssl.evaluate": {"queue": EVALUATE}},
         # A lost message is re-sent by the sweep, so none is kept unacknowledged: a long task is never started twice.
         "task_acks_late": False,
-        "worker_prefetch_multiplier": 1,
+        # No limit: it would count a message whose acknowledgement Redis did not take as one in hand, for ever, and the
+        # process would take no other. A message is not fetched before the last one's task has ended: the pool is solo.
+        "worker_prefetch_multiplier": 0,
         "worker_hijack_root_logger": False,
         "broker_connection_retry_on_startup": True,
         "broker_transport_options": {
@@ -55,8 +57,7 @@ def _configuration() -> dict[str, Any]:
             "sweep": {"task": "fedssl.sweep", "schedule": schedule(settings().sweep_seconds, nowfun=_steady_now)},
             "collect": {"task": "fedssl.collect", "schedule": schedule(settings().collect_seconds, nowfun=_steady_now)},
         },
-        # In memory: the default scheduler keeps its clock in a pickle on disk, and the sweep needs no memory.
-        "beat_scheduler": "celery.beat:Scheduler",
+        "beat_scheduler": "fedssl_coordinator.beat:Beat",
     }
 
 

@@ -1,16 +1,20 @@
 """`fedssl-coordinator`: the processes of the coordinator."""
 
 import os
+import signal
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from fedssl_coordinator.mistakes import SaidPlainly, in_words
 from fedssl_coordinator.retention import commands as retention
 
 app = typer.Typer(
+    cls=SaidPlainly,
     help="The coordinator's processes. Settings come from the environment: FEDSSL_DATABASE_URL, FEDSSL_REDIS_URL, "
-    "FEDSSL_STORE_PATH.",
+    "FEDSSL_STORE_PATH or FEDSSL_STORE_URL.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_show_locals=False,
@@ -32,7 +36,7 @@ app.command("hold-collection")(retention.hold_collection)
 def api(
     *,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any that is free.")] = 8000,
     tls_cert: Annotated[
         Path | None,
         typer.Option(
@@ -163,6 +167,8 @@ def migrate(
     from fedssl_coordinator.migrate import await_upgrade, upgrade
 
     configure_logging()
+    # The kernel keeps SIGTERM from a container's first process, unless there is a handler: no pod that waits could end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if wait is None:
         upgrade()
     elif not await_upgrade(wait):
@@ -210,6 +216,8 @@ def create_token(
     ] = None,
 ) -> None:
     """Make a token and print its secret, which is stored nowhere. The first admin's token is made like this."""
+    from pydantic import ValidationError
+
     from fedssl.protocol.tokens import lifetime
     from fedssl.protocol.views import TokenCreate
     from fedssl_coordinator.db import transaction
@@ -221,6 +229,11 @@ def create_token(
         request = TokenCreate.model_validate(values | {"lifetime_seconds": lifetime(expires) if expires else None})
         with transaction() as session:
             secret = service.create(session, request).secret
+    except ValidationError as error:
+        if error.title == "Settings":
+            raise
+        typer.echo(f"error: {in_words(error)}", err=True)
+        raise typer.Exit(2) from None
     except (ValueError, ProblemError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None

@@ -1,9 +1,9 @@
 """What each process of the coordinator counts of itself, for Prometheus. What all of them share is counted in Postgres:
 see `health`."""
 
-import sys
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
+
+from fedssl.gpu_memory import gpu_bytes
 
 REGISTRY = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)
@@ -25,14 +25,7 @@ TASK_FAILURES = Counter(
 )
 GPU_BYTES = Gauge("fedssl_gpu_memory_bytes", "GPU memory that this process holds", registry=REGISTRY)
 
-
-def _gpu_bytes() -> float:
-    """Without loading torch: who has not needed it holds nothing."""
-    torch = sys.modules.get("torch")
-    return 0.0 if torch is None else float(torch.cuda.memory_reserved())
-
-
-GPU_BYTES.set_function(_gpu_bytes)
+GPU_BYTES.set_function(gpu_bytes)
 
 
 def serve(host: str, port: int | None) -> None:

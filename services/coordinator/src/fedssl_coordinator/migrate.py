@@ -9,7 +9,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
-from fedssl_coordinator.db import UNREACHABLE, engine
+from fedssl_coordinator.db import UNREACHABLE, direct_engine, engine
 
 _LOCK = 0x66656473736C  # "fedssl"
 
@@ -25,7 +25,7 @@ def alembic_config() -> Config:
 
 def upgrade(revision: str = "head") -> None:
     """Bring the database to `revision`."""
-    with engine().connect() as connection:
+    with direct_engine().connect() as connection:
         connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": _LOCK})
         connection.commit()
         try:

@@ -321,6 +321,7 @@ class Evaluation(Base):
         _one_of("state", JobState),
         CheckConstraint("(state = 'completed') = (results IS NOT NULL)", name="results_when_completed"),
         CheckConstraint(f"({_UNFINISHED}) = (finished_at IS NULL)", name="finished_at_its_end"),
+        CheckConstraint("embedding_map IS NULL OR state = 'completed'", name="map_when_completed"),
         UniqueConstraint("run_id", "round_number", "dataset_digest", "config"),
         Index("ix_evaluations_unfinished", "state", "retry_at", postgresql_where=text(_UNFINISHED)),
         Index("ix_evaluations_model", "model"),
@@ -340,6 +341,8 @@ class Evaluation(Base):
     progress: Mapped[Json | None]
     # By name; null: not a number, for an encoder whose training diverged.
     results: Mapped[Json | None]
+    # Method, labels and points, tens of kilobytes: read only where it is asked for.
+    embedding_map: Mapped[Json | None] = mapped_column(deferred=True)
     num_tries: Mapped[int] = mapped_column(server_default=text("0"))
     retry_at: Mapped[datetime | None]
     # When a worker was last told of it.
@@ -354,6 +357,7 @@ class Metric(Base):
     __table_args__ = (
         UniqueConstraint("run_id", "round_number", "client_id", "name", postgresql_nulls_not_distinct=True),
         Index("ix_metrics_run_id_id", "run_id", "id"),
+        Index("ix_metrics_run_id_name_round_number", "run_id", "name", "round_number"),
     )
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)

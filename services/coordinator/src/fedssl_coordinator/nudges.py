@@ -2,11 +2,13 @@
 
 import functools
 import time
+from typing import Any
 from uuid import UUID
 
 import redis
 import structlog
 from kombu.exceptions import OperationalError
+from kombu.pools import producers
 from sqlalchemy.orm import Session
 
 from fedssl import tracing
@@ -26,6 +28,13 @@ _silent_until = 0.0  # after a failure Redis is left alone for a moment, so that
 def _redis() -> redis.Redis:
     url = settings().redis_url.get_secret_value()
     return redis.Redis.from_url(url, socket_timeout=1, socket_connect_timeout=1)
+
+
+@functools.lru_cache
+def _producers() -> Any:
+    """Connections of their own: Celery's may wait for Redis to come back, a request must not."""
+    impatient = {"socket_timeout": 1, "socket_connect_timeout": 1, "retry_on_timeout": False}
+    return producers[app.connection_for_write(transport_options=impatient)]
 
 
 def advance(session: Session, run_id: UUID) -> None:
@@ -58,7 +67,7 @@ def queue_depths() -> dict[str, int]:
     try:
         return {queue: _redis().llen(queue) for queue in QUEUES}
     except redis.RedisError as error:
-        log.warning("redis.unreachable", error=type(error).__name__, consequence="no queue depths are shown")
+        log.warning("redis.unreachable", error=type(error).__name__, consequence="how long the queues are is not known")
         return {}
 
 
@@ -72,10 +81,11 @@ def _publish(channel: str) -> None:
 
 
 def _send_task(name: str, *arguments: str) -> None:
-    if time.monotonic() < _silent_until:
-        return
     try:
-        app.send_task(f"fedssl.{name}", args=arguments, retry=False, headers=tracing.carried())
+        with _producers().acquire(block=True) as producer:
+            if time.monotonic() < _silent_until:  # asked here: another may have failed while this one waited
+                return
+            app.send_task(f"fedssl.{name}", args=arguments, retry=False, headers=tracing.carried(), producer=producer)
     except (OperationalError, redis.RedisError, OSError) as error:
         _fall_silent(error)
 

@@ -3,8 +3,9 @@
 import os
 from functools import lru_cache
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -14,8 +15,36 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="FEDSSL_", frozen=True)
 
     database_url: SecretStr = Field(description="postgresql+psycopg://user:password@host:port/database")
+    database_direct_url: SecretStr | None = Field(
+        default=None,
+        description="Postgres itself, where database_url leads to a pooler in transaction mode (PgBouncer): migrations "
+        "and locks that outlive a transaction need it.",
+    )
+    database_connections: int = Field(
+        default=30, ge=15, description="Connections to Postgres that one process opens at most; 10 of them stay open."
+    )
+    database_wait_seconds: float = Field(
+        default=30.0, gt=0, description="Longest that a request waits for one of them; then it is told to come back."
+    )
     redis_url: SecretStr = Field(description="redis://:password@host:port/0")
-    store_path: Path = Field(description="Folder of the artifact store.")
+    store_path: Path | None = Field(default=None, description="Folder of the artifact store.")
+    store_url: str | None = Field(
+        default=None,
+        description="The artifact store in an object store instead: s3://BUCKET/PREFIX?endpoint=https://HOST&region=R",
+    )
+    store_cache_path: Path | None = Field(
+        default=None, description="With FEDSSL_STORE_URL: folder of local copies, and of files that are being checked."
+    )
+    store_cache_bytes: int = Field(
+        default=20 * 10**9, ge=0, description="Copies in that folder take this at most; what is in use stays."
+    )
+    store_direct: bool = Field(
+        default=False, description="Clients send and fetch artifacts at the object store itself, at signed addresses."
+    )
+    s3_access_key_id: SecretStr | None = Field(
+        default=None, description="Key of the object store; None: AWS's own variables, files and roles."
+    )
+    s3_secret_access_key: SecretStr | None = Field(default=None, description="Its secret.")
     sweep_seconds: float = Field(default=2.0, gt=0, description="How often beat looks for leases and rounds past due.")
     claim_wait_seconds: float = Field(default=25.0, ge=0, description="Longest that a claim is held open.")
     checkpoint_seconds: float = Field(
@@ -85,6 +114,18 @@ class Settings(BaseSettings):
     idle_transaction_seconds: float = Field(
         default=60.0, gt=0, description="Postgres ends a request's transaction that says nothing for this long."
     )
+
+    @model_validator(mode="after")
+    def _one_store(self) -> Self:
+        if self.store_url is None and self.store_path is None:
+            raise ValueError("set FEDSSL_STORE_PATH, a folder, or FEDSSL_STORE_URL, an object store")
+        if self.store_url is not None and self.store_cache_path is None:
+            raise ValueError("FEDSSL_STORE_URL needs FEDSSL_STORE_CACHE_PATH, a folder for local copies")
+        if (self.s3_access_key_id is None) != (self.s3_secret_access_key is None):
+            raise ValueError("FEDSSL_S3_ACCESS_KEY_ID and FEDSSL_S3_SECRET_ACCESS_KEY belong together")
+        if self.store_direct and self.store_url is None:
+            raise ValueError("FEDSSL_STORE_DIRECT needs FEDSSL_STORE_URL: a folder has no signed addresses")
+        return self
 
 
 @lru_cache

@@ -10,7 +10,7 @@ from celery.exceptions import WorkerShutdown
 from celery.signals import worker_ready
 from sqlalchemy import Connection
 
-from fedssl_coordinator.celery_app import AGGREGATE, app
+from fedssl_coordinator.celery_app import AGGREGATE, DISTILL, EVALUATE, app
 from fedssl_coordinator.db import UNREACHABLE, exclusive, transaction
 from fedssl_coordinator.distillation import repository as jobs
 from fedssl_coordinator.distillation import service as distillation
@@ -18,6 +18,7 @@ from fedssl_coordinator.evaluations import repository as judgements
 from fedssl_coordinator.evaluations import service as evaluations
 from fedssl_coordinator.logs import say_about
 from fedssl_coordinator.metrics import TASK_FAILURES
+from fedssl_coordinator.nudges import queue_depths
 from fedssl_coordinator.retention import service as retention
 from fedssl_coordinator.rounds import repository, service
 from fedssl_coordinator.rounds.service import Step
@@ -64,11 +65,13 @@ def sweep(task: Any) -> None:
         if time.monotonic() - _last_sweep < settings().sweep_seconds / 2:
             return
         _last_sweep = time.monotonic()
+    if not (depths := queue_depths()):
+        return  # nothing could be sent
     try:
         with transaction() as session:
             runs = repository.needing_attention(session)
-            waiting = jobs.take_waiting(session)
-            unjudged = judgements.take_waiting(session)
+            waiting = jobs.take_waiting(session, depths[DISTILL])
+            unjudged = judgements.take_waiting(session, depths[EVALUATE])
     except UNREACHABLE as error:
         log.warning("postgres.unreachable", error=type(error).__name__, consequence="the next sweep will look")
         return

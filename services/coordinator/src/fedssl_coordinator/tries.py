@@ -4,39 +4,60 @@ A run's row counts the tries of its aggregations, a job's row those of the job. 
 every doubling is an event: a lasting failure is seen without flooding the log.
 """
 
-from datetime import timedelta
+from collections.abc import Sequence
+from datetime import datetime, timedelta
 from types import MappingProxyType
+from uuid import UUID
 
-from sqlalchemy import ColumnElement, func, or_, select
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, func, or_, select, update
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from fedssl_coordinator import nudges
+from fedssl_coordinator.db import among
 from fedssl_coordinator.events.repository import record
 from fedssl_coordinator.models import DistillationJob, Evaluation, Run
 from fedssl_coordinator.problems import printable
 from fedssl_coordinator.transitions import about
 
-Row = Run | DistillationJob | Evaluation
+Job = DistillationJob | Evaluation
+Row = Run | Job
 
 KINDS: MappingProxyType[type[Row], str] = MappingProxyType(
     {Run: "run.stalled", DistillationJob: "distillation.stalled", Evaluation: "evaluation.stalled"}
 )
 """The kind of the event that tells of a failure."""
 
-_LONGEST_PAUSE_SECONDS = 300
+LONGEST_PAUSE_SECONDS = 300
+"""Nothing is put off for longer, so what is farther ahead was noted before the database's clock was put back."""
+
 _RESEND_SECONDS = 10
 
 
+def is_over(moment: InstrumentedAttribute[datetime] | InstrumentedAttribute[datetime | None]) -> ColumnElement[bool]:
+    """For queries: the moment until which something is put off has come, or lies beyond the longest pause."""
+    return or_(moment <= func.now(), moment > func.now() + timedelta(seconds=LONGEST_PAUSE_SECONDS))
+
+
 def due(table: type[Row]) -> ColumnElement[bool]:
-    """For queries: the pause after the last failure is over, or longer than any: the database's clock was put back."""
-    longest = func.now() + timedelta(seconds=_LONGEST_PAUSE_SECONDS)
-    return or_(table.retry_at.is_(None), table.retry_at <= func.now(), table.retry_at > longest)
+    """For queries: the pause after the last failure is over."""
+    return or_(table.retry_at.is_(None), is_over(table.retry_at))
 
 
-def untold(table: type[DistillationJob] | type[Evaluation]) -> ColumnElement[bool]:
-    """For queries: nobody was told of the job just now, by the same clock."""
+def take_untold(session: Session, table: type[Job], waits: ColumnElement[bool], num_messages: int) -> Sequence[UUID]:
+    """Of the jobs that wait for a worker, those of which one is to be told now, noted as told.
+
+    Each once; and anew where fewer messages are in the queue (`num_messages`) than jobs wait, for then some were lost.
+    What waits there for hours, behind other jobs or for a process that serves the queue, is not sent a second time.
+    """
     just_now = timedelta(seconds=_RESEND_SECONDS)
-    return or_(table.sent_at.is_(None), ~table.sent_at.between(func.now() - just_now, func.now() + just_now))
+    is_new = table.sent_at.is_(None)
+    was_told_before = ~table.sent_at.between(func.now() - just_now, func.now() + just_now)
+    waiting = session.execute(select(table.id, is_new, was_told_before).where(waits)).all()
+    are_lost = num_messages < len(waiting)
+    ids = [job_id for job_id, never, before in waiting if never or (are_lost and before)]
+    statement = update(table).where(among(table.id, ids)).values(sent_at=func.now())
+    session.execute(statement, execution_options={"synchronize_session": False})
+    return ids
 
 
 def may_begin(session: Session, row: Row) -> bool:
@@ -77,7 +98,7 @@ def is_told(num_tries: int) -> bool:
 
 def _count(session: Session, row: Row, num_tries: int) -> None:
     row.num_tries = num_tries
-    row.retry_at = func.now() + timedelta(seconds=min(2 ** min(num_tries, 16), _LONGEST_PAUSE_SECONDS))
+    row.retry_at = func.now() + timedelta(seconds=min(2 ** min(num_tries, 16), LONGEST_PAUSE_SECONDS))
     session.flush()
 
 

@@ -1,32 +1,46 @@
 """How many requests of one token may wait at a time: claims that are held open, and event streams."""
 
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Annotated
+from uuid import UUID
 
 from fastapi import Depends
 
-from fedssl_coordinator.auth import Credentials, hash_secret
+from fedssl_coordinator.auth import Caller, WaitingViewer, WaitingWorker
 from fedssl_coordinator.problems import ProblemError
 from fedssl_coordinator.settings import settings
 
-_waiting: Counter[str] = Counter()
+_waiting: Counter[UUID] = Counter()
 
 
-async def _place(credentials: Credentials) -> AsyncIterator[None]:
-    """One of the token's places in this process, until the answer has been sent. Raises ProblemError."""
-    token = hash_secret(credentials.credentials) if credentials else ""
+@contextmanager
+def place_of(token_id: UUID) -> Iterator[None]:
+    """One of the token's places in this process, for the length of the block. Raises ProblemError."""
     most = settings().max_waiting_per_token
-    if _waiting[token] >= most:
+    if _waiting[token_id] >= most:
         detail = f"{most} requests of this token wait already: end one, or use a token for each program"
         raise ProblemError("too-many-requests", detail, headers={"Retry-After": "5"})
-    _waiting[token] += 1
+    _waiting[token_id] += 1
     try:
         yield
     finally:
-        _waiting[token] -= 1
-        if not _waiting[token]:
-            del _waiting[token]
+        _waiting[token_id] -= 1
+        if not _waiting[token_id]:
+            del _waiting[token_id]
 
 
-Place = Annotated[None, Depends(_place)]
+async def _placed_viewer(caller: WaitingViewer) -> AsyncIterator[Caller]:
+    with place_of(caller.token_id):
+        yield caller
+
+
+async def _placed_worker(caller: WaitingWorker) -> AsyncIterator[Caller]:
+    with place_of(caller.token_id):
+        yield caller
+
+
+# With a place until the answer has been sent.
+PlacedViewer = Annotated[Caller, Depends(_placed_viewer)]
+PlacedWorker = Annotated[Caller, Depends(_placed_worker)]

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 
 import structlog
 from redis.asyncio import Redis
@@ -16,6 +16,18 @@ log = structlog.get_logger(__name__)
 _RETRY_SECONDS = 1.0
 
 
+@contextlib.asynccontextmanager
+async def in_background(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Have it done for the length of the block; then it is cancelled, and has ended."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
 class Listener:
     """Waits for the next wake-up on one channel."""
 
@@ -25,11 +37,13 @@ class Listener:
     def wake(self) -> None:
         self._event.set()
 
-    async def wait(self, timeout_seconds: float) -> None:
-        """Return at a wake-up since the last call, or after the timeout: the caller looks at Postgres either way."""
+    async def wait(self, timeout_seconds: float) -> bool:
+        """Return at a wake-up since the last call, or after the timeout; whether it was a wake-up."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._event.wait(), timeout_seconds)
+        is_woken = self._event.is_set()
         self._event.clear()
+        return is_woken
 
 
 class Wakeups:
@@ -52,13 +66,8 @@ class Wakeups:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Keep the subscription up for the length of the block."""
-        task = asyncio.create_task(self._subscribe())
-        try:
+        async with in_background(self._subscribe()):
             yield
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
 
     async def _subscribe(self) -> None:
         while True:

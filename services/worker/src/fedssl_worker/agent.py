@@ -24,6 +24,7 @@ from fedssl.client import (
     Rejected,
     ServerError,
     TooManyRequests,
+    TryAgain,
     UnknownWork,
     Unreachable,
     WorkerClient,
@@ -43,7 +44,7 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
-_TEMPORARY = (Unreachable, ServerError, TooManyRequests)
+_TEMPORARY = (Unreachable, ServerError, TooManyRequests, TryAgain)
 _REFUSED = (NotAuthenticated, NotAllowed)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _IDLE_SECONDS = 0.5
@@ -155,7 +156,7 @@ class Agent:
         if item is None:
             self._patience.reset()
             self._anchor()
-            self._tidy()
+            self._tidy_up()
             if time.monotonic() - asked < _IDLE_SECONDS:  # a coordinator that does not wait must not be asked for ever
                 time.sleep(_IDLE_SECONDS)
             return
@@ -170,6 +171,12 @@ class Agent:
         if self._egress.reload():
             log.info("the data owner's policy has changed")
             self._introduce()
+
+    def _tidy_up(self) -> None:
+        try:
+            self._tidy()
+        except OSError as error:  # what is left over stays until there is room
+            log.warning("cannot tidy up, trying on", reason=error.strerror or type(error).__name__)
 
     def _anchor(self) -> None:
         """While there is nothing to do: have the coordinator anchor what the last requests left over."""

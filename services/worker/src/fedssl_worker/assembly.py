@@ -8,6 +8,7 @@ import torch
 from structlog.contextvars import bind_contextvars
 
 from fedssl.client import ClientError, Retry, Tls, WorkerClient
+from fedssl.engine import release_trainer
 from fedssl.methods import METHODS
 from fedssl.protocol.work import Enrolled, Register
 from fedssl_worker.agent import Agent, Patience, Refused, insist, register
@@ -27,6 +28,8 @@ from fedssl_worker.state import ClientStates
 log = structlog.get_logger()
 
 EXIT_REFUSED = 3
+KEEP_TRAINER_SECONDS = 600.0
+"""A run's next round rarely takes longer; whoever else uses the device has its memory after that."""
 
 
 def run_worker(settings: Settings) -> int:
@@ -40,13 +43,13 @@ def run_worker(settings: Settings) -> int:
     serve(settings.metrics_host, settings.metrics_port)
     with owned_folder(settings.state.expanduser()) as folder:
         try:
-            token = given or _own_token(settings, folder)
+            token = given or _own_token(settings, folder, governor)
         except Refused as error:
             log.error("the coordinator does not enrol this worker", reason=str(error))
             return EXIT_REFUSED
         images = load_images(settings.data, device, image_size=settings.image_size, channels=settings.channels)
         log.info("images read", num_images=len(images), channels=images.channels, image_size=images.image_size)
-        with _client(settings, token) as client:
+        with _client(settings, token, governor) as client:
             egress = Egress(client, _ledger(folder, governor), governor)
             try:
                 _work(settings, folder, client, egress, images, device)
@@ -82,6 +85,11 @@ def _work(
         encoder=settings.encoder,
     )
     ended = EndedRuns(client, states, settings.keep_ended_seconds)
+
+    def tidy() -> None:
+        release_trainer(unused_seconds=KEEP_TRAINER_SECONDS)
+        ended.tidy()
+
     agent = Agent(
         client,
         executor,
@@ -90,16 +98,16 @@ def _work(
         claim_seconds=settings.claim_seconds,
         patience=patience,
         introduce=introduce,
-        tidy=ended.tidy,
+        tidy=tidy,
     )
     agent.run()
 
 
-def _own_token(settings: Settings, folder: Path) -> str:
+def _own_token(settings: Settings, folder: Path, governor: Governor) -> str:
     """The token that this worker has enrolled with. Raises Refused, and SettingsError where there is none to be had."""
 
     def enrol(enrolment: str, token_hash: str) -> Enrolled:
-        with _client(settings, enrolment) as client:
+        with _client(settings, enrolment, governor) as client:
             return insist(lambda: client.enrol(token_hash), Patience())
 
     token = own_token(folder, settings.read_enrolment_token(), enrol)
@@ -125,7 +133,7 @@ def _introduction(settings: Settings, images: OwnImages, device: torch.device) -
     )
 
 
-def _client(settings: Settings, token: str) -> WorkerClient:
+def _client(settings: Settings, token: str, governor: Governor) -> WorkerClient:
     tls = Tls(
         ca_file=settings.ca_file,
         client_cert=settings.client_cert,
@@ -133,7 +141,13 @@ def _client(settings: Settings, token: str) -> WorkerClient:
         insecure_http=settings.insecure_http,
     )
     try:
-        return WorkerClient(settings.coordinator, token, retry=Retry(seconds=settings.retry_seconds), tls=tls)
+        return WorkerClient(
+            settings.coordinator,
+            token,
+            retry=Retry(seconds=settings.retry_seconds),
+            tls=tls,
+            may_go_to=governor.permits_store,
+        )
     except ClientError as error:
         raise SettingsError(str(error)) from None
 

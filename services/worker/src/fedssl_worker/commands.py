@@ -126,7 +126,8 @@ def check(
     if output is Format.JSON:
         show_json(notice)
     else:
-        show_pairs({"client": read.client, "coordinator": read.coordinator, "digest": digest})
+        stores = _text(read.stores) or "none: what is fetched and sent passes through the coordinator"
+        show_pairs({"client": read.client, "coordinator": read.coordinator, "stores": stores, "digest": digest})
         columns = ["artifact", "methods", "tensors", "data sets", "secure", "#max bytes", "#max rounds"]
         show_table(columns, ([_text(value) for value in rule.model_dump().values()] for rule in notice.allow))
     for setting in read.without_effect():

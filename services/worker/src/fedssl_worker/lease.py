@@ -16,8 +16,16 @@ from fedssl_worker.anchoring import Anchoring
 log = structlog.get_logger()
 
 _BEATS_PER_LEASE = 3
-_PROGRESS_SECONDS = 2.0  # people watch: news are told sooner than the lease needs
+# People watch, so news are told sooner than the lease needs: rarely enough that who has thousands of clients, and long
+# leases for them, is not kept busy by it.
+_PROGRESS_SECONDS = 2.0
+_NEWS_PER_LEASE = 30
 _JOIN_SECONDS = 0.5
+
+
+def news_interval(lease_seconds: float) -> float:
+    """Seconds between heartbeats while there is something new to tell."""
+    return min(lease_seconds / _BEATS_PER_LEASE, max(_PROGRESS_SECONDS, lease_seconds / _NEWS_PER_LEASE))
 
 
 class Lease:
@@ -28,6 +36,7 @@ class Lease:
         self._item = item
         self._anchoring = anchoring
         self._interval = item.lease_seconds / _BEATS_PER_LEASE
+        self._news_interval = news_interval(item.lease_seconds)
         self._progress: Progress | None = None
         self._lost: Exception | None = None
         self._done = threading.Event()
@@ -56,7 +65,7 @@ class Lease:
 
     def _run(self) -> None:
         told, beaten = self._progress, time.monotonic()
-        while self._lost is None and not self._done.wait(min(self._interval, _PROGRESS_SECONDS)):
+        while self._lost is None and not self._done.wait(self._news_interval):
             newest = self._progress
             if newest is told and time.monotonic() - beaten < self._interval:
                 continue

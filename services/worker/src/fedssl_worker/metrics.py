@@ -2,9 +2,9 @@
 
 import time
 
-import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
 
+from fedssl.gpu_memory import gpu_bytes
 from fedssl.protocol.work import Progress
 
 REGISTRY = CollectorRegistry()
@@ -26,7 +26,7 @@ STEP_SECONDS = Histogram(
     buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10),
 )
 GPU_BYTES = Gauge("fedssl_worker_gpu_memory_bytes", "GPU memory that this process holds", registry=REGISTRY)
-GPU_BYTES.set_function(lambda: float(torch.cuda.memory_reserved()))  # 0 where there is none, or it is not used yet
+GPU_BYTES.set_function(gpu_bytes)
 
 
 class Pace:

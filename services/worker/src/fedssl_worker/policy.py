@@ -31,6 +31,10 @@ _PLAIN_NAME = re.compile(r"[a-z0-9_-]+")
 Fingerprint = Annotated[str, StringConstraints(pattern=r"^ed25519:[0-9a-f]{64}$")]
 
 
+Store = Annotated[str, StringConstraints(pattern=r"^https?://([^\[\]/?#@:\s]+|\[[0-9a-f:.]+\])(:\d{1,5})?/?$")]
+"""An object store's server, https://HOST or https://HOST:PORT."""
+
+
 class PolicyError(SettingsError):
     """The policy cannot be read, or is not for this worker. Nothing leaves until it is."""
 
@@ -72,7 +76,10 @@ class Policy(StrictModel):
 
     version: Literal[1] = Field(alias="schema")
     client: ClientId = Field(description="Whose policy it is: the client that the worker's token is for.")
-    coordinator: str = Field(description="The only address that the worker talks to.")
+    coordinator: str = Field(description="The only address that the worker talks to, but for `stores`.")
+    stores: tuple[Store, ...] = Field(
+        default=(), max_length=16, description="Object stores at which its artifacts may be fetched and sent directly."
+    )
     allow: tuple[AllowRule, ...] = Field(default=(), max_length=255)
     secagg: SecureAggregation = SecureAggregation()
     dp: Privacy = Privacy()
@@ -163,6 +170,10 @@ class Governor:
             return
         if (why := refusal(self.notice, item.spec, item.plan, item.round_number)) is not None:
             raise NotPermitted(f"the data owner's policy ({self.digest[:8]}) does not permit this work: {why}")
+
+    def permits_store(self, server: str) -> bool:
+        """Whether artifacts may be fetched and sent at an object store, https://HOST:PORT, of the coordinator's."""
+        return self._policy is None or _address(server) in map(_address, self._policy.stores)
 
     def permitted_metrics(self, item: WorkItem, metrics: Metrics) -> Metrics:
         """Those numbers that may leave."""

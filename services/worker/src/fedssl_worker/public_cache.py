@@ -36,29 +36,27 @@ class PublicCache:
         path = self._folder / f"{digest}.safetensors"
         if digest not in self._intact or not path.is_file():
             if not path.is_file() or digest_of(path) != digest:
+                path.unlink(missing_ok=True)
                 self._fetch(digest, path, on_bytes)
             self._intact.add(digest)
         os.utime(path)
-        self._make_room(but=path)
+        self._make_room(path.stat().st_size, digest)
         return path
 
     def _fetch(self, digest: str, path: Path, on_bytes: Callable[[int], None]) -> None:
         try:
-            self._client.download(digest, path, self._max_bytes, on_bytes)
+            # Before the bytes come: the disk may be no larger than what the owner allows.
+            self._client.download(digest, path, self._max_bytes, on_bytes, lambda size: self._make_room(size, digest))
         except ArtifactTooLarge:
             raise DataError(
                 f"the run's public images take more than the {self._max_bytes} bytes that this worker keeps: raise its "
                 "--max-public-bytes, or register fewer"
             ) from None
 
-    def _make_room(self, but: Path) -> None:
-        newest_first = sorted(
-            (path for path in self._folder.iterdir() if path != but),
-            key=lambda path: path.stat().st_mtime,
-            reverse=True,
-        )
-        total = but.stat().st_size
-        for path in newest_first:
-            total += path.stat().st_size
-            if total > self._max_bytes:
+    def _make_room(self, num_bytes: int, digest: str) -> None:
+        """For so many bytes of this digest, what is here of them already included."""
+        others = [path for path in self._folder.iterdir() if digest not in path.name]
+        for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True):
+            num_bytes += path.stat().st_size
+            if num_bytes > self._max_bytes:
                 path.unlink()

@@ -183,6 +183,8 @@ def _entry(name: str, value: object) -> Entry:
         raise ArtifactError(f"tensor {_shown(name)}: dtype must be one of {', '.join(ITEM_SIZES)}")
     if not isinstance(shape, list) or len(shape) > 8 or not all(_is_size(size) for size in shape):
         raise ArtifactError(f"tensor {_shown(name)}: shape must be at most 8 sizes, none negative")
+    if not _is_size(num_bytes(dtype, [size for size in shape if size])):
+        raise ArtifactError(f"tensor {_shown(name)}: its shape counts more bytes than can be addressed")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_size(offset) for offset in offsets):
         raise ArtifactError(f"tensor {_shown(name)}: data_offsets must be two byte positions")
     if offsets[1] - offsets[0] != num_bytes(dtype, shape):

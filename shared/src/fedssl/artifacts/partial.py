@@ -1,12 +1,60 @@
-"""An artifact that arrives in several requests, perhaps to several processes: one file that grows at its end."""
+"""An artifact that arrives in several requests, perhaps to several processes; in a folder one file that grows."""
 
 import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from fedssl.errors import OffsetMismatch
+
+_PART_BYTES = 1 << 20
+
+
+class Whole(Protocol):
+    """Everything that has arrived, in one local file."""
+
+    @property
+    def path(self) -> Path: ...
+
+    def keep(self, digest: str) -> None:
+        """Make an artifact of what is at `path`, once its digest has been verified."""
+        ...
+
+
+class Partial(Protocol):
+    """An artifact that arrives in several requests, perhaps to several processes."""
+
+    def part_bytes(self, num_bytes: int) -> int:
+        """How much of an upload of this size is best written at once."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Bytes that are there; 0 before the first."""
+        ...
+
+    @property
+    def written_at(self) -> float | None:
+        """When the last bytes came, in seconds since 1970; None before the first."""
+        ...
+
+    def append(self, data: bytes, offset: int) -> None:
+        """Write at the end, which must be `offset`. Raises OffsetMismatch, writing nothing, and OSError."""
+        ...
+
+    def whole(self) -> AbstractContextManager[Whole]:
+        """What has arrived, for the length of a block: what comes meanwhile does not change it."""
+        ...
+
+    def locked(self) -> AbstractContextManager[bool]:
+        """Hold it against other holders; False: somebody holds it, or nothing is there."""
+        ...
+
+    def discard(self) -> None:
+        """Remove what has arrived."""
+        ...
 
 
 class PartialFile:
@@ -16,8 +64,13 @@ class PartialFile:
     overwritten and nothing is left out.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, adopt: Callable[[Path, str], None]) -> None:
         self.path = path
+        self._adopt = adopt
+
+    def part_bytes(self, num_bytes: int) -> int:
+        """How much of an upload of this size is best written at once."""
+        return _PART_BYTES
 
     @property
     def size(self) -> int:
@@ -69,6 +122,17 @@ class PartialFile:
                 yield True
         finally:
             os.close(descriptor)
+
+    @contextmanager
+    def whole(self) -> Iterator["PartialFile"]:
+        """The file itself: its end is where it was announced to be, so nothing goes on to it."""
+        yield self
+
+    def keep(self, digest: str) -> None:
+        """Make an artifact of it, once its digest has been verified."""
+        with self.path.open("rb") as file:
+            os.fsync(file.fileno())
+        self._adopt(self.path, digest)
 
     def discard(self) -> None:
         """Remove what has arrived."""

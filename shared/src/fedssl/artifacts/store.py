@@ -5,17 +5,30 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from fedssl.artifacts.partial import PartialFile
+from fedssl.artifacts.partial import Partial, PartialFile
 from fedssl.errors import ArtifactNotFound, DigestMismatch
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _ABANDONED_SECONDS = 24 * 3600
+_CHUNK = 1 << 20
+
+
+def drop_old_files(folder: Path, seconds: float) -> list[int]:
+    """Remove what nobody has written to for so long; the sizes in bytes of what was."""
+    dropped = []
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):  # another process removes it at the same time
+            about = path.stat()
+            if time.time() - about.st_mtime > seconds:
+                path.unlink()
+                dropped.append(about.st_size)
+    return dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +61,23 @@ class Writer(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class DirectPart:
+    """Bytes of an upload that its sender may PUT at `url`: `num_bytes` from `offset` on."""
+
+    offset: int
+    num_bytes: int
+    url: str
+
+
+class Direct(Protocol):
+    """One upload's way into the store that does not pass the coordinator."""
+
+    def missing(self, limit: int) -> list[DirectPart]:
+        """Where to send what has not arrived, `limit` parts at most; none: all is there, and closed to senders."""
+        ...
+
+
 class Store(Protocol):
     """Where artifacts live."""
 
@@ -56,7 +86,7 @@ class Store(Protocol):
         """Write one artifact. Leaving the block without a commit leaves no trace."""
         ...
 
-    def partial(self, name: str) -> PartialFile:
+    def partial(self, name: str) -> Partial:
         """Bytes on their way in that outlive the process which receives them, under a name of the caller's choice."""
         ...
 
@@ -64,12 +94,24 @@ class Store(Protocol):
         """The names of all that are on their way in."""
         ...
 
-    def keep(self, name: str, digest: str) -> None:
-        """Make an artifact of what has arrived under the name, once its digest has been verified."""
-        ...
-
     def path(self, digest: str) -> Path:
         """A local file to read or memory-map. Raises ArtifactNotFound."""
+        ...
+
+    def size(self, digest: str) -> int:
+        """An artifact's size in bytes. Raises ArtifactNotFound."""
+        ...
+
+    def read(self, digest: str, start: int, stop: int) -> Iterator[bytes]:
+        """Its bytes from `start` up to `stop`, a mebibyte at a time, out of the store itself."""
+        ...
+
+    def link(self, digest: str, seconds: int) -> str | None:
+        """An address at which anybody may fetch it for so long; None: this store has none."""
+        ...
+
+    def direct(self, name: str, num_bytes: int) -> Direct | None:
+        """How `partial(name)` may arrive without passing the coordinator; None: in this store it cannot."""
         ...
 
     def __contains__(self, digest: str) -> bool: ...
@@ -103,29 +145,39 @@ class FileStore:
     @contextmanager
     def writer(self) -> Iterator["FileWriter"]:
         descriptor, name = tempfile.mkstemp(dir=self._incoming)
-        writer = FileWriter(self, descriptor, Path(name))
+        writer = FileWriter(self._adopt, descriptor, Path(name))
         try:
             yield writer
         finally:
             writer.close()
 
     def partial(self, name: str) -> PartialFile:
-        return PartialFile(self._partial / name)
+        return PartialFile(self._partial / name, self._adopt)
 
     def partials(self) -> list[str]:
         return [path.name for path in self._partial.iterdir()] if self._partial.is_dir() else []
-
-    def keep(self, name: str, digest: str) -> None:
-        path = self._partial / name
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-        self._adopt(path, digest)
 
     def path(self, digest: str) -> Path:
         path = self._place(digest)
         if not path.is_file():
             raise ArtifactNotFound(f"no artifact {digest} is stored")
         return path
+
+    def size(self, digest: str) -> int:
+        return self.path(digest).stat().st_size
+
+    def read(self, digest: str, start: int, stop: int) -> Iterator[bytes]:
+        with self.path(digest).open("rb") as file:
+            file.seek(start)
+            while start < stop and (chunk := file.read(min(_CHUNK, stop - start))):
+                start += len(chunk)
+                yield chunk
+
+    def link(self, digest: str, seconds: int) -> str | None:
+        return None
+
+    def direct(self, name: str, num_bytes: int) -> Direct | None:
+        return None
 
     def __contains__(self, digest: str) -> bool:
         return _DIGEST.fullmatch(digest) is not None and self._place(digest).is_file()
@@ -141,14 +193,7 @@ class FileStore:
                     yield StoredFile(path.name, about.st_size, time.time() - about.st_mtime)
 
     def drop_abandoned(self, seconds: float) -> list[int]:
-        dropped = []
-        for path in self._incoming.iterdir():
-            with suppress(FileNotFoundError):  # another process removes it at the same time
-                about = path.stat()
-                if time.time() - about.st_mtime > seconds:
-                    path.unlink()
-                    dropped.append(about.st_size)
-        return dropped
+        return drop_old_files(self._incoming, seconds)
 
     def _place(self, digest: str) -> Path:
         if not _DIGEST.fullmatch(digest):
@@ -164,11 +209,11 @@ class FileStore:
 
 
 class FileWriter:
-    """Writes below `incoming`; the digest is computed on the way."""
+    """Writes to a file of its own, which `adopt` takes under its digest; the digest is computed on the way."""
 
-    def __init__(self, store: FileStore, descriptor: int, path: Path) -> None:
+    def __init__(self, adopt: Callable[[Path, str], None], descriptor: int, path: Path) -> None:
         self.path = path
-        self._store = store
+        self._adopt = adopt
         self._file = os.fdopen(descriptor, "wb")
         self._hash = hashlib.sha256()
 
@@ -189,7 +234,7 @@ class FileWriter:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        self._store._adopt(self.path, digest)
+        self._adopt(self.path, digest)
         return digest
 
     def close(self) -> None:

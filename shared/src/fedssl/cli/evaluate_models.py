@@ -66,6 +66,8 @@ def read_model(path: Path, spec: str | None, plain: str | None = None) -> Model:
     """
     from fedssl.cli.specs import read_spec
 
+    if not path.exists():
+        raise UsageError(f"there is no {path}")
     if plain is not None and spec is None:
         tensors = _read(path)
         return Model(path, _spec_of(path, plain, tensors), _renamed(tensors))

@@ -2,6 +2,7 @@
 
 import math
 import time
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,6 +25,13 @@ PATIENCE_SECONDS = 120.0
 _ACCURACIES = ("probe", "knn")
 _NUMBERS = ("uniformity", "alignment", "effective_rank", "feature_std")
 _ENDED = ("completed", "failed", "cancelled")
+
+
+class MapName(StrEnum):
+    """How a map is drawn."""
+
+    PCA = "pca"
+    TSNE = "tsne"
 
 
 def request_evaluation(
@@ -54,6 +62,10 @@ def request_evaluation(
     num_test: Annotated[
         int | None, typer.Option(min=0, help="Test images; 0: all.  [default: the spec's, else all]")
     ] = None,
+    embedding_map: Annotated[
+        MapName | None,
+        typer.Option("--map", help="Keep a map of the test images too: see `fedssl run embedding`."),
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the numbers; exit with 1 if there are none.")] = False,
     url: UrlOption = None,
     token_file: TokenFileOption = None,
@@ -69,6 +81,7 @@ def request_evaluation(
         "dataset": data,
         "measures": None if measures is None else [name.strip() for name in measures.split(",")],
         "settings": settings,
+        "embedding_map": embedding_map,
     }
     limits = {"max_train": num_labels, "max_test": num_test}
     with connect(url, token_file, patience_seconds=PATIENCE_SECONDS if wait else 3.0) as client:

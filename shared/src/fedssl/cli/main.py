@@ -14,6 +14,7 @@ from fedssl.cli import (
     dimensions,
     distillation,
     doctor,
+    embedding,
     evaluate,
     evaluation_datasets,
     evaluations,
@@ -93,6 +94,7 @@ runs.app.command("distillations")(distillation.list_distillations)
 runs.app.command("cancel-distillation")(distillation.cancel_distillation)
 runs.app.command("evaluate")(evaluations.request_evaluation)
 runs.app.command("evaluations")(evaluations.list_evaluations)
+runs.app.command("embedding")(embedding.draw_embedding)
 runs.app.command("cancel-evaluation")(evaluations.cancel_evaluation)
 app.add_typer(runs.app, name="run")
 app.add_typer(methods.app, name="method")

@@ -3,6 +3,7 @@
 import csv
 import importlib.util
 import io
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from fedssl.experiments.files import write_json, write_text
 if TYPE_CHECKING:
     from fedssl.client import Client
     from fedssl.protocol.views import RunView
+
+_MLFLOW_BATCH = 1_000  # the most metrics that MLflow takes at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +72,25 @@ def write_tensorboard(run: "RunView", numbers: Sequence[Number], out: Path) -> N
 def send_to_mlflow(run: "RunView", numbers: Sequence[Number], out: Path) -> None:
     """A run of the experiment that is named as `out` is, where MLFLOW_TRACKING_URI says.
 
-    Raises ExportError where MLflow is not installed.
+    Raises ExportError where MLflow is not installed, or does not take them.
     """
     _require("mlflow")
     import mlflow
+    from mlflow.entities import Metric, Param
+    from mlflow.exceptions import MlflowException
 
-    mlflow.set_experiment(out.name)
-    with mlflow.start_run(run_name=run.name, tags={"fedssl.run": str(run.id)}):
-        mlflow.log_params({"method": run.method, "seed": run.spec.seed, "num_rounds": run.num_rounds})
-        for number in numbers:
-            mlflow.log_metric(number.series, number.value, step=number.round_number)
+    settings = {"method": run.method, "seed": run.spec.seed, "num_rounds": run.num_rounds}
+    now = int(time.time() * 1000)
+    points = [Metric(number.series, number.value, now, number.round_number) for number in numbers]
+    try:
+        mlflow.set_experiment(out.name)
+        with mlflow.start_run(run_name=run.name, tags={"fedssl.run": str(run.id)}) as started:
+            client, theirs = mlflow.MlflowClient(), started.info.run_id
+            client.log_batch(theirs, params=[Param(name, str(value)) for name, value in settings.items()])
+            for start in range(0, len(points), _MLFLOW_BATCH):
+                client.log_batch(theirs, metrics=points[start : start + _MLFLOW_BATCH])
+    except MlflowException as error:
+        raise ExportError(f"MLflow does not take it (MLFLOW_TRACKING_URI says where it is): {error}") from None
 
 
 WRITERS: dict[str, Callable[["RunView", Sequence[Number], Path], None]] = {

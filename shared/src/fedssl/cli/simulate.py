@@ -23,7 +23,7 @@ DeviceOption = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
 ThreadsOption = Annotated[int, typer.Option(min=1, help="CPU threads; 1 gives a deployed federation's very bits.")]
 DataFolderOption = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Folder of data sets, looked through first.  [default: the user's cache]"),
+    typer.Option(metavar="DIR", help="Folder of data sets, looked through before FEDSSL_DATA and the user's cache."),
 ]
 
 # Which of a run's numbers are the accuracies, and what people call them.

@@ -49,7 +49,7 @@ class ArtifactMethods:
     def artifact_header(self, digest: str) -> Header:
         """Which tensors an artifact holds, without the values. Raises ArtifactError where it is no safetensors file."""
         path = f"/v1/artifacts/{digest}"
-        prefix = self._connection.send("GET", path, headers={"Range": f"bytes=0-{LENGTH_BYTES - 1}"}).content
+        prefix = self._connection.fetch(path, 0, LENGTH_BYTES - 1)
         end = LENGTH_BYTES + header_length(prefix, _LARGEST_HEADER)
-        rest = self._connection.send("GET", path, headers={"Range": f"bytes={LENGTH_BYTES}-{end - 1}"})
-        return parse_header(rest.content)
+        rest = self._connection.fetch(path, LENGTH_BYTES, end - 1)
+        return parse_header(rest)

@@ -7,7 +7,8 @@ from typing import Self
 
 import httpx
 
-from fedssl.client.connection import Connection, parse
+from fedssl.client.connection import Connection, parse, read
+from fedssl.client.elsewhere import MayGoTo
 from fedssl.client.errors import BadAnswer
 from fedssl.client.retry import DEFAULT_RETRY, Retry
 from fedssl.client.tls import DEFAULT_TLS, Tls
@@ -26,8 +27,12 @@ class BaseClient:
         retry: Retry = DEFAULT_RETRY,
         tls: Tls = DEFAULT_TLS,
         transport: httpx.BaseTransport | None = None,
+        may_go_to: MayGoTo = lambda server: True,
     ) -> None:
-        self._connection = Connection(url, token, timeout=timeout, retry=retry, tls=tls, transport=transport)
+        """`may_go_to`: whether an object store that the coordinator names, https://HOST:PORT, is one to go to."""
+        self._connection = Connection(
+            url, token, timeout=timeout, retry=retry, tls=tls, transport=transport, may_go_to=may_go_to
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._connection.url!r})"
@@ -60,7 +65,7 @@ class BaseClient:
         """
         asked = time.time()
         with self._connection.stream("GET", "/healthz") as response:
-            response.read()
+            read(response)
             told = response.headers.get("Date", "")
         answered = time.time()
         try:
@@ -75,4 +80,4 @@ class BaseClient:
         One attempt, no token needed. Raises Unreachable when nothing answers.
         """
         with self._connection.stream("GET", "/readyz", accepted=(503,)) as response:
-            return parse(Health, response.read(), "GET /readyz")
+            return parse(Health, read(response), "GET /readyz")

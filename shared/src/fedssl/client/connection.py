@@ -12,7 +12,9 @@ from pydantic import BaseModel, ValidationError
 
 from fedssl import tracing
 from fedssl.addresses import is_loopback
-from fedssl.client.errors import BadAnswer, ClientError, Unreachable, api_error
+from fedssl.client.addresses import parsed
+from fedssl.client.elsewhere import Elsewhere, MayGoTo
+from fedssl.client.errors import BadAnswer, ClientError, OutOfReach, Unreachable, api_error
 from fedssl.client.retry import Retry, with_retries
 from fedssl.client.tls import MUTUAL_TLS_HINT, Tls, trust_error
 from fedssl.protocol.errors import Problem
@@ -24,6 +26,7 @@ Params = Mapping[str, str | int | float]
 CONNECT_SECONDS = 5.0
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _PROBLEM_BYTES = 1 << 20
+_ANSWER_BYTES = 64 << 20  # of what is read as a whole; files are streamed
 _PAGE_SIZE = 100
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 _HINTS = {
@@ -39,29 +42,40 @@ class Connection:
     """
 
     def __init__(
-        self, url: str, token: str, *, timeout: float, retry: Retry, tls: Tls, transport: httpx.BaseTransport | None
+        self,
+        url: str,
+        token: str,
+        *,
+        timeout: float,
+        retry: Retry,
+        tls: Tls,
+        transport: httpx.BaseTransport | None,
+        may_go_to: MayGoTo,
     ) -> None:
         self.url = checked_url(url)
-        parsed = httpx.URL(self.url)
-        self._is_encrypted = parsed.scheme == "https"
+        address = httpx.URL(self.url)
+        self._is_encrypted = address.scheme == "https"
         self.timeout = timeout
         self.retry = retry
         if token and not _TOKEN.fullmatch(token):
             raise ClientError("the token holds a space or a character that no token has: copy it again, on its own")
         if token and transport is None:
-            tls.check_token_may_go(parsed)
+            tls.check_token_may_go(address)
         self._http = httpx.Client(
             base_url=self.url,
-            headers={"Authorization": f"Bearer {token}"} if token else {},
+            # Not compressed: a few bytes could then be any number.
+            headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {}),
             timeout=self._limits(None),
             transport=transport,
-            verify=tls.context(parsed) if transport is None else False,
+            verify=tls.context(address) if transport is None else False,
             # A proxy that the environment names has no part in what does not leave this machine.
-            trust_env=not is_loopback(parsed.host),
+            trust_env=not is_loopback(address.host),
         )
+        self.elsewhere = Elsewhere(address, tls, timeout, may_go_to)
 
     def close(self) -> None:
         self._http.close()
+        self.elsewhere.close()
 
     def call(
         self,
@@ -77,7 +91,7 @@ class Connection:
         idempotent: bool = True,
     ) -> M:
         """Send a request and read its answer."""
-        response = self.send(
+        content = self.send(
             method,
             path,
             body=body,
@@ -87,7 +101,7 @@ class Connection:
             retry=retry,
             idempotent=idempotent,
         )
-        return parse(answer, response.content, f"{method} {path}")
+        return parse(answer, content, f"{method} {path}")
 
     def send(
         self,
@@ -100,19 +114,43 @@ class Connection:
         timeout: float | None = None,
         retry: Retry | None = None,
         idempotent: bool = True,
-    ) -> httpx.Response:
-        """Send a request, again where that may help, and return the whole answer. Raises ClientError."""
+    ) -> bytes:
+        """Send a request, again where that may help, and return the whole answer's body. Raises ClientError."""
         content = None if body is None else body.model_dump_json().encode()
         sent = {"Content-Type": "application/json"} if body is not None else {}
 
-        def attempt() -> httpx.Response:
+        def attempt() -> bytes:
             with self.stream(
                 method, path, params=params, headers={**sent, **(headers or {})}, content=content, timeout=timeout
             ) as response:
-                response.read()
-                return response
+                return read(response)
 
         return with_retries(attempt, retry or self.retry, idempotent=idempotent)
+
+    def fetch(self, path: str, first: int, last: int) -> bytes:
+        """These bytes of an artifact, out of the object store where the coordinator says so. Raises ClientError."""
+        wanted = {"Range": f"bytes={first}-{last}"}
+
+        def attempt() -> bytes:
+            headers, accepted = self.offer_direct(wanted)
+            with self.stream("GET", path, headers=headers, accepted=accepted) as response:
+                if response.status_code != 307:
+                    return read(response)
+                location = response.headers.get("Location", "")
+            try:
+                with self.elsewhere.stream("GET", location, headers=wanted) as response:
+                    return read(response)
+            except OutOfReach:
+                return attempt()
+
+        return with_retries(attempt, self.retry)
+
+    def offer_direct(self, headers: Mapping[str, str]) -> tuple[dict[str, str], tuple[int, ...]]:
+        """Headers of a request for an artifact, and the statuses of its answer beside success.
+
+        With 307 the coordinator names the object store that has the bytes: to whoever says that they can go there.
+        """
+        return ({**headers, "Accept-Direct": "1"}, (307,)) if self.elsewhere.is_open else (dict(headers), ())
 
     def pages(self, path: str, item: type[M], params: Params | None = None) -> Iterator[M]:
         """Every item of a list, page after page."""
@@ -173,6 +211,22 @@ class Connection:
         )
 
 
+def read(response: httpx.Response) -> bytes:
+    """The whole body of an answer that is no file. Raises BadAnswer where it is compressed, or longer than any."""
+    if _is_packed(response):
+        raise BadAnswer(f"{response.request.url.host} compresses its answers, unasked: does a proxy stand in between?")
+    body = bytearray()
+    for chunk in response.iter_bytes():
+        body += chunk
+        if len(body) > _ANSWER_BYTES:
+            raise BadAnswer(f"{response.request.url.host} sends an answer of more than {_ANSWER_BYTES} bytes")
+    return bytes(body)
+
+
+def _is_packed(response: httpx.Response) -> bool:
+    return bool(response.headers.get("Content-Encoding", "identity") != "identity")
+
+
 def parse(model: type[M], content: str | bytes, what: str) -> M:
     """Read a part of an answer as the protocol's model; `what` names it. Raises BadAnswer."""
     try:
@@ -192,13 +246,10 @@ def summary(error: ValidationError) -> str:
 
 def checked_url(url: str) -> str:
     """A coordinator's address in the form in which it is used. Raises ClientError."""
-    try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL:
-        parsed = httpx.URL("")
-    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.userinfo:
+    address = parsed(url)
+    if address is None:
         raise ClientError("The coordinator's address must be http://HOST:PORT or https://HOST, without a user in it.")
-    return str(parsed).rstrip("/")
+    return str(address).rstrip("/")
 
 
 def _refusal(response: httpx.Response) -> ClientError:
@@ -208,7 +259,7 @@ def _refusal(response: httpx.Response) -> ClientError:
             "Redirects are not followed, so that the token goes nowhere else."
         )
     body = b""
-    for chunk in response.iter_bytes():
+    for chunk in () if _is_packed(response) else response.iter_bytes():
         body += chunk
         if len(body) > _PROBLEM_BYTES:
             break

@@ -17,7 +17,7 @@ from typing import BinaryIO
 import httpx
 
 from fedssl.client.connection import Connection, Params
-from fedssl.client.errors import ApiError, BadAnswer, ClientError, Unreachable
+from fedssl.client.errors import ApiError, BadAnswer, ClientError, OutOfReach, Unreachable
 from fedssl.client.retry import Backoff, Retry, is_temporary
 from fedssl.errors import ArtifactError, ArtifactTooLarge, DigestMismatch
 
@@ -164,38 +164,52 @@ class _Download:
                 backoff.wait(error)
 
     def _attempt(self) -> bool:
-        """False: what is here is longer than what there is, and was dropped."""
-        headers = {"Accept-Encoding": "identity"}
+        """False: to be tried anew, without what was longer than the whole, or without the object store."""
+        headers: dict[str, str] = {}
         if self._size and (self._etag or self._expected):
             headers["Range"] = f"bytes={self._size}-"
-            if self._etag:
-                headers["If-Range"] = self._etag
+        own = headers | ({"If-Range": self._etag} if "Range" in headers and self._etag else {})
+        own, accepted = self._connection.offer_direct(own)
         with self._connection.stream(
-            "GET", self._path, params=self._params, headers=headers, accepted=(416,)
+            "GET", self._path, params=self._params, headers=own, accepted=(*accepted, 416)
         ) as response:
-            if response.status_code == 416:
-                self._restart()
-                return False
-            self._follow(response)
-            rest = int(response.headers.get("Content-Length") or 0)
-            self._check_size(self._size + rest)
-            if rest:
-                self._on_size(self._size + rest)
-            for chunk in response.iter_raw():
-                self._check_size(self._size + len(chunk))
-                self._part.file.write(chunk)
-                self.hash.update(chunk)
-                self._size += len(chunk)
-                self._on_bytes(self._size)
+            if response.status_code != 307:
+                return self._take(response, response.headers.get("ETag"))
+            location, etag = response.headers.get("Location", ""), response.headers.get("ETag")
+        if self._etag not in (None, etag):  # another artifact by now: none of it is here
+            headers.pop("Range", None)
+        # Its address is the artifact's own, so a range of it needs no condition.
+        try:
+            with self._connection.elsewhere.stream("GET", location, headers=headers, accepted=(416,)) as response:
+                return self._take(response, etag)
+        except OutOfReach:
+            return False
+
+    def _take(self, response: httpx.Response, etag: str | None) -> bool:
+        """Read an answer to its end. `etag`: the coordinator's name for the whole."""
+        if response.status_code == 416:
+            self._restart()
+            return False
+        self._follow(response, etag)
+        rest = int(response.headers.get("Content-Length") or 0)
+        self._check_size(self._size + rest)
+        if rest:
+            self._on_size(self._size + rest)
+        for chunk in response.iter_raw():
+            self._check_size(self._size + len(chunk))
+            self._part.file.write(chunk)
+            self.hash.update(chunk)
+            self._size += len(chunk)
+            self._on_bytes(self._size)
         return True
 
-    def _follow(self, response: httpx.Response) -> None:
+    def _follow(self, response: httpx.Response, etag: str | None) -> None:
         """Go on where the last attempt stopped, or begin anew if that is what the coordinator sends."""
-        if response.status_code == 206:
-            if response.headers.get("Content-Range", "").startswith(f"bytes {self._size}-"):
+        sent = response.headers.get("Content-Range", "")
+        if response.status_code == 206 or sent:  # some object stores send a range under status 200
+            if sent.startswith(f"bytes {self._size}-"):
                 return
             raise BadAnswer(f"{self._path}: another range came than the one asked for")
-        etag = response.headers.get("ETag")
         digest = (etag or "").strip('"')
         self._restart()
         self._part.empty(self._expected or (digest if _DIGEST.fullmatch(digest) else None))

@@ -4,6 +4,7 @@ FedSSLError
 └── ClientError               the coordinator could not be asked, or did not do what was asked
     ├── Unreachable           no answer: refused, timed out or broken off
     ├── Untrusted             a certificate, of either side, that the other does not accept
+    ├── OutOfReach            an object store that may not or cannot be reached; ask the coordinator for the bytes
     ├── BadAnswer             an answer that cannot be read
     │   └── UnknownWork       a work item that this version does not understand; it can be declined
     └── ApiError              the coordinator said no; `problem` holds its words
@@ -44,6 +45,10 @@ class Unreachable(ClientError):
 
 class Untrusted(ClientError):
     """A certificate, of either side, that the other does not accept."""
+
+
+class OutOfReach(ClientError):
+    """The object store that the coordinator names may not or cannot be reached: ask the coordinator for the bytes."""
 
 
 class BadAnswer(ClientError):

@@ -19,6 +19,7 @@ from fedssl.protocol.views import (
     ClientView,
     DimensionAssignmentView,
     DistillationJobView,
+    EmbeddingMapView,
     EnrolmentCreate,
     EvaluationCreate,
     EvaluationView,
@@ -137,6 +138,10 @@ class Client(ArtifactMethods, DatasetMethods, BaseClient):
         """One judgement of an encoder."""
         return self._connection.call("GET", f"/v1/evaluations/{evaluation_id}", EvaluationView)
 
+    def evaluation_map(self, evaluation_id: UUID) -> EmbeddingMapView:
+        """The map of the representations that an evaluation has kept. Raises NotFound where it has none."""
+        return self._connection.call("GET", f"/v1/evaluations/{evaluation_id}/map", EmbeddingMapView)
+
     def cancel_evaluation(self, evaluation_id: UUID) -> EvaluationView:
         """Call a judgement off."""
         return self._connection.call("POST", f"/v1/evaluations/{evaluation_id}/cancel", EvaluationView)
@@ -171,9 +176,7 @@ class Client(ArtifactMethods, DatasetMethods, BaseClient):
                 backoff.wait(error)
 
     def _stream_once(self, run_id: UUID, after: int | None) -> Iterator[ServerSentEvent]:
-        headers = {"Accept": "text/event-stream", "Accept-Encoding": "identity"} | (
-            {} if after is None else {"Last-Event-ID": str(after)}
-        )
+        headers = {"Accept": "text/event-stream"} | ({} if after is None else {"Last-Event-ID": str(after)})
         path = f"/v1/runs/{run_id}/events/stream"
         with self._connection.stream("GET", path, headers=headers, timeout=STREAM_SECONDS) as response:
             yield from parse_events(response.iter_raw())

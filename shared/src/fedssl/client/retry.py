@@ -37,8 +37,18 @@ class Backoff:
         self.progress()
 
     def progress(self) -> None:
-        self._end = time.monotonic() + self._retry.seconds
+        self._end = self._sure_end = time.monotonic() + self._retry.seconds
         self._delay = self._retry.first_delay
+
+    def presume(self) -> None:
+        """Bytes have left, and may have arrived: count from now on, until `progress` or `in_vain` says which."""
+        self._end = time.monotonic() + self._retry.seconds
+
+    def in_vain(self, error: Exception) -> None:
+        """They have not arrived. Raises `error` when the time since the last progress is used up."""
+        self._end = self._sure_end
+        if time.monotonic() > self._end:
+            raise error
 
     def wait(self, error: Exception) -> None:
         """Sleep before the next attempt, or raise `error` when the time is used up."""

@@ -1,25 +1,30 @@
 """Artifacts to the coordinator: streamed from files, in constant memory.
 
 A small one is one PUT. A larger one goes by the protocol tus 1.0: announced once more after every break, it goes on at
-the byte that the coordinator names, whichever process sends it.
+the byte that the coordinator names, whichever process sends it. Where the coordinator offers it, its parts go to the
+object store directly.
 """
 
 import base64
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID
 
-from fedssl.client.connection import Connection
+from fedssl.client.connection import Connection, parse, read
 from fedssl.client.downloads import OnBytes
-from fedssl.client.errors import ApiError, BadAnswer, Conflict, NotFound, Unreachable
+from fedssl.client.errors import ApiError, BadAnswer, Conflict, NotFound, OutOfReach, TryAgain, Unreachable
 from fedssl.client.retry import Backoff, Retry, is_temporary, with_retries
+from fedssl.protocol.views import UploadPart, UploadParts
 
 WHOLE_BYTES = 1 << 20
 """The largest file that is sent in one request: it costs less to send again than to ask how much has arrived."""
 
 _CHUNK_BYTES = 1 << 20
 _ANSWER_SECONDS = 120.0  # the coordinator checks and syncs what it received before it answers
+_ADDRESS_SECONDS = 600.0  # addresses of parts are signed for 15 minutes, and a part must begin before
+_BROKEN_PARTS = 2  # in a row that are sent again, however long they took
 _LOCATION = re.compile(r"/v1/uploads/[0-9a-f-]{36}")
 _OFFSET = re.compile(r"[0-9]{1,19}")
 _TUS = {"Tus-Resumable": "1.0.0"}
@@ -37,8 +42,8 @@ def upload(
     """Send a file from disk, and return how many of its bytes were put on the line: those sent again count again.
 
     They are counted as they are handed over, a mebibyte at a time, so at most that many have left. One that the
-    coordinator has already is no error. The time that `retry` allows counts from the last byte that arrived. Raises
-    ClientError.
+    coordinator has already is no error. The time that `retry` allows counts from the last attempt that brought bytes.
+    Raises ClientError.
     """
     sending = _Upload(connection, digest, source, assignment_id, on_bytes)
     if sending.size <= WHOLE_BYTES:
@@ -61,6 +66,9 @@ class _Upload:
         self._source = source
         self._assignment_id = assignment_id
         self._on_bytes = on_bytes
+        self._reached = 0
+        self._broken: Exception | None = None
+        self._num_broken_parts = 0
 
     def send_whole(self) -> None:
         """One PUT with all of it."""
@@ -69,30 +77,79 @@ class _Upload:
 
     def run(self, backoff: Backoff) -> None:
         """Announce, send from the byte that the coordinator names, and again until nothing is left to send."""
-        reached = 0
         while True:
-            is_announced = False
+            is_announced, before = False, self.num_sent
             try:
-                location, offset = self._announce()
+                location, offset, is_direct = self._announce()
                 is_announced = True
-                if offset > reached:
-                    reached = offset
-                    backoff.progress()
+                self._judge(offset, backoff)
                 self._on_bytes(offset)
-                if offset >= self.size:
-                    return
-                headers = {**_TUS, "Content-Type": "application/offset+octet-stream", "Upload-Offset": str(offset)}
-                self._send("PATCH", location, offset, headers, {})
+                if offset < self.size:
+                    self._send_rest(location, offset, backoff, is_direct=is_direct)
                 return
-            except (Unreachable, ApiError) as error:
+            except OutOfReach:
+                continue  # so the coordinator takes all of it itself
+            except (Unreachable, ApiError) as failed:
+                error = _passing(failed) if is_announced else failed
                 if isinstance(error, ApiError) and error.slug == "upload-busy":
                     backoff.progress()  # all of it is there, and is being checked
-                elif not (is_temporary(error) or (is_announced and _is_elsewhere(error))):
+                elif not is_temporary(error):
                     raise
+                if self.num_sent > before:
+                    self._broken = error
+                    backoff.presume()
                 backoff.wait(error)
 
-    def _announce(self) -> tuple[str, int]:
-        """Where to send it, and from which byte on."""
+    def _judge(self, offset: int, backoff: Backoff) -> None:
+        """Whether the last attempt brought anything. Raises its error where it did not, and the time is used up."""
+        broken, self._broken = self._broken, None
+        if offset > self._reached:
+            self._reached = offset
+            backoff.progress()
+        elif broken is not None:
+            backoff.in_vain(broken)
+
+    def _send_rest(self, location: str, offset: int, backoff: Backoff, *, is_direct: bool) -> None:
+        if is_direct and not offset and self._connection.elsewhere.is_open:
+            self._send_directly(location, backoff)
+            return
+        headers = {**_TUS, "Content-Type": "application/offset+octet-stream", "Upload-Offset": str(offset)}
+        self._send("PATCH", location, offset, headers, {})
+
+    def _send_directly(self, location: str, backoff: Backoff) -> None:
+        """Every part to the object store, until the coordinator misses none. The token does not go there."""
+        while missing := self._missing(location):
+            end = time.monotonic() + _ADDRESS_SECONDS
+            for part in missing:
+                if time.monotonic() > end:
+                    break
+                self._send_part(part, backoff)
+
+    def _send_part(self, part: UploadPart, backoff: Backoff) -> None:
+        headers, before = {"Content-Length": str(part.num_bytes)}, self.num_sent
+        content = self._chunks(part.offset, part.num_bytes)
+        try:
+            with self._connection.elsewhere.stream("PUT", part.url, headers=headers, content=content) as response:
+                read(response)
+        except (Unreachable, ApiError):
+            # A part is there as a whole or not at all, and may take longer than what is tried again at all.
+            if self.num_sent > before and self._num_broken_parts < _BROKEN_PARTS:
+                self._num_broken_parts += 1
+                backoff.progress()
+            raise
+        self._num_broken_parts = 0
+        backoff.progress()
+
+    def _missing(self, location: str) -> tuple[UploadPart, ...]:
+        path = f"{location}/parts"
+        with self._connection.stream("POST", path, timeout=_ANSWER_SECONDS) as response:
+            missing = parse(UploadParts, read(response), f"POST {path}").parts
+        if any(part.offset + part.num_bytes > self.size for part in missing):
+            raise BadAnswer(f"POST {path} asks for bytes that the file does not have")
+        return missing
+
+    def _announce(self) -> tuple[str, int, bool]:
+        """Where to send it, from which byte on, and whether its parts may go to the object store instead."""
         metadata = {"digest": self._digest}
         if self._assignment_id is not None:
             metadata["assignment"] = str(self._assignment_id)
@@ -101,30 +158,34 @@ class _Upload:
         with self._connection.stream("POST", "/v1/uploads", headers=headers, timeout=_ANSWER_SECONDS) as response:
             location = response.headers.get("Location", "")
             offset = response.headers.get("Upload-Offset", "")
+            is_direct = response.headers.get("Upload-Direct") == "1"
         # The token goes nowhere else, wherever an answer points to.
         if not _LOCATION.fullmatch(location) or not _OFFSET.fullmatch(offset):
             raise BadAnswer("POST /v1/uploads did not say where to send the file: is this a fedssl coordinator?")
-        return location, int(offset)
+        return location, int(offset), is_direct
 
     def _send(self, method: str, path: str, offset: int, headers: dict[str, str], params: dict[str, str]) -> None:
         """All bytes from `offset` on. The answer comes once the coordinator has checked and stored them."""
         headers = {**headers, "Content-Length": str(self.size - offset)}
         seconds = max(self._connection.timeout, _ANSWER_SECONDS)
-        content = self._chunks(offset)
+        content = self._chunks(offset, self.size - offset)
         with self._connection.stream(
             method, path, params=params, headers=headers, content=content, timeout=seconds
         ) as response:
-            response.read()
+            read(response)
 
-    def _chunks(self, offset: int) -> Iterator[bytes]:
+    def _chunks(self, offset: int, num_bytes: int) -> Iterator[bytes]:
+        end = offset + num_bytes
         with self._source.open("rb") as file:
             file.seek(offset)
-            while chunk := file.read(_CHUNK_BYTES):
+            while chunk := file.read(min(_CHUNK_BYTES, end - file.tell())):
                 self.num_sent += len(chunk)
                 yield chunk
                 self._on_bytes(file.tell())
 
 
-def _is_elsewhere(error: Exception) -> bool:
-    """Whether the upload has moved on, or was forgotten, since it was announced."""
-    return isinstance(error, NotFound) or (isinstance(error, Conflict) and error.slug == "offset-mismatch")
+def _passing(error: Unreachable | ApiError) -> Unreachable | ApiError:
+    """What went wrong with an upload that was announced: that it has moved on since, or was forgotten, passes."""
+    if isinstance(error, NotFound) or (isinstance(error, Conflict) and error.slug == "offset-mismatch"):
+        return TryAgain(error.problem, error.retry_after)
+    return error

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from fedssl.client.base import BaseClient
 from fedssl.client.connection import parse, summary
-from fedssl.client.downloads import OnBytes, download
+from fedssl.client.downloads import OnBytes, OnSize, download
 from fedssl.client.errors import UnknownWork
 from fedssl.client.retry import Retry
 from fedssl.client.uploads import upload
@@ -55,21 +55,21 @@ class WorkerClient(BaseClient):
         A worker that comes back gets the assignment that it still holds. Raises UnknownWork, with the assignment to
         decline, for an item that this version does not understand.
         """
-        response = self._connection.send(
+        content = self._connection.send(
             "POST",
             "/v1/work/claim",
             body=Claim(wait_seconds=wait_seconds),
             timeout=self._connection.timeout + wait_seconds,
         )
-        if response.status_code == 204:
+        if not content:  # 204
             return None
         try:
-            return WorkItem.model_validate_json(response.content)
+            return WorkItem.model_validate_json(content)
         except ValidationError as error:
-            if (assignment_id := _assignment_of(response.content)) is not None:
+            if (assignment_id := _assignment_of(content)) is not None:
                 message = f"this worker does not understand the work: {summary(error)}. A newer worker may."
                 raise UnknownWork(assignment_id, message) from None
-        return parse(WorkItem, response.content, "POST /v1/work/claim")
+        return parse(WorkItem, content, "POST /v1/work/claim")
 
     def heartbeat(
         self,
@@ -107,14 +107,23 @@ class WorkerClient(BaseClient):
         destination: Path,
         max_bytes: int | None = None,
         on_bytes: OnBytes = lambda count: None,
+        on_size: OnSize = lambda size: None,
     ) -> None:
         """Fetch an artifact into a file that appears whole or not at all; what an earlier process fetched of it counts.
 
-        `on_bytes` is told how much has arrived; what it raises ends the download. Raises ArtifactTooLarge,
-        DigestMismatch, NotFound.
+        `on_size` is told how large it is, before its bytes come, and `on_bytes` how much has arrived; what they raise
+        ends the download. Raises ArtifactTooLarge, DigestMismatch, NotFound.
         """
         path = f"/v1/artifacts/{digest}"
-        download(self._connection, path, destination, digest=digest, max_bytes=max_bytes, on_bytes=on_bytes)
+        download(
+            self._connection,
+            path,
+            destination,
+            digest=digest,
+            max_bytes=max_bytes,
+            on_bytes=on_bytes,
+            on_size=on_size,
+        )
 
     def upload(self, digest: str, source: Path, assignment_id: UUID, on_bytes: OnBytes = lambda count: None) -> int:
         """Send an artifact from disk, and return how many bytes were put on the line, those sent again included.

@@ -9,7 +9,12 @@ def num_batches(num_images: int, batch_size: int, drop_last: bool) -> int:  # no
     if batch_size < 2:
         raise ValueError(f"batch_size must be at least 2, got {batch_size}")
     whole, rest = divmod(num_images, batch_size)
-    return whole + (rest >= (batch_size if drop_last else 2) or (whole == 0 and rest > 0))
+    return whole + (rest >= (2 if whole == 0 or not drop_last else batch_size))
+
+
+def num_trained(num_images: int, batch_size: int, drop_last: bool) -> int:  # noqa: FBT001
+    """How many images are in them."""
+    return min(num_images, num_batches(num_images, batch_size, drop_last) * batch_size)
 
 
 def epoch_batches(
@@ -29,8 +34,8 @@ def epoch_batches(
         device: where the batches are to be; None: on the generator's device. The order travels once for the epoch.
 
     Returns:
-        Index tensors (B,) of int64. None has length 1, unless the client has one image only: a last batch of one image
-        is left out even without `drop_last`, as it could not be trained on.
+        Index tensors (B,) of int64. None has length 1: one image alone cannot be trained on, so a client that has no
+        more takes no step.
 
     Raises:
         ValueError: `batch_size` is below 2.

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedssl.cache import cache_folder
 from fedssl.data.catalogue import KNOWN, KnownDataset, Split
 from fedssl.data.decoded import decoded
 from fedssl.data.decoding import log
@@ -38,10 +39,10 @@ def load_dataset(
 
     Args:
         name_or_path: one of :data:`DATASETS`, an image folder, or an `.npz` file. A relative path is looked up in the
-            working directory, then in `root` and the folder that `FEDSSL_DATA` names.
+            working directory, then in `root`, the folder that `FEDSSL_DATA` names and that of fetched sets.
         split: "train" or "test".
-        root: folder of data sets, looked through first; then come `FEDSSL_DATA` and `/usr/share/datasets`. A set may
-            lie in the folder itself or in a sub-folder of its name.
+        root: folder of data sets, looked through first; then come `FEDSSL_DATA`, the folder of fetched sets and
+            `/usr/share/datasets`. A set may lie in the folder itself or in a sub-folder of its name.
         image_size: for images that lie in files: the size to decode to; None takes the set's own, or that of a folder's
             first image. Arrays have a size of their own; :func:`fedssl.data.conform` changes it.
         channels: for images that lie in files: 1 or 3; None goes by the set, or by a folder's first image.
@@ -144,7 +145,7 @@ def _require_split(split: str) -> None:
 def _places(root: Path | None, *names: str) -> Iterator[Path]:
     """Where a data set may lie, in order."""
     variable = os.environ.get(DATA_VARIABLE)
-    for folder in (root, Path(variable).expanduser() if variable else None):
+    for folder in (root, Path(variable).expanduser() if variable else None, cache_folder()):
         if folder is not None:
             yield folder
             yield from (folder / name for name in names)

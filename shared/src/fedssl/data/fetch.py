@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import http.client
 import os
 import shutil
 import subprocess
@@ -29,6 +30,7 @@ _SERVER = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
 _APT_SECONDS = 45.0
 _SOCKET_SECONDS = 15.0
 _CHUNK_BYTES = 1 << 20
+_MOST_BYTES = 32 << 20  # the longest of the four has 26.4 MB, packed
 
 
 def fetch_fashion_mnist(directory: Path, progress: Progress) -> Path | None:
@@ -148,8 +150,11 @@ def _from_server(folder: Path, progress: Progress) -> Path | None:
                 urllib.request.urlopen(f"{_SERVER}/{name}.gz", timeout=_SOCKET_SECONDS) as response,
                 (folder / f"{name}.gz").open("wb") as file,
             ):
-                shutil.copyfileobj(response, file, _CHUNK_BYTES)
-        except (urllib.error.URLError, OSError, ValueError) as error:
+                while chunk := response.read(_CHUNK_BYTES):
+                    if file.tell() + len(chunk) > _MOST_BYTES:
+                        raise ValueError(f"{name}.gz is longer than what is published")
+                    file.write(chunk)
+        except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
             progress(f"the download failed: {error}")
             return None
     return folder

@@ -46,7 +46,11 @@ def list_folder(folder: Path, split: str) -> ImageFiles:
         )
     names = loose or [f"{name}/{image}" for name in classes for image in tree.images(name)]
     if not names:
-        raise DataError(f"{tree.path} holds no images: put them into one sub-folder a class ({', '.join(SUFFIXES)})")
+        packed = next((path.name for path in sorted(tree.path.glob("*.npz"))), None) if tree.path.is_dir() else None
+        hint = f", or name the file: {packed}" if packed else ""
+        raise DataError(
+            f"{tree.path} holds no images: put them into one sub-folder a class ({', '.join(SUFFIXES)}){hint}"
+        )
     if loose:
         return ImageFiles(str(folder), tree, tuple(names))
     numbers = {name: number for number, name in enumerate(classes)}

@@ -121,9 +121,9 @@ def read_npz(path: Path, split: str) -> ImageData:
                     f"{path} has no array {prefix}images (its arrays: {', '.join(sorted(keys)) or 'none'}); "
                     f"write it with fedssl.data.save_npz, which takes the test images too"
                 )
-            images = archive[f"{prefix}images"]
-            labels = archive[f"{prefix}labels"] if f"{prefix}labels" in keys else None
-            names = archive["class_names"].tolist() if "class_names" in keys else []
+            images = _array(archive, f"{prefix}images")
+            labels = _array(archive, f"{prefix}labels") if f"{prefix}labels" in keys else None
+            names = _array(archive, "class_names").tolist() if "class_names" in keys else []
     except _ARRAY_ERRORS as error:
         raise DataError(f"cannot read {path}: {error}; it must be an .npz file of plain arrays") from error
     return ImageData(_channels_first(images, path), _whole_numbers(labels, path), tuple(str(name) for name in names))
@@ -145,6 +145,13 @@ def save_npz(path: Path, data: ImageData, test: ImageData | None = None) -> None
         np.savez(file, allow_pickle=False, **arrays)
 
 
+def _array(archive: "np.lib.npyio.NpzFile", key: str) -> NDArray[np.generic]:
+    found = archive[key]
+    if not isinstance(found, np.ndarray):  # numpy gives a member that is no array as its bytes
+        raise ValueError(f"its member {key} is no array")
+    return found
+
+
 def _require_memory(path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         needed = max((member.file_size for member in archive.infolist()), default=0)
@@ -156,6 +163,8 @@ def _require_memory(path: Path) -> None:
 def _channels_first(images: NDArray[np.generic], path: Path) -> NDArray[np.uint8]:
     if images.dtype != np.uint8:
         raise DataError(f"{path}: images must be uint8 (0..255), not {images.dtype}; convert them before saving")
+    if 0 in images.shape[1:]:
+        raise DataError(f"{path}: images of shape {images.shape} have no pixels")
     pixels = images.astype(np.uint8, copy=False)
     if pixels.ndim == 3:
         return pixels[:, np.newaxis]

@@ -13,6 +13,7 @@ from fedssl.protocol.data import DataConfig
 
 _LUMA = (0.299, 0.587, 0.114)
 _CHUNK = 2048
+_MOST_CLASSES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ class ImageData:
             )
         if len(self.labels) and int(self.labels.min()) < 0:
             raise DataError("labels must be 0 or larger; leave them out for unlabelled images")
+        if len(self.labels) and int(self.labels.max()) >= _MOST_CLASSES:  # tables of all classes are made
+            raise DataError(f"labels must be class numbers below {_MOST_CLASSES}; got {int(self.labels.max())}")
 
     def __len__(self) -> int:
         return len(self.images)

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from fedssl.artifacts.tensors import Tensors, in_name_order
-from fedssl.engine.optimization import autocast, exact_float32, optimizer_for, take_step, total_loss
+from fedssl.engine.optimization import autocast, optimizer_for, take_step, total_loss
 from fedssl.errors import CheckpointMismatch, MethodError
 from fedssl.methods.api import Context, Distillation, Metrics
+from fedssl.precision import exact_float32
 
 _MODULES, _OPTIMIZER = "modules.", "optimizer."
 

@@ -11,12 +11,12 @@ import torch
 
 from fedssl.artifacts.tensors import Tensors, check_tensors, in_name_order
 from fedssl.engine.distillation import DistillationProgress, run_distillation
-from fedssl.engine.optimization import exact_float32
 from fedssl.engine.recording import on_own_stream
 from fedssl.engine.trainer import Trainer, borrow_trainer
 from fedssl.errors import MethodError
 from fedssl.methods.api import ClientData, ClientState, Context, Method, Metrics, Schedule
 from fedssl.methods.observation import observe
+from fedssl.precision import exact_float32
 
 PROGRESS_SECONDS = 0.5  # reading a loss waits for the device, so it is done this often and not every step
 

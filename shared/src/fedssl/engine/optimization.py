@@ -1,7 +1,6 @@
 """Optimisers and their steps, for clients and for the coordinator."""
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
@@ -42,19 +41,6 @@ def autocast(ctx: Context) -> AbstractContextManager[object]:
     if ctx.spec.training.precision == "fp32":
         return nullcontext()
     return torch.autocast(ctx.device.type, dtype=torch.bfloat16)
-
-
-@contextmanager
-def exact_float32(device: torch.device) -> Iterator[None]:
-    """float32 is float32 inside, also in a GPU's convolutions, which torch would round to TF32's 10 bits."""
-    if device.type != "cuda":
-        yield
-        return
-    cudnn = torch.backends.cudnn
-    with cudnn.flags(
-        enabled=cudnn.enabled, benchmark=cudnn.benchmark, deterministic=cudnn.deterministic, allow_tf32=False
-    ):
-        yield
 
 
 def total_loss(losses: Losses) -> torch.Tensor:

@@ -14,9 +14,11 @@ algorithms and libraries set themselves up. Where a method's step cannot be reco
 
 import dataclasses
 import functools
+import os
+import shutil
 import warnings
 from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 
 import torch
 from torch import nn
@@ -24,6 +26,7 @@ from torch import nn
 from fedssl.artifacts.tensors import Tensors
 from fedssl.engine.optimization import optimizer_for, restart
 from fedssl.engine.steps import Objective, Step, Terms, eager_step
+from fedssl.errors import MethodError
 from fedssl.methods.api import Batch, ClientAlgorithm, Context, Losses
 from fedssl.protocol.runs import RunSpec
 
@@ -40,7 +43,7 @@ class RecordedSteps:
         self._algorithm, self._modules = algorithm, modules
         self._batch_size = training.batch_size
         self._optimizer = optimizer_for(modules, training.optimizer, training.optimizer.learning_rate)
-        self._objective = compiled(algorithm.objective) if wants_compiling(ctx.spec, num_steps) else None
+        self._objective = compiled(algorithm.objective) if wants_compiling(algorithm, ctx.spec, num_steps) else None
         self._can_record = training.gpu_steps != "eager"
         self._key: Hashable = None
         self._num_eager = 0
@@ -53,11 +56,12 @@ class RecordedSteps:
         plain, whole = eager_step(*given), eager_step(*given, self._objective)
 
         def step(batch: Batch) -> Terms:
-            is_whole = len(batch.indices) == self._batch_size
-            # cuDNN tries its algorithms for whole batches alone, and not for every client's last one.
-            torch.backends.cudnn.benchmark = is_whole
-            if not is_whole:
+            if len(batch.indices) != self._batch_size:
                 return plain(batch)
+            with _tried_algorithms():
+                return take_whole(batch)
+
+        def take_whole(batch: Batch) -> Terms:
             key = (learning_rate, self._algorithm.step_constants(self._modules, ctx), *_layout(batch))
             if key != self._key:
                 self._key, self._num_eager, self._recording = key, 0, None
@@ -77,7 +81,8 @@ class RecordedSteps:
                 raise
             except RuntimeError as error:
                 self._can_record = False
-                warnings.warn(f"the training step cannot be recorded and is taken eagerly: {error}", stacklevel=2)
+                cause = error.__context__ or error  # the second error is that the recording could not end
+                warnings.warn(f"the training step cannot be recorded and is taken eagerly: {cause}", stacklevel=2)
                 return step(batch)
         return self._recording.replay(batch)
 
@@ -97,14 +102,43 @@ class _Recording:
         for generator in _generators(modules):
             self._graph.register_generator_state(generator)
         # On the stream of the eager steps, for which libraries have set themselves up. Other threads may go on.
-        with torch.cuda.graph(self._graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
-            self._terms = step(self._batch)
+        pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.current_stream()
+        try:
+            with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                self._terms = step(self._batch)
+        except BaseException:
+            _abandon(pool)
+            raise
 
     def replay(self, batch: Batch) -> Terms:
         for place, tensor in zip(_tensors(self._batch), _tensors(batch), strict=True):
             place.copy_(tensor)
         self._graph.replay()
         return self._terms
+
+
+def _abandon(pool: tuple[int, int]) -> None:
+    """Have the allocator end a recording that failed, which torch.cuda.graph does not: its memory would never be free
+    again, and giving cached memory back would fail from then on. There is no public way."""
+    names = ("_cuda_endAllocateToPool", "_cuda_releasePool")
+    end, release = (getattr(torch._C, name, None) for name in names)
+    if end is None or release is None:
+        raise MethodError('the training step cannot be recorded on this GPU: set training.gpu_steps = "eager"')
+    device = torch.cuda.current_device()
+    with suppress(RuntimeError):  # torch has come as far itself
+        end(device, pool)
+        release(device, pool)
+
+
+@contextmanager
+def _tried_algorithms() -> Iterator[None]:
+    """cuDNN tries its algorithms inside: for whole batches alone, and not for every client's last one."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def _tensors(batch: Batch) -> list[torch.Tensor]:
@@ -127,10 +161,16 @@ def can_record(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def wants_compiling(spec: RunSpec, num_steps: int) -> bool:
+def wants_compiling(algorithm: ClientAlgorithm, spec: RunSpec, num_steps: int) -> bool:
     """Whether the run's steps are to be compiled; `num_steps`: of this client in this round."""
     wanted = spec.training.gpu_steps
-    return wanted == "compiled" or (wanted == "auto" and num_steps * spec.num_rounds >= COMPILE_FROM)
+    is_long = num_steps * spec.num_rounds >= COMPILE_FROM
+    return wanted == "compiled" or (wanted == "auto" and is_long and algorithm.compiles and _has_c_compiler())
+
+
+def _has_c_compiler() -> bool:
+    """Whether torch.compile will find the C compiler that it needs beside its own, as Triton looks for it."""
+    return bool(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"))
 
 
 def compiled(objective: Objective) -> Objective:
@@ -138,15 +178,17 @@ def compiled(objective: Objective) -> Objective:
     # One run trains at a time. What earlier ones left would count against the compiler's limit of variants.
     torch.compiler.reset()
     fused = torch.compile(objective, dynamic=False)
-    failed = False
+    is_new, failed = True, False
 
     def run(modules: nn.ModuleDict, batch: Batch, broadcast: Tensors, ctx: Context) -> Losses:
-        nonlocal failed
+        nonlocal is_new, failed
         from torch._dynamo.exc import TorchDynamoException  # loads the compiler, which takes seconds
 
         if not failed:
             try:
-                losses: Losses = fused(modules, batch, broadcast, ctx)
+                with _compiled_backwards_too(), _no_advice_on_tf32() if is_new else nullcontext():
+                    losses: Losses = fused(modules, batch, broadcast, ctx)
+                is_new = False
                 return losses
             except TorchDynamoException as error:
                 failed = True
@@ -154,6 +196,24 @@ def compiled(objective: Objective) -> Objective:
         return objective(modules, batch, broadcast, ctx)
 
     return run
+
+
+@contextmanager
+def _compiled_backwards_too() -> Iterator[None]:
+    """What is compiled inside is so for both directions: a failure inside `backward` would be too late to catch."""
+    from torch._functorch import config
+
+    name = "force_non_lazy_backward_lowering"
+    with config.patch(name, True) if hasattr(config, name) else nullcontext():
+        yield
+
+
+@contextmanager
+def _no_advice_on_tf32() -> Iterator[None]:
+    """The compiler warns that float32 would be faster rounded. It is meant to be exact."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
+        yield
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """What local training needs and the next client's can use again: modules, the optimiser's memory, recorded steps."""
 
 import threading
+import time
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +26,7 @@ class Trainer:
         self.modules.to(ctx.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._initial = {name: tensor.clone() for name, tensor in self._tensors().items()}
         self._recorded: RecordedSteps | None = None
+        self.last_used = time.monotonic()
 
     def _tensors(self) -> Tensors:
         named = (*self.modules.named_parameters(), *self.modules.named_buffers())
@@ -64,12 +66,17 @@ def borrow_trainer(method: Method[Any], ctx: Context) -> Iterator[Trainer]:
         trainer = Trainer(method, ctx)
     trainer.reset()
     yield trainer
+    trainer.last_used = time.monotonic()
     with _lock:
         _idle.clear()
         _idle[made_for] = trainer
 
 
-def release_trainer() -> None:
-    """Forget the last round's modules, and with them the memory that they hold on the device."""
+def release_trainer(unused_seconds: float = 0.0) -> None:
+    """Forget the last round's modules if it ended that long ago, and give the memory that they held on a GPU back."""
     with _lock:
+        if not any(time.monotonic() - trainer.last_used >= unused_seconds for trainer in _idle.values()):
+            return
         _idle.clear()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()

@@ -18,11 +18,12 @@ from fedssl.evaluation.geometry import (
     inter_class_angles,
     uniformity,
 )
-from fedssl.evaluation.maps import MapMethod, plot_map, project
+from fedssl.evaluation.maps import aligned_map, plot_map, project
 from fedssl.evaluation.neighbours import knn_accuracy
 from fedssl.evaluation.plots import plot_curves
 from fedssl.evaluation.probe import PROBES, ProbeResult, ProbeSettings, linear_probe, probe_encoder
 from fedssl.evaluation.transfer import TRANSFERS, TransferResult, transfer
+from fedssl.protocol.evaluation import MapMethod
 from fedssl.selection import Choice, choose_best
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "ProbeResult",
     "ProbeSettings",
     "TransferResult",
+    "aligned_map",
     "alignment",
     "angle_between",
     "choose_best",

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fedssl.data import ImageData, normalize, random_view, to_float
 from fedssl.errors import DataError
+from fedssl.precision import exact_float32
 from fedssl.protocol.data import AugmentationConfig, DataConfig
 
 
@@ -25,7 +26,7 @@ def extract_features(
     """h of every image: float32 (N, H) on `device`, in the order of the data.
 
     The encoder runs in eval mode, without gradients and in float32, on `device`, where it must already be; its training
-    flags are as before afterwards. Not in bfloat16, whose rounding an effective rank would count as dimensions.
+    flags are as before afterwards. Not in bfloat16 or TF32, whose rounding an effective rank would count as dimensions.
 
     Args:
         encoder: from (B, C, S, S) to (B, H).
@@ -41,7 +42,7 @@ def extract_features(
     require_shape(data, config)
     generator = torch.Generator().manual_seed(seed)
     parts = [torch.zeros(0, device=device)]
-    with in_eval_mode(encoder), torch.no_grad():
+    with in_eval_mode(encoder), torch.no_grad(), exact_float32(device):
         for start in range(0, len(data), batch_size):
             # A copy: the array may be memory-mapped and read-only, which torch does not take.
             x_BCHW = to_float(torch.tensor(data.images[start : start + batch_size]).to(device))

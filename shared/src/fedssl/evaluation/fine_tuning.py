@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedssl.data import AUGMENTATIONS, ImageData, epoch_batches, normalize, random_view, to_float
 from fedssl.errors import DataError
 from fedssl.evaluation.features import extract_features, labels_of
+from fedssl.precision import exact_float32
 from fedssl.protocol.data import AugmentationConfig, DataConfig
 
 Selection = Literal["stratified", "first"]
@@ -184,10 +185,11 @@ def fine_tune(
     width = extract_features(encoder, train.subset(np.arange(1)), config, device).shape[1]
     head = _head(width, num_classes, settings).to(device)
     accuracies: dict[int, float] = {}
-    for epoch in _epochs(encoder, head, train, config, settings, device):
-        if epoch % settings.evaluate_every == 0 or epoch == settings.epochs:
-            accuracies[epoch] = _accuracy(head, extract_features(encoder, test, config, device), labels_of(test))
-        on_progress(epoch / settings.epochs)
+    with exact_float32(device):
+        for epoch in _epochs(encoder, head, train, config, settings, device):
+            if epoch % settings.evaluate_every == 0 or epoch == settings.epochs:
+                accuracies[epoch] = _accuracy(head, extract_features(encoder, test, config, device), labels_of(test))
+            on_progress(epoch / settings.epochs)
     best = max(accuracies.values())
     return FineTuneResult(
         accuracy=accuracies[settings.epochs],

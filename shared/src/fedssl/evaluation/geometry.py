@@ -57,7 +57,7 @@ def uniformity(h_NH: Tensor, t: float = 2.0) -> float:
     """How evenly the directions fill the sphere: -log mean_{i<j} exp(-t || n(h_i) - n(h_j) ||^2), larger is better.
 
     The papers' -Lu (Wang and Isola 2020; SSD, section 5). About 3.98 for directions spread evenly in 512 dimensions,
-    4t at most, 0 where all coincide. NaN for fewer than two representations, which have no pair.
+    4t at most, 0 where all coincide, as zero vectors do. NaN for fewer than two representations, which have no pair.
 
     Each piece of rows meets those after it alone, in float32; the potentials are summed in float64.
     """
@@ -65,11 +65,13 @@ def uniformity(h_NH: Tensor, t: float = 2.0) -> float:
     if num_pairs == 0:
         return math.nan
     u_NH = F.normalize(h_NH.detach().float(), dim=1)
+    squared_N = u_NH.square().sum(dim=1)  # 1, and 0 for zero vectors, which a dead ReLU makes
     total = torch.zeros((), dtype=torch.float64, device=h_NH.device)
     for start in range(0, len(u_NH), _ROWS):
         rows_BH, rest_MH = u_NH[start : start + _ROWS], u_NH[start:]
-        # || u - v ||^2 = 2 - 2 u.v; rounding may take a cosine past 1.
-        potential_BM = torch.exp(2 * t * ((rows_BH @ rest_MH.T).clamp_max(1) - 1))
+        # || u - v ||^2 = || u ||^2 + || v ||^2 - 2 u.v; rounding may take it below 0.
+        lengths_BM = squared_N[start : start + _ROWS, None] + squared_N[None, start:]
+        potential_BM = torch.exp(-t * (lengths_BM - 2 * (rows_BH @ rest_MH.T)).clamp_min(0))
         total += potential_BM.triu(1).sum(dtype=torch.float64)
     return -math.log(float(total) / num_pairs) if bool(total.isfinite()) else math.nan
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 from torch import Tensor
 
-MapMethod = Literal["tsne", "pca"]
+from fedssl.protocol.evaluation import MapMethod
 
 # Petroff's ten colours (2021), chosen by a survey among those that colour-blind readers can tell apart.
 _COLOURS = (
@@ -51,6 +51,28 @@ def project(features_NH: Tensor, method: MapMethod = "tsne", *, seed: int = 0) -
     reduced = _principal(x_NH, min(_REDUCED, *x_NH.shape)).to(torch.float32).numpy()
     points = TSNE(2, perplexity=perplexity, init="pca", learning_rate="auto", random_state=seed).fit_transform(reduced)
     return np.asarray(points, np.float64)
+
+
+def aligned_map(
+    features_NH: Tensor, method: MapMethod, before_N2: NDArray[np.float64] | None = None, *, seed: int = 0
+) -> NDArray[np.float64]:
+    """A map (N, 2) that can be laid beside others of the same images: one round of a run after another.
+
+    Args:
+        features_NH, method, seed: as in :func:`project`.
+        before_N2: the map of the round before. This one is turned, and mirrored if need be, to lie onto it as closely
+            as it can (orthogonal Procrustes), which changes no distance.
+
+    The points are centred, with a root mean square distance of 1 from the centre. Raises ValueError as `project` does.
+    """
+    drawn_N2 = project(features_NH, method, seed=seed)
+    drawn_N2 = drawn_N2 - drawn_N2.mean(axis=0)
+    radius = float(np.sqrt((drawn_N2**2).sum(axis=1).mean()))
+    points_N2 = np.asarray(drawn_N2 / (radius or 1.0), np.float64)
+    if before_N2 is None or before_N2.shape != points_N2.shape:
+        return points_N2
+    left, _, right = np.linalg.svd(points_N2.T @ before_N2)
+    return np.asarray(points_N2 @ (left @ right), np.float64)
 
 
 def plot_map(

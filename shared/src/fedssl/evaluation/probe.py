@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from fedssl.data import ImageData, normalize, random_view, to_float
 from fedssl.evaluation.features import extract_features, in_eval_mode, labels_of
+from fedssl.precision import exact_float32
 from fedssl.protocol.data import AugmentationConfig, DataConfig
 
 
@@ -196,7 +197,7 @@ def probe_encoder(
     num_classes = int(max(train_y.max(), test_y.max())) + 1
     classifier = _zero_linear(train_x.shape[1], num_classes, train_x.device)
     accuracies = []
-    with in_eval_mode(encoder):
+    with in_eval_mode(encoder), exact_float32(device):
         for epoch in _epochs(classifier, views, train_y, settings):
             accuracies.append(_accuracy(classifier, test_x, test_y))
             on_progress((epoch + 1) / settings.epochs)

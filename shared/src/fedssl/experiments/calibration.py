@@ -6,6 +6,7 @@ import time
 import torch
 
 from fedssl.data import ImageData
+from fedssl.data.batches import num_batches, num_trained
 from fedssl.dimensions import client_dimensions
 from fedssl.engine import LocalProgress, run_local_round, start_run
 from fedssl.errors import Cancelled
@@ -20,6 +21,7 @@ from fedssl.shards import client_names
 
 SECONDS = 1.5
 _MAX_IMAGES, _MAX_PUBLIC = 2048, 256
+_NUM_WARM = 10  # steps on a GPU
 _CPU_BATCH = 16  # of ResNets, whose steps would last longer than the measurement
 
 
@@ -43,16 +45,35 @@ def training_speed(spec: RunSpec, device: str = "cpu", seconds: float = SECONDS)
     )
     method = METHODS[spec.method.name]
     broadcast = start_run(method, Context(spec=spec, round_number=0, device=ctx.device, public=public)).broadcast
-    started, speeds = time.monotonic(), [0.0]
-
-    def stop(progress: LocalProgress) -> None:
-        speeds.append(progress.images_per_second)
-        if time.monotonic() - started >= seconds:
-            raise Cancelled("measured")
-
+    cut = (count, spec.training.batch_size, spec.training.drop_last)
+    watch = _Stopwatch(seconds, num_trained(*cut) / num_batches(*cut), 0 if device == "cpu" else _NUM_WARM)
     with contextlib.suppress(Cancelled):
-        run_local_round(method, broadcast, None, data, ctx, stop)
-    return max(speeds)
+        run_local_round(method, broadcast, None, data, ctx, watch)
+    return watch.speed
+
+
+class _Stopwatch:
+    """Ends a round once it was measured for some seconds: `speed` is its images a second.
+
+    The first `num_warm` steps do not count: on a GPU libraries choose their kernels in them, and one is recorded.
+    """
+
+    def __init__(self, seconds: float, images_per_step: float, num_warm: int) -> None:
+        self.speed = 0.0
+        self._seconds, self._images_per_step, self._num_warm = seconds, images_per_step, num_warm
+        self._start: tuple[float, int] | None = None if num_warm else (time.monotonic(), 0)
+
+    def __call__(self, progress: LocalProgress) -> None:
+        now = time.monotonic()
+        if self._start is None:
+            if progress.step >= self._num_warm:
+                self._start = now, progress.step
+            return
+        since, step = self._start
+        measured = (progress.step - step) * self._images_per_step / max(now - since, 1e-9)
+        self.speed = max(self.speed, measured if step else progress.images_per_second)
+        if now - since >= self._seconds:
+            raise Cancelled("measured")
 
 
 def judging_seconds(spec: RunSpec, labelled: Labelled, device: str = "cpu") -> float:
@@ -78,7 +99,8 @@ def noise(spec: RunSpec, num_train: int, num_test: int, num_classes: int) -> Lab
 
 def _quick(spec: RunSpec, device: str) -> RunSpec:
     """The same step, with nothing expensive before it and no end before the measurement's."""
-    values: Values = {"training": {"local_epochs": 10_000}}
+    # A compiler's minute would be all that is measured, and pays off only in a run that is long.
+    values: Values = {"training": {"local_epochs": 10_000, "gpu_steps": "recorded"}}
     if isinstance(spec.method, FedCAConfig):
         values["method"] = {"num_base_epochs": 1}
     if device == "cpu" and spec.model.encoder.name != "convnet":

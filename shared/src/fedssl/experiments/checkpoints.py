@@ -64,6 +64,8 @@ class FolderCheckpoint:
             return None
         except ValueError as error:
             raise self._damaged(error) from error
+        if not isinstance(manifest, dict):
+            raise self._damaged(ValueError("its manifest is no object"))
         if manifest.get("key") != run_key(spec):
             raise ResultsError(f"{self._folder} holds the checkpoint of {_difference(manifest, spec)}: {_HINT}")
         try:

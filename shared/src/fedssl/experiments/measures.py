@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from fedssl.artifacts.tensors import load_tensors
 from fedssl.data.catalogue import KNOWN
 from fedssl.errors import ResultsError
-from fedssl.evaluation import FINE_TUNINGS, FineTuneSettings, extract_features, labels_of
+from fedssl.evaluation import FINE_TUNINGS, TRANSFERS, FineTuneSettings, extract_features, labels_of
 from fedssl.evaluation.fine_tuning import semi_supervised
 from fedssl.experiments.files import MODEL, read_json, write_json
 from fedssl.experiments.papers import Cell, Measure
@@ -21,6 +21,7 @@ from fedssl.judging import Labelled, load_encoder, load_labelled
 from fedssl.protocol.runs import RunSpec
 
 MEASURES = "measures.json"
+_TUNINGS: Mapping[str, Mapping[str, FineTuneSettings]] = {"fine_tune": FINE_TUNINGS, "transfer": TRANSFERS}
 OnMeasuring = Callable[[str], None]
 
 
@@ -52,7 +53,7 @@ def tuning_images(cell: Cell, spec: RunSpec) -> float:
     """Images that the cell's fine-tunings train on, each as often as it is."""
     total = 0.0
     for measure in cell.measures.values():
-        if measure.kind == "fine_tune" and spec.evaluation is not None:
+        if measure.kind in _TUNINGS and spec.evaluation is not None:
             name = spec.evaluation.dataset
             held = KNOWN[name].num_train if name in KNOWN else 50_000
             labelled = min(held, spec.evaluation.max_train or held) * (measure.share or 1.0)
@@ -63,7 +64,7 @@ def tuning_images(cell: Cell, spec: RunSpec) -> float:
 def settings_of(measure: Measure) -> FineTuneSettings:
     """The fine-tuning that a measure names."""
     assert measure.settings is not None, "a fine-tuning names its settings"
-    return FINE_TUNINGS[measure.settings]
+    return _TUNINGS[measure.kind][measure.settings]
 
 
 def _from_run(measure: Measure, run: FinishedRun) -> float | None:
@@ -136,6 +137,6 @@ def _key(measure: Measure, spec: RunSpec) -> str:
     """What decides the number, given the run."""
     config = spec.evaluation
     limits = None if config is None else [config.dataset, config.max_train, config.max_test]
-    settings = dataclasses.asdict(settings_of(measure)) if measure.kind == "fine_tune" else None
+    settings = dataclasses.asdict(settings_of(measure)) if measure.kind in _TUNINGS else None
     text = json.dumps([measure.model_dump(mode="json"), settings, limits], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -25,7 +25,9 @@ from fedssl.protocol.runs import RunSpec
 
 PAPERS = ("fedx", "ssd", "fedrlc", "fedu", "flesd")
 
-Kind = Literal["probe", "best_probe", "worst_probe", "uniformity", "effective_rank", "fine_tune", "classifier"]
+Kind = Literal[
+    "probe", "best_probe", "worst_probe", "uniformity", "effective_rank", "fine_tune", "transfer", "classifier"
+]
 
 
 class Measure(StrictModel):
@@ -34,7 +36,8 @@ class Measure(StrictModel):
     kind: Kind = Field(
         description="`probe`: of the last round; `best_probe`: of the best judged round; `worst_probe`: the worst "
         "client's; `uniformity`, `effective_rank`: of the test set's representations; `fine_tune`: encoder and "
-        "classifier on a share of the labels; `classifier`: the accuracy of a supervised run's own."
+        "classifier on a share of the labels; `transfer`: the same, tuned as FedU transfers to another data set; "
+        "`classifier`: the accuracy of a supervised run's own."
     )
     settings: str | None = Field(default=None, description="Of the fine-tuning, by name.")
     share: float | None = Field(default=None, gt=0, le=1, description="Of the training images that keep their labels.")

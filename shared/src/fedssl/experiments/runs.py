@@ -255,6 +255,7 @@ def _entry(record: RoundRecord, result: Result) -> dict[str, Any]:
         "bytes_up": record.bytes_up,
         "seconds": record.seconds,
         "alarms": record.alarms,
+        "rejected": list(record.rejected),
     }
     measured = result.evaluations_by_round.get(record.round_number)
     return entry if measured is None else {**entry, "evaluation": measured}

@@ -148,6 +148,11 @@ class ClientAlgorithm(Protocol):
     place, and finds what it needs of the broadcast in `modules`.
     """
 
+    @property
+    def compiles(self) -> bool:
+        """Whether the compiler makes one program of `objective` that serves all clients and rounds."""
+        ...
+
     def architecture(self, ctx: Context) -> Hashable:
         """What `build` depends on beside the spec: the same for clients whose modules are alike."""
         ...

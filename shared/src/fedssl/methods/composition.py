@@ -76,6 +76,11 @@ class ComposedClient:
         """Whether the shared modules go up."""
         return self.merge_rule.sends and self.upload is None
 
+    @property
+    def compiles(self) -> bool:
+        """Encoders of different clients would be compiled in turn, round after round."""
+        return not self.encoders and all(part.compiles for part in self.parts)
+
     def architecture(self, ctx: Context) -> Hashable:
         return self.encoders.get(ctx.client_id)
 
@@ -149,7 +154,7 @@ class ComposedClient:
             yield Batch(views=parts[:num_views], indices=indices, labels=labels, extra=extra)
 
     def objective(self, modules: nn.ModuleDict, batch: Batch, broadcast: Tensors, ctx: Context) -> Losses:
-        online = run_online(modules, batch, joint=self.host.joint_forward)
+        online = run_online(modules, batch, joint=self.host.is_joint())
         for part in self.parts:
             online = part.transform(online, modules, ctx)
         online = self.host.complete(online, modules, batch, ctx)

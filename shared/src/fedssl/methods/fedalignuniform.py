@@ -4,7 +4,8 @@ Wang & Isola 2020; federated as in SSD (Fang et al. 2025), Eq. 3 (alignment) and
 L = La + w * (Lu(z1) + Lu(z2)) / 2, with w `uniformity_weight` and t `uniformity_t`.
 
 Deviation: SSD prints Eq. 4 with a minus sign; as in its code, Lu is minimised as +log E exp(-t d^2). The projector
-comes from the run's model config; SSD's own is 512-2048(BN, ReLU)-512.
+comes from the run's model config; SSD's own is 512-2048(BN, ReLU)-512. The paper does not say how the two views pass
+the network: `views` "joint", the default, is one pass, as in FedX, and faster; "separate" is what SSD's code does.
 """
 
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ class AlignUniform(Objective):
     """Views of one image close together, images spread over the sphere."""
 
     config: FedAlignUniformConfig
+
+    def is_joint(self) -> bool:
+        return self.config.views == "joint"
 
     def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Losses:
         z1, z2 = online.z

@@ -13,6 +13,9 @@ The paper's setting beside the defaults: ResNet-18, projector 512(ReLU)-128 with
 decay 1e-6, batches of 1024 without drop_last, 200 local epochs in all, T = 1 to 40 rounds. The public images are client
 0's, who does not train: `simulate(public=...)`, or an .npz file of them.
 
+The paper does not say how the two views pass the network: `views` "joint", the default, is one pass; "separate" is what
+its code does.
+
 - FLESD-cc, "constant communication", is this method with `num_rounds` 1 and all epochs in it.
 - FLESD's FedAvg is this objective with the reducer mean, weighted uniform; its FedProx has the add-on proximal too.
 - Min-Local is `fedssl.methods.single`'s merge and reducer on this objective, the worst client's accuracy.
@@ -34,6 +37,9 @@ class CrossView(Objective):
     """Each anchor of one view against all images of the other."""
 
     config: FLESDConfig
+
+    def is_joint(self) -> bool:
+        return self.config.views == "joint"
 
     def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Losses:
         z1, z2 = online.z

@@ -12,6 +12,7 @@ Deviation: the paper describes an unbalanced transport to a spherical Gaussian; 
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -42,6 +43,8 @@ class FlexibleUniform(Part):
     """The distance from uniform embeddings, summed over the views."""
 
     config: FURConfig
+
+    compiles: ClassVar[bool] = False  # the compiler takes no drawing from a generator
 
     def heads(self, modules: nn.ModuleDict, ctx: Context) -> dict[str, nn.Module]:
         return {_SAMPLER: _Sampler()}

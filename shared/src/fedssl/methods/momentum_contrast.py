@@ -69,6 +69,7 @@ class MomentumContrast(Objective):
 
     kept: ClassVar[tuple[str, ...]] = (QUEUE,)
     joint_forward: ClassVar[bool] = False
+    compiles: ClassVar[bool] = False  # the queue's length follows the client's number of images
 
     def heads(self, modules: nn.ModuleDict, ctx: Context) -> dict[str, nn.Module]:
         keys = {key: copy_of(modules[online]) for online, key in KEYS.items() if online in modules}

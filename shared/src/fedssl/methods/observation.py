@@ -12,13 +12,16 @@ from fedssl.methods.embedding import embed_stages
 from fedssl.methods.parts import ENCODER, PROJECTOR
 from fedssl.watching import DIVERGENCE, EFFECTIVE_RANK, EMBEDDING_STD, FEATURE_STD
 
+_FEWEST_FOR_RANK = 8
+
 
 def observe(modules: nn.ModuleDict, data: ClientData, broadcast: Mapping[str, torch.Tensor], ctx: Context) -> Metrics:
     """The numbers that `spec.watch` is about, of the client's first images, not augmented, in eval mode.
 
-    `effective_rank`: of the centred h, 1 to their width (SSD Eq. 11). `feature_std`: of the unit h, times the square
-    root of their width, 0 to 1. `embedding_std`: the same of z, where there is a projector, which can collapse while h
-    does not. `divergence`: ||w - w_g|| / ||w_g|| over the encoder's parameters, where the broadcast has them.
+    `effective_rank`: of the centred h, 1 to their width (SSD Eq. 11); not of fewer than 8 images, of which it says more
+    than of the network: that of n is n - 1 at most. `feature_std`: of the unit h, times the square root of their width,
+    0 to 1. `embedding_std`: the same of z, where there is a projector, which can collapse while h does not.
+    `divergence`: ||w - w_g|| / ||w_g|| over the encoder's parameters, where the broadcast has them.
 
     Nothing is changed, and no random number drawn. Empty where the run is not watched.
     """
@@ -30,7 +33,8 @@ def observe(modules: nn.ModuleDict, data: ClientData, broadcast: Mapping[str, to
     h_NH, *z_ND = embed_stages(networks, images, ctx)
     observed: Metrics = {}
     if num_images > 1:
-        observed[EFFECTIVE_RANK] = effective_rank(h_NH, center=True)
+        if num_images >= _FEWEST_FOR_RANK:
+            observed[EFFECTIVE_RANK] = effective_rank(h_NH, center=True)
         observed[FEATURE_STD] = _spread(h_NH)
         if z_ND:
             observed[EMBEDDING_STD] = _spread(z_ND[0])

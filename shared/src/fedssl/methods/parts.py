@@ -68,6 +68,10 @@ class Part:
     built_last: ClassVar[bool] = False
     """Whether `heads` looks at the modules of all other parts, and so comes after theirs."""
 
+    compiles: ClassVar[bool] = True
+    """Whether one compiled program of `transform`, `complete` and `terms` serves all clients and rounds: no size in
+    them changes, and the compiler takes them in one piece. Otherwise a GPU compiles them only where the spec asks."""
+
     def heads(self, modules: nn.ModuleDict, ctx: Context) -> dict[str, nn.Module]:
         """New modules. `modules` holds those of the parts before: encoder, projector, the objective's heads.
 
@@ -133,7 +137,12 @@ class Objective(Part):
     num_views: ClassVar[int] = 2
 
     joint_forward: ClassVar[bool] = True
-    """Whether the views pass the network as one batch, and so share BatchNorm statistics."""
+    """Whether the views pass the network as one batch, and so share BatchNorm statistics; what `is_joint` answers where
+    the config has no say."""
+
+    def is_joint(self) -> bool:
+        """Whether the views pass the network as one batch in this run."""
+        return self.joint_forward
 
     def complete(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Online:
         """Add `predicted` and `targets`, after every `transform`: computed once, the terms of all parts use them."""

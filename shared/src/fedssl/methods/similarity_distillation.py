@@ -15,8 +15,8 @@ encoder of its own, is `fedssl.methods.client_distillation`.
 
 As in the authors' code: the batch's own keys are in the queue before the loss, so an image is an anchor of itself,
 with similarity 1. Deviation: steps that only fill the queue (2048/128 = 16) are taken once a round; the code takes them
-at the start of every epoch (`skip` "every_epoch"), which was probably not meant and never trains on fewer than 2176
-images.
+at the start of every epoch (`skip` "every_epoch"), which was probably not meant and never trains where they are all of
+an epoch's. Deviation: an incomplete last batch is trained on, which the code leaves out: public images may be few.
 """
 
 from collections.abc import Iterator, Sequence

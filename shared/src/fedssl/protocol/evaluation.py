@@ -8,6 +8,7 @@ from fedssl.protocol.base import StrictModel
 
 Settings = Literal["fast", "fedx", "fedu", "ssd", "fedrlc", "flesd"]
 Measure = Literal["probe", "knn", "geometry"]
+MapMethod = Literal["pca", "tsne"]
 DatasetName = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
@@ -31,6 +32,13 @@ class JudgingConfig(StrictModel):
         default=10_000, ge=2, description="Labelled training images that classifiers may see, drawn by the run's seed."
     )
     max_test: int | None = Field(default=None, ge=2, description="Test images; None: all of them.")
+
+    embedding_map: MapMethod | None = Field(
+        default=None,
+        description="A map of the test images' representations, which the coordinator keeps with the results: `pca`, "
+        "the two directions of the largest variance; `tsne`, which keeps neighbourhoods. None: no map. A simulation "
+        "draws none.",
+    )
 
     @field_validator("measures")
     @classmethod

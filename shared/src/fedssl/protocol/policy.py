@@ -15,7 +15,7 @@ DatasetPattern = Annotated[
 ]
 """A public data set that every machine finds by name, or by its digest one that the coordinator supplies."""
 
-_ABOUT_ARTIFACTS = {"datasets", "secure", "max_bytes", "max_rounds"}
+_ABOUT_ARTIFACTS = ("datasets", "secure", "max_bytes", "max_rounds")
 
 
 class AllowRule(StrictModel):
@@ -40,7 +40,10 @@ class AllowRule(StrictModel):
 
     @model_validator(mode="after")
     def _metrics_have_names_alone(self) -> "AllowRule":
-        if self.artifact == "metrics" and (given := sorted(_ABOUT_ARTIFACTS & self.model_fields_set)):
+        # By value and not by what was given: a notice is sent, stored and read again with its defaults written out.
+        fields = type(self).model_fields
+        given = [name for name in _ABOUT_ARTIFACTS if getattr(self, name) != fields[name].default]
+        if self.artifact == "metrics" and given:
             raise ValueError(f"a rule for metrics has methods and tensors (the metrics' names) alone, not {given[0]}")
         return self
 

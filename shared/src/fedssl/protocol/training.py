@@ -37,8 +37,8 @@ class TrainingConfig(StrictModel):
     gpu_steps: Literal["auto", "eager", "recorded", "compiled"] = Field(
         default="auto",
         description="How a GPU takes its steps. `eager`: one kernel after the other; `recorded`: as a CUDA graph; "
-        "`compiled`: by torch.compile first, which takes about a minute; `auto`: compiled in long runs, recorded in "
-        "others. A CPU's are eager.",
+        "`compiled`: by torch.compile first, which takes about a minute; `auto`: compiled in long runs where a "
+        "C compiler is installed and all clients share the result, recorded in others. A CPU's are eager.",
     )
     optimizer: OptimizerConfig = OptimizerConfig()
 

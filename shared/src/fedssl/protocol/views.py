@@ -7,7 +7,7 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedssl.protocol.base import ClientId, Digest, RegisteredName
-from fedssl.protocol.evaluation import JudgingConfig
+from fedssl.protocol.evaluation import JudgingConfig, MapMethod
 from fedssl.protocol.ledger import PublicKey
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.policy import PolicyNotice
@@ -154,6 +154,21 @@ class EvaluationView(View):
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
+
+
+class EmbeddingMapView(View):
+    """The test images of an evaluation as points, the same images for every round."""
+
+    evaluation_id: UUID
+    run_id: UUID
+    round_number: int = Field(description="0: before training.")
+    dataset: RegisteredName
+    method: MapMethod
+    labels: list[int] = Field(description="The class of every point, by number.")
+    class_names: list[str] = Field(description="By number; empty where the data set has none, or too many.")
+    points: list[tuple[float, float]] = Field(
+        description="Around 0, at a root mean square distance of 1, turned onto the round that was mapped before."
+    )
 
 
 class RunView(RunSummary):
@@ -330,3 +345,17 @@ class Health(View):
 
     status: Literal["ok", "unavailable"]
     checks: dict[str, str] = {}
+
+
+class UploadPart(View):
+    """Bytes of an upload: `num_bytes` from `offset` on are to be PUT to `url`."""
+
+    offset: int = Field(ge=0)
+    num_bytes: int = Field(ge=1)
+    url: str = Field(max_length=8192)
+
+
+class UploadParts(View):
+    """What is missing of an upload, or the first of it; nothing: it has arrived, was checked and is stored."""
+
+    parts: tuple[UploadPart, ...]

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse
 
 from fedssl.protocol.base import Digest
 from fedssl_coordinator.artifacts import service
-from fedssl_coordinator.artifacts.service import Permit
+from fedssl_coordinator.artifacts.service import Arrival, Permit
 from fedssl_coordinator.artifacts.streaming import artifact_response, receive
 from fedssl_coordinator.auth import Caller, WaitingOperatorOrWorker
 from fedssl_coordinator.db import transaction
@@ -31,7 +31,8 @@ def _permit(caller: Caller, assignment: UUID | None, digest: str) -> tuple[Permi
         missing = {"type": "missing", "loc": ("query", "assignment"), "msg": "Field required", "input": None}
         raise RequestValidationError([missing])
     with transaction() as session:
-        return service.permit(session, caller, assignment, digest)
+        permit, arrival = service.permit(session, caller, assignment, digest)
+    return permit, arrival is not Arrival.MISSING and not service.is_lost(arrival, digest)
 
 
 def _note(assignment: UUID | None, digest: str, size: int) -> None:
@@ -68,6 +69,9 @@ async def upload_artifact(
 
 @router.get("/{digest}", response_class=Response)
 async def download_artifact(digest: Digest, request: Request, caller: WaitingOperatorOrWorker) -> Response:
-    """An artifact's bytes; `Range` resumes a broken download."""
+    """An artifact's bytes; `Range` resumes a broken download.
+
+    With `Accept-Direct: 1` the answer may be 307, to an address at which an object store gives them without a token.
+    """
     await run_in_threadpool(_check, digest, caller)
-    return artifact_response(digest, request.headers)
+    return await run_in_threadpool(artifact_response, digest, request.headers, direct=True)

@@ -1,7 +1,7 @@
 """Who may send and fetch which artifact, and the checks on the way in."""
 
-import functools
 from dataclasses import dataclass
+from enum import Enum
 from typing import ClassVar, Protocol
 from uuid import UUID
 
@@ -11,7 +11,6 @@ from sqlalchemy.orm import Session
 
 from fedssl.artifacts.header import Header, check_header, max_file_bytes, max_header_bytes
 from fedssl.artifacts.images import MAX_HEADER_BYTES, data_set_shape
-from fedssl.artifacts.store import FileStore, Store
 from fedssl.errors import ArtifactNotFound
 from fedssl.protocol.plan import ArtifactPlan, TensorSpec
 from fedssl.protocol.states import AssignmentState, RoundState
@@ -22,16 +21,11 @@ from fedssl_coordinator.logs import say_about
 from fedssl_coordinator.models import Assignment, Round, Run
 from fedssl_coordinator.problems import Happening, ProblemError
 from fedssl_coordinator.settings import settings
+from fedssl_coordinator.stores import store
 
 log = structlog.get_logger(__name__)
 
 _MAX_UPLOADS = 16  # of one assignment: one is enough, a worker killed before it submitted may send others
-
-
-@functools.lru_cache
-def store() -> Store:
-    """The process's artifact store."""
-    return FileStore(settings().store_path)
 
 
 def note(session: Session, digest: str, num_bytes: int) -> None:
@@ -91,8 +85,6 @@ class UpdatePermit:
     round_number: int
     client_id: str
     tensors: tuple[TensorSpec, ...]
-    # Accepted, in a round that is closed: there is nothing to send any more.
-    is_settled: bool = False
     limit: ClassVar[str] = "the method's artifact plan"
 
     @property
@@ -130,7 +122,20 @@ class DatasetPermit:
         return ProblemError(slug, detail, happening=Happening("artifact.refused", detail))
 
 
-def permit(session: Session, caller: Caller, assignment: UUID | None, digest: str) -> tuple[Permit, bool]:
+class Arrival(Enum):
+    """What is known of an artifact that is to be sent."""
+
+    MISSING = "missing"
+    STORED = "stored"  # it is in the store, unless somebody else removed it there
+    SETTLED = "settled"  # its bytes are needed no more, wherever they are
+
+
+def is_lost(arrival: Arrival, digest: str) -> bool:
+    """Whether the store lacks what it should have. It may be slow to answer: ask in no transaction."""
+    return arrival is Arrival.STORED and digest not in store()
+
+
+def permit(session: Session, caller: Caller, assignment: UUID | None, digest: str) -> tuple[Permit, Arrival]:
     """What the caller may send, and whether it has arrived before. Raises ProblemError.
 
     An assignment's update is sent by its worker, a data set by an operator, who names no assignment.
@@ -141,12 +146,10 @@ def permit(session: Session, caller: Caller, assignment: UUID | None, digest: st
                 "an assignment's update needs a worker's token; yours is an operator's, who may send data sets alone"
             )
             raise ProblemError("forbidden", detail)
-        return DatasetPermit(settings().max_dataset_bytes), repository.touch(session, digest) and digest in store()
+        arrival = Arrival.STORED if repository.touch(session, digest) else Arrival.MISSING
+        return DatasetPermit(settings().max_dataset_bytes), arrival
     assert assignment is not None, "a worker sends updates alone"
-    allowed = permit_upload(session, assignment, caller.client_id, digest)
-    # What a closed round has accepted may be gone again, and is not to come back.
-    is_there = allowed.is_settled or digest in store()
-    return allowed, is_there and repository.is_uploaded(session, assignment, digest)
+    return permit_upload(session, assignment, caller.client_id, digest)
 
 
 def check_announced(permit: Permit, num_bytes: int) -> None:
@@ -166,8 +169,8 @@ def note_sent(session: Session, assignment: UUID | None, digest: str, num_bytes:
         note_upload(session, assignment, digest)
 
 
-def permit_upload(session: Session, assignment_id: UUID, client_id: str, digest: str) -> UpdatePermit:
-    """Raises ProblemError unless this client holds the assignment's lease and its round is open.
+def permit_upload(session: Session, assignment_id: UUID, client_id: str, digest: str) -> tuple[UpdatePermit, Arrival]:
+    """As `permit`. Raises ProblemError unless this client holds the assignment's lease and its round is open.
 
     What was accepted may be sent again: the answer to the first attempt may have been lost.
     """
@@ -180,11 +183,13 @@ def permit_upload(session: Session, assignment_id: UUID, client_id: str, digest:
         assignment.round_number,
         client_id,
         ArtifactPlan.model_validate(run.plan).update,
-        is_settled=assignment.state == AssignmentState.ACCEPTED and current.state == RoundState.CLOSED,
     )
+    arrival = Arrival.STORED if repository.is_uploaded(session, assignment_id, digest) else Arrival.MISSING
     if assignment.state == AssignmentState.ACCEPTED:
         if assignment.update_digest == digest:
-            return permit
+            if arrival is Arrival.STORED and current.state == RoundState.CLOSED:
+                return permit, Arrival.SETTLED  # it may be gone again, and is not to come back
+            return permit, arrival
         detail = f"round {current.number} has already accepted another update of {client_id}: claim new work"
         raise permit.refusal("duplicate-update", detail)
     if current.state != RoundState.OPEN:
@@ -192,11 +197,10 @@ def permit_upload(session: Session, assignment_id: UUID, client_id: str, digest:
         raise permit.refusal("round-closed", detail)
     if assignment.state != AssignmentState.LEASED:
         raise permit.refusal("lease-lost", f"the assignment is {assignment.state}: claim again")
-    is_new = not repository.is_uploaded(session, assignment_id, digest)
-    if is_new and repository.num_uploads(session, assignment_id) >= _MAX_UPLOADS:
+    if arrival is Arrival.MISSING and repository.num_uploads(session, assignment_id) >= _MAX_UPLOADS:
         detail = f"{_MAX_UPLOADS} different artifacts were sent for this assignment: submit one of them"
         raise permit.refusal("conflict", detail)
-    return permit
+    return permit, arrival
 
 
 def note_upload(session: Session, assignment_id: UUID, digest: str) -> None:

@@ -3,7 +3,6 @@
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
 import structlog
 from starlette.concurrency import run_in_threadpool
@@ -14,10 +13,13 @@ from fedssl.artifacts.finite import check_finite
 from fedssl.artifacts.header import LENGTH_BYTES, Header, header_length, parse_header
 from fedssl.artifacts.store import Writer
 from fedssl.errors import ArtifactError, ArtifactNotFound, ArtifactTooLarge, OffsetMismatch
-from fedssl_coordinator.artifacts.service import Permit, check_announced, store
+from fedssl_coordinator.artifacts.service import Permit, check_announced
 from fedssl_coordinator.problems import ProblemError
+from fedssl_coordinator.settings import settings
+from fedssl_coordinator.stores import store
 
 CHUNK = 1 << 20
+_LINK_SECONDS = 900
 _RANGE = re.compile(r"bytes=(\d{1,17})-(\d{1,17})?", re.ASCII)
 
 log = structlog.get_logger(__name__)
@@ -99,13 +101,19 @@ def checked_header(beginning: bytearray, permit: Permit, num_bytes: int) -> Head
     return header
 
 
-def artifact_response(digest: str, request_headers: Mapping[str, str]) -> Response:
-    """An artifact's bytes, all of them or one range. Raises ProblemError where the store lacks it."""
+def artifact_response(digest: str, request_headers: Mapping[str, str], *, direct: bool = False) -> Response:
+    """An artifact's bytes, all of them or one range. Raises ProblemError where the store lacks it.
+
+    `direct`: where the settings say so, and the caller that it can go there, the address of the object store.
+    """
     try:
-        path = store().path(digest)
+        size = store().size(digest)
     except ArtifactNotFound as error:
         raise ProblemError("not-found", str(error)) from None
-    size, etag = path.stat().st_size, f'"{digest}"'
+    etag = f'"{digest}"'
+    goes_there = direct and settings().store_direct and request_headers.get("accept-direct") == "1"
+    if goes_there and (link := store().link(digest, _LINK_SECONDS)) is not None:
+        return Response(status_code=307, headers={"Location": link, "ETag": etag, "Cache-Control": "no-store"})
     headers = {"ETag": etag, "Accept-Ranges": "bytes"}
     start, stop, status = 0, size, 200
     # A range of what the caller had begun to fetch, which a run's newest weights need no longer be.
@@ -118,7 +126,7 @@ def artifact_response(digest: str, request_headers: Mapping[str, str]) -> Respon
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
     headers["Content-Length"] = str(stop - start)
     return StreamingResponse(
-        _chunks(path, start, stop), status_code=status, headers=headers, media_type="application/octet-stream"
+        store().read(digest, start, stop), status_code=status, headers=headers, media_type="application/octet-stream"
     )
 
 
@@ -129,11 +137,3 @@ def _range(header: str) -> tuple[int, int] | None:
         return None
     start, stop = int(match[1]), int(match[2]) + 1 if match[2] else 10**18
     return (start, stop) if start < stop else None
-
-
-def _chunks(path: Path, start: int, stop: int) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        file.seek(start)
-        while start < stop and (chunk := file.read(min(CHUNK, stop - start))):
-            start += len(chunk)
-            yield chunk

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 
-from sqlalchemy import func, select, update
+from sqlalchemy import ScalarSelect, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.policy import PolicyNotice
 from fedssl.protocol.work import Register
+from fedssl_coordinator.db import among
 from fedssl_coordinator.models import Client
 
 
@@ -47,27 +48,28 @@ def eligible(session: Session, names: Sequence[str] | None) -> list[str]:
     """
     statement = select(Client.id).where(Client.registered_at.is_not(None), Client.revoked_at.is_(None))
     if names is not None:
-        statement = statement.where(Client.id.in_(names))
+        statement = statement.where(among(Client.id, names))
     return sorted(session.scalars(statement))
+
+
+def num_eligible() -> ScalarSelect[int]:
+    """An SQL expression: how many clients have registered and are not revoked."""
+    statement = select(func.count()).select_from(Client)
+    return statement.where(Client.registered_at.is_not(None), Client.revoked_at.is_(None)).scalar_subquery()
 
 
 def declared_encoders(session: Session, names: Sequence[str] | None) -> dict[str, EncoderConfig | None]:
     """What every eligible client's worker declared when it registered last; None: nothing."""
-    rows = session.execute(select(Client.id, Client.encoder).where(Client.id.in_(eligible(session, names))))
+    rows = session.execute(select(Client.id, Client.encoder).where(among(Client.id, eligible(session, names))))
     found = {name: None if encoder is None else EncoderConfig.model_validate(encoder) for name, encoder in rows}
     return dict(sorted(found.items()))
 
 
 def policies(session: Session, names: Sequence[str]) -> dict[str, PolicyNotice]:
     """What the policies of those clients that have one let out, as their workers said when they registered last."""
-    statement = select(Client.id, Client.policy).where(Client.id.in_(names), Client.policy.is_not(None))
+    statement = select(Client.id, Client.policy).where(among(Client.id, names), Client.policy.is_not(None))
     rows = session.execute(statement.order_by(Client.id))
     return {name: PolicyNotice.model_validate(policy) for name, policy in rows}
-
-
-def of_names(session: Session, names: Sequence[str]) -> Sequence[Client]:
-    """Those of these clients that there are, in name order."""
-    return session.scalars(select(Client).where(Client.id.in_(names)).order_by(Client.id)).all()
 
 
 def by_name(session: Session, limit: int, after: str | None) -> Sequence[Client]:

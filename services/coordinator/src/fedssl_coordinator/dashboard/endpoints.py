@@ -7,6 +7,7 @@ from fedssl_coordinator.dashboard import (
     compare_pages,
     new_run_pages,
     other_pages,
+    reference_pages,
     run_pages,
     run_tables,
     runs_pages,
@@ -15,5 +16,6 @@ from fedssl_coordinator.dashboard import (
 
 router = APIRouter(include_in_schema=False)
 # The first that fits is taken: `/runs/new` comes before `/runs/{run_id}`.
-for pages in (signing, runs_pages, new_run_pages, compare_pages, run_tables, run_pages, client_pages, other_pages):
+_PAGES = (signing, runs_pages, new_run_pages, compare_pages, run_tables, run_pages, client_pages, other_pages)
+for pages in (*_PAGES, reference_pages):
     router.include_router(pages.router)

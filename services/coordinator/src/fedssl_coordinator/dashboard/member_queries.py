@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Date, cast, func, literal_column, or_, select
+from sqlalchemy import Date, cast, func, literal, literal_column, or_, select, tuple_
 from sqlalchemy.dialects.postgresql import INTERVAL, distinct_on
 from sqlalchemy.orm import Session
 
@@ -67,15 +67,16 @@ def rounds_before(session: Session, run_id: UUID, last: int, limit: int) -> Sequ
     return session.scalars(statement.limit(limit)).all()
 
 
-def parts_after(session: Session, run_id: UUID, number: int, after: str, limit: int) -> list[Part]:
-    """Everybody's attempts in one round, of clients whose names come after `after`."""
+def parts_after(session: Session, run_id: UUID, number: int, after: tuple[str, int], limit: int) -> list[Part]:
+    """Everybody's attempts in one round, by name and attempt, those that come after this one."""
+    key = (Assignment.client_id, Assignment.attempt)
     columns = [getattr(Assignment, name) for name in Part._fields if name != "num_bytes"]
     statement = (
         select(*columns, Artifact.num_bytes)
         .join(Round, Round.id == Assignment.round_id)
         .outerjoin(Artifact, Artifact.digest == Assignment.update_digest)
-        .where(Round.run_id == run_id, Round.number == number, Assignment.client_id > after)
-        .order_by(Assignment.client_id, Assignment.attempt)
+        .where(Round.run_id == run_id, Round.number == number, tuple_(*key) > tuple_(*map(literal, after)))
+        .order_by(*key)
         .limit(limit)
     )
     return [Part._make(row) for row in session.execute(statement)]

@@ -15,6 +15,7 @@ from fedssl_coordinator.models import Round
 MOST_POINTS = 1_000
 _TIMELINE_ROUNDS = 4
 _MOST_ROWS, _MOST_COLUMNS = 500, 500
+_MOST_MAPS = 200
 _NO_VALUE = 255
 
 
@@ -74,6 +75,19 @@ def heat(session: Session, run_id: UUID, name: str) -> dict[str, Any]:
     last = [newest[client][1] if client in newest else None for client in ids]
     return {"rounds": xs, "clients": ids, "low": scale.low, "high": scale.high, "scale": scale.name,
             "cells": base64.b64encode(bytes(cells)).decode(), "last": last}  # fmt: skip
+
+
+def embeddings(session: Session, run_id: UUID) -> dict[str, Any]:
+    """The rounds whose embeddings were mapped, with the evaluations that have kept the maps."""
+    run_view.get(session, run_id)
+    rows = run_queries.mapped(session, run_id)
+    step = max(1, -(-len(rows) // _MOST_MAPS))
+    shown = rows[(len(rows) - 1) % step :: step] if rows else []
+    return {
+        "rounds": [{"round": row.round_number, "id": str(row.id)} for row in shown],
+        "dataset": rows[-1].dataset if rows else None,
+        "method": rows[-1].config["embedding_map"] if rows else None,
+    }
 
 
 class _Scale:

@@ -13,10 +13,12 @@ from starlette.responses import Response
 from fedssl.protocol.work import MetricName
 from fedssl_coordinator.auth import Caller
 from fedssl_coordinator.dashboard import run_charts, run_queries, run_view
-from fedssl_coordinator.dashboard.sessions import Steering, Viewing, WaitingViewing
+from fedssl_coordinator.dashboard.sessions import PlacedViewing, Steering, Viewing
 from fedssl_coordinator.dashboard.shell import PageRoute, data, render, see_other
 from fedssl_coordinator.db import DB, transaction
+from fedssl_coordinator.evaluations import maps
 from fedssl_coordinator.events import endpoints as events
+from fedssl_coordinator.problems import ProblemError
 from fedssl_coordinator.runs import service
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -64,6 +66,21 @@ def show_heat(run_id: UUID, request: Request, visitor: Viewing, session: DB, nam
     return data(request, run_charts.heat(session, run_id, name))
 
 
+@router.get("/runs/{run_id}/embeddings.json")
+def list_embeddings(run_id: UUID, request: Request, visitor: Viewing, session: DB) -> Response:
+    """The rounds that have a map of embeddings."""
+    return data(request, run_charts.embeddings(session, run_id))
+
+
+@router.get("/runs/{run_id}/embedding.json")
+def show_embedding(run_id: UUID, request: Request, visitor: Viewing, session: DB, evaluation: UUID) -> Response:
+    """One round's map."""
+    found = maps.embedding_map(session, evaluation)
+    if found.run_id != run_id:
+        raise ProblemError("not-found", f"Evaluation {evaluation} is not of this run.")
+    return data(request, found.model_dump(mode="json"))
+
+
 @router.get("/runs/{run_id}/outcomes.json")
 def show_outcomes(run_id: UUID, request: Request, visitor: Viewing, session: DB) -> Response:
     """What became of every client in every round."""
@@ -79,7 +96,7 @@ def show_timeline(
 
 
 @router.get("/runs/{run_id}/stream", response_class=EventSourceResponse)
-async def stream_run(run_id: UUID, request: Request, visitor: WaitingViewing, after: EventId = 0) -> Response:
+async def stream_run(run_id: UUID, request: Request, visitor: PlacedViewing, after: EventId = 0) -> Response:
     """The run's events as they happen, for the page's one EventSource."""
     await run_in_threadpool(_require, run_id)
     resumed = request.headers.get("last-event-id", "")

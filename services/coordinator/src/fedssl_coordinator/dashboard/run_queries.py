@@ -10,9 +10,11 @@ from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.states import AssignmentState
+from fedssl_coordinator.db import among
 from fedssl_coordinator.models import (
     Artifact,
     Assignment,
+    Client,
     DistillationJob,
     Evaluation,
     EvaluationDataset,
@@ -62,6 +64,12 @@ class Part(NamedTuple):
 def client_ids(session: Session, run_id: UUID) -> list[str]:
     """Everybody who has had a part in the run, by name."""
     return sorted(session.scalars(select(Assignment.client_id).where(Assignment.run_id == run_id).distinct()))
+
+
+def presence(session: Session, names: Sequence[str]) -> dict[str, tuple[datetime | None, datetime | None]]:
+    """When each of these clients was last seen, and when it was revoked."""
+    rows = session.execute(select(Client.id, Client.last_seen_at, Client.revoked_at).where(among(Client.id, names)))
+    return {name: (seen_at, revoked_at) for name, seen_at, revoked_at in rows}
 
 
 def metric_names(session: Session, run_id: UUID, number: int) -> list[str]:
@@ -220,6 +228,26 @@ def evaluations(session: Session, run_id: UUID, limit: int) -> Sequence[Evaluati
     """The run's evaluations, newest first."""
     statement = select(Evaluation).where(Evaluation.run_id == run_id).order_by(Evaluation.created_at.desc())
     return session.scalars(statement.limit(limit)).all()
+
+
+class Mapped(NamedTuple):
+    """An evaluation that has kept a map, and what makes it comparable with others."""
+
+    id: UUID
+    round_number: int
+    dataset: str
+    config: dict[str, Any]
+
+
+def mapped(session: Session, run_id: UUID) -> list[Mapped]:
+    """The rounds with a map, oldest first: of the kind that the newest of them is of."""
+    statement = (
+        select(Evaluation.id, Evaluation.round_number, Evaluation.dataset, Evaluation.config)
+        .where(Evaluation.run_id == run_id, Evaluation.embedding_map.is_not(None))
+        .order_by(Evaluation.round_number, Evaluation.created_at)
+    )
+    rows = [Mapped._make(row) for row in session.execute(statement)]
+    return [row for row in rows if (row.dataset, row.config) == (rows[-1].dataset, rows[-1].config)]
 
 
 def newest_events(

@@ -32,6 +32,7 @@ _ROWS_AT_ONCE = 5_000
 Before = Annotated[int | None, Query(ge=1, lt=2**63)]
 Number = Annotated[int, Path(ge=1, le=100_000)]
 After = Annotated[str, Query(max_length=64)]
+Attempt = Annotated[int, Query(ge=0, lt=2**31)]
 
 
 def _head(session: Session, run_id: UUID) -> dict[str, Any]:
@@ -51,18 +52,20 @@ def list_rounds(run_id: UUID, visitor: Viewing, session: DB, before: Before = No
 
 
 @router.get("/runs/{run_id}/rounds/{number}")
-def show_round(run_id: UUID, number: Number, visitor: Viewing, session: DB, after: After = "") -> Response:
+def show_round(
+    run_id: UUID, number: Number, visitor: Viewing, session: DB, after: After = "", attempt: Attempt = 0
+) -> Response:
     """One round: its verdict, and one row for every client's part."""
     context = _head(session, run_id)
     found = run_queries.rounds_between(session, run_id, number, number)
     if not found:
         raise ProblemError("not-found", f"Round {number} has not been opened: the run's page shows the newest.")
-    parts = member_queries.parts_after(session, run_id, number, after, PAGE + 1)
+    parts = member_queries.parts_after(session, run_id, number, (after, attempt), PAGE + 1)
     metrics = rounds.metrics_by_client(session, run_id, number, sorted({part.client_id for part in parts[:PAGE]}))
     tally = overview_queries.tallies(session, [found[0].id]).get(found[0].id, {})
     return render(
         "run_round.html", visitor, tab="rounds", row=found[0], reason=verdict_reason(found[0], tally), tally=tally,
-        parts=parts[:PAGE], metrics=metrics, more=parts[PAGE - 1].client_id if len(parts) > PAGE else None, **context,
+        parts=parts[:PAGE], metrics=metrics, more=parts[PAGE - 1] if len(parts) > PAGE else None, **context,
     )  # fmt: skip
 
 
@@ -119,7 +122,7 @@ async def download_encoder(run_id: UUID, request: Request, visitor: WaitingViewi
         with transaction() as session:
             return service.model_digest(session, run_id, initial=False)
 
-    response = artifact_response(await run_in_threadpool(find), request.headers)
+    response = await run_in_threadpool(artifact_response, await run_in_threadpool(find), request.headers)
     response.headers["Content-Disposition"] = f'attachment; filename="encoder-{run_id}.safetensors"'
     return response
 

@@ -30,6 +30,7 @@ ROUTINE = (
     "assignment.submitted",
     "assignment.accepted",
     "round.aggregating",
+    "evaluation.queued",
     "evaluation.started",
 )
 """Kinds of events that tell of nothing but work going on."""
@@ -128,14 +129,14 @@ def _doing(
     session: Session, run: Run, current: Round | None, members: Sequence[Named], parts: Sequence[Part]
 ) -> list[Doing]:
     newest = {part.client_id: part for part in parts}  # attempts come in order, so the last one stays
-    known = {row.id: row for row in clients.of_names(session, [client.id for client in members])}
+    known = run_queries.presence(session, [client.id for client in members])
     found = []
     for client in members:
-        row, part = known.get(client.id), newest.get(client.id)
-        if row is not None and row.revoked_at is not None:
-            found.append(Doing(client, "warn", f"revoked {formats.ago(row.revoked_at)}"))
+        (seen_at, revoked_at), part = known.get(client.id, (None, None)), newest.get(client.id)
+        if revoked_at is not None:
+            found.append(Doing(client, "warn", f"revoked {formats.ago(revoked_at)}"))
             continue
-        word, text = _words(run, current, part, None if row is None else row.last_seen_at)
+        word, text = _words(run, current, part, seen_at)
         found.append(Doing(client, word, text))
     return found
 

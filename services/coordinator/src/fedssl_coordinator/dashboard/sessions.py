@@ -6,6 +6,7 @@ time, at sign-out in this browser, and with its token: every request asks whethe
 
 import hmac
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import parse_qsl, urlsplit
@@ -22,6 +23,7 @@ from fedssl_coordinator.db import DB, transaction
 from fedssl_coordinator.models import Token
 from fedssl_coordinator.problems import ProblemError
 from fedssl_coordinator.tokens import repository as tokens
+from fedssl_coordinator.waiting import place_of
 
 COOKIE = "fedssl_session"
 LIFETIME_SECONDS = 12 * 60 * 60
@@ -122,6 +124,14 @@ Form = Annotated[dict[str, str], Depends(_form)]
 Viewing = Annotated[Visitor, Depends(_visitor, scope="function")]
 # For endpoints that wait or stream: they must not hold a database connection meanwhile.
 WaitingViewing = Annotated[Visitor, Depends(_visitor_without_session)]
+
+
+async def _placed(visitor: WaitingViewing) -> AsyncIterator[Visitor]:
+    with place_of(visitor.caller.token_id):
+        yield visitor
+
+
+PlacedViewing = Annotated[Visitor, Depends(_placed)]
 
 
 def _checked(request: Request, visitor: Viewing, form: Form) -> Visitor:

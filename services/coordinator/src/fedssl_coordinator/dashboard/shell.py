@@ -87,7 +87,9 @@ def _instead(request: Request, error: ProblemError) -> Response:
         where = f"/sign-in?next={quote(request.url.path)}"
         return Response(status_code=204, headers={"HX-Redirect": where}) if is_piece else see_other(where)
     template = "problem_piece.html" if is_piece else "problem.html"
-    return render(template, None, status=error.status, problem=error.body(), slug=error.slug)
+    response = render(template, None, status=error.status, problem=error.body(), slug=error.slug)
+    response.headers.update(error.headers or {})
+    return response
 
 
 class PageRoute(APIRoute):

@@ -1,8 +1,10 @@
 """`/v1/public-datasets` and `/v1/evaluation-datasets`"""
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Response, status
+from sqlalchemy.orm import Session
 
 from fedssl.protocol.base import RegisteredName
 from fedssl.protocol.views import (
@@ -12,25 +14,26 @@ from fedssl.protocol.views import (
     PublicDatasetCreate,
     PublicDatasetView,
 )
-from fedssl_coordinator.auth import Operator, Viewer
+from fedssl_coordinator.auth import Viewer, WaitingOperator
 from fedssl_coordinator.datasets import repository, service
-from fedssl_coordinator.db import DB
+from fedssl_coordinator.db import DB, transaction
 from fedssl_coordinator.models import EvaluationDataset, PublicDataset
 from fedssl_coordinator.paging import Cursor, Limit, decode_cursor, page_of, registered_name
 
 router = APIRouter(prefix="/v1", tags=["data sets"])
+
+Create = TypeVar("Create", PublicDatasetCreate, EvaluationDatasetCreate)
+View = TypeVar("View", PublicDatasetView, EvaluationDatasetView)
 
 _SAME: dict[int | str, dict[str, Any]] = {status.HTTP_200_OK: {"description": "These images had this name already."}}
 
 
 @router.post("/public-datasets", status_code=status.HTTP_201_CREATED, responses=_SAME)
 def register_public_dataset(
-    request: PublicDatasetCreate, response: Response, caller: Operator, session: DB
+    request: PublicDatasetCreate, response: Response, caller: WaitingOperator
 ) -> PublicDatasetView:
     """Give a name to public images that have been uploaded as an artifact, so that runs can name them."""
-    view, is_new = service.register_public(session, request)
-    response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
-    return view
+    return _register(request, response, service.known_public, service.about_public, service.register_public)
 
 
 @router.get("/public-datasets")
@@ -51,12 +54,10 @@ def show_public_dataset(name: RegisteredName, caller: Viewer, session: DB) -> Pu
 
 @router.post("/evaluation-datasets", status_code=status.HTTP_201_CREATED, responses=_SAME)
 def register_evaluation_dataset(
-    request: EvaluationDatasetCreate, response: Response, caller: Operator, session: DB
+    request: EvaluationDatasetCreate, response: Response, caller: WaitingOperator
 ) -> EvaluationDatasetView:
     """Give a name to labelled images that have been uploaded as an artifact, so that encoders are judged on them."""
-    view, is_new = service.register_evaluation(session, request)
-    response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
-    return view
+    return _register(request, response, service.known_evaluation, service.about_evaluation, service.register_evaluation)
 
 
 @router.get("/evaluation-datasets")
@@ -73,3 +74,21 @@ def list_evaluation_datasets(
 def show_evaluation_dataset(name: RegisteredName, caller: Viewer, session: DB) -> EvaluationDatasetView:
     """One evaluation data set."""
     return service.show_evaluation(session, name)
+
+
+def _register(
+    request: Create,
+    response: Response,
+    known: Callable[[Session, Create], View | None],
+    about: Callable[[str], Mapping[str, int]],
+    register: Callable[[Session, Create, Mapping[str, int]], tuple[View, bool]],
+) -> View:
+    """In two transactions, between which the images are read: they may have to be fetched."""
+    with transaction() as session:
+        view, is_new = known(session, request), False
+    if view is None:
+        facts = about(request.digest)
+        with transaction() as session:
+            view, is_new = register(session, request, facts)
+    response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
+    return view

@@ -1,11 +1,13 @@
 """Registers data sets, shows them, and pins a run's spec to them. A name never changes its images."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from sqlalchemy.orm import Session
 
 from fedssl.artifacts.images import map_labelled, map_public
-from fedssl.errors import ArtifactError
+from fedssl.errors import ArtifactError, ArtifactNotFound
 from fedssl.protocol.data import KNOWN_DATASETS, PublicDataConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.views import (
@@ -15,25 +17,35 @@ from fedssl.protocol.views import (
     PublicDatasetView,
 )
 from fedssl_coordinator.artifacts import repository as artifacts
-from fedssl_coordinator.artifacts.service import store
 from fedssl_coordinator.datasets import repository
 from fedssl_coordinator.events.repository import record
 from fedssl_coordinator.models import EvaluationDataset, PublicDataset
 from fedssl_coordinator.problems import Happening, ProblemError
 from fedssl_coordinator.settings import settings
+from fedssl_coordinator.stores import store
 
 
-def register_public(session: Session, request: PublicDatasetCreate) -> tuple[PublicDatasetView, bool]:
-    """Name uploaded images; False: the very same were registered before. Raises ProblemError."""
+def known_public(session: Session, request: PublicDatasetCreate) -> PublicDatasetView | None:
+    """The very same images under this name. None: it is free, and they are there. Raises ProblemError."""
     if (known := repository.get(session, PublicDataset, request.name)) is not None:
-        return _same_public(known, request), False
-    try:
-        num_images, channels, size, _ = map_public(_path(session, request.digest)).shape
-    except ArtifactError as error:
-        raise ProblemError("artifact-rejected", str(error)) from None
-    row = repository.add(
-        session, PublicDataset, **request.model_dump(), num_images=num_images, channels=channels, image_size=size
-    )
+        return _same_public(known, request)
+    _require_uploaded(session, request.digest)
+    return None
+
+
+def about_public(digest: str) -> dict[str, int]:
+    """What the file says of its images. It may have to be fetched: in no transaction. Raises ProblemError."""
+    with _rejections():
+        num_images, channels, size, _ = map_public(_path(digest)).shape
+    return {"num_images": num_images, "channels": channels, "image_size": size}
+
+
+def register_public(
+    session: Session, request: PublicDatasetCreate, about: Mapping[str, int]
+) -> tuple[PublicDatasetView, bool]:
+    """Name uploaded images; False: the very same were registered before. Raises ProblemError."""
+    _require_uploaded(session, request.digest)
+    row = repository.add(session, PublicDataset, **request.model_dump(), **about)
     if row is None:  # somebody else was a moment faster
         return _same_public(_require(session, PublicDataset, request.name), request), False
     message = f"public data set {row.name}: {row.num_images} images of its {row.split} split"
@@ -41,25 +53,34 @@ def register_public(session: Session, request: PublicDatasetCreate) -> tuple[Pub
     return public_view(row), True
 
 
-def register_evaluation(session: Session, request: EvaluationDatasetCreate) -> tuple[EvaluationDatasetView, bool]:
-    """Name uploaded labelled images; False: the very same were registered before. Raises ProblemError."""
+def known_evaluation(session: Session, request: EvaluationDatasetCreate) -> EvaluationDatasetView | None:
+    """As `known_public`, of labelled images."""
     if (known := repository.get(session, EvaluationDataset, request.name)) is not None:
-        return _same_evaluation(known, request), False
-    try:
-        found = map_labelled(_path(session, request.digest))
-    except ArtifactError as error:
-        raise ProblemError("artifact-rejected", str(error)) from None
+        return _same_evaluation(known, request)
+    _require_uploaded(session, request.digest)
+    return None
+
+
+def about_evaluation(digest: str) -> dict[str, int]:
+    """As `about_public`, of labelled images."""
+    with _rejections():
+        found = map_labelled(_path(digest))
     num_train, channels, size, _ = found.train_images.shape
-    row = repository.add(
-        session,
-        EvaluationDataset,
-        **request.model_dump(),
-        num_train=num_train,
-        num_test=len(found.test_images),
-        num_classes=found.num_classes,
-        channels=channels,
-        image_size=size,
-    )
+    return {
+        "num_train": num_train,
+        "num_test": len(found.test_images),
+        "num_classes": found.num_classes,
+        "channels": channels,
+        "image_size": size,
+    }
+
+
+def register_evaluation(
+    session: Session, request: EvaluationDatasetCreate, about: Mapping[str, int]
+) -> tuple[EvaluationDatasetView, bool]:
+    """Name uploaded labelled images; False: the very same were registered before. Raises ProblemError."""
+    _require_uploaded(session, request.digest)
+    row = repository.add(session, EvaluationDataset, **request.model_dump(), **about)
     if row is None:
         return _same_evaluation(_require(session, EvaluationDataset, request.name), request), False
     message = f"evaluation data set {row.name}: {row.num_train} and {row.num_test} images of {row.num_classes} classes"
@@ -143,10 +164,30 @@ def _check_unregistered(config: PublicDataConfig) -> None:
         )
 
 
-def _path(session: Session, digest: str) -> Path:
-    if not artifacts.hold(session, digest) or digest not in store():
-        raise ProblemError("not-found", f"no artifact {digest} has been uploaded: PUT it to /v1/artifacts first")
-    return store().path(digest)
+@contextmanager
+def _rejections() -> Iterator[None]:
+    """Bytes that are no data set, as the problem that the caller is told of."""
+    try:
+        yield
+    except ArtifactError as error:
+        raise ProblemError("artifact-rejected", str(error)) from None
+
+
+def _path(digest: str) -> Path:
+    try:
+        return store().path(digest)
+    except ArtifactNotFound:
+        raise _not_uploaded(digest) from None
+
+
+def _require_uploaded(session: Session, digest: str) -> None:
+    """Raise ProblemError where the images are not kept; otherwise they stay until the transaction ends."""
+    if not artifacts.hold(session, digest):
+        raise _not_uploaded(digest)
+
+
+def _not_uploaded(digest: str) -> ProblemError:
+    return ProblemError("not-found", f"no artifact {digest} has been uploaded: PUT it to /v1/artifacts first")
 
 
 def _require(session: Session, table: type[repository.Row], name: str) -> repository.Row:

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from fedssl.protocol.states import JobState, RunState
 from fedssl_coordinator.db import is_held
 from fedssl_coordinator.models import DistillationJob, Run
-from fedssl_coordinator.tries import due, untold
+from fedssl_coordinator.tries import due, take_untold
 
 LOCK = "distillation/"  # and the job's id: what the process that works on a job holds
 UNFINISHED = (JobState.QUEUED, JobState.RUNNING)
@@ -48,32 +48,21 @@ def add(session: Session, run_id: UUID, round_number: int, num_epochs: int) -> D
     return job
 
 
-def take_waiting(session: Session) -> Sequence[UUID]:
+def take_waiting(session: Session, num_messages: int) -> Sequence[UUID]:
     """Jobs that nobody works on although somebody could, noted as sent: the query behind the sweep.
 
-    Not those whose last try has failed just now, nor those of which a worker was told just now: they may wait in the
-    queue. A paused run's job is in it only if it was begun.
+    Not those whose last try has failed just now, nor those whose message waits among `num_messages` in the queue. A
+    paused run's job is in it only if it was begun.
     """
-    waiting = (
-        select(DistillationJob.id)
-        .join(Run, Run.id == DistillationJob.run_id)
-        .where(
-            DistillationJob.state.in_(UNFINISHED),
-            due(DistillationJob),
-            (Run.state == RunState.RUNNING)
-            | ((Run.state == RunState.PAUSED) & (DistillationJob.state == JobState.RUNNING)),
-            untold(DistillationJob),
-            ~is_held(literal(LOCK) + cast(DistillationJob.id, Text)),
-        )
+    is_begun = DistillationJob.state == JobState.RUNNING
+    may_go_on = (Run.state == RunState.RUNNING) | ((Run.state == RunState.PAUSED) & is_begun)
+    waits = (
+        DistillationJob.state.in_(UNFINISHED)
+        & due(DistillationJob)
+        & select(Run.id).where(Run.id == DistillationJob.run_id, may_go_on).exists()
+        & ~is_held(literal(LOCK) + cast(DistillationJob.id, Text))
     )
-    statement = (
-        update(DistillationJob)
-        .where(DistillationJob.id.in_(waiting))
-        .values(sent_at=func.now())
-        .returning(DistillationJob.id)
-        .execution_options(synchronize_session=False)
-    )
-    return session.scalars(statement).all()
+    return take_untold(session, DistillationJob, waits, num_messages)
 
 
 def set_while_running(session: Session, job_id: UUID, **values: Any) -> bool:

@@ -10,15 +10,16 @@ from sqlalchemy import Connection
 
 from fedssl.artifacts.tensors import Tensors, load_tensors
 from fedssl.engine import DistillationProgress, epochs_done
-from fedssl.errors import ArtifactError, Cancelled
+from fedssl.errors import ArtifactError, Cancelled, StoreUnavailable
 from fedssl_coordinator.artifacts import service as artifacts
-from fedssl_coordinator.artifacts.service import release, store
+from fedssl_coordinator.artifacts.service import release
 from fedssl_coordinator.celery_app import is_stopping
 from fedssl_coordinator.db import transaction
 from fedssl_coordinator.distillation import repository, service
 from fedssl_coordinator.distillation.service import Begun
 from fedssl_coordinator.rounds.compute import Stored, put
 from fedssl_coordinator.settings import settings
+from fedssl_coordinator.stores import store
 
 log = structlog.get_logger(__name__)
 
@@ -124,6 +125,8 @@ class _Pace:
 def _read(digest: str) -> Tensors | None:
     try:
         return load_tensors(store().path(digest))
+    except StoreUnavailable:  # it may well be there
+        raise
     except (ArtifactError, OSError, SafetensorError) as error:
         log.warning("checkpoint.unreadable", digest=digest, error=str(error), consequence="the job begins anew")
         return None

@@ -5,29 +5,36 @@ have a successor, can write no more. No transaction is open while it computes.
 """
 
 import time
+from typing import Any
 from uuid import UUID
 
+import numpy as np
 import structlog
 from sqlalchemy import Connection
+from torch import Tensor
 
 from fedssl import tracing
 from fedssl.artifacts.tensors import LazyTensors
-from fedssl.data import choose_images, conform
+from fedssl.data import ImageData, choose_images, conform
 from fedssl.errors import Cancelled, DataError, SpecError
+from fedssl.evaluation import aligned_map, labels_of
 from fedssl.image_files import open_labelled
-from fedssl.judging import RESULTS, Labelled, judge, load_encoder
+from fedssl.judging import RESULTS, Labelled, examine, load_encoder
 from fedssl.protocol.evaluation import JudgingConfig
 from fedssl.protocol.runs import RunSpec
-from fedssl_coordinator.artifacts.service import store
 from fedssl_coordinator.celery_app import is_stopping
 from fedssl_coordinator.db import transaction
 from fedssl_coordinator.device import chosen_device, free_cached, set_threads
 from fedssl_coordinator.evaluations import repository, service
 from fedssl_coordinator.evaluations.service import Begun
 from fedssl_coordinator.logs import say_about
+from fedssl_coordinator.stores import store
 
 log = structlog.get_logger(__name__)
 
+MAP_POINTS = 2_000  # of a map: what a page can draw, and t-SNE can place in seconds
+MAP_NAMES, MAP_NAME_LENGTH = 100, 60  # classes that are named on it
+MAP_DIGITS = 4  # after the point, of coordinates around 1
 PROGRESS_SECONDS = 1.0  # how often Postgres hears of it
 
 
@@ -44,7 +51,7 @@ def evaluate(connection: Connection, evaluation_id: UUID) -> None:
     say_about(run=str(begun.run.id), round=begun.evaluation.round_number)
     try:
         with tracing.round_span("evaluate", begun.run.id, begun.evaluation.round_number):
-            _judge(begun, telling)
+            drawn = _judge(begun, telling)
     except Cancelled as error:
         log.info("evaluation.left", evaluation=str(evaluation_id), reason=str(error))
         if telling.is_leaving:
@@ -55,27 +62,47 @@ def evaluate(connection: Connection, evaluation_id: UUID) -> None:
             service.fail(session, evaluation_id, str(error))
     else:
         with transaction(connection) as session:
-            service.complete(session, evaluation_id, telling.results)
+            service.complete(session, evaluation_id, telling.results, drawn)
 
 
-def _judge(begun: Begun, telling: "_Telling") -> None:
+def _judge(begun: Begun, telling: "_Telling") -> dict[str, Any] | None:
+    """Measure what is left; the map is drawn last, and lost where this process ends before it is kept."""
     config, spec = JudgingConfig.model_validate(begun.evaluation.config), RunSpec.model_validate(begun.run.spec)
     left = tuple(measure for measure in config.measures if not telling.results.keys() >= set(RESULTS[measure]))
-    if not left:
-        return
+    if not left and config.embedding_map is None:
+        return None
     set_threads()
     try:
-        judge(
+        labelled = _labelled(begun, config, spec)
+        found = examine(
             load_encoder(LazyTensors(store().path(begun.evaluation.model)), spec),
-            _labelled(begun, config, spec),
+            labelled,
             config.model_copy(update={"measures": left}),
             spec.data,
             device=chosen_device(),
             on_progress=telling.on_progress,
             on_results=telling.on_results,
         )
+        if config.embedding_map is None or len(labelled.test) < 2 or not bool(found.test_features.isfinite().all()):
+            return None
+        telling.on_progress(f"map by {config.embedding_map}", None)
+        return _drawn(begun, config, found.test_features, labelled.test, spec.seed)
     finally:
         free_cached()
+
+
+def _drawn(begun: Begun, config: JudgingConfig, h_NH: Tensor, images: ImageData, seed: int) -> dict[str, Any]:
+    """The map as it is kept: of the same images in every round, as the test set and the seed are the run's."""
+    assert config.embedding_map is not None
+    chosen = choose_images(len(images), MAP_POINTS, seed)
+    before = None if begun.map_before is None else np.array(begun.map_before["points"])
+    points_N2 = aligned_map(h_NH.cpu()[chosen], config.embedding_map, before, seed=seed % 2**32)
+    return {
+        "method": config.embedding_map,
+        "labels": labels_of(images)[chosen].tolist(),
+        "class_names": [name[:MAP_NAME_LENGTH] for name in images.class_names if len(images.class_names) <= MAP_NAMES],
+        "points": points_N2.round(MAP_DIGITS).tolist(),
+    }
 
 
 def _labelled(begun: Begun, config: JudgingConfig, spec: RunSpec) -> Labelled:

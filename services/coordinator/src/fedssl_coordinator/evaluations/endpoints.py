@@ -6,10 +6,10 @@ from uuid import UUID
 
 from fastapi import APIRouter, Response, status
 
-from fedssl.protocol.views import EvaluationCreate, EvaluationView, Page
+from fedssl.protocol.views import EmbeddingMapView, EvaluationCreate, EvaluationView, Page
 from fedssl_coordinator.auth import Operator, Viewer
 from fedssl_coordinator.db import DB
-from fedssl_coordinator.evaluations import service
+from fedssl_coordinator.evaluations import maps, service
 from fedssl_coordinator.paging import Cursor, Limit, decode_cursor, page_of, round_number
 from fedssl_coordinator.runs import service as runs
 
@@ -44,6 +44,12 @@ def list_evaluations(
 def show_evaluation(evaluation_id: UUID, caller: Viewer, session: DB) -> EvaluationView:
     """One evaluation: its results, or how far it is."""
     return service.show(session, evaluation_id)
+
+
+@router.get("/v1/evaluations/{evaluation_id}/map")
+def show_embedding_map(evaluation_id: UUID, caller: Viewer, session: DB) -> EmbeddingMapView:
+    """The test images' representations as points of a map: at most 2,000, the same for every round."""
+    return maps.embedding_map(session, evaluation_id)
 
 
 @router.post("/v1/evaluations/{evaluation_id}/cancel")

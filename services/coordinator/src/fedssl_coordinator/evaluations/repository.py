@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from fedssl.protocol.states import JobState
 from fedssl_coordinator.db import is_held
 from fedssl_coordinator.models import Evaluation, Metric
-from fedssl_coordinator.tries import due, untold
+from fedssl_coordinator.tries import due, take_untold
 
 LOCK = "evaluation/"  # and the evaluation's id: what the process that works on it holds
 UNFINISHED = (JobState.QUEUED, JobState.RUNNING)
@@ -56,26 +56,37 @@ def add(session: Session, **values: Any) -> tuple[Evaluation, bool]:
     return session.scalars(locking).one(), False
 
 
-def take_waiting(session: Session) -> Sequence[UUID]:
+def take_waiting(session: Session, num_messages: int) -> Sequence[UUID]:
     """Evaluations that nobody works on although somebody could, noted as sent: the query behind the sweep.
 
-    Not those whose last try has failed just now, nor those of which a worker was told just now: they may wait in the
-    queue. Whatever becomes of the run, its evaluations are completed.
+    Not those whose last try has failed just now, nor those whose message waits among `num_messages` in the queue.
+    Whatever becomes of the run, its evaluations are completed.
     """
-    waiting = select(Evaluation.id).where(
-        Evaluation.state.in_(UNFINISHED),
-        due(Evaluation),
-        untold(Evaluation),
-        ~is_held(literal(LOCK) + cast(Evaluation.id, Text)),
-    )
+    is_held_ = is_held(literal(LOCK) + cast(Evaluation.id, Text))
+    waits = Evaluation.state.in_(UNFINISHED) & due(Evaluation) & ~is_held_
+    return take_untold(session, Evaluation, waits, num_messages)
+
+
+def embedding_map(session: Session, evaluation_id: UUID) -> dict[str, Any] | None:
+    """The map that an evaluation has kept."""
+    return session.scalar(select(Evaluation.embedding_map).where(Evaluation.id == evaluation_id))
+
+
+def map_before(session: Session, row: Evaluation) -> dict[str, Any] | None:
+    """The map of the newest round before this one's that was judged alike."""
     statement = (
-        update(Evaluation)
-        .where(Evaluation.id.in_(waiting))
-        .values(sent_at=func.now())
-        .returning(Evaluation.id)
-        .execution_options(synchronize_session=False)
+        select(Evaluation.embedding_map)
+        .where(
+            Evaluation.run_id == row.run_id,
+            Evaluation.dataset_digest == row.dataset_digest,
+            Evaluation.config == row.config,
+            Evaluation.round_number < row.round_number,
+            Evaluation.embedding_map.is_not(None),
+        )
+        .order_by(Evaluation.round_number.desc())
+        .limit(1)
     )
-    return session.scalars(statement).all()
+    return session.scalar(statement)
 
 
 def set_while_running(session: Session, evaluation_id: UUID, **values: Any) -> bool:

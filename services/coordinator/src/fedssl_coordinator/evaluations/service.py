@@ -39,6 +39,7 @@ class Begun(NamedTuple):
 
     run: Run
     evaluation: Evaluation
+    map_before: dict[str, Any] | None
 
 
 def lock_name(evaluation_id: UUID) -> str:
@@ -94,7 +95,8 @@ def begin(session: Session, evaluation_id: UUID) -> Begun | None:
         done = ", ".join(_in_words(results_so_far(row)))
         record(session, "evaluation.resumed", f"goes on after {done}" if done else "begins again", **about(row))
     nudges.wake_watchers(session)
-    return Begun(runs.get_one(session, row.run_id), row)
+    before = repository.map_before(session, row) if row.config.get("embedding_map") else None
+    return Begun(runs.get_one(session, row.run_id), row, before)
 
 
 def results_so_far(row: Evaluation) -> Results:
@@ -116,7 +118,9 @@ def note_departure(session: Session, evaluation_id: UUID) -> None:
         tries.start_anew(session, row)
 
 
-def complete(session: Session, evaluation_id: UUID, results: Results) -> None:
+def complete(
+    session: Session, evaluation_id: UUID, results: Results, embedding_map: Mapping[str, Any] | None = None
+) -> None:
     """Everything is measured, unless it was called off: keep it, and as numbers of the round too.
 
     A round has one number of a name: that which the run's own spec asks for, else the first that somebody asked for.
@@ -125,7 +129,8 @@ def complete(session: Session, evaluation_id: UUID, results: Results) -> None:
     if row is None or row.state != JobState.RUNNING:
         return
     message, data = f"{_where(row)}: {_said(results)}", {"dataset": row.dataset, "results": results}
-    _end(session, row, JobState.COMPLETED, message, data, results=results, reason=None)
+    kept = {} if embedding_map is None else {"embedding_map": dict(embedding_map)}
+    _end(session, row, JobState.COMPLETED, message, data, results=results, reason=None, **kept)
     spec = RunSpec.model_validate(runs.get_one(session, row.run_id).spec)
     is_own = spec.evaluation is not None and row.config == _dumped(_own_config(spec))
     known = {f"evaluation/{name}": value for name, value in results.items() if value is not None}

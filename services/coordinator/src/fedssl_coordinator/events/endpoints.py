@@ -11,14 +11,14 @@ from sse_starlette.sse import EventSourceResponse
 from starlette.concurrency import run_in_threadpool
 
 from fedssl.protocol.views import EventView, Page
-from fedssl_coordinator.auth import Caller, Viewer, WaitingViewer, may_still
+from fedssl_coordinator.auth import Caller, Viewer, may_still
 from fedssl_coordinator.db import DB, UNREACHABLE, transaction
 from fedssl_coordinator.events import repository
 from fedssl_coordinator.models import Event
 from fedssl_coordinator.nudges import EVENTS_CHANNEL
 from fedssl_coordinator.paging import Cursor, Limit, database_id, decode_cursor, page_of
 from fedssl_coordinator.runs import service as runs
-from fedssl_coordinator.waiting import Place
+from fedssl_coordinator.waiting import PlacedViewer
 
 router = APIRouter(prefix="/v1/runs/{run_id}/events", tags=["events"])
 
@@ -64,7 +64,7 @@ def _require(run_id: UUID) -> None:
 
 @router.get("/stream", response_class=EventSourceResponse)
 async def stream_events(
-    run_id: UUID, request: Request, caller: WaitingViewer, place: Place, last_event_id: LastEventId = None
+    run_id: UUID, request: Request, caller: PlacedViewer, last_event_id: LastEventId = None
 ) -> EventSourceResponse:
     """A run's events as they happen (server-sent events); ends after `run.finished`."""
     await run_in_threadpool(_require, run_id)

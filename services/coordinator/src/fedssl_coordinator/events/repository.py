@@ -1,6 +1,6 @@
 """Reads and writes the audit log."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -11,7 +11,7 @@ from fedssl_coordinator.models import Event
 from fedssl_coordinator.problems import printable
 
 RUN_DELETED, HAD_UPDATES = "run.deleted", "had_updates"  # an event that is read again: workers learn of it too
-_PENDING = "events"
+_PENDING, _AFTERWARDS = "events", "after_events"
 
 
 def record(
@@ -36,6 +36,15 @@ def record(
     session.info.setdefault(_PENDING, []).append(row)
 
 
+def once_written(session: Session, action: Callable[[Session], None]) -> None:
+    """Call `action` as the last thing in this transaction, its events written.
+
+    Whoever wrote about the same run before has committed by then, and who writes after waits: `action` sees all that
+    they did, and of several transactions at once the last sees them all.
+    """
+    session.info.setdefault(_AFTERWARDS, []).append(action)
+
+
 @event.listens_for(Session, "before_commit")
 def _write(session: Session) -> None:
     rows: list[Event] = session.info.pop(_PENDING, [])
@@ -45,11 +54,14 @@ def _write(session: Session) -> None:
         session.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"), {"key": f"events/{run_id}"})
     session.add_all(rows)
     session.flush()
+    for action in session.info.pop(_AFTERWARDS, []):
+        action(session)
 
 
 @event.listens_for(Session, "after_rollback")
 def _drop(session: Session) -> None:
     session.info.pop(_PENDING, None)
+    session.info.pop(_AFTERWARDS, None)
 
 
 def after(session: Session, run_id: UUID, last_id: int, limit: int, kind: str | None = None) -> Sequence[Event]:

@@ -18,12 +18,12 @@ import structlog
 from sqlalchemy.orm import Session
 
 from fedssl.artifacts.store import StoredFile
-from fedssl_coordinator.artifacts.service import store
 from fedssl_coordinator.db import exclusive, transaction
 from fedssl_coordinator.events.repository import record
 from fedssl_coordinator.retention import repository
 from fedssl_coordinator.retention.repository import Keep, Removable
 from fedssl_coordinator.settings import settings
+from fedssl_coordinator.stores import store
 from fedssl_coordinator.uploads.service import expire_uploads
 
 log = structlog.get_logger(__name__)
@@ -89,15 +89,27 @@ def _remove(collected: Collected) -> None:
 
 
 def _remove_batch(run_id: UUID | None, kind: str, batch: list[Removable]) -> list[int]:
-    """Remove those that may still go, with an event; their sizes. Killed in between, it is done again."""
+    """Remove those that may still go, with an event; their sizes. Killed in between, it is done again.
+
+    Raises OSError where the store fails. What it may have removed by then is forgotten: what it has not is found later,
+    as a file that no row knows of.
+    """
+    failure = None
     with transaction() as session:
-        gone = repository.locked_removable(session, [row.digest for row in batch], keep())
-        for digest in gone:
-            store().delete(digest)
+        gone = set()
+        for digest in sorted(repository.locked_removable(session, [row.digest for row in batch], keep())):
+            gone.add(digest)
+            try:
+                store().delete(digest)
+            except OSError as error:
+                failure = error
+                break
         repository.forget(session, gone)
         sizes = [row.num_bytes for row in batch if row.digest in gone]
         if sizes:
             _tell(session, run_id, kind, sizes)
+    if failure is not None:
+        raise failure
     return sizes
 
 

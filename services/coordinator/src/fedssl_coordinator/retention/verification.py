@@ -1,14 +1,14 @@
 """Whether the store has what the database refers to: after a restore, or whenever one wonders."""
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fedssl.artifacts.store import digest_of
 from fedssl.errors import ArtifactNotFound
-from fedssl_coordinator.artifacts.service import store
 from fedssl_coordinator.db import transaction
 from fedssl_coordinator.retention import repository
 from fedssl_coordinator.retention.service import keep
+from fedssl_coordinator.stores import store
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +32,17 @@ def verify_store() -> Iterator[Checked]:
 
 def _fault(digest: str, num_bytes: int) -> str | None:
     try:
-        path = store().path(digest)
-        size = path.stat().st_size
+        size = store().size(digest)
         if size != num_bytes:
             return f"has {size} bytes instead of {num_bytes}"
-        return None if digest_of(path) == digest else "has other bytes"
+        whole = hashlib.sha256()
+        for chunk in store().read(digest, 0, size):  # the store's own bytes, and not a copy
+            whole.update(chunk)
+        return None if whole.hexdigest() == digest else "has other bytes"
     except (ArtifactNotFound, FileNotFoundError):
         return "is missing"
     except OSError as error:
-        return f"cannot be read: {error.strerror}"
+        return f"cannot be read: {error.strerror or error}"
 
 
 def _is_needed(digest: str) -> bool:

@@ -28,7 +28,6 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, Outcome, RoundState, RunState, Verdict
 from fedssl.shards import choose_public, find_public, load_public
 from fedssl_coordinator.artifacts import service as artifacts
-from fedssl_coordinator.artifacts.service import store
 from fedssl_coordinator.db import transaction
 from fedssl_coordinator.evaluations import service as evaluations
 from fedssl_coordinator.events.repository import record
@@ -37,6 +36,7 @@ from fedssl_coordinator.models import Assignment, Round, Run
 from fedssl_coordinator.rounds import alarms, norms, repository, service
 from fedssl_coordinator.runs import repository as runs
 from fedssl_coordinator.settings import settings
+from fedssl_coordinator.stores import store
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,12 @@ def _accepted(rows: Sequence[Assignment]) -> list[Assignment]:
 def _update(row: Assignment) -> Update:
     assert row.update_digest is not None, "a constraint says that an accepted assignment has an update"
     assert row.num_examples is not None, "set together with the update"
-    return Update(row.client_id, row.num_examples, functools.partial(LazyTensors, store().path(row.update_digest)))
+    return Update(row.client_id, row.num_examples, functools.partial(_opened, row.update_digest))
+
+
+def _opened(digest: str) -> LazyTensors:
+    """Found when it is its turn: the store may have to fetch it, and has no room for a cohort's."""
+    return LazyTensors(store().path(digest))
 
 
 def _still_due(session: Session, run_id: UUID, expected: Round) -> tuple[Run, Round] | None:

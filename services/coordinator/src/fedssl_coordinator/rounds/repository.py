@@ -9,6 +9,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.states import AssignmentState, JobState, RoundState, RunState
+from fedssl_coordinator.db import among
 from fedssl_coordinator.models import Assignment, Client, DistillationJob, Metric, Round, Run
 from fedssl_coordinator.tries import due
 
@@ -47,6 +48,12 @@ def latest(session: Session, run_id: UUID) -> Round | None:
 def oldest_first(session: Session, run_id: UUID, limit: int, after: int) -> Sequence[Round]:
     statement = select(Round).where(Round.run_id == run_id, Round.number > after).order_by(Round.number).limit(limit)
     return session.scalars(statement).all()
+
+
+def numbers_of_assignments(session: Session, round_ids: Sequence[UUID]) -> dict[UUID, int]:
+    """How many assignments each round has."""
+    statement = select(Assignment.round_id, func.count().label("number")).where(Assignment.round_id.in_(round_ids))
+    return {row.round_id: row.number for row in session.execute(statement.group_by(Assignment.round_id))}
 
 
 def open_round(
@@ -122,6 +129,13 @@ def locked(session: Session, round_id: UUID) -> Round:
 def has_enough(session: Session, row: Round) -> bool:
     """Whether a round that was offered to more clients than it needs has the updates that it closes with."""
     return row.num_wanted is not None and bool(session.scalar(select(_has_enough).where(Round.id == row.id)))
+
+
+def has_all_or_enough(session: Session, round_id: UUID) -> bool:
+    """Whether nobody may deliver any more, or as many have as the round closes with."""
+    live = select(Assignment.id).where(Assignment.round_id == Round.id, Assignment.state.in_(LIVE))
+    statement = select(~live.exists() | func.coalesce(_has_enough, False)).where(Round.id == round_id)
+    return bool(session.scalar(statement))
 
 
 def locked_live(
@@ -211,7 +225,7 @@ def replace_metrics(
 def add_metrics(session: Session, run_id: UUID, round_number: int, name: str, by_client: Mapping[str, float]) -> None:
     """Set one number of several clients, beside what they have sent themselves."""
     about = {"run_id": run_id, "round_number": round_number, "name": name}
-    session.execute(delete(Metric).filter_by(**about).where(Metric.client_id.in_(list(by_client))))
+    session.execute(delete(Metric).filter_by(**about).where(among(Metric.client_id, list(by_client))))
     session.execute(
         insert(Metric), [{**about, "client_id": client, "value": by_client[client]} for client in sorted(by_client)]
     )

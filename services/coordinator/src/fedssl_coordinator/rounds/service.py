@@ -28,9 +28,9 @@ from fedssl_coordinator.problems import printable
 from fedssl_coordinator.rounds import repository
 from fedssl_coordinator.runs import repository as runs
 from fedssl_coordinator.transitions import transition
+from fedssl_coordinator.tries import LONGEST_PAUSE_SECONDS
 
 _CLIENTS_SHOWN = 5
-_LONGEST_PAUSE_SECONDS = 300.0  # before a client that has declined is asked again
 
 
 class Step(Enum):
@@ -134,6 +134,7 @@ def _open(session: Session, run: Run, spec: RunSpec) -> Step:
         end_run(session, run, Outcome.FAILED, str(error))
         return Step.WAIT
     runs.set_reason(session, run, None)
+    tries.start_anew(session, run)  # what failed here says nothing of the next computation
     number = run.rounds_closed + 1
     chosen = asked_cohort(members, cohort, spec.seed, number)
     num_wanted = cohort.num_wanted(len(members))
@@ -201,7 +202,7 @@ def _judge(session: Session, run: Run, current: Round, spec: RunSpec) -> Step:
         again = {client: attempts[client] + 1 for client in sorted(awaited)}
         newest = {row.client_id: row.state for row in rows}
         # Asked again at once, it would decline again: its attempts are for whatever it lacks to come back.
-        pause = min(cohort.deadline_seconds / 10, _LONGEST_PAUSE_SECONDS)
+        pause = min(cohort.deadline_seconds / 10, LONGEST_PAUSE_SECONDS)
         pauses = {client: pause for client in again if newest[client] == AssignmentState.DECLINED}
         return _offer_again(session, current, cohort, again, reasons, pauses)
     return _without_quorum(session, run, current, cohort, reasons)

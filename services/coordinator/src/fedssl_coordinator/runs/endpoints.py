@@ -88,8 +88,8 @@ def list_rounds(
     service.require(session, run_id)
     after = decode_cursor(cursor, database_id)[0] if cursor else 0
     rows = rounds.oldest_first(session, run_id, limit + 1, min(after, 2**31 - 1))
-    views = service.round_views(session, rows[:limit])
-    return Page(items=views, next_cursor=encode_cursor(views[-1].number) if len(rows) > limit else None)
+    views = service.round_views(session, service.that_fit(session, rows[:limit]))
+    return Page(items=views, next_cursor=encode_cursor(views[-1].number) if len(rows) > len(views) else None)
 
 
 @router.get("/{run_id}/metrics")
@@ -117,6 +117,9 @@ def _digest(run_id: UUID, which: str) -> str:
 async def download_model(
     run_id: UUID, request: Request, caller: WaitingViewer, which: Literal["latest", "initial"] = "latest"
 ) -> Response:
-    """The run's global weights as safetensors: the newest, or those before training. `ETag` is their sha256."""
+    """The run's global weights as safetensors: the newest, or those before training. `ETag` is their sha256.
+
+    `Accept-Direct` as for an artifact.
+    """
     digest = await run_in_threadpool(_digest, run_id, which)
-    return artifact_response(digest, request.headers)
+    return await run_in_threadpool(artifact_response, digest, request.headers, direct=True)

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import delete, select
+from sqlalchemy import ColumnElement, delete, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -61,10 +61,15 @@ def locked(session: Session, run_id: UUID) -> Run | None:
     return session.get(Run, run_id, with_for_update={"key_share": True}, populate_existing=True)
 
 
-def awaiting_clients(session: Session) -> Sequence[UUID]:
-    """Running runs without a round in progress: one more client may be what they wait for."""
+def awaiting_clients(session: Session, num_eligible: ColumnElement[int]) -> Sequence[UUID]:
+    """Running runs without a round in progress, for which there are clients enough: one more may be what they wait for.
+
+    Those that need more clients than there are would only be looked at in vain, by every one that registers.
+    """
     in_progress = select(Round.id).where(Round.run_id == Run.id, Round.state != RoundState.CLOSED)
-    return session.scalars(select(Run.id).where(Run.state == RunState.RUNNING, ~in_progress.exists())).all()
+    fewest = Run.spec["cohort"]["min_clients"].as_integer()
+    statement = select(Run.id).where(Run.state == RunState.RUNNING, ~in_progress.exists(), fewest <= num_eligible)
+    return session.scalars(statement).all()
 
 
 def set_first_weights(session: Session, run: Run, plan: dict[str, Any], state: str, broadcast: str) -> None:
@@ -97,7 +102,8 @@ def delete_all(session: Session, run_id: UUID) -> None:
     of_rounds = select(Assignment.id).where(Assignment.run_id == run_id)
     for uploads in (Upload, PartialUpload):
         session.execute(delete(uploads).where(uploads.assignment_id.in_(of_rounds)))
-    for table in (Metric, Evaluation, DistillationJob, DimensionAssignment, Assignment, Round):
+    # Evaluations before metrics: one that completes at this moment is waited for, and has written metrics by then.
+    for table in (Evaluation, Metric, DistillationJob, DimensionAssignment, Assignment, Round):
         session.execute(delete(table).where(table.run_id == run_id))
     session.execute(delete(Run).where(Run.id == run_id))
 

@@ -1,5 +1,6 @@
 """Makes runs, changes their state, and shows them."""
 
+import itertools
 from collections.abc import Sequence
 from uuid import UUID
 
@@ -23,6 +24,7 @@ from fedssl_coordinator.rounds import service as rounds_service
 from fedssl_coordinator.runs import repository
 from fedssl_coordinator.transitions import transition
 
+_ASSIGNMENTS_SHOWN = 5_000  # on a page of rounds: 2 MB
 _POSSIBLE = {
     RunState.CREATED: "only start or stop",
     RunState.RUNNING: "only pause or stop",
@@ -140,6 +142,14 @@ def round_views(session: Session, rows: Sequence[Round]) -> list[RoundView]:
         )
         for row in rows
     ]
+
+
+def that_fit(session: Session, rows: Sequence[Round]) -> Sequence[Round]:
+    """As many of the rounds, from the first on, as have _ASSIGNMENTS_SHOWN assignments together; one at least."""
+    numbers = rounds.numbers_of_assignments(session, [row.id for row in rows])
+    totals = itertools.accumulate(numbers.get(row.id, 0) for row in rows)
+    num_fitting = sum(total <= _ASSIGNMENTS_SHOWN for total in totals)
+    return rows[: max(1, num_fitting)]
 
 
 def model_digest(session: Session, run_id: UUID, *, initial: bool) -> str:

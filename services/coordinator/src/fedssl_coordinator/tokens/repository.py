@@ -10,6 +10,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.tokens import Role
+from fedssl_coordinator.db import among
 from fedssl_coordinator.models import Client, Token
 
 
@@ -20,6 +21,11 @@ def find(session: Session, secret_hash: str) -> Token | None:
 
 def is_valid(session: Session, token_id: UUID) -> bool:
     return session.scalars(_valid().where(Token.id == token_id)).one_or_none() is not None
+
+
+def still_valid(session: Session, token_ids: Sequence[UUID]) -> set[UUID]:
+    """Those of the tokens that are valid now."""
+    return set(session.scalars(_valid().where(among(Token.id, token_ids)).with_only_columns(Token.id)))
 
 
 def expiry(seconds: int | None) -> Any:

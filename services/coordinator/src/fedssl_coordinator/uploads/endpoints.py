@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import dataclasses
 from collections.abc import Mapping
 from email.utils import format_datetime
 from typing import Annotated
@@ -13,6 +14,8 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from fedssl.protocol.base import Digest
+from fedssl.protocol.views import UploadPart, UploadParts
+from fedssl_coordinator.artifacts import service as artifacts
 from fedssl_coordinator.artifacts.service import Permit
 from fedssl_coordinator.auth import Caller, WaitingOperatorOrWorker
 from fedssl_coordinator.db import transaction
@@ -53,14 +56,16 @@ async def begin_upload(
     """Announce a file, and learn where to send it and from which byte on.
 
     The same file announced again is the same upload: a sender that knows nothing any more asks this. Where all of it
-    is there, `Upload-Offset` is its length.
+    is there, `Upload-Offset` is its length. `Upload-Direct: 1` offers `POST /v1/uploads/{upload_id}/parts` instead.
     """
     _require_version(tus_resumable)
     announced = _announced(caller, upload_length, upload_metadata)
     upload, permit = await run_in_threadpool(_begin, caller, announced)
-    offset = await settle(upload, permit, service.offset_of(upload))
+    offset = await settle(upload, permit, await run_in_threadpool(service.offset_of, upload))
     headers = {"Location": f"{router.prefix}/{upload.id}", "Upload-Offset": str(offset)}
-    return _answer(upload, status.HTTP_201_CREATED, headers)
+    if service.is_direct():
+        headers["Upload-Direct"] = "1"
+    return await _answer(upload, status.HTTP_201_CREATED, headers)
 
 
 @router.head("/{upload_id}", response_class=Response)
@@ -68,9 +73,9 @@ async def show_upload(upload_id: UUID, caller: WaitingOperatorOrWorker, tus_resu
     """From which byte on an upload continues, in `Upload-Offset`."""
     _require_version(tus_resumable)
     upload, permit = await run_in_threadpool(_resume, caller, upload_id)
-    offset = await settle(upload, permit, service.offset_of(upload))
+    offset = await settle(upload, permit, await run_in_threadpool(service.offset_of, upload))
     headers = {"Upload-Offset": str(offset), "Upload-Length": str(upload.num_bytes), "Cache-Control": "no-store"}
-    return _answer(upload, status.HTTP_200_OK, headers)
+    return await _answer(upload, status.HTTP_200_OK, headers)
 
 
 @router.patch("/{upload_id}", status_code=status.HTTP_204_NO_CONTENT, response_class=Response, openapi_extra=_BODY)
@@ -92,7 +97,21 @@ async def continue_upload(
     offset = await receive_part(upload, permit, upload_offset, request.stream())
     UPLOAD_BYTES.inc(offset - upload_offset)
     await settle(upload, permit, offset)
-    return _answer(upload, status.HTTP_204_NO_CONTENT, {"Upload-Offset": str(offset)})
+    return await _answer(upload, status.HTTP_204_NO_CONTENT, {"Upload-Offset": str(offset)})
+
+
+@router.post("/{upload_id}/parts")
+async def ask_for_parts(upload_id: UUID, caller: WaitingOperatorOrWorker) -> UploadParts:
+    """Where to put an upload's bytes directly, at the object store: addresses for some of the parts that are missing,
+    each for a PUT of exactly these bytes, without a token.
+
+    Ask again when they are sent, until none is missing: the answer comes once the whole was checked and stored.
+    """
+    upload, permit = await run_in_threadpool(_resume, caller, upload_id)
+    missing = await run_in_threadpool(service.missing_parts, upload)
+    if not missing:
+        await settle(upload, permit, await run_in_threadpool(service.offset_when_whole, upload))
+    return UploadParts(parts=tuple(UploadPart(**dataclasses.asdict(part)) for part in missing))
 
 
 @router.delete("/{upload_id}", status_code=status.HTTP_204_NO_CONTENT, response_class=Response)
@@ -105,7 +124,10 @@ async def end_upload(upload_id: UUID, caller: WaitingOperatorOrWorker, tus_resum
 
 def _begin(caller: Caller, announced: Announced) -> tuple[PartialUpload, Permit]:
     with transaction() as session:
-        return service.begin(session, caller, announced)
+        _, arrival = artifacts.permit(session, caller, announced.assignment_id, announced.digest)
+    is_lost = artifacts.is_lost(arrival, announced.digest)
+    with transaction() as session:
+        return service.begin(session, caller, announced, is_lost=is_lost)
 
 
 def _resume(caller: Caller, upload_id: UUID) -> tuple[PartialUpload, Permit]:
@@ -118,8 +140,8 @@ def _forget(caller: Caller, upload_id: UUID) -> None:
         service.forget(session, service.require_own(session, caller, upload_id).id)
 
 
-def _answer(upload: PartialUpload, status_code: int, headers: Mapping[str, str]) -> Response:
-    expires = format_datetime(service.expiry_of(upload), usegmt=True)
+async def _answer(upload: PartialUpload, status_code: int, headers: Mapping[str, str]) -> Response:
+    expires = format_datetime(await run_in_threadpool(service.expiry_of, upload), usegmt=True)
     return Response(status_code=status_code, headers={**headers, "Tus-Resumable": _VERSION, "Upload-Expires": expires})
 
 

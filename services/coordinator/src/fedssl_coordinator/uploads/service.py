@@ -2,22 +2,27 @@
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from uuid import UUID
 
 from sqlalchemy.orm import Session
 
 from fedssl.artifacts.finite import check_finite
 from fedssl.artifacts.header import read_header
-from fedssl.artifacts.partial import PartialFile
-from fedssl.artifacts.store import Store, digest_of, require_digest
+from fedssl.artifacts.partial import Partial
+from fedssl.artifacts.store import DirectPart, Store, digest_of, require_digest
+from fedssl.errors import ArtifactError
 from fedssl_coordinator.artifacts import service as artifacts
-from fedssl_coordinator.artifacts.service import Permit, store
+from fedssl_coordinator.artifacts.service import Arrival, Permit
 from fedssl_coordinator.auth import Caller
 from fedssl_coordinator.db import after_commit, transaction
 from fedssl_coordinator.models import PartialUpload
 from fedssl_coordinator.problems import ProblemError
 from fedssl_coordinator.settings import settings
+from fedssl_coordinator.stores import store
 from fedssl_coordinator.uploads import repository
+
+_PARTS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +34,16 @@ class Announced:
     assignment_id: UUID | None
 
 
-def begin(session: Session, caller: Caller, announced: Announced) -> tuple[PartialUpload, Permit]:
+def begin(session: Session, caller: Caller, announced: Announced, *, is_lost: bool) -> tuple[PartialUpload, Permit]:
     """The upload of this file: the one that was begun before, where there is one, so that asking again does no harm.
 
-    Another file for the same assignment takes its place. Raises ProblemError where it may not be sent.
+    Another file for the same assignment takes its place. `is_lost`: the store lacks it, whatever is known of it. Raises
+    ProblemError where it may not be sent.
     """
-    permit, is_there = artifacts.permit(session, caller, announced.assignment_id, announced.digest)
-    artifacts.check_announced(permit, announced.num_bytes)
+    # Locked before it is asked what has arrived: who finishes it meanwhile says so afterwards.
     upload = repository.find(session, caller.token_id, announced.assignment_id, announced.digest)
+    permit, arrival = artifacts.permit(session, caller, announced.assignment_id, announced.digest)
+    artifacts.check_announced(permit, announced.num_bytes)
     if upload is not None and (upload.digest, upload.num_bytes) != (announced.digest, announced.num_bytes):
         forget(session, upload.id)
         upload = None
@@ -47,7 +54,7 @@ def begin(session: Session, caller: Caller, announced: Announced) -> tuple[Parti
     if upload is None:
         raise _busy("the same upload is being begun elsewhere at this moment: ask again shortly")
     upload.token_id = caller.token_id
-    upload.is_complete = is_there
+    upload.is_complete = arrival is not Arrival.MISSING and not is_lost
     return upload, permit
 
 
@@ -67,7 +74,7 @@ def require_own(session: Session, caller: Caller, upload_id: UUID) -> PartialUpl
     return upload
 
 
-def partial_of(upload: PartialUpload) -> PartialFile:
+def partial_of(upload: PartialUpload) -> Partial:
     """Where its bytes are while they arrive."""
     return store().partial(_name(upload.id))
 
@@ -77,30 +84,51 @@ def offset_of(upload: PartialUpload) -> int:
     return upload.num_bytes if upload.is_complete else partial_of(upload).size
 
 
+def offset_when_whole(upload: PartialUpload) -> int:
+    """As `offset_of`. Raises ProblemError where bytes are missing: it has just been dropped, or finished elsewhere."""
+    if (offset := offset_of(upload)) != upload.num_bytes:
+        raise _busy("it has just been dropped, or finished elsewhere: announce it again")
+    return offset
+
+
 def expiry_of(upload: PartialUpload) -> datetime:
-    """When it is forgotten, unless more bytes arrive."""
-    return _last_progress(store(), upload) + timedelta(seconds=settings().upload_seconds)
+    """When it is forgotten, unless more bytes arrive; in UTC, whatever the database's time zone."""
+    return (_last_progress(store(), upload) + timedelta(seconds=settings().upload_seconds)).astimezone(UTC)
 
 
 def finish(upload: PartialUpload, permit: Permit) -> None:
     """Check what has arrived as a whole, and make an artifact of it: by one process, however many ask for it.
 
-    Raises ArtifactError where it is not what was announced, and ProblemError while another process checks it.
+    Raises ArtifactError where it is not what was announced, and ProblemError while another process checks it, or this
+    one checks as many as it may.
     """
     partial = partial_of(upload)
     with partial.locked() as held:
-        if not held or partial.size != upload.num_bytes:  # another has it, or has just finished it
+        if not held or partial.size != upload.num_bytes:  # another has it or has just finished it, or too many are open
             if _is_complete(upload.id):
                 return
-            raise _busy("its bytes are all there and are being checked: ask again shortly")
-        require_digest(digest_of(partial.path), upload.digest)
-        with partial.path.open("rb") as file:
-            header = read_header(file, permit.max_header_bytes)
-        check_finite(partial.path, header)
-        store().keep(_name(upload.id), upload.digest)
+            raise _busy("its bytes are all there, and are being checked or will be next: ask again shortly")
+        with partial.whole() as whole:
+            require_digest(digest_of(whole.path), upload.digest)
+            _check(whole.path, permit)
+            whole.keep(upload.digest)
         with transaction() as session:
             artifacts.note_sent(session, upload.assignment_id, upload.digest, upload.num_bytes)
             repository.complete(session, upload.id)
+
+
+def is_direct() -> bool:
+    """Whether senders may put their bytes into the object store themselves."""
+    return settings().store_direct
+
+
+def missing_parts(upload: PartialUpload) -> list[DirectPart]:
+    """Where its sender puts what is missing, some parts at a time; none: all of it is there. Raises ProblemError."""
+    direct = store().direct(_name(upload.id), upload.num_bytes) if is_direct() else None
+    if direct is None:
+        detail = "this coordinator takes uploads itself: send the bytes with PATCH"
+        raise ProblemError("not-found", detail)
+    return [] if upload.is_complete else direct.missing(_PARTS_AT_ONCE)
 
 
 def forget(session: Session, upload_id: UUID) -> None:
@@ -115,16 +143,29 @@ def expire_uploads(session: Session, store: Store, now: datetime) -> list[int]:
     As often as one likes. Returns the bytes of each that were removed.
     """
     limit = now - timedelta(seconds=settings().upload_seconds)
+    forgotten = set()
     for upload in repository.begun_before(session, limit):
         if _last_progress(store, upload) < limit:
             repository.remove(session, upload.id)
+            forgotten.add(_name(upload.id))
     # A file comes after its row is committed, and the names are read first: what no row knows then is nobody's.
-    names = store.partials()
+    names = set(store.partials())
     dropped = []
-    for name in set(names) - {_name(known) for known in repository.all_ids(session)}:
-        dropped.append(store.partial(name).size)
+    for name in (names | forgotten) - {_name(known) for known in repository.all_ids(session)}:
+        if name in names:  # not every store lists what has nothing but parts that a sender puts there itself
+            dropped.append(store.partial(name).size)
         store.partial(name).discard()
     return dropped
+
+
+def _check(path: Path, permit: Permit) -> None:
+    """Raise ArtifactError unless the file is whole, holds what was permitted, and finite numbers."""
+    with path.open("rb") as file:
+        header = read_header(file, permit.max_header_bytes)
+    permit.check(header)
+    if header.total_bytes != (size := path.stat().st_size):
+        raise ArtifactError(f"the header describes {header.total_bytes} bytes, {size} came")
+    check_finite(path, header)
 
 
 def _last_progress(store: Store, upload: PartialUpload) -> datetime:

@@ -1,14 +1,14 @@
-"""The bytes of one request, a mebibyte at a time, to the end of what has arrived before."""
+"""The bytes of one request, some mebibytes at a time, to the end of what has arrived before."""
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
 from fedssl.errors import ArtifactError, ArtifactTooLarge, OffsetMismatch
 from fedssl_coordinator.artifacts.service import Permit
-from fedssl_coordinator.artifacts.streaming import CHUNK, checked_header, refusals
+from fedssl_coordinator.artifacts.streaming import checked_header, refusals
 from fedssl_coordinator.db import transaction
 from fedssl_coordinator.models import PartialUpload
 from fedssl_coordinator.problems import ProblemError
@@ -21,22 +21,29 @@ async def receive_part(upload: PartialUpload, permit: Permit, offset: int, body:
     The header is checked before any of it is kept, so the first request holds all of it. What has arrived when a
     connection breaks stays. Raises ProblemError.
     """
-    with refusals(permit), _dropped_when_wrong(upload):
-        if offset != (size := service.offset_of(upload)):
-            raise OffsetMismatch(f"{size} bytes are there: go on at byte {size}, not at {offset}")
-        return await _receive(upload, permit, offset, body)
+    with refusals(permit):
+        async with _dropped_when_wrong(upload):
+            return await _continued(upload, permit, offset, body)
 
 
 async def settle(upload: PartialUpload, permit: Permit, offset: int) -> int:
     """Where the upload goes on; one of which all bytes are there is finished first. Raises ProblemError."""
     if offset == upload.num_bytes and not upload.is_complete:
-        with refusals(permit), _dropped_when_wrong(upload):
-            await run_in_threadpool(service.finish, upload, permit)
+        with refusals(permit):
+            async with _dropped_when_wrong(upload):
+                await run_in_threadpool(service.finish, upload, permit)
     return offset
+
+
+async def _continued(upload: PartialUpload, permit: Permit, offset: int, body: AsyncIterator[bytes]) -> int:
+    if offset != (size := await run_in_threadpool(service.offset_of, upload)):
+        raise OffsetMismatch(f"{size} bytes are there: go on at byte {size}, not at {offset}")
+    return await _receive(upload, permit, offset, body)
 
 
 async def _receive(upload: PartialUpload, permit: Permit, offset: int, body: AsyncIterator[bytes]) -> int:
     partial = service.partial_of(upload)
+    part_bytes = partial.part_bytes(upload.num_bytes)
     pending = bytearray()
     is_checked = offset > 0
 
@@ -52,7 +59,7 @@ async def _receive(upload: PartialUpload, permit: Permit, offset: int, body: Asy
             if offset + len(pending) > upload.num_bytes:
                 raise ArtifactTooLarge("more bytes came than Upload-Length announced")
             is_checked = is_checked or checked_header(pending, permit, upload.num_bytes) is not None
-            if is_checked and len(pending) >= CHUNK:
+            if is_checked and len(pending) >= part_bytes:
                 await keep()
     except (ClientDisconnect, ProblemError):  # it broke, or stands still
         if is_checked and pending:
@@ -65,14 +72,18 @@ async def _receive(upload: PartialUpload, permit: Permit, offset: int, body: Asy
     return offset
 
 
-@contextmanager
-def _dropped_when_wrong(upload: PartialUpload) -> Iterator[None]:
+@asynccontextmanager
+async def _dropped_when_wrong(upload: PartialUpload) -> AsyncIterator[None]:
     """Bytes that are not what was announced are of no more use: the next attempt begins anew."""
     try:
         yield
     except OffsetMismatch:
         raise
     except ArtifactError:
-        with transaction() as session:
-            service.forget(session, upload.id)
+        await run_in_threadpool(_forget, upload)
         raise
+
+
+def _forget(upload: PartialUpload) -> None:
+    with transaction() as session:
+        service.forget(session, upload.id)

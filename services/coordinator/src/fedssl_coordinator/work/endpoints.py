@@ -21,14 +21,13 @@ from fedssl.protocol.work import (
 from fedssl_coordinator.anchors import service as anchors
 from fedssl_coordinator.auth import Caller, WaitingWorker, WorkerId, require_still
 from fedssl_coordinator.db import DB, transaction
-from fedssl_coordinator.nudges import WORK_CHANNEL
 from fedssl_coordinator.settings import settings
-from fedssl_coordinator.waiting import Place
+from fedssl_coordinator.waiting import PlacedWorker
 from fedssl_coordinator.work import service
 
 router = APIRouter(prefix="/v1/work", tags=["work"])
 
-POLL_SECONDS = 2.0  # while a claim waits it looks this often even if no wake-up comes, for Redis may be down
+_GONE_SECONDS = 5.0  # how often a claim that waits looks whether its worker is still there
 
 
 @router.post("/register")
@@ -38,39 +37,54 @@ def register(request: Register, client_id: WorkerId, session: DB) -> Registered:
     return registered.model_copy(update={"receipt": anchors.note(session, client_id, request.anchor)})
 
 
+# Claims, heartbeats and submissions are most of all requests. A session as a parameter costs five turns in a thread,
+# each of them at the end of a queue; with one, fewer leases run out while their heartbeat waits.
+
+
 @router.post("/heartbeat")
-def heartbeat(request: Heartbeat, client_id: WorkerId, session: DB) -> HeartbeatReply:
+async def heartbeat(request: Heartbeat, caller: WaitingWorker) -> HeartbeatReply:
     """Renew a lease and report progress."""
-    reply = service.heartbeat(session, client_id, request)
-    return reply.model_copy(update={"receipt": anchors.note(session, client_id, request.anchor)})
+    return await run_in_threadpool(_heartbeat, _client_of(caller), request)
+
+
+def _heartbeat(client_id: str, request: Heartbeat) -> HeartbeatReply:
+    with transaction() as session:
+        reply = service.heartbeat(session, client_id, request)
+        return reply.model_copy(update={"receipt": anchors.note(session, client_id, request.anchor)})
 
 
 def _claim(caller: Caller) -> WorkItem | None:
-    assert caller.client_id is not None, "a worker's token has a client"
     with transaction() as session:
         require_still(session, caller)
-        return service.claim(session, caller.client_id)
+        return service.claim(session, _client_of(caller))
 
 
 @router.post("/claim", responses={204: {"description": "Nothing to do at the moment: ask again."}})
-async def claim(claim: Claim, request: Request, caller: WaitingWorker, place: Place) -> WorkItem | None:
+async def claim(claim: Claim, request: Request, caller: PlacedWorker) -> WorkItem | None:
     """Lease an assignment, waiting for one to appear. Holds no database connection while it waits."""
     end = time.monotonic() + min(claim.wait_seconds, settings().claim_wait_seconds)
-    with request.app.state.wakeups.listen(WORK_CHANNEL) as woken:
-        while True:
-            item = await run_in_threadpool(_claim, caller)
-            left = end - time.monotonic()
-            if item is not None or left <= 0 or await request.is_disconnected():
-                # 204 where there is nothing: FastAPI would send `null`.
-                return item if item is not None else Response(status_code=204)  # type: ignore[return-value]
-            await woken.wait(min(left, POLL_SECONDS))
+    with request.app.state.waiting_claims.wait(caller) as woken:
+        while (item := await run_in_threadpool(_claim, caller)) is None:
+            is_woken = False
+            while not is_woken:
+                left = end - time.monotonic()
+                if left <= 0 or await request.is_disconnected():
+                    # FastAPI would send `null`.
+                    return Response(status_code=204)  # type: ignore[return-value]
+                is_woken = await woken.wait(min(left, _GONE_SECONDS))
+    return item
 
 
 @router.post("/submit")
-def submit(request: Submit, client_id: WorkerId, session: DB) -> Submitted:
+async def submit(request: Submit, caller: WaitingWorker) -> Submitted:
     """Hand in an uploaded update."""
-    submitted = service.submit(session, client_id, request)
-    return submitted.model_copy(update={"receipt": anchors.note(session, client_id, request.anchor)})
+    return await run_in_threadpool(_submit, _client_of(caller), request)
+
+
+def _submit(client_id: str, request: Submit) -> Submitted:
+    with transaction() as session:
+        submitted = service.submit(session, client_id, request)
+        return submitted.model_copy(update={"receipt": anchors.note(session, client_id, request.anchor)})
 
 
 @router.post("/ended-runs")
@@ -83,3 +97,8 @@ def ended_runs(request: EndedQuery, client_id: WorkerId, session: DB) -> EndedRu
 def decline(request: Decline, client_id: WorkerId, session: DB) -> Submitted:
     """Give an assignment back, with the reason."""
     return service.decline(session, client_id, request)
+
+
+def _client_of(caller: Caller) -> str:
+    assert caller.client_id is not None, "a worker's token has a client"
+    return caller.client_id

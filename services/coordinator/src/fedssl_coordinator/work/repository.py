@@ -9,7 +9,17 @@ from sqlalchemy.orm import Session
 
 from fedssl.protocol.states import AssignmentState, RoundState, RunState
 from fedssl.protocol.work import Progress
+from fedssl_coordinator.db import among
 from fedssl_coordinator.models import Assignment, Round, Run
+from fedssl_coordinator.tries import is_over
+
+_is_open = (
+    Assignment.state.in_((AssignmentState.LEASED, AssignmentState.OFFERED))
+    & is_over(Assignment.offered_at)
+    & (Run.state == RunState.RUNNING)
+    & (Round.state == RoundState.OPEN)
+)
+"""Of an assignment with its run and its round: whether its client can work on it now."""
 
 
 def claimable(session: Session, client_id: str) -> Assignment | None:
@@ -18,18 +28,24 @@ def claimable(session: Session, client_id: str) -> Assignment | None:
         select(Assignment)
         .join(Run, Run.id == Assignment.run_id)
         .join(Round, Round.id == Assignment.round_id)
-        .where(
-            Assignment.client_id == client_id,
-            Assignment.state.in_((AssignmentState.LEASED, AssignmentState.OFFERED)),
-            Assignment.offered_at <= func.now(),
-            Run.state == RunState.RUNNING,
-            Round.state == RoundState.OPEN,
-        )
+        .where(Assignment.client_id == client_id, _is_open)
         .order_by(Assignment.state != AssignmentState.LEASED, Assignment.offered_at, Assignment.id)
         .limit(1)
         .with_for_update(of=Assignment, key_share=True, skip_locked=True)
     )
     return session.scalars(statement).one_or_none()
+
+
+def with_work(session: Session, client_ids: Sequence[str]) -> set[str]:
+    """Those of the clients that would be given an assignment, unless somebody else were quicker."""
+    statement = (
+        select(Assignment.client_id)
+        .join(Run, Run.id == Assignment.run_id)
+        .join(Round, Round.id == Assignment.round_id)
+        .where(among(Assignment.client_id, client_ids), _is_open)
+        .distinct()
+    )
+    return set(session.scalars(statement))
 
 
 def end_pauses(session: Session, client_id: str) -> None:

@@ -1,5 +1,8 @@
 """Leases: given, renewed, turned into an accepted update, or given back."""
 
+import functools
+from uuid import UUID
+
 from sqlalchemy import func
 from sqlalchemy.orm import Session
 
@@ -50,7 +53,7 @@ def register(session: Session, client_id: str, request: Register) -> Registered:
     encoder = "" if request.encoder is None else f", encoder {request.encoder}"
     message = f"{request.num_images} images, {request.device}, worker {request.worker_version}{encoder}"
     record(session, "client.registered", message, client_id=client_id)
-    for run_id in runs.awaiting_clients(session):
+    for run_id in runs.awaiting_clients(session, clients.num_eligible()):
         nudges.advance(session, run_id)
     return Registered(client_id=client_id)
 
@@ -105,7 +108,7 @@ def submit(session: Session, client_id: str, request: Submit) -> Submitted:
         raise ProblemError("conflict", detail, happening=_refused(assignment, detail))
     _require_wanted(session, assignment)
     _accept(session, assignment, request)
-    nudges.advance(session, assignment.run_id)
+    events.once_written(session, functools.partial(_advance_if_last, assignment.run_id, assignment.round_id))
     nudges.wake_watchers(session)
     return Submitted(assignment_id=assignment.id, state=AssignmentState.ACCEPTED)
 
@@ -148,6 +151,12 @@ def _accept(session: Session, assignment: Assignment, request: Submit) -> None:
     won = transition(session, assignment, AssignmentState.ACCEPTED, message, closed_at=func.now())
     assert won, "the row is locked and was seen leased"
     rounds.replace_metrics(session, assignment.run_id, assignment.round_number, assignment.client_id, request.metrics)
+
+
+def _advance_if_last(run_id: UUID, round_id: UUID, session: Session) -> None:
+    """Only the update that a round has waited for has anybody look at it: a thousand looks would find the same."""
+    if rounds.has_all_or_enough(session, round_id):
+        nudges.advance(session, run_id)
 
 
 def _accepted_before(assignment: Assignment, request: Submit) -> Submitted:

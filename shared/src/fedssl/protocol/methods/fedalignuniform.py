@@ -24,4 +24,9 @@ class FedAlignUniformConfig(ComposedConfig):
 
     name: Literal["fedalignuniform"] = "fedalignuniform"
     uniformity_weight: float = Field(default=1.0, ge=0, le=1000, description="Weight of uniformity against alignment.")
+    views: Literal["joint", "separate"] = Field(
+        default="joint",
+        description="How an image's two views pass the networks: as one batch, whose BatchNorm statistics they "
+        "share, or one after the other (SSD's code).",
+    )
     uniformity_t: float = Field(default=2.0, gt=0, le=100, description="t of exp(-t d^2).")

@@ -27,6 +27,11 @@ class FLESDConfig(ComposedConfig):
     temperature: float = Field(
         default=0.4, gt=0, le=100, description="tau of the local contrastive loss (FLESD, CIFAR: 0.4)."
     )
+    views: Literal["joint", "separate"] = Field(
+        default="joint",
+        description="How an image's two views pass the networks: as one batch, whose BatchNorm statistics they "
+        "share, or one after the other (FLESD's code).",
+    )
     reducer: AnyReducer = Field(
         default=DistillationConfig(),
         description="How the coordinator combines what clients send; mean, weighted uniform, is FLESD's FedAvg row.",

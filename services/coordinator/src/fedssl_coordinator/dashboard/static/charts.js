@@ -7,7 +7,7 @@ const charts = new Set();
 
 /* `options.series`: {label, y, end?, slot?, width?, color?, dash?, band?}; `marks`: {y, text, zone?, color?, right?} */
 export function chart(element, options) {
-  let current = { height: 176, y: [null, null], right: 54, left: 42, places: 0, unit: "", marks: [], sync: "round", axis: number, ...options };
+  const current = { height: 176, y: [null, null], right: 54, left: 42, places: 0, unit: "", marks: [], sync: "round", axis: number, ...options };
   let plot;
   const build = () => {
     const width = element.clientWidth;
@@ -30,7 +30,7 @@ export function chart(element, options) {
   }).observe(element);
   return { set: (changes) => {
     const sameLines = plot && changes.series && changes.series.length === current.series.length && !changes.marks && changes.series.every((line, i) => line.client === current.series[i].client && line.label === current.series[i].label);
-    current = { ...current, ...changes };
+    Object.assign(current, changes); /* the plot's hooks look at this very object */
     if (sameLines) plot.setData([current.x, ...current.series.map((line) => line.y)]); else build();
   } };
 }

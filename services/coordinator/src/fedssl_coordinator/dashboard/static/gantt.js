@@ -41,7 +41,7 @@ export function gantt(root, load) {
 
   function drawClock(g, w, h, bar) {
     const now = Date.now() / 1000, rounds = frame.rounds, start = rounds[0].opened;
-    const ended = rounds.at(-1).closed, end = ended ?? now, span = Math.max(end - start, 1), X = (t) => ((t - start) / (span * (ended ? 1.01 : 1.06))) * w;
+    const ended = rounds.at(-1).closed, end = ended ?? now, span = Math.max(end - start, 1), X = (t) => ((t - start) / (span * (ended ? 1.03 : 1.06))) * w;
     const from = (rounds[0].number - 1) * bar;
     g.strokeStyle = token("text-2"); g.lineWidth = 1.25; g.strokeRect(from, 2, Math.max(3, rounds.length * bar - 1), 22.5);
     rounds.forEach((round, index) => {

@@ -2,6 +2,7 @@
 import { $, $$, keys } from "./shell.js";
 import { empties, showEmpty } from "./canvas.js";
 import { chart, focusClient } from "./charts.js";
+import { embedding } from "./embedding.js";
 import { decoded, heat, plane, showScale } from "./fields.js";
 import { percent, short } from "./format.js";
 import { gantt } from "./gantt.js";
@@ -60,7 +61,9 @@ function clientChart(selector, buttons) {
   if (!group) return async () => {};
   let shown = null, name = $("button", group).dataset.name;
   const show = async () => {
-    const pin = $("#pin")?.value, found = seriesOf(await load(`metric.json?${new URLSearchParams([["name", name], ...(pin ? [["pin", pin]] : [])])}`));
+    const pin = $("#pin")?.value, wanted = name;
+    const found = seriesOf(await load(`metric.json?${new URLSearchParams([["name", wanted], ...(pin ? [["pin", pin]] : [])])}`));
+    if (wanted !== name || pin !== $("#pin")?.value) return; /* another was asked for meanwhile */
     if (!found.series.some((line) => line.y.some((value) => value != null))) { if (!shown) showEmpty(element, "No client has sent this number yet"); return; }
     const alarm = +ALARMS[name], marks = alarm ? [{ y: alarm, text: `alarm below ${short(alarm)}`, zone: true }] : [];
     const settings = { ...found, right: found.series.some((line) => line.end) ? 44 : 14, y: alarm ? [0, null] : [null, null] };
@@ -90,6 +93,8 @@ async function showHeat() {
   if (drawHeat) drawHeat(); else drawHeat = heat($("#heat"), () => cells, slots);
 }
 
+const showMaps = embedding(load);
+let mapsNear = false;
 const timeline = gantt(root, load);
 keys["["] = () => timeline.move(-1);
 keys["]"] = () => timeline.move(1);
@@ -103,6 +108,7 @@ quietly(showLoss);
 quietly(showWatch);
 quietly(() => timeline.show(null));
 near($("#heat"), showHeat);
+near($("#embedding"), () => { mapsNear = true; return showMaps(); });
 
 live(root, url, (kinds) => {
   document.body.dispatchEvent(new CustomEvent("run:changed"));
@@ -112,5 +118,6 @@ live(root, url, (kinds) => {
     quietly(showLoss);
     quietly(showWatch);
     if (drawHeat) quietly(showHeat);
+    if (mapsNear) quietly(showMaps);
   }
 });

@@ -1,0 +1,14 @@
+"""one number of all rounds, for the charts: without the run's other numbers and without other runs'"""
+
+from alembic import op
+
+revision = "2026_11_20_ninth"
+down_revision = "2026_11_20_eighth"
+
+
+def upgrade() -> None:
+    op.create_index("ix_metrics_run_id_name_round_number", "metrics", ["run_id", "name", "round_number"])
+
+
+def downgrade() -> None:
+    op.drop_index("ix_metrics_run_id_name_round_number", table_name="metrics")

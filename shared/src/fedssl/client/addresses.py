@@ -1,0 +1,28 @@
+"""Addresses that requests go to."""
+
+import httpx
+
+_MAX_PORT = 65535
+
+
+def parsed(url: str) -> httpx.URL | None:
+    """A server's address, over http or https and without a user in it; None: it is none.
+
+    >>> parsed("https://fed.example.org/v1"), parsed("https://user@host"), parsed("file:///etc/passwd")
+    (URL('https://fed.example.org/v1'), None, None)
+    """
+    try:
+        address = httpx.URL(url)
+    except httpx.InvalidURL:
+        return None
+    is_one = address.scheme in ("http", "https") and address.host and not address.userinfo
+    return address if is_one and 0 < (address.port or 1) <= _MAX_PORT else None
+
+
+def origin(address: httpx.URL) -> str:
+    """Its server, without path and query.
+
+    >>> origin(httpx.URL("https://store.example.org:443/bucket/key?signature=x"))
+    'https://store.example.org'
+    """
+    return f"{address.scheme}://{address.netloc.decode()}"

@@ -1,0 +1,92 @@
+"""Take the pictures of README.md and docs/web.md anew: six clients train, and Chromium looks. `make pictures`.
+
+Everything on them is real: `fedssl up`'s own processes, digits dealt unevenly, a run half done and two that are.
+"""
+
+import contextlib
+import os
+import tempfile
+import time
+from pathlib import Path
+from uuid import UUID
+
+from playwright.sync_api import Page, sync_playwright
+
+from fedssl.client import Client
+from fedssl.local.federation import Dealing, Federation, Machine, running_federation
+from fedssl.local.folder import Folder
+from fedssl.protocol.data import PartitionConfig
+from fedssl.protocol.runs import RunSpec
+from support.browsing import CACHE, SIZES, SPEC, chromium
+from support.judged import register_digits
+
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
+CLIENTS = 6
+PARTITION = PartitionConfig(dataset="digits", num_clients=CLIENTS, scheme="dirichlet", alpha=0.5, max_images=1_200)
+COHORT = {"min_clients": CLIENTS, "min_updates": 4, "lease_seconds": 60}
+RUNS = {
+    "digits-align": {"method": {"name": "fedalignuniform"}, "num_rounds": 6},
+    "digits-byol": {"method": {"name": "fedbyol"}, "num_rounds": 6},
+    "digits-ssd": {"method": {"name": "ssd"}, "num_rounds": 40},
+}
+SHOWN_AFTER = 24  # rounds of the last
+
+
+def _submit(client: Client) -> UUID:
+    """The runs, one after the other; the last is left running."""
+    for name, changes in RUNS.items():
+        spec = RunSpec.model_validate({**SPEC, **changes, "name": name, "cohort": COHORT})
+        run = client.create_run(spec).id
+        while (view := client.run(run)).state != "finished" and not (
+            name == "digits-ssd" and view.rounds_closed >= SHOWN_AFTER
+        ):
+            time.sleep(0.5)
+    return run
+
+
+def _sign_in(page: Page, federation: Federation) -> None:
+    page.goto("/sign-in")
+    page.fill("#token", federation.folder.operator_token.read_text(encoding="ascii").strip())
+    page.click("button.pri")
+    page.wait_for_url("**/runs")
+
+
+def _take(page: Page, path: str, name: str) -> None:
+    page.goto(path)
+    page.evaluate("document.fonts.ready")
+    for place in range(0, page.evaluate("document.body.scrollHeight"), 400):
+        page.evaluate("place => scrollTo(0, place)", place)
+        page.wait_for_timeout(300)
+    page.evaluate("scrollTo(0, 0)")
+    page.wait_for_timeout(1_500)
+    page.screenshot(path=IMAGES / name, full_page=True)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
+        machine = Machine(port=0, device="cpu", threads=1)
+        dealing = Dealing(partition=PARTITION, required={})
+        federation = stack.enter_context(running_federation(Folder(Path(place) / "up"), dealing, machine))
+        client = stack.enter_context(contextlib.closing(federation.client()))
+        register_digits(client, Path(place))
+        run = _submit(client)
+        path = chromium()
+        libraries = {"LD_LIBRARY_PATH": str(path.parent / "lib")} if path.is_relative_to(CACHE) else {}
+        browser = stack.enter_context(sync_playwright()).chromium.launch(
+            executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"], env={**os.environ, **libraries}
+        )
+        width, height = SIZES["wide"]
+        for palette, where, name, tall in (
+            ("light", f"/runs/{run}", "run-light.png", height),
+            ("dark", "/runs", "runs-dark.png", height // 2),
+        ):
+            page = browser.new_page(
+                base_url=federation.url, viewport={"width": width, "height": tall}, color_scheme=palette
+            )
+            _sign_in(page, federation)
+            _take(page, where, name)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

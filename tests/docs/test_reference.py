@@ -1,0 +1,33 @@
+"""The Python reference: it builds without a warning, needs nothing from elsewhere, and leaves nothing public out."""
+
+import importlib
+import importlib.util
+import inspect
+import re
+from pathlib import Path
+from types import ModuleType
+
+SCRIPT = Path(__file__).parents[2] / "docs" / "python_reference.py"
+
+
+def _script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("python_reference", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_reference_is_whole(tmp_path: Path) -> None:
+    script = _script()
+    script.write(tmp_path)
+    for name in script.PUBLIC:
+        text = (tmp_path / f"{name.replace('.', '/')}.html").read_text()
+        assert not re.findall(r'(?:src|<link[^>]*href)="https?:', text), "it loads something from elsewhere"
+        module = importlib.import_module(name)
+        for public in getattr(module, "__all__", ()):
+            assert f'id="{public}"' in text, f"{name}.{public}"
+            member = getattr(module, public)
+            if inspect.isfunction(member) or inspect.isclass(member):
+                assert inspect.getdoc(member), f"{name}.{public} has no docstring"

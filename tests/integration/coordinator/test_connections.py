@@ -1,0 +1,183 @@
+"""How many connections to Postgres an API process holds, what it asks over them, and what a pooler may do with them."""
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+from sqlalchemy import event, text
+
+from fedssl.client import Retry, WorkerClient
+from fedssl.client.errors import Unavailable
+from fedssl_coordinator.auth import Caller
+from fedssl_coordinator.db import direct_engine, engine, exclusive, transaction
+from fedssl_coordinator.work import waiting_claims
+from support.cast import Cast
+from support.coordinator import Coordinator
+from support.servers import Servers
+from support.tables import Tables
+
+_WAITING = 40
+
+
+def _connections(tables: Tables) -> int:
+    found = tables.one(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
+        "AND backend_type = 'client backend'"
+    )
+    assert isinstance(found, int)
+    return found
+
+
+@contextmanager
+def _statements() -> Iterator[list[str]]:
+    """What this process asks Postgres in the block."""
+    asked: list[str] = []
+
+    def note(connection: object, cursor: object, statement: str, *_: object) -> None:
+        asked.append(statement)
+
+    event.listen(engine(), "before_cursor_execute", note)
+    try:
+        yield asked
+    finally:
+        event.remove(engine(), "before_cursor_execute", note)
+
+
+def test_waiting_claims_hold_no_connection_and_ask_nothing(
+    coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many wait: one look for all of them every so often, of two statements."""
+    monkeypatch.setattr(waiting_claims, "POLL_SECONDS", 0.5)
+    secrets = [coordinator.worker_token(f"c{number}") for number in range(_WAITING)]
+    clients = [WorkerClient(coordinator.url, secret, retry=Retry(seconds=0)) for secret in secrets]
+    with ThreadPoolExecutor(_WAITING) as pool:
+        waiting = [pool.submit(client.claim, 5) for client in clients]
+        time.sleep(2.5)  # everybody has looked once
+        assert not any(claim.done() for claim in waiting)
+        engine().dispose()
+        with _statements() as asked:
+            time.sleep(1.2)
+            assert _connections(tables) == 1
+        assert 2 <= len(asked) <= 8, asked
+        assert [claim.result() for claim in waiting] == [None] * _WAITING
+
+
+def test_no_thread_waits_to_finish_an_upload_while_many_are_finished(coordinator: Coordinator) -> None:
+    from fedssl_coordinator import stores
+
+    def ask(name: str) -> bool:
+        with stores._lock(name) as is_held:
+            return is_held
+
+    with ThreadPoolExecutor(1) as pool, ExitStack() as held:
+        assert all(held.enter_context(stores._lock(f"partial/{number}")) for number in range(8))
+        assert not pool.submit(ask, "partial/one-more").result(5)  # 423: its sender comes again
+        held.close()
+        assert pool.submit(ask, "partial/one-more").result(5)
+
+
+def test_a_look_that_fails_for_whatever_reason_is_not_the_last(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, has_failed = waiting_claims._with_something, threading.Event()
+
+    def fail_once(callers: list[Caller]) -> list[Caller]:
+        if not has_failed.is_set():
+            has_failed.set()
+            raise ValueError("not of the database")
+        return look(callers)
+
+    monkeypatch.setattr(waiting_claims, "POLL_SECONDS", 0.1)
+    monkeypatch.setattr(waiting_claims, "_with_something", fail_once)
+    worker = coordinator.worker("a")
+    with ThreadPoolExecutor(1) as pool:
+        claim = pool.submit(worker.claim, 5)
+        assert has_failed.wait(5)
+        Cast(coordinator, tables, tmp_path, "a")
+        assert claim.result() is not None
+
+
+def test_work_for_one_wakes_one(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+    """Of ten that wait, nine ask nothing more."""
+    cast = Cast(coordinator, tables, tmp_path, num_rounds=1)
+    cast.work("a")
+    cast.claim("b")
+    others = [coordinator.worker(f"c{number}", register=False) for number in range(8)]
+    with ThreadPoolExecutor(10) as pool:
+        waiting = [pool.submit(worker.claim, 3) for worker in (cast.workers["a"], *others)]
+        time.sleep(1)
+        cast.lapse("b")
+        cast.advance()
+        with _statements() as asked:
+            assert cast.workers["b"].claim(5) is not None
+            time.sleep(0.3)
+        assert sum("UPDATE clients" in statement for statement in asked) == 1
+        assert not any(claim.done() for claim in waiting)
+
+
+def test_only_the_last_update_has_the_run_looked_at(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when all of them come at the same time: each sees those that were before it."""
+    from fedssl_coordinator import nudges
+
+    names = "abcdefgh"
+    cast = Cast(coordinator, tables, tmp_path, names, num_rounds=1)
+    for name in names:
+        cast.claim(name)
+    sent: list[str] = []
+    monkeypatch.setattr(nudges, "_send_task", lambda name, run: sent.append(run))
+    with ThreadPoolExecutor(len(names)) as pool:
+        list(pool.map(cast.deliver, names))
+    assert sent == [str(cast.id)]
+    assert {state for _, _, state in cast.states()} == {"accepted"}
+
+
+def test_a_process_opens_no_more_connections_than_it_may(servers: Servers, database_url: str, tmp_path: Path) -> None:
+    limits = {"FEDSSL_DATABASE_CONNECTIONS": "15", "FEDSSL_DATABASE_WAIT_SECONDS": "0.5"}
+    with (
+        Coordinator(database_url, servers.redis_url, tmp_path, **limits) as coordinator,
+        Tables(database_url) as tables,
+    ):
+        secrets = [coordinator.worker_token(f"c{number}") for number in range(30)]
+        clients = [WorkerClient(coordinator.url, secret, retry=Retry(seconds=0)) for secret in secrets]
+        plain = database_url.replace("+psycopg", "")
+        with ThreadPoolExecutor(30) as pool, psycopg.connect(plain) as holder:
+            holder.execute("LOCK TABLE clients")  # every claim's transaction hangs, with its connection
+            claims = [pool.submit(client.claim, 0) for client in clients]
+            time.sleep(0.3)
+            assert _connections(tables) <= 15 + 1
+            time.sleep(0.7)
+            holder.rollback()
+        refused = [claim.exception() for claim in claims if claim.exception() is not None]
+        assert 1 <= len(refused) <= 20
+        assert {type(error) for error in refused} == {Unavailable}
+        assert "send the request again shortly" in str(refused[0])
+
+
+def test_behind_a_pooler_nothing_outlives_its_transaction(servers: Servers, database_url: str, tmp_path: Path) -> None:
+    """The pooler's connection serves others next: bounds that stayed would be theirs, and a lock nobody's."""
+    settings = {"FEDSSL_DATABASE_DIRECT_URL": database_url, "FEDSSL_STATEMENT_SECONDS": "7"}
+    with Coordinator(database_url, servers.redis_url, tmp_path, **settings) as coordinator:
+        assert coordinator.client.ready().status == "ok"
+        with transaction() as session:
+            assert session.scalar(text("SHOW statement_timeout")) == "7s"
+            own = session.scalar(text("SELECT pg_backend_pid()"))
+        raw = engine().raw_connection()
+        try:
+            assert raw.driver_connection is not None
+            assert raw.driver_connection.prepare_threshold is None
+            [timeout] = raw.driver_connection.execute("SHOW statement_timeout").fetchone()
+            assert timeout == "0"
+        finally:
+            raw.close()
+        assert direct_engine() is not engine()
+        with exclusive("test") as connection, exclusive("test") as second:
+            assert connection is not None
+            assert connection.scalar(text("SELECT pg_backend_pid()")) != own
+            assert second is None

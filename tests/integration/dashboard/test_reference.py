@@ -1,0 +1,21 @@
+"""The REST API's reference: every operation and object of it, and links that lead somewhere."""
+
+import re
+
+from fedssl_coordinator.app import create_app
+from support.openapi import operations
+from support.pages import Browser
+
+
+def test_it_describes_every_operation_and_object(viewer: Browser) -> None:
+    document = create_app().openapi()
+    text = viewer.get("/reference").text
+    described = {f"{verb} {path}" for verb, path in re.findall(r'ref-v">(\w+)</b> <code>([^<]+)</code>', text)}
+    assert described == {str(operation) for operation in operations(document)}
+    ids = set(re.findall(r'id="([^"]+)"', text))
+    assert {f"s-{name}" for name in document["components"]["schemas"]} <= ids
+    assert set(re.findall(r'href="#([^"]+)"', text)) - {"main"} <= ids
+    run = text[text.index('id="post-v1-runs"') :]
+    assert "RunCreate" in run[: run.index("</section>")]
+    assert "admin, operator" in run[: run.index("</section>")]
+    assert len(text) < 600_000

@@ -1,0 +1,62 @@
+"""A federation with its artifacts in an object store gives the bits of the simulation."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedssl.artifacts.tensors import load_tensors
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.states import Outcome, RunState
+from fedssl.protocol.views import RunView
+from fedssl.shards import deal
+from fedssl.simulation import simulate
+from support.object_store import ObjectStore
+from support.processes import federation
+from support.servers import Servers
+
+pytestmark = pytest.mark.parity
+
+SPEC = RunSpec.model_validate(
+    {
+        "num_rounds": 2,
+        "seed": 7,
+        "method": {"name": "fedbyol"},
+        "model": {
+            "encoder": {"widths": [8, 16]},
+            "projector": {"hidden_dims": [16], "out_dim": 8},
+            "predictor": {"hidden_dims": [16], "out_dim": 8},
+        },
+        "data": {"channels": 1, "image_size": 8},
+        "training": {"batch_size": 32},
+        "cohort": {"min_clients": 2, "lease_seconds": 60},
+        "partition": {"dataset": "digits", "num_clients": 2, "alpha": 0.5},
+    }
+)
+
+
+def test_the_same_bits_out_of_an_object_store(servers: Servers, object_store: ObjectStore, tmp_path: Path) -> None:
+    assert SPEC.partition is not None
+    shards = deal(SPEC.partition, SPEC.data).by_client
+    simulated = simulate(SPEC, shards).model
+    bucket = object_store.new_bucket()
+    settings = {**object_store.environment(bucket, tmp_path / "cache"), "FEDSSL_STORE_DIRECT": "1"}
+    with (
+        servers.database() as database,
+        federation(database, servers.redis_url, tmp_path, shards, **settings) as running,
+    ):
+        for name in shards:
+            running.start(name)
+        run_id = running.client.create_run(SPEC).id
+
+        def look() -> RunView | None:
+            run = running.client.run(run_id)
+            return run if run.state == RunState.FINISHED else None
+
+        run = running.wait_for(look, "the run's end", 150)
+        assert run.outcome == Outcome.COMPLETED, run.reason
+        running.client.download_model(run_id, tmp_path / "model")
+    deployed = load_tensors(tmp_path / "model")
+    assert [name for name in simulated if not torch.equal(deployed[name], simulated[name])] == []
+    assert not (tmp_path / "store").exists()
+    assert object_store.objects(bucket)

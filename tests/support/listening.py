@@ -1,0 +1,74 @@
+"""What the tests' proxies and HTTP servers have in common: a port of loopback, a thread for each connection."""
+
+import socket
+import sys
+import threading
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
+
+
+class Listener(ABC):
+    """Takes connections for the length of the block."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    @abstractmethod
+    def _serve(self, client: socket.socket) -> None:
+        """Talk to a client, in a thread of its own. An OSError ends the conversation."""
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._converse, args=(client,), daemon=True).start()
+
+    def _converse(self, client: socket.socket) -> None:
+        with suppress(OSError):
+            self._serve(client)
+
+
+class LoopbackServer(ThreadingHTTPServer):
+    """An HTTP server on a port of its own."""
+
+    daemon_threads = True
+
+    def __init__(self, handler: Any) -> None:
+        super().__init__(("127.0.0.1", 0), handler)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print what went wrong, unless the client has gone: tests kill clients, and those have enough of answers."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
+class Quiet(BaseHTTPRequestHandler):
+    """A handler that prints no line for a request."""
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
+        pass
+
+
+class Files(Quiet, SimpleHTTPRequestHandler):
+    """Serves a folder: `functools.partial(Files, directory=...)`."""

@@ -1,0 +1,210 @@
+"""Workers that keep to the protocol and train nothing: thousands of them in one process, each with its own token."""
+
+import asyncio
+import base64
+import contextlib
+import functools
+import hashlib
+import json
+import random
+import struct
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedssl.artifacts.header import header_bytes, num_bytes
+from fedssl.protocol.plan import ArtifactPlan, TensorSpec
+from fedssl_worker.lease import news_interval
+
+_LARGEST_PUT = 1 << 20  # as the worker's client: what is larger goes by `/v1/uploads`
+_CONNECT_SECONDS = 60.0
+_HELD = {"claim"}  # answered when there is something to say: not a latency
+
+
+@dataclass
+class Tally:
+    """What all workers have seen together. Times are in seconds."""
+
+    latencies: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    refusals: Counter[str] = field(default_factory=Counter)
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A response; `content` is empty where it was only counted."""
+
+    status: int
+    headers: dict[str, str]
+    content: bytes
+
+
+class Line:
+    """One worker's connection: HTTP/1.1 by hand, for a library's would cost more than the server's half."""
+
+    def __init__(self, host: str, port: int, token: str, tally: Tally) -> None:
+        self._address = (host, port)
+        self._head = f"Host: {host}:{port}\r\nAuthorization: Bearer {token}\r\n"
+        self.tally = tally
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def ask(
+        self, name: str, method: str, path: str, *parts: bytes, is_kept: bool = True, **headers: str
+    ) -> Answer:
+        """Send a request, again until it is answered as it should be; refusals are counted by their status."""
+        while True:
+            began = time.perf_counter()
+            try:
+                answer = await self._exchange(method, path, parts, headers, is_kept=is_kept)
+            except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
+                self.close()
+                self.tally.refusals[f"{name}: {type(error).__name__}"] += 1
+                await asyncio.sleep(random.uniform(0.1, 0.5))
+                continue
+            if answer.status in (429, 503):
+                self.tally.refusals[f"{name}: {answer.status}"] += 1
+                await asyncio.sleep(float(answer.headers.get("retry-after", 1)) * random.uniform(0.5, 1.5))
+                continue
+            if name not in _HELD:
+                self.tally.latencies[name].append(time.perf_counter() - began)
+            return answer
+
+    async def _exchange(
+        self, method: str, path: str, parts: tuple[bytes, ...], headers: dict[str, str], *, is_kept: bool
+    ) -> Answer:
+        if self._streams is None:
+            self._streams = await asyncio.wait_for(asyncio.open_connection(*self._address), _CONNECT_SECONDS)
+        reader, writer = self._streams
+        size = sum(map(len, parts))
+        own = "".join(f"{key.replace('_', '-')}: {value}\r\n" for key, value in headers.items())
+        writer.write(f"{method} {path} HTTP/1.1\r\n{self._head}{own}Content-Length: {size}\r\n\r\n".encode())
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+        self.tally.bytes_up += size
+        lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        fields = {key.lower(): value.strip() for key, _, value in (line.partition(":") for line in lines[1:])}
+        content = await self._body(reader, int(fields.get("content-length", 0)), is_kept=is_kept)
+        if fields.get("connection") == "close":
+            self.close()
+        return Answer(int(lines[0].split()[1]), fields, content)
+
+    async def _body(self, reader: asyncio.StreamReader, size: int, *, is_kept: bool) -> bytes:
+        self.tally.bytes_down += size
+        if is_kept:
+            return await reader.readexactly(size)
+        while size:
+            chunk = await reader.read(min(size, 1 << 18))
+            if not chunk:
+                raise ConnectionResetError("the connection broke in the middle of a file")
+            size -= len(chunk)
+        return b""
+
+    def close(self) -> None:
+        if self._streams is not None:
+            self._streams[1].close()
+            self._streams = None
+
+
+class _LeaseLost(Exception):
+    """It took longer than the lease: whoever is that late is counted among the refusals."""
+
+
+class SimulatedWorker:
+    """Registers, claims, fetches the broadcast, sends heartbeats, waits as if it trained, uploads, and submits."""
+
+    def __init__(self, name: str, line: Line, train_seconds: float, claim_seconds: float) -> None:
+        self._name = name
+        self._line = line
+        self._train_seconds = train_seconds
+        self._claim_seconds = claim_seconds
+        self._key = hashlib.sha256(name.encode()).hexdigest()
+        self._num_entries = 0
+
+    async def register(self) -> None:
+        introduction = {
+            "worker_version": "simulated", "methods": {"fedalignuniform": 1}, "device": "cpu", "num_images": 100,
+            "channels": 1, "image_size": 8, "anchor": self._anchor(),
+        }  # fmt: skip
+        await self._post("register", introduction)
+
+    async def work(self) -> None:
+        """Do whatever is offered, until cancelled."""
+        with contextlib.closing(self._line):
+            while True:
+                answer = await self._post("claim", {"wait_seconds": self._claim_seconds})
+                if answer.status == 200:
+                    with contextlib.suppress(_LeaseLost):  # as a worker does: the next claim says what is to be done
+                        await self._train(json.loads(answer.content))
+
+    async def _train(self, item: dict[str, Any]) -> None:
+        await self._line.ask("download", "GET", f"/v1/artifacts/{item['broadcast']}", is_kept=False)
+        end = time.monotonic() + random.uniform(0.5, 1.5) * self._train_seconds
+        while True:
+            progress = {"phase": "training", "epoch": 0, "num_epochs": 1, "step": 0, "num_steps": 1}
+            await self._post("heartbeat", {"assignment_id": item["assignment_id"], "progress": progress})
+            left = end - time.monotonic()
+            if left <= 0:
+                break
+            await asyncio.sleep(min(left, news_interval(item["lease_seconds"])))
+        update = _template(json.dumps(item["plan"]))
+        digest, tail = update.of(random.getrandbits(20))
+        await self._upload(item["assignment_id"], digest, update.beginning, tail)
+        done = {"assignment_id": item["assignment_id"], "update": digest, "num_examples": 100}
+        metrics = {"loss": 1.0, "effective_rank": 4.0, "feature_std": 1.0, "embedding_std": 1.0, "divergence": 0.1}
+        await self._post("submit", {**done, "metrics": metrics, "anchor": self._anchor()})
+
+    async def _upload(self, assignment: str, digest: str, beginning: bytes, tail: bytes) -> None:
+        size = len(beginning) + len(tail)
+        if size <= _LARGEST_PUT:
+            path = f"/v1/artifacts/{digest}?assignment={assignment}"
+            self._checked(await self._line.ask("upload", "PUT", path, beginning, tail))
+            return
+        pairs = (f"{key} {base64.b64encode(value.encode()).decode()}"
+                 for key, value in (("digest", digest), ("assignment", assignment)))  # fmt: skip
+        about = {"Tus_Resumable": "1.0.0", "Upload_Length": str(size), "Upload_Metadata": ",".join(pairs)}
+        begun = self._checked(await self._line.ask("begin upload", "POST", "/v1/uploads", **about))
+        sent = {"Tus_Resumable": "1.0.0", "Upload_Offset": "0", "Content_Type": "application/offset+octet-stream"}
+        self._checked(await self._line.ask("upload", "PATCH", begun.headers["location"], beginning, tail, **sent))
+
+    async def _post(self, what: str, body: dict[str, Any]) -> Answer:
+        content = json.dumps(body).encode()
+        path = f"/v1/work/{what}"
+        return self._checked(await self._line.ask(what, "POST", path, content, Content_Type="application/json"))
+
+    def _checked(self, answer: Answer) -> Answer:
+        if answer.status == 409:
+            self._line.tally.refusals["lease lost"] += 1
+            raise _LeaseLost
+        assert answer.status < 400, f"{self._name}: {answer.content.decode()}"
+        return answer
+
+    def _anchor(self) -> dict[str, Any]:
+        self._num_entries += 3  # a round writes three
+        head = hashlib.sha256(f"{self._name}/{self._num_entries}".encode()).hexdigest()
+        return {"key": self._key, "seq": self._num_entries, "head": head}
+
+
+class _Template:
+    """An update as the plan declares it, all but its last number the same for everybody."""
+
+    def __init__(self, specs: tuple[TensorSpec, ...]) -> None:
+        size = sum(num_bytes(spec.dtype, spec.shape) for spec in specs)
+        self._format = {"F32": "<f", "I64": "<q"}[specs[-1].dtype]
+        self.beginning = header_bytes(specs) + bytes(size - struct.calcsize(self._format))
+        self._hash = hashlib.sha256(self.beginning)
+
+    def of(self, value: int) -> tuple[str, bytes]:
+        """The digest, and the last bytes, of the update that ends with this number."""
+        tail = struct.pack(self._format, value)
+        whole = self._hash.copy()
+        whole.update(tail)
+        return whole.hexdigest(), tail
+
+
+@functools.lru_cache(maxsize=4)
+def _template(plan: str) -> _Template:
+    declared = ArtifactPlan.model_validate_json(plan).update
+    return _Template(tuple(sorted(declared, key=lambda spec: (spec.dtype != "I64", spec.name))))  # as safetensors does

@@ -1,0 +1,52 @@
+"""Wrong starts of `fedssl-coordinator`: one line that says what to do, no traceback and no password."""
+
+import pytest
+from typer.testing import CliRunner
+
+from fedssl_coordinator.main import app
+from fedssl_coordinator.settings import settings
+
+NOBODY = "postgresql://user:hidden@127.0.0.1:1/nothing"
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment without settings."""
+    for name in ("DATABASE_URL", "REDIS_URL", "STORE_PATH"):
+        monkeypatch.delenv(f"FEDSSL_{name}", raising=False)
+    settings.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> object:
+    yield
+    settings.cache_clear()
+
+
+@pytest.mark.parametrize("command", ["migrate", "api", "token create --role admin"])
+def test_what_must_be_set_is_named(command: str) -> None:
+    ended = CliRunner().invoke(app, command.split())
+    assert ended.exit_code == 2
+    assert ended.stderr.startswith("error: FEDSSL_DATABASE_URL must be set; ")
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_a_database_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    for name, value in (("DATABASE_URL", NOBODY), ("REDIS_URL", "redis://127.0.0.1:1"), ("STORE_PATH", str(tmp_path))):
+        monkeypatch.setenv(f"FEDSSL_{name}", value)
+    ended = CliRunner().invoke(app, ["token", "create", "--role", "admin"])
+    assert ended.exit_code == 2
+    assert "FEDSSL_DATABASE_URL names does not answer" in ended.stderr
+    assert "hidden" not in ended.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [("token create --role king", "role: Input should be"), ("api --port 99999", "--port"), ("serve", "serve")],
+)
+def test_what_is_wrong_is_named(arguments: str, said: str) -> None:
+    ended = CliRunner().invoke(app, arguments.split())
+    assert ended.exit_code == 2
+    assert said in ended.stderr
+    assert "Traceback" not in ended.output
+    assert "pydantic" not in ended.output

@@ -1,0 +1,46 @@
+"""What is measured of a machine's speed: steps as a run's, and not what comes before them."""
+
+import pytest
+
+from fedssl.engine import LocalProgress
+from fedssl.engine.recording import COMPILE_FROM, wants_compiling
+from fedssl.errors import Cancelled
+from fedssl.experiments.calibration import _quick, _Stopwatch, training_speed
+from fedssl.methods import METHODS
+from support.methods import method_spec
+
+
+def _measured(times: list[tuple[float, int]], num_warm: int, monkeypatch: pytest.MonkeyPatch) -> float:
+    """The speed, of looks at (second, step) after the start at 0, and an end at the last of them."""
+    clock = iter([0.0] * (num_warm == 0) + [second for second, _ in times])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    watch = _Stopwatch(1.5, 32, num_warm)
+    for second, step in times:
+        done = LocalProgress(1, 1, step, 10_000, None, images_per_second=32 * step / second)
+        if (second, step) == times[-1]:
+            with pytest.raises(Cancelled):
+                watch(done)
+        else:
+            watch(done)
+    return watch.speed
+
+
+def test_a_gpus_first_steps_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = [(60.0, 1), (60.5, 40), (61.0, 90), (62.0, 190)]
+    assert _measured(looks, 10, monkeypatch) == pytest.approx(32 * 100)
+
+
+def test_a_cpus_first_steps_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _measured([(1.0, 2), (2.0, 4)], 0, monkeypatch) == pytest.approx(64)
+    assert _measured([(5.0, 1)], 0, monkeypatch) == pytest.approx(6.4)  # one step lasts longer than the measurement
+
+
+def test_nothing_is_compiled_to_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "cc")
+    spec = method_spec("fedsimclr")
+    quick, algorithm = _quick(spec, "cuda"), METHODS["fedsimclr"].client(spec.method)
+    assert not wants_compiling(algorithm, quick, COMPILE_FROM)
+
+
+def test_a_speed_is_measured() -> None:
+    assert training_speed(method_spec("fedsimclr"), seconds=0.1) > 0
