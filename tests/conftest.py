@@ -3,13 +3,14 @@
 import logging
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from support.coordinator import Coordinator
+from support.coordinator import Coordinator, forget, is_of_this_environment
 from support.object_store import ObjectStore
 from support.servers import Servers
 
@@ -28,6 +29,17 @@ def own_logging() -> Iterator[None]:
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def no_other_s_settings() -> Iterator[None]:
+    """What a test makes the coordinator's modules keep would be the next test's database."""
+    yield
+    if "fedssl_coordinator.db" in sys.modules:
+        is_clean = is_of_this_environment()
+        if not is_clean:
+            forget()  # this test's error, and no other's
+        assert is_clean, "call support.coordinator.forget when the environment is as it was"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import httpx
 import uvicorn
+from sqlalchemy import make_url
 
 from fedssl.artifacts.tensors import Tensors, load_tensors
 from fedssl.client import Client, Retry, Tls, WorkerClient
@@ -75,9 +76,9 @@ class Coordinator:
         self.client.close()
         self._server.should_exit = True
         self._thread.join()
-        forget()
         os.environ.clear()
         os.environ.update(self._before)
+        forget()
 
     def http(self, token: str | None = None, *, verify: Any = False) -> httpx.Client:
         """A bare HTTP client, an admin's by default, for requests that the typed ones would never send."""
@@ -131,6 +132,19 @@ class Coordinator:
         from fedssl_coordinator.tasks import evaluate
 
         evaluate(str(evaluation_id))
+
+
+def is_of_this_environment() -> bool:
+    """Whether what the coordinator's modules keep, if anything, was made in the environment as it is now."""
+    from fedssl_coordinator import db, settings
+
+    kept = []
+    if settings.settings.cache_info().currsize:
+        kept.append(make_url(settings.settings().database_url.get_secret_value()))
+    if db.engine.cache_info().currsize:
+        kept.append(db.engine().url)
+    here = os.environ.get("FEDSSL_DATABASE_URL")
+    return not kept or (here is not None and all(url == make_url(here) for url in kept))
 
 
 def forget() -> None:

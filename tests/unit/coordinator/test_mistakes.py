@@ -1,26 +1,24 @@
 """Wrong starts of `fedssl-coordinator`: one line that says what to do, no traceback and no password."""
 
+from collections.abc import Iterator
+
 import pytest
 from typer.testing import CliRunner
 
 from fedssl_coordinator.main import app
-from fedssl_coordinator.settings import settings
+from support.coordinator import forget
 
 NOBODY = "postgresql://user:hidden@127.0.0.1:1/nothing"
 
 
 @pytest.fixture(autouse=True)
-def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+def bare(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An environment without settings."""
     for name in ("DATABASE_URL", "REDIS_URL", "STORE_PATH"):
         monkeypatch.delenv(f"FEDSSL_{name}", raising=False)
-    settings.cache_clear()
-
-
-@pytest.fixture(autouse=True)
-def forgotten() -> object:
+    forget()
     yield
-    settings.cache_clear()
+    forget()
 
 
 @pytest.mark.parametrize("command", ["migrate", "api", "token create --role admin"])

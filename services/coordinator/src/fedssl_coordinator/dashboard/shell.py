@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 import jinja2
+import structlog
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
@@ -23,6 +24,8 @@ from fedssl_coordinator.dashboard import drawing, formats
 from fedssl_coordinator.dashboard.sessions import Visitor
 from fedssl_coordinator.db import UNREACHABLE
 from fedssl_coordinator.problems import ProblemError
+
+log = structlog.get_logger(__name__)
 
 _HERE = Path(__file__).parent
 _POLICY = (
@@ -107,7 +110,8 @@ class PageRoute(APIRoute):
                 response = _instead(request, ProblemError("not-found", "there is nothing at this address"))
             except (DataError, UnicodeEncodeError):
                 response = _instead(request, ProblemError("invalid-request", "a text or number that cannot be stored"))
-            except UNREACHABLE:
+            except UNREACHABLE as error:
+                log.warning("postgres.unreachable", error=type(error).__name__)
                 detail = "The database does not answer. Runs go on without this page: workers keep their leases."
                 response = _instead(request, ProblemError("unavailable", detail))
             for name, value in _HEADERS.items():
