@@ -584,6 +584,26 @@ def test_a_run_is_deleted_while_an_evaluation_of_it_completes(cast: DistillingCa
     assert answers == [204]
 
 
+def test_a_run_is_deleted_while_an_evaluation_of_it_is_asked_for(
+    cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedssl_coordinator.evaluations import service
+
+    client, look = cast.coordinator.client, service.datasets.get
+    client.stop(cast.id)
+
+    def delete_first(*arguments: Any) -> Any:
+        client.delete_run(cast.id)
+        return look(*arguments)
+
+    monkeypatch.setattr(service.datasets, "get", delete_first)
+    with pytest.raises(Conflict, match="deleted at the same moment"):
+        client.request_evaluation(cast.id, few(measures=["knn"]), 0)
+    monkeypatch.undo()
+    with pytest.raises(NotFound):
+        client.request_evaluation(cast.id, few(measures=["knn"]), 0)
+
+
 def test_an_unjudged_round_holds_up_nothing(cast: DistillingCast) -> None:
     cast.train()
     assert {row.state for row in _listed(cast)} == {JobState.QUEUED}

@@ -23,7 +23,7 @@ from fedssl_coordinator.clients import endpoints as clients
 from fedssl_coordinator.dashboard import endpoints as dashboard
 from fedssl_coordinator.dashboard.shell import static_files
 from fedssl_coordinator.datasets import endpoints as datasets
-from fedssl_coordinator.db import UNREACHABLE, bound_sessions, transaction
+from fedssl_coordinator.db import UNREACHABLE, Referred, bound_sessions, transaction
 from fedssl_coordinator.dimensions import endpoints as dimensions
 from fedssl_coordinator.distillation import endpoints as distillation
 from fedssl_coordinator.evaluations import endpoints as evaluations
@@ -106,6 +106,7 @@ def create_app() -> FastAPI:
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(DataError, _on_unstorable)
     app.add_exception_handler(UnicodeEncodeError, _on_unstorable)
+    app.add_exception_handler(Referred, _on_referred)
     for unreachable in UNREACHABLE:
         app.add_exception_handler(unreachable, _on_database_down)
     app.add_exception_handler(StoreUnavailable, _on_store_down)
@@ -160,6 +161,11 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
 async def _on_unstorable(request: Request, error: Exception) -> JSONResponse:
     message = "a number is too large to be stored, or a text holds a NUL or half a character"
     return await _refuse(request, [{"loc": ["body"], "msg": message}])
+
+
+async def _on_referred(request: Request, error: Exception) -> JSONResponse:
+    detail = "nothing was changed; what this belongs to was deleted at the same moment: send it again to be told what"
+    return _response(ProblemError("conflict", detail))
 
 
 async def _refuse(request: Request, mistakes: list[dict[str, Any]]) -> JSONResponse:

@@ -55,8 +55,9 @@ def take_untold(session: Session, table: type[Job], waits: ColumnElement[bool], 
     waiting = session.execute(select(table.id, is_new, was_told_before).where(waits)).all()
     are_lost = num_messages < len(waiting)
     ids = [job_id for job_id, never, before in waiting if never or (are_lost and before)]
-    statement = update(table).where(among(table.id, ids)).values(sent_at=func.now())
-    session.execute(statement, execution_options={"synchronize_session": False})
+    if ids:  # mostly there are none, and this is asked every few seconds
+        statement = update(table).where(among(table.id, ids)).values(sent_at=func.now())
+        session.execute(statement, execution_options={"synchronize_session": False})
     return ids
 
 

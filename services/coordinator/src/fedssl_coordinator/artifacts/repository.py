@@ -37,7 +37,7 @@ def hold(session: Session, digest: str) -> bool:
 
 
 def remove(session: Session, digest: str) -> bool:
-    """Forget an artifact; whether it was known. Raises IntegrityError where something refers to it."""
+    """Forget an artifact; whether it was known. Raises Referred where something refers to it."""
     statement = delete(Artifact).where(Artifact.digest == digest).returning(Artifact.digest)
     return session.execute(statement).scalar_one_or_none() is not None
 

@@ -6,7 +6,6 @@ from typing import ClassVar, Protocol
 from uuid import UUID
 
 import structlog
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from fedssl.artifacts.header import Header, check_header, max_file_bytes, max_header_bytes
@@ -16,7 +15,7 @@ from fedssl.protocol.plan import ArtifactPlan, TensorSpec
 from fedssl.protocol.states import AssignmentState, RoundState
 from fedssl_coordinator.artifacts import repository
 from fedssl_coordinator.auth import Caller
-from fedssl_coordinator.db import UNREACHABLE, transaction
+from fedssl_coordinator.db import UNREACHABLE, Referred, transaction
 from fedssl_coordinator.logs import say_about
 from fedssl_coordinator.models import Assignment, Round, Run
 from fedssl_coordinator.problems import Happening, ProblemError
@@ -48,7 +47,7 @@ def release(digest: str) -> None:
     try:
         with transaction() as session:
             is_removed = repository.remove(session, digest)
-    except IntegrityError:
+    except Referred:
         return
     except UNREACHABLE as error:
         log.warning("postgres.unreachable", error=type(error).__name__, consequence=f"artifact {digest} is left over")
