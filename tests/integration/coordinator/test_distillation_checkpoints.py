@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from fedssl.artifacts.store import FileStore
+from fedssl.errors import StoreUnavailable
 from fedssl.protocol.states import JobState, Outcome
 from fedssl.simulation import simulate
 from fedssl_coordinator.artifacts.service import release, store
@@ -231,6 +233,17 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_training(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(f"{_TRAINING}.put", full)
+    _finish(cast)
+    assert cast.kinds("distillation.") == ["distillation.queued", "distillation.started", "distillation.completed"]
+
+
+def test_a_store_that_is_away_costs_the_checkpoint_and_not_the_training(
+    cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(store: FileStore, digest: str) -> None:
+        raise StoreUnavailable("the object store answered 503")
+
+    monkeypatch.setattr(FileStore, "delete", away)  # each checkpoint takes the place of the one before
     _finish(cast)
     assert cast.kinds("distillation.") == ["distillation.queued", "distillation.started", "distillation.completed"]
 

@@ -170,7 +170,6 @@ def test_a_direct_upload_that_is_forgotten_where_a_prefix_lists_nothing(
 
     monkeypatch.setattr(Bucket, "multiparts", by_key)
     with _over(servers, object_store, bucket, tmp_path, FEDSSL_STORE_DIRECT="1") as (running, _), Tus(running) as tus:
-        from fedssl_coordinator.db import transaction
         from fedssl_coordinator.stores import store
         from fedssl_coordinator.uploads.service import expire_uploads
 
@@ -181,8 +180,7 @@ def test_a_direct_upload_that_is_forgotten_where_a_prefix_lists_nothing(
             patch.setattr(S3Direct, "missing", lambda self, limit: [])
             answer = tus.request("POST", f"{location}/parts")
         assert (answer.status_code, answer.json()["type"]) == (423, "urn:fedssl:problem:upload-busy")
-        with transaction() as session:
-            expire_uploads(session, store(), datetime.now(UTC) + timedelta(days=2))
+        expire_uploads(store(), datetime.now(UTC) + timedelta(days=2))
         assert tus.request("HEAD", location).status_code == 404
         assert list(listed(object_store.bucket(bucket))) == []
 

@@ -7,14 +7,17 @@ from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pytest
 from safetensors.numpy import save
 
+from fedssl.artifacts.partial import PartialFile
 from fedssl.artifacts.tensors import serialised
 from fedssl.client import Client, Retry, WorkerClient
 from fedssl.client.uploads import WHOLE_BYTES
+from fedssl.errors import StoreUnavailable
 from fedssl_coordinator.models import PartialUpload
 from support.cast import Cast
 from support.coordinator import Coordinator
@@ -241,13 +244,11 @@ def test_it_ends_with_the_lease(coordinator: Coordinator, tables: Tables, tmp_pa
 
 
 def test_what_stands_still_is_forgotten_after_a_day(coordinator: Coordinator, tables: Tables, tus: Tus) -> None:
-    from fedssl_coordinator.db import transaction
     from fedssl_coordinator.stores import store
     from fedssl_coordinator.uploads.service import expire_uploads
 
     def expire(hours: float) -> list[int]:
-        with transaction() as session:
-            return expire_uploads(session, store(), datetime.now(UTC) + timedelta(hours=hours))
+        return expire_uploads(store(), datetime.now(UTC) + timedelta(hours=hours))
 
     location = tus.begun(len(DATA), DIGEST)
     answer = tus.send(location, DATA[:5000], 0)
@@ -262,6 +263,36 @@ def test_what_stands_still_is_forgotten_after_a_day(coordinator: Coordinator, ta
     assert _partials(coordinator) == []
     assert tus.request("HEAD", location).status_code == 404
     assert tus.begun(len(DATA), DIGEST) != location
+
+
+def test_what_the_store_does_not_let_go_keeps_nothing_else(
+    coordinator: Coordinator, tables: Tables, tus: Tus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedssl_coordinator.stores import store
+    from fedssl_coordinator.uploads.service import expire_uploads
+
+    others = public_bytes(num_images=500, size=64)
+    first, second = (tus.begun(len(data), digest(data)) for data in (DATA, others))
+    tus.send(first, DATA[:5000], 0)
+    tus.send(second, others[:5000], 0)
+    (coordinator.store / "partial" / "of-nobody").write_bytes(b"left over")
+    tables.execute("UPDATE partial_uploads SET created_at = now() - interval '30 hours'")
+    stuck, discard = UUID(first.rpartition("/")[2]).hex, PartialFile.discard
+
+    def away(partial: PartialFile) -> None:
+        if partial.path.name == stuck:
+            raise StoreUnavailable("the object store answered 403")
+        discard(partial)
+
+    later = datetime.now(UTC) + timedelta(hours=25)
+    with monkeypatch.context() as patch:
+        patch.setattr(PartialFile, "discard", away)
+        assert sorted(expire_uploads(store(), later)) == [9, 5000]
+        assert tus.request("DELETE", first).status_code == 204  # and its bytes stay for a later collection
+    assert [path.name for path in _partials(coordinator)] == [stuck]
+    assert tables.one("SELECT count(*) FROM partial_uploads") == 0
+    assert expire_uploads(store(), later) == [5000]
+    assert _partials(coordinator) == []
 
 
 def test_ended_by_its_owner(coordinator: Coordinator, onlooker: Onlooker, tus: Tus) -> None:

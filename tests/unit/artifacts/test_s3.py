@@ -60,6 +60,19 @@ def test_copies_used_longest_ago_make_room_and_those_in_use_stay(tmp_path: Path)
     assert Cache(tmp_path, 250).find("more", 100) is not None
 
 
+def test_what_a_killed_process_was_writing_goes_when_the_next_one_starts(tmp_path: Path) -> None:
+    cache, times = Cache(tmp_path, 250), (time.time() - 7200, time.time())
+    paths = []
+    for then in times:
+        descriptor, path = cache.scratch()
+        os.write(descriptor, b"half")
+        os.close(descriptor)
+        os.utime(path, (then, then))
+        paths.append(path)
+    Cache(tmp_path, 250)
+    assert [path.exists() for path in paths] == [False, True]
+
+
 def test_a_copy_that_is_asked_for_while_room_is_made_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = Cache(tmp_path, 150)
     _add(cache, "old", 100, 300)

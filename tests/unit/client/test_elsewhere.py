@@ -232,6 +232,33 @@ def test_a_range_passes_through_the_coordinator_where_its_store_is_out_of_reach(
     assert [headers.get("accept-direct") for _, _, headers in coordinator.requests] == ["1", None]
 
 
+@pytest.mark.parametrize("status", [301, 400, 403])
+def test_a_download_passes_through_the_coordinator_where_its_store_refuses_new_addresses_too(
+    two: tuple[Recorder, Recorder], tmp_path: Path, status: int
+) -> None:
+    coordinator, store = two
+    etag = {"ETag": f'"{DIGEST}"'}
+    coordinator.answers = [(307, {"Location": f"{store.url}/key", **etag}, b"")] * 2 + [(200, etag, DATA)] * 2
+    store.answers = [(status, {}, b"not from there")] * 2
+    with Client(coordinator.url, TOKEN, retry=Retry(seconds=5, first_delay=0.01)) as client:
+        client.download_artifact(DIGEST, tmp_path / "model")
+        client.download_artifact(DIGEST, tmp_path / "again")
+    assert (tmp_path / "model").read_bytes() == (tmp_path / "again").read_bytes() == DATA
+    assert [headers.get("accept-direct") for _, _, headers in coordinator.requests] == ["1", "1", None, None]
+
+
+def test_an_upload_passes_through_the_coordinator_where_its_store_refuses_new_addresses_too(
+    two: tuple[Recorder, Recorder], tmp_path: Path
+) -> None:
+    coordinator, store = two
+    coordinator.answers = [BEGUN, parts_at(store.url)] * 2 + [BEGUN, (204, {}, b"")]
+    store.answers = [(403, {}, b"not from there")] * 2
+    (tmp_path / "update").write_bytes(LARGE)
+    with WorkerClient(coordinator.url, TOKEN, retry=Retry(seconds=5, first_delay=0.01)) as client:
+        client.upload(LARGE_DIGEST, tmp_path / "update", uuid4())
+    assert [method for method, _, _ in coordinator.requests] == ["POST"] * 5 + ["PATCH"]
+
+
 def test_an_address_that_nobody_asked_for_is_not_followed(two: tuple[Recorder, Recorder], tmp_path: Path) -> None:
     coordinator, store = two
     there = {"Location": f"{store.url}/key", "ETag": f'"{DIGEST}"'}

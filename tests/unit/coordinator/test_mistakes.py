@@ -34,7 +34,7 @@ def test_a_database_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path:
         monkeypatch.setenv(f"FEDSSL_{name}", value)
     ended = CliRunner().invoke(app, ["token", "create", "--role", "admin"])
     assert ended.exit_code == 2
-    assert "FEDSSL_DATABASE_URL names does not answer" in ended.stderr
+    assert "the database does not answer at the address in FEDSSL_DATABASE_URL" in ended.stderr
     assert "hidden" not in ended.output
 
 

@@ -32,6 +32,7 @@ def test_secrets_are_read_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     [
         ({}, "set FEDSSL_STORE_PATH, a folder, or FEDSSL_STORE_URL, an object store"),
         ({"STORE_URL": "s3://b"}, "FEDSSL_STORE_URL needs FEDSSL_STORE_CACHE_PATH"),
+        ({"STORE_URL": "s3://b:9000/p", "STORE_CACHE_PATH": "/c"}, "FEDSSL_STORE_URL: the object store's address has"),
         ({"STORE_PATH": "/a", "S3_ACCESS_KEY_ID": "k"}, "belong together"),
         ({"STORE_PATH": "/a", "STORE_DIRECT": "1"}, "FEDSSL_STORE_DIRECT needs FEDSSL_STORE_URL"),
     ],

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from fedssl.evaluation import aligned_map, plot_map, project
+from fedssl.protocol.evaluation import MapMethod
 
 
 def _features(num: int = 120, width: int = 6) -> torch.Tensor:
@@ -86,3 +87,20 @@ def test_points_have_the_colour_of_their_class(tmp_path: Path) -> None:
         colours = {tuple(pixel) for pixel in np.asarray(image.convert("RGB")).reshape(-1, 3)}
     assert {(0x3F, 0x90, 0xDA), (0xBD, 0x1F, 0x01)} <= colours, "in the legend, where nothing shines through"
     assert (0xFF, 0xA9, 0x0E) not in colours, "class 1 has no image"
+
+
+@pytest.mark.parametrize("method", ["pca", "tsne"])
+@pytest.mark.parametrize("value", [0.0, 0.37, 1e30])
+def test_a_collapsed_encoder_s_map_is_one_point(method: MapMethod, value: float) -> None:
+    h_NH = torch.full((40, 16), value)
+    assert not project(h_NH, method).any()
+    assert not aligned_map(h_NH, method, np.ones((40, 2))).any()
+
+
+@pytest.mark.parametrize("method", ["pca", "tsne"])
+@pytest.mark.parametrize("size", [1e-38, 1e-20, 1e18, 1e37])
+def test_maps_of_representations_of_any_size(method: MapMethod, size: float) -> None:
+    h_NH = torch.randn(40, 16, generator=torch.Generator().manual_seed(0)) * size
+    points_N2 = aligned_map(h_NH, method)
+    assert np.isfinite(points_N2).all()
+    assert np.sqrt((points_N2**2).sum(axis=1).mean()) == pytest.approx(1)

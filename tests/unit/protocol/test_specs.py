@@ -152,3 +152,27 @@ def test_what_is_no_name_of_a_run(name: str) -> None:
 @pytest.mark.parametrize(("seed", "fits"), [(0, True), (2**63 - 1, True), (2**63, False), (-1, False), (0.5, False)])
 def test_seeds(seed: object, fits: bool) -> None:  # noqa: FBT001
     assert _takes(Seed, seed) == fits
+
+
+@pytest.mark.parametrize(
+    ("values", "later"),
+    [
+        ({"method": {"name": "fedalignuniform"}}, {"method": {"views": "separate"}}),
+        (
+            {"method": {"name": "flesd"}, "public_data": {"dataset": "cifar10"}},
+            {"method": {"views": "separate"}},
+        ),
+        ({"evaluation": {"dataset": "cifar10"}}, {"evaluation": {"embedding_map": "pca"}}),
+    ],
+)
+def test_a_key_that_came_later_is_left_out_while_it_says_what_was_so_before(
+    values: dict[str, Any], later: dict[str, Any]
+) -> None:
+    """A worker or coordinator of the version before refuses keys that it does not know."""
+    [(part, changes)] = later.items()
+    [key] = changes
+    spec = RunSpec.model_validate(values)
+    assert key not in spec.model_dump(mode="json")[part]
+    changed = RunSpec.model_validate(values | {part: values[part] | changes})
+    assert changed.model_dump(mode="json")[part][key] == changes[key]
+    assert RunSpec.model_validate_json(changed.model_dump_json()) == changed

@@ -22,8 +22,10 @@ class SaidPlainly(TyperGroup):
                 raise
             said = f"{in_words(error, prefix='FEDSSL_')}; docs/operations.md lists the settings"
         except OperationalError as error:
-            reason = _PASSWORD.sub(r"//\1:***@", str(error.orig).strip().splitlines()[0])
-            said = f"the database that FEDSSL_DATABASE_URL names does not answer: {reason}"
+            reason = _PASSWORD.sub(r"//\1:***@", str(error.orig).strip().partition("\n")[0])
+            has_answered = getattr(error.orig, "sqlstate", None) is not None
+            what = "refused" if has_answered else "does not answer at the address in FEDSSL_DATABASE_URL"
+            said = f"the database {what}: {reason}"
         typer.echo(f"error: {said}", err=True)
         raise typer.Exit(2)
 

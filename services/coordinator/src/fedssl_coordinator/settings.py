@@ -8,6 +8,9 @@ from typing import Self
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from fedssl.artifacts.s3.address import S3Address
+from fedssl.errors import SpecError
+
 
 class Settings(BaseSettings):
     """Where the coordinator's servers and files are, and how patient it is."""
@@ -121,6 +124,11 @@ class Settings(BaseSettings):
             raise ValueError("set FEDSSL_STORE_PATH, a folder, or FEDSSL_STORE_URL, an object store")
         if self.store_url is not None and self.store_cache_path is None:
             raise ValueError("FEDSSL_STORE_URL needs FEDSSL_STORE_CACHE_PATH, a folder for local copies")
+        if self.store_url is not None:
+            try:
+                S3Address.parse(self.store_url)
+            except SpecError as error:
+                raise ValueError(f"FEDSSL_STORE_URL: {error}") from None
         if (self.s3_access_key_id is None) != (self.s3_secret_access_key is None):
             raise ValueError("FEDSSL_S3_ACCESS_KEY_ID and FEDSSL_S3_SECRET_ACCESS_KEY belong together")
         if self.store_direct and self.store_url is None:

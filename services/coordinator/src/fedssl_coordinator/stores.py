@@ -14,7 +14,7 @@ _LOCKS_AT_ONCE = threading.BoundedSemaphore(8)  # each holds a connection, and w
 
 @functools.lru_cache
 def store() -> Store:
-    """The process's artifact store. Raises SpecError where its address cannot be read."""
+    """The process's artifact store."""
     config = settings()
     if config.store_url is not None:
         return _object_store(config, config.store_url)

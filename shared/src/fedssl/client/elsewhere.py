@@ -26,6 +26,8 @@ log = logging.getLogger("fedssl.client")
 
 _CONNECT_SECONDS = 5.0
 _CLOSED_SECONDS = 600.0
+_REFUSALS = 2  # in a row: the first may be for an address that has run out
+_BUSY = (408, 429)
 _NOT_REACHED = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError)
 
 
@@ -33,8 +35,8 @@ class Elsewhere:
     """Connections to object stores. Bytes of artifacts go over them and nothing else: no token, no certificate of this
     side, no cookies; redirects are not followed. Shared by threads; closed by its owner.
 
-    A store that may not or cannot be reached is left alone for ten minutes: the coordinator has the bytes as well. One
-    that has answered in the last ten minutes is tried again, like the coordinator itself.
+    A store that may not or cannot be reached, or refuses, is left alone for ten minutes: the coordinator has the bytes
+    as well. One that has answered in the last ten minutes is tried again, like the coordinator itself.
     """
 
     def __init__(self, coordinator: httpx.URL, tls: Tls, timeout: float, may_go_to: MayGoTo) -> None:
@@ -46,6 +48,7 @@ class Elsewhere:
         self._lock = threading.Lock()
         self._closed_until = 0.0
         self._answered_at = -math.inf
+        self._num_refusals = 0
         self._told = ""
 
     @property
@@ -68,8 +71,8 @@ class Elsewhere:
         content: Iterable[bytes] | None = None,
         accepted: tuple[int, ...] = (),
     ) -> Iterator[httpx.Response]:
-        """One attempt whose answer the block reads. Raises OutOfReach, before anything has left, where this is no store
-        to go to, and Unavailable where the store does not do it, since a new address may help."""
+        """One attempt whose answer the block reads. Raises OutOfReach where this is no store to go to, or one that has
+        refused a new address too, and Unavailable where it does not do it otherwise."""
         address = self._permitted(url)
         where = address.host
         watch = {} if self._is_local else {"trace": self._watch(address)}
@@ -79,7 +82,8 @@ class Elsewhere:
             ) as response:
                 self._answered_at = time.monotonic()
                 if not response.is_success and response.status_code not in accepted:
-                    raise _refused(where, response.status_code)
+                    raise self._refused(where, response.status_code)
+                self._num_refusals = 0
                 yield response
         except httpx.TransportError as error:
             if (untrusted := trust_error(error, origin(address))) is not None:
@@ -137,6 +141,15 @@ class Elsewhere:
         is_away = time.monotonic() - self._answered_at < _CLOSED_SECONDS
         return self._out_of_reach(reason) if isinstance(error, _NOT_REACHED) and not is_away else Unreachable(reason)
 
+    def _refused(self, where: str, status: int) -> OutOfReach | Unavailable:
+        reason = f"{where}, where the coordinator keeps its artifacts, answered {status}."
+        if status < 500 and status not in _BUSY:
+            self._num_refusals += 1
+            if self._num_refusals >= _REFUSALS:
+                self._num_refusals = 0
+                return self._out_of_reach(reason)
+        return Unavailable(Problem(type="about:blank", title="Object store", status=status, detail=reason))
+
     def _to_this_machine(self, server: str) -> OutOfReach:
         return self._out_of_reach(
             f"The coordinator is another machine, and names an object store on this one: {server}."
@@ -170,8 +183,3 @@ def _is_near(peer: str) -> bool:
     address = ipaddress.ip_address(peer)
     address = getattr(address, "ipv4_mapped", None) or address
     return address.is_loopback or address.is_link_local
-
-
-def _refused(where: str, status: int) -> Unavailable:
-    detail = f"{where}, where the coordinator keeps its artifacts, answered {status}."
-    return Unavailable(Problem(type="about:blank", title="Object store", status=status, detail=detail))

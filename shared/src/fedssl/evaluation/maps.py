@@ -26,6 +26,7 @@ _MOST_LISTED = 100  # classes that the legend lists
 _LEGEND_ROWS = 34
 _PERPLEXITY = 30.0
 _REDUCED = 50  # dimensions that t-SNE starts from, as its authors do
+_ROUNDING = 1e-12  # of the largest value: what float64 makes of equal ones
 
 
 def project(features_NH: Tensor, method: MapMethod = "tsne", *, seed: int = 0) -> NDArray[np.float64]:
@@ -37,18 +38,24 @@ def project(features_NH: Tensor, method: MapMethod = "tsne", *, seed: int = 0) -
             positive; `tsne` keeps neighbourhoods (van der Maaten and Hinton 2008), starting from PCA.
         seed: of t-SNE.
 
+    Representations that are all the same, those of a collapsed encoder, are all at 0.
+
     Raises:
         ValueError: fewer than two representations, or some that are not finite.
     """
     x_NH = features_NH.detach().to("cpu", torch.float64)
     if len(x_NH) < 2 or not bool(x_NH.isfinite().all()):
         raise ValueError("a map needs at least two representations, all finite")
+    spread = float(x_NH.std(dim=0, correction=0).max())
+    if spread <= _ROUNDING * float(x_NH.abs().max()):
+        return np.zeros((len(x_NH), 2))
     if method == "pca":
         return _principal(x_NH, 2).numpy()
     from sklearn.manifold import TSNE
 
     perplexity = min(_PERPLEXITY, (len(x_NH) - 1) / 3)
-    reduced = _principal(x_NH, min(_REDUCED, *x_NH.shape)).to(torch.float32).numpy()
+    # Of unit size, whatever the representations': t-SNE's C code ends the process where float32 makes zeros of them.
+    reduced = (_principal(x_NH, min(_REDUCED, *x_NH.shape)) / spread).to(torch.float32).numpy()
     points = TSNE(2, perplexity=perplexity, init="pca", learning_rate="auto", random_state=seed).fit_transform(reduced)
     return np.asarray(points, np.float64)
 

@@ -32,9 +32,9 @@ class JudgingConfig(StrictModel):
         default=10_000, ge=2, description="Labelled training images that classifiers may see, drawn by the run's seed."
     )
     max_test: int | None = Field(default=None, ge=2, description="Test images; None: all of them.")
-
     embedding_map: MapMethod | None = Field(
         default=None,
+        exclude_if=lambda it: it is None,
         description="A map of the test images' representations, which the coordinator keeps with the results: `pca`, "
         "the two directions of the largest variance; `tsne`, which keeps neighbourhoods. None: no map. A simulation "
         "draws none.",

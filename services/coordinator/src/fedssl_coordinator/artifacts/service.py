@@ -42,7 +42,7 @@ def release(digest: str) -> None:
     """Remove an artifact that nothing refers to any more, from the table first; one that something refers to stays.
 
     Only for one that nobody is about to store again, since equal bytes are one artifact. A process that is killed in
-    between leaves a file that no row knows of.
+    between, and a store that fails, leave a file that no row knows of, which the collector finds.
     """
     try:
         with transaction() as session:
@@ -53,7 +53,10 @@ def release(digest: str) -> None:
         log.warning("postgres.unreachable", error=type(error).__name__, consequence=f"artifact {digest} is left over")
         return
     if is_removed:
-        store().delete(digest)
+        try:
+            store().delete(digest)
+        except OSError as error:
+            log.warning("store.failed", error=str(error), consequence=f"artifact {digest} is left over")
 
 
 class Permit(Protocol):

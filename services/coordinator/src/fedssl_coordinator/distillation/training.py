@@ -62,11 +62,9 @@ class Training:
         if not is_asked_to_leave and time.monotonic() - self._saved_at < settings().checkpoint_seconds:
             return
         try:
-            stored = put({**tensors, _WRITER: self._signature})
-        except OSError as error:  # a full disk costs safety, not the training
+            self._replace(put({**tensors, _WRITER: self._signature}))
+        except OSError as error:  # a full disk and a store that is away cost safety, not the training
             log.warning("checkpoint.failed", job=str(self._job_id), error=str(error))
-        else:
-            self._replace(stored)
         self._saved_at = time.monotonic()
         self.is_leaving = is_asked_to_leave
 

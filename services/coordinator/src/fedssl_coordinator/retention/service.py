@@ -131,9 +131,9 @@ def _adopt_unknown_files() -> None:
 def _drop_unfinished(collected: Collected) -> None:
     """What uploads left that broke off and were not taken up again. Every kind of unfinished upload ends here."""
     dropped = store().drop_abandoned(settings().keep_unreferenced_seconds)
-    with transaction() as session:
-        dropped += expire_uploads(session, store(), datetime.now(UTC))
-        if dropped:
+    dropped += expire_uploads(store(), datetime.now(UTC))
+    if dropped:
+        with transaction() as session:
             _tell(session, None, ABANDONED, dropped)
     collected.add(ABANDONED, dropped)
 

@@ -46,10 +46,13 @@ def remove(session: Session, upload_id: UUID) -> None:
     session.execute(delete(PartialUpload).where(PartialUpload.id == upload_id))
 
 
-def begun_before(session: Session, moment: datetime) -> Sequence[PartialUpload]:
-    """Nobody continues them meanwhile: those that somebody is looking at are left out."""
-    statement = select(PartialUpload).where(PartialUpload.created_at < moment).with_for_update(skip_locked=True)
-    return session.scalars(statement).all()
+def ids_begun_before(session: Session, moment: datetime) -> Sequence[UUID]:
+    return session.scalars(select(PartialUpload.id).where(PartialUpload.created_at < moment)).all()
+
+
+def unwatched(session: Session, upload_id: UUID) -> PartialUpload | None:
+    """One that nobody continues until the transaction ends; None: somebody is looking at it, or it is gone."""
+    return session.get(PartialUpload, upload_id, with_for_update={"skip_locked": True})
 
 
 def all_ids(session: Session) -> set[UUID]:

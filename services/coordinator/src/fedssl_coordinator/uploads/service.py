@@ -1,10 +1,13 @@
 """Begins, continues, finishes and forgets uploads. An upload belongs to the token that it was begun with last."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
 
+import structlog
 from sqlalchemy.orm import Session
 
 from fedssl.artifacts.finite import check_finite
@@ -21,6 +24,8 @@ from fedssl_coordinator.problems import ProblemError
 from fedssl_coordinator.settings import settings
 from fedssl_coordinator.stores import store
 from fedssl_coordinator.uploads import repository
+
+log = structlog.get_logger(__name__)
 
 _PARTS_AT_ONCE = 16
 
@@ -137,25 +142,37 @@ def forget(session: Session, upload_id: UUID) -> None:
     after_commit(session, _discard, _name(upload_id))
 
 
-def expire_uploads(session: Session, store: Store, now: datetime) -> list[int]:
+def expire_uploads(store: Store, now: datetime) -> list[int]:
     """Forget uploads that have not moved for `FEDSSL_UPLOAD_SECONDS`, and bytes that belong to none.
 
-    As often as one likes. Returns the bytes of each that were removed.
+    As often as one likes; one that the store does not let go stays for the next time. Returns the bytes of each that
+    were removed.
     """
     limit = now - timedelta(seconds=settings().upload_seconds)
-    forgotten = set()
-    for upload in repository.begun_before(session, limit):
-        if _last_progress(store, upload) < limit:
-            repository.remove(session, upload.id)
-            forgotten.add(_name(upload.id))
+    dropped: list[int] = []
+    with transaction() as session:
+        old = repository.ids_begun_before(session, limit)
+    for upload_id in old:
+        with _left_over(upload_id.hex), transaction() as session:  # a short one: its sender may be back, and waits
+            upload = repository.unwatched(session, upload_id)
+            if upload is not None and _last_progress(store, upload) < limit:
+                dropped += _dropped(store.partial(_name(upload_id)))
+                repository.remove(session, upload_id)
     # A file comes after its row is committed, and the names are read first: what no row knows then is nobody's.
     names = set(store.partials())
-    dropped = []
-    for name in (names | forgotten) - {_name(known) for known in repository.all_ids(session)}:
-        if name in names:  # not every store lists what has nothing but parts that a sender puts there itself
-            dropped.append(store.partial(name).size)
-        store.partial(name).discard()
+    with transaction() as session:
+        names -= {_name(known) for known in repository.all_ids(session)}
+    for name in names:
+        with _left_over(name):
+            dropped += _dropped(store.partial(name))
     return dropped
+
+
+def _dropped(partial: Partial) -> list[int]:
+    """The size of what was there and has been removed, if anything was."""
+    sizes = [] if partial.written_at is None else [partial.size]
+    partial.discard()
+    return sizes
 
 
 def _check(path: Path, permit: Permit) -> None:
@@ -184,7 +201,17 @@ def _name(upload_id: UUID) -> str:
 
 
 def _discard(name: str) -> None:
-    store().partial(name).discard()
+    with _left_over(name):
+        store().partial(name).discard()
+
+
+@contextmanager
+def _left_over(name: str) -> Iterator[None]:
+    """What the store does not remove now is removed with a later collection, and keeps nobody from anything."""
+    try:
+        yield
+    except OSError as error:
+        log.warning("store.failed", error=str(error), consequence=f"upload {name} is left over")
 
 
 def _busy(detail: str) -> ProblemError:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fedssl.artifacts.store import drop_old_files
 
+_ABANDONED_SECONDS = 3600.0  # without a byte more: whoever writes there writes on
 _IN_USE_SECONDS = 10.0  # whoever was given a path opens it within that time
 
 
@@ -23,6 +24,7 @@ class Cache:
         self._max_bytes = max_bytes
         for folder in (self._files, self._incoming):
             folder.mkdir(parents=True, exist_ok=True)
+        self.drop_abandoned(_ABANDONED_SECONDS)  # of a process that was killed for want of memory, again and again
 
     def find(self, digest: str, num_bytes: int) -> Path | None:
         """A copy of this size, which counts as used now."""

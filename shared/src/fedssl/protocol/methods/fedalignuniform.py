@@ -26,6 +26,7 @@ class FedAlignUniformConfig(ComposedConfig):
     uniformity_weight: float = Field(default=1.0, ge=0, le=1000, description="Weight of uniformity against alignment.")
     views: Literal["joint", "separate"] = Field(
         default="joint",
+        exclude_if=lambda it: it == "joint",
         description="How an image's two views pass the networks: as one batch, whose BatchNorm statistics they "
         "share, or one after the other (SSD's code).",
     )

@@ -29,6 +29,7 @@ class FLESDConfig(ComposedConfig):
     )
     views: Literal["joint", "separate"] = Field(
         default="joint",
+        exclude_if=lambda it: it == "joint",
         description="How an image's two views pass the networks: as one batch, whose BatchNorm statistics they "
         "share, or one after the other (FLESD's code).",
     )
