@@ -4,12 +4,14 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 import torch
 
+from fedssl_coordinator.logs import CHATTY
 from support.coordinator import Coordinator, forget, is_of_this_environment
 from support.object_store import ObjectStore
 from support.servers import Servers
@@ -22,24 +24,42 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 
 @pytest.fixture(autouse=True)
-def own_logging() -> Iterator[None]:
-    """What a test sets up writes to a stream that is closed after it: later tests' lines must not go there."""
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
+def own_process() -> Iterator[None]:
+    """What a command sets up in this process, as in one of its own, is not there for later tests: its logging writes to
+    a stream that is closed by then, its handlers end the process."""
+    root, chatty = logging.getLogger(), list(map(logging.getLogger, CHATTY))
+    handlers, levels = list(root.handlers), [logger.level for logger in (root, *chatty)]
+    log_lines, at_term = structlog.get_config(), signal.getsignal(signal.SIGTERM)
     yield
     root.handlers[:] = handlers
-    root.setLevel(level)
+    for logger, level in zip((root, *chatty), levels, strict=True):
+        logger.setLevel(level)
+    structlog.configure(**log_lines)
+    signal.signal(signal.SIGTERM, at_term)
 
 
 @pytest.fixture(autouse=True)
-def no_other_s_settings() -> Iterator[None]:
-    """What a test makes the coordinator's modules keep would be the next test's database."""
+def own_settings() -> Iterator[None]:
+    """What a test makes the coordinator's modules keep would be the next test's settings and database."""
     yield
-    if "fedssl_coordinator.db" in sys.modules:
-        is_clean = is_of_this_environment()
-        if not is_clean:
-            forget()  # this test's error, and no other's
-        assert is_clean, "call support.coordinator.forget when the environment is as it was"
+    if "fedssl_coordinator.db" in sys.modules and not is_of_this_environment():
+        forget()  # this test's error, and no other's
+        pytest.fail("call support.coordinator.forget once the environment is as it was: see change_settings")
+
+
+@pytest.fixture
+def change_settings() -> Iterator[Callable[..., None]]:
+    """Changes the coordinator's settings in this process for the rest of the test: `change_settings(DEVICE="cpu")`."""
+    from fedssl_coordinator.settings import settings
+
+    def change(**values: str) -> None:
+        for name, value in values.items():
+            patch.setenv(f"FEDSSL_{name}", value)
+        settings.cache_clear()
+
+    with pytest.MonkeyPatch.context() as patch:
+        yield change
+    settings.cache_clear()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,7 +1,7 @@
 """Nothing that arrives is unpickled: tensors are safetensors, messages JSON, arrays plain numbers."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +9,6 @@ from celery.beat import Scheduler
 
 from fedssl_coordinator.beat import Beat
 from fedssl_coordinator.celery_app import _configuration
-from fedssl_coordinator.settings import settings
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [
@@ -76,12 +75,9 @@ def test_the_check_sees_each_way(tmp_path: Path, text: str) -> None:
     assert list(_mistakes(path))
 
 
-def test_celery_takes_and_sends_json_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("DATABASE_URL", "REDIS_URL", "STORE_PATH"):
-        monkeypatch.setenv(f"FEDSSL_{name}", str(tmp_path))
-    settings.cache_clear()
+def test_celery_takes_and_sends_json_alone(change_settings: Callable[..., None], tmp_path: Path) -> None:
+    change_settings(DATABASE_URL=str(tmp_path), REDIS_URL=str(tmp_path), STORE_PATH=str(tmp_path))
     configuration = _configuration()
-    settings.cache_clear()
     assert configuration["accept_content"] == ["json"]
     assert configuration["task_serializer"] == "json"
     assert configuration["task_ignore_result"]  # no result is kept, in whatever form

@@ -10,6 +10,7 @@ from uuid import UUID
 import httpx
 import uvicorn
 from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError
 
 from fedssl.artifacts.tensors import Tensors, load_tensors
 from fedssl.client import Client, Retry, Tls, WorkerClient
@@ -135,16 +136,17 @@ class Coordinator:
 
 
 def is_of_this_environment() -> bool:
-    """Whether what the coordinator's modules keep, if anything, was made in the environment as it is now."""
-    from fedssl_coordinator import db, settings
+    """Whether what the coordinator's modules keep, if anything, is what they would make in the environment as it is."""
+    from fedssl_coordinator import db
+    from fedssl_coordinator.settings import settings
 
-    kept = []
-    if settings.settings.cache_info().currsize:
-        kept.append(make_url(settings.settings().database_url.get_secret_value()))
-    if db.engine.cache_info().currsize:
-        kept.append(db.engine().url)
-    here = os.environ.get("FEDSSL_DATABASE_URL")
-    return not kept or (here is not None and all(url == make_url(here) for url in kept))
+    try:
+        if settings.cache_info().currsize and settings() != settings.__wrapped__():
+            return False
+        here = os.environ.get("FEDSSL_DATABASE_URL", "")
+        return not db.engine.cache_info().currsize or db.engine().url == make_url(here)
+    except (ValueError, ArgumentError):  # nothing could be made in it
+        return False
 
 
 def forget() -> None:

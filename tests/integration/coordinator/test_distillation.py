@@ -1,6 +1,7 @@
 """Distillation jobs: from a round's updates to its weights, told of on the way, called off, failed and tried again."""
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -193,12 +194,12 @@ class _Interrupted:
 
 @pytest.mark.parametrize("checkpoint_seconds", ["0", "30"])
 def test_a_running_job_stops_at_its_next_epoch(
-    cast: DistillingCast, monkeypatch: pytest.MonkeyPatch, checkpoint_seconds: str
+    cast: DistillingCast,
+    monkeypatch: pytest.MonkeyPatch,
+    change_settings: Callable[..., None],
+    checkpoint_seconds: str,
 ) -> None:
-    from fedssl_coordinator.settings import settings
-
-    monkeypatch.setenv("FEDSSL_CHECKPOINT_SECONDS", checkpoint_seconds)
-    settings.cache_clear()
+    change_settings(CHECKPOINT_SECONDS=checkpoint_seconds)
     with monkeypatch.context() as patch:
         _Interrupted(patch, 3, lambda: cast.coordinator.client.cancel_distillation(cast.job.id))
         cast.distil()
@@ -211,7 +212,6 @@ def test_a_running_job_stops_at_its_next_epoch(
     cast.coordinator.advance(cast.id)
     _finish(cast)
     _assert_simulated(cast)
-    settings.cache_clear()
 
 
 def test_stopping_a_run_ends_its_job(cast: DistillingCast, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,13 +349,11 @@ def test_a_gpu_that_answers_nothing_any_more_ends_the_process(
 
 
 @pytest.mark.parametrize("device", ["cuda:7", "auto"])
-def test_the_device_that_the_settings_name(cast: DistillingCast, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
-    from fedssl_coordinator.settings import settings
-
-    monkeypatch.setenv("FEDSSL_DEVICE", device)
-    settings.cache_clear()
+def test_the_device_that_the_settings_name(
+    cast: DistillingCast, change_settings: Callable[..., None], device: str
+) -> None:
+    change_settings(DEVICE=device)
     cast.distil()
-    settings.cache_clear()
     if device == "auto":
         assert cast.job.state == JobState.COMPLETED
     else:

@@ -1,6 +1,6 @@
 """Checkpoints of distillations: an interrupted job goes on to the same bits, and nothing of them is left in the end."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +23,12 @@ class Killed(BaseException):
 
 
 @pytest.fixture
-def every_epoch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def every_epoch(monkeypatch: pytest.MonkeyPatch, change_settings: Callable[..., None]) -> None:
     """Save and tell at the end of every epoch."""
     from fedssl_coordinator.distillation import training
-    from fedssl_coordinator.settings import settings
 
-    monkeypatch.setenv("FEDSSL_CHECKPOINT_SECONDS", "0")
     monkeypatch.setattr(training, "PROGRESS_SECONDS", 0)
-    settings.cache_clear()
-    yield
-    settings.cache_clear()
+    change_settings(CHECKPOINT_SECONDS="0")
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ def test_messages_are_taken_after_some_that_could_not_be_acknowledged(
 ) -> None:
     direct = f"{servers.redis_url.removesuffix('/0')}/{DATABASE}"
     log = tmp_path / "log"
-    with _Line(direct) as line, Celery(broker=direct) as sending:
+    with _Line(direct) as line, Celery(broker=direct, set_as_current=False) as sending:
         address = urlsplit(direct).netloc.rpartition("@")[2]
         with _aggregating(direct.replace(address, line.url.removeprefix("http://")), tmp_path):
             for _ in range(4):

@@ -31,6 +31,8 @@ def run() -> RunView:
 def mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """With a store of its own; it is not to tell its makers."""
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", "")  # which it sets for itself: put back like the others
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_ID")
     monkeypatch.chdir(tmp_path)
     import mlflow
 

@@ -2,25 +2,20 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from fedssl_coordinator.body_limit import BodyLimit
-from fedssl_coordinator.settings import settings
 
 LIMIT = 100
 Message = dict[str, Any]
 
 
 @pytest.fixture(autouse=True)
-def small_limit(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name, value in {"DATABASE_URL": "x", "REDIS_URL": "x", "STORE_PATH": "x", "MAX_BODY_BYTES": str(LIMIT)}.items():
-        monkeypatch.setenv(f"FEDSSL_{name}", value)
-    settings.cache_clear()
-    yield
-    settings.cache_clear()
+def small_limit(change_settings: Callable[..., None]) -> None:
+    change_settings(DATABASE_URL="x", REDIS_URL="x", STORE_PATH="x", MAX_BODY_BYTES=str(LIMIT))
 
 
 def _exchange(messages: list[Message], *, method: str = "POST", path: str = "/v1/runs", **headers: str) -> Any:

@@ -16,6 +16,8 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An environment without settings."""
     for name in ("DATABASE_URL", "REDIS_URL", "STORE_PATH"):
         monkeypatch.delenv(f"FEDSSL_{name}", raising=False)
+    # It would last for the process: loggers keep what they were first used with.
+    monkeypatch.setattr("fedssl_coordinator.logs.configure_logging", lambda: None)
     forget()
     yield
     forget()

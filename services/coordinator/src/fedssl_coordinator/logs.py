@@ -13,6 +13,9 @@ from typing import Any
 
 import structlog
 
+CHATTY = ("uvicorn.access", "sqlalchemy.engine", "alembic.runtime.plugins")
+"""Loggers of which warnings alone are written."""
+
 # One dict for a whole request or task: threads that work for it have copies of the context, which share the dict.
 _subject: ContextVar[dict[str, Any] | None] = ContextVar("subject", default=None)
 
@@ -75,5 +78,5 @@ def configure_logging() -> None:
         )
     )
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
-    for chatty in ("uvicorn.access", "sqlalchemy.engine", "alembic.runtime.plugins"):
+    for chatty in CHATTY:
         logging.getLogger(chatty).setLevel(logging.WARNING)
