@@ -49,7 +49,7 @@ class ObjectStore:
             self._process = subprocess.Popen(
                 [program, "serve", "s3", *options, "--auth-key", keys, str(self.folder)], stdout=log, stderr=log
             )
-        wait_for_answer(self.endpoint)
+        wait_for_answer(self.endpoint, self._process)
 
     def stop(self) -> None:
         self._process.send_signal(signal.SIGKILL)
@@ -108,7 +108,7 @@ class Moto:
         command = [Path(sys.executable).parent / "moto_server", "-H", "127.0.0.1", "-p", str(self._port)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
-        wait_for_answer(self.endpoint)
+        wait_for_answer(self.endpoint, self._process)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -125,9 +125,10 @@ class Moto:
         return Bucket(S3Address.parse(f"s3://{name}/a?endpoint={self.endpoint}&region={REGION}"), *keys)
 
 
-def wait_for_answer(url: str) -> None:
+def wait_for_answer(url: str, process: subprocess.Popen[bytes]) -> None:
     end = time.monotonic() + 60
     while True:
+        assert process.poll() is None, f"what was started for {url} has ended: another may have the port"
         try:
             httpx.get(url, trust_env=False)
         except httpx.TransportError:

@@ -60,7 +60,7 @@ def _another(running: Coordinator, folder: Path) -> Iterator[str]:
     with (folder / "another.log").open("wb") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     try:
-        wait_for_answer(f"http://127.0.0.1:{port}")
+        wait_for_answer(f"http://127.0.0.1:{port}", process)
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
@@ -192,17 +192,17 @@ def test_a_data_set_is_read_once_and_in_no_transaction(
 
     def slowly(self: Bucket, key: str, start: int, stop: int) -> Iterator[bytes]:
         keys.append(key)
-        time.sleep(0.6)
+        time.sleep(1.5)
         return read(self, key, start, stop)
 
     find = Bucket.find
 
     def looking_slowly(self: Bucket, key: str) -> Object | None:
-        time.sleep(0.6)
+        time.sleep(1.5)
         return find(self, key)
 
     monkeypatch.setattr(Bucket, "read", slowly)
-    settings = {"FEDSSL_STORE_DIRECT": "1", "FEDSSL_IDLE_TRANSACTION_SECONDS": "0.3"}
+    settings = {"FEDSSL_STORE_DIRECT": "1", "FEDSSL_IDLE_TRANSACTION_SECONDS": "1"}
     with _over(servers, object_store, bucket, tmp_path, **settings) as (running, _):
         source = written(tmp_path, DATA)
         with Client(running.url, running.admin_token, retry=Retry(seconds=0)) as client:
@@ -229,9 +229,11 @@ def test_a_store_that_goes_away_for_seconds(
 
         back = threading.Thread(target=come_back)
         back.start()
-        with Client(running.url, running.admin_token, retry=PATIENT) as client:
-            assert client.add_public_dataset("scans", source).digest == DIGEST
-        back.join()
+        try:
+            with Client(running.url, running.admin_token, retry=PATIENT) as client:
+                assert client.add_public_dataset("scans", source).digest == DIGEST
+        finally:
+            back.join()
         assert object_store.objects(bucket) == [PLACE]
 
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, LiteralString
@@ -140,15 +141,20 @@ def test_waiting_for_the_tables_ends_once_they_are_there(servers: Servers, empty
 
     assert wait(0).wait(60) == 1
     leaving = wait(600)
-    with Tables(empty_url) as tables:
-        others = (
-            "SELECT count(*) FROM pg_stat_activity "
-            "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
-        )
-        while not tables.one(others):
-            assert leaving.poll() is None
-    leaving.terminate()
-    assert leaving.wait(10) == 143  # handled: as a container's first process it would not hear it otherwise
+    try:
+        with Tables(empty_url) as tables:
+            others = (
+                "SELECT count(*) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+            )
+            while not tables.one(others):
+                assert leaving.poll() is None
+                time.sleep(0.02)
+        leaving.terminate()
+        assert leaving.wait(60) == 143  # handled: as a container's first process it would not hear it otherwise
+    finally:
+        leaving.kill()
+        leaving.wait()
     waiting = wait(60)
     migrate(environment)
     assert waiting.wait(60) == 0
