@@ -7,7 +7,7 @@ import helm_python as helm
 import pytest
 import yaml
 
-from support.chart import CHART, render, rendered
+from support.chart import CHART, pod, render, rendered
 
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -133,6 +133,13 @@ def test_a_bucket_needs_no_shared_volume() -> None:
     assert environment["FEDSSL_STORE_DIRECT"]["value"] == "true"
     key = {"name": "fedssl-s3", "key": "secret-access-key"}
     assert environment["FEDSSL_S3_SECRET_ACCESS_KEY"]["valueFrom"]["secretKeyRef"] == key
+
+
+@pytest.mark.parametrize(("size", "half"), [("1.5Gi", 768 * 2**20), ("300Mi", 150 * 2**20), ("2Ti", 2**40)])
+def test_half_of_the_cache_is_for_copies_whatever_its_size(size: str, half: int) -> None:
+    chart = render({"store": {"type": "s3", "s3": {"bucket": "abc", "cacheSize": size}}})
+    environment = pod(chart.named("Deployment", "-api"))["spec"]["containers"][0]["env"]
+    assert {"name": "FEDSSL_STORE_CACHE_BYTES", "value": str(half)} in environment
 
 
 def test_the_bucket_is_reached_by_whoever_needs_it() -> None:
