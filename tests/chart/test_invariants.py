@@ -133,6 +133,16 @@ def test_what_is_referred_to_is_there_or_the_operators_own(chart: Rendered) -> N
                 assert claim["claimName"] in own or ("PersistentVolumeClaim", claim["claimName"]) in made
 
 
+def test_only_the_coordinators_pods_have_its_account(chart: Rendered) -> None:
+    """It may have a role that reads every client's updates."""
+    for item in chart.workloads():
+        component = item["metadata"]["labels"]["app.kubernetes.io/component"]
+        is_coordinators = component in {"api", "aggregator", "distiller", "evaluator", "beat", "migrations"}
+        assert pod(item)["spec"]["serviceAccountName"].endswith("-coordinator") == is_coordinators
+    for account in chart.of("ServiceAccount"):
+        assert account["automountServiceAccountToken"] is False
+
+
 def test_gpus_are_never_waited_for_by_an_update(chart: Rendered) -> None:
     for item in chart.of("Deployment"):
         [main] = pod(item)["spec"]["containers"]

@@ -2,7 +2,7 @@
 {{- define "fedssl.podSettings" -}}
 automountServiceAccountToken: false
 enableServiceLinks: false
-serviceAccountName: {{ include "fedssl.fullname" .root }}
+serviceAccountName: {{ include "fedssl.serviceAccount" . }}
 terminationGracePeriodSeconds: {{ .values.terminationGracePeriodSeconds }}
 securityContext:
   runAsNonRoot: true
