@@ -34,6 +34,9 @@ postgres: postgresql
 {{- if and (ne .Values.store.type "s3") .Values.store.s3.bucket }}
 {{- fail "store.s3.bucket is set and store.type is filesystem: set store.type to s3" }}
 {{- end }}
+{{- if and .Values.coordinator.enabled (ne .Values.store.type "s3") .Values.store.s3.direct }}
+{{- fail "store.s3.direct is set and store.type is filesystem: a volume has no addresses that workers could reach" }}
+{{- end }}
 {{- range $client, $own := .Values.worker.clients }}
 {{- $values := mergeOverwrite (deepCopy (omit $.Values.worker "clients")) $own }}
 {{- if and (not $.Values.coordinator.enabled) (not $values.coordinator) }}
