@@ -104,6 +104,11 @@ def test_keys_of_elsewhere_name_the_right_one(key: str) -> None:
             {"worker": {"clients": {"a": {"data": {"hostPath": "/x"}, "tls": {"secretName": "s", "key": "k"}}}}},
             "tls.certificate and tls.key go together",
         ),
+        (
+            {"worker": {"clients": {"a": {"data": {"hostPath": "/x"}, "tls": {"certificate": "c", "key": "k"}}}}},
+            "they need tls.secretName",
+        ),
+        ({"postgresql": {"external": {"directKey": "direct"}}}, "needs postgresql.external.existingSecret"),
         ({"worker": {"clients": {"a": {"data": {"hostPath": "/x", "claim": {"name": "y"}}}}}}, "in one place"),
     ],
     ids=str,
