@@ -89,7 +89,7 @@ def test_secrets_are_referred_to_and_never_written_out(chart: Rendered) -> None:
     for item in chart.workloads():
         for container in containers(item):
             for variable in container.get("env", []):
-                if re.search("PASSWORD|TOKEN|SECRET|KEY_ID|(DATABASE|REDIS)_URL$|AUTH", variable["name"]):
+                if re.search("PASSWORD|TOKEN|SECRET|KEY_ID|(DATABASE(_DIRECT)?|REDIS)_URL$|AUTH", variable["name"]):
                     assert "secretKeyRef" in variable["valueFrom"]
     for item in chart.of("ConfigMap"):
         assert not re.search("password|token|://", str(item["data"]))
