@@ -82,7 +82,7 @@ REPORT ?= faults.json
 PATIENCE ?= 1
 .PHONY: fault
 fault: $(VENV)/.installed-dev ## Kill, stop and cut off everything, FAULTS=200 times, drawn from SEED=7; a quarter of an hour (PATIENCE=3: on a busy machine)
-	@FEDSSL_FAULT_PATIENCE=$(PATIENCE) $(BIN)/python -m pytest tests/fault --timeout $$((300 * $(PATIENCE))) --override-ini='python_files=fault_*.py' --override-ini=addopts='--strict-markers --import-mode=importlib' \
+	@FEDSSL_FAULT_PATIENCE=$(PATIENCE) $(BIN)/python -m pytest tests/fault --timeout $$(awk 'BEGIN { print 300 * $(PATIENCE) }') --override-ini='python_files=fault_*.py' --override-ini=addopts='--strict-markers --import-mode=importlib' \
 	  -p no:cacheprovider --fault-seed $(SEED) --faults $(FAULTS) --fault-report $(REPORT) $(ARGS)
 
 # Chromium without root, out of the npm registry, for machines that have none.

@@ -89,7 +89,7 @@ def test_secrets_are_referred_to_and_never_written_out(chart: Rendered) -> None:
     for item in chart.workloads():
         for container in containers(item):
             for variable in container.get("env", []):
-                if re.search("PASSWORD|TOKEN|SECRET|KEY_ID|(DATABASE|REDIS)_URL$|AUTH", variable["name"]):
+                if re.search("PASSWORD|TOKEN|SECRET|KEY_ID|(DATABASE(_DIRECT)?|REDIS)_URL$|AUTH", variable["name"]):
                     assert "secretKeyRef" in variable["valueFrom"]
     for item in chart.of("ConfigMap"):
         assert not re.search("password|token|://", str(item["data"]))
@@ -131,6 +131,16 @@ def test_what_is_referred_to_is_there_or_the_operators_own(chart: Rendered) -> N
                 assert secret["secretName"] in own or ("Secret", secret["secretName"]) in made
             if claim := volume.get("persistentVolumeClaim"):
                 assert claim["claimName"] in own or ("PersistentVolumeClaim", claim["claimName"]) in made
+
+
+def test_only_the_coordinators_pods_have_its_account(chart: Rendered) -> None:
+    """It may have a role that reads every client's updates."""
+    for item in chart.workloads():
+        component = item["metadata"]["labels"]["app.kubernetes.io/component"]
+        is_coordinators = component in {"api", "aggregator", "distiller", "evaluator", "beat", "migrations"}
+        assert pod(item)["spec"]["serviceAccountName"].endswith("-coordinator") == is_coordinators
+    for account in chart.of("ServiceAccount"):
+        assert account["automountServiceAccountToken"] is False
 
 
 def test_gpus_are_never_waited_for_by_an_update(chart: Rendered) -> None:

@@ -7,7 +7,7 @@ import helm_python as helm
 import pytest
 import yaml
 
-from support.chart import CHART, render, rendered
+from support.chart import CHART, case, pod, render, rendered
 
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -97,12 +97,18 @@ def test_keys_of_elsewhere_name_the_right_one(key: str) -> None:
         ({"coordinator": {"enabled": False}, "worker": {"clients": {"a": {}}}}, "needs worker.coordinator"),
         ({"store": {"type": "s3"}}, "needs store.s3.bucket"),
         ({"store": {"s3": {"bucket": "abc"}}}, "set store.type to s3"),
+        ({"store": {"s3": {"direct": True}}}, "store.s3.direct is set and store.type is filesystem"),
         ({"store": {"type": "s3", "s3": {"bucket": "abc", "cacheSize": "20G"}}}, "in Mi, Gi or Ti"),
         ({"worker": {"clients": {"a": {}}}}, "needs its images in one place"),
         (
             {"worker": {"clients": {"a": {"data": {"hostPath": "/x"}, "tls": {"secretName": "s", "key": "k"}}}}},
             "tls.certificate and tls.key go together",
         ),
+        (
+            {"worker": {"clients": {"a": {"data": {"hostPath": "/x"}, "tls": {"certificate": "c", "key": "k"}}}}},
+            "they need tls.secretName",
+        ),
+        ({"postgresql": {"external": {"directKey": "direct"}}}, "needs postgresql.external.existingSecret"),
         ({"worker": {"clients": {"a": {"data": {"hostPath": "/x", "claim": {"name": "y"}}}}}}, "in one place"),
     ],
     ids=str,
@@ -135,6 +141,13 @@ def test_a_bucket_needs_no_shared_volume() -> None:
     assert environment["FEDSSL_S3_SECRET_ACCESS_KEY"]["valueFrom"]["secretKeyRef"] == key
 
 
+@pytest.mark.parametrize(("size", "half"), [("1.5Gi", 768 * 2**20), ("300Mi", 150 * 2**20), ("2Ti", 2**40)])
+def test_half_of_the_cache_is_for_copies_whatever_its_size(size: str, half: int) -> None:
+    chart = render({"store": {"type": "s3", "s3": {"bucket": "abc", "cacheSize": size}}})
+    environment = pod(chart.named("Deployment", "-api"))["spec"]["containers"][0]["env"]
+    assert {"name": "FEDSSL_STORE_CACHE_BYTES", "value": str(half)} in environment
+
+
 def test_the_bucket_is_reached_by_whoever_needs_it() -> None:
     chart = rendered("s3")
     rule = {"ports": [{"port": 9000, "protocol": "TCP"}], "to": [{"ipBlock": {"cidr": "10.2.0.0/16"}}]}
@@ -146,11 +159,49 @@ def test_the_bucket_is_reached_by_whoever_needs_it() -> None:
     assert reaching == {"api", "aggregator", "distiller", "evaluator", "beat", "migrations", "worker-hospital-a"}
 
 
+@pytest.mark.parametrize(
+    ("s3", "of_the_coordinator", "of_workers"),
+    [
+        ({}, 443, 443),
+        ({"endpoint": "https://s3.example.org"}, 443, 443),
+        ({"endpoint": "http://minio"}, 80, 80),
+        ({"endpoint": "http://minio:9000"}, 9000, 9000),
+        ({"endpoint": "http://[fd00::1]:9000"}, 9000, 9000),
+        ({"endpoint": "http://minio:9000", "publicEndpoint": "https://s3.example.org"}, 9000, 443),
+        ({"endpoint": "http://minio:9000", "port": 9443}, 9443, 9443),
+    ],
+    ids=str,
+)
+def test_the_way_to_the_object_store_is_at_its_port(
+    s3: dict[str, Any], of_the_coordinator: int, of_workers: int
+) -> None:
+    workers = {"clients": {"a": {"data": {"hostPath": "/x"}}}}
+    store = {"type": "s3", "s3": {"bucket": "abc", "direct": True, **s3}}
+    chart = render({"store": store, "worker": workers})
+    # Besides: 53 are names, 5432 and 6379 the servers, 8000 the API.
+    assert _ports(chart.named("NetworkPolicy", "-beat")) - {53, 5432, 6379} == {of_the_coordinator}
+    assert _ports(chart.named("NetworkPolicy", "-worker-a")) - {53, 8000} == {of_workers}
+
+
+def test_workers_alone_reach_the_object_store_of_their_coordinator() -> None:
+    values = case("worker-only")
+    assert _ports(render(values).named("NetworkPolicy", "-worker-hospital-e")) == {53, 443}
+    direct = render({**values, "store": {"s3": {"direct": True, "port": 9000}}})
+    assert _ports(direct.named("NetworkPolicy", "-worker-hospital-e")) == {53, 443, 9000}
+
+
+def _ports(policy: dict[str, Any]) -> set[int]:
+    """To which the pods may connect."""
+    return {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
+
+
 def test_a_role_instead_of_keys() -> None:
     role = {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/fedssl"}
     chart = render({"store": {"type": "s3", "s3": {"bucket": "abc", "serviceAccountAnnotations": role}}})
-    [account] = chart.of("ServiceAccount")
-    assert account["metadata"]["annotations"] == role
+    given = {
+        account["metadata"]["name"]: account["metadata"].get("annotations") for account in chart.of("ServiceAccount")
+    }
+    assert given == {"site-fedssl": None, "site-fedssl-coordinator": role}
     assert "FEDSSL_S3_ACCESS_KEY_ID" not in str(chart.objects)
 
 

@@ -104,9 +104,15 @@ def test_every_process_of_the_coordinator_has_the_bucket() -> None:
     assert "ports" not in overlay["objects"]
 
 
-def test_the_keys_of_the_bucket_are_made_on_the_first_start() -> None:
-    script = (ROOT / "deploy" / "compose" / "secrets.sh").read_text()
-    serving = (ROOT / "deploy" / "s3" / "serve.sh").read_text()
+def test_the_object_store_that_is_brought_along_has_keys_of_its_own() -> None:
+    overlay = _read(ROOT / "compose.s3.yml")["services"]
+    making, serving = overlay["secrets"]["volumes"], overlay["objects"]["volumes"]
+    assert "objects-secrets:/secrets/objects" in making
+    assert "objects-secrets:/run/secrets/objects:ro" in serving
+    read = (ROOT / "deploy" / "s3" / "serve.sh").read_text()
     for name in ("fedssl_s3_access_key_id", "fedssl_s3_secret_access_key"):
-        assert f"random | keep /secrets/objects/{name} 444" in script
-        assert f"$keys/{name}" in serving
+        assert f"$keys/{name}" in read
+    # An operator's folder: where the coordinator's keys are copied from, and there read-only.
+    mounted = [volume for service in overlay.values() for volume in service.get("volumes", []) if "S3_KEYS" in volume]
+    assert mounted == ["${FEDSSL_S3_KEYS:-objects-secrets}:/keys:ro"]
+    assert mounted[0] in making

@@ -62,6 +62,12 @@ labels:
 {{- default (printf "%s-store" (include "fedssl.fullname" .)) .Values.store.existingClaim }}
 {{- end }}
 
+{{/* Who a pod is: the coordinator's may have a role that reads every client's updates, and nobody else. */}}
+{{- define "fedssl.serviceAccount" -}}
+{{- include "fedssl.fullname" .root }}
+{{- if has .component (list "api" "aggregator" "distiller" "evaluator" "beat" "migrations") }}-coordinator{{ end }}
+{{- end }}
+
 {{/* Keys of the components that compute from a queue, with the queue of each. */}}
 {{- define "fedssl.queues" -}}
 aggregator: aggregate

@@ -61,10 +61,11 @@ ingress: []
 {{- end }}
 {{- end }}
 
-{{/* The object store: of the coordinator, and with direct transfer of its workers. */}}
+{{/* The object store, at the port of its address. Arguments: root, endpoint. */}}
 {{- define "fedssl.toObjectStore" -}}
-- ports: [{ port: {{ .Values.store.s3.port }}, protocol: TCP }]
-  {{- with .Values.networkPolicy.objectStoreAt }}
+{{- $port := regexFind ":[0-9]+$" .endpoint | trimPrefix ":" | default (ternary 80 443 (hasPrefix "http:" .endpoint)) }}
+- ports: [{ port: {{ default $port .root.Values.store.s3.port }}, protocol: TCP }]
+  {{- with .root.Values.networkPolicy.objectStoreAt }}
   to:
     {{- toYaml . | nindent 4 }}
   {{- end }}

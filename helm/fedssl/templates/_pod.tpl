@@ -2,7 +2,7 @@
 {{- define "fedssl.podSettings" -}}
 automountServiceAccountToken: false
 enableServiceLinks: false
-serviceAccountName: {{ include "fedssl.fullname" .root }}
+serviceAccountName: {{ include "fedssl.serviceAccount" . }}
 terminationGracePeriodSeconds: {{ .values.terminationGracePeriodSeconds }}
 securityContext:
   runAsNonRoot: true
@@ -158,7 +158,7 @@ ports: [{ name: metrics, containerPort: {{ .root.Values.podMonitor.port }}, prot
 {{- $units := dict "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 }}
 {{- $unit := regexFind "[MGT]i$" . }}
 {{- if not $unit }}{{ fail (printf "store.s3.cacheSize must be in Mi, Gi or Ti, not %s" .) }}{{ end }}
-{{- div (mul (int64 (trimSuffix $unit .)) (int64 (index $units $unit))) 2 }}
+{{- int64 (mulf (trimSuffix $unit .) (index $units $unit) 0.5) }}
 {{- end }}
 
 {{/* One container of the coordinator. Arguments: root, component, values, args; env and more are added by the caller. */}}

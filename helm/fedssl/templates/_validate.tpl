@@ -28,11 +28,19 @@ postgres: postgresql
 {{- if and (not .Values.coordinator.enabled) (not .Values.worker.clients) }}
 {{- fail "nothing to install: coordinator.enabled is false and worker.clients is empty" }}
 {{- end }}
+{{- with .Values.postgresql.external }}
+{{- if and .directKey (not .existingSecret) }}
+{{- fail "postgresql.external.directKey is a key of a Secret: it needs postgresql.external.existingSecret" }}
+{{- end }}
+{{- end }}
 {{- if and .Values.coordinator.enabled (eq .Values.store.type "s3") (not .Values.store.s3.bucket) }}
 {{- fail "store.type s3 needs store.s3.bucket" }}
 {{- end }}
 {{- if and (ne .Values.store.type "s3") .Values.store.s3.bucket }}
 {{- fail "store.s3.bucket is set and store.type is filesystem: set store.type to s3" }}
+{{- end }}
+{{- if and .Values.coordinator.enabled (ne .Values.store.type "s3") .Values.store.s3.direct }}
+{{- fail "store.s3.direct is set and store.type is filesystem: a volume has no addresses that workers could reach" }}
 {{- end }}
 {{- range $client, $own := .Values.worker.clients }}
 {{- $values := mergeOverwrite (deepCopy (omit $.Values.worker "clients")) $own }}
@@ -41,6 +49,9 @@ postgres: postgresql
 {{- end }}
 {{- if ne (empty $values.tls.certificate) (empty $values.tls.key) }}
 {{- fail (printf "worker.clients.%s: tls.certificate and tls.key go together" $client) }}
+{{- end }}
+{{- if and $values.tls.certificate (not $values.tls.secretName) }}
+{{- fail (printf "worker.clients.%s: tls.certificate and tls.key are names in a Secret: they need tls.secretName" $client) }}
 {{- end }}
 {{- $places := 0 }}
 {{- range list $values.data.claim.name $values.data.hostPath $values.data.csi $values.data.s3.bucket }}
