@@ -187,6 +187,14 @@ def test_nothing_moves_for_those_who_ask_for_that(look: Open, run: UUID) -> None
     assert page.evaluate("document.getAnimations().length") == 0
 
 
+def test_charts_are_drawn_whatever_the_browser_calls_its_language(look: Open, run: UUID) -> None:
+    watched = look()
+    posix = "Object.defineProperty(navigator, 'language', { value: 'en-US@posix', configurable: true })"
+    watched.page.context.add_init_script(posix)
+    page = watched.open(f"/runs/{run}")
+    expect(page.locator(".uplot").first).to_be_visible()
+
+
 def test_the_theme_is_kept(look: Open, run: UUID) -> None:
     page = look().open("/runs")
     before = page.evaluate("getComputedStyle(document.body).backgroundColor")
