@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -267,9 +268,14 @@ class _Judges:
         measures = {name: sum(each[name] for each in found) / len(found) for name in found[0]}
         if len(found) > 1:
             accuracies = [name for name in ("probe", "knn") if name in measures]
-            measures |= {f"{name}_min": min(each[name] for each in found) for name in accuracies}
+            measures |= {f"{name}_min": _least([each[name] for each in found]) for name in accuracies}
         result.evaluations = result.evaluations_by_round[number] = measures
         self._on_evaluation(number, measures)
+
+
+def _least(values: list[float]) -> float:
+    """NaN where any is: an encoder that diverged is the worst."""
+    return math.nan if any(map(math.isnan, values)) else min(values)
 
 
 def judged_models(result: Result) -> dict[str, Tensors]:

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from fedssl.artifacts.tensors import Tensors
-from fedssl.engine import LocalProgress, LocalResult, release_trainer, run_local_round
+from fedssl.engine import LocalProgress, LocalResult, local, release_trainer, run_local_round
 from fedssl.engine import trainer as trainer_module
-from fedssl.engine.trainer import borrow_trainer
-from fedssl.errors import Cancelled
+from fedssl.engine.trainer import Trainer, borrow_trainer
+from fedssl.errors import Cancelled, MethodError
 from fedssl.methods import METHODS
+from fedssl.methods.api import Metrics
 from fedssl.protocol.runs import RunSpec
 from fedssl.simulation import simulate
 from support.combinations import ALL_COMBINATIONS, combined_spec
@@ -131,3 +132,20 @@ def test_how_often_progress_is_told_changes_nothing(monkeypatch: pytest.MonkeyPa
     assert [progress.step for progress in seen] == list(range(1, seen[-1].num_steps + 1))
     assert _equal(quiet.update, told.update)
     assert quiet.metrics == told.metrics
+
+
+@pytest.mark.parametrize("name", ["supervised", "single"])
+def test_what_the_last_step_destroyed_does_not_leave(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its loss is of the weights before it: finite, whatever comes out."""
+    train = local._train
+
+    def overflowing(trainer: Trainer, *arguments: Any) -> Metrics:
+        metrics = train(trainer, *arguments)
+        with torch.no_grad():
+            next(trainer.modules["encoder"].parameters()).fill_(torch.inf)
+        return metrics
+
+    monkeypatch.setattr(local, "_train", overflowing)
+    spec = method_spec(name)
+    with pytest.raises(MethodError, match=r"not finite: lower training\.optimizer\.learning_rate"):
+        local_round(spec, start(spec).broadcast, "client-0", 1, None)

@@ -1,6 +1,7 @@
 """Fine-tuning on digits: it learns, from its arguments alone, and leaves the encoder as it was."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -167,3 +168,14 @@ def test_unlabelled_images_are_refused() -> None:
         fine_tune(_encoder(), unlabelled, train, CONFIG)
     with pytest.raises(DataError, match="no labels"):
         semi_supervised(_encoder(), unlabelled, train, CONFIG, 0.1)
+
+
+def test_an_encoder_that_diverged_has_no_accuracy() -> None:
+    train = load_dataset("digits", "train").subset(np.arange(64))
+    encoder = _encoder()
+    with torch.no_grad():
+        next(encoder.parameters()).fill_(math.nan)
+    with pytest.raises(ValueError, match="has diverged"):
+        fine_tune(encoder, train, train, CONFIG, settings=FineTuneSettings(epochs=1))
+    wild = FineTuneSettings(encoder_learning_rate=1e30, head_learning_rate=1e30, epochs=2, evaluate_every=1)
+    assert math.isnan(fine_tune(_encoder(), train, train, CONFIG, settings=wild).accuracy)

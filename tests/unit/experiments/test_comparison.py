@@ -223,6 +223,14 @@ def test_curves_are_of_the_rounds_that_every_seed_was_judged_in() -> None:
     assert curve.megabytes == [0.0, 10.0]
 
 
+def test_a_seed_that_diverged_is_no_part_of_a_curve(tmp_path: Path) -> None:
+    diverged = run_with({0: 0.1, 1: math.nan, 2: math.nan})
+    assert curve_of([run_with({0: 0.1, 1: 0.2, 2: 0.4}), diverged], "probe").rounds == [0]
+    assert curve_of([run_with({1: 0.2}), run_with({1: math.nan})], "probe").rounds == []
+    plot_comparison(tmp_path / "plot.png", {"a": [run_with({0: 0.1, 2: 0.4}), diverged], "b": [diverged]})
+    assert (tmp_path / "plot.png").stat().st_size
+
+
 def test_the_picture_depends_on_its_data_alone(tmp_path: Path) -> None:
     runs = {"a": [run_with({0: 0.1, 2: 0.4})], "b": [run_with({0: 0.1, 2: 0.5}), run_with({0: 0.2, 2: 0.3})]}
     for name in ("first", "again"):

@@ -91,6 +91,18 @@ def test_the_public_client_s_images_are_everybody_s_and_it_does_not_train(root: 
     assert '"client-0"' not in history
 
 
+def test_a_public_client_with_few_images_has_a_smaller_queue(root: Path, tmp_path: Path) -> None:
+    """At alpha 0.01 some seeds leave client-0 with fewer images than the paper's queue holds."""
+    reducer = {"num_epochs": 2, "num_anchors": 256, "batch_size": 8}
+    task = tiny("flesd-1:FLESD@cifar10-a100", root, method={"reducer": reducer}, public_data={"num_images": 300})
+
+    result = run(task, root, tmp_path)
+
+    assert result.measured["probe"][0] > 20
+    assert "seed 0: client-0 holds" in result.notes[-1]
+    assert "and the queue 16 in place of 256" in result.notes[-1] or "and the queue 32 in" in result.notes[-1]
+
+
 def test_fine_tuning_is_measured_once_and_kept(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quick = dataclasses.replace(measures.FINE_TUNINGS["ssd"], epochs=2, evaluate_every=1)
     monkeypatch.setattr(measures, "FINE_TUNINGS", {"ssd": quick, "fedrlc": quick})

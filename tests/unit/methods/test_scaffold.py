@@ -124,8 +124,8 @@ def test_the_coordinators_variate_moves_by_the_sampled_share() -> None:
                 state.items() if name.startswith("control.")} for size in (1.0, 3.0)]  # fmt: skip
     weights = {name: value for name, value in state.items() if not name.startswith("control.")}
     after = aggregate(spec, state, [(10, {**weights, **changes[0]}), (1000, {**weights, **changes[1]})]).state
-    for name in _part(state, "control"):
-        assert torch.equal(after[f"control.{name}"], torch.full_like(state[f"control.{name}"], 0.5 * 2.0))
+    for name in _part(state, "control"):  # half of three clients are two
+        torch.testing.assert_close(after[f"control.{name}"], torch.full_like(state[f"control.{name}"], 2 / 3 * 2.0))
 
 
 def test_with_everybody_c_is_the_mean_of_the_clients_variates() -> None:
@@ -135,6 +135,17 @@ def test_with_everybody_c_is_the_mean_of_the_clients_variates() -> None:
         own = torch.stack([state[f"scaffold_own.{name}"] for state in result.client_states.values()])
         torch.testing.assert_close(c, own.mean(dim=0), rtol=1e-4, atol=1e-6)
     assert any(float(c.abs().max()) > 0 for c in _part(result.model, "control").values())
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.5, 0.6])
+def test_c_is_the_mean_of_the_clients_variates_whatever_the_fraction_is_rounded_to(fraction: float) -> None:
+    spec = _spec(num_rounds=3)
+    clients = shards(spec)
+    spec = _spec(num_rounds=3, cohort={"clients": list(clients), "fraction": fraction})
+    result = simulate(spec, clients)
+    for name, c in _part(result.model, "control").items():
+        own = torch.stack([state[f"scaffold_own.{name}"] for state in result.client_states.values()])
+        torch.testing.assert_close(c, own.sum(dim=0) / len(clients), rtol=1e-4, atol=1e-6)
 
 
 def test_zero_epochs_change_nothing() -> None:

@@ -8,6 +8,8 @@ from torch.nn import functional as F
 
 from fedssl.aggregation.mean import AggregationError
 
+_MOST_COSINES = 1 << 26  # at once: 256 MB
+
 
 class Clustering(NamedTuple):
     """Unit centroids (M, D) and, for each of N samples, the index of its centroid.
@@ -57,10 +59,17 @@ def spherical_kmeans(
     unit_ND = _checked_units(embeddings_ND, num_clusters)
     centroids_MD = unit_ND[_distinct(len(unit_ND), num_clusters, generator, unit_ND.device)]
     for _ in range(num_iterations):
-        fit_N, assignments_N = (unit_ND @ centroids_MD.T).max(dim=1)
+        fit_N, assignments_N = _nearest(unit_ND, centroids_MD)
         worst_M = fit_N.argsort(stable=True)[:num_clusters]
         centroids_MD = _recentred(unit_ND, assignments_N, centroids_MD, spare_MD=unit_ND[worst_M])
-    return Clustering(centroids_MD, (unit_ND @ centroids_MD.T).argmax(dim=1))
+    return Clustering(centroids_MD, _nearest(unit_ND, centroids_MD)[1])
+
+
+def _nearest(unit_ND: Tensor, centroids_MD: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest cosine and whose it is. With N/25 clusters all of them at once would be N^2/25 numbers."""
+    rows = max(1, _MOST_COSINES // len(centroids_MD))
+    found = [(part_ND @ centroids_MD.T).max(dim=1) for part_ND in unit_ND.split(rows)]
+    return torch.cat([part.values for part in found]), torch.cat([part.indices for part in found])
 
 
 def balanced_kmeans(

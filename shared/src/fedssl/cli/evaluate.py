@@ -18,7 +18,7 @@ NUM_MAPPED = 3000
 
 
 # Written out: importing them from where they are used would import pydantic, or torch, for every `--help`.
-SettingsName = Literal["fast", "fedx", "fedu", "ssd", "fedrlc", "flesd"]
+SettingsName = Literal["fast", "fedx", "fedu", "ssd", "fedrlc", "flesd", "orchestra"]
 TuningName = Literal["fast", "fedx", "fedu", "fedu-reference", "ssd", "fedrlc"]
 MapMethod = Literal["tsne", "pca"]
 PlainEncoder = Literal["resnet18", "resnet50"]

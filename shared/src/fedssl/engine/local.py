@@ -18,6 +18,7 @@ from fedssl.methods.api import ClientData, ClientState, Context, Method, Metrics
 from fedssl.methods.observation import observe
 from fedssl.precision import exact_float32
 
+_REMEDY = "lower training.optimizer.learning_rate"
 PROGRESS_SECONDS = 0.5  # reading a loss waits for the device, so it is done this often and not every step
 
 
@@ -57,7 +58,8 @@ def run_local_round(
     """Train one client for one round.
 
     `on_progress` is called about twice a second and may raise `Cancelled` to end the round. Raises PlanMismatch when
-    the broadcast or the update is not what the method declares, and MethodError when the loss is no longer finite.
+    the broadcast or the update is not what the method declares, and MethodError when the loss is no longer finite, or
+    what would leave or stay: the last step's loss is of the weights before it.
     """
     # A client that trains on public images too (FLESD with client_distillation) can be called off at any epoch of it.
     distil = functools.partial(run_distillation, on_epoch=lambda progress: on_progress(_distilling(progress)))
@@ -72,7 +74,9 @@ def run_local_round(
         metrics |= observe(modules, data, received, ctx)
         update, next_state = algorithm.finish(modules, data, received, kept, ctx)
         check_tensors(update, trainer.plan.update, "update")
-        return LocalResult(_copied(update), _copied(next_state), len(data), metrics)
+        result = LocalResult(_copied(update), _copied(next_state), len(data), metrics)
+    _require_finite(result)
+    return result
 
 
 def _train(trainer: Trainer, data: ClientData, broadcast: Tensors, ctx: Context, on_progress: OnProgress) -> Metrics:
@@ -100,6 +104,13 @@ def _copied(tensors: Mapping[str, torch.Tensor]) -> Tensors:
     }
 
 
+def _require_finite(result: LocalResult) -> None:
+    for tensors in (result.update, result.state):
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+                raise MethodError(f"{name} holds numbers that are not finite: {_REMEDY}")
+
+
 def _distilling(progress: DistillationProgress) -> LocalProgress:
     epoch, num_epochs = progress.epoch, progress.num_epochs
     return LocalProgress(epoch, num_epochs, epoch, num_epochs, progress.loss, images_per_second=0.0)
@@ -108,7 +119,7 @@ def _distilling(progress: DistillationProgress) -> LocalProgress:
 def _means(sums: Metrics, num_steps: int) -> Metrics:
     means = {name: value / num_steps for name, value in sums.items()}
     if bad := [name for name, value in means.items() if not abs(value) < float("inf")]:
-        raise MethodError(f"{bad[0]} is not a finite number: lower training.optimizer.learning_rate")
+        raise MethodError(f"{bad[0]} is not a finite number: {_REMEDY}")
     return means
 
 

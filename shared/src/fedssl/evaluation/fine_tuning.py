@@ -177,24 +177,27 @@ def fine_tune(
 
     Raises:
         DataError: a set has no labels or no images, or not the shape that `config` says.
+        ValueError: the encoder's features are not finite.
     """
     if train.labels is None or test.labels is None or not len(train) or not len(test):
         raise DataError("fine-tuning needs labelled images to train on and to test with")
     num_classes = int(max(train.labels.max(), test.labels.max())) + 1
     encoder = copy.deepcopy(encoder).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    width = extract_features(encoder, train.subset(np.arange(1)), config, device).shape[1]
-    head = _head(width, num_classes, settings).to(device)
+    features_1H = extract_features(encoder, train.subset(np.arange(1)), config, device)
+    if not bool(features_1H.isfinite().all()):
+        raise ValueError("the features must be finite: the encoder's training has diverged")
+    head = _head(features_1H.shape[1], num_classes, settings).to(device)
     accuracies: dict[int, float] = {}
     with exact_float32(device):
         for epoch in _epochs(encoder, head, train, config, settings, device):
             if epoch % settings.evaluate_every == 0 or epoch == settings.epochs:
                 accuracies[epoch] = _accuracy(head, extract_features(encoder, test, config, device), labels_of(test))
             on_progress(epoch / settings.epochs)
-    best = max(accuracies.values())
+    best = max(accuracies.values(), key=lambda accuracy: (not math.isnan(accuracy), accuracy))
     return FineTuneResult(
         accuracy=accuracies[settings.epochs],
         best_accuracy=best,
-        best_epoch=next(epoch for epoch, accuracy in accuracies.items() if accuracy == best),
+        best_epoch=next(epoch for epoch, accuracy in accuracies.items() if accuracy is best),
         num_tests=len(accuracies),
         num_epochs=settings.epochs,
         num_labelled=len(train),
@@ -258,7 +261,10 @@ def _decay(epoch: int, settings: FineTuneSettings) -> float:
 
 
 def _accuracy(head: nn.Module, features_NH: Tensor, labels_N: Tensor) -> float:
+    """NaN where fine-tuning has diverged: the largest of no numbers is the first class."""
     head.eval()
     with torch.no_grad():
-        predicted = head(features_NH).argmax(dim=1).cpu()
-    return int((predicted == labels_N).sum()) / len(labels_N)
+        scores_NC = head(features_NH).cpu()
+    if not bool(scores_NC.isfinite().all()):
+        return math.nan
+    return int((scores_NC.argmax(dim=1) == labels_N).sum()) / len(labels_N)

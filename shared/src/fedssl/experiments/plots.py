@@ -1,5 +1,6 @@
 """The picture of a comparison: accuracy by round and by bytes sent, a line a method with its deviation over seeds."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -61,8 +62,10 @@ def plot_comparison(path: Path, finished: Mapping[str, Sequence[FinishedRun]], m
 
 
 def curve_of(runs: Sequence[FinishedRun], measure: str) -> Curve:
-    """The rounds that were judged for every seed."""
-    judged = [{at for at, values in run.evaluations.items() if measure in values} for run in runs]
+    """The rounds that were judged for every seed; an encoder that diverged has no accuracy."""
+    judged = [
+        {at for at, values in run.evaluations.items() if math.isfinite(values.get(measure, math.nan))} for run in runs
+    ]
     rounds = sorted(set.intersection(*judged)) if judged else []
     values = [[100 * run.evaluations[at][measure] for run in runs] for at in rounds]
     return Curve(

@@ -18,6 +18,8 @@ from fedssl.experiments.measures import MEASURES, measure_cell
 from fedssl.experiments.overlays import Values, differences, overlay
 from fedssl.experiments.papers import Cell
 from fedssl.experiments.runs import Calls, Machine, clear, run_in_folder
+from fedssl.experiments.scaling import fitting_queue
+from fedssl.protocol.methods.distillation import DistillationConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.shards import deal
 
@@ -99,9 +101,10 @@ def run_task(
     Runs of one spec serve all cells that need them. `restart`: begin anew. Raises what a run raises.
     """
     measured: dict[str, list[float]] = {name: [] for name in task.cell.published}
-    seconds = 0.0
+    seconds, notes = 0.0, list(task.cell.notes)
     for seed in seeds:
         run = _prepare(task.cell, _seeded(task.spec, seed), folder / RUNS, machine)
+        notes += [] if run.note is None else [run.note]
         if restart:
             clear(run.folder)
             (run.folder / MEASURES).unlink(missing_ok=True)
@@ -120,7 +123,7 @@ def run_task(
         measured={name: tuple(values) for name, values in measured.items()},
         seeds=tuple(seeds),
         differences=task.differences,
-        notes=task.cell.notes,
+        notes=tuple(notes),
         device=device_name,
         seconds=seconds,
     )
@@ -130,22 +133,33 @@ def run_task(
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One seed's run: its final spec, its folder, and its images where they are not simply the partition's."""
+    """One seed's run: its final spec, its folder, its images where they are not simply the partition's, and what is to
+    be said of it."""
 
     spec: RunSpec
     folder: Path
     clients: dict[str, ImageData] | None
     public: ImageData | None
+    note: str | None
 
 
 def _prepare(cell: Cell, spec: RunSpec, folder: Path, machine: Machine) -> _Run:
-    clients = public = None
+    clients = public = note = None
     if cell.public_client is not None and spec.partition is not None:
         clients = deal(spec.partition, spec.data, machine.data_root).by_client
         public = clients.pop(cell.public_client)
-        spec = _changed(spec, {"public_data": {"num_images": len(public)}})
+        values: Values = {"public_data": {"num_images": len(public)}}
+        reducer = spec.method.reducer
+        if isinstance(reducer, DistillationConfig) and len(public) <= reducer.num_anchors:
+            queue = fitting_queue(reducer, len(public))
+            values["method"] = {"reducer": queue}
+            note = (
+                f"seed {spec.seed}: {cell.public_client} holds {len(public)} images, and the queue "
+                f"{queue['num_anchors']} in place of {reducer.num_anchors}"
+            )
+        spec = _changed(spec, values)
     name = re.sub("[^a-z0-9.+-]+", "-", spec.name.lower())
-    return _Run(spec, folder / f"{name}-seed{spec.seed}-{run_key(spec)[:12]}", clients, public)
+    return _Run(spec, folder / f"{name}-seed{spec.seed}-{run_key(spec)[:12]}", clients, public, note)
 
 
 def write_result(result: CellResult, spec: RunSpec, folder: Path) -> Path:

@@ -143,17 +143,20 @@ def _public(spec: RunSpec, public_client: str | None, scale: Scale) -> Values:
     values: Values = {"public_data": {"num_images": size}}
     reducer = spec.method.reducer
     if isinstance(reducer, DistillationConfig):
-        anchors = min(reducer.num_anchors, _power_of_two(size / 4))
-        batch = min(reducer.batch_size, max(2, anchors // 4))
+        queue = fitting_queue(reducer, size)
         epochs = max(1, round(scale.epochs * reducer.num_epochs))
-        momentum = _followed(reducer.momentum, epochs * size / batch)
-        values["method"] = {
-            "reducer": {"num_anchors": anchors, "batch_size": batch, "num_epochs": epochs, "momentum": momentum}
-        }
+        momentum = _followed(reducer.momentum, epochs * size / queue["batch_size"])
+        values["method"] = {"reducer": {**queue, "num_epochs": epochs, "momentum": momentum}}
     if isinstance(spec.method, FedCAConfig):
         share = spec.method.dictionary_size * scale.images
         values["method"] = {"dictionary_size": max(128, round(share)), "client_dictionary_size": 64}
     return values
+
+
+def fitting_queue(reducer: DistillationConfig, num_images: int) -> dict[str, int]:
+    """A queue that so many public images fill a few times an epoch, and batches of which it holds a few."""
+    anchors = min(reducer.num_anchors, _power_of_two(num_images / 4))
+    return {"num_anchors": anchors, "batch_size": min(reducer.batch_size, max(2, anchors // 4))}
 
 
 def _followed(momentum: float, num_steps: float) -> float:

@@ -8,7 +8,9 @@ Karimireddy et al. 2020, SCAFFOLD, Algorithm 1 with option II, over every parame
 
 x the weights that local training started from, S the number of its steps, lr the round's learning rate, s the way one
 step is taken for (`step_size`). c and every c_k start from 0; c_k stays with the client, c and the differences travel
-as tensors of the kind "control". |S|/N is `cohort.fraction`. BatchNorm's statistics are no parameters and have none.
+as tensors of the kind "control". |S|/N is what `cohort.fraction` makes of the clients whom the spec knows, by
+`cohort.clients` or `partition`: 0.1 of 4 is one of them, a quarter; where it knows none, the fraction. BatchNorm's
+statistics are no parameters and have none.
 
 Momentum: SGD with momentum m goes lr / (1 - m) a gradient in the long run, while the correction goes lr. With g_k the
 client's mean gradient, `step_size` "momentum" (s = lr / (1 - m), the default) gives c_k' = g_k + m (c_k - c): at first
@@ -38,6 +40,7 @@ from fedssl.methods.parts import Part
 from fedssl.methods.snapshots import Snapshot, snapshot, trained_parameters
 from fedssl.protocol.methods.add_ons import ScaffoldConfig
 from fedssl.protocol.plan import TensorSpec
+from fedssl.protocol.runs import RunSpec
 
 CONTROL, DELTA = "control", "control_delta"
 """First parts of the tensors' names: c in the broadcast, c_k' - c_k in the update."""
@@ -114,8 +117,15 @@ class ControlVariates(Part):
     def aggregate(self, state: Tensors, updates: Sequence[Update], ctx: Context) -> Tensors:
         names = [name.removeprefix(f"{CONTROL}.") for name in state if name.startswith(f"{CONTROL}.")]
         means = weighted_mean((_changes(update, names) for update in updates), [1] * len(updates))
-        share = ctx.spec.cohort.fraction
+        share = _share(ctx.spec)
         return {f"{CONTROL}.{name}": state[f"{CONTROL}.{name}"].add(means[name], alpha=share) for name in names}
+
+
+def _share(spec: RunSpec) -> float:
+    """|S|/N. With another factor than that of the cohort, c would not be the mean of the c_k."""
+    by_partition = spec.partition.num_clients if spec.partition is not None else 0
+    num_clients = len(spec.cohort.clients or ()) or by_partition
+    return spec.cohort.num_wanted(num_clients) / num_clients if num_clients else spec.cohort.fraction
 
 
 def _changes(update: Update, names: Sequence[str]) -> Tensors:

@@ -6,7 +6,7 @@ from pydantic import Field, field_validator
 
 from fedssl.protocol.base import StrictModel
 
-Settings = Literal["fast", "fedx", "fedu", "ssd", "fedrlc", "flesd"]
+Settings = Literal["fast", "fedx", "fedu", "ssd", "fedrlc", "flesd", "orchestra"]
 Measure = Literal["probe", "knn", "geometry"]
 MapMethod = Literal["pca", "tsne"]
 DatasetName = Annotated[str, Field(min_length=1, max_length=1000)]
