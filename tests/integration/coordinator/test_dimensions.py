@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from fedssl.dimensions import assign_dimensions
-from fedssl.protocol.states import Outcome
+from fedssl.protocol.states import Outcome, RunState
 from fedssl_coordinator.db import transaction
 from fedssl_coordinator.dimensions import repository
 from support.coordinator import Coordinator
@@ -43,6 +43,25 @@ def test_first_clients_take_the_slots_in_name_order(coordinator: Coordinator) ->
         item = worker.claim(0)
         assert item is not None
         assert item.dimensions == _shown(coordinator, run.id)[name]
+
+
+def test_a_run_waits_for_clients_who_own_dimensions(coordinator: Coordinator, tmp_path: Path) -> None:
+    """Those who came too late for any are no quorum."""
+    workers = {name: coordinator.worker(name) for name in "ab"}
+    cohort = {"min_clients": 2, "min_updates": 2, "without_quorum": "skip"}
+    run = coordinator.client.create_run(_ssd(cohort=cohort, num_rounds=3))
+    coordinator.advance(run.id)
+    for name in "yz":
+        coordinator.worker(name)
+    for worker in workers.values():
+        item = worker.claim(0)
+        assert item is not None
+        deliver(worker, item, tmp_path)
+    coordinator.client.revoke_client("b")
+    coordinator.advance(run.id)
+    now = coordinator.client.run(run.id)
+    assert (now.state, now.rounds_closed, now.current_round and now.current_round.number) == (RunState.RUNNING, 1, 1)
+    assert now.reason == "waiting for clients: 1 of 2 have registered and own dimensions of the embedding"
 
 
 def test_methods_without_separation_assign_none(coordinator: Coordinator) -> None:

@@ -76,6 +76,14 @@ def test_an_aggregator_that_dies_before_the_round_is_closed(
     )
 
 
+def test_a_look_that_failed_is_forgotten_once_one_succeeds(cast: Cast, tables: Tables) -> None:
+    """And not only when the round closes, which may be in hours."""
+    tables.execute("UPDATE runs SET num_tries = 1, retry_at = now(), reason = 'ValueError: no; it is tried again'")
+    cast.advance()
+    assert cast.run.reason is None
+    assert tables.query("SELECT num_tries, retry_at FROM runs") == [(0, None)]
+
+
 def test_an_aggregator_that_dies_while_it_makes_the_first_weights(
     coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,12 +4,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fedssl.client import NotAuthenticated
+from fedssl.client import NotAuthenticated, NotFound
 from fedssl.protocol.states import Outcome, RunState, Verdict
-from fedssl.protocol.work import Progress
+from fedssl.protocol.work import Progress, Submit
 from fedssl_coordinator.work.waiting_claims import POLL_SECONDS
 from support.cast import Cast
 from support.coordinator import Coordinator
@@ -96,6 +97,31 @@ def test_a_heartbeat_without_an_assignment_says_that_the_worker_lives(cast: Cast
     seen = cast.coordinator.client.client("a").last_seen_at
     assert seen is not None
     assert cast.coordinator.client.client("b").last_seen_at is None
+
+
+@pytest.mark.parametrize("what", ["heartbeat", "submit", "decline"])
+def test_an_assignment_that_is_deleted_at_this_moment_is_not_there(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    from fedssl_coordinator.work import service
+
+    item, worker, own = cast.claim("a"), cast.workers["a"], service.own_assignment
+    cast.coordinator.client.stop(cast.id)
+
+    def delete_after(*arguments: Any) -> Any:
+        found = own(*arguments)
+        monkeypatch.undo()
+        cast.coordinator.client.delete_run(cast.id)
+        return found
+
+    monkeypatch.setattr(service, "own_assignment", delete_after)
+    with pytest.raises(NotFound, match="has no assignment"):
+        if what == "heartbeat":
+            worker.heartbeat(item.assignment_id)
+        elif what == "decline":
+            worker.decline(item.assignment_id, "no")
+        else:
+            worker.submit(Submit(assignment_id=item.assignment_id, update="ab" * 32, num_examples=1))
 
 
 def test_a_lapsed_lease_is_offered_again_until_the_deadline(cast: Cast) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from fedssl.client import WorkerClient
 from fedssl.protocol.policy import PolicyNotice
-from fedssl.protocol.states import Outcome, Verdict
+from fedssl.protocol.states import Outcome, RunState, Verdict
 from fedssl.protocol.work import Register
 from support.cast import Cast
 from support.coordinator import Coordinator
@@ -113,3 +113,21 @@ def test_a_policy_that_is_closed_in_mid_round_is_not_waited_for(
     assert cast.events("round.reoffered") == []  # not offered to `b` again, only to be declined again
     cast.advance()
     assert cast.run.outcome == Outcome.COMPLETED
+
+
+def test_a_quorum_that_policies_take_away_in_mid_round_is_asked_for_again(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    """As before a round opens: a policy that was closed may be opened again."""
+    cast = Cast(coordinator, tables, tmp_path, "ab", num_rounds=1, cohort={"min_updates": 2, "max_attempts": 2})
+    item = cast.claim("b")
+    introduce(cast.workers["b"])
+    cast.workers["b"].decline(item.assignment_id, "the data owner's policy does not permit this work")
+    cast.work("a")
+    cast.advance()
+    assert (cast.run.state, cast.round.attempt) == (RunState.RUNNING, 2)
+    introduce(cast.workers["b"], policy=False)
+    tables.execute("UPDATE assignments SET offered_at = now() WHERE state = 'offered'")
+    cast.work("b")
+    cast.advance()
+    assert (cast.rounds[0].verdict, cast.run.outcome) == (Verdict.AGGREGATED, Outcome.COMPLETED)

@@ -96,6 +96,20 @@ def test_without_a_quorum_a_round_is_skipped_where_the_spec_says_so(make_cast: M
     assert cast.run.outcome == Outcome.COMPLETED
 
 
+def test_nobody_goes_on_from_a_skipped_round(make_cast: MakeCast) -> None:
+    """The weights of the next one know nothing of it."""
+    cast = make_cast(cohort={"max_attempts": 1, "without_quorum": "skip", "min_updates": 2}, num_rounds=3)
+    cast.work("a", "b")
+    cast.advance()
+    cast.work("a")
+    cast.pass_deadline()
+    cast.advance()
+    assert [each.verdict for each in cast.rounds[:2]] == [Verdict.AGGREGATED, Verdict.SKIPPED]
+    last = cast.claim("a").last_accepted
+    assert last is not None
+    assert last.round_number == 1
+
+
 def test_the_last_round_may_be_skipped(make_cast: MakeCast) -> None:
     cast = make_cast(cohort={"max_attempts": 1, "without_quorum": "skip"}, num_rounds=1)
     cast.pass_deadline()

@@ -176,7 +176,7 @@ def test_a_diverged_model_is_told_from_a_bad_one(folder: Path, tmp_path: Path) -
         (["--measures", "probe,wrong"], "there is no 'wrong'; there are probe, knn, geometry and none"),
         (["--semi", "0"], "give percentages above 0 and up to 100"),
         (["--semi", "one"], "give percentages above 0 and up to 100"),
-        (["--semi", "1", "--settings", "flesd"], "FLESD has no semi-supervised evaluation"),
+        (["--semi", "1", "--settings", "flesd"], "flesd has no semi-supervised evaluation"),
         (["--data", "{bare}"], "has no labels"),
         (["--data", "nowhere"], "found no data set at nowhere"),
         (["--angles", "{folder}/encoder.safetensors"], "the model holds no projector"),

@@ -98,3 +98,11 @@ def test_a_method_without_weights_to_compare_is_refused_at_its_start() -> None:
     ctx = _context(CLIP, "flesd")
     with pytest.raises(MethodError, match="flesd sends no weights that could be compared"):
         start_run(METHODS["flesd"], ctx)
+
+
+def test_scaffold_s_updates_are_clipped_and_not_rejected() -> None:
+    """A rejected client would keep a variate that the coordinator's c knows nothing of."""
+    scaffold = {"name": "fedsimclr", "add_ons": [{"name": "scaffold"}]}
+    start_run(METHODS["fedsimclr"], _context(CLIP, method=scaffold))
+    with pytest.raises(MethodError, match=r'robustness\.action = "clip" with scaffold'):
+        start_run(METHODS["fedsimclr"], _context(REJECT, method=scaffold))

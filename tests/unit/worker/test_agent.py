@@ -58,9 +58,10 @@ def test_three_rounds_give_the_bits_of_the_engine(setting: Setting) -> None:
     assert_like_undisturbed(setting)
     assert [submit.num_examples for submit in setting.coordinator.submissions] == [32] * 3
     assert all("loss" in submit.metrics for submit in setting.coordinator.submissions)
-    (kept,) = (setting.folder / "runs").glob("*/*")
-    assert kept.name.startswith("000003-")
-    assert not (kept / "update.safetensors").exists()
+    kept = sorted((setting.folder / "runs").glob("*/*"))
+    # The older one for the case that the last round is skipped.
+    assert [path.name.partition("-")[0] for path in kept] == ["000002", "000003"]
+    assert not [path for path in kept if (path / "update.safetensors").exists()]
 
 
 def dies_in(owner: type, name: str, *, after: bool) -> Callable[[pytest.MonkeyPatch], None]:

@@ -76,7 +76,7 @@ def test_nothing_accepted_voids_what_was_kept(tmp_path: Path, items: list[WorkIt
     states = ClientStates(tmp_path / "runs")
     states.keep(items[0], OLD_WORK, result(1))
     assert states.accepted(RUN, None) is None
-    states.discard(RUN, but=None)
+    states.discard(RUN)
     assert states.finished(RUN, OLD_WORK) is None
 
 
@@ -132,12 +132,12 @@ def test_a_crash_while_discarding_keeps_what_was_accepted(tmp_path: Path, items:
     new = accepted(2, states.keep(items[1], NEW_WORK, result(2)))
     try:
         with crashing_at(step) as happened:
-            states.discard(RUN, but=new)
+            states.discard(RUN, new)
         assert not happened()
     except Crash:
         pass
     restarted = ClientStates(tmp_path / "runs")
-    restarted.discard(RUN, but=new)
+    restarted.discard(RUN, new)
     state = restarted.accepted(RUN, new)
     assert state is not None
     assert same(state, result(2).state)
@@ -152,7 +152,7 @@ def test_crash_points_are_enough(tmp_path: Path, items: list[WorkItem]) -> None:
         new = accepted(2, states.keep(items[1], NEW_WORK, result(2)))
         assert not happened()
     with crashing_at(20) as happened:
-        states.discard(RUN, but=new)
+        states.discard(RUN, new)
         assert not happened()
 
 
@@ -160,7 +160,7 @@ def test_the_unaccepted_update_of_this_work_survives_a_discard(tmp_path: Path, i
     states = ClientStates(tmp_path / "runs")
     old = accepted(1, states.keep(items[0], OLD_WORK, result(1)))
     states.keep(items[1], NEW_WORK, result(2))
-    states.discard(RUN, but=old, work=NEW_WORK)
+    states.discard(RUN, old, work=NEW_WORK)
     assert states.finished(RUN, NEW_WORK) is not None
     assert states.accepted(RUN, old) is not None
     assert states.finished(RUN, OLD_WORK) is None  # its update is not needed any more

@@ -235,10 +235,11 @@ class Agent:
         UPLOAD_BYTES.inc(finished.update.stat().st_size)
         ASSIGNMENTS.labels(answer.state.value).inc()
         if answer.state is AssignmentState.ACCEPTED:
+            # Both stay until the next claim names the one to go on from: the older, where the round is skipped.
             accepted = AcceptedUpdate(round_number=item.round_number, update=finished.digest)
-            self._states.discard(item.run_id, but=accepted)
+            self._states.discard(item.run_id, accepted, item.last_accepted)
         elif answer.state is AssignmentState.REJECTED:
-            self._states.discard(item.run_id, but=item.last_accepted)
+            self._states.discard(item.run_id, item.last_accepted)
 
     def _waits_for_space(self, error: Exception) -> bool:
         """A full disk is somebody's to empty, and no reason to give work back: the next claim brings it again."""
@@ -251,7 +252,7 @@ class Agent:
     def _decline(self, item: WorkItem, reason: str) -> None:
         log.warning("declining", reason=reason)
         ASSIGNMENTS.labels("declined").inc()
-        self._states.discard(item.run_id, but=item.last_accepted)
+        self._states.discard(item.run_id, item.last_accepted)
         try:
             self._client.decline(item.assignment_id, reason)
         except (Conflict, Gone, Rejected) as error:  # it is not ours any more

@@ -65,7 +65,7 @@ class Executor:
         self._check_encoder(item)
         self._images.check_fit(item.spec.data)
         work = work_digest(item, self._images.fingerprint, describe_environment(self._device))
-        self._states.discard(item.run_id, but=item.last_accepted, work=work)
+        self._states.discard(item.run_id, item.last_accepted, work=work)
         if (finished := self._states.finished(item.run_id, work)) is not None:
             log.info("update already trained, handing it in", digest=finished.digest)
             return finished

@@ -136,11 +136,11 @@ class ClientStates:
         sync(run)
         return Finished(place / _UPDATE, note.update, note.num_examples, note.metrics)
 
-    def discard(self, run_id: UUID, *, but: AcceptedUpdate | None, work: str | None = None) -> None:
-        """Drop what a run has no more use for: all but the accepted state and the finished update of `work`."""
-        accepted = None if but is None else self._place(run_id, but.round_number, but.update)
+    def discard(self, run_id: UUID, *but: AcceptedUpdate | None, work: str | None = None) -> None:
+        """Drop what a run has no more use for: all but the states of these updates and the finished one of `work`."""
+        kept = {self._place(run_id, each.round_number, each.update) for each in but if each is not None}
         for folder in self._kept(run_id):
-            if folder == accepted:
+            if folder in kept:
                 (folder / _UPDATE).unlink(missing_ok=True)
             elif work is None or not _is_of(folder, work):
                 shutil.rmtree(folder, ignore_errors=True)

@@ -68,7 +68,7 @@ def spherical_kmeans(
 def _nearest(unit_ND: Tensor, centroids_MD: Tensor) -> tuple[Tensor, Tensor]:
     """The largest cosine and whose it is. With N/25 clusters all of them at once would be N^2/25 numbers."""
     rows = max(1, _MOST_COSINES // len(centroids_MD))
-    found = [(part_ND @ centroids_MD.T).max(dim=1) for part_ND in unit_ND.split(rows)]
+    found = [(part_ND @ centroids_MD.T).max(dim=1) for part_ND in torch.split(unit_ND, rows)]
     return torch.cat([part.values for part in found]), torch.cat([part.indices for part in found])
 
 

@@ -162,7 +162,7 @@ def _shares(text: str | None) -> tuple[float, ...]:
 def _tuning(settings: SettingsName, chosen: TuningName | None) -> TuningName:
     if chosen is not None:
         return chosen
-    if settings == "flesd":
+    if settings == "flesd" or settings == "orchestra":
         known = ", ".join(get_args(TuningName))
-        raise UsageError(f"FLESD has no semi-supervised evaluation: choose --semi-settings from {known}")
+        raise UsageError(f"{settings} has no semi-supervised evaluation: choose --semi-settings from {known}")
     return settings

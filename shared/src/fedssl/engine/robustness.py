@@ -40,6 +40,12 @@ def check_bound(plan: ArtifactPlan, ctx: Context) -> None:
             f"{ctx.spec.method.name} sends no weights that could be compared with the broadcast: leave "
             "robustness.max_update_norm out"
         )
+    is_rejecting = ctx.spec.robustness.max_update_norm is not None and ctx.spec.robustness.action == "reject"
+    if is_rejecting and any(tensor.kind == "control" for tensor in plan.update):
+        raise MethodError(
+            "a client whose update is rejected keeps its new control variate, which the coordinator's would never hear "
+            'of: take robustness.action = "clip" with scaffold'
+        )
 
 
 def bounded(

@@ -122,17 +122,14 @@ def _open(session: Session, run: Run, spec: RunSpec) -> Step:
     refused = policies.refusals(session, run, spec, eligible)
     eligible = [name for name in eligible if name not in refused]
     if (message := _waits_for_clients(cohort, len(eligible))) is not None:
-        message += f" and may take part; {_some(refused)}" if refused else ""
-        if run.reason != message:
-            runs.set_reason(session, run, message)
-            record(session, "run.waiting", message, run_id=run.id)
-            nudges.wake_watchers(session)
-        return Step.WAIT
+        return _wait(session, run, message + (f" and may take part; {_some(refused)}" if refused else ""))
     try:
         members = dimensions.owners(session, run.id, spec, eligible)
     except SpecError as error:
         end_run(session, run, Outcome.FAILED, str(error))
         return Step.WAIT
+    if (message := _waits_for_clients(cohort, len(members))) is not None:
+        return _wait(session, run, f"{message} and own dimensions of the embedding")
     runs.set_reason(session, run, None)
     tries.start_anew(session, run)  # what failed here says nothing of the next computation
     number = run.rounds_closed + 1
@@ -159,6 +156,14 @@ def _open(session: Session, run: Run, spec: RunSpec) -> Step:
     return Step.WAIT
 
 
+def _wait(session: Session, run: Run, message: str) -> Step:
+    if run.reason != message:
+        runs.set_reason(session, run, message)
+        record(session, "run.waiting", message, run_id=run.id)
+        nudges.wake_watchers(session)
+    return Step.WAIT
+
+
 def _waits_for_clients(cohort: CohortConfig, num_eligible: int) -> str | None:
     """Why no round can be opened yet; None: one can."""
     if num_eligible < cohort.min_clients:
@@ -179,6 +184,10 @@ def _judge(session: Session, run: Run, current: Round, spec: RunSpec) -> Step:
     enough = repository.has_enough(session, current)
     _end_lost(session, current, offer_again=not (overdue or enough))
     if repository.has_live(session, current.id) and not (overdue or enough):
+        if run.num_tries:  # an earlier look failed, and this one has not
+            tries.start_anew(session, run)
+            runs.set_reason(session, run, None)
+            nudges.wake_watchers(session)
         return Step.WAIT
     # Once nothing is live nothing more can be accepted, so the count below is final.
     late = f"the round closed with the first {current.num_wanted} updates: this client's came too late and is not used"
@@ -186,8 +195,8 @@ def _judge(session: Session, run: Run, current: Round, spec: RunSpec) -> Step:
     rows = repository.assignments(session, [current.id])
     members = {row.client_id for row in rows}
     accepted = {row.client_id for row in rows if row.state == AssignmentState.ACCEPTED}
-    awaited = members.intersection(clients.eligible(session, sorted(members - accepted)))
-    awaited -= policies.refusals(session, run, spec, sorted(awaited)).keys()
+    missing = members.intersection(clients.eligible(session, sorted(members - accepted)))
+    awaited = missing - policies.refusals(session, run, spec, sorted(missing)).keys()
     if len(accepted) >= _quorum(cohort, current, len(accepted) + len(awaited)):
         message = f"aggregating {len(accepted)} of {len(members)} updates"
         transition(session, current, RoundState.AGGREGATING, message)
@@ -198,8 +207,8 @@ def _judge(session: Session, run: Run, current: Round, spec: RunSpec) -> Step:
         return Step.LOOK_AGAIN
     attempts = {row.client_id: row.attempt for row in rows if row.client_id not in accepted}
     reasons = {client: reason for client, reason in _reasons(rows).items() if client not in accepted}
-    if awaited and current.attempt < cohort.max_attempts:
-        again = {client: attempts[client] + 1 for client in sorted(awaited)}
+    if missing and current.attempt < cohort.max_attempts:  # a policy that was closed may be opened again
+        again = {client: attempts[client] + 1 for client in sorted(missing)}
         newest = {row.client_id: row.state for row in rows}
         # Asked again at once, it would decline again: its attempts are for whatever it lacks to come back.
         pause = min(cohort.deadline_seconds / 10, LONGEST_PAUSE_SECONDS)

@@ -7,7 +7,7 @@ from uuid import UUID
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
-from fedssl.protocol.states import AssignmentState, RoundState, RunState
+from fedssl.protocol.states import AssignmentState, RoundState, RunState, Verdict
 from fedssl.protocol.work import Progress
 from fedssl_coordinator.db import among
 from fedssl_coordinator.models import Assignment, Round, Run
@@ -93,12 +93,15 @@ def finished_with(session: Session, client_id: str, run_ids: Sequence[UUID]) -> 
 
 
 def newest_accepted(session: Session, run_id: UUID, client_id: str) -> Assignment | None:
+    """Not of a skipped round: nobody's update is in the weights, so nobody's state moves on."""
     statement = (
         select(Assignment)
+        .join(Round, Round.id == Assignment.round_id)
         .where(
             Assignment.run_id == run_id,
             Assignment.client_id == client_id,
             Assignment.state == AssignmentState.ACCEPTED,
+            Round.verdict.is_distinct_from(Verdict.SKIPPED),
         )
         .order_by(Assignment.round_number.desc())
         .limit(1)

@@ -87,19 +87,18 @@ def heartbeat(session: Session, client_id: str, request: Heartbeat) -> Heartbeat
     if request.assignment_id is None:
         return HeartbeatReply()
     assignment = own_assignment(session, request.assignment_id, client_id)
-    run = session.get_one(Run, assignment.run_id)
-    seconds = RunSpec.model_validate(run.spec).cohort.lease_seconds
-    if repository.renew(session, assignment.id, seconds, request.progress):
-        return HeartbeatReply()
-    session.refresh(assignment)  # it may have ended since it was read
+    if (run := session.get(Run, assignment.run_id)) is not None:
+        seconds = RunSpec.model_validate(run.spec).cohort.lease_seconds
+        if repository.renew(session, assignment.id, seconds, request.progress):
+            return HeartbeatReply()
+    session.expire(assignment)
+    assignment = own_assignment(session, request.assignment_id, client_id)  # it may have ended since it was read
     return HeartbeatReply(carry_on=False, reason=assignment.reason or f"the assignment is {assignment.state}")
 
 
 def submit(session: Session, client_id: str, request: Submit) -> Submitted:
     """Accept an uploaded update. The same submission again gets the same answer."""
-    own_assignment(session, request.assignment_id, client_id)
-    assignment = repository.locked(session, request.assignment_id)
-    assert assignment is not None, "assignments are never deleted"
+    assignment = _locked_own(session, request.assignment_id, client_id)
     if assignment.state == AssignmentState.ACCEPTED:
         return _accepted_before(assignment, request)
     _require_open(session, assignment)
@@ -115,9 +114,7 @@ def submit(session: Session, client_id: str, request: Submit) -> Submitted:
 
 def decline(session: Session, client_id: str, request: Decline) -> Submitted:
     """Take an assignment back from a worker that cannot do it. The round offers it again as its spec says."""
-    own_assignment(session, request.assignment_id, client_id)
-    assignment = repository.locked(session, request.assignment_id)
-    assert assignment is not None, "assignments are never deleted"
+    assignment = _locked_own(session, request.assignment_id, client_id)
     if assignment.state == AssignmentState.DECLINED:
         return Submitted(assignment_id=assignment.id, state=AssignmentState.DECLINED)
     _require_open(session, assignment)
@@ -157,6 +154,14 @@ def _advance_if_last(run_id: UUID, round_id: UUID, session: Session) -> None:
     """Only the update that a round has waited for has anybody look at it: a thousand looks would find the same."""
     if rounds.has_all_or_enough(session, round_id):
         nudges.advance(session, run_id)
+
+
+def _locked_own(session: Session, assignment_id: UUID, client_id: str) -> Assignment:
+    """Raises ProblemError as `own_assignment` does, too where it is deleted with its run at this moment."""
+    assignment = own_assignment(session, assignment_id, client_id)
+    if repository.locked(session, assignment_id) is None:
+        session.expire(assignment)
+    return own_assignment(session, assignment_id, client_id)
 
 
 def _accepted_before(assignment: Assignment, request: Submit) -> Submitted:
