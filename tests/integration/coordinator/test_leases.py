@@ -1,6 +1,7 @@
 """Leases: given, kept alive, lost, and taken up again."""
 
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -115,13 +116,13 @@ def test_an_assignment_that_is_deleted_at_this_moment_is_not_there(
         return found
 
     monkeypatch.setattr(service, "own_assignment", delete_after)
+    asked: dict[str, Callable[[], Any]] = {
+        "heartbeat": lambda: worker.heartbeat(item.assignment_id),
+        "submit": lambda: worker.submit(Submit(assignment_id=item.assignment_id, update="ab" * 32, num_examples=1)),
+        "decline": lambda: worker.decline(item.assignment_id, "no"),
+    }
     with pytest.raises(NotFound, match="has no assignment"):
-        if what == "heartbeat":
-            worker.heartbeat(item.assignment_id)
-        elif what == "decline":
-            worker.decline(item.assignment_id, "no")
-        else:
-            worker.submit(Submit(assignment_id=item.assignment_id, update="ab" * 32, num_examples=1))
+        asked[what]()
 
 
 def test_a_lapsed_lease_is_offered_again_until_the_deadline(cast: Cast) -> None:
