@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from fedssl.data import (
     DATA_VARIABLE,
@@ -233,6 +233,34 @@ def test_image_folder_with_splits_and_grey_images(tmp_path: Path) -> None:
     assert train.images[:, 0, 0, 0].tolist() == [0, 50, 100]
     assert train.images.shape == (3, 1, 8, 8)
     assert len(test) == 1
+
+
+def test_grey_images_of_16_bits_keep_the_upper_8(tmp_path: Path) -> None:
+    pixels = np.arange(2**16, dtype=np.uint16).reshape(256, 256)
+    Image.fromarray(pixels).save(tmp_path / "1.png")
+    turned = Image.Exif()
+    turned[ExifTags.Base.Orientation] = 3  # by 180 degrees
+    Image.fromarray(pixels).save(tmp_path / "2.png", exif=turned)
+    data = load_dataset(str(tmp_path), "train")
+    assert data.images.shape == (2, 1, 256, 256), "one channel"
+    assert np.array_equal(data.images[0, 0], pixels >> 8)
+    assert np.array_equal(data.images[1, 0], pixels[::-1, ::-1] >> 8)
+    assert np.array_equal(load_dataset(str(tmp_path), "train", channels=3).images[0, 2], pixels >> 8)
+
+
+def test_grey_images_with_transparency_have_one_channel(tmp_path: Path) -> None:
+    Image.new("LA", (8, 8), (70, 10)).save(tmp_path / "1.png")
+    data = load_dataset(str(tmp_path), "train")
+    assert data.images.shape == (1, 1, 8, 8)
+    assert data.images.max() == data.images.min() == 70
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_images_whose_range_is_not_known(tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "1.png").touch()
+    monkeypatch.setattr("fedssl.data.decoding.Image.open", lambda *_, **__: Image.new(mode, (8, 8), 300))
+    with pytest.raises(DataError, match=r"1\.png: its values have no known range; save it with 8 bits"):
+        load_dataset(str(tmp_path), "train")
 
 
 def test_image_folder_with_val_for_test(tmp_path: Path) -> None:
