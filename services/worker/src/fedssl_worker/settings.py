@@ -15,6 +15,11 @@ class SettingsError(FedSSLError):
     """The worker cannot start with these settings."""
 
 
+def _number(value: object) -> object:
+    """A variable's text as the number that a Literal wants."""
+    return int(value) if isinstance(value, str) and value.strip().isdecimal() else value
+
+
 class Settings(BaseSettings):
     """Every setting of a worker. The token comes from the environment or a file, never from the command line."""
 
@@ -40,7 +45,9 @@ class Settings(BaseSettings):
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     threads: int = Field(default=1, ge=1, le=1024, description="CPU threads. With one, every machine gets equal bits.")
     image_size: int | None = Field(default=None, ge=8, le=512, description="Bring the images to this size; None: keep.")
-    channels: Literal[1, 3] | None = Field(default=None, description="Bring the images to grey or RGB; None: keep.")
+    channels: Annotated[Literal[1, 3] | None, BeforeValidator(_number)] = Field(
+        default=None, description="Bring the images to grey or RGB; None: keep."
+    )
     public_data: Path | None = Field(
         default=None, description="Folder of public images that runs may name beside known data sets (FLESD, FedCA)."
     )
