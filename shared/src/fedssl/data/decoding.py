@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+from fedssl.data.images import memory_bytes
 from fedssl.data.trees import Tree
 from fedssl.errors import DataError
 
@@ -90,6 +91,12 @@ def decode_chunks(files: ImageFiles, channels: int, size: int) -> Iterator[NDArr
 
 def decode_to_memory(files: ImageFiles, channels: int, size: int) -> NDArray[np.uint8]:
     """All images, (N, channels, size, size). Raises DataError."""
+    needed, memory = len(files) * channels * size * size, memory_bytes()
+    if needed > memory:
+        raise DataError(
+            f"the images of {files.title} take {needed / 1e9:,.1f} GB at {size} x {size} pixels, this machine has "
+            f"{memory / 1e9:,.1f} GB of memory: take a smaller image size, or fewer images"
+        )
     images = np.empty((len(files), channels, size, size), np.uint8)
     start = 0
     for chunk in decode_chunks(files, channels, size):
