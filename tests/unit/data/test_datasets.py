@@ -1,6 +1,7 @@
 """Data sets in every format, written by the tests themselves, and what is said about damaged ones."""
 
 import gzip
+import os
 import pickle
 import struct
 import zipfile
@@ -269,6 +270,17 @@ def test_image_folder_with_val_for_test(tmp_path: Path) -> None:
         Image.new("L", (8, 8), value).save(tmp_path / split / "only" / "1.png")
     assert load_dataset(str(tmp_path), "train").images[0, 0, 0, 0] == 10
     assert load_dataset(str(tmp_path), "test").images[0, 0, 0, 0] == 20
+
+
+def test_classes_whose_folders_are_not_named_in_utf_8(tmp_path: Path) -> None:
+    for name in (b"M\xfcller", b"Zebra"):
+        folder = tmp_path / os.fsdecode(name)
+        folder.mkdir()
+        Image.new("L", (8, 8), len(name)).save(folder / "1.png")
+    data = load_dataset(str(tmp_path), "train")
+    assert data.class_names == ("M\ufffdller", "Zebra")
+    assert data.images[:, 0, 0, 0].tolist() == [6, 5]
+    assert load_labels(str(tmp_path), "train")[1] == data.class_names
 
 
 def test_loose_images_are_unlabelled(tmp_path: Path) -> None:

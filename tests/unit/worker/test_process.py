@@ -109,6 +109,29 @@ def test_missing_and_impossible_settings_are_named() -> None:
     assert "--device" in output
 
 
+def test_a_metrics_port_that_is_taken_is_named(coordinator: FakeCoordinator, tmp_path: Path) -> None:
+    port = coordinator.url.rpartition(":")[2]
+    given = ("--coordinator", coordinator.url, "--data", "digits", "--state", str(tmp_path / "state"))
+    code, output = invoke(*given, "--metrics-port", port)
+    assert code == 2
+    assert f"cannot answer Prometheus at 127.0.0.1, port {port} (Address already in use): choose another" in output
+
+
+def test_an_empty_variable_is_no_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A deployment that removes a secret's value and keeps its name must not disown the token of the worker's own."""
+    monkeypatch.setenv("FEDSSL_WORKER_TOKEN", "")
+    monkeypatch.setenv("FEDSSL_WORKER_ENROLMENT_TOKEN", " ")
+    given = {"coordinator": "http://127.0.0.1:1", "data": "digits", "state": tmp_path}
+    settings = Settings.model_validate(given)
+    assert settings.read_token() is None
+    assert settings.read_enrolment_token() is None
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    file.chmod(0o600)
+    settings = Settings.model_validate({**given, "token_file": file, "enrolment_token_file": file})
+    assert settings.read_token() == settings.read_enrolment_token() == TOKEN
+
+
 def test_a_token_is_needed_and_must_be_private(tmp_path: Path) -> None:
     given = ("--coordinator", "http://127.0.0.1:1", "--data", "digits", "--state", str(tmp_path / "state"))
     code, output = invoke(*given)

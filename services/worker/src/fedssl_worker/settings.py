@@ -75,8 +75,8 @@ class Settings(BaseSettings):
 
     def read_token(self) -> str | None:
         """The token that was given; None: none was. Raises SettingsError where it cannot be read, or others could."""
-        if self.token is not None:
-            return self.token.get_secret_value().strip()
+        if token := _secret(self.token):
+            return token
         return None if self.token_file is None else _read_private(self.token_file)
 
     def read_enrolment_token(self) -> str | None:
@@ -84,11 +84,16 @@ class Settings(BaseSettings):
 
         Raises SettingsError where it cannot be read, or others could.
         """
-        if self.enrolment_token is not None:
-            return self.enrolment_token.get_secret_value().strip()
+        if token := _secret(self.enrolment_token):
+            return token
         if self.enrolment_token_file is None or not self.enrolment_token_file.exists():
             return None
         return _read_private(self.enrolment_token_file)
+
+
+def _secret(given: SecretStr | None) -> str:
+    """A variable's; an empty one is not set, as a deployment leaves it that keeps the name and removes the value."""
+    return "" if given is None else given.get_secret_value().strip()
 
 
 def _read_private(path: Path) -> str:
