@@ -132,6 +132,7 @@ NO_LABELLED_SET: dict[str, tuple[dict[str, NDArray[Any]], str]] = {
     "names that are no JSON": (_labelled(class_names=np.frombuffer(b"\xff\xfe", np.uint8)), "JSON list"),
     "names nested deeply": (_labelled(class_names=np.frombuffer(b"[" * 100_000, np.uint8)), "JSON list"),
     "half a character": (_labelled(class_names=np.frombuffer(b'["a", "\\ud800", "c"]', np.uint8)), "names in UTF-8"),
+    "NUL in a name": (_labelled(class_names=np.frombuffer(b'["a", "\\u0000", "c"]', np.uint8)), "without NUL"),
     "names that are numbers": (_labelled(class_names=np.frombuffer(b"[1, 2, 3]", np.uint8)), "JSON list"),
     "no names at all": (_labelled(class_names=np.zeros(0, np.uint8)), "class_names must be at most"),
     "more names than anybody needs": (_labelled(class_names=np.zeros(2**20 + 1, np.uint8)), "class_names must be"),
