@@ -25,7 +25,8 @@ from fedssl.artifacts.images import (
     streams_digest,
     write_streams,
 )
-from fedssl.data import ImageData, choose_images, conform
+from fedssl.data import ImageData, choose_images, conform, load_dataset
+from fedssl.data.datasets import file_shape
 from fedssl.errors import DataError
 from fedssl.protocol.data import DataConfig
 
@@ -46,15 +47,36 @@ class Choice:
     seed: int = 0
 
 
+def load_own(
+    name_or_path: str,
+    split: Literal["train", "test"],
+    root: Path | None = None,
+    *,
+    image_size: int | None = None,
+    channels: Literal[1, 3] | None = None,
+) -> ImageData:
+    """:func:`fedssl.data.load_dataset` of images whose shape :func:`own_shape` will be asked for.
+
+    Photographs without an `image_size` are refused before they are decoded. Raises DataError.
+    """
+    if image_size is None and (found := file_shape(name_or_path, split, root)) is not None:
+        _require_size(found[1])
+    return load_dataset(name_or_path, split, root, image_size=image_size, channels=channels)
+
+
 def own_shape(images: ImageData, image_size: int | None = None, channels: Literal[1, 3] | None = None) -> Shape:
     """Those given, else the images' own; where these are not square a size must be given. Raises DataError."""
     _, own_channels, height, width = images.images.shape
     if image_size is None and height != width:
         raise DataError(f"the images are {height} x {width} pixels: give --image-size to have squares cut out of them")
     size = image_size or height
+    _require_size(size)
+    return channels or (1 if own_channels == 1 else 3), size
+
+
+def _require_size(size: int) -> None:
     if not MIN_SIZE <= size <= MAX_SIZE:
         raise DataError(f"the images are {size} pixels wide: give --image-size, between {MIN_SIZE} and {MAX_SIZE}")
-    return channels or (1 if own_channels == 1 else 3), size
 
 
 def write_public(

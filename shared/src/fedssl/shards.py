@@ -1,5 +1,6 @@
 """Deals one data set out to clients, the same for `fedssl simulate` and `fedssl up`."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,6 +80,16 @@ def deal(config: PartitionConfig, data: DataConfig, root: Path | None = None) ->
     images = load_conformed(config.dataset, "train", data, root)
     held = allot(config, images.labels, images.class_names)
     return Shards({name: images.subset(part) for name, part in held.by_client.items()}, held.counts)
+
+
+def require_images(clients: Mapping[str, ImageData], names: Iterable[str]) -> None:
+    """Raise DataError where one of these clients was dealt none."""
+    for name in names:
+        if not len(clients[name]):
+            raise DataError(
+                f"{name} has no images to train on: another partition.seed, fewer clients or a larger partition.alpha "
+                "gives everybody some"
+            )
 
 
 def holdings(config: PartitionConfig, root: Path | None = None) -> Holdings:

@@ -24,7 +24,7 @@ from fedssl.engine import (
     start_run,
 )
 from fedssl.engine.robustness import UPDATE_NORM
-from fedssl.errors import DataError, Paused, SpecError
+from fedssl.errors import Paused, SpecError
 from fedssl.judging import Labelled, judge, load_encoder, load_labelled
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData, ClientState, Context, Metrics, ServerState, Update
@@ -32,7 +32,7 @@ from fedssl.protocol.plan import TensorSpec
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.training import CohortConfig
 from fedssl.seeding import sample_cohort
-from fedssl.shards import deal, load_public
+from fedssl.shards import deal, load_public, require_images
 from fedssl.watching import find_alarms
 
 _TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
@@ -144,11 +144,7 @@ def simulate(
         spec=spec, round_number=0, device=torch.device(device), public=_public(spec, public, data_root, device)
     )
     judges = _Judges(spec, data_root, device, on_judging, on_evaluation)
-    if empty := [name for name in names if not len(shards[name])]:
-        raise DataError(
-            f"{empty[0]} has no images to train on: another partition.seed, fewer clients or a larger partition.alpha "
-            "gives everybody some"
-        )
+    require_images(shards, names)
     data = {name: _on_device(shards[name], device) for name in names}
     federation = _Federation(everywhere, data, on_progress, on_distillation, cohorts or {})
     result = (checkpoint.load(spec) if checkpoint is not None else None) or federation.start()

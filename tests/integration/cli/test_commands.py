@@ -13,9 +13,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from typer.testing import CliRunner, Result
 
 from fedssl.artifacts.tensors import load_tensors
+from fedssl.cli import model_card
 from fedssl.cli.main import app
 from fedssl.cli.specs import read_spec
-from fedssl.client import WorkerClient
+from fedssl.client import Client, WorkerClient
 from fedssl.protocol.ledger import LedgerAnchor
 from support.coordinator import Coordinator
 from support.federation import deliver, tiny_spec
@@ -112,6 +113,55 @@ def test_a_run_from_submission_to_its_files(
         assert word in card
     assert fedssl("run", "pull", prefix, "--initial", "--out", "out").exit_code == 0
     assert Path("out/initial.safetensors").exists()
+
+
+def test_the_card_of_a_run_in_progress_is_of_the_weights_beside_it(
+    coordinator: Coordinator, fedssl: Fedssl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = tiny_spec(name="tiny", num_rounds=3, cohort={"min_clients": 2, "min_updates": 2})
+    run_id = coordinator.client.create_run(spec.model_copy(update={"partition": None})).id
+    workers = [coordinator.worker(name) for name in ("hospital-a", "hospital-b")]
+
+    def train_on(worker: WorkerClient, num_examples: int) -> None:
+        item = worker.claim(0)
+        assert item is not None
+        deliver(worker, item, tmp_path, item.round_number / 4, num_examples)
+        coordinator.advance(run_id)
+
+    coordinator.advance(run_id)
+    for worker in workers:
+        train_on(worker, 10)
+    train_on(workers[0], 20)
+
+    def pull() -> tuple[dict[str, Any], dict[str, Any], str]:
+        pulled = document(fedssl("run", "pull", run_id, "--out", "out", "--format", "json"))
+        card = Path(pulled["files"]["card"]).read_text()
+        return pulled, json.loads(Path(pulled["files"]["lineage"]).read_text()), card
+
+    pulled, lineage, card = pull()
+    assert pulled["rounds_closed"] == 1
+    assert [entry["number"] for entry in lineage["rounds"]] == [1]
+    assert "| hospital-a | 10 |" in card
+
+    download = Client.download_model
+
+    def close_round_2_before(*arguments: Any, **options: Any) -> str:
+        patch.undo()
+        train_on(workers[1], 20)
+        return download(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Client, "download_model", close_round_2_before)
+        pulled, lineage, card = pull()
+    assert lineage["model"] == pulled["sha256"] == coordinator.client.run(run_id).model
+    assert pulled["rounds_closed"] == 2
+    assert [entry["number"] for entry in lineage["rounds"]] == [1, 2]
+    assert "| hospital-a | 20 |" in card
+
+    view = coordinator.client.run(run_id)
+    rounds = list(coordinator.client.rounds(run_id))[:2]
+    skipped = [rounds[0], rounds[1].model_copy(update={"verdict": "skipped"})]
+    assert "| hospital-a | 10 |" in model_card.card(view, skipped, [], lineage)
 
 
 def test_lists_and_details_as_tables_and_as_json(

@@ -43,6 +43,8 @@ def test_options_come_before_the_environment_and_that_before_the_folder(folder: 
     assert find_target(URL, one, environment=environment, folder=folder) == Target(URL, "one")
     del environment["FEDSSL_TOKEN"]
     assert find_target(None, None, environment=environment, folder=folder) == Target(OTHER, "two")
+    environment["FEDSSL_TOKEN"] = ""
+    assert find_target(None, None, environment=environment, folder=folder) == Target(OTHER, "two"), "empty is not set"
 
 
 def test_the_local_token_goes_to_its_own_coordinator_alone(folder: Path) -> None:

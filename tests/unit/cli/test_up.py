@@ -8,13 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from fedssl.cli.errors import UsageError
 from fedssl.cli.up import dealing_of
 from fedssl.data import load_dataset
-from fedssl.errors import SpecError
+from fedssl.errors import DataError, SpecError
 from fedssl.local import LocalError, PortTakenError
-from fedssl.local.federation import DEFAULT_PORT, _choose_port, _own_variables, require_installed
+from fedssl.local.federation import (
+    DEFAULT_PORT,
+    Dealing,
+    _choose_port,
+    _own_shape,
+    _own_variables,
+    require_installed,
+)
 from fedssl.local.folder import Folder
 from fedssl.protocol.data import DataConfig, PartitionConfig
 from support.federation import tiny_spec
@@ -48,6 +56,46 @@ def test_a_dealing_that_was_cut_short_is_done_again(folder: Folder) -> None:
     folder.deal(DIGITS, GREY, None)
 
     assert sorted(path.stem for path in folder.shards.iterdir()) == ["client-0", "client-1", "client-2"]
+
+
+def test_a_client_without_images_is_refused_before_anything_is_written(folder: Folder) -> None:
+    partition = PartitionConfig(dataset="digits", num_clients=10, variant="ssd", alpha=0.01)
+
+    with pytest.raises(DataError, match=r"client-\d has no images to train on: another partition\.seed"):
+        folder.deal(partition, GREY, None)
+
+    assert list(folder.root.iterdir()) == []
+
+
+def test_a_data_set_s_path_may_have_any_letters(folder: Folder, tmp_path: Path) -> None:
+    pictures = tmp_path / "Müller" / "写真"
+    partition = PartitionConfig(dataset=str(pictures), num_clients=2, scheme="iid", alpha=None)
+    for name in ("a", "b"):
+        (pictures / name).mkdir(parents=True)
+        for number in range(4):
+            Image.new("L", (16, 16), 50 * number).save(pictures / name / f"{number}.png")
+
+    assert folder.deal(partition, GREY, None) == folder.read()
+
+
+@pytest.mark.parametrize(("own", "dealt"), [((530, 520), 512), ((40, 7), 8), ((40, 30), 30)])
+def test_photographs_are_dealt_in_a_size_that_runs_can_have(
+    tmp_path: Path, own: tuple[int, int], dealt: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedssl.data.folders.decode_to_memory", lambda *_: pytest.fail("decoded for its shape alone"))
+    Image.new("RGB", own).save(tmp_path / "photo.jpg")
+    steps: list[str] = []
+
+    shape = _own_shape(Dealing(partition=PartitionConfig(dataset=str(tmp_path)), required={}), steps.append)
+
+    assert (shape.channels, shape.image_size) == (3, dealt)
+    assert [str(dealt) in step for step in steps] == [True] * (dealt != min(own))
+
+
+def test_the_shape_of_arrays_is_their_own() -> None:
+    shape = _own_shape(Dealing(partition=PartitionConfig(dataset="digits"), required={}), lambda _: None)
+
+    assert (shape.channels, shape.image_size) == (1, 16)
 
 
 def test_the_same_dealing_again_is_accepted(folder: Folder) -> None:

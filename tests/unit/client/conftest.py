@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,13 +28,17 @@ class Received:
 
 @dataclass
 class Answer:
-    """What to send. `cut_after`: break the connection after this many bytes of the body."""
+    """What to send. `cut_after`: break the connection after this many bytes of the body.
+
+    `pause_seconds`: the wait after every line of it.
+    """
 
     status: int = 200
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
     cut_after: int | None = None
     with_length: bool = True
+    pause_seconds: float = 0.0
 
 
 Script = Callable[[Received], Answer]
@@ -83,11 +88,11 @@ class _Handler(Quiet):
             self.send_header("Connection", "close")
             self.close_connection = True
         self.end_headers()
-        if answer.cut_after is not None:
-            self.wfile.write(answer.body[: answer.cut_after])
-            self.close_connection = True
-        else:
-            self.wfile.write(answer.body)
+        body = answer.body if answer.cut_after is None else answer.body[: answer.cut_after]
+        for part in body.splitlines(keepends=True) if answer.pause_seconds else [body]:
+            self.wfile.write(part)
+            time.sleep(answer.pause_seconds)
+        self.close_connection |= answer.cut_after is not None
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _answer  # noqa: N815 - http.server looks for these names
 

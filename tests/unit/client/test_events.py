@@ -79,6 +79,28 @@ def test_a_coordinator_that_stays_away_ends_the_iteration(server: ScriptedServer
             list(events)
 
 
+def test_a_stream_that_breaks_after_a_quiet_time_is_taken_up_again(server: ScriptedServer) -> None:
+    """Only comments for longer than is retried: the time counts from the break on."""
+    quiet = sent(1) + b": ping\n" * 5
+    broken = Answer(200, quiet + b"cut", {"Content-Type": "text/event-stream"}, cut_after=len(quiet), pause_seconds=0.1)
+    server.script = lambda request: broken if len(server.requests) == 1 else stream(sent(2, "run.finished"))
+    with Client(server.url, "t", retry=Retry(seconds=0.3, first_delay=0.02)) as client:
+        assert [event.id for event in client.events(RUN)] == [1, 2]
+
+
+def test_what_happens_between_the_stream_s_end_and_the_question_is_not_lost(server: ScriptedServer) -> None:
+    """A coordinator that shuts down ends the stream, and the run finishes before the client asks how it stands."""
+
+    def script(request: Received) -> Answer:
+        if not request.path.endswith("/stream"):
+            return json_answer(run_view(RUN, "finished"))
+        return stream(sent(2), sent(3, "run.finished")) if "Last-Event-ID" in request.headers else stream(sent(1))
+
+    server.script = script
+    with Client(server.url, "t") as client:
+        assert [event.id for event in client.events(RUN)] == [1, 2, 3]
+
+
 def test_an_event_that_cannot_be_read(server: ScriptedServer) -> None:
     server.script = lambda request: stream(b"data: hello\n\n")
     with Client(server.url, "t") as client, pytest.raises(BadAnswer):

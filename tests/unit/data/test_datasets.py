@@ -1,6 +1,7 @@
 """Data sets in every format, written by the tests themselves, and what is said about damaged ones."""
 
 import gzip
+import os
 import pickle
 import struct
 import zipfile
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from fedssl.data import (
     DATA_VARIABLE,
@@ -235,12 +236,51 @@ def test_image_folder_with_splits_and_grey_images(tmp_path: Path) -> None:
     assert len(test) == 1
 
 
+def test_grey_images_of_16_bits_keep_the_upper_8(tmp_path: Path) -> None:
+    pixels = np.arange(2**16, dtype=np.uint16).reshape(256, 256)
+    Image.fromarray(pixels).save(tmp_path / "1.png")
+    turned = Image.Exif()
+    turned[ExifTags.Base.Orientation] = 3  # by 180 degrees
+    Image.fromarray(pixels).save(tmp_path / "2.png", exif=turned)
+    data = load_dataset(str(tmp_path), "train")
+    assert data.images.shape == (2, 1, 256, 256), "one channel"
+    assert np.array_equal(data.images[0, 0], pixels >> 8)
+    assert np.array_equal(data.images[1, 0], pixels[::-1, ::-1] >> 8)
+    assert np.array_equal(load_dataset(str(tmp_path), "train", channels=3).images[0, 2], pixels >> 8)
+
+
+def test_grey_images_with_transparency_have_one_channel(tmp_path: Path) -> None:
+    Image.new("LA", (8, 8), (70, 10)).save(tmp_path / "1.png")
+    data = load_dataset(str(tmp_path), "train")
+    assert data.images.shape == (1, 1, 8, 8)
+    assert data.images.max() == data.images.min() == 70
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_images_whose_range_is_not_known(tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "1.png").touch()
+    monkeypatch.setattr("fedssl.data.decoding.Image.open", lambda *_, **__: Image.new(mode, (8, 8), 300))
+    with pytest.raises(DataError, match=r"1\.png: its values have no known range; save it with 8 bits"):
+        load_dataset(str(tmp_path), "train")
+
+
 def test_image_folder_with_val_for_test(tmp_path: Path) -> None:
     for split, value in (("train", 10), ("val", 20)):
         (tmp_path / split / "only").mkdir(parents=True)
         Image.new("L", (8, 8), value).save(tmp_path / split / "only" / "1.png")
     assert load_dataset(str(tmp_path), "train").images[0, 0, 0, 0] == 10
     assert load_dataset(str(tmp_path), "test").images[0, 0, 0, 0] == 20
+
+
+def test_classes_whose_folders_are_not_named_in_utf_8(tmp_path: Path) -> None:
+    for name in (b"M\xfcller", b"Zebra"):
+        folder = tmp_path / os.fsdecode(name)
+        folder.mkdir()
+        Image.new("L", (8, 8), len(name)).save(folder / "1.png")
+    data = load_dataset(str(tmp_path), "train")
+    assert data.class_names == ("M\ufffdller", "Zebra")
+    assert data.images[:, 0, 0, 0].tolist() == [6, 5]
+    assert load_labels(str(tmp_path), "train")[1] == data.class_names
 
 
 def test_loose_images_are_unlabelled(tmp_path: Path) -> None:
@@ -437,6 +477,14 @@ def test_a_set_that_is_not_complete_is_remarked_on(tmp_path: Path, caplog: pytes
 
 def test_an_array_that_no_memory_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez_compressed(tmp_path / "set.npz", images=np.zeros((2, 8, 8), np.uint8))
-    monkeypatch.setattr("fedssl.data.formats.os.sysconf", lambda _: 8)  # pages of 8 bytes, and 8 of them
+    monkeypatch.setattr("fedssl.data.images.os.sysconf", lambda _: 8)  # pages of 8 bytes, and 8 of them
     with pytest.raises(DataError, match=r"set\.npz: an array takes .* GB of memory"):
         load_dataset(str(tmp_path / "set.npz"), "train")
+
+
+def test_more_images_than_memory_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.new("L", (9, 9)).save(tmp_path / "1.png")
+    monkeypatch.setattr("fedssl.data.images.os.sysconf", lambda _: 8)
+    with pytest.raises(DataError, match=r"GB at 9 x 9 pixels, this machine has .* smaller image size"):
+        load_dataset(str(tmp_path), "train")
+    assert load_dataset(str(tmp_path), "train", image_size=8).images.shape == (1, 1, 8, 8)

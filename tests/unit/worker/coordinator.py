@@ -35,7 +35,7 @@ TOKEN = "worker-token-that-nobody-may-see"
 
 @dataclass
 class Refusal(Exception):
-    """Makes the coordinator answer with a problem."""
+    """Makes the coordinator answer with a problem; with an empty slug, a proxy in its place with a page."""
 
     slug: str
     status: int
@@ -155,7 +155,7 @@ class _Handler(Quiet):
         except Refusal as refusal:
             status = refusal.status
             document = {"type": f"urn:fedssl:problem:{refusal.slug}", "title": refusal.slug, "status": status}
-            content = json.dumps(document | {"detail": refusal.detail}).encode()
+            content = json.dumps(document | {"detail": refusal.detail}).encode() if refusal.slug else b"<html>default"
         if self.server.drop_answer_of == call:
             self.server.drop_answer_of = None
             self.close_connection = True

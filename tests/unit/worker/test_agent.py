@@ -10,7 +10,7 @@ import torch
 from structlog.testing import capture_logs
 
 from fedssl.artifacts.tensors import Tensors
-from fedssl.client import TooManyRequests, TryAgain, Unreachable
+from fedssl.client import NotFound, TooManyRequests, TryAgain, Unreachable, Untrusted
 from fedssl.engine import LocalProgress
 from fedssl.protocol.errors import Problem
 from fedssl.protocol.work import HeartbeatReply, Register
@@ -269,6 +269,28 @@ def test_a_lost_lease_ends_the_training(
     assert setting.coordinator.declined == []
 
 
+@pytest.mark.parametrize("status", [404, 410])
+def test_a_proxy_s_own_answer_to_heartbeats_does_not_end_the_training(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    """An ingress controller that restarts knows no route, and says 404 to everything."""
+    slow(monkeypatch)
+    failures = iter(range(5))
+
+    def fail(call: str) -> None:
+        if call == "heartbeat" and next(failures, None) is not None:
+            raise Refusal("", status)
+
+    setting.coordinator.before = fail
+    setting.offer(make_spec(), 1, lease_seconds=0.3)
+    thread = threading.Thread(target=setting.restart().step)
+    thread.start()
+    wait_until(lambda: len(setting.coordinator.heartbeats) > 2)
+    setting.coordinator.reply = HeartbeatReply(carry_on=False)
+    thread.join(10)
+    assert not thread.is_alive()
+
+
 def test_a_worker_that_is_revoked_while_it_trains_ends(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     slow(monkeypatch)
 
@@ -368,6 +390,71 @@ def test_a_refused_update_is_declined_and_not_sent_for_ever(setting: Setting) ->
     setting.coordinator.before = refuse
     setting.offer(make_spec(), 1)
     assert "Tensor x is odd." in decline_reason(setting)
+    assert not list((setting.folder / "runs").glob("*/*"))
+
+
+@pytest.mark.parametrize("call", ["PUT artifact", "submit"])
+@pytest.mark.parametrize("error", [Refusal("", 404), Untrusted("The certificate has expired.")], ids=["404", "expired"])
+def test_what_the_coordinator_did_not_say_costs_no_trained_update(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, call: str, error: Exception
+) -> None:
+    def fail(*args: Any, **_: Any) -> None:
+        if isinstance(error, Untrusted) or args[0] == call:
+            raise error
+
+    setting.offer(make_spec(), 1)
+    with monkeypatch.context() as patch:
+        if isinstance(error, Untrusted):
+            patch.setattr(setting.client, "submit" if call == "submit" else "upload", fail)
+        else:
+            setting.coordinator.before = fail
+        with pytest.raises((NotFound, Untrusted)):
+            setting.restart().step()
+    setting.coordinator.before = lambda _: None
+    assert setting.coordinator.declined == []
+    monkeypatch.setattr(executor_module, "run_local_round", None)  # nothing is trained again
+    setting.restart().step()
+    assert same(setting.sent(), setting.train_directly(make_spec(), 1)[0])
+
+
+def test_a_page_that_refuses_the_very_bytes_is_told(setting: Setting) -> None:
+    def refuse(call: str) -> None:
+        if call == "PUT artifact":
+            raise Refusal("", 413)
+
+    setting.coordinator.before = refuse
+    setting.offer(make_spec(), 1)
+    assert "413" in decline_reason(setting)
+
+
+def test_nothing_is_dropped_before_the_decline_has_arrived(setting: Setting) -> None:
+    away = threading.Event()
+    away.set()
+
+    def refuse(call: str) -> None:
+        if call == "PUT artifact":
+            raise Refusal("artifact-rejected", 422, "Tensor x is odd.")
+        if call == "decline" and away.is_set():
+            raise Refusal("", 404)
+
+    setting.coordinator.before = refuse
+    setting.offer(make_spec(), 1)
+    with pytest.raises(NotFound):
+        setting.restart().step()
+    assert list((setting.folder / "runs").glob("*/*"))
+    away.clear()
+    assert "Tensor x is odd." in decline_reason(setting)
+    assert not list((setting.folder / "runs").glob("*/*"))
+
+
+def test_work_of_a_run_that_was_deleted_is_dropped(setting: Setting) -> None:
+    def gone(call: str) -> None:
+        if call in ("PUT artifact", "decline"):
+            raise Refusal("not-found", 404, "No such assignment any more.")
+
+    setting.coordinator.before = gone
+    setting.offer(make_spec(), 1)
+    setting.restart().step()
     assert not list((setting.folder / "runs").glob("*/*"))
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from fedssl.artifacts.tensors import Tensors
 from fedssl.client import NotFound
@@ -160,3 +161,13 @@ def test_images_are_brought_to_the_size_asked_for(tmp_path: Path) -> None:
     assert images.fingerprint != load_images(str(path), CPU).fingerprint
     with pytest.raises(DataError, match="found no data set"):
         load_images(str(tmp_path / "nowhere"), CPU)
+
+
+def test_photographs_without_a_size_are_refused_before_they_are_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Image.new("RGB", (530, 520)).save(tmp_path / "photo.jpg")
+    assert load_images(str(tmp_path), CPU, image_size=16).image_size == 16
+    monkeypatch.setattr("fedssl.data.folders.decode_to_memory", lambda *_: pytest.fail("decoded"))
+    with pytest.raises(DataError, match="520 pixels wide: give --image-size, between 8 and 512"):
+        load_images(str(tmp_path), CPU)

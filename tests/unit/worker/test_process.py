@@ -1,5 +1,6 @@
 """The worker as a process: its command line, its logs, and how it leaves."""
 
+import inspect
 import json
 import os
 import signal
@@ -15,6 +16,8 @@ from pydantic import SecretStr
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
+from fedssl.protocol.model import EncoderConfig
+from fedssl_worker import main
 from fedssl_worker.assembly import EXIT_REFUSED, run_worker
 from fedssl_worker.files import owned_folder
 from fedssl_worker.main import app
@@ -106,6 +109,29 @@ def test_missing_and_impossible_settings_are_named() -> None:
     assert "--device" in output
 
 
+def test_a_metrics_port_that_is_taken_is_named(coordinator: FakeCoordinator, tmp_path: Path) -> None:
+    port = coordinator.url.rpartition(":")[2]
+    given = ("--coordinator", coordinator.url, "--data", "digits", "--state", str(tmp_path / "state"))
+    code, output = invoke(*given, "--metrics-port", port)
+    assert code == 2
+    assert f"cannot answer Prometheus at 127.0.0.1, port {port} (Address already in use): choose another" in output
+
+
+def test_an_empty_variable_is_no_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A deployment that removes a secret's value and keeps its name must not disown the token of the worker's own."""
+    monkeypatch.setenv("FEDSSL_WORKER_TOKEN", "")
+    monkeypatch.setenv("FEDSSL_WORKER_ENROLMENT_TOKEN", " ")
+    given = {"coordinator": "http://127.0.0.1:1", "data": "digits", "state": tmp_path}
+    settings = Settings.model_validate(given)
+    assert settings.read_token() is None
+    assert settings.read_enrolment_token() is None
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    file.chmod(0o600)
+    settings = Settings.model_validate({**given, "token_file": file, "enrolment_token_file": file})
+    assert settings.read_token() == settings.read_enrolment_token() == TOKEN
+
+
 def test_a_token_is_needed_and_must_be_private(tmp_path: Path) -> None:
     given = ("--coordinator", "http://127.0.0.1:1", "--data", "digits", "--state", str(tmp_path / "state"))
     code, output = invoke(*given)
@@ -127,6 +153,50 @@ def test_settings_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch,
     assert settings.threads == 2
     assert settings.read_token() == TOKEN
     assert TOKEN not in repr(settings)
+
+
+_VARIABLES: dict[str, tuple[str, object]] = {
+    "coordinator": ("https://fed.example", "https://fed.example"),
+    "data": ("pets", "pets"),
+    "state": ("/state", Path("/state")),
+    "enrolment_token_file": ("/enrolment", Path("/enrolment")),
+    "token_file": ("/token", Path("/token")),
+    "ca_file": ("/ca.pem", Path("/ca.pem")),
+    "client_cert": ("/cert.pem", Path("/cert.pem")),
+    "client_key": ("/key.pem", Path("/key.pem")),
+    "insecure_http": ("1", True),
+    "device": ("cpu", "cpu"),
+    "threads": ("2", 2),
+    "image_size": ("32", 32),
+    "channels": ("3", 3),
+    "public_data": ("/public", Path("/public")),
+    "max_public_bytes": ("5", 5),
+    "encoder": ("resnet18", EncoderConfig(name="resnet18")),
+    "policy": ("/policy.toml", Path("/policy.toml")),
+    "claim_seconds": ("1.5", 1.5),
+    "retry_seconds": ("2.5", 2.5),
+    "keep_ended_seconds": ("60", 60.0),
+    "log_level": ("debug", "debug"),
+    "metrics_port": ("9100", 9100),
+    "metrics_host": ("::1", "::1"),
+}
+
+
+def test_every_option_can_be_set_by_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(_VARIABLES) == set(inspect.signature(main.run).parameters)
+    for name, (text, _) in _VARIABLES.items():
+        monkeypatch.setenv(f"FEDSSL_WORKER_{name.upper()}", text)
+    settings = main._settings({})
+    assert {name: getattr(settings, name) for name in _VARIABLES} == {
+        name: value for name, (_, value) in _VARIABLES.items()
+    }
+
+
+@pytest.mark.parametrize("text", ["2", "grey", "-1"])
+def test_channels_that_are_neither_1_nor_3(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("FEDSSL_WORKER_CHANNELS", text)
+    code, output = invoke("--coordinator", "http://127.0.0.1:1", "--data", "digits", "--state", "/state")
+    assert (code, output.strip()) == (2, "fedssl-worker: --channels: Input should be 1 or 3")
 
 
 def test_one_state_folder_one_worker(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from structlog.contextvars import bound_contextvars
 from fedssl import tracing
 from fedssl.client import (
     ApiError,
-    BadAnswer,
     ClientError,
     Conflict,
     DuplicateUpdate,
@@ -21,6 +20,7 @@ from fedssl.client import (
     LeaseLost,
     NotAllowed,
     NotAuthenticated,
+    NotFound,
     Rejected,
     ServerError,
     TooManyRequests,
@@ -194,8 +194,14 @@ class Agent:
             log.warning("work called off", reason=str(error))
             ASSIGNMENTS.labels("called off").inc()
             self._patience.wait()
-        except (*_REFUSED, *_TEMPORARY, BadAnswer):
+        except (*_REFUSED, *_TEMPORARY):
             raise
+        except ClientError as error:
+            # Only what was said of the work ends it. A proxy's 404 or an expired certificate is somebody's to mend, and
+            # a trained update stays for that long: the next claim brings the same work, which is then handed in.
+            if not _is_verdict(error):
+                raise
+            self._decline(item, str(error))
         except LedgerError as error:
             if self._waits_for_space(error):
                 return
@@ -251,10 +257,17 @@ class Agent:
 
     def _decline(self, item: WorkItem, reason: str) -> None:
         log.warning("declining", reason=reason)
-        ASSIGNMENTS.labels("declined").inc()
-        self._states.discard(item.run_id, item.last_accepted)
         try:
             self._client.decline(item.assignment_id, reason)
-        except (Conflict, Gone, Rejected) as error:  # it is not ours any more
-            log.info("nothing left to decline", reason=str(error))
+        except (Conflict, Gone, NotFound, Rejected) as error:
+            if not error.slug:
+                raise
+            log.info("nothing left to decline", reason=str(error))  # it is not ours any more
+        ASSIGNMENTS.labels("declined").inc()
+        self._states.discard(item.run_id, item.last_accepted)
         self._patience.wait()
+
+
+def _is_verdict(error: ClientError) -> bool:
+    """Whether the coordinator itself has said no, or a proxy before it to these very bytes (413)."""
+    return isinstance(error, Rejected) or (isinstance(error, ApiError) and bool(error.slug))

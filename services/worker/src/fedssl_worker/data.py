@@ -14,9 +14,9 @@ from typing import Literal
 import structlog
 import torch
 
-from fedssl.data import ImageData, conform, load_dataset
+from fedssl.data import ImageData, conform
 from fedssl.errors import DataError
-from fedssl.image_files import open_public, own_shape
+from fedssl.image_files import load_own, open_public, own_shape
 from fedssl.methods.api import ClientData
 from fedssl.protocol.data import DataConfig, PublicDataConfig
 from fedssl.shards import choose_public, find_public, load_public
@@ -55,9 +55,9 @@ def load_images(
     """Read the training images and put them on the device.
 
     `image_size` and `channels` bring them to that shape; None keeps what they have. Raises DataError when there are
-    none, when they are not square and no size is given, or when they do not fit into the device's memory.
+    none, when they are not square or above 512 pixels and no size is given, or when they do not fit into memory.
     """
-    images = load_dataset(name_or_path, "train", image_size=image_size, channels=channels)
+    images = load_own(name_or_path, "train", image_size=image_size, channels=channels)
     if not len(images):
         raise DataError(f"{name_or_path} holds no images: a worker needs at least one")
     images = _square(images, image_size, channels)

@@ -90,7 +90,10 @@ class Lease:
             if not reply.carry_on:
                 self._lost = Cancelled(reply.reason or "the coordinator called the work off")
         except (LeaseLost, Gone, NotFound) as error:
-            self._lost = Cancelled(str(error))
+            if error.slug:
+                self._lost = Cancelled(str(error))
+            else:  # a proxy's own answer, while it restarts for instance
+                log.warning("heartbeat failed, carrying on", reason=str(error))
         except (NotAuthenticated, NotAllowed) as error:
             self._lost = error
         except ClientError as error:

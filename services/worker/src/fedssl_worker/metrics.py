@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 
 from fedssl.gpu_memory import gpu_bytes
 from fedssl.protocol.work import Progress
+from fedssl_worker.settings import SettingsError
 
 REGISTRY = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)
@@ -45,6 +46,13 @@ class Pace:
 
 
 def serve(host: str, port: int | None) -> None:
-    """Answer Prometheus on a port, from a thread; None: do not."""
-    if port is not None:
+    """Answer Prometheus on a port, from a thread; None: do not. Raises SettingsError where it cannot be had."""
+    if port is None:
+        return
+    try:
         start_http_server(port, host, REGISTRY)
+    except OSError as error:
+        raise SettingsError(
+            f"cannot answer Prometheus at {host}, port {port} ({error.strerror}): choose another --metrics-port or "
+            "--metrics-host"
+        ) from None

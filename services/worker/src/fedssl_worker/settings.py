@@ -15,6 +15,11 @@ class SettingsError(FedSSLError):
     """The worker cannot start with these settings."""
 
 
+def _number(value: object) -> object:
+    """A variable's text as the number that a Literal wants."""
+    return int(value) if isinstance(value, str) and value.strip().isdecimal() else value
+
+
 class Settings(BaseSettings):
     """Every setting of a worker. The token comes from the environment or a file, never from the command line."""
 
@@ -40,7 +45,9 @@ class Settings(BaseSettings):
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     threads: int = Field(default=1, ge=1, le=1024, description="CPU threads. With one, every machine gets equal bits.")
     image_size: int | None = Field(default=None, ge=8, le=512, description="Bring the images to this size; None: keep.")
-    channels: Literal[1, 3] | None = Field(default=None, description="Bring the images to grey or RGB; None: keep.")
+    channels: Annotated[Literal[1, 3] | None, BeforeValidator(_number)] = Field(
+        default=None, description="Bring the images to grey or RGB; None: keep."
+    )
     public_data: Path | None = Field(
         default=None, description="Folder of public images that runs may name beside known data sets (FLESD, FedCA)."
     )
@@ -68,8 +75,8 @@ class Settings(BaseSettings):
 
     def read_token(self) -> str | None:
         """The token that was given; None: none was. Raises SettingsError where it cannot be read, or others could."""
-        if self.token is not None:
-            return self.token.get_secret_value().strip()
+        if token := _secret(self.token):
+            return token
         return None if self.token_file is None else _read_private(self.token_file)
 
     def read_enrolment_token(self) -> str | None:
@@ -77,11 +84,16 @@ class Settings(BaseSettings):
 
         Raises SettingsError where it cannot be read, or others could.
         """
-        if self.enrolment_token is not None:
-            return self.enrolment_token.get_secret_value().strip()
+        if token := _secret(self.enrolment_token):
+            return token
         if self.enrolment_token_file is None or not self.enrolment_token_file.exists():
             return None
         return _read_private(self.enrolment_token_file)
+
+
+def _secret(given: SecretStr | None) -> str:
+    """A variable's; an empty one is not set, as a deployment leaves it that keeps the name and removes the value."""
+    return "" if given is None else given.get_secret_value().strip()
 
 
 def _read_private(path: Path) -> str:

@@ -231,6 +231,17 @@ def _class_names(text: bytes) -> tuple[str, ...]:
         names = json.loads(text)
     except (ValueError, RecursionError):
         names = None
-    if not isinstance(names, list) or not 0 < len(names) <= MAX_CLASSES or not all(isinstance(n, str) for n in names):
-        raise ArtifactError(f"{_CLASS_NAMES} must be a JSON list of at most {MAX_CLASSES} names")
+    if not isinstance(names, list) or not 0 < len(names) <= MAX_CLASSES or not all(_is_whole_text(n) for n in names):
+        raise ArtifactError(f"{_CLASS_NAMES} must be a JSON list of at most {MAX_CLASSES} names in UTF-8 without NUL")
     return tuple(names)
+
+
+def _is_whole_text(name: object) -> bool:
+    """JSON can hold half a character (`\\ud800`), which nothing else can, and NUL, which Postgres refuses."""
+    if not isinstance(name, str) or "\0" in name:
+        return False
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -97,10 +97,11 @@ def find_target(
         )
     if token_file is None and connection and (token := _token_of(named)):
         return Target(chosen, token)
-    file = token_file or (None if "FEDSSL_TOKEN" in environment else environment.get("FEDSSL_TOKEN_FILE"))
+    given = environment.get("FEDSSL_TOKEN", "").strip()
+    file = token_file or (None if given else environment.get("FEDSSL_TOKEN_FILE"))
     if file:
         return Target(chosen, read_token(Path(file)))
-    if token := environment.get("FEDSSL_TOKEN", "").strip() or _token_of(named):
+    if token := given or _token_of(named):
         return Target(chosen, token)
     # Only to its own coordinator: a secret is not tried out on others.
     if local_url is not None and chosen.rstrip("/") == local_url and local.operator_token.exists():

@@ -13,13 +13,19 @@ if TYPE_CHECKING:
     from fedssl.protocol.views import EvaluationView, RoundView, RunView
 
 CARD, LINEAGE = "model-card.md", "lineage.json"
+_AGGREGATED = ("aggregated", "partial")
 _SCORES = ("probe", "knn", "uniformity", "alignment", "effective_rank")
 
 
 def write_card(client: "Client", run: "RunView", model: str, encoder: Path, folder: Path) -> dict[str, str]:
-    """Write both files; `model` is the digest of the weights, `encoder` the file that was cut out of them."""
-    rounds = list(client.rounds(run.id))
-    evaluations = [row for row in client.evaluations(run.id) if row.state == "completed"]
+    """Write both files; `model` is the digest of the run's weights, `encoder` the file that was cut out of them.
+
+    The run may have gone on since: what came after the rounds that `run` counts is left out.
+    """
+    rounds = [view for view in client.rounds(run.id) if view.number <= run.rounds_closed]
+    evaluations = [
+        row for row in client.evaluations(run.id) if row.state == "completed" and row.round_number <= run.rounds_closed
+    ]
     lineage = lineage_of(run, rounds, model, hashlib.sha256(encoder.read_bytes()).hexdigest())
     write_json(folder / LINEAGE, lineage)
     write_text(folder / CARD, card(run, rounds, evaluations, lineage))
@@ -91,10 +97,11 @@ def card(
 
 
 def _examples(rounds: "Sequence[RoundView]") -> dict[str, int]:
-    """How many images each client has trained on, as it said last."""
+    """How many images each client has trained on, as it said last, of those whose updates the weights are made of."""
     return {
         part.client_id: part.num_examples or 0
         for view in rounds
+        if view.verdict in _AGGREGATED
         for part in view.assignments
         if part.state == "accepted"
     }

@@ -20,6 +20,9 @@ from fedssl.cli.showing import showing
 from fedssl.cli.specs import SetOption, SpecArgument, read_spec
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
+    from fedssl.client import Client
     from fedssl.protocol.views import RoundView, RunView
 
 app = typer.Typer(help="Submit runs and follow them.", epilog=CONNECTION_HELP, no_args_is_help=True)
@@ -210,14 +213,11 @@ def pull(
         view = client.run(find_run(client, run))
         folder = out or Path(f"run-{short(view.id)}")
         model = folder / (export.INITIAL if initial else export.MODEL)
-        with showing("fetching", None, 1e6, " MB") as fetched:
-            digest = client.download_model(
-                view.id,
-                model,
-                "initial" if initial else "latest",
-                on_bytes=fetched,
-                on_size=lambda size: fetched(0, size),
-            )
+        digest = _fetch(client, view.id, model, "initial" if initial else "latest")
+        while not initial and view.model != digest:  # a round has closed since: the card is to be of these very weights
+            view = client.run(view.id)
+            if view.model != digest:
+                digest = _fetch(client, view.id, model, "latest")
         files = {"model": str(model), "spec": str(folder / export.SPEC)}
         export.write_spec(view.spec, folder / export.SPEC)
         if not initial:
@@ -228,6 +228,11 @@ def pull(
         show_json({"run": str(view.id), "rounds_closed": view.rounds_closed, "sha256": digest, "files": files})
         return
     show_pairs({**files, "sha256": digest, "rounds": f"{view.rounds_closed} of {view.num_rounds}"})
+
+
+def _fetch(client: "Client", run_id: "UUID", model: Path, which: Literal["latest", "initial"]) -> str:
+    with showing("fetching", None, 1e6, " MB") as fetched:
+        return client.download_model(run_id, model, which, on_bytes=fetched, on_size=lambda size: fetched(0, size))
 
 
 @app.command()

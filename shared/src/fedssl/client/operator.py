@@ -1,6 +1,6 @@
 """The operator's client: runs, data sets, methods, clients and tokens."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from urllib.parse import quote
 from uuid import UUID, uuid4
 
@@ -158,28 +158,32 @@ class Client(ArtifactMethods, DatasetMethods, BaseClient):
         """
         backoff = Backoff(self._connection.retry)
         last = after
+        was_finished = False
         while True:
             try:
-                for sent in self._stream_once(run_id, last):
+                for sent in self._stream_once(run_id, last, backoff.alive):
                     backoff.progress()
                     event = parse(EventView, sent.data, "an event")
                     last = event.id
                     yield event
                     if event.kind == LAST_EVENT:
                         return
-                if self.run(run_id).state is RunState.FINISHED:
+                if was_finished:
                     return
+                was_finished = self.run(run_id).state is RunState.FINISHED
+                if was_finished:
+                    continue  # its last events may have come after the stream had ended
                 raise Unreachable(f"{self.url} closed the event stream.")
             except (Unreachable, ApiError) as error:
                 if not is_temporary(error):
                     raise
                 backoff.wait(error)
 
-    def _stream_once(self, run_id: UUID, after: int | None) -> Iterator[ServerSentEvent]:
+    def _stream_once(self, run_id: UUID, after: int | None, on_bytes: Callable[[], None]) -> Iterator[ServerSentEvent]:
         headers = {"Accept": "text/event-stream"} | ({} if after is None else {"Last-Event-ID": str(after)})
         path = f"/v1/runs/{run_id}/events/stream"
         with self._connection.stream("GET", path, headers=headers, timeout=STREAM_SECONDS) as response:
-            yield from parse_events(response.iter_raw())
+            yield from parse_events(_noting(response.iter_raw(), on_bytes))
 
     # Methods, clients, tokens
 
@@ -230,6 +234,12 @@ class Client(ArtifactMethods, DatasetMethods, BaseClient):
     def revoke_token(self, token_id: UUID) -> None:
         """Make a token worthless."""
         self._connection.send("DELETE", f"/v1/tokens/{token_id}")
+
+
+def _noting(chunks: Iterator[bytes], on_bytes: Callable[[], None]) -> Iterator[bytes]:
+    for chunk in chunks:
+        on_bytes()
+        yield chunk
 
 
 def _segment(name: str) -> str:

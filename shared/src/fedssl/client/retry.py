@@ -40,6 +40,10 @@ class Backoff:
         self._end = self._sure_end = time.monotonic() + self._retry.seconds
         self._delay = self._retry.first_delay
 
+    def alive(self) -> None:
+        """Something has arrived, if nothing new: the time starts anew, but who breaks off at once is not rushed."""
+        self._end = self._sure_end = time.monotonic() + self._retry.seconds
+
     def presume(self) -> None:
         """Bytes have left, and may have arrived: count from now on, until `progress` or `in_vain` says which."""
         self._end = time.monotonic() + self._retry.seconds

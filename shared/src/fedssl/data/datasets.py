@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedssl.cache import cache_folder
 from fedssl.data.catalogue import KNOWN, KnownDataset, Split
 from fedssl.data.decoded import decoded
-from fedssl.data.decoding import log
+from fedssl.data.decoding import log, shape_of_first
 from fedssl.data.folders import list_folder, read_folder
 from fedssl.data.formats import read_npz
 from fedssl.data.images import ImageData, conform
@@ -67,6 +67,18 @@ def load_conformed(name_or_path: str, split: Split, data: DataConfig, root: Path
     """The same in the size and with the channels of a run. Image files are decoded to that size at once."""
     images = load_dataset(name_or_path, split, root, image_size=data.image_size, channels=data.channels)
     return conform(images, data)
+
+
+def file_shape(name_or_path: str, split: Split, root: Path | None = None) -> tuple[int, int] | None:
+    """(channels, shorter side in pixels) that :func:`load_dataset` decodes images in files to if nothing else is asked.
+
+    Only the first is opened for it. None where the images are arrays. Raises DataError.
+    """
+    _require_split(split)
+    if (known := KNOWN.get(name_or_path)) is not None:
+        return None if known.listing is None else (known.channels, known.image_size)
+    path = _find_path(name_or_path, root)
+    return shape_of_first(list_folder(path, split), None, None) if path.is_dir() else None
 
 
 def load_labels(

@@ -22,7 +22,7 @@ from fedssl.cache import cache_folder
 from fedssl.data.decoding import ImageFiles, decode_chunks, log
 from fedssl.errors import DataError
 
-_VERSION = 1  # of how images are decoded
+_VERSION = 2  # of how images are decoded
 _IMAGES, _ABOUT = "images.npy", "about.json"
 
 

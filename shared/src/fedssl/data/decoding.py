@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+from fedssl.data.images import memory_bytes
 from fedssl.data.trees import Tree
 from fedssl.errors import DataError
 
@@ -22,6 +23,8 @@ _FORMATS = ("JPEG", "PNG", "BMP", "WEBP")
 # What PIL and its plugins raise on damaged files; a decompression bomb is an Exception of its own.
 _IMAGE_ERRORS = (OSError, ValueError, TypeError, SyntaxError, LookupError, ArithmeticError, EOFError, struct.error,
                  Image.DecompressionBombError)  # fmt: skip
+_GREY = ("1", "L", "LA")
+_SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")  # grey too
 _CHUNK_IMAGES, _CHUNK_BYTES = 1024, 32 << 20
 _MAX_THREADS = 16
 # PIL lets other threads run while it decodes; for smaller images, taking turns costs more than it gains.
@@ -55,7 +58,7 @@ def shape_of_first(files: ImageFiles, image_size: int | None, channels: int | No
     """(channels, size) as asked for, or as the first image has them: its shorter side, 1 channel if it is grey."""
     with _opened(files, files.names[0]) as first:
         size = image_size if image_size is not None else min(first.size)
-        grey = channels == 1 or (channels is None and first.mode in ("1", "L"))
+        grey = channels == 1 or (channels is None and first.mode in (*_GREY, *_SIXTEEN_BITS))
     return 1 if grey else 3, size
 
 
@@ -88,6 +91,12 @@ def decode_chunks(files: ImageFiles, channels: int, size: int) -> Iterator[NDArr
 
 def decode_to_memory(files: ImageFiles, channels: int, size: int) -> NDArray[np.uint8]:
     """All images, (N, channels, size, size). Raises DataError."""
+    needed, memory = len(files) * channels * size * size, memory_bytes()
+    if needed > memory:
+        raise DataError(
+            f"the images of {files.title} take {needed / 1e9:,.1f} GB at {size} x {size} pixels, this machine has "
+            f"{memory / 1e9:,.1f} GB of memory: take a smaller image size, or fewer images"
+        )
     images = np.empty((len(files), channels, size, size), np.uint8)
     start = 0
     for chunk in decode_chunks(files, channels, size):
@@ -123,12 +132,21 @@ def _decode(files: ImageFiles, name: str, mode: str, size: int) -> NDArray[np.ui
     with _opened(files, name) as image:
         try:
             # Photographs say in their EXIF data which side is up.
-            upright = ImageOps.exif_transpose(image).convert(mode)
+            upright = _in_bytes(ImageOps.exif_transpose(image)).convert(mode)
         except _IMAGE_ERRORS as error:
             raise _damaged(files, name, error) from error
     if upright.size != (size, size):
         upright = ImageOps.fit(upright, (size, size), method=Image.Resampling.BILINEAR)
     return np.asarray(upright, np.uint8)
+
+
+def _in_bytes(image: Image.Image) -> Image.Image:
+    """With values of 8 bits, of which PIL's own conversion makes white wherever there is more than 255."""
+    if image.mode in _SIXTEEN_BITS:
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError("its values have no known range; save it with 8 bits, choosing what is black and what white")
+    return image
 
 
 def _damaged(files: ImageFiles, name: str, error: Exception) -> DataError:

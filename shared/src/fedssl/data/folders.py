@@ -1,5 +1,6 @@
 """Image folders: one sub-folder a class, or loose images without labels."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +56,12 @@ def list_folder(folder: Path, split: str) -> ImageFiles:
         return ImageFiles(str(folder), tree, tuple(names))
     numbers = {name: number for number, name in enumerate(classes)}
     labels = np.array([numbers[name.partition("/")[0]] for name in names], np.int64)
-    return ImageFiles(str(folder), tree, tuple(names), labels, tuple(classes))
+    return ImageFiles(str(folder), tree, tuple(names), labels, tuple(_readable(name) for name in classes))
+
+
+def _readable(name: str) -> str:
+    """A folder's name as a text: what is not UTF-8 in it can be shown and sent nowhere."""
+    return os.fsencode(name).decode("utf-8", errors="replace")
 
 
 def _split_folder(folder: Path, split: str) -> Path:

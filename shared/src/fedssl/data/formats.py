@@ -1,7 +1,6 @@
 """Readers for the array formats: idx (MNIST and its kin), CIFAR's binary files, `.npz`. Nothing is ever unpickled."""
 
 import math
-import os
 import zipfile
 import zlib
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedssl.data.images import ImageData
+from fedssl.data.images import ImageData, memory_bytes
 from fedssl.errors import DataError
 
 _IDX_UINT8 = 8  # the format's code for unsigned bytes, the only type that image sets use
@@ -155,7 +154,7 @@ def _array(archive: "np.lib.npyio.NpzFile", key: str) -> NDArray[np.generic]:
 def _require_memory(path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         needed = max((member.file_size for member in archive.infolist()), default=0)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = memory_bytes()
     if needed > memory:
         raise ValueError(f"an array takes {needed / 1e9:,.1f} GB, this machine has {memory / 1e9:,.1f} GB of memory")
 

@@ -1,5 +1,6 @@
 """Images in memory, whatever format they came from."""
 
+import os
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +15,11 @@ from fedssl.protocol.data import DataConfig
 _LUMA = (0.299, 0.587, 0.114)
 _CHUNK = 2048
 _MOST_CLASSES = 1_000_000
+
+
+def memory_bytes() -> int:
+    """Of this machine, all in all."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @dataclass(frozen=True, slots=True)

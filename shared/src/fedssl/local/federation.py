@@ -145,7 +145,7 @@ def _own_variables() -> Iterator[None]:
 
 def _deal(folder: Folder, dealing: Dealing, on_step: Callable[[str], None]) -> Record:
     on_step(f"dealing {dealing.partition.dataset} out to {dealing.partition.num_clients} clients")
-    data = dealing.data or _own_shape(dealing)
+    data = dealing.data or _own_shape(dealing, on_step)
     return folder.deal(dealing.partition, data, dealing.data_root)
 
 
@@ -157,12 +157,21 @@ def _as_the_machine_says(record: Record, machine: Machine) -> Record:
     return record.model_copy(update={"port": _choose_port(machine.port, record.port), "encoders": encoders})
 
 
-def _own_shape(dealing: Dealing) -> DataConfig:
-    """The images' own channels, and their shorter side."""
+def _own_shape(dealing: Dealing, on_step: Callable[[str], None]) -> DataConfig:
+    """The images' own channels, and their shorter side as far as a run can have it."""
+    from fedssl.artifacts.images import MAX_SIZE, MIN_SIZE
     from fedssl.data import load_dataset
+    from fedssl.data.datasets import file_shape
 
-    _, channels, height, width = load_dataset(dealing.partition.dataset, "train", dealing.data_root).images.shape
-    return DataConfig(channels=1 if channels == 1 else 3, image_size=min(height, width))
+    found = file_shape(dealing.partition.dataset, "train", dealing.data_root)
+    if found is None:
+        shape = load_dataset(dealing.partition.dataset, "train", dealing.data_root).images.shape
+        found = shape[1], min(shape[2:])
+    channels, own = found
+    size = min(max(own, MIN_SIZE), MAX_SIZE)
+    if size != own:
+        on_step(f"the images of {own} pixels are scaled to {size}: --spec names a run that says data.image_size")
+    return DataConfig(channels=1 if channels == 1 else 3, image_size=size)
 
 
 def _choose_port(wanted: int | None, last: int | None) -> int:

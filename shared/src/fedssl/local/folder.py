@@ -99,11 +99,15 @@ class Folder:
             raise LocalError(f"{self.root} holds other things than a federation: choose a new or an empty folder")
 
     def deal(self, partition: PartitionConfig, data: DataConfig, data_root: Path | None) -> Record:
-        """Deal a data set out, one file a client, and write the record. Raises DataError."""
+        """Deal a data set out, one file a client, and write the record.
+
+        Raises DataError, before anything is written, where a client would get no images: its worker could not start.
+        """
         from fedssl.data import save_npz
-        from fedssl.shards import deal
+        from fedssl.shards import deal, require_images
 
         by_client = deal(partition, data, data_root).by_client
+        require_images(by_client, by_client)
         shutil.rmtree(self.shards, ignore_errors=True)  # of a dealing that was cut short
         self.shards.mkdir(mode=0o700)
         for client, images in by_client.items():

@@ -56,7 +56,7 @@ def write_private(path: Path, text: str) -> None:
     """Write a small file for our own eyes (mode 0600); a kill at any moment leaves the old one or the new one."""
     fresh = path.with_name(path.name + ".new")
     fresh.unlink(missing_ok=True)
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
