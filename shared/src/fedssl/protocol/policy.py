@@ -22,13 +22,20 @@ class AllowRule(StrictModel):
     """One thing that may leave. What no rule allows stays."""
 
     artifact: Kind | Literal["metrics"] = Field(description="What the tensors are, or `metrics` for plain numbers.")
-    methods: tuple[Pattern, ...] = Field(min_length=1, max_length=64, description="In runs of these methods.")
+    methods: tuple[Pattern, ...] = Field(
+        min_length=1, max_length=64, fail_fast=True, description="In runs of these methods."
+    )
     tensors: tuple[Pattern, ...] = Field(
-        default=("*",), min_length=1, max_length=256, description="Names of tensors; of a rule for metrics, of metrics."
+        default=("*",),
+        min_length=1,
+        max_length=256,
+        fail_fast=True,
+        description="Names of tensors; of a rule for metrics, of metrics.",
     )
     datasets: tuple[DatasetPattern, ...] = Field(
         default=(),
         max_length=64,
+        fail_fast=True,
         description="In runs that use public images, which those may be. What the coordinator supplies is listed as "
         "`sha256:DIGEST`: a name says nothing about its images.",
     )
@@ -52,7 +59,7 @@ class PolicyNotice(StrictModel):
     """A policy's digest and what it allows. Binding is the worker's own check: this spares everybody a vain round."""
 
     digest: Digest
-    allow: tuple[AllowRule, ...] = Field(max_length=256)
+    allow: tuple[AllowRule, ...] = Field(max_length=256, fail_fast=True)
     privacy: Literal["none", "example"] = Field(
         default="none", description="Whether training must be differentially private, and for what unit."
     )

@@ -158,13 +158,13 @@ MOST_RUNS = 500
 class EndedQuery(StrictModel):
     """Asks which of the runs for which a worker keeps a client state have ended."""
 
-    run_ids: Annotated[tuple[UUID, ...], Field(max_length=MOST_RUNS)]
+    run_ids: Annotated[tuple[UUID, ...], Field(max_length=MOST_RUNS, fail_fast=True)]
 
 
 class EndedRuns(StrictModel):
     """Those whose client states nobody will ask for again. Not those in which the state is all that came of it."""
 
-    run_ids: tuple[UUID, ...]
+    run_ids: Annotated[tuple[UUID, ...], Field(fail_fast=True)]
 
 
 class Decline(StrictModel):
