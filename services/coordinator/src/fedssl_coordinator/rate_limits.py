@@ -21,6 +21,7 @@ from redis.exceptions import RedisError
 from starlette.responses import JSONResponse
 
 from fedssl.protocol.errors import PROBLEM_MEDIA_TYPE
+from fedssl_coordinator.body_limit import IS_KNOWN
 from fedssl_coordinator.problems import ProblemError
 from fedssl_coordinator.settings import settings
 
@@ -58,6 +59,7 @@ class RateLimits:
         if seconds:
             await _refuse(seconds, scope, receive, send)
             return
+        scope.setdefault("state", {})[IS_KNOWN] = token is not None and token in self._known
 
         counts = self._counts
 
