@@ -1,7 +1,7 @@
 """Bounds JSON bodies before they are read. Artifacts have limits of their own, from their plan.
 
-A body is collected before anybody asks who sent it, and checked on the event loop: so those of workers and strangers are
-small, and a process holds only so much of all of them at a time.
+A body is collected before anybody asks who sent it, and checked on the event loop: so those of workers and strangers
+are small, and a process holds only so much of all of them at a time.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
@@ -59,7 +59,7 @@ class BodyLimit:
 
     @contextmanager
     def _counted(self, is_known: bool) -> Iterator[Callable[[int], None]]:  # noqa: FBT001
-        """For the length of a request: counts what it holds. Strangers share one half, so that they get in nobody's way."""
+        """Counts what one request holds while it lasts. Strangers share one half, so that they get in nobody's way."""
         own = 0
 
         def count(num_bytes: int) -> None:
