@@ -14,7 +14,10 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState
 
 MetricName = Annotated[str, Field(pattern=r"^[a-z0-9_]+(?:/[a-z0-9_]+)*$", max_length=64)]
-Metrics = Annotated[dict[MetricName, float], Field(max_length=64)]
+MetricValue = Annotated[float, Field(ge=-1e30, le=1e30)]
+"""Far beyond any loss, and small enough that a mean of them cannot overflow."""
+
+Metrics = Annotated[dict[MetricName, MetricValue], Field(max_length=64)]
 ShortText = Annotated[str, Field(max_length=500)]
 Count = Annotated[int, Field(ge=0, le=10**12)]
 Anchor = Annotated[
