@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
+from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse
 
 from fedssl.protocol.errors import PROBLEM_MEDIA_TYPE
@@ -23,12 +24,13 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 IS_KNOWN = "is_known"
 """In a scope's state: whether the caller was valid when this process saw it last. The rate limits set it."""
 
+SESSION_COOKIE = "fedssl_session"  # the web page's
+
 _ARTIFACTS = {"PUT": "/v1/artifacts/", "PATCH": "/v1/uploads/"}
 _REGISTRATION = "/v1/work/register"
 _WORKERS = ("/v1/work/", "/v1/enrolments")
 _SMALL = 1 << 16
 _POLICY = 1 << 17
-_SESSION = b"fedssl_session="  # the web page's cookie
 
 
 class BodyLimit:
@@ -107,9 +109,8 @@ def _limit(scope: Scope) -> int:
 
 def _shows_something(scope: Scope) -> bool:
     """Whether a token or a session is shown, valid or not: specs and the page's forms may be longer than 64 KiB."""
-    return any(
-        name == b"authorization" or (name == b"cookie" and _SESSION in value) for name, value in scope["headers"]
-    )
+    caller = HTTPConnection(scope)
+    return "authorization" in caller.headers or SESSION_COOKIE in caller.cookies
 
 
 def _too_large(limit: int) -> ProblemError:
