@@ -214,6 +214,26 @@ def test_a_watcher_of_the_page_takes_a_place_of_its_token(make: Make, tmp_path: 
             _assert_refused(http.get(f"/v1/runs/{run}/events/stream"))
 
 
+def test_a_client_fills_no_log_with_what_is_refused(make: Make) -> None:
+    coordinator = make(recorded_refusals_per_minute=3)
+    with Tables(coordinator.database_url) as tables:
+        with coordinator.http(coordinator.worker_token("a")) as http, coordinator.http() as admin:
+            for _ in range(10):
+                assert http.post("/v1/work/claim", json={"x" * 5000: 1}).status_code == 422
+            assert admin.post("/v1/runs", json={}).status_code == 422  # somebody else's are recorded
+            refused = tables.query("SELECT client_id, message FROM events WHERE kind = 'request.refused'")
+            assert [client_id for client_id, _ in refused] == ["a"] * 3 + [None]
+            assert max(len(message) for _, message in refused) <= 304
+            _end_windows(coordinator)
+            assert http.post("/v1/work/claim", json={"x": 1}).status_code == 422
+        left_out = tables.query("SELECT client_id, message FROM events WHERE kind = 'refusals.left_out'")
+    assert [tuple(row) for row in left_out] == [("a", "7 refused requests before were too many to record each")]
+
+
+def _end_windows(coordinator: Coordinator) -> None:
+    coordinator._server.config.app.state.refusals._windows.clear()
+
+
 def _eventually(holds: Callable[[], bool], seconds: float = 15) -> None:
     end = time.monotonic() + seconds
     while not holds():

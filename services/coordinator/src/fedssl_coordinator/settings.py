@@ -112,6 +112,9 @@ class Settings(BaseSettings):
     failed_sign_ins_per_minute: int = Field(
         default=60, ge=0, description="Requests of one address whose token was not valid; 0: any number."
     )
+    recorded_refusals_per_minute: int = Field(
+        default=20, ge=0, description="Refused requests of one client that become events each; 0: any number."
+    )
     max_waiting_per_token: int = Field(
         default=32, ge=1, description="Claims and event streams of one token that one API process holds open."
     )
