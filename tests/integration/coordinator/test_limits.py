@@ -223,7 +223,7 @@ def test_a_client_fills_no_log_with_what_is_refused(make: Make) -> None:
             assert admin.post("/v1/runs", json={}).status_code == 422  # somebody else's are recorded
             refused = tables.query("SELECT client_id, message FROM events WHERE kind = 'request.refused'")
             assert [client_id for client_id, _ in refused] == ["a"] * 3 + [None]
-            assert max(len(message) for _, message in refused) <= 304
+            assert max(len(message) for _, message in refused) <= 504
             _end_windows(coordinator)
             assert http.post("/v1/work/claim", json={"x": 1}).status_code == 422
         left_out = tables.query("SELECT client_id, message FROM events WHERE kind = 'refusals.left_out'")

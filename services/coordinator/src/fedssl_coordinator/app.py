@@ -50,7 +50,7 @@ log = structlog.get_logger(__name__)
 _STATUS_SLUGS = {401: "unauthenticated", 403: "forbidden", 404: "not-found", 405: "method-not-allowed"}
 _AUDITED = ("/v1/runs", "/v1/work", "/v1/artifacts", "/v1/uploads")
 _MISTAKES_SHOWN = 20
-_MESSAGE_CHARACTERS = 300  # of an event about a refusal: it quotes what was sent
+_MESSAGE_CHARACTERS = 500  # of an event about a refusal: it quotes what was sent
 _WORDS = {
     "extra_forbidden": "there is no such key: remove it, or correct its spelling",
     "missing": "is missing",

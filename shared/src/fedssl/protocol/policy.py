@@ -15,6 +15,9 @@ DatasetPattern = Annotated[
 ]
 """A public data set that every machine finds by name, or by its digest one that the coordinator supplies."""
 
+MOST_PATTERN_BYTES = 1 << 14
+"""A notice's patterns are compiled wherever a round is offered: so many bytes of them, as JSON, and no more."""
+
 _ABOUT_ARTIFACTS = ("datasets", "secure", "max_bytes", "max_rounds")
 
 
@@ -63,6 +66,18 @@ class PolicyNotice(StrictModel):
     privacy: Literal["none", "example"] = Field(
         default="none", description="Whether training must be differentially private, and for what unit."
     )
+
+    @property
+    def too_long(self) -> str | None:
+        """Why it has more patterns than are looked at; None: it has not."""
+        texts = (text for rule in self.allow for text in (*rule.methods, *rule.tensors, *rule.datasets))
+        size = sum(len(text) + 3 for text in texts)
+        if size <= MOST_PATTERN_BYTES:
+            return None
+        return (
+            f"the policy's names and patterns take {size} bytes in all, and {MOST_PATTERN_BYTES} are looked at: write "
+            "fewer, with * for any characters"
+        )
 
     def __str__(self) -> str:
         """For people: the kinds of artifacts, the methods, and the beginning of the digest."""

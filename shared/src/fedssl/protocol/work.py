@@ -3,7 +3,7 @@
 from typing import Annotated, Literal
 from uuid import UUID
 
-from pydantic import AwareDatetime, Field
+from pydantic import AwareDatetime, Field, field_validator
 
 from fedssl.protocol.base import PROTOCOL_VERSION, ClientId, Digest, StrictModel
 from fedssl.protocol.ledger import AnchorReceipt, LedgerAnchor
@@ -65,6 +65,14 @@ class Register(StrictModel):
         default=None, description="What the data owner's policy lets out; None: there is no policy."
     )
     anchor: Anchor = None
+
+    @field_validator("policy")
+    @classmethod
+    def _policy_is_quickly_read(cls, policy: PolicyNotice | None) -> PolicyNotice | None:
+        # Here and not in the notice: coordinators keep notices that were sent before there was a bound.
+        if policy is not None and (why := policy.too_long) is not None:
+            raise ValueError(why)
+        return policy
 
 
 class Registered(StrictModel):
