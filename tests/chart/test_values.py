@@ -7,7 +7,7 @@ import helm_python as helm
 import pytest
 import yaml
 
-from support.chart import CHART, case, pod, render, rendered
+from support.chart import CHART, Rendered, case, pod, render, rendered
 
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -69,6 +69,8 @@ def test_a_client_may_set_what_all_workers_have() -> None:
         {"api": {"image": {"tag": "latest"}}},
         {"worker": {"clients": {"Hospital A": {}}}},
         {"worker": {"clients": {"a": {"data": {"folder": "/x"}}}}},
+        {"api": {"trustedProxies": ["*"]}},
+        {"api": {"trustedProxies": ["0.0.0.0/0"]}},
         {"beat": {"replicas": 2}},
         {"store": {"size": "much"}},
         {"store": {"type": "ftp"}},
@@ -92,6 +94,7 @@ def test_keys_of_elsewhere_name_the_right_one(key: str) -> None:
     ("values", "message"),
     [
         ({"api": {"ingress": {"enabled": True}}}, "needs api.ingress.host"),
+        ({"api": {"ingress": {"enabled": True, "host": "fedssl.example.org"}}}, "needs api.trustedProxies"),
         ({"api": {"serviceMonitor": {"enabled": True}}}, "tokenSecret.name"),
         ({"coordinator": {"enabled": False}}, "nothing to install"),
         ({"coordinator": {"enabled": False}, "worker": {"clients": {"a": {}}}}, "needs worker.coordinator"),
@@ -123,6 +126,19 @@ def test_a_secret_of_ones_own_wins_over_the_bundled_server() -> None:
     assert external.of("StatefulSet", "Secret") == []
     environment = external.named("Deployment", "-api")["spec"]["template"]["spec"]["containers"][0]["env"]
     assert environment[0]["valueFrom"]["secretKeyRef"] == {"name": "fedssl-database", "key": "url"}
+
+
+def test_behind_an_ingress_its_callers_count_and_not_its_controller() -> None:
+    """As the API reads them: what is told of the address and of https is taken from these proxies alone."""
+    environment = {variable["name"]: variable.get("value") for variable in _api_environment(rendered("everything"))}
+    assert environment["FEDSSL_PROXY_HEADERS"] == "true"
+    assert environment["FEDSSL_FORWARDED_ALLOW_IPS"] == "10.42.0.0/16,fd00::42"
+    names = {variable["name"] for variable in _api_environment(rendered("default"))}
+    assert names.isdisjoint({"FEDSSL_PROXY_HEADERS", "FEDSSL_FORWARDED_ALLOW_IPS"})
+
+
+def _api_environment(chart: Rendered) -> list[dict[str, Any]]:
+    return pod(chart.named("Deployment", "-api"))["spec"]["containers"][0]["env"]
 
 
 def test_a_bucket_needs_no_shared_volume() -> None:

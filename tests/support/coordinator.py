@@ -24,6 +24,7 @@ UNLIMITED = {
     "FEDSSL_ADDRESS_REQUESTS_PER_MINUTE": "0",
     "FEDSSL_FAILED_SIGN_INS_PER_MINUTE": "0",
     "FEDSSL_MAX_WAITING_PER_TOKEN": "1000",
+    "FEDSSL_RECORDED_REFUSALS_PER_MINUTE": "0",
 }
 
 
@@ -152,6 +153,7 @@ def is_of_this_environment() -> bool:
 def forget() -> None:
     """Drop what the coordinator's modules keep for the length of a process."""
     from fedssl_coordinator import db, nudges, settings, stores
+    from fedssl_coordinator.anchors import service as anchors
 
     for engine in (db.direct_engine, db.engine):
         if engine.cache_info().currsize:
@@ -164,5 +166,6 @@ def forget() -> None:
         nudges._redis,
         nudges._producers,
         stores.store,
+        anchors._hour,
     ):
         cached.cache_clear()

@@ -22,6 +22,9 @@ postgres: postgresql
 {{- if and .Values.api.ingress.enabled (not .Values.api.ingress.host) }}
 {{- fail "api.ingress.enabled needs api.ingress.host, the name by which workers reach the API" }}
 {{- end }}
+{{- if and .Values.api.ingress.enabled (not .Values.api.trustedProxies) }}
+{{- fail "api.ingress.enabled needs api.trustedProxies, the addresses or networks of the Ingress controller's pods: without it all callers would count as one, and a flood from any of them would shut out the others" }}
+{{- end }}
 {{- if and .Values.api.serviceMonitor.enabled (not .Values.api.serviceMonitor.tokenSecret.name) }}
 {{- fail "api.serviceMonitor.enabled needs api.serviceMonitor.tokenSecret.name, a Secret with a viewer's token: /metrics is not open" }}
 {{- end }}

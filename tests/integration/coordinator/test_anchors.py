@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from fedssl.client import NotFound, Rejected, WorkerClient
 from fedssl.protocol.ledger import AnchorReceipt, LedgerAnchor, receipt_message
 from fedssl.protocol.work import Register, Submit
+from fedssl_coordinator.anchors.service import _hour
 from support.cast import Cast
 from support.coordinator import Coordinator
 from support.federation import tensors_for, upload
@@ -193,3 +194,20 @@ def test_an_anchor_is_no_reason_to_refuse_the_work_and_a_refusal_keeps_none(
             )
         )
     assert kept(coordinator) == [(7, True), (2, False)]
+
+
+def test_a_client_fills_no_table_with_ledgers_and_contradictions(
+    worker: WorkerClient, coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedssl_coordinator.anchors.service._MOST_CONTRADICTIONS", 5)
+    monkeypatch.setattr("fedssl_coordinator.anchors.service._MOST_ANCHORS", 3)
+    _hour.cache_clear()
+    new = [anchor(7, key=f"{number:064x}") for number in range(4)]
+    assert None not in sent(worker, *new)
+    assert sent(worker, anchor(6, key=new[0].key), anchor(6, key=new[0].key), anchor(1)) == [None] * 3
+    assert len(contradictions(tables)) == 4  # three ledgers in place of another, and one that went back
+    assert len(kept(coordinator)) == 5
+    growing = [anchor(seq, key=new[0].key) for seq in (8, 9, 10, 11, 10)]
+    assert [receipt is not None for receipt in sent(worker, *growing)] == [True, True, True, False, True]
+    assert len(kept(coordinator)) == 8
+    assert_genuine(sent(coordinator.worker("b"), anchor(1))[0], anchor(1), "b")

@@ -92,3 +92,12 @@ def test_a_run_that_a_restored_coordinator_goes_on_with_keeps_its_states(tmp_pat
     assert states.runs() == [run_id]
     assert states.retire({run_id}, 0) == [run_id]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_question_full_of_mistakes_costs_no_more_than_its_first(coordinator: Coordinator) -> None:
+    with coordinator.http(coordinator.worker_token("a")) as http:
+        answer = http.post("/v1/work/ended-runs", json={"run_ids": [0] * 20_000})
+        assert answer.status_code == 422
+        assert [mistake["loc"] for mistake in answer.json()["errors"]] == [["run_ids", "0"]]
+        answer = http.post("/v1/work/ended-runs", json={"run_ids": [0] * 200_000})
+        assert answer.status_code == 413

@@ -1,10 +1,16 @@
 """Text that would be code, somewhere: SQL, markup, paths, letters of every script. It is kept as text, or refused."""
 
+import hashlib
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
+from fedssl.artifacts.tensors import serialised
 from fedssl.client import Conflict
 from fedssl.protocol.views import RunView
 from support.cast import Cast
@@ -52,3 +58,32 @@ def test_one_assignment_does_not_fill_the_disk(coordinator: Coordinator, tables:
     cast.deliver("a", 15.0)
     run: RunView = cast.run
     assert run.state == "running"
+
+
+def test_uploads_that_end_at_the_same_moment_are_counted_too(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    """Each was counted when it began, when none of the others had arrived."""
+    cast = Cast(coordinator, tables, tmp_path)
+    item = cast.claim("a")
+    secret = cast.workers["a"]._connection._http.headers["Authorization"].removeprefix("Bearer ")
+    files = [serialised(tensors_for(item.plan.update, float(value))) for value in range(24)]
+    have_begun = threading.Barrier(len(files))
+
+    def put(content: bytes) -> int:
+        def parts() -> Iterator[bytes]:
+            yield content[:-1]
+            have_begun.wait(20)
+            time.sleep(0.5)  # until the coordinator has asked who they are for
+            yield content[-1:]
+
+        path = f"/v1/artifacts/{hashlib.sha256(content).hexdigest()}?assignment={item.assignment_id}"
+        with coordinator.http(secret) as http:
+            headers = {"Content-Length": str(len(content))}
+            return http.put(path, content=parts(), headers=headers).status_code
+
+    with ThreadPoolExecutor(len(files)) as pool:
+        statuses = list(pool.map(put, files))
+    assert sorted(statuses) == [201] * 16 + [409] * 8
+    assert tables.one("SELECT count(*) FROM uploads") == 16
+    cast.deliver("a", float(statuses.index(201)))

@@ -83,6 +83,48 @@ def test_a_token_that_asks_too_often(make: Make) -> None:
         assert worker.post("/v1/work/claim", json={"wait_seconds": 0}).status_code == 204
 
 
+def test_a_token_is_one_however_it_is_spelt(make: Make) -> None:
+    """As the endpoints read it: of two headers the first, in any case, with any spaces around."""
+    coordinator = make(token_requests_per_minute=6)
+    secret = coordinator.operator_token
+    spellings = [f"{'bearer' if n % 2 else 'BEARER'}{' ' * n}{secret}" for n in range(1, 7)]
+    with coordinator.bare_http() as http:
+        assert http.get("/v1/runs", headers={"Authorization": f"Bearer {secret}"}).status_code == 200  # the address's
+        for spelt in spellings:
+            twice = [("Authorization", spelt), ("Authorization", f"Bearer made_up_{len(spelt)}")]
+            assert http.get("/v1/runs", headers=twice).status_code == 200
+        _assert_refused(http.get("/v1/runs", headers={"Authorization": f"bEARER    {secret}"}))
+
+
+def test_a_session_counts_with_its_token_and_not_with_its_address(make: Make) -> None:
+    coordinator = make(failed_sign_ins_per_minute=3, token_requests_per_minute=6)
+    secret = coordinator.operator_token
+    with (
+        Browser(coordinator, secret) as browser,
+        Browser(coordinator, coordinator.admin_token) as late,
+        coordinator.http("fedssl_guess") as guess,
+        coordinator.http(secret) as http,
+    ):
+        assert browser.get("/runs").status_code == 200
+        assert http.get("/v1/runs").status_code == 200
+        assert [guess.get("/v1/runs").status_code for _ in range(4)] == [401, 401, 401, 429]
+        assert late.get("/runs").status_code == 429  # this process has not seen it yet
+        forged = browser.http.cookies["fedssl_session"] + "0"
+        with coordinator.bare_http({"Cookie": f"fedssl_session={forged}"}) as forger:
+            assert forger.get("/runs").status_code == 429
+        assert [browser.get("/runs").status_code for _ in range(3)] == [200] * 3
+        assert [http.get("/v1/runs").status_code for _ in range(3)] == [200] * 3
+        assert browser.get("/runs").status_code == 429
+        _assert_refused(http.get("/v1/runs"))
+
+
+def test_a_session_makes_no_made_up_token_known(make: Make) -> None:
+    coordinator = make(address_requests_per_minute=6)
+    with Browser(coordinator, coordinator.operator_token) as browser:
+        headers = {"Authorization": "Bearer made_up"}
+        assert [browser.get("/runs", **headers).status_code for _ in range(6)] == [200] * 5 + [429]
+
+
 def test_a_revoked_token_is_a_stranger_s(make: Make) -> None:
     coordinator = make(failed_sign_ins_per_minute=2)
     made = coordinator.client.create_token("viewer")
@@ -170,6 +212,26 @@ def test_a_watcher_of_the_page_takes_a_place_of_its_token(make: Make, tmp_path: 
             lines = stream.iter_lines()
             next(lines)
             _assert_refused(http.get(f"/v1/runs/{run}/events/stream"))
+
+
+def test_a_client_fills_no_log_with_what_is_refused(make: Make) -> None:
+    coordinator = make(recorded_refusals_per_minute=3)
+    with Tables(coordinator.database_url) as tables:
+        with coordinator.http(coordinator.worker_token("a")) as http, coordinator.http() as admin:
+            for _ in range(10):
+                assert http.post("/v1/work/claim", json={"x" * 5000: 1}).status_code == 422
+            assert admin.post("/v1/runs", json={}).status_code == 422  # somebody else's are recorded
+            refused = tables.query("SELECT client_id, message FROM events WHERE kind = 'request.refused'")
+            assert [client_id for client_id, _ in refused] == ["a"] * 3 + [None]
+            assert max(len(message) for _, message in refused) <= 504
+            _end_windows(coordinator)
+            assert http.post("/v1/work/claim", json={"x": 1}).status_code == 422
+        left_out = tables.query("SELECT client_id, message FROM events WHERE kind = 'refusals.left_out'")
+    assert [tuple(row) for row in left_out] == [("a", "7 refused requests before were too many to record each")]
+
+
+def _end_windows(coordinator: Coordinator) -> None:
+    coordinator._server.config.app.state.refusals._windows.clear()
 
 
 def _eventually(holds: Callable[[], bool], seconds: float = 15) -> None:

@@ -1,5 +1,6 @@
 """What data owners' policies refuse is not offered to them, and people are told why."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +132,39 @@ def test_a_quorum_that_policies_take_away_in_mid_round_is_asked_for_again(
     cast.work("b")
     cast.advance()
     assert (cast.rounds[0].verdict, cast.run.outcome) == (Verdict.AGGREGATED, Outcome.COMPLETED)
+
+
+def _long(num_bytes: int) -> dict[str, Any]:
+    """A notice whose names and patterns take so many bytes."""
+    left = num_bytes - 2 * len('"fedalignuniform",') - len('"*",')
+    patterns = [f"*{number:060}" for number in range(left // 64)]
+    patterns[0] += "x" * (left % 64)
+    rules = [{**WEIGHTS, "tensors": ["*", *patterns[:200]]}, {**WEIGHTS, "tensors": patterns[200:]}]
+    return {"digest": "0" * 64, "allow": rules}
+
+
+def test_a_policy_longer_than_is_looked_at_is_refused(cast: Cast, coordinator: Coordinator) -> None:
+    introduction = {
+        "worker_version": "1",
+        "methods": {},
+        "device": "cpu",
+        "num_images": 1,
+        "channels": 1,
+        "image_size": 8,
+    }
+    with coordinator.http(coordinator.worker_token("b")) as http:
+        for num_bytes, status in ((2**14, 200), (2**14 + 1, 422)):
+            answer = http.post("/v1/work/register", json={**introduction, "policy": _long(num_bytes)})
+            assert answer.status_code == status
+    [mistake] = answer.json()["errors"]
+    assert mistake["loc"] == ["policy"]
+    assert "patterns take 16385 bytes in all, and 16384 are looked at: write fewer" in mistake["msg"]
+
+
+def test_one_that_an_older_version_has_taken_is_not_compiled(cast: Cast, tables: Tables) -> None:
+    cast.work("a")
+    tables.execute("UPDATE clients SET policy = %s::jsonb WHERE id = 'b'", json.dumps(_long(2**14 + 1)))
+    cast.advance()
+    cast.advance()
+    *_, event = cast.events("policy.refuses")
+    assert event.message.startswith("not offered to b: its data owner's policy: the policy's names and patterns take")

@@ -172,6 +172,8 @@ WORK: dict[str, tuple[str, dict[str, Any], str]] = {
     "no digest": ("submit", {"update": "f" * 63}, "update"),
     "no assignment": ("submit", {"assignment_id": "7"}, "assignment_id"),
     "a metric that is no number": ("submit", {"metrics": {"loss": "low"}}, "metrics.loss"),
+    "a metric of which no mean can be made": ("submit", {"metrics": {"loss": 1.7e308}}, "metrics.loss"),
+    "a metric as far below": ("submit", {"metrics": {"loss": -1.1e30}}, "metrics.loss"),
     "a metric in capitals": ("submit", {"metrics": {"LOSS": 1}}, "metrics.LOSS"),
     "too many metrics": ("submit", {"metrics": {f"m{i}": 0 for i in range(65)}}, "metrics"),
     "an unknown key": ("submit", {"weight": 2}, "weight"),

@@ -313,3 +313,20 @@ def test_a_quorum_that_no_cohort_can_reach_is_refused() -> None:
     assert tiny_spec(cohort={**cohort, "min_updates": 2}).cohort.min_updates == 2
     with pytest.raises(ValueError, match=r"min_updates is 3, but a round wants 2 of the 4 clients .* lower it"):
         tiny_spec(cohort={**cohort, "min_updates": 3})
+
+
+def test_numbers_of_an_older_version_that_are_not_finite_are_left_out(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    """JSON has no such numbers: the whole list could not be read."""
+    cast = Cast(coordinator, tables, tmp_path, "ab")
+    cast.work("a", "b", value=1.0)
+    tables.execute("UPDATE metrics SET value = 1.7e308 WHERE client_id = 'a'")
+    cast.advance()  # the mean of these is infinite
+    insert = "INSERT INTO metrics (run_id, round_number, client_id, name, value) VALUES (%s, 1, 'a', %s, %s::float8)"
+    for number, value in enumerate(("NaN", "Infinity", "-Infinity")):
+        tables.execute(insert, cast.id, f"odd{number}", value)
+    assert cast.rounds[0].verdict == "aggregated"
+    losses = {metric.client_id: metric.value for metric in coordinator.client.metrics(cast.id, "loss")}
+    assert losses == {"a": 1.7e308, "b": 1.0}
+    assert not [metric for metric in coordinator.client.metrics(cast.id) if metric.name.startswith("odd")]

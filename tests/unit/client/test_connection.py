@@ -128,6 +128,15 @@ def test_an_answer_of_another_program_is_a_bad_answer(server: ScriptedServer) ->
         client.run(uuid4())
 
 
+def test_an_answer_full_of_mistakes_is_not_described_whole(server: ScriptedServer) -> None:
+    answers = [{"items": [0] * 50_000}, {"status": "ok", **{str(number): 0 for number in range(50_000)}}]
+    server.script = lambda request: json_answer(answers[request.path == "/v1/work/claim"])
+    with Client(server.url, TOKEN, retry=ONCE) as client, pytest.raises(BadAnswer, match=r"items\.0: "):
+        list(client.runs())
+    with WorkerClient(server.url, TOKEN, retry=ONCE) as worker, pytest.raises(ClientError, match=r"\(?50\d\d\d things"):
+        worker.claim(0)
+
+
 def test_an_answer_without_end_is_not_read_to_its_end(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedssl.client.connection._ANSWER_BYTES", 1000)
     server.script = lambda request: Answer(200, b" " * 5_000_000, with_length=False)

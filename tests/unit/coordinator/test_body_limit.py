@@ -6,10 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from fedssl_coordinator.body_limit import BodyLimit
+from fedssl_coordinator.settings import settings
 
 LIMIT = 100
+TOKEN = {"authorization": "Bearer x"}
 Message = dict[str, Any]
 
 
@@ -87,3 +90,88 @@ def test_artifacts_have_a_limit_of_their_own() -> None:
     assert _exchange(_body(large), method="PUT", path="/v1/artifacts/abc") == large
     assert _exchange(_body(large), method="POST", path="/v1/artifacts/abc") == TOO_LARGE
     assert _exchange(_body(large), method="PUT", path="/v1/artifactsX") == TOO_LARGE
+
+
+@pytest.fixture
+def larger(change_settings: Callable[..., None]) -> None:
+    change_settings(DATABASE_URL="x", REDIS_URL="x", STORE_PATH="x", MAX_BODY_BYTES=str(1 << 20))
+
+
+@pytest.mark.usefixtures("larger")
+@pytest.mark.parametrize(
+    ("path", "shown", "most"),
+    [
+        ("/v1/runs", TOKEN, 1 << 20),
+        ("/runs/new", {"cookie": "a=b; fedssl_session=x"}, 1 << 20),
+        ("/sign-in", {}, 1 << 16),
+        ("/sign-in", {"cookie": "other=x"}, 1 << 16),
+        ("/v1/runs", {}, 1 << 16),
+        ("/v1/work/submit", TOKEN, 1 << 16),
+        ("/v1/enrolments", TOKEN, 1 << 16),
+        ("/v1/work/register", TOKEN, 1 << 17),
+    ],
+)
+def test_workers_and_strangers_send_less(path: str, shown: dict[str, str], most: int) -> None:
+    assert _exchange(_body(b"x" * most), path=path, **shown) == b"x" * most
+    assert _exchange(_body(b"x" * most, b"y"), path=path, **shown) == TOO_LARGE
+    assert _exchange([], path=path, content_length=str(most + 1), **shown) == TOO_LARGE
+
+
+class _Unfinished:
+    """Requests with bodies that do not end, over one BodyLimit."""
+
+    def __init__(self, limit: BodyLimit) -> None:
+        self._limit = limit
+        self._end = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def send(self, num_bytes: int, *, is_known: bool = False) -> list[Message]:
+        """What is answered at once."""
+        sent: list[Message] = []
+        parts = [{"type": "http.request", "body": b"x" * num_bytes, "more_body": True}]
+
+        async def receive() -> Message:
+            if parts:
+                return parts.pop()
+            await self._end.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/x", "headers": [(b"authorization", b"x")],
+                 "state": {"is_known": is_known}}  # fmt: skip
+        self._tasks.append(asyncio.create_task(self._limit(scope, receive, send)))
+        await asyncio.sleep(0)
+        return sent
+
+    async def hang_up(self) -> None:
+        self._end.set()
+        await asyncio.gather(*self._tasks)
+        self._end.clear()
+        self._tasks.clear()
+
+
+def test_a_process_holds_so_much_and_strangers_get_half_of_it(change_settings: Callable[..., None]) -> None:
+    change_settings(DATABASE_URL="x", REDIS_URL="x", STORE_PATH="x", MAX_BODY_BYTES="100", MAX_BODIES_BYTES="400")
+
+    async def exchange() -> None:
+        async def application(scope: Any, receive: Any, send: Any) -> None:
+            raise AssertionError("no body is whole")
+
+        unfinished = _Unfinished(BodyLimit(application))
+        for _ in range(2):  # what was given up is given back
+            assert [await unfinished.send(100) for _ in range(2)] == [[], []]
+            refused = await unfinished.send(1)
+            assert refused[0]["status"] == 503
+            assert (b"retry-after", b"2") in refused[0]["headers"]
+            assert await unfinished.send(100, is_known=True) == []
+            await unfinished.hang_up()
+
+    asyncio.run(exchange())
+
+
+def test_a_process_that_could_not_hold_one_body_does_not_start(change_settings: Callable[..., None]) -> None:
+    change_settings(DATABASE_URL="x", REDIS_URL="x", STORE_PATH="x", MAX_BODY_BYTES="100", MAX_BODIES_BYTES="199")
+    with pytest.raises(ValidationError, match="FEDSSL_MAX_BODIES_BYTES must be twice"):
+        settings()

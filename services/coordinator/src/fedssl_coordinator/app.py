@@ -18,6 +18,7 @@ from fedssl_coordinator.anchors import endpoints as anchors
 from fedssl_coordinator.artifacts import endpoints as artifacts
 from fedssl_coordinator.auth import caller_of
 from fedssl_coordinator.body_limit import BodyLimit
+from fedssl_coordinator.budgets import Budget
 from fedssl_coordinator.catalogue import endpoints as catalogue
 from fedssl_coordinator.clients import endpoints as clients
 from fedssl_coordinator.dashboard import endpoints as dashboard
@@ -49,6 +50,7 @@ log = structlog.get_logger(__name__)
 _STATUS_SLUGS = {401: "unauthenticated", 403: "forbidden", 404: "not-found", 405: "method-not-allowed"}
 _AUDITED = ("/v1/runs", "/v1/work", "/v1/artifacts", "/v1/uploads")
 _MISTAKES_SHOWN = 20
+_MESSAGE_CHARACTERS = 500  # of an event about a refusal: it quotes what was sent
 _WORDS = {
     "extra_forbidden": "there is no such key: remove it, or correct its spelling",
     "missing": "is missing",
@@ -77,6 +79,7 @@ def create_app() -> FastAPI:
         telemetry={"operation_spans": False, "logs": False},  # a span a request; what went wrong is in our own log
         responses={"default": {"model": Problem, "description": "Problem details (RFC 9457)"}},
     )
+    app.state.refusals = Budget(60)
     for router in (
         runs.router,
         dimensions.router,
@@ -120,14 +123,17 @@ def _response(problem: ProblemError) -> JSONResponse:
     )
 
 
-def _record(happening: Happening) -> None:
+def _record(happening: Happening, num_left_out: int) -> None:
     """Refusals go to the audit log in a transaction of their own: the request's has been rolled back."""
     try:
         with transaction() as session:
+            if num_left_out:
+                message = f"{num_left_out} refused requests before were too many to record each"
+                record(session, "refusals.left_out", message, client_id=happening.client_id)
             record(
                 session,
                 happening.kind,
-                happening.message,
+                printable(happening.message, _MESSAGE_CHARACTERS),
                 run_id=happening.run_id,
                 round_number=happening.round_number,
                 client_id=happening.client_id,
@@ -140,7 +146,10 @@ def _record(happening: Happening) -> None:
 async def _on_problem(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ProblemError)
     if error.happening is not None:
-        await run_in_threadpool(_record, error.happening)
+        refusals, who = request.app.state.refusals, error.happening.client_id
+        most = settings().recorded_refusals_per_minute
+        if not most or refusals.take(who, most):
+            await run_in_threadpool(_record, error.happening, refusals.left_out(who))
     return _response(error)
 
 

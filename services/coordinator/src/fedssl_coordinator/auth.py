@@ -105,7 +105,7 @@ def _caller(request: Request, scopes: SecurityScopes, session: DB, credentials: 
 
 
 def _noted(request: Request, caller: Caller) -> Caller:
-    request.state.has_valid_token = True  # for the rate limits, which count by token from now on
+    request.state.valid_token = caller.token_id  # for the rate limits, which count by token from now on
     return caller
 
 

@@ -1,7 +1,8 @@
 """How often somebody may ask: each token by itself, and each address for what carries no token that is known.
 
 A token that was valid a moment ago is counted by itself, so that two hundred workers behind one address do not limit
-one another. Everything else is counted by address before the database is asked about it: strangers, guesses, floods.
+one another; the web page's sessions count with the token that signed in. Everything else is counted by address before
+the database is asked about it: strangers, guesses, floods.
 All processes share the counts through Redis; while it is away, each counts for itself.
 """
 
@@ -11,16 +12,20 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import structlog
+from fastapi.security.utils import get_authorization_scheme_param
 from limits import RateLimitItem, RateLimitItemPerMinute
 from limits.aio.storage import MemoryStorage, RedisStorage
 from limits.aio.strategies import FixedWindowRateLimiter
 from redis.exceptions import RedisError
+from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse
 
 from fedssl.protocol.errors import PROBLEM_MEDIA_TYPE
+from fedssl_coordinator.body_limit import IS_KNOWN, SESSION_COOKIE
 from fedssl_coordinator.problems import ProblemError
 from fedssl_coordinator.settings import settings
 
@@ -45,7 +50,7 @@ class RateLimits:
     def __init__(self, app: Application) -> None:
         self._app = app
         self._counts: Counts | None = None
-        self._known: OrderedDict[str, None] = OrderedDict()
+        self._known: OrderedDict[Shown, str] = OrderedDict()  # what was shown, and the id of the token that it is
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] == _UNCOUNTED:
@@ -53,11 +58,13 @@ class RateLimits:
             return
         if self._counts is None:  # here: the settings are read once the process serves
             self._counts = Counts(settings().redis_url.get_secret_value())
-        token, address = _token_key(scope), _address_key(scope)
-        seconds = await self._seconds_too_early(self._counts, token, address)
+        shown, address = _shown(scope), _address_key(scope)
+        seconds = await self._seconds_too_early(self._counts, shown, address)
         if seconds:
             await _refuse(seconds, scope, receive, send)
             return
+        state = scope.setdefault("state", {})
+        state[IS_KNOWN] = shown in self._known
 
         counts = self._counts
 
@@ -65,23 +72,24 @@ class RateLimits:
             if message["type"] == "http.response.start":
                 if message["status"] == 401:  # counted before it is told: nobody is quicker than the count
                     await counts.hit("failed", address, settings().failed_sign_ins_per_minute)
-                    self._known.pop(token or "", None)
-                elif token is not None and scope.get("state", {}).get("has_valid_token"):
-                    self._learn(token)
+                    if shown is not None:
+                        self._known.pop(shown, None)
+                elif shown is not None and (token_id := state.get(shown.noted_as)) is not None:
+                    self._learn(shown, str(token_id))
             await send(message)
 
         await self._app(scope, receive, note)
 
-    async def _seconds_too_early(self, counts: "Counts", token: str | None, address: str) -> int:
-        if token is not None and token in self._known:
-            return await counts.hit("token", token, settings().token_requests_per_minute)
+    async def _seconds_too_early(self, counts: "Counts", shown: "Shown | None", address: str) -> int:
+        if shown is not None and (token_id := self._known.get(shown)) is not None:
+            return await counts.hit("token", token_id, settings().token_requests_per_minute)
         if seconds := await counts.left("failed", address, settings().failed_sign_ins_per_minute):
             return seconds
         return await counts.hit("address", address, settings().address_requests_per_minute)
 
-    def _learn(self, token: str) -> None:
-        self._known[token] = None
-        self._known.move_to_end(token)
+    def _learn(self, shown: "Shown", token_id: str) -> None:
+        self._known[shown] = token_id
+        self._known.move_to_end(shown)
         if len(self._known) > _TOKENS_KNOWN:
             self._known.popitem(last=False)
 
@@ -132,10 +140,27 @@ async def _seconds(limiter: FixedWindowRateLimiter, item: RateLimitItem, who: st
     return min(max(1, math.ceil(reset - time.time())), _WINDOW_SECONDS)
 
 
-def _token_key(scope: Scope) -> str | None:
-    """A hash of what was shown, so that no count holds a token."""
-    shown = dict(scope["headers"]).get(b"authorization", b"")
-    return hashlib.sha256(shown).hexdigest() if shown else None
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A hash of what a request shows, and where its state says whose token that is, once it was found valid."""
+
+    noted_as: Literal["valid_token", "valid_session"]
+    digest: bytes
+
+
+def _shown(scope: Scope) -> Shown | None:
+    """The secret as the endpoints read it: it is one token, however it is spelt. None: neither token nor session."""
+    caller = HTTPConnection(scope)
+    authorization = caller.headers.get("authorization")
+    if authorization is not None:
+        scheme, secret = get_authorization_scheme_param(authorization)
+        return Shown("valid_token", _hash(secret)) if scheme.lower() == "bearer" and secret else None
+    cookie = caller.cookies.get(SESSION_COOKIE)
+    return Shown("valid_session", _hash(cookie)) if cookie else None
+
+
+def _hash(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
 
 
 def _address_key(scope: Scope) -> str:

@@ -99,6 +99,9 @@ class Settings(BaseSettings):
         default=None, ge=1, le=65535, description="At which port; None: they do not. The API has /metrics."
     )
     max_body_bytes: int = Field(default=1 << 20, description="Largest JSON body that is read.")
+    max_bodies_bytes: int = Field(
+        default=64 << 20, description="Bodies that one API process holds in all; strangers' get half of it."
+    )
     max_head_bytes: int = Field(default=1 << 16, ge=1 << 12, description="Longest head of a request: path and headers.")
     head_seconds: float = Field(default=10.0, gt=0, description="How long a connection may take to send that head.")
     max_connections: int = Field(default=1000, ge=1, description="Connections of one API process; more get a 503.")
@@ -108,6 +111,9 @@ class Settings(BaseSettings):
     )
     failed_sign_ins_per_minute: int = Field(
         default=60, ge=0, description="Requests of one address whose token was not valid; 0: any number."
+    )
+    recorded_refusals_per_minute: int = Field(
+        default=20, ge=0, description="Refused requests of one client that become events each; 0: any number."
     )
     max_waiting_per_token: int = Field(
         default=32, ge=1, description="Claims and event streams of one token that one API process holds open."
@@ -133,6 +139,12 @@ class Settings(BaseSettings):
             raise ValueError("FEDSSL_S3_ACCESS_KEY_ID and FEDSSL_S3_SECRET_ACCESS_KEY belong together")
         if self.store_direct and self.store_url is None:
             raise ValueError("FEDSSL_STORE_DIRECT needs FEDSSL_STORE_URL: a folder has no signed addresses")
+        return self
+
+    @model_validator(mode="after")
+    def _bodies_fit(self) -> Self:
+        if self.max_bodies_bytes < 2 * self.max_body_bytes:
+            raise ValueError("FEDSSL_MAX_BODIES_BYTES must be twice FEDSSL_MAX_BODY_BYTES at least")
         return self
 
 

@@ -27,6 +27,7 @@ CONNECT_SECONDS = 5.0
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _PROBLEM_BYTES = 1 << 20
 _ANSWER_BYTES = 64 << 20  # of what is read as a whole; files are streamed
+_MISTAKES_LOOKED_AT = 1000  # pydantic describes all of them or none
 _PAGE_SIZE = 100
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 _HINTS = {
@@ -239,7 +240,9 @@ def parse(model: type[M], content: str | bytes, what: str) -> M:
 
 
 def summary(error: ValidationError) -> str:
-    """The first thing that does not fit, without the values."""
+    """The first thing that does not fit, without the values; of very many things, how many."""
+    if error.error_count() > _MISTAKES_LOOKED_AT:
+        return f"{error.error_count()} things do not fit"
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     return f"{'.'.join(str(part) for part in first['loc']) or 'the whole'}: {first['msg']}"
 

@@ -27,6 +27,7 @@ class EncoderConfig(StrictModel):
         default=(32, 64, 128, 256),
         min_length=1,
         max_length=8,
+        fail_fast=True,
         description="ConvNet only: channels of each stride-2 block; the last is the representation's width.",
     )
 

@@ -15,6 +15,9 @@ DatasetPattern = Annotated[
 ]
 """A public data set that every machine finds by name, or by its digest one that the coordinator supplies."""
 
+MOST_PATTERN_BYTES = 1 << 14
+"""A notice's patterns are compiled wherever a round is offered: so many bytes of them, as JSON, and no more."""
+
 _ABOUT_ARTIFACTS = ("datasets", "secure", "max_bytes", "max_rounds")
 
 
@@ -22,13 +25,20 @@ class AllowRule(StrictModel):
     """One thing that may leave. What no rule allows stays."""
 
     artifact: Kind | Literal["metrics"] = Field(description="What the tensors are, or `metrics` for plain numbers.")
-    methods: tuple[Pattern, ...] = Field(min_length=1, max_length=64, description="In runs of these methods.")
+    methods: tuple[Pattern, ...] = Field(
+        min_length=1, max_length=64, fail_fast=True, description="In runs of these methods."
+    )
     tensors: tuple[Pattern, ...] = Field(
-        default=("*",), min_length=1, max_length=256, description="Names of tensors; of a rule for metrics, of metrics."
+        default=("*",),
+        min_length=1,
+        max_length=256,
+        fail_fast=True,
+        description="Names of tensors; of a rule for metrics, of metrics.",
     )
     datasets: tuple[DatasetPattern, ...] = Field(
         default=(),
         max_length=64,
+        fail_fast=True,
         description="In runs that use public images, which those may be. What the coordinator supplies is listed as "
         "`sha256:DIGEST`: a name says nothing about its images.",
     )
@@ -52,10 +62,22 @@ class PolicyNotice(StrictModel):
     """A policy's digest and what it allows. Binding is the worker's own check: this spares everybody a vain round."""
 
     digest: Digest
-    allow: tuple[AllowRule, ...] = Field(max_length=256)
+    allow: tuple[AllowRule, ...] = Field(max_length=256, fail_fast=True)
     privacy: Literal["none", "example"] = Field(
         default="none", description="Whether training must be differentially private, and for what unit."
     )
+
+    @property
+    def too_long(self) -> str | None:
+        """Why it has more patterns than are looked at; None: it has not."""
+        texts = (text for rule in self.allow for text in (*rule.methods, *rule.tensors, *rule.datasets))
+        size = sum(len(text) + 3 for text in texts)
+        if size <= MOST_PATTERN_BYTES:
+            return None
+        return (
+            f"the policy's names and patterns take {size} bytes in all, and {MOST_PATTERN_BYTES} are looked at: write "
+            "fewer, with * for any characters"
+        )
 
     def __str__(self) -> str:
         """For people: the kinds of artifacts, the methods, and the beginning of the digest."""

@@ -1,7 +1,7 @@
 """What the API shows."""
 
 from datetime import datetime
-from typing import Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -28,7 +28,7 @@ class View(BaseModel):
 class Page(View, Generic[T]):
     """One page of a list. Pass `next_cursor` as `cursor` for the next; None: this was the last."""
 
-    items: list[T]
+    items: Annotated[list[T], Field(fail_fast=True)]
     next_cursor: str | None = None
 
 

@@ -3,7 +3,7 @@
 from typing import Annotated, Literal
 from uuid import UUID
 
-from pydantic import AwareDatetime, Field
+from pydantic import AwareDatetime, Field, field_validator
 
 from fedssl.protocol.base import PROTOCOL_VERSION, ClientId, Digest, StrictModel
 from fedssl.protocol.ledger import AnchorReceipt, LedgerAnchor
@@ -14,7 +14,10 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState
 
 MetricName = Annotated[str, Field(pattern=r"^[a-z0-9_]+(?:/[a-z0-9_]+)*$", max_length=64)]
-Metrics = Annotated[dict[MetricName, float], Field(max_length=64)]
+MetricValue = Annotated[float, Field(ge=-1e30, le=1e30)]
+"""Far beyond any loss, and small enough that a mean of them cannot overflow."""
+
+Metrics = Annotated[dict[MetricName, MetricValue], Field(max_length=64)]
 ShortText = Annotated[str, Field(max_length=500)]
 Count = Annotated[int, Field(ge=0, le=10**12)]
 Anchor = Annotated[
@@ -62,6 +65,14 @@ class Register(StrictModel):
         default=None, description="What the data owner's policy lets out; None: there is no policy."
     )
     anchor: Anchor = None
+
+    @field_validator("policy")
+    @classmethod
+    def _policy_is_quickly_read(cls, policy: PolicyNotice | None) -> PolicyNotice | None:
+        # Here and not in the notice: coordinators keep notices that were sent before there was a bound.
+        if policy is not None and (why := policy.too_long) is not None:
+            raise ValueError(why)
+        return policy
 
 
 class Registered(StrictModel):
@@ -158,13 +169,13 @@ MOST_RUNS = 500
 class EndedQuery(StrictModel):
     """Asks which of the runs for which a worker keeps a client state have ended."""
 
-    run_ids: Annotated[tuple[UUID, ...], Field(max_length=MOST_RUNS)]
+    run_ids: Annotated[tuple[UUID, ...], Field(max_length=MOST_RUNS, fail_fast=True)]
 
 
 class EndedRuns(StrictModel):
     """Those whose client states nobody will ask for again. Not those in which the state is all that came of it."""
 
-    run_ids: tuple[UUID, ...]
+    run_ids: Annotated[tuple[UUID, ...], Field(fail_fast=True)]
 
 
 class Decline(StrictModel):

@@ -1,5 +1,6 @@
 """Keeps anchors and gives receipts for them. A contradiction is kept too, as evidence, and is an event."""
 
+import functools
 import hmac
 from datetime import UTC
 
@@ -9,8 +10,13 @@ from sqlalchemy.orm import Session
 from fedssl.protocol.ledger import AnchorReceipt, LedgerAnchor, receipt_message
 from fedssl.protocol.views import LedgerAnchorView
 from fedssl_coordinator.anchors import repository
+from fedssl_coordinator.budgets import Budget
 from fedssl_coordinator.events.repository import record
 from fedssl_coordinator.models import LedgerAnchor as Row
+
+# Of one client in an hour, since both are kept for ever: far more than a worker with its own ledger ever sends.
+_MOST_ANCHORS = 10_000
+_MOST_CONTRADICTIONS = 50
 
 
 def view(row: Row) -> LedgerAnchorView:
@@ -20,8 +26,8 @@ def view(row: Row) -> LedgerAnchorView:
 def note(session: Session, client_id: str, anchor: LedgerAnchor | None) -> AnchorReceipt | None:
     """Keep an anchor; the receipt for it, or None where it contradicts an earlier one.
 
-    Never a reason to refuse the request that carried it: work goes on, and people are told. The last thing that a
-    transaction does, for it takes a lock.
+    Never a reason to refuse the request that carried it: work goes on, and people are told. Neither is there a receipt
+    where the client has sent too many within the hour. The last thing that a transaction does, for it takes a lock.
     """
     if anchor is None:
         return None
@@ -29,6 +35,10 @@ def note(session: Session, client_id: str, anchor: LedgerAnchor | None) -> Ancho
     known = repository.of_entry(session, client_id, anchor)
     same = next((row for row in known if row.head == anchor.head), None)
     newest = repository.newest(session, client_id, anchor.key)
+    goes_on = newest is not None and newest.seq <= anchor.seq and (same is not None or not known)
+    most = _MOST_ANCHORS if goes_on else _MOST_CONTRADICTIONS
+    if not (goes_on and same) and not _hour().take((client_id, goes_on), most):
+        return None
     if newest is not None and anchor.seq < newest.seq:
         what = f"went back from entry {newest.seq} to {anchor.seq}: it was cut, or restored from a copy"
         _tell(session, client_id, "ledger.went_back", what, anchor, newest)
@@ -46,6 +56,11 @@ def note(session: Session, client_id: str, anchor: LedgerAnchor | None) -> Ancho
 def key_for(session: Session, purpose: str) -> bytes:
     """A secret of 32 bytes that all API processes share, one for each purpose, derived from the signing key."""
     return hmac.digest(_signing_key(session).private_bytes_raw(), purpose.encode(), "sha256")
+
+
+@functools.cache
+def _hour() -> Budget:
+    return Budget(3600)
 
 
 def _extend(session: Session, client_id: str, anchor: LedgerAnchor, *, is_new: bool) -> Row:

@@ -25,6 +25,7 @@ from fedssl_coordinator.stores import store
 log = structlog.get_logger(__name__)
 
 _MAX_UPLOADS = 16  # of one assignment: one is enough, a worker killed before it submitted may send others
+_TOO_MANY = f"{_MAX_UPLOADS} different artifacts were sent for this assignment: submit one of them"
 
 
 def note(session: Session, digest: str, num_bytes: int) -> None:
@@ -200,16 +201,22 @@ def permit_upload(session: Session, assignment_id: UUID, client_id: str, digest:
     if assignment.state != AssignmentState.LEASED:
         raise permit.refusal("lease-lost", f"the assignment is {assignment.state}: claim again")
     if arrival is Arrival.MISSING and repository.num_uploads(session, assignment_id) >= _MAX_UPLOADS:
-        detail = f"{_MAX_UPLOADS} different artifacts were sent for this assignment: submit one of them"
-        raise permit.refusal("conflict", detail)
+        raise permit.refusal("conflict", _TOO_MANY)
     return permit, arrival
 
 
 def note_upload(session: Session, assignment_id: UUID, digest: str) -> None:
-    """Note that this assignment's worker sent the artifact. Raises ProblemError where its run was deleted meanwhile."""
-    lock = {"read": True, "key_share": True}
+    """Note that this assignment's worker sent the artifact.
+
+    Raises ProblemError where its run was deleted meanwhile, or as many others have arrived as may: they were counted
+    before the body came, and are again one after the other.
+    """
+    lock = {"key_share": True}
     if session.get(Assignment, assignment_id, with_for_update=lock, populate_existing=True) is None:
         raise ProblemError("not-found", f"no assignment {assignment_id} any more: its run was deleted; claim new work")
+    is_new = not repository.is_uploaded(session, assignment_id, digest)
+    if is_new and repository.num_uploads(session, assignment_id) >= _MAX_UPLOADS:
+        raise ProblemError("conflict", _TOO_MANY)
     repository.add_upload(session, assignment_id, digest)
 
 

@@ -18,5 +18,6 @@ def refusals(session: Session, run: Run, spec: RunSpec, names: Sequence[str]) ->
     What a worker says of it binds nobody: each checks for itself before it trains.
     """
     plan = ArtifactPlan.model_validate(run.plan)
-    found = {name: refusal(policy, spec, plan) for name, policy in repository.policies(session, names).items()}
+    policies = repository.policies(session, names)
+    found = {name: policy.too_long or refusal(policy, spec, plan) for name, policy in policies.items()}
     return {name: f"its data owner's policy: {why}" for name, why in found.items() if why is not None}

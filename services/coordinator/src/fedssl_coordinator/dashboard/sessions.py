@@ -19,13 +19,14 @@ from starlette.concurrency import run_in_threadpool
 from fedssl.protocol.tokens import Role
 from fedssl_coordinator.anchors.service import key_for
 from fedssl_coordinator.auth import OPERATORS, VIEWERS, Caller, hash_secret
+from fedssl_coordinator.body_limit import SESSION_COOKIE
 from fedssl_coordinator.db import DB, transaction
 from fedssl_coordinator.models import Token
 from fedssl_coordinator.problems import ProblemError
 from fedssl_coordinator.tokens import repository as tokens
 from fedssl_coordinator.waiting import place_of
 
-COOKIE = "fedssl_session"
+COOKIE = SESSION_COOKIE
 LIFETIME_SECONDS = 12 * 60 * 60
 
 _LONGEST_SECRET = 200
@@ -109,7 +110,12 @@ async def _form(request: Request) -> dict[str, str]:
 
 
 def _visitor(request: Request, session: DB) -> Visitor:
-    return visitor_of(session, request.cookies.get(COOKIE))
+    return _noted(request, visitor_of(session, request.cookies.get(COOKIE)))
+
+
+def _noted(request: Request, visitor: Visitor) -> Visitor:
+    request.state.valid_session = visitor.caller.token_id  # as a token that is shown to the API: for the rate limits
+    return visitor
 
 
 async def _visitor_without_session(request: Request) -> Visitor:
@@ -117,7 +123,7 @@ async def _visitor_without_session(request: Request) -> Visitor:
         with transaction() as session:
             return visitor_of(session, request.cookies.get(COOKIE))
 
-    return await run_in_threadpool(find)
+    return _noted(request, await run_in_threadpool(find))
 
 
 Form = Annotated[dict[str, str], Depends(_form)]

@@ -1,5 +1,6 @@
 """Reads and writes rounds and assignments."""
 
+import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -20,6 +21,9 @@ _lost = or_(
     Assignment.state.in_(LIVE) & Client.revoked_at.is_not(None),
 )
 """Assignments that nobody will deliver: the lease has run out, or the client was shut out."""
+
+_is_finite = func.abs(Metric.value) < math.inf
+"""JSON has no other numbers. None is stored; tables of older versions may hold some. To Postgres NaN is the largest."""
 
 _has_enough = Round.num_wanted <= (
     select(func.count())
@@ -206,7 +210,7 @@ def needing_attention(session: Session) -> Sequence[UUID]:
 def replace_metrics(
     session: Session, run_id: UUID, round_number: int, client_id: str | None, values: dict[str, float]
 ) -> None:
-    """Set a round's numbers of one client (None: of the whole round)."""
+    """Set a round's numbers of one client (None: of the whole round), but for those that are not finite."""
     session.execute(
         delete(Metric).where(
             Metric.run_id == run_id,
@@ -214,25 +218,29 @@ def replace_metrics(
             Metric.client_id.is_not_distinct_from(client_id),
         )
     )
-    if values:
-        rows = [
-            {"run_id": run_id, "round_number": round_number, "client_id": client_id, "name": name, "value": value}
-            for name, value in sorted(values.items())
-        ]
+    rows = [
+        {"run_id": run_id, "round_number": round_number, "client_id": client_id, "name": name, "value": value}
+        for name, value in sorted(values.items())
+        if math.isfinite(value)
+    ]
+    if rows:
         session.execute(insert(Metric), rows)
 
 
 def add_metrics(session: Session, run_id: UUID, round_number: int, name: str, by_client: Mapping[str, float]) -> None:
-    """Set one number of several clients, beside what they have sent themselves."""
+    """Set one number of several clients, beside what they have sent themselves; not one that is not finite."""
     about = {"run_id": run_id, "round_number": round_number, "name": name}
     session.execute(delete(Metric).filter_by(**about).where(among(Metric.client_id, list(by_client))))
-    session.execute(
-        insert(Metric), [{**about, "client_id": client, "value": by_client[client]} for client in sorted(by_client)]
-    )
+    finite = [client for client in sorted(by_client) if math.isfinite(by_client[client])]
+    if finite:
+        session.execute(
+            insert(Metric), [{**about, "client_id": client, "value": by_client[client]} for client in finite]
+        )
 
 
 def metrics(session: Session, run_id: UUID, name: str | None, limit: int, after: int) -> Sequence[Metric]:
-    statement = select(Metric).where(Metric.run_id == run_id, Metric.id > after).order_by(Metric.id).limit(limit)
+    statement = select(Metric).where(Metric.run_id == run_id, Metric.id > after, _is_finite)
+    statement = statement.order_by(Metric.id).limit(limit)
     if name is not None:
         statement = statement.where(Metric.name == name)
     return session.scalars(statement).all()
@@ -245,6 +253,7 @@ def client_metrics(session: Session, run_id: UUID, round_number: int, name: str)
         Metric.round_number == round_number,
         Metric.name == name,
         Metric.client_id.is_not(None),
+        _is_finite,
     )
     return {client_id: value for client_id, value in session.execute(statement) if client_id is not None}
 
