@@ -8,6 +8,8 @@ from playwright.sync_api import Route, expect
 from fedssl.client import Client
 from fedssl.protocol.runs import RunSpec
 from support.browsing import SPEC, Open
+from support.judged import DATASET
+from support.tables import Tables
 
 WORKERS = ["client-0", "client-1", "client-2"]
 
@@ -82,6 +84,62 @@ def test_a_run_is_seen_to_go_on_while_the_reader_keeps_the_place(look: Open, cli
     page.locator("#ask-stop button.bad").click()
     expect(page.locator("#state")).to_contain_text("Stopped", timeout=20_000)
     assert client.run(live).outcome == "stopped"
+
+
+def test_a_page_opened_before_the_first_update_gets_all_that_comes(look: Open, client: Client, run: UUID) -> None:
+    """Its panels, and in the end the last evaluation, which is done after the run is."""
+    evaluation = {"dataset": DATASET, "every": 0}
+    fresh = client.create_run(_spec("fresh", num_rounds=2, evaluation=evaluation), start=False).id
+    page = look().open(f"/runs/{fresh}")
+    expect(page.locator(".top .live")).to_have_text("Live", timeout=20_000)
+    expect(page.locator("#terms")).to_be_hidden()
+    expect(page.locator("#downloads")).to_contain_text("No weights yet")
+    expect(page.locator("#ask-stop")).not_to_contain_text("Round 2")
+    client.start(fresh)
+    for panel in ("loss", "watch", "heat"):
+        page.locator(f"#{panel}").scroll_into_view_if_needed()
+        expect(page.locator(f"#{panel} canvas").first).to_be_visible(timeout=60_000)
+    uniformity = page.locator("#terms button", has_text="uniformity")
+    uniformity.click()
+    expect(uniformity).to_have_attribute("aria-pressed", "true")
+    expect(page.locator("#strip")).to_contain_text(re.compile(r"Linear probe\s*[0-9]"), timeout=60_000)
+    expect(page.locator("#accuracy canvas").first).to_be_visible(timeout=20_000)
+    expect(page.locator(".top .live")).to_have_text("Finished", timeout=20_000)
+    expect(page.locator("#downloads")).to_contain_text("Weights of round 2")
+    expect(uniformity).to_have_attribute("aria-pressed", "true")
+
+
+def test_reasons_stand_beside_their_clients(look: Open, large: UUID, tables: Tables) -> None:
+    """Those with an exception come first: where one has none any more, the rows are others."""
+    page = look().open(f"/runs/{large}")
+    shown = "id => [...document.querySelectorAll(`#${id} [data-client]`)].map(row => row.dataset.client)"
+    before = page.evaluate(shown, "names")
+    part = "WHERE run_id = %s AND round_number = 500 AND client_id = %s"
+    tables.execute(
+        f"UPDATE assignments SET state = 'accepted', update_digest = repeat('ab', 32) {part}", large, before[0]
+    )
+    page.evaluate("document.body.dispatchEvent(new CustomEvent('run:changed'))")
+    expect(page.locator(f'#why [data-client="{before[0]}"]')).to_have_count(0)
+    after = page.evaluate(shown, "names")
+    tables.execute(f"UPDATE assignments SET state = 'expired', update_digest = NULL {part}", large, before[0])
+    assert after[:-1] == before[1:]
+    assert after == page.evaluate(shown, "why")
+
+
+def test_an_open_question_stays_as_it_is(look: Open, client: Client, run: UUID) -> None:
+    waits = client.create_run(_spec("waits", cohort={"clients": [*WORKERS, "nobody"], "min_clients": 4})).id
+    page = look().open(f"/runs/{waits}")
+    page.locator("#stop").focus()
+    page.evaluate("document.body.dispatchEvent(new CustomEvent('run:changed'))")
+    page.wait_for_timeout(1000)
+    expect(page.locator("#stop")).to_be_focused()
+    page.keyboard.press("Enter")
+    mark = "for (const verb of ['stop', 'pause']) document.querySelector(`#ask-${verb} h2`).dataset.mark = 1"
+    page.evaluate(mark)
+    page.evaluate("document.body.dispatchEvent(new CustomEvent('run:changed'))")
+    expect(page.locator("#ask-pause h2[data-mark]")).to_have_count(0)
+    expect(page.locator("#ask-stop h2[data-mark]")).to_have_count(1)
+    client.stop(waits)
 
 
 def test_a_stream_that_was_answered_with_an_error_is_opened_again(look: Open, client: Client, run: UUID) -> None:
