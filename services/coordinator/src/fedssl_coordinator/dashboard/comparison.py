@@ -59,7 +59,7 @@ _MEASURES = (
     _Measure("kNN", formats.percent, lambda value, base: formats.points(value - base), True),
     _Measure("Effective rank", formats.short, _minus(formats.short), True),
     _Measure("Alignment", formats.short, _minus(formats.short), False),
-    _Measure("Uniformity", formats.short, _minus(formats.short), False),
+    _Measure("Uniformity", formats.short, _minus(formats.short), True),
     _Measure("Rounds closed", formats.number, _minus(formats.number), None),
     _Measure("Rounds aggregated in full", formats.percent, lambda value, base: formats.points(value - base), True),
     _Measure("Sent up", formats.in_bytes, _times, False),
