@@ -76,7 +76,7 @@ def compare(session: Session, run_ids: Sequence[UUID]) -> Comparison:
     columns = [_results(session, run, scores.get(run.id, [])) for run in runs]
     are_alike = len({its[-1].judge for its in scores.values()}) < 2
     results = [
-        (measure.name, _cells(measure, values, are_alike or index >= len(_JUDGED)))
+        (measure.name, _cells(measure, values, are_alike=are_alike or index >= len(_JUDGED)))
         for index, (measure, *values) in enumerate(zip(_MEASURES, *columns, strict=True))
         if any(value is not None for value in values)
     ]
@@ -99,7 +99,7 @@ def _results(session: Session, run: Run, scores: Sequence[overview_queries.Score
     return [*judged, float(run.rounds_closed), full, float(traffic.up), float(traffic.down), wall]
 
 
-def _cells(measure: _Measure, values: Sequence[float | None], are_alike: bool) -> list[Cell]:
+def _cells(measure: _Measure, values: Sequence[float | None], *, are_alike: bool) -> list[Cell]:
     """Without changes and a best where they are not alike: results on one data set say nothing of another's."""
     known = [value for value in values if value is not None]
     best = (
