@@ -184,6 +184,33 @@ def test_mistakes_stand_beside_their_fields_as_one_types(look: Open, client: Cli
     expect(page.locator("h1")).to_have_text("made by hand")
 
 
+def test_a_check_that_fails_does_not_leave_old_words_standing(look: Open, run: UUID) -> None:
+    watched = look()
+    page = watched.open("/runs/new?method=fedbyol")
+    expect(page.locator("#check")).to_contain_text("This is a possible run")
+    said = '<div class="note bad" role="alert">The database does not answer.</div>'
+    answers = iter([(502, "<h1>Bad gateway</h1>", "an error (502)"), (503, said, "The database does not answer.")])
+    for number, (status, body, words) in enumerate(answers):
+        page.route("**/runs/new/check", lambda route, s=status, b=body: route.fulfill(status=s, body=b), times=1)
+        page.fill("#f-num_rounds", str(number + 2))
+        expect(page.locator("#check")).to_contain_text(words)
+        expect(page.locator("#check")).not_to_contain_text("possible run")
+    page.route("**/runs/new/check", lambda route: route.abort(), times=1)
+    page.fill("#f-num_rounds", "7")
+    expect(page.locator("#check")).to_contain_text("No connection")
+    page.fill("#f-num_rounds", "8")
+    expect(page.locator("#check")).to_contain_text("This is a possible run")
+    watched.complaints.clear()  # of the answers above
+
+
+def test_durations_are_written_as_people_do(look: Open, run: UUID) -> None:
+    page = look().open(f"/runs/{run}")
+    folder = page.evaluate("document.querySelector('script[src$=\"/run.js\"]').src.replace('run.js', '')")
+    write = "async ([folder, all]) => { const f = await import(`${folder}format.js`); return all.map(f.seconds); }"
+    shown = page.evaluate(write, [folder, [9.96, 59.7, 119.7, 3599.6, 7199]])
+    assert shown == ["10 s", "1 min 0 s", "2 min 0 s", "1 h 0 min", "2 h 0 min"]
+
+
 def test_every_methods_form_opens(look: Open, client: Client, run: UUID) -> None:
     """Chosen from the list, as one does; `Watched` holds that none complains."""
     page = look().open("/runs/new")
