@@ -189,10 +189,16 @@ def test_a_check_that_fails_does_not_leave_old_words_standing(look: Open, run: U
     page = watched.open("/runs/new?method=fedbyol")
     expect(page.locator("#check")).to_contain_text("This is a possible run")
     said = '<div class="note bad" role="alert">The database does not answer.</div>'
-    answers = iter([(502, "<h1>Bad gateway</h1>", "an error (502)"), (503, said, "The database does not answer.")])
-    for number, (status, body, words) in enumerate(answers):
-        page.route("**/runs/new/check", lambda route, s=status, b=body: route.fulfill(status=s, body=b), times=1)
-        page.fill("#f-num_rounds", str(number + 2))
+    wrong = [(502, "<h1>Bad gateway</h1>", "an error (502)"), (503, said, "The database does not answer.")]
+    answers = iter(wrong)
+
+    def answer(route: Route) -> None:
+        status, body, _ = next(answers)
+        route.fulfill(status=status, body=body)
+
+    page.route("**/runs/new/check", answer, times=len(wrong))
+    for number, (_, _, words) in enumerate(wrong, start=2):
+        page.fill("#f-num_rounds", str(number))
         expect(page.locator("#check")).to_contain_text(words)
         expect(page.locator("#check")).not_to_contain_text("possible run")
     page.route("**/runs/new/check", lambda route: route.abort(), times=1)
