@@ -1,6 +1,7 @@
 """Using the page: by keyboard, live, without scripts, without motion."""
 
 import re
+import time
 from uuid import UUID
 
 from playwright.sync_api import Route, expect
@@ -168,6 +169,41 @@ def test_a_chart_that_goes_on_tells_what_it_shows_now(look: Open, run: UUID) -> 
     tip = page.locator(".tip")
     expect(tip).to_contain_text("Round 10")
     expect(tip).to_contain_text("0.8")
+
+
+def test_the_timeline_goes_by_the_servers_clock(look: Open, run: UUID) -> None:
+    """The browser's own is ten minutes slow."""
+    now = time.time() + 600
+    lasting = {"round": 1, "client": "client-0", "attempt": 1, "state": "leased", "reason": None, "closed": None}
+    frame = {
+        "now": now,
+        "rounds": [{"number": 1, "state": "open", "reason": None, "opened": now - 40, "closed": None}],
+        "parts": [{**lasting, "offered": now - 40, "leased": now - 30, "bytes": None}],
+        "jobs": [],
+    }
+    watched = look()
+    watched.page.route("**/timeline.json?*", lambda route: route.fulfill(json=frame))
+    page = watched.open(f"/runs/{run}")
+    picture = page.locator("#gantt canvas")
+    box = picture.bounding_box()
+    assert box is not None
+    picture.hover(position={"x": box["width"] * 0.6, "y": 73})
+    expect(page.locator(".tip")).to_contain_text(re.compile("at work for3[0-9] s"))
+
+
+def test_the_timeline_shows_the_rounds_that_were_asked_for_last(look: Open, run: UUID) -> None:
+    watched, held = look(), list[Route]()
+    watched.page.route("**/timeline.json?*last=7", lambda route: held.append(route))
+    page = watched.open(f"/runs/{run}")
+    page.focus("#gantt")
+    page.keyboard.press("[")
+    page.locator("#gantt canvas").click(position={"x": 20, "y": 10})  # the first round, and the one after it
+    page.wait_for_timeout(500)
+    with page.expect_response("**/timeline.json?*last=7"):
+        held[0].continue_()
+    page.wait_for_timeout(300)
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator("#gantt-say")).to_contain_text("round 1:")
 
 
 def test_mistakes_stand_beside_their_fields_as_one_types(look: Open, client: Client, run: UUID) -> None:
