@@ -124,7 +124,7 @@ def check(method: str, form: Mapping[str, str]) -> Checked:
 def values_of(spec: Mapping[str, Any], method: str) -> dict[str, str]:
     """The form's fields filled as a spec says, but for what is the default anyway."""
     # Not validated: some methods have no spec of defaults alone.
-    defaults = RunSpec.model_construct(method=METHOD_CONFIGS[method]()).model_dump(mode="json")
+    defaults = RunSpec().model_copy(update={"method": METHOD_CONFIGS[method](name=method)}).model_dump(mode="json")
     values = {}
     for field in (field for section in sections(method) for field in section.fields):
         value, default = _nested(spec, field.key), _nested(defaults, field.key)
