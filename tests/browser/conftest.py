@@ -69,12 +69,17 @@ def run(client: Client, tmp_path_factory: pytest.TempPathFactory) -> UUID:
 
 
 @pytest.fixture(scope="session")
-def large(federation: Federation, run: UUID) -> UUID:
-    """500 rounds of 200 clients, all closed: nothing works on it. Made last, so that it is nobody's client."""
+def tables(federation: Federation) -> Iterator[Tables]:
     place = federation.folder.postgres
     password, port = (place / "password").read_text().strip(), (place / "port").read_text().strip()
-    with Tables(f"postgresql://fedssl:{password}@127.0.0.1:{port}/fedssl") as tables:
-        return add_large_run(tables, num_rounds=500, num_clients=200, is_live=False)
+    with Tables(f"postgresql://fedssl:{password}@127.0.0.1:{port}/fedssl") as looking:
+        yield looking
+
+
+@pytest.fixture(scope="session")
+def large(tables: Tables, run: UUID) -> UUID:
+    """500 rounds of 200 clients, all closed: nothing works on it. Made last, so that it is nobody's client."""
+    return add_large_run(tables, num_rounds=500, num_clients=200, is_live=False)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Using the page: by keyboard, live, without scripts, without motion."""
 
 import re
+import time
 from uuid import UUID
 
 from playwright.sync_api import Route, expect
@@ -8,6 +9,8 @@ from playwright.sync_api import Route, expect
 from fedssl.client import Client
 from fedssl.protocol.runs import RunSpec
 from support.browsing import SPEC, Open
+from support.judged import DATASET
+from support.tables import Tables
 
 WORKERS = ["client-0", "client-1", "client-2"]
 
@@ -84,6 +87,62 @@ def test_a_run_is_seen_to_go_on_while_the_reader_keeps_the_place(look: Open, cli
     assert client.run(live).outcome == "stopped"
 
 
+def test_a_page_opened_before_the_first_update_gets_all_that_comes(look: Open, client: Client, run: UUID) -> None:
+    """Its panels, and in the end the last evaluation, which is done after the run is."""
+    evaluation = {"dataset": DATASET, "every": 0}
+    fresh = client.create_run(_spec("fresh", num_rounds=2, evaluation=evaluation), start=False).id
+    page = look().open(f"/runs/{fresh}")
+    expect(page.locator(".top .live")).to_have_text("Live", timeout=20_000)
+    expect(page.locator("#terms")).to_be_hidden()
+    expect(page.locator("#downloads")).to_contain_text("No weights yet")
+    expect(page.locator("#ask-stop")).not_to_contain_text("Round 2")
+    client.start(fresh)
+    for panel in ("loss", "watch", "heat"):
+        page.locator(f"#{panel}").scroll_into_view_if_needed()
+        expect(page.locator(f"#{panel} canvas").first).to_be_visible(timeout=60_000)
+    uniformity = page.locator("#terms button", has_text="uniformity")
+    uniformity.click()
+    expect(uniformity).to_have_attribute("aria-pressed", "true")
+    expect(page.locator("#strip")).to_contain_text(re.compile(r"Linear probe\s*[0-9]"), timeout=60_000)
+    expect(page.locator("#accuracy canvas").first).to_be_visible(timeout=20_000)
+    expect(page.locator(".top .live")).to_have_text("Finished", timeout=20_000)
+    expect(page.locator("#downloads")).to_contain_text("Weights of round 2")
+    expect(uniformity).to_have_attribute("aria-pressed", "true")
+
+
+def test_reasons_stand_beside_their_clients(look: Open, large: UUID, tables: Tables) -> None:
+    """Those with an exception come first: where one has none any more, the rows are others."""
+    page = look().open(f"/runs/{large}")
+    shown = "id => [...document.querySelectorAll(`#${id} [data-client]`)].map(row => row.dataset.client)"
+    before = page.evaluate(shown, "names")
+    part = "WHERE run_id = %s AND round_number = 500 AND client_id = %s"
+    tables.execute(
+        f"UPDATE assignments SET state = 'accepted', update_digest = repeat('ab', 32) {part}", large, before[0]
+    )
+    page.evaluate("document.body.dispatchEvent(new CustomEvent('run:changed'))")
+    expect(page.locator(f'#why [data-client="{before[0]}"]')).to_have_count(0)
+    after = page.evaluate(shown, "names")
+    tables.execute(f"UPDATE assignments SET state = 'expired', update_digest = NULL {part}", large, before[0])
+    assert after[:-1] == before[1:]
+    assert after == page.evaluate(shown, "why")
+
+
+def test_an_open_question_stays_as_it_is(look: Open, client: Client, run: UUID) -> None:
+    waits = client.create_run(_spec("waits", cohort={"clients": [*WORKERS, "nobody"], "min_clients": 4})).id
+    page = look().open(f"/runs/{waits}")
+    page.locator("#stop").focus()
+    page.evaluate("document.body.dispatchEvent(new CustomEvent('run:changed'))")
+    page.wait_for_timeout(1000)
+    expect(page.locator("#stop")).to_be_focused()
+    page.keyboard.press("Enter")
+    mark = "for (const verb of ['stop', 'pause']) document.querySelector(`#ask-${verb} h2`).dataset.mark = 1"
+    page.evaluate(mark)
+    page.evaluate("document.body.dispatchEvent(new CustomEvent('run:changed'))")
+    expect(page.locator("#ask-pause h2[data-mark]")).to_have_count(0)
+    expect(page.locator("#ask-stop h2[data-mark]")).to_have_count(1)
+    client.stop(waits)
+
+
 def test_a_stream_that_was_answered_with_an_error_is_opened_again(look: Open, client: Client, run: UUID) -> None:
     """As by a proxy in front while the coordinator restarts: the browser gives such a stream up."""
     live = client.create_run(_spec("again", num_rounds=200)).id
@@ -112,6 +171,41 @@ def test_a_chart_that_goes_on_tells_what_it_shows_now(look: Open, run: UUID) -> 
     expect(tip).to_contain_text("0.8")
 
 
+def test_the_timeline_goes_by_the_servers_clock(look: Open, run: UUID) -> None:
+    """The browser's own is ten minutes slow."""
+    now = time.time() + 600
+    lasting = {"round": 1, "client": "client-0", "attempt": 1, "state": "leased", "reason": None, "closed": None}
+    frame = {
+        "now": now,
+        "rounds": [{"number": 1, "state": "open", "reason": None, "opened": now - 40, "closed": None}],
+        "parts": [{**lasting, "offered": now - 40, "leased": now - 30, "bytes": None}],
+        "jobs": [],
+    }
+    watched = look()
+    watched.page.route("**/timeline.json?*", lambda route: route.fulfill(json=frame))
+    page = watched.open(f"/runs/{run}")
+    picture = page.locator("#gantt canvas")
+    box = picture.bounding_box()
+    assert box is not None
+    picture.hover(position={"x": box["width"] * 0.6, "y": 73})
+    expect(page.locator(".tip")).to_contain_text(re.compile("at work for3[0-9] s"))
+
+
+def test_the_timeline_shows_the_rounds_that_were_asked_for_last(look: Open, run: UUID) -> None:
+    watched, held = look(), list[Route]()
+    watched.page.route("**/timeline.json?*last=7", lambda route: held.append(route))
+    page = watched.open(f"/runs/{run}")
+    page.focus("#gantt")
+    page.keyboard.press("[")
+    page.locator("#gantt canvas").click(position={"x": 20, "y": 10})  # the first round, and the one after it
+    page.wait_for_timeout(500)
+    with page.expect_response("**/timeline.json?*last=7"):
+        held[0].continue_()
+    page.wait_for_timeout(300)
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator("#gantt-say")).to_contain_text("round 1:")
+
+
 def test_mistakes_stand_beside_their_fields_as_one_types(look: Open, client: Client, run: UUID) -> None:
     page = look().open("/runs/new?method=fedbyol")
     page.fill("#f-num_rounds", "0")
@@ -124,6 +218,39 @@ def test_mistakes_stand_beside_their_fields_as_one_types(look: Open, client: Cli
     page.click("text=Create, start later")
     page.wait_for_url("**/runs/*-*")
     expect(page.locator("h1")).to_have_text("made by hand")
+
+
+def test_a_check_that_fails_does_not_leave_old_words_standing(look: Open, run: UUID) -> None:
+    watched = look()
+    page = watched.open("/runs/new?method=fedbyol")
+    expect(page.locator("#check")).to_contain_text("This is a possible run")
+    said = '<div class="note bad" role="alert">The database does not answer.</div>'
+    wrong = [(502, "<h1>Bad gateway</h1>", "an error (502)"), (503, said, "The database does not answer.")]
+    answers = iter(wrong)
+
+    def answer(route: Route) -> None:
+        status, body, _ = next(answers)
+        route.fulfill(status=status, body=body)
+
+    page.route("**/runs/new/check", answer, times=len(wrong))
+    for number, (_, _, words) in enumerate(wrong, start=2):
+        page.fill("#f-num_rounds", str(number))
+        expect(page.locator("#check")).to_contain_text(words)
+        expect(page.locator("#check")).not_to_contain_text("possible run")
+    page.route("**/runs/new/check", lambda route: route.abort(), times=1)
+    page.fill("#f-num_rounds", "7")
+    expect(page.locator("#check")).to_contain_text("No connection")
+    page.fill("#f-num_rounds", "8")
+    expect(page.locator("#check")).to_contain_text("This is a possible run")
+    watched.complaints.clear()  # of the answers above
+
+
+def test_durations_are_written_as_people_do(look: Open, run: UUID) -> None:
+    page = look().open(f"/runs/{run}")
+    folder = page.evaluate("document.querySelector('script[src$=\"/run.js\"]').src.replace('run.js', '')")
+    write = "async ([folder, all]) => { const f = await import(`${folder}format.js`); return all.map(f.seconds); }"
+    shown = page.evaluate(write, [folder, [9.96, 59.7, 119.7, 3599.6, 7199]])
+    assert shown == ["10 s", "1 min 0 s", "2 min 0 s", "1 h 0 min", "2 h 0 min"]
 
 
 def test_every_methods_form_opens(look: Open, client: Client, run: UUID) -> None:

@@ -10,6 +10,7 @@ import fedssl_coordinator.dashboard
 from support.cast import Cast
 from support.coordinator import Coordinator
 from support.judged import POINTS, add_embedding_map
+from support.large_run import add_large_run
 from support.pages import Browser, page_routes
 from support.tables import Tables
 
@@ -150,6 +151,20 @@ def test_static_files_are_kept_by_browsers_and_nothing_else_is_served(viewer: Br
         f"/static/{root}/",
     ):
         assert viewer.get(path).status_code == 404, path
+
+
+def test_only_rounds_that_there_are_are_led_to(viewer: Browser, cast: Cast) -> None:
+    assert f'rel="next" href="/runs/{cast.id}/rounds/2"' in viewer.get(f"/runs/{cast.id}/rounds/1").text
+    assert 'rel="next"' not in viewer.get(f"/runs/{cast.id}/rounds/2").text
+
+
+def test_a_client_s_page_counts_all_of_its_runs(viewer: Browser, tables: Tables) -> None:
+    for _ in range(21):
+        add_large_run(tables, num_rounds=1, num_clients=4, metrics=())
+    count = tables.one("SELECT count(DISTINCT run_id) FROM assignments WHERE client_id = 'site-004'")
+    text = viewer.get("/clients/site-004").text
+    assert f"in the runs that are kept: {count} runs" in text
+    assert f"the newest 20 of {count} runs" in text
 
 
 def test_the_page_of_a_run_says_who_holds_it_up(viewer: Browser, cast: Cast) -> None:

@@ -1,6 +1,8 @@
 """Sessions: who gets one, what its cookie is, and when it ends."""
 
+import re
 import time
+from html import unescape
 
 import pytest
 
@@ -20,6 +22,29 @@ def test_without_a_session_every_page_leads_to_the_sign_in(nobody: Browser) -> N
     assert nobody.get("/runs", **{"HX-Request": "true"}).headers["hx-redirect"] == "/sign-in?next=/runs"
 
 
+@pytest.mark.parametrize(
+    ("path", "page", "back"),
+    [
+        ("/compare?runs=a,b&x=time", None, "/compare?runs=a,b&x=time"),
+        ("/runs/7/live?shape=x", "http://host:8000/runs/7", "/runs/7"),
+        ("/runs?q=a%26b", "http://host:8000/runs?group=active&q=a%26b", "/runs?group=active&q=a%26b"),
+        ("/runs/7/live", "http://[", "/runs"),
+        ("/runs/7/live", "https://evil.example//other.example/x", "/runs"),
+    ],
+)
+def test_signing_in_leads_back_to_the_page_that_was_left(
+    standing: Coordinator, nobody: Browser, path: str, page: str | None, back: str
+) -> None:
+    """Not to the piece of it that a script asked for, and with its query."""
+    asked = {"HX-Request": "true", "HX-Current-URL": page} if page else {}
+    answer = nobody.get(path, **asked)
+    where = answer.headers["hx-redirect" if page else "location"]
+    form = nobody.get(where)
+    [wanted] = re.findall(r'name="next" value="([^"]*)"', form.text)
+    signed = nobody.http.post("/sign-in", data={"token": standing.operator_token, "next": unescape(wanted)})
+    assert signed.headers["location"] == back
+
+
 def test_the_cookie_is_out_of_reach_and_holds_no_token(standing: Coordinator, nobody: Browser) -> None:
     answer = nobody.http.post("/sign-in", data={"token": f" {standing.operator_token}\n", "next": "/clients"})
     assert (answer.status_code, answer.headers["location"]) == (303, "/clients")
@@ -30,8 +55,9 @@ def test_the_cookie_is_out_of_reach_and_holds_no_token(standing: Coordinator, no
     assert standing.operator_token not in nobody.get("/runs").text
 
 
-@pytest.mark.parametrize("path", ["//evil.example", "https://evil.example/", "/\\evil.example", "evil", "/a\nb"])
+@pytest.mark.parametrize("path", ["//evil.example", "https://evil.example/", "/\\evil.example", "evil", "/a\nb", "//["])
 def test_nobody_is_sent_elsewhere_after_signing_in(standing: Coordinator, nobody: Browser, path: str) -> None:
+    assert 'name="next" value="/runs"' in nobody.http.get("/sign-in", params={"next": path}).text
     answer = nobody.http.post("/sign-in", data={"token": standing.operator_token, "next": path})
     assert answer.headers["location"] == "/runs"
 
@@ -83,7 +109,7 @@ def test_signing_out_takes_the_cookie_away(standing: Coordinator) -> None:
 
 
 def test_a_sign_in_that_another_site_sends_is_refused(standing: Coordinator, nobody: Browser) -> None:
-    for headers in ({"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
+    for headers in ({"Origin": "https://evil.example"}, {"Origin": "https://["}, {"Sec-Fetch-Site": "cross-site"}):
         answer = nobody.http.post("/sign-in", data={"token": standing.operator_token}, headers=headers)
         assert answer.status_code == 403
         assert "set-cookie" not in answer.headers

@@ -5,12 +5,13 @@ from html import unescape
 from typing import Any
 
 import pytest
+from psycopg.types.json import Jsonb
 
 from fedssl.protocol.methods import METHOD_CONFIGS
 from fedssl.protocol.runs import RunSpec
-from support.cast import Cast
 from support.coordinator import Coordinator
 from support.federation import tiny_spec
+from support.methods import method_spec
 from support.pages import Browser
 from support.tables import Tables
 
@@ -124,9 +125,37 @@ def _given(text: str) -> dict[str, Any]:
     return shown
 
 
-def test_a_form_filled_from_a_run_gives_the_same_spec(standing: Coordinator, operator: Browser, cast: Cast) -> None:
-    text = operator.get(f"/runs/new?from={cast.id}").text
-    assert RunSpec.model_validate(_given(text)) == cast.run.spec
+_NONE: dict[str, Any] = {
+    "evaluation": {"dataset": "held-out", "max_train": None, "every": 0},
+    "watch": {"min_effective_rank": None, "min_feature_std": None},
+    "partition": {"dataset": "digits", "num_clients": 3, "scheme": "iid", "alpha": None},
+    "robustness": {"max_update_norm": 3.0},
+}
+
+
+@pytest.mark.parametrize("method", sorted(METHOD_CONFIGS))
+@pytest.mark.parametrize("changes", [{}, _NONE], ids=["as it is", "with none of some"])
+def test_a_form_filled_from_a_run_gives_the_same_spec(
+    standing: Coordinator, operator: Browser, tables: Tables, method: str, changes: dict[str, Any]
+) -> None:
+    spec = method_spec(method, **changes)
+    run = standing.client.create_run(method_spec(method), start=False).id
+    tables.execute("UPDATE runs SET spec = %s WHERE id = %s", Jsonb(spec.model_dump(mode="json")), run)
+    page = operator.get(f"/runs/new?from={run}")
+    assert page.status_code == 200
+    assert RunSpec.model_validate(_given(page.text)) == spec
+
+
+def test_a_form_says_none_where_the_default_is_an_object(
+    standing: Coordinator, operator: Browser, tables: Tables
+) -> None:
+    model = {"encoder": {"widths": [8, 16]}, "projector": None}
+    spec = method_spec("supervised", model=model)
+    run = standing.client.create_run(spec, start=False).id
+    assert RunSpec.model_validate(_given(operator.get(f"/runs/new?from={run}").text)) == spec
+    both = {"spec.model.projector": "null", "spec.model.projector.out_dim": "8"}
+    checked = operator.send("/runs/new/check", method="supervised", **both)
+    assert "leave this empty: model.projector is null" in checked.text
 
 
 @pytest.mark.parametrize(

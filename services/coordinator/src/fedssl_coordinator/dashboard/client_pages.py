@@ -1,4 +1,4 @@
-"""`/clients`: who takes part, what each has ever sent, and shutting one out."""
+"""`/clients`: who takes part, what each has sent, and shutting one out."""
 
 from datetime import datetime
 from typing import Annotated, Any
@@ -48,7 +48,7 @@ def list_clients(request: Request, visitor: Viewing, session: DB, q: Text = "", 
 
 @router.get("/clients/{client_id}")
 def show_client(client_id: ClientId, visitor: Viewing, session: DB, cursor: Cursor = None) -> Response:
-    """What it has ever sent, its machine, its part in each run, and every artifact."""
+    """What it has sent in the runs that are kept, its machine, its part in each run, and every artifact."""
     client = service.show(session, client_id)
     before = decode_cursor(cursor, datetime.fromisoformat)[0] if cursor else None
     runs = member_queries.sent_by_run(session, client_id, _RUNS)
@@ -62,7 +62,7 @@ def show_client(client_id: ClientId, visitor: Viewing, session: DB, cursor: Curs
         more=encode_cursor(ledger[_LEDGER - 1].at.isoformat()) if len(ledger) > _LEDGER else None,
         is_first=cursor is None,
         anchor=anchors.newest(session, client_id), live=member_queries.live_parts(session, client_id), count=count,
-        total=total,
+        total=total, num_runs=member_queries.num_runs(session, client_id),
     )  # fmt: skip
 
 

@@ -54,12 +54,13 @@ def _times(value: float, base: float) -> str:
     return f"×{formats.short(value / base)}" if base else ""
 
 
+_JUDGED = ("probe", "knn", "effective_rank", "alignment", "uniformity")
 _MEASURES = (
     _Measure("Linear probe", formats.percent, lambda value, base: formats.points(value - base), True),
     _Measure("kNN", formats.percent, lambda value, base: formats.points(value - base), True),
     _Measure("Effective rank", formats.short, _minus(formats.short), True),
     _Measure("Alignment", formats.short, _minus(formats.short), False),
-    _Measure("Uniformity", formats.short, _minus(formats.short), False),
+    _Measure("Uniformity", formats.short, _minus(formats.short), True),
     _Measure("Rounds closed", formats.number, _minus(formats.number), None),
     _Measure("Rounds aggregated in full", formats.percent, lambda value, base: formats.points(value - base), True),
     _Measure("Sent up", formats.in_bytes, _times, False),
@@ -73,11 +74,15 @@ def compare(session: Session, run_ids: Sequence[UUID]) -> Comparison:
     runs = [run_view.get(session, run_id) for run_id in run_ids]
     scores = overview_queries.scores(session, run_ids)
     columns = [_results(session, run, scores.get(run.id, [])) for run in runs]
+    are_alike = len({its[-1].judge for its in scores.values()}) < 2
     results = [
-        (measure.name, _cells(measure, values))
-        for measure, *values in zip(_MEASURES, *columns, strict=True)
+        (measure.name, _cells(measure, values, are_alike=are_alike or index >= len(_JUDGED)))
+        for index, (measure, *values) in enumerate(zip(_MEASURES, *columns, strict=True))
         if any(value is not None for value in values)
     ]
+    if scores:
+        names = [scores[run.id][-1].dataset if run.id in scores else None for run in runs]
+        results.insert(0, ("Judged on", [Cell(name or formats.NOTHING) for name in names]))
     settings = _settings(runs)
     differing = [(key, cells) for key, cells in settings if any(cell.differs for cell in cells)]
     return Comparison(overview.rows(session, runs), results, settings, len(settings) - len(differing))
@@ -90,22 +95,23 @@ def _results(session: Session, run: Run, scores: Sequence[overview_queries.Score
     full = verdicts.count(Verdict.AGGREGATED) / len(verdicts) if verdicts else None
     traffic = run_queries.traffic(session, run.id)
     wall = (run.finished_at - run.started_at).total_seconds() if run.finished_at and run.started_at else None
-    judged = [newest.get(name) for name in ("probe", "knn", "effective_rank", "alignment", "uniformity")]
+    judged = [newest.get(name) for name in _JUDGED]
     return [*judged, float(run.rounds_closed), full, float(traffic.up), float(traffic.down), wall]
 
 
-def _cells(measure: _Measure, values: Sequence[float | None]) -> list[Cell]:
+def _cells(measure: _Measure, values: Sequence[float | None], *, are_alike: bool) -> list[Cell]:
+    """Without changes and a best where they are not alike: results on one data set say nothing of another's."""
     known = [value for value in values if value is not None]
     best = (
         None
-        if measure.more_is_better is None or len(set(known)) < 2
+        if measure.more_is_better is None or not are_alike or len(set(known)) < 2
         else (max if measure.more_is_better else min)(known)
     )
     base = values[0]
     return [
         Cell(
             measure.write(value),
-            "" if index == 0 or value is None or base is None else measure.change(value, base),
+            "" if index == 0 or not are_alike or value is None or base is None else measure.change(value, base),
             is_best=value is not None and value == best,
         )
         for index, value in enumerate(values)

@@ -1,4 +1,4 @@
-"""Reads clients: what each did in a run, and what each has ever sent."""
+"""Reads clients: what each did in a run, and what each has sent in the runs that are kept."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -152,7 +152,7 @@ def clients(
 
 
 def sent_by_client(session: Session, client_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """For each client how many artifacts it has ever sent, and their bytes."""
+    """For each client how many artifacts it has sent in the runs that are kept, and their bytes."""
     statement = (
         select(Assignment.client_id, func.count(), func.sum(Artifact.num_bytes))
         .select_from(Upload)
@@ -201,6 +201,12 @@ def sent_by_run(session: Session, client_id: str, limit: int) -> list[Sent]:
         .limit(limit)
     )
     return [Sent(run, int(total), *others) for run, total, *others in session.execute(statement)]
+
+
+def num_runs(session: Session, client_id: str) -> int:
+    """In how many of the runs that are kept a client has had a part."""
+    statement = select(func.count(Assignment.run_id.distinct())).where(Assignment.client_id == client_id)
+    return session.scalar(statement) or 0
 
 
 def outcomes_of(session: Session, client_id: str, run_ids: Sequence[UUID], last: int) -> dict[UUID, list[str]]:

@@ -32,6 +32,7 @@ class Row:
     change: float | None
     knn: float | None
     rank: float | None
+    dataset: str | None
 
     @property
     def about(self) -> str:
@@ -61,7 +62,7 @@ def overview(
 
 
 def rows(session: Session, runs: Sequence[Run]) -> list[Row]:
-    """A row for every run, with six queries for all of them."""
+    """A row for every run, with a few queries for all of them."""
     ids = [run.id for run in runs]
     rounds, scores, jobs = queries.last_rounds(session, ids), queries.scores(session, ids), queries.jobs(session, ids)
     looked_at = [row.id for some in rounds.values() for row in some[-2:]]
@@ -81,7 +82,7 @@ def rows(session: Session, runs: Sequence[Run]) -> list[Row]:
         made.append(
             Row(run, stands, last_verdict(its, tallies), picture, words, spark([value for _, value in probes]),
                 probes[-1][1] if probes else None, _change(probes), _newest(found, "knn"),
-                _newest(found, "effective_rank"))
+                _newest(found, "effective_rank"), found[-1].dataset if found else None)
         )  # fmt: skip
     return made
 

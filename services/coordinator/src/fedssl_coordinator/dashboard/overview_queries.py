@@ -1,7 +1,8 @@
 """Reads what the list of runs shows, for a whole page of runs at once."""
 
+import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -31,10 +32,12 @@ GROUPS: dict[str, tuple[str, ColumnElement[bool]]] = {
 
 
 class Score(NamedTuple):
-    """What one evaluation found."""
+    """What was found of one round's encoder, and on what: scores of another `judge` cannot be compared with it."""
 
     round_number: int
     results: dict[str, float | None]
+    dataset: str
+    judge: str
 
 
 class Missing(NamedTuple):
@@ -122,17 +125,36 @@ def missing(session: Session, round_ids: Sequence[UUID], limit: int = 500) -> di
 
 
 def scores(session: Session, run_ids: Sequence[UUID]) -> dict[UUID, list[Score]]:
-    """What evaluations found, by round; where several judged one round, the one that was asked for first."""
+    """What evaluations found, by round: those on one data set, with one setting, which is the spec's own where there is
+    such a one, else that of the newest. Their measures are put together, and of two of one name the first is taken."""
+    columns = (Evaluation.run_id, Evaluation.round_number, Evaluation.results, Evaluation.dataset)
     statement = (
-        select(Evaluation.run_id, Evaluation.round_number, Evaluation.results)
+        select(*columns, Evaluation.dataset_digest, Evaluation.config)
         .where(Evaluation.run_id.in_(run_ids), Evaluation.state == JobState.COMPLETED)
-        .ext(distinct_on(Evaluation.run_id, Evaluation.round_number))
-        .order_by(Evaluation.run_id, Evaluation.round_number, Evaluation.created_at)
+        .order_by(Evaluation.created_at, Evaluation.id)
     )
     found: defaultdict[UUID, list[Score]] = defaultdict(list)
-    for run_id, number, results in session.execute(statement):
-        found[run_id].append(Score(number, results or {}))
-    return {run_id: thinned(rows, _CURVE) for run_id, rows in found.items()}
+    for run_id, number, results, dataset, digest, config in session.execute(statement):
+        found[run_id].append(Score(number, results or {}, dataset, f"{digest} {_setting(config)}"))
+    asked = select(Run.id, Run.spec["evaluation"]).where(Run.id.in_(found))
+    own = {run_id: _setting(config or {}) for run_id, config in session.execute(asked)}
+    return {run_id: thinned(_of_one_judge(rows, own[run_id]), _CURVE) for run_id, rows in found.items()}
+
+
+def _setting(config: Mapping[str, Any]) -> str:
+    """What makes numbers comparable: neither when they are taken, nor which, nor whether a map is drawn too."""
+    but = ("every", "measures", "embedding_map")
+    return json.dumps({name: value for name, value in config.items() if name not in but}, sort_keys=True)
+
+
+def _of_one_judge(rows: Sequence[Score], own: str) -> list[Score]:
+    """By round; `rows` are in the order in which they were asked for."""
+    judge = next((row.judge for row in reversed(rows) if row.judge.endswith(f" {own}")), rows[-1].judge)
+    merged: dict[int, Score] = {}
+    for row in (row for row in rows if row.judge == judge):
+        before = merged.get(row.round_number)
+        merged[row.round_number] = row._replace(results={**row.results, **(before.results if before else {})})
+    return [merged[number] for number in sorted(merged)]
 
 
 def thinned(rows: list[Score], most: int) -> list[Score]:

@@ -95,14 +95,16 @@ class _Scale:
 
     def __init__(self, values: Sequence[float]) -> None:
         self.low, self.high = min(values, default=0.0), max(values, default=0.0)
-        self.name = "log" if self.low > 0 and self.high / self.low > 100 else "linear"
+        self.name = "log" if self.low > 0 and self.high / 100 > self.low else "linear"
 
     def byte(self, value: float) -> int:
         if self.high == self.low:
             return 0
-        if self.name == "log":
-            return round(254 * math.log(value / self.low) / math.log(self.high / self.low))
-        return round(254 * (value - self.low) / (self.high - self.low))
+        if self.name == "log":  # no quotient: that of two numbers may be past all numbers
+            low, high = math.log(self.low), math.log(self.high)
+            return round(254 * (math.log(value) - low) / (high - low))
+        low, high = self.low / 2, self.high / 2  # so is the difference, but for that of their halves
+        return round(254 * ((value / 2 - low) / (high - low))) if high > low else 0
 
 
 def outcomes(session: Session, run_id: UUID) -> dict[str, Any]:
@@ -127,10 +129,9 @@ def timeline(session: Session, run_id: UUID, last: int | None, clients: Sequence
     rounds = run_queries.rounds_between(session, run_id, start, end)
     shown = list(clients)[: run_view.SHOWN_CLIENTS]
     parts = run_queries.parts(session, run_id, start, end, shown)
-    jobs = [
-        job for job in run_queries.distillations(session, run_id, 2 * _TIMELINE_ROUNDS) if job.round_number >= start
-    ]
+    jobs = run_queries.distillations_between(session, run_id, start, end)
     return {
+        "now": run_queries.now(session).timestamp(),
         "rounds": [
             {"number": row.number, "state": row.verdict or row.state, "reason": row.reason,
              "opened": row.opened_at.timestamp(), "closed": _seconds(row.closed_at)}

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from fedssl.protocol.work import MetricName
 from fedssl_coordinator.auth import Caller
-from fedssl_coordinator.dashboard import run_charts, run_queries, run_view
+from fedssl_coordinator.dashboard import run_charts, run_view
 from fedssl_coordinator.dashboard.sessions import PlacedViewing, Steering, Viewing
 from fedssl_coordinator.dashboard.shell import PageRoute, data, render, see_other
 from fedssl_coordinator.db import DB, transaction
@@ -26,6 +26,7 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 Verb = Literal["start", "pause", "resume", "stop"]
 Names = Annotated[Sequence[str], Query(max_length=run_view.SHOWN_CLIENTS)]
 EventId = Annotated[int, Query(ge=0, lt=2**63)]
+Shape = Annotated[str, Query(max_length=64)]
 Number = Annotated[int | None, Query(ge=1, le=100_000)]
 
 
@@ -33,17 +34,13 @@ Number = Annotated[int | None, Query(ge=1, le=100_000)]
 def show_run(run_id: UUID, visitor: Viewing, session: DB) -> Response:
     """Is it fine, is it learning, who holds it up."""
     page = run_view.run_page(session, run_id)
-    latest = page.current.number if page.current else 0
-    names = run_queries.metric_names(session, run_id, max(latest - 1, 1)) or run_queries.metric_names(
-        session, run_id, 1
-    )
-    return render("run.html", visitor, page=page, names=names, summary=run_view.summary(page.spec), tab="overview")
+    return render("run.html", visitor, page=page, summary=run_view.summary(page.spec), tab="overview")
 
 
 @router.get("/runs/{run_id}/live")
-def show_pieces(run_id: UUID, visitor: Viewing, session: DB) -> Response:
-    """The parts of the page that change, to be put in place."""
-    return render("run_live.html", visitor, page=run_view.run_page(session, run_id))
+def show_pieces(run_id: UUID, visitor: Viewing, session: DB, shape: Shape = "") -> Response:
+    """The parts of the page that change, to be put in place; panels only where they are others than the page has."""
+    return render("run_live.html", visitor, page=run_view.run_page(session, run_id), shape=shape)
 
 
 @router.get("/runs/{run_id}/curves.json")

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from fedssl.protocol.states import AssignmentState
 from fedssl_coordinator.db import among
+from fedssl_coordinator.evaluations.repository import UNFINISHED
 from fedssl_coordinator.models import (
     Artifact,
     Assignment,
@@ -222,6 +223,24 @@ def distillations(session: Session, run_id: UUID, limit: int, offset: int = 0) -
 def num_distillations(session: Session, run_id: UUID) -> int:
     statement = select(func.count()).select_from(DistillationJob).where(DistillationJob.run_id == run_id)
     return session.scalar(statement) or 0
+
+
+def distillations_between(session: Session, run_id: UUID, first: int, last: int) -> Sequence[DistillationJob]:
+    """The jobs of some rounds, by round."""
+    job = DistillationJob
+    statement = select(job).where(job.run_id == run_id, job.round_number.between(first, last))
+    return session.scalars(statement.order_by(job.round_number, job.created_at)).all()
+
+
+def is_judged(session: Session, run_id: UUID) -> bool:
+    """Whether an evaluation of the run is unfinished."""
+    unfinished = select(Evaluation.id).where(Evaluation.run_id == run_id, Evaluation.state.in_(UNFINISHED))
+    return bool(session.scalar(select(unfinished.exists())))
+
+
+def now(session: Session) -> datetime:
+    """By the clock that wrote every other time."""
+    return session.execute(select(func.now())).scalar_one()
 
 
 def evaluations(session: Session, run_id: UUID, limit: int) -> Sequence[Evaluation]:

@@ -1,5 +1,6 @@
 """One run as its page shows it: figures, who holds it up, and why."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -67,6 +68,8 @@ class RunPage:
     dimensions: list[tuple[str, int, int]]
     width: int
     num_classes: int | None
+    names: list[str]
+    is_judged: bool
 
     @property
     def run(self) -> Run:
@@ -74,8 +77,15 @@ class RunPage:
 
     @property
     def is_live(self) -> bool:
-        """Whether anything may still happen."""
-        return self.run.state != RunState.FINISHED
+        """Whether anything may still happen: the last evaluation goes on after the run has finished."""
+        return self.run.state != RunState.FINISHED or self.is_judged
+
+    @property
+    def shape(self) -> str:
+        """What panels there are, in a few letters; the parts of the page that hang on them come anew with another."""
+        goes_on = (self.run.state, self.is_live, self.run.rounds_closed > 0)
+        panels = ([client.id for client in self.members], self.names, self.dimensions, self.num_jobs)
+        return hashlib.sha256(repr((goes_on, panels)).encode()).hexdigest()[:12]
 
 
 def get(session: Session, run_id: UUID) -> Run:
@@ -115,7 +125,15 @@ def run_page(session: Session, run_id: UUID) -> RunPage:
         dimensions=stretches(owned),
         width=wanted.width if wanted is not None else 0,
         num_classes=run_queries.num_classes(session, spec.evaluation.dataset) if spec.evaluation else None,
+        names=_names(session, run_id, current),
+        is_judged=run_queries.is_judged(session, run_id),
     )
+
+
+def _names(session: Session, run_id: UUID, current: Round | None) -> list[str]:
+    """What clients send, by the last round that all of them may have sent it in; else by the first."""
+    last = max(current.number - 1, 1) if current else 1
+    return run_queries.metric_names(session, run_id, last) or run_queries.metric_names(session, run_id, 1)
 
 
 def in_order(doing: list[Doing]) -> list[Doing]:

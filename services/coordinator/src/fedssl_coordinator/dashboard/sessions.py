@@ -91,7 +91,11 @@ def require_same_origin(request: Request) -> None:
     """Raise ProblemError for a form that another site has sent. Browsers say where a POST comes from."""
     origin = request.headers.get("origin")
     site = request.headers.get("sec-fetch-site", "same-origin")
-    if site not in ("same-origin", "none") or (origin is not None and urlsplit(origin).netloc != request.url.netloc):
+    try:
+        is_own = origin is None or urlsplit(origin).netloc == request.url.netloc
+    except ValueError:  # no address at all
+        is_own = False
+    if site not in ("same-origin", "none") or not is_own:
         raise ProblemError("forbidden", "this form came from another site: open the page itself and try again")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import jinja2
 import structlog
@@ -84,10 +84,19 @@ def see_other(path: str) -> RedirectResponse:
     return RedirectResponse(path, status_code=303)
 
 
+def _address(request: Request) -> str:
+    """Of the page that somebody looks at, without its host: a piece of it is asked for by a script."""
+    try:
+        shown = urlsplit(request.headers.get("hx-current-url") or str(request.url))
+    except ValueError:
+        shown = urlsplit("/runs")
+    return f"{shown.path}?{shown.query}" if shown.query else shown.path
+
+
 def _instead(request: Request, error: ProblemError) -> Response:
     is_piece = "hx-request" in request.headers
     if error.slug == "unauthenticated" and request.method == "GET":
-        where = f"/sign-in?next={quote(request.url.path)}"
+        where = f"/sign-in?next={quote(_address(request), safe='/')}"
         return Response(status_code=204, headers={"HX-Redirect": where}) if is_piece else see_other(where)
     template = "problem_piece.html" if is_piece else "problem.html"
     response = render(template, None, status=error.status, problem=error.body(), slug=error.slug)

@@ -57,6 +57,9 @@ def sign_out(visitor: Signed) -> Response:
 
 def _own(path: str) -> str:
     """A path of this site, and nothing else: nobody is sent elsewhere after signing in."""
-    parts = urlsplit(path)
+    try:
+        parts = urlsplit(path)
+    except ValueError:
+        return "/runs"
     is_own = path.startswith("/") and not path.startswith(("//", "/\\")) and not parts.scheme and not parts.netloc
     return path if is_own and path.isascii() and path.isprintable() else "/runs"

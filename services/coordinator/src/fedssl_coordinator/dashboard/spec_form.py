@@ -1,7 +1,7 @@
 """A run's spec as a form: fields out of the JSON schema, values back into a spec, mistakes beside their fields.
 
-A field that is left empty is left out of the spec, which then has its default. What the schema calls a choice between
-several objects, such as add-ons, is written as JSON.
+A field that is left empty is left out of the spec, which then has its default; `null` says none where there is a
+default. What the schema calls a choice between several objects, such as add-ons, is written as JSON.
 """
 
 import json
@@ -14,12 +14,23 @@ from pydantic import ValidationError
 
 from fedssl.protocol.methods import METHOD_CONFIGS
 from fedssl.protocol.runs import RunSpec
-from fedssl_coordinator.dashboard.run_view import flat
 
 PREFIX = "spec."
 _TOP = "run"
 _DEEPEST = 5
-_SECTIONS = ("method", "training", "cohort", "data", "model", "evaluation", "watch", "public_data", "partition")
+_SECTIONS = (
+    "method",
+    "training",
+    "cohort",
+    "data",
+    "model",
+    "evaluation",
+    "watch",
+    "public_data",
+    "partition",
+    "robustness",
+)
+_MISSING = object()
 _OPEN = (_TOP, "method", "training", "cohort")
 
 
@@ -34,6 +45,8 @@ class Field:
     choices: tuple[str, ...] = ()
     minimum: float | None = None
     maximum: float | None = None
+    is_whole: bool = False
+    """An object whose settings are fields too: only to say that there is none."""
 
     @property
     def name(self) -> str:
@@ -110,13 +123,17 @@ def check(method: str, form: Mapping[str, str]) -> Checked:
 
 def values_of(spec: Mapping[str, Any], method: str) -> dict[str, str]:
     """The form's fields filled as a spec says, but for what is the default anyway."""
-    defaults = flat(RunSpec.model_validate({"method": {"name": method}}).model_dump(mode="json"))
-    found, known = flat(spec), {field.key: field for section in sections(method) for field in section.fields}
+    # Not validated: some methods have no spec of defaults alone.
+    defaults = RunSpec().model_copy(update={"method": METHOD_CONFIGS[method](name=method)}).model_dump(mode="json")
     values = {}
-    for key, field in known.items():
-        value = found.get(key, _nested(spec, key))
-        if value is not None and value != defaults.get(key):
-            values[field.name] = value if isinstance(value, str) else json.dumps(value)
+    for field in (field for section in sections(method) for field in section.fields):
+        value, default = _nested(spec, field.key), _nested(defaults, field.key)
+        if value is _MISSING or value == default or (field.is_whole and value is not None):
+            continue
+        if value is None and default is _MISSING and not field.placeholder:
+            continue
+        is_text = isinstance(value, str) and field.kind in ("text", "choice")
+        values[field.name] = value if is_text else json.dumps(value)
     return values
 
 
@@ -142,6 +159,8 @@ def _fields(root: Mapping[str, Any], schema: Mapping[str, Any], prefix: str) -> 
     for name, inner in schema.get("properties", {}).items():
         found, key = _object(root, inner), f"{prefix}{name}"
         if found.get("properties") and key.count(".") < _DEEPEST:
+            if "anyOf" in inner and inner.get("default") is not None:
+                yield Field(key, "json", "Write null for none; else leave this empty.", "", is_whole=True)
             yield from _fields(root, found, f"{key}.")
         elif "const" not in found:
             yield _field(key, found)
@@ -173,8 +192,10 @@ def _value(kind: str, text: str) -> Any:
 
 
 def _put(spec: dict[str, Any], path: list[str], value: Any) -> None:
-    for name in path[:-1]:
+    for at, name in enumerate(path[:-1], start=1):
         spec = spec.setdefault(name, {})
+        if not isinstance(spec, dict):
+            raise ValueError(f"leave this empty: {'.'.join(path[:at])} is {json.dumps(spec)}")
     spec[path[-1]] = value
 
 
@@ -186,10 +207,10 @@ def _key(loc: tuple[int | str, ...], method: str, keys: list[str]) -> str:
 
 
 def _nested(spec: Mapping[str, Any], key: str) -> Any:
-    """The value at a dotted key, an object too."""
+    """The value at a dotted key, an object too; _MISSING where there is none, which null is not."""
     value: Any = spec
     for name in key.split("."):
         if not isinstance(value, Mapping) or name not in value:
-            return None
+            return _MISSING
         value = value[name]
     return value

@@ -73,6 +73,6 @@ export function heat(element, read, slots) {
   return redraw;
 }
 
-const valueOf = ({ low, high, scale }, cell) => (scale === "log" ? low * (high / low) ** (cell / 254) : low + (cell / 254) * (high - low));
+const valueOf = ({ low, high, scale }, cell) => (scale === "log" ? Math.exp(Math.log(low) + (cell / 254) * (Math.log(high) - Math.log(low))) : low * (1 - cell / 254) + high * (cell / 254));
 export const decoded = (payload) => ({ ...payload, bytes: Uint8Array.from(atob(payload.cells), (c) => c.charCodeAt(0)) });
 export const showScale = (payload) => { $("#heat-low").textContent = short(payload.low); $("#heat-high").textContent = short(payload.high); $("#heat-key").hidden = false; };

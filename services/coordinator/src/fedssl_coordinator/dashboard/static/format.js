@@ -14,9 +14,10 @@ export const bytes = (value) => {
   return `${unit === 0 || value >= 100 ? Math.round(value) : value.toPrecision(3)} ${units[unit]}`;
 };
 export const seconds = (value) => {
-  if (value < 10) return `${value.toFixed(1)} s`;
-  if (value < 60) return `${Math.round(value)} s`;
-  if (value < 3600) return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
-  return `${Math.floor(value / 3600)} h ${Math.round((value % 3600) / 60)} min`;
+  if (value < 9.95) return `${value.toFixed(1)} s`;
+  const whole = Math.round(value), minutes = Math.round(value / 60); /* rounded first: there is no "1 min 60 s" */
+  if (whole < 60) return `${whole} s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+  return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 };
 export const clock = (at, exact = true) => new Date(at * 1000).toISOString().slice(11, exact ? 19 : 16);

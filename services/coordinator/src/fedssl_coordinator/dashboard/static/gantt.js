@@ -9,8 +9,8 @@ const RIBBON = { a: [7, "quiet"], p: [13, "warn-fill"], s: [4, "line-2"], f: [20
 const KEYS = { clock: [["wait", "waiting"], ["train", "working"], ["distil", "distilling"], ["lost", "lost work"]], all: [["ok", "accepted"], ["exp", "expired"], ["rej", "rejected"], ["dec", "declined"]] };
 
 export function gantt(root, load) {
-  const element = $("#gantt"), names = $$("#names [data-client]").map((item) => item.dataset.client);
-  let mode = "clock", last = null, verdicts = "", frame = null, outcomes = null, hits = [], cell = [0, 0];
+  const element = $("#gantt"), named = () => $$("#names [data-client]").map((item) => item.dataset.client);
+  let names = named(), mode = "clock", last = null, verdicts = "", frame = null, ahead = 0, asked = 0, outcomes = null, hits = [], cell = [0, 0];
   const everybody = () => Object.keys(outcomes?.clients ?? {});
   const dense = () => mode === "all" && everybody().length > 24; /* a row for each of them, three pixels high, without names */
   const rows = () => (dense() ? everybody() : names);
@@ -40,7 +40,7 @@ export function gantt(root, load) {
   }
 
   function drawClock(g, w, h, bar) {
-    const now = Date.now() / 1000, rounds = frame.rounds, start = rounds[0].opened;
+    const now = Date.now() / 1000 + ahead, rounds = frame.rounds, start = rounds[0].opened;
     const ended = rounds.at(-1).closed, end = ended ?? now, span = Math.max(end - start, 1), X = (t) => ((t - start) / (span * (ended ? 1.03 : 1.06))) * w;
     const from = (rounds[0].number - 1) * bar;
     g.strokeStyle = token("text-2"); g.lineWidth = 1.25; g.strokeRect(from, 2, Math.max(3, rounds.length * bar - 1), 22.5);
@@ -56,7 +56,7 @@ export function gantt(root, load) {
     const middle = (row) => TOP + row * ROW + ROW / 2;
     g.fillStyle = token("line");
     for (let row = 0; row <= names.length; row += 1) g.fillRect(0, TOP + row * ROW - 0.5, w, 1);
-    for (const part of frame.parts) drawPart(g, part, X, middle(names.indexOf(part.client)), now, w);
+    for (const part of frame.parts) if (names.includes(part.client)) drawPart(g, part, X, middle(names.indexOf(part.client)), now, w);
     drawServer(g, X, middle(names.length), now);
     const steps = Math.max(2, Math.min(8, Math.floor(w / 110)));
     g.fillStyle = token("text-3");
@@ -144,13 +144,24 @@ export function gantt(root, load) {
     last = number;
     const query = new URLSearchParams(names.map((name) => ["client", name]));
     if (last) query.set("last", last);
-    frame = await load(`timeline.json?${query}`);
+    const mine = asked += 1, found = await load(`timeline.json?${query}`);
+    if (mine !== asked) return; /* another was asked for meanwhile */
+    frame = found;
+    ahead = found.now - Date.now() / 1000; /* the server's clock is the axis */
     redraw();
   }
+  /* The rows are those that stand beside the picture: whether they are others than before. */
+  const rename = () => {
+    const found = named(), isNew = found.join() !== names.join();
+    names = found;
+    cell = [cell[0], Math.max(0, Math.min(names.length - 1, cell[1]))];
+    if (isNew) redraw();
+    return isNew;
+  };
   const move = (step) => { if (frame?.rounds.length) show(Math.max(1, Math.min(verdicts.length || 1, frame.rounds.at(-1).number + step))); };
   $("#earlier").addEventListener("click", () => move(-1));
   $("#later").addEventListener("click", () => move(1));
-  return { redraw, show, move, refresh: async () => { await show(last && last < verdicts.length ? last : null); if (mode === "all") { outcomes = await load("outcomes.json"); redraw(); } }, verdicts: (letters) => { verdicts = letters; redraw(); } };
+  return { redraw, show, move, rename, refresh: async () => { await show(last && last < verdicts.length ? last : null); if (mode === "all") { outcomes = await load("outcomes.json"); redraw(); } }, verdicts: (letters) => { verdicts = letters; redraw(); } };
 }
 
 function mark(g, state, x, y) {

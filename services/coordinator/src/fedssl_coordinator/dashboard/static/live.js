@@ -1,4 +1,6 @@
-/* One EventSource while the page is visible. What arrives is merged into one change a second. */
+/* One EventSource while the page is visible. What arrives is merged into one change a second.
+
+   The stream ends with the run; until its last evaluation has, too, the page asks instead. */
 import { $ } from "./shell.js";
 
 const BEAT = 5000; /* progress is no event: while work goes on it is asked for */
@@ -11,28 +13,40 @@ export function live(root, url, onChange) {
     kinds.add(kind);
     pending ??= setTimeout(() => { pending = null; onChange(kinds); kinds = new Set(); }, 1000);
   };
+  const isOver = () => root.dataset.state === "finished";
+  const ask = () => {
+    if (isOver()) { source?.close(); source = null; }
+    if (root.dataset.live) { change(isOver() ? "evaluation.awaited" : "beat"); return; }
+    close();
+    say("Finished", false);
+    sign.classList.add("still");
+  };
   const open = () => {
-    if (source || document.hidden || !root.dataset.live) return;
+    if (beat || document.hidden || !root.dataset.live) return;
+    beat = setInterval(ask, BEAT);
+    if (isOver()) { say("Live", false); return; }
     source = new EventSource(`${url}/stream?after=${after}`);
     source.onopen = () => say("Live", false);
     source.onerror = () => {
       say("No connection", true);
       if (source?.readyState !== EventSource.CLOSED) return;
       close(); /* after an answer of an error, a proxy's say, the browser does not try again itself */
-      again = setTimeout(open, BEAT);
+      again = setTimeout(() => (root.dataset.live ? open() : ask()), BEAT);
     };
     source.onmessage = (message) => {
       after = message.lastEventId;
       const { kind } = JSON.parse(message.data);
       change(kind);
-      if (kind === "run.finished") { root.dataset.live = ""; close(); say("Finished", false); sign.classList.add("still"); }
+      if (kind === "run.finished") { root.dataset.state = "finished"; ask(); }
     };
-    beat = setInterval(() => change("beat"), BEAT);
   };
-  const close = () => { source?.close(); source = null; clearInterval(beat); clearTimeout(again); };
-  document.addEventListener("visibilitychange", () => { if (document.hidden) close(); else { open(); if (root.dataset.live) change("beat"); } });
+  const close = () => { source?.close(); source = null; clearInterval(beat); beat = null; clearTimeout(again); };
+  document.addEventListener("visibilitychange", () => { if (document.hidden) close(); else { open(); if (root.dataset.live) ask(); } });
   addEventListener("pagehide", close);
-  document.body.addEventListener("htmx:afterRequest", (event) => { if (event.detail.successful) changed = Date.now(); });
+  document.body.addEventListener("htmx:afterRequest", ({ detail }) => {
+    if (detail.successful) changed = Date.now();
+    if (!detail.successful) say("No connection", true); else if (root.dataset.live && (isOver() || source?.readyState === EventSource.OPEN)) say("Live", false);
+  });
   if (ago && root.dataset.live) {
     ago.hidden = false;
     setInterval(() => { const passed = Math.round((Date.now() - changed) / 1000); ago.textContent = root.dataset.live ? `Updated ${passed ? `${passed} s ago` : "now"}` : ""; }, 1000);

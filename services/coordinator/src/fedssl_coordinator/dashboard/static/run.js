@@ -14,7 +14,9 @@ const load = async (path) => {
   if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
   return answer.json();
 };
-const slots = new Map($$("#ckey [data-slot]").map((button) => [button.dataset.client, { slot: +button.dataset.slot, code: button.dataset.code }]));
+const slots = new Map();
+const readSlots = () => { slots.clear(); for (const button of $$("#ckey [data-slot]")) slots.set(button.dataset.client, { slot: +button.dataset.slot, code: button.dataset.code }); };
+readSlots();
 empties();
 
 /* one client key for the whole page */
@@ -22,11 +24,12 @@ let pinned = null;
 const key = $("#ckey");
 key.addEventListener("mouseover", (event) => { const button = event.target.closest("button"); if (button) focusClient(button.dataset.client); });
 key.addEventListener("mouseleave", () => focusClient(pinned));
+const showPinned = () => { for (const button of $$("button", key)) button.setAttribute("aria-pressed", button.dataset.client === pinned); };
 key.addEventListener("click", (event) => {
   const button = event.target.closest("button");
   if (!button) return;
   pinned = pinned === button.dataset.client ? null : button.dataset.client;
-  for (const other of $$("button", key)) other.setAttribute("aria-pressed", other.dataset.client === pinned);
+  showPinned();
   focusClient(pinned);
 });
 
@@ -49,21 +52,26 @@ async function showCurves() {
 }
 
 /* numbers of the clients: a line each, or a band */
+const NEW = 12; /* whom the key does not name yet has no colour */
 const dashes = (slot) => (slot >= 6 && slot < 12 ? [5, 3] : undefined);
 function seriesOf({ lines, band, rounds }) {
-  const clients = Object.entries(lines).map(([client, y]) => ({ client, label: client, y, width: 1.2, slot: slots.get(client)?.slot ?? 0, dash: dashes(slots.get(client)?.slot) }));
+  const clients = Object.entries(lines).map(([client, y]) => ({ client, label: client, y, width: 1.2, slot: slots.get(client)?.slot ?? (slots.size ? NEW : 0), dash: dashes(slots.get(client)?.slot) }));
   if (!band) return { x: rounds, series: clients };
   return { x: rounds, series: [{ label: "ninetieth percentile", band: "high", y: band.high, width: 0 }, { label: "tenth percentile", band: "low", y: band.low, width: 0 }, { label: "median", y: band.median, color: "accent", width: 2, end: short(band.median.findLast((value) => value != null)) }, ...clients] };
 }
 const ALARMS = { effective_rank: root.dataset.rankAlarm, feature_std: root.dataset.stdAlarm, embedding_std: root.dataset.zAlarm };
 function clientChart(selector, buttons) {
   const element = $(selector), group = $(buttons);
-  if (!group) return async () => {};
-  let shown = null, name = $("button", group).dataset.name;
+  let shown = null, name = null;
+  const press = () => { for (const button of $$("button", group)) button.setAttribute("aria-pressed", button.dataset.name === name); };
   const show = async () => {
-    const pin = $("#pin")?.value, wanted = name;
+    const names = $$("button", group).map((button) => button.dataset.name);
+    if (!names.length) return;
+    if (!names.includes(name)) name = names[0];
+    press();
+    const wanted = name, pin = chosen;
     const found = seriesOf(await load(`metric.json?${new URLSearchParams([["name", wanted], ...(pin ? [["pin", pin]] : [])])}`));
-    if (wanted !== name || pin !== $("#pin")?.value) return; /* another was asked for meanwhile */
+    if (wanted !== name || pin !== chosen) return; /* another was asked for meanwhile */
     if (!found.series.some((line) => line.y.some((value) => value != null))) { if (!shown) showEmpty(element, "No client has sent this number yet"); return; }
     const alarm = +ALARMS[name], marks = alarm ? [{ y: alarm, text: `alarm below ${short(alarm)}`, zone: true }] : [];
     const settings = { ...found, right: found.series.some((line) => line.end) ? 44 : 14, y: alarm ? [0, null] : [null, null] };
@@ -74,16 +82,16 @@ function clientChart(selector, buttons) {
     const button = event.target.closest("button");
     if (!button) return;
     name = button.dataset.name;
-    for (const other of $$("button", group)) other.setAttribute("aria-pressed", other === button);
-    show();
+    quietly(show);
   });
   return show;
 }
+let chosen = $("#pin")?.value; /* a reload may have kept it */
 const showLoss = clientChart("#loss", "#terms"), showWatch = clientChart("#watch", "#inside");
-$("#pin")?.addEventListener("change", () => { showLoss(); showWatch(); });
+key.addEventListener("change", (event) => { chosen = event.target.value; quietly(showLoss); quietly(showWatch); });
 
 /* divergence, one cell for each client and round */
-let cells = null, drawHeat = null;
+let cells = null, drawHeat = null, heatNear = false;
 async function showHeat() {
   if ($("#heat").dataset.empty && !drawHeat) return;
   const payload = await load("heat.json?name=divergence");
@@ -107,8 +115,30 @@ quietly(showCurves);
 quietly(showLoss);
 quietly(showWatch);
 quietly(() => timeline.show(null));
-near($("#heat"), showHeat);
+near($("#heat"), () => { heatNear = true; return showHeat(); });
 near($("#embedding"), () => { mapsNear = true; return showMaps(); });
+
+/* What the patches bring. A dialog or menu that somebody has open stays as it is. */
+const patches = $("#patch");
+let shape = $("#shape").value;
+document.body.addEventListener("htmx:oobBeforeSwap", (event) => { if (event.detail.target.closest("dialog[open], details[open]")) event.detail.shouldSwap = false; });
+patches.addEventListener("htmx:afterRequest", (event) => {
+  if (!event.detail.successful) return;
+  const now = $("#shape");
+  if (timeline.rename()) quietly(timeline.refresh);
+  if (pinned) focusClient(pinned);
+  if (now.value === shape) return;
+  shape = now.value;
+  Object.assign(root.dataset, { live: now.dataset.live, state: now.dataset.state });
+  for (const name of ["loss", "watch", "heat"]) if (!$(`#${name} canvas`)) showEmpty($(`#${name}`), now.dataset[name]);
+  readSlots();
+  showPinned();
+  if ($("#pin")) $("#pin").value = chosen ?? "";
+  if ($("#pin") && !$("#pin").value) chosen = "";
+  quietly(showLoss);
+  quietly(showWatch);
+  if (heatNear) quietly(showHeat);
+});
 
 live(root, url, (kinds) => {
   document.body.dispatchEvent(new CustomEvent("run:changed"));
@@ -117,7 +147,7 @@ live(root, url, (kinds) => {
     quietly(showCurves);
     quietly(showLoss);
     quietly(showWatch);
-    if (drawHeat) quietly(showHeat);
+    if (heatNear) quietly(showHeat);
     if (mapsNear) quietly(showMaps);
   }
 });

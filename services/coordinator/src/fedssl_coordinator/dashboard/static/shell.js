@@ -60,6 +60,17 @@ if (off) {
   $("#keys-open").addEventListener("click", () => $("#keys").showModal());
 }
 
+/* Where an answer was to be, why there is none: what stood there may not be true any more. */
+const explain = (text) => ({ detail: { elt, target, xhr } }) => {
+  if (elt.getAttribute("hx-swap") === "none") return; /* the live page has a sign of its own */
+  const note = Object.assign(document.createElement("div"), { className: "note bad", role: "alert" });
+  const said = new DOMParser().parseFromString(xhr.responseText, "text/html").querySelector(".note.bad");
+  note.textContent = said?.textContent ?? text(xhr.status);
+  target.replaceChildren(note);
+};
+document.addEventListener("htmx:responseError", explain((status) => `The coordinator, or a proxy before it, answers with an error (${status}). Try again in a while.`));
+document.addEventListener("htmx:sendError", explain(() => "No connection to the coordinator. Try again in a while."));
+
 /* a link to a page that asks opens the same question as a dialog instead */
 document.addEventListener("click", (event) => {
   const link = event.target.closest("[data-dialog]");

@@ -1,0 +1,100 @@
+"""Scores: which of a run's evaluations are shown, and which run is better."""
+
+import re
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from psycopg.types.json import Jsonb
+
+from fedssl.protocol.evaluation import EvaluationConfig
+from support.coordinator import Coordinator
+from support.federation import tiny_spec
+from support.pages import Browser
+from support.tables import Tables
+
+_ROW = (
+    "INSERT INTO evaluations (id, run_id, round_number, model, dataset, dataset_digest, config, state, results, "
+    "created_at, finished_at) VALUES (gen_random_uuid(), %s, %s, %s, %s, %s, %s, 'completed', %s, "
+    "clock_timestamp(), now())"
+)
+
+
+class Judged:
+    """A run, and evaluations of it as rows."""
+
+    def __init__(self, standing: Coordinator, tables: Tables, dataset: str | None) -> None:
+        evaluation = {"dataset": dataset, "every": 1} if dataset else None
+        self.tables, self.name = tables, f"judged-{uuid4().hex[:6]}"
+        spec = tiny_spec(name=self.name)
+        self.id: UUID = standing.client.create_run(spec, start=False).id
+        spec = tiny_spec(name=self.name, evaluation=evaluation)  # no such data set is registered here
+        tables.execute("UPDATE runs SET spec = %s WHERE id = %s", Jsonb(spec.model_dump(mode="json")), self.id)
+
+    def add(self, number: int, dataset: str, results: dict[str, float], **config: Any) -> None:
+        judging = EvaluationConfig.model_validate({"dataset": dataset, **config}).model_dump(mode="json")
+        del judging["every"]
+        digest = (dataset.encode().hex() + "0" * 64)[:64]
+        self.tables.execute("SET session_replication_role = replica")  # without the artifacts that it is of
+        self.tables.execute(_ROW, self.id, number, digest, dataset, digest, Jsonb(judging), Jsonb(results))
+        self.tables.execute("SET session_replication_role = origin")
+
+
+def _cells(text: str, name: str) -> list[str]:
+    """One line of the table, a cell each."""
+    [line] = re.findall(rf'<th scope="row">{name}</th>(.*?)</tr>', text)
+    return re.findall(r"<td.*?</td>", line)
+
+
+@pytest.fixture
+def own(standing: Coordinator, tables: Tables) -> Judged:
+    """Judged on what its spec names, and by the way on something else: before, after, and with other settings."""
+    judged = Judged(standing, tables, "held-out")
+    judged.add(1, "other", {"probe": 0.9, "knn": 0.9})
+    judged.add(1, "held-out", {"probe": 0.3}, measures=["probe"])
+    judged.add(1, "held-out", {"probe": 0.8}, max_train=50)
+    judged.add(1, "held-out", {"knn": 0.25, "probe": 0.7}, measures=["knn"])
+    judged.add(2, "held-out", {"probe": 0.4, "knn": 0.35})
+    judged.add(3, "other", {"probe": 0.95})
+    return judged
+
+
+def test_a_run_s_scores_are_of_the_data_set_that_its_spec_names(viewer: Browser, own: Judged) -> None:
+    found = viewer.get(f"/runs/{own.id}/curves.json").json()
+    assert found["rounds"] == [1, 2]
+    assert found["results"] == {"probe": [0.3, 0.4], "knn": [0.25, 0.35]}
+    for path in (f"/runs/{own.id}", f"/runs?q={own.name}"):
+        text = viewer.get(path).text
+        assert "40.0%" in text, path
+        assert "95.0%" not in text, path
+
+
+def test_without_one_in_the_spec_they_are_of_the_newest(standing: Coordinator, tables: Tables, viewer: Browser) -> None:
+    judged = Judged(standing, tables, None)
+    judged.add(1, "held-out", {"probe": 0.3})
+    judged.add(1, "other", {"probe": 0.5})
+    found = viewer.get(f"/runs/{judged.id}/curves.json").json()
+    assert (found["rounds"], found["results"]["probe"]) == ([1], [0.5])
+    assert "on other" in viewer.get(f"/runs/{judged.id}").text
+
+
+def test_the_better_of_two_runs_is_marked(standing: Coordinator, tables: Tables, viewer: Browser) -> None:
+    """Uniformity as it is measured here is the papers' -Lu: larger is better."""
+    base, better = (Judged(standing, tables, "held-out") for _ in range(2))
+    base.add(1, "held-out", {"probe": 0.3, "alignment": 0.5, "uniformity": 1.0})
+    better.add(1, "held-out", {"probe": 0.4, "alignment": 0.25, "uniformity": 3.0})
+    text = viewer.get(f"/compare?runs={base.id},{better.id}").text
+    for name in ("Linear probe", "Alignment", "Uniformity"):
+        assert ['class="best"' in cell for cell in _cells(text, name)] == [False, True], name
+    assert "+10.0" in _cells(text, "Linear probe")[1]
+
+
+def test_results_on_different_data_sets_are_named_and_not_compared(
+    standing: Coordinator, tables: Tables, viewer: Browser, own: Judged
+) -> None:
+    elsewhere = Judged(standing, tables, "other")
+    elsewhere.add(1, "other", {"probe": 0.9})
+    text = viewer.get(f"/compare?runs={own.id},{elsewhere.id}").text
+    assert ["held-out" in cell for cell in _cells(text, "Judged on")] == [True, False]
+    assert "other" in _cells(text, "Judged on")[1]
+    assert not [cell for cell in _cells(text, "Linear probe") if "best" in cell or "+" in cell]

@@ -1,0 +1,148 @@
+"""What a page that stays open is given: new panels, words of the same clients, and the numbers of its charts."""
+
+import base64
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+
+from support.cast import Cast
+from support.coordinator import Coordinator
+from support.judged import add_embedding_map
+from support.large_run import add_large_run
+from support.pages import Browser
+from support.tables import Tables
+
+_JOB = (
+    "INSERT INTO distillation_jobs (id, run_id, round_number, state, epoch, num_epochs, started_at, finished_at) "
+    "SELECT gen_random_uuid(), %s, r, 'completed', 2, 2, now(), now() FROM generate_series(%s::int, %s::int) r"
+)
+_METRIC = "INSERT INTO metrics (run_id, round_number, client_id, name, value) VALUES (%s, 1, %s, %s, %s)"
+
+
+def _shape(text: str) -> str:
+    found = re.search(r'id="shape" name="shape" value="([0-9a-f]+)"', text)
+    assert found
+    return found[1]
+
+
+def _members(text: str, piece: str) -> list[str]:
+    """The clients of one list, in their order."""
+    [inside] = re.findall(rf'<ul class="{piece}".*?</ul>', text, re.DOTALL)
+    return re.findall(r'<li data-client="([^"]+)"', inside)
+
+
+@pytest.fixture
+def fresh(standing: Coordinator, tables: Tables, tmp_path: Path) -> Iterator[Cast]:
+    """A run of two clients that waits for its first update; stopped in the end, so that they claim none of it later."""
+    cast = Cast(standing, tables, tmp_path, "xy", name=f"fresh-{uuid4().hex[:6]}", num_rounds=3)
+    yield cast
+    standing.client.stop(cast.id)
+
+
+def test_a_page_is_given_the_panels_that_it_lacks(operator: Browser, fresh: Cast, tables: Tables) -> None:
+    page = operator.get(f"/runs/{fresh.id}").text
+    assert 'data-name="loss"' not in page
+    live = f"/runs/{fresh.id}/live"
+    assert 'id="ckey"' not in operator.get(f"{live}?shape={_shape(page)}").text  # nothing that is there already
+    fresh.work("x", "y")
+    fresh.advance()
+    news = operator.get(f"{live}?shape={_shape(page)}").text
+    for panel in ('id="ckey"', 'id="terms"', 'id="inside"', 'data-name="loss"'):
+        assert panel in news
+    tables.execute(_JOB, fresh.id, 1, 1)
+    later = operator.get(f"{live}?shape={_shape(news)}").text
+    assert "Epochs distilled" in later
+    assert 'id="job"' in operator.get(f"{live}?shape={_shape(later)}").text
+
+
+def test_questions_and_downloads_tell_of_now(operator: Browser, viewer: Browser, fresh: Cast) -> None:
+    assert "Weights of round 0," in operator.get(f"/runs/{fresh.id}/live").text
+    fresh.work("x", "y")
+    fresh.advance()
+    news = operator.get(f"/runs/{fresh.id}/live").text
+    assert "Weights of round 1," in news
+    assert "Round 2 is discarded. The encoder of round 1 stays" in news
+    assert "ask-stop" not in viewer.get(f"/runs/{fresh.id}/live").text
+
+
+def test_a_client_that_joins_late_has_a_row_a_reason_and_a_colour(
+    viewer: Browser, fresh: Cast, tables: Tables, standing: Coordinator
+) -> None:
+    page = viewer.get(f"/runs/{fresh.id}").text
+    standing.worker("late")
+    joins = (
+        "INSERT INTO assignments (id, run_id, round_id, round_number, client_id, attempt, state) "
+        "SELECT gen_random_uuid(), run_id, round_id, round_number, 'late', 1, 'offered' FROM assignments "
+        "WHERE run_id = %s AND client_id = 'x'"
+    )
+    tables.execute(joins, fresh.id)
+    news = viewer.get(f"/runs/{fresh.id}/live?shape={_shape(page)}").text
+    assert _members(news, "names") == _members(news, "why") == ["late", "x", "y"]
+    assert re.findall(r'data-client="([^"]+)" data-slot="(\d)"', news) == [("late", "0"), ("x", "1"), ("y", "2")]
+
+
+def test_rows_and_reasons_are_of_the_same_clients_in_the_same_order(viewer: Browser, tables: Tables) -> None:
+    large = add_large_run(tables, num_rounds=3, num_clients=60, metrics=("loss",))
+    before = _members(viewer.get(f"/runs/{large}").text, "names")
+    part = "WHERE run_id = %s AND round_number = 3 AND client_id = 'site-060'"
+    tables.execute(f"UPDATE assignments SET state = 'rejected', reason = 'is new here' {part}", large)
+    news = viewer.get(f"/runs/{large}/live").text
+    assert "site-060" not in before
+    assert "site-060" in _members(news, "names")
+    assert _members(news, "names") == _members(news, "why")
+
+
+def test_a_finished_run_is_live_until_its_last_evaluation_is_done(
+    viewer: Browser, fresh: Cast, tables: Tables, standing: Coordinator
+) -> None:
+    def is_live() -> bool:
+        text = viewer.get(f"/runs/{fresh.id}").text
+        assert _shape(text) == _shape(viewer.get(f"/runs/{fresh.id}/live").text)
+        return 'data-live="1"' in text
+
+    standing.client.stop(fresh.id)
+    assert not is_live()
+    evaluation = uuid4()
+    add_embedding_map(tables, fresh.id, evaluation)
+    running = "state = 'running', results = NULL, embedding_map = NULL, finished_at = NULL"
+    tables.execute(f"UPDATE evaluations SET {running} WHERE id = %s", evaluation)
+    assert is_live()
+    tables.execute("UPDATE evaluations SET state = 'cancelled', finished_at = now() WHERE id = %s", evaluation)
+    assert not is_live()
+
+
+def test_the_timeline_has_the_clock_and_the_jobs_of_its_own_rounds(viewer: Browser, tables: Tables) -> None:
+    large = add_large_run(tables, num_rounds=40, num_clients=4, metrics=())
+    tables.execute(_JOB, large, 0, 39)
+    found = viewer.get(f"/runs/{large}/timeline.json?last=8").json()
+    assert [job["round"] for job in found["jobs"]] == [row["number"] for row in found["rounds"]] == [5, 6, 7, 8]
+    now = tables.one("SELECT extract(epoch FROM now())::float")
+    assert now - 60 < found["now"] <= now
+
+
+@pytest.mark.parametrize(
+    ("values", "scale"),
+    [
+        ((-1.7e308, 1.7e308, 0.0), ("linear", [0, 254, 127])),
+        ((5e-324, 1.0), ("log", [0, 254])),
+        ((5e-324, 1.7e308), ("log", [0, 254])),
+        ((0.0, 5e-324), ("linear", [0, 0])),
+        ((1.0, 2.0, 1.5), ("linear", [0, 254, 127])),
+    ],
+)
+def test_numbers_at_the_ends_of_floats_are_drawn(
+    viewer: Browser, tables: Tables, values: tuple[float, ...], scale: tuple[str, list[int]]
+) -> None:
+    large, name = add_large_run(tables, num_rounds=1, num_clients=4, metrics=()), "divergence"
+    for number, value in enumerate(values, start=1):
+        tables.execute(_METRIC, large, f"site-{number:03}", name, value)
+    found = viewer.get(f"/runs/{large}/heat.json?name={name}").json()
+    assert (found["scale"], list(base64.b64decode(found["cells"]))[: len(values)]) == scale
+    assert (found["low"], found["high"]) == (min(values), max(values))
+
+
+def test_a_run_that_is_gone_has_no_pieces(viewer: Browser) -> None:
+    assert viewer.get(f"/runs/{UUID(int=7)}/live?shape=x").status_code == 404
