@@ -146,3 +146,15 @@ def test_numbers_at_the_ends_of_floats_are_drawn(
 
 def test_a_run_that_is_gone_has_no_pieces(viewer: Browser) -> None:
     assert viewer.get(f"/runs/{UUID(int=7)}/live?shape=x").status_code == 404
+
+
+def test_a_job_that_nobody_takes_is_said_to_wait(operator: Browser, fresh: Cast, tables: Tables) -> None:
+    queued = (
+        "INSERT INTO distillation_jobs (id, run_id, round_number, state, epoch, num_epochs, created_at) "
+        "VALUES (gen_random_uuid(), %s, 1, 'queued', 0, 2, now() - %s * interval '1 second')"
+    )
+    waits = "waits for a process that serves the queue distill"
+    tables.execute(queued, fresh.id, 5)
+    assert waits not in operator.get(f"/runs/{fresh.id}").text
+    tables.execute("UPDATE distillation_jobs SET created_at = now() - interval '2 minutes' WHERE run_id = %s", fresh.id)
+    assert waits in operator.get(f"/runs/{fresh.id}").text

@@ -10,13 +10,14 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.states import AssignmentState, Outcome, RoundState, RunState, Verdict
+from fedssl.protocol.states import AssignmentState, JobState, Outcome, RoundState, RunState, Verdict
 from fedssl.protocol.training import CohortConfig
 from fedssl_coordinator.dashboard import formats
 from fedssl_coordinator.dashboard.overview_queries import Missing
 from fedssl_coordinator.models import DistillationJob, Round, Run
 
 _NAMED = 3
+_TAKEN_SECONDS = 60.0  # a process that is free takes a job at once
 _REFUSALS = (AssignmentState.EXPIRED, AssignmentState.REJECTED, AssignmentState.DECLINED)
 
 
@@ -82,6 +83,9 @@ def _distilling(job: DistillationJob) -> Standing:
     done = f"{job.epoch} of {formats.plural(job.num_epochs, 'epoch')}"
     if job.reason:
         return Standing("stalled", f"distillation of {where}: {job.reason}", needs_attention=True)
+    if job.state == JobState.QUEUED and (datetime.now(UTC) - job.created_at).total_seconds() > _TAKEN_SECONDS:
+        waits = f"distillation of {where} waits for a process that serves the queue distill"
+        return Standing("stalled", f"{waits}, or for the jobs before it", needs_attention=True)
     return Standing("distilling", f"{done} of the distillation", f"{where}, distilling")
 
 
