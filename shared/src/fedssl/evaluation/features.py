@@ -61,6 +61,12 @@ def require_shape(data: ImageData, config: DataConfig) -> None:
         raise DataError(f"the images have shape {data.images.shape[1:]}, the run's are {shape}: conform them first")
 
 
+def require_finite(*features: Tensor) -> None:
+    """Raise ValueError where representations are no numbers: an accuracy of them would only look like one."""
+    if not all(bool(each.isfinite().all()) for each in features):
+        raise ValueError("the features must be finite: the encoder's training has diverged")
+
+
 def labels_of(data: ImageData) -> Tensor:
     """Class numbers (N,) of int64, on the CPU. Raises DataError where the images have none."""
     if data.labels is None:

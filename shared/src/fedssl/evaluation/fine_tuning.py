@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedssl.data import AUGMENTATIONS, ImageData, epoch_batches, normalize, random_view, to_float
 from fedssl.errors import DataError
-from fedssl.evaluation.features import extract_features, labels_of
+from fedssl.evaluation.features import extract_features, labels_of, require_finite
 from fedssl.precision import exact_float32
 from fedssl.protocol.data import AugmentationConfig, DataConfig
 
@@ -184,8 +184,7 @@ def fine_tune(
     num_classes = int(max(train.labels.max(), test.labels.max())) + 1
     encoder = copy.deepcopy(encoder).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     features_1H = extract_features(encoder, train.subset(np.arange(1)), config, device)
-    if not bool(features_1H.isfinite().all()):
-        raise ValueError("the features must be finite: the encoder's training has diverged")
+    require_finite(features_1H)
     head = _head(features_1H.shape[1], num_classes, settings).to(device)
     accuracies: dict[int, float] = {}
     with exact_float32(device):

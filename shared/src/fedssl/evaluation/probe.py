@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedssl.data import ImageData, normalize, random_view, to_float
-from fedssl.evaluation.features import extract_features, in_eval_mode, labels_of
+from fedssl.evaluation.features import extract_features, in_eval_mode, labels_of, require_finite
 from fedssl.precision import exact_float32
 from fedssl.protocol.data import AugmentationConfig, DataConfig
 
@@ -138,8 +138,7 @@ def linear_probe(
     if settings.augmentation is not None:
         raise ValueError("these settings augment the training images: probe_encoder takes the images")
     train_x, test_x = train_features.detach().float(), test_features.detach().float()
-    if not bool(train_x.isfinite().all() & test_x.isfinite().all()):
-        raise ValueError("the features must be finite: the encoder's training has diverged")
+    require_finite(train_x, test_x)
     train_y, test_y = train_labels.to(train_x.device), test_labels.to(train_x.device)
     if settings.standardise:
         mean, std = train_x.mean(dim=0), train_x.std(dim=0, correction=0)
@@ -184,8 +183,7 @@ def probe_encoder(
     augmentation = settings.augmentation
     if augmentation is None:
         return linear_probe(train_x, train_y, test_x, test_y, settings=settings, on_progress=on_progress)
-    if not bool(train_x.isfinite().all() & test_x.isfinite().all()):
-        raise ValueError("the features must be finite: the encoder's training has diverged")
+    require_finite(train_x, test_x)
     generator = torch.Generator().manual_seed(settings.seed)
 
     def views(rows: Tensor) -> Tensor:
