@@ -11,7 +11,7 @@ import pytest
 import structlog
 import torch
 
-from fedssl_coordinator.logs import CHATTY
+from fedssl_coordinator.core.logs import CHATTY
 from support.coordinator import Coordinator, forget, is_of_this_environment
 from support.object_store import ObjectStore
 from support.servers import Servers
@@ -42,7 +42,7 @@ def own_process() -> Iterator[None]:
 def own_settings() -> Iterator[None]:
     """What a test makes the coordinator's modules keep would be the next test's settings and database."""
     yield
-    if "fedssl_coordinator.db" in sys.modules and not is_of_this_environment():
+    if "fedssl_coordinator.core.db" in sys.modules and not is_of_this_environment():
         forget()  # this test's error, and no other's
         pytest.fail("call support.coordinator.forget once the environment is as it was: see change_settings")
 
@@ -50,7 +50,7 @@ def own_settings() -> Iterator[None]:
 @pytest.fixture
 def change_settings() -> Iterator[Callable[..., None]]:
     """Changes the coordinator's settings in this process for the rest of the test: `change_settings(DEVICE="cpu")`."""
-    from fedssl_coordinator.settings import settings
+    from fedssl_coordinator.core.settings import settings
 
     def change(**values: str) -> None:
         for name, value in values.items():

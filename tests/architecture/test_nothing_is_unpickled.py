@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from celery.beat import Scheduler
 
-from fedssl_coordinator.beat import Beat
-from fedssl_coordinator.celery_app import _configuration
+from fedssl_coordinator.aggregator.beat import Beat
+from fedssl_coordinator.core.celery_app import _configuration
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [
@@ -81,5 +81,5 @@ def test_celery_takes_and_sends_json_alone(change_settings: Callable[..., None],
     assert configuration["accept_content"] == ["json"]
     assert configuration["task_serializer"] == "json"
     assert configuration["task_ignore_result"]  # no result is kept, in whatever form
-    assert configuration["beat_scheduler"] == "fedssl_coordinator.beat:Beat"
+    assert configuration["beat_scheduler"] == "fedssl_coordinator.aggregator.beat:Beat"
     assert Beat.__bases__ == (Scheduler,)  # in memory: the default one keeps a pickle on disk

@@ -9,8 +9,8 @@ from sqlalchemy import func
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.states import AssignmentState, JobState, RoundState, RunState
-from fedssl_coordinator.models import Assignment, DistillationJob, Evaluation, Round, Run
-from fedssl_coordinator.transitions import TRANSITIONS, IllegalTransition, Row, transition
+from fedssl_coordinator.core.models import Assignment, DistillationJob, Evaluation, Round, Run
+from fedssl_coordinator.federation.transitions import TRANSITIONS, IllegalTransition, Row, transition
 from support.coordinator import Coordinator
 from support.servers import Servers
 from support.tables import Tables
@@ -61,7 +61,7 @@ def database(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture
 def session(database: Tables) -> Iterator[Session]:
-    from fedssl_coordinator.db import _factory
+    from fedssl_coordinator.core.db import _factory
 
     with _factory()() as opened:
         yield opened

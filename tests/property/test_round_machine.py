@@ -53,9 +53,9 @@ class RoundMachine(RuleBasedStateMachine):
         fraction=st.sampled_from([1.0, 1.0, 0.5]),
     )
     def create(self, num_clients: int, num_rounds: int, **cohort: Any) -> None:
-        from fedssl_coordinator.runs import service as runs
-        from fedssl_coordinator.tokens import service as tokens
-        from fedssl_coordinator.work import service as work
+        from fedssl_coordinator.federation.runs import service as runs
+        from fedssl_coordinator.federation.work import service as work
+        from fedssl_coordinator.identity.tokens import service as tokens
 
         example = next(_numbers)
         self.clients = [f"{letter}-{example}" for letter in "xyz"[:num_clients]]
@@ -73,14 +73,14 @@ class RoundMachine(RuleBasedStateMachine):
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[Any]:
-        from fedssl_coordinator.db import transaction
+        from fedssl_coordinator.core.db import transaction
 
         with transaction() as session:
             yield session
 
     def _ask(self, call: Callable[..., Any], *arguments: Any) -> Any:
         """A request; a refusal is an answer too."""
-        from fedssl_coordinator.problems import ProblemError
+        from fedssl_coordinator.core.problems import ProblemError
 
         try:
             with self._transaction() as session:
@@ -94,7 +94,7 @@ class RoundMachine(RuleBasedStateMachine):
 
     @rule(who=st.integers(0, 2))
     def claim(self, who: int) -> None:
-        from fedssl_coordinator.work import service as work
+        from fedssl_coordinator.federation.work import service as work
 
         client = self.clients[who % len(self.clients)]
         if client not in self.revoked:
@@ -105,8 +105,8 @@ class RoundMachine(RuleBasedStateMachine):
 
     @rule(who=st.integers(0, 2), value=st.floats(-1, 1, width=32), num_examples=st.integers(1, 99))
     def deliver(self, who: int, value: float, num_examples: int) -> None:
-        from fedssl_coordinator.artifacts import service as artifacts
-        from fedssl_coordinator.work import service as work
+        from fedssl_coordinator.federation.work import service as work
+        from fedssl_coordinator.storage.artifacts import service as artifacts
 
         if (held := self._held(who)) is None:
             return
@@ -122,14 +122,14 @@ class RoundMachine(RuleBasedStateMachine):
 
     @rule(who=st.integers(0, 2))
     def heartbeat(self, who: int) -> None:
-        from fedssl_coordinator.work import service as work
+        from fedssl_coordinator.federation.work import service as work
 
         if (held := self._held(who)) is not None:
             self._ask(work.heartbeat, held[0], Heartbeat(assignment_id=held[1].assignment_id))
 
     @rule(who=st.integers(0, 2))
     def decline(self, who: int) -> None:
-        from fedssl_coordinator.work import service as work
+        from fedssl_coordinator.federation.work import service as work
 
         if (held := self._held(who)) is not None:
             self._ask(work.decline, held[0], Decline(assignment_id=held[1].assignment_id, reason="cannot"))
@@ -137,7 +137,7 @@ class RoundMachine(RuleBasedStateMachine):
     @rule(who=st.integers(0, 2))
     def interfere(self, who: int) -> None:
         """Another client's assignment."""
-        from fedssl_coordinator.work import service as work
+        from fedssl_coordinator.federation.work import service as work
 
         if (held := self._held(who)) is not None:
             submission = Submit(assignment_id=held[1].assignment_id, update="0" * 64, num_examples=1)
@@ -179,7 +179,7 @@ class RoundMachine(RuleBasedStateMachine):
 
     @rule()
     def advance(self) -> None:
-        from fedssl_coordinator.tasks import advance_run
+        from fedssl_coordinator.aggregator.tasks import advance_run
 
         self.tables.execute("UPDATE runs SET retry_at = NULL WHERE id = %s", self.run_id)
         advance_run(str(self.run_id))
@@ -190,21 +190,21 @@ class RoundMachine(RuleBasedStateMachine):
             raise Killed
 
         with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
-            patch.setattr(f"fedssl_coordinator.rounds.service.{where}", die)
+            patch.setattr(f"fedssl_coordinator.federation.rounds.service.{where}", die)
             self.advance()
 
     # What operators do
 
     @rule(verb=st.sampled_from(["pause", "resume", "resume"]))
     def pause_or_resume(self, verb: str) -> None:
-        from fedssl_coordinator.runs import service as runs
+        from fedssl_coordinator.federation.runs import service as runs
 
         self._ask(runs.change, self.run_id, verb)
 
     @rule(chance=st.integers(0, 9), who=st.integers(0, 2))
     def stop_or_revoke(self, chance: int, who: int) -> None:
-        from fedssl_coordinator.clients import service as clients
-        from fedssl_coordinator.runs import service as runs
+        from fedssl_coordinator.federation.clients import service as clients
+        from fedssl_coordinator.federation.runs import service as runs
 
         if chance == 0:
             self._ask(runs.change, self.run_id, "stop")
@@ -230,7 +230,7 @@ class RoundMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_client_counts_once_in_a_round_and_its_update_is_stored(self) -> None:
-        from fedssl_coordinator.stores import store
+        from fedssl_coordinator.core.store import store
 
         rows = self._query(
             "SELECT round_number, client_id, update_digest FROM assignments WHERE run_id = %s AND state = 'accepted'"
@@ -316,7 +316,7 @@ class RoundMachine(RuleBasedStateMachine):
 
 
 def _note_upload(session: Any, assignment_id: UUID, digest: str) -> None:
-    from fedssl_coordinator.artifacts import repository
+    from fedssl_coordinator.storage.artifacts import repository
 
     repository.add(session, digest, 1)
     repository.add_upload(session, assignment_id, digest)

@@ -88,8 +88,8 @@ class Cast:
 
     def awaits_attention(self) -> bool:
         """Whether the sweep would look at the run."""
-        from fedssl_coordinator.db import transaction
-        from fedssl_coordinator.rounds import repository
+        from fedssl_coordinator.core.db import transaction
+        from fedssl_coordinator.federation.rounds import repository
 
         with transaction() as session:
             return self.id in repository.needing_attention(session)

@@ -41,7 +41,7 @@ class Coordinator:
         listening: dict[str, Any] | None = None,
         **environment: str,
     ) -> None:
-        """`listening`: options of `fedssl_coordinator.serving.Listening`; `tls`: what this side's clients use."""
+        """`listening`: options of `fedssl_coordinator.http.server.Listening`; `tls`: what this side's clients use."""
         self.store = store
         self.database_url = database_url
         self._tls = tls or Tls()
@@ -54,9 +54,9 @@ class Coordinator:
         os.environ.update(self._environment)
         forget()
         from fedssl_coordinator.app import create_app
-        from fedssl_coordinator.db import transaction
-        from fedssl_coordinator.serving import Listening, server_config
-        from fedssl_coordinator.tokens import service
+        from fedssl_coordinator.core.db import transaction
+        from fedssl_coordinator.http.server import Listening, server_config
+        from fedssl_coordinator.identity.tokens import service
 
         config = server_config(create_app(), Listening(host="127.0.0.1", port=0, **self._listening))
         config.timeout_graceful_shutdown = 1
@@ -117,13 +117,13 @@ class Coordinator:
 
     def advance(self, run_id: UUID) -> None:
         """What the aggregator does at a nudge, here and now."""
-        from fedssl_coordinator.tasks import advance_run
+        from fedssl_coordinator.aggregator.tasks import advance_run
 
         advance_run(str(run_id))
 
     def distil(self, run_id: UUID) -> None:
         """What the worker of the queue `distill` does at a nudge, here and now, with the run's unfinished job."""
-        from fedssl_coordinator.tasks import distil
+        from fedssl_coordinator.aggregator.tasks import distil
 
         job = self.client.run(run_id).distillation
         assert job is not None, "nothing to distil"
@@ -131,15 +131,15 @@ class Coordinator:
 
     def evaluate(self, evaluation_id: UUID) -> None:
         """What the worker of the queue `evaluate` does at a nudge, here and now."""
-        from fedssl_coordinator.tasks import evaluate
+        from fedssl_coordinator.aggregator.tasks import evaluate
 
         evaluate(str(evaluation_id))
 
 
 def is_of_this_environment() -> bool:
     """Whether what the coordinator's modules keep, if anything, is what they would make in the environment as it is."""
-    from fedssl_coordinator import db
-    from fedssl_coordinator.settings import settings
+    from fedssl_coordinator.core import db
+    from fedssl_coordinator.core.settings import settings
 
     try:
         if settings.cache_info().currsize and settings() != settings.__wrapped__():
@@ -152,8 +152,9 @@ def is_of_this_environment() -> bool:
 
 def forget() -> None:
     """Drop what the coordinator's modules keep for the length of a process."""
-    from fedssl_coordinator import db, nudges, settings, stores
-    from fedssl_coordinator.anchors import service as anchors
+    from fedssl_coordinator.core import db, enqueue, settings
+    from fedssl_coordinator.core import store as stores
+    from fedssl_coordinator.federation.ledger_anchors import service as anchors
 
     for engine in (db.direct_engine, db.engine):
         if engine.cache_info().currsize:
@@ -163,8 +164,8 @@ def forget() -> None:
         db.engine,
         db.direct_engine,
         db._factory,
-        nudges._redis,
-        nudges._producers,
+        enqueue._redis,
+        enqueue._producers,
         stores.store,
         anchors._hour,
     ):

@@ -6,28 +6,26 @@ from typing import Self
 import httpx
 from fastapi.routing import APIRoute
 
-from fedssl_coordinator.dashboard import (
-    client_pages,
-    compare_pages,
-    new_run_pages,
-    other_pages,
-    reference_pages,
-    run_pages,
-    run_tables,
-    runs_pages,
-    signing,
-)
+from fedssl_coordinator.dashboard import lists as list_pages
+from fedssl_coordinator.dashboard import login
+from fedssl_coordinator.dashboard.clients import pages as client_pages
+from fedssl_coordinator.dashboard.compare import pages as compare_pages
+from fedssl_coordinator.dashboard.new_run import pages as new_run_pages
+from fedssl_coordinator.dashboard.reference import pages as reference_pages
+from fedssl_coordinator.dashboard.run import pages as run_pages
+from fedssl_coordinator.dashboard.run import tables as run_tables
+from fedssl_coordinator.dashboard.runs import pages as runs_pages
 from support.coordinator import Coordinator
 
 MODULES = (
-    signing,
+    login,
     runs_pages,
     new_run_pages,
     compare_pages,
     run_tables,
     run_pages,
     client_pages,
-    other_pages,
+    list_pages,
     reference_pages,
 )
 

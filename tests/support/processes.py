@@ -88,7 +88,7 @@ class Federation:
     def nodes(self) -> dict[str, list[str]]:
         """The queues of every Celery worker that is up and has nothing to do at the moment."""
         code = (
-            "import json; from fedssl_coordinator.celery_app import app; "
+            "import json; from fedssl_coordinator.core.celery_app import app; "
             "found = app.control.inspect(timeout=1).active_queues() or {}; "
             "print(json.dumps({node: [queue['name'] for queue in queues] for node, queues in found.items()}))"
         )

@@ -1,9 +1,9 @@
-"""Runs migrations on the connection that `fedssl_coordinator.migrate` (or a test) hands over."""
+"""Runs migrations on the connection that `fedssl_coordinator.core.migrate` (or a test) hands over."""
 
 from alembic import context
 from sqlalchemy import Connection, text
 
-from fedssl_coordinator.models import Base
+from fedssl_coordinator.core.models import Base
 
 
 def run(connection: Connection) -> None:

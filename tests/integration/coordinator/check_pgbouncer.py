@@ -10,7 +10,7 @@ from sqlalchemy import text
 
 from fedssl.client import Retry, WorkerClient
 from fedssl.simulation import simulate
-from fedssl_coordinator.db import engine, exclusive, transaction
+from fedssl_coordinator.core.db import engine, exclusive, transaction
 from support.coordinator import Coordinator
 from support.methods import method_spec, shards
 from support.pgbouncer import NUM_CONNECTIONS, PgBouncer, is_there

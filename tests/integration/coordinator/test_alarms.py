@@ -99,10 +99,10 @@ def test_a_run_that_is_paused_already_says_why_it_should_be(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     """The pause came while the round was still aggregated."""
-    from fedssl_coordinator.rounds import compute
+    from fedssl_coordinator.aggregator import rounds
 
     cast = _cast(coordinator, tables, tmp_path, action="pause")
-    publish = compute.publish_next
+    publish = rounds.publish_next
 
     def pause_first(session: Any, run: Any, *arguments: Any) -> None:
         run.state = RunState.PAUSED
@@ -110,7 +110,7 @@ def test_a_run_that_is_paused_already_says_why_it_should_be(
         publish(session, run, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compute, "publish_next", pause_first)
+        patch.setattr(rounds, "publish_next", pause_first)
         _deliver(cast, tmp_path)
     assert cast.run.state == RunState.PAUSED
     assert "effective_rank 3 is below" in str(cast.run.reason)

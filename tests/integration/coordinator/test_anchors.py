@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from fedssl.client import NotFound, Rejected, WorkerClient
 from fedssl.protocol.ledger import AnchorReceipt, LedgerAnchor, receipt_message
 from fedssl.protocol.work import Register, Submit
-from fedssl_coordinator.anchors.service import _hour
+from fedssl_coordinator.federation.ledger_anchors.service import _hour
 from support.cast import Cast
 from support.coordinator import Coordinator
 from support.federation import tensors_for, upload
@@ -199,8 +199,8 @@ def test_an_anchor_is_no_reason_to_refuse_the_work_and_a_refusal_keeps_none(
 def test_a_client_fills_no_table_with_ledgers_and_contradictions(
     worker: WorkerClient, coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedssl_coordinator.anchors.service._MOST_CONTRADICTIONS", 5)
-    monkeypatch.setattr("fedssl_coordinator.anchors.service._MOST_ANCHORS", 3)
+    monkeypatch.setattr("fedssl_coordinator.federation.ledger_anchors.service._MOST_CONTRADICTIONS", 5)
+    monkeypatch.setattr("fedssl_coordinator.federation.ledger_anchors.service._MOST_ANCHORS", 3)
     _hour.cache_clear()
     new = [anchor(7, key=f"{number:064x}") for number in range(4)]
     assert None not in sent(worker, *new)

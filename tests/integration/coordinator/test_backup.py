@@ -49,7 +49,7 @@ class Federation:
 
     def play(self, num_rounds: int) -> None:
         """Go on until so many rounds are closed, collecting after each."""
-        from fedssl_coordinator.tasks import collect
+        from fedssl_coordinator.aggregator.tasks import collect
 
         while self.coordinator.client.run(self.run_id).rounds_closed < num_rounds:
             for name, worker in self._workers.items():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from fedssl_coordinator.beat import MOST_WAITING
+from fedssl_coordinator.aggregator.beat import MOST_WAITING
 from support.clocks import Clocks
 from support.coordinator import Coordinator
 from support.environment import coordinator_environment
@@ -73,7 +73,7 @@ def test_beat_adds_nothing_to_a_queue_that_nobody_serves(broker: redis.Redis, se
 
 
 def test_sweeps_that_piled_up_are_one(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedssl_coordinator import tasks
+    from fedssl_coordinator.aggregator import tasks
 
     asked: list[str] = []
     monkeypatch.setattr(tasks.advance_run, "delay", asked.append)

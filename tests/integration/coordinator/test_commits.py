@@ -86,43 +86,43 @@ def test_a_commit_that_fails_is_no_success(
 
 def test_a_reader_sees_the_events_of_a_run_in_the_order_of_their_ids(coordinator: Coordinator, tables: Tables) -> None:
     """A slow transaction's event 7 must not appear after a quick one's event 8 has been read."""
-    from fedssl_coordinator.db import _factory, transaction
-    from fedssl_coordinator.events import repository
+    from fedssl_coordinator.core import audit
+    from fedssl_coordinator.core.db import _factory, transaction
 
     run = coordinator.client.create_run(tiny_spec(), start=False)
     last = tables.last_event()
 
     def quick() -> None:
         with transaction() as session:
-            repository.record(session, "quick", "", run_id=run.id)
+            audit.record(session, "quick", "", run_id=run.id)
 
     with _factory()() as slow:
-        repository.record(slow, "slow", "", run_id=run.id)
-        repository._write(slow)  # what the commit begins with: the event has its id, but nobody sees it yet
+        audit.record(slow, "slow", "", run_id=run.id)
+        audit._write(slow)  # what the commit begins with: the event has its id, but nobody sees it yet
         second = threading.Thread(target=quick)
         second.start()
         second.join(0.3)
         assert second.is_alive()  # waits for its turn
         assert tables.events_after(last) == []
         with transaction() as session:  # another run's events do not wait
-            repository.record(session, "elsewhere", "")
+            audit.record(session, "elsewhere", "")
         slow.commit()
     second.join(5)
     assert [e.kind for e in tables.events_after(last) if e.run_id == run.id] == ["slow", "quick"]
 
 
 def test_what_waits_for_a_commit_is_dropped_by_a_rollback(coordinator: Coordinator, tables: Tables) -> None:
-    from fedssl_coordinator.db import after_commit, transaction
-    from fedssl_coordinator.events import repository
+    from fedssl_coordinator.core import audit
+    from fedssl_coordinator.core.db import after_commit, transaction
 
     last = tables.last_event()
     sent: list[str] = []
     with transaction() as session:
-        repository.record(session, "never", "")
+        audit.record(session, "never", "")
         after_commit(session, lambda: sent.append("never"))
         session.rollback()
     with transaction() as session:
-        repository.record(session, "once", "")
+        audit.record(session, "once", "")
         after_commit(session, lambda: sent.append("once"))
         assert sent == []
     assert sent == ["once"]
@@ -150,7 +150,7 @@ def test_hundreds_of_requests_at_once_are_all_answered(coordinator: Coordinator)
 def test_lists_take_as_many_queries_however_long_they_are(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    from fedssl_coordinator.db import engine
+    from fedssl_coordinator.core.db import engine
 
     statements: list[str] = []
 

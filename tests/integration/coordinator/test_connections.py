@@ -13,9 +13,9 @@ from sqlalchemy import event, text
 
 from fedssl.client import Retry, WorkerClient
 from fedssl.client.errors import Unavailable
-from fedssl_coordinator.auth import Caller
-from fedssl_coordinator.db import direct_engine, engine, exclusive, transaction
-from fedssl_coordinator.work import waiting_claims
+from fedssl_coordinator.core.db import direct_engine, engine, exclusive, transaction
+from fedssl_coordinator.federation.work import waiting_claims
+from fedssl_coordinator.identity.authentication import Caller
 from support.cast import Cast
 from support.coordinator import Coordinator
 from support.servers import Servers
@@ -68,14 +68,14 @@ def test_waiting_claims_hold_no_connection_and_ask_nothing(
 
 
 def test_no_thread_waits_to_finish_an_upload_while_many_are_finished(coordinator: Coordinator) -> None:
-    from fedssl_coordinator import stores
+    from fedssl_coordinator.core import store
 
     def ask(name: str) -> bool:
-        with stores._lock(name) as is_held:
+        with store._lock(name) as is_held:
             return is_held
 
     with ThreadPoolExecutor(1) as pool, ExitStack() as held:
-        assert all(held.enter_context(stores._lock(f"partial/{number}")) for number in range(8))
+        assert all(held.enter_context(store._lock(f"partial/{number}")) for number in range(8))
         assert not pool.submit(ask, "partial/one-more").result(5)  # 423: its sender comes again
         held.close()
         assert pool.submit(ask, "partial/one-more").result(5)
@@ -124,14 +124,14 @@ def test_only_the_last_update_has_the_run_looked_at(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when all of them come at the same time: each sees those that were before it."""
-    from fedssl_coordinator import nudges
+    from fedssl_coordinator.core import enqueue
 
     names = "abcdefgh"
     cast = Cast(coordinator, tables, tmp_path, names, num_rounds=1)
     for name in names:
         cast.claim(name)
     sent: list[str] = []
-    monkeypatch.setattr(nudges, "_send_task", lambda name, run: sent.append(run))
+    monkeypatch.setattr(enqueue, "_send_task", lambda name, run: sent.append(run))
     with ThreadPoolExecutor(len(names)) as pool:
         list(pool.map(cast.deliver, names))
     assert sent == [str(cast.id)]

@@ -13,8 +13,8 @@ from sqlalchemy.exc import IntegrityError
 
 from fedssl.dimensions import assign_dimensions
 from fedssl.protocol.states import Outcome, RunState
-from fedssl_coordinator.db import transaction
-from fedssl_coordinator.dimensions import repository
+from fedssl_coordinator.core.db import transaction
+from fedssl_coordinator.federation.dimensions import repository
 from support.coordinator import Coordinator
 from support.federation import deliver, tiny_spec
 
@@ -144,7 +144,7 @@ def test_clients_that_join_at_once_get_dimensions_of_their_own(
     coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And so they would if two aggregators looked at the run at once, each believing to be alone."""
-    from fedssl_coordinator import tasks
+    from fedssl_coordinator.aggregator import tasks
 
     @contextmanager
     def always_got(name: str) -> Iterator[bool]:

@@ -106,7 +106,8 @@ def test_methods_that_only_combine_have_no_jobs(coordinator: Coordinator, name: 
 def test_progress_is_written_once_a_second_and_at_the_end(
     cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedssl_coordinator.distillation import repository, training
+    from fedssl_coordinator.aggregator import distillation_checkpoints
+    from fedssl_coordinator.federation.distillation import repository
 
     written, write = [], repository.set_while_running
 
@@ -115,7 +116,7 @@ def test_progress_is_written_once_a_second_and_at_the_end(
         return write(session, job_id, **values)
 
     monkeypatch.setattr(repository, "set_while_running", note)
-    monkeypatch.setattr(training, "PROGRESS_SECONDS", 60)
+    monkeypatch.setattr(distillation_checkpoints, "PROGRESS_SECONDS", 60)
     cast.distil()
     assert [values["epoch"] for values in written] == [1, 6]
     assert all(values["seconds_per_epoch"] > 0 for values in written)
@@ -179,17 +180,17 @@ class _Interrupted:
     """Lets something happen after an epoch of a job that runs, as seen from outside."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, epoch: int, what: Any) -> None:
-        from fedssl_coordinator.distillation import training
+        from fedssl_coordinator.aggregator import distillation_checkpoints
 
-        told = training.Training.on_epoch
+        told = distillation_checkpoints.Training.on_epoch
 
         def on_epoch(self: Any, progress: Any) -> None:
             if progress.epoch == epoch:
                 what()
             told(self, progress)
 
-        monkeypatch.setattr(training.Training, "on_epoch", on_epoch)
-        monkeypatch.setattr(training, "PROGRESS_SECONDS", 0)
+        monkeypatch.setattr(distillation_checkpoints.Training, "on_epoch", on_epoch)
+        monkeypatch.setattr(distillation_checkpoints, "PROGRESS_SECONDS", 0)
 
 
 @pytest.mark.parametrize("checkpoint_seconds", ["0", "30"])
@@ -227,15 +228,15 @@ def test_stopping_a_run_ends_its_job(cast: DistillingCast, monkeypatch: pytest.M
 def test_a_job_that_was_stopped_at_the_very_end_publishes_nothing(
     cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedssl_coordinator.distillation import compute
+    from fedssl_coordinator.aggregator import distillation
 
-    publish = compute._publish
+    publish = distillation._publish
 
     def stop_first(*arguments: Any) -> None:
         cast.coordinator.client.stop(cast.id)
         publish(*arguments)
 
-    monkeypatch.setattr(compute, "_publish", stop_first)
+    monkeypatch.setattr(distillation, "_publish", stop_first)
     cast.distil()
     assert (cast.run.outcome, cast.run.rounds_closed) == (Outcome.STOPPED, 0)
     assert cast.job.state == JobState.CANCELLED
@@ -267,7 +268,7 @@ def test_what_a_method_cannot_do_fails_job_and_run(cast: DistillingCast, monkeyp
     def refuse(*_: object, **__: object) -> None:
         raise MethodError("the distillation's loss is not a finite number: lower its optimiser's learning_rate")
 
-    monkeypatch.setattr("fedssl_coordinator.rounds.compute.run_aggregation", refuse)
+    monkeypatch.setattr("fedssl_coordinator.aggregator.rounds.run_aggregation", refuse)
     cast.distil()
     assert cast.job.state == JobState.FAILED
     assert cast.job.reason == "the distillation's loss is not a finite number: lower its optimiser's learning_rate"
@@ -285,7 +286,7 @@ def test_missing_public_images_fail_a_run_that_has_not_begun(
     def refuse(*_: object) -> None:
         raise DataError("digits is not here")
 
-    monkeypatch.setattr("fedssl_coordinator.rounds.compute._public_images", refuse)
+    monkeypatch.setattr("fedssl_coordinator.aggregator.rounds._public_images", refuse)
     cast = DistillingCast(coordinator, tables, tmp_path, method_spec("fedca"), train=False)
     cast.distil()
     assert (cast.run.outcome, cast.run.reason, cast.job.state) == (
@@ -308,7 +309,7 @@ def test_what_may_pass_is_tried_again_after_pauses_that_double(
 
     pauses = []
     with monkeypatch.context() as patch:
-        patch.setattr("fedssl_coordinator.rounds.compute.run_aggregation", fail)
+        patch.setattr("fedssl_coordinator.aggregator.rounds.run_aggregation", fail)
         for _ in range(3):
             cast.distil()
             seconds = cast.tables.one("SELECT round(extract(epoch FROM retry_at - now())) FROM distillation_jobs")
@@ -339,7 +340,7 @@ def test_a_gpu_that_answers_nothing_any_more_ends_the_process(
         raise torch.AcceleratorError("an illegal memory access was encountered")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedssl_coordinator.rounds.compute.run_aggregation", fail)
+        patch.setattr("fedssl_coordinator.aggregator.rounds.run_aggregation", fail)
         with pytest.raises(WorkerShutdown):
             cast.distil()
     assert cast.job.reason == "AcceleratorError: an illegal memory access was encountered; it is tried again"

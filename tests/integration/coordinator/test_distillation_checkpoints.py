@@ -11,7 +11,7 @@ from fedssl.artifacts.store import FileStore
 from fedssl.errors import StoreUnavailable
 from fedssl.protocol.states import JobState, Outcome
 from fedssl.simulation import simulate
-from fedssl_coordinator.artifacts.service import release, store
+from fedssl_coordinator.storage.artifacts.service import release, store
 from support.coordinator import Coordinator
 from support.distilling import DistillingCast
 from support.methods import shards
@@ -25,9 +25,9 @@ class Killed(BaseException):
 @pytest.fixture
 def every_epoch(monkeypatch: pytest.MonkeyPatch, change_settings: Callable[..., None]) -> None:
     """Save and tell at the end of every epoch."""
-    from fedssl_coordinator.distillation import training
+    from fedssl_coordinator.aggregator import distillation_checkpoints
 
-    monkeypatch.setattr(training, "PROGRESS_SECONDS", 0)
+    monkeypatch.setattr(distillation_checkpoints, "PROGRESS_SECONDS", 0)
     change_settings(CHECKPOINT_SECONDS="0")
 
 
@@ -41,7 +41,7 @@ def _dies_at(monkeypatch: pytest.MonkeyPatch, target: str, call: int, *, after: 
     module, _, name = target.rpartition(".")
     owner: Any = __import__(module, fromlist=[name]) if not module.endswith("Training") else None
     if owner is None:
-        from fedssl_coordinator.distillation.training import Training as owner  # noqa: N813
+        from fedssl_coordinator.aggregator.distillation_checkpoints import Training as owner  # noqa: N813
     work, calls = getattr(owner, name), [0]
 
     def fatal(*arguments: Any, **options: Any) -> Any:
@@ -67,7 +67,7 @@ def _finish(cast: DistillingCast) -> None:
     assert [name for name in simulated if not torch.equal(deployed[name], simulated[name])] == []
 
 
-_TRAINING = "fedssl_coordinator.distillation.training"
+_TRAINING = "fedssl_coordinator.aggregator.distillation_checkpoints"
 
 # Where the process dies; the epoch it goes on after; files that are left over for ever, at most.
 DEATHS: dict[str, tuple[str, int, bool, int, int]] = {
@@ -76,8 +76,8 @@ DEATHS: dict[str, tuple[str, int, bool, int, int]] = {
     "when the row is written, and the one before is not yet removed": (f"{_TRAINING}.release", 2, False, 3, 0),
     "when the one before is removed": (f"{_TRAINING}.release", 2, True, 3, 0),
     "after the last epoch": (f"{_TRAINING}.Training.on_epoch", 6, True, 6, 0),
-    "when the weights lie in the store": ("fedssl_coordinator.distillation.compute._publish", 1, False, 6, 0),
-    "when all but the commit is done": ("fedssl_coordinator.distillation.service.complete", 1, True, 6, 0),
+    "when the weights lie in the store": ("fedssl_coordinator.aggregator.distillation._publish", 1, False, 6, 0),
+    "when all but the commit is done": ("fedssl_coordinator.federation.distillation.service.complete", 1, True, 6, 0),
 }
 
 
@@ -105,7 +105,7 @@ def test_wherever_it_dies_the_job_goes_on_to_the_same_bits(
 
 
 def test_each_checkpoint_replaces_the_one_before(cast: DistillingCast, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedssl_coordinator.distillation.training import Training
+    from fedssl_coordinator.aggregator.distillation_checkpoints import Training
 
     told, seen = Training.on_epoch, []
 
@@ -121,16 +121,16 @@ def test_each_checkpoint_replaces_the_one_before(cast: DistillingCast, monkeypat
 
 def test_two_tries_never_make_the_same_file(cast: DistillingCast, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or one that removes its own would remove the other's."""
-    from fedssl_coordinator.distillation import training
+    from fedssl_coordinator.aggregator import distillation_checkpoints
 
-    digests, put = [], training.put
+    digests, put = [], distillation_checkpoints.put
 
     def note(tensors: Any) -> Any:
         stored = put(tensors)
         digests.append(stored.digest)
         return stored
 
-    monkeypatch.setattr(training, "put", note)
+    monkeypatch.setattr(distillation_checkpoints, "put", note)
     for _ in range(2):
         with monkeypatch.context() as patch:
             _dies_at(patch, f"{_TRAINING}.put", 2, after=False)
@@ -161,8 +161,8 @@ def test_a_process_that_is_asked_to_end_saves_and_leaves(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the interval: the next process goes on where it was, at once, and nothing has failed."""
-    from fedssl_coordinator.celery_app import is_stopping
-    from fedssl_coordinator.distillation.training import Training
+    from fedssl_coordinator.aggregator.distillation_checkpoints import Training
+    from fedssl_coordinator.core.celery_app import is_stopping
 
     cast = DistillingCast(coordinator, tables, tmp_path)
     told = Training.on_epoch
@@ -206,11 +206,13 @@ def test_a_checkpoint_that_cannot_be_read_costs_time_alone(
 
 def test_a_checkpoint_of_another_version_is_dropped(cast: DistillingCast, monkeypatch: pytest.MonkeyPatch) -> None:
     """An update of the coordinator in mid-distillation must not cost a run of weeks."""
-    from fedssl_coordinator.distillation import training
+    from fedssl_coordinator.aggregator import distillation_checkpoints
 
-    put = training.put
+    put = distillation_checkpoints.put
     with monkeypatch.context() as patch:
-        patch.setattr(training, "put", lambda tensors: put({f"old.{name}": t for name, t in tensors.items()}))
+        patch.setattr(
+            distillation_checkpoints, "put", lambda tensors: put({f"old.{name}": t for name, t in tensors.items()})
+        )
         _dies_at(patch, f"{_TRAINING}.Training.on_epoch", 2, after=True)
         with pytest.raises(Killed):
             cast.distil()
@@ -261,7 +263,7 @@ def test_progress_between_two_deaths_makes_each_of_them_news(
     assert len(cast.events("distillation.stalled")) == 2
     for _ in range(4):
         with monkeypatch.context() as patch:
-            _dies_at(patch, "fedssl_coordinator.distillation.compute._publish", 1, after=False)
+            _dies_at(patch, "fedssl_coordinator.aggregator.distillation._publish", 1, after=False)
             with pytest.raises(Killed):
                 cast.distil()
         cast.pause_over()

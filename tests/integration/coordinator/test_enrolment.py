@@ -17,7 +17,7 @@ import pytest
 from fedssl.client import Client, Conflict, NotAllowed, NotAuthenticated, Retry, Unreachable, WorkerClient
 from fedssl.protocol.views import TokenCreated
 from fedssl.protocol.work import Enrolled
-from fedssl_coordinator.auth import hash_secret, new_secret
+from fedssl_coordinator.identity.authentication import hash_secret, new_secret
 from fedssl_worker.assembly import EXIT_REFUSED, run_worker
 from fedssl_worker.enrolment import own_token
 from fedssl_worker.files import owned_folder

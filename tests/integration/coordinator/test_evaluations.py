@@ -27,7 +27,7 @@ from support.methods import method_spec, shards
 from support.servers import Servers
 from support.tables import Tables
 
-COMPUTE = "fedssl_coordinator.evaluations.compute"
+COMPUTE = "fedssl_coordinator.aggregator.evaluations"
 
 
 class Killed(BaseException):
@@ -296,7 +296,7 @@ def test_what_has_no_map_says_why(cast: DistillingCast) -> None:
 
 def _dies_at(monkeypatch: pytest.MonkeyPatch, write: int) -> None:
     """The process ends before this result would be written."""
-    from fedssl_coordinator.evaluations.compute import _Telling
+    from fedssl_coordinator.aggregator.evaluations import _Telling
 
     told, calls = _Telling.on_results, [0]
 
@@ -323,15 +323,15 @@ def test_a_killed_one_goes_on_with_the_next_measure(
     assert row.progress is not None
     assert sorted(row.progress.results) == done
     asked: list[tuple[str, ...]] = []
-    from fedssl_coordinator.evaluations import compute
+    from fedssl_coordinator.aggregator import evaluations
 
-    examine = compute.examine
+    examine = evaluations.examine
 
     def note(encoder: Any, labelled: Any, config: Any, *arguments: Any, **options: Any) -> Any:
         asked.append(config.measures)
         return examine(encoder, labelled, config, *arguments, **options)
 
-    monkeypatch.setattr(compute, "examine", note)
+    monkeypatch.setattr(evaluations, "examine", note)
     if not done:  # progress ends the pause that follows a death
         _evaluate(cast)
         assert _listed(cast)[0].state == JobState.RUNNING
@@ -349,7 +349,7 @@ def test_a_killed_one_goes_on_with_the_next_measure(
 def test_one_that_died_after_its_last_measure_is_completed(
     cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedssl_coordinator.evaluations import service
+    from fedssl_coordinator.federation.evaluations import service
 
     with monkeypatch.context() as patch:
 
@@ -369,7 +369,7 @@ def test_one_that_died_after_its_last_measure_is_completed(
 
 
 def test_a_process_that_is_asked_to_end_leaves_at_once(cast: DistillingCast) -> None:
-    from fedssl_coordinator.celery_app import is_stopping
+    from fedssl_coordinator.core.celery_app import is_stopping
 
     is_stopping.set()
     _evaluate(cast)
@@ -406,7 +406,7 @@ def test_one_that_was_called_off_can_be_asked_for_again(cast: DistillingCast) ->
 def test_a_running_one_stops_when_it_next_tells_how_far_it_is(
     cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedssl_coordinator.evaluations.compute import _Telling
+    from fedssl_coordinator.aggregator.evaluations import _Telling
 
     [row] = _listed(cast)
     told = _Telling.on_results
@@ -460,16 +460,16 @@ def test_what_may_pass_is_tried_again(cast: DistillingCast) -> None:
 
 
 def test_a_diverged_encoder_has_no_numbers(cast: DistillingCast, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedssl_coordinator.evaluations import compute
+    from fedssl_coordinator.aggregator import evaluations
 
-    load = compute.load_encoder
+    load = evaluations.load_encoder
 
     def diverged(tensors: Any, spec: Any) -> Any:
         encoder = load(tensors, spec)
         torch.nn.init.constant_(next(encoder.parameters()), math.nan)
         return encoder
 
-    monkeypatch.setattr(compute, "load_encoder", diverged)
+    monkeypatch.setattr(evaluations, "load_encoder", diverged)
     _evaluate(cast)
     [row] = _listed(cast)
     assert row.state == JobState.COMPLETED
@@ -491,7 +491,7 @@ def redis(servers: Servers) -> Iterator[Redis]:
 
 def _waiting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The evaluations that a sweep sends, whose messages are lost."""
-    from fedssl_coordinator import tasks
+    from fedssl_coordinator.aggregator import tasks
 
     sent: list[str] = []
     with monkeypatch.context() as patch:
@@ -504,8 +504,8 @@ def _waiting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_lost_message_is_sent_again_unless_somebody_works_on_it(
     redis: Redis, cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedssl_coordinator.db import exclusive
-    from fedssl_coordinator.evaluations.service import lock_name
+    from fedssl_coordinator.core.db import exclusive
+    from fedssl_coordinator.federation.evaluations.service import lock_name
 
     redis.delete("evaluate")
     [row] = _listed(cast)
@@ -529,7 +529,7 @@ def test_a_lost_message_is_sent_again_unless_somebody_works_on_it(
 
 def test_messages_do_not_pile_up_while_nobody_takes_them(redis: Redis, cast: DistillingCast) -> None:
     """However long the jobs wait, and whatever Redis forgets meanwhile."""
-    from fedssl_coordinator.tasks import sweep
+    from fedssl_coordinator.aggregator.tasks import sweep
 
     def sweep_later(times: int) -> None:
         for _ in range(times):
@@ -550,7 +550,7 @@ def test_messages_do_not_pile_up_while_nobody_takes_them(redis: Redis, cast: Dis
 
 def test_a_job_that_is_tried_again_is_sent_behind_those_that_wait(redis: Redis, cast: DistillingCast) -> None:
     """Its own message was taken, and theirs are in the queue."""
-    from fedssl_coordinator.tasks import sweep
+    from fedssl_coordinator.aggregator.tasks import sweep
 
     cast.train()
     begun = "sent_at = NULL, state = 'running', started_at = now()"
@@ -561,8 +561,8 @@ def test_a_job_that_is_tried_again_is_sent_behind_those_that_wait(redis: Redis, 
 
 def test_a_run_is_deleted_while_an_evaluation_of_it_completes(cast: DistillingCast) -> None:
     """Whose numbers are the last rows of the run that are written."""
-    from fedssl_coordinator.db import transaction
-    from fedssl_coordinator.evaluations import service
+    from fedssl_coordinator.core.db import transaction
+    from fedssl_coordinator.federation.evaluations import service
 
     [row] = _listed(cast)
     cast.coordinator.client.stop(cast.id)
@@ -587,7 +587,7 @@ def test_a_run_is_deleted_while_an_evaluation_of_it_completes(cast: DistillingCa
 def test_a_run_is_deleted_while_an_evaluation_of_it_is_asked_for(
     cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedssl_coordinator.evaluations import service
+    from fedssl_coordinator.federation.evaluations import service
 
     client, look = cast.coordinator.client, service.datasets.get
     client.stop(cast.id)

@@ -34,7 +34,7 @@ def _pause_over(tables: Tables) -> None:
     tables.execute("UPDATE runs SET retry_at = now() - interval '1 second' WHERE retry_at IS NOT NULL")
 
 
-@pytest.mark.parametrize("where", ["fedssl_coordinator.rounds.service.close_round", "after"])
+@pytest.mark.parametrize("where", ["fedssl_coordinator.federation.rounds.service.close_round", "after"])
 def test_an_aggregator_that_dies_before_the_round_is_closed(
     cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -51,7 +51,7 @@ def test_an_aggregator_that_dies_before_the_round_is_closed(
     def die(*_: object, **__: object) -> None:
         raise Killed
 
-    target = "fedssl_coordinator.rounds.repository.replace_metrics" if where == "after" else where
+    target = "fedssl_coordinator.federation.rounds.repository.replace_metrics" if where == "after" else where
     with monkeypatch.context() as patch:
         patch.setattr(target, die)
         with pytest.raises(Killed):
@@ -94,7 +94,7 @@ def test_an_aggregator_that_dies_while_it_makes_the_first_weights(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedssl_coordinator.runs.repository.set_first_weights", die)
+        patch.setattr("fedssl_coordinator.federation.runs.repository.set_first_weights", die)
         with pytest.raises(Killed):
             coordinator.advance(run.id)
     [stored] = _files(coordinator.store)
@@ -108,9 +108,9 @@ def test_an_aggregator_that_dies_while_it_makes_the_first_weights(
 @pytest.fixture
 def one_is_too_large(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """The weights of runs named `too-large` find no memory, until the function is called."""
-    from fedssl_coordinator.rounds import compute
+    from fedssl_coordinator.aggregator import rounds
 
-    start_run = compute.start_run
+    start_run = rounds.start_run
     is_short = True
 
     def start(method: Any, ctx: Any) -> Any:
@@ -122,7 +122,7 @@ def one_is_too_large(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         nonlocal is_short
         is_short = False
 
-    monkeypatch.setattr(compute, "start_run", start)
+    monkeypatch.setattr(rounds, "start_run", start)
     return relieve
 
 
@@ -131,7 +131,7 @@ _IN = "SELECT now() + %s * interval '1 second'"
 
 def _sweep(monkeypatch: pytest.MonkeyPatch) -> list[UUID]:
     """Beat's task, and then what it has asked for, one after the other as a single aggregator would."""
-    from fedssl_coordinator import tasks
+    from fedssl_coordinator.aggregator import tasks
 
     asked: list[str] = []
     with monkeypatch.context() as patch:
@@ -259,7 +259,7 @@ def test_a_method_that_cannot_begin_fails_the_run(coordinator: Coordinator, monk
     def refuse(*_: object) -> None:
         raise MethodError("this method needs what the spec does not give")
 
-    monkeypatch.setattr("fedssl_coordinator.rounds.compute.start_run", refuse)
+    monkeypatch.setattr("fedssl_coordinator.aggregator.rounds.start_run", refuse)
     run = coordinator.client.create_run(tiny_spec())
     coordinator.advance(run.id)
     ended = coordinator.client.run(run.id)
@@ -271,7 +271,7 @@ def test_updates_that_cannot_be_aggregated_fail_the_run(cast: Cast, monkeypatch:
     def refuse(*_: object) -> None:
         raise MethodError("the updates cannot be aggregated: \x00 odd")
 
-    monkeypatch.setattr("fedssl_coordinator.rounds.compute.run_aggregation", refuse)
+    monkeypatch.setattr("fedssl_coordinator.aggregator.rounds.run_aggregation", refuse)
     cast.work("a", "b")
     cast.advance()
     assert cast.run.outcome == Outcome.FAILED

@@ -11,7 +11,7 @@ from anyio import to_thread
 from sqlalchemy import event
 
 from fedssl_coordinator.app import create_app
-from fedssl_coordinator.db import engine
+from fedssl_coordinator.core.db import engine
 from support.coordinator import Coordinator, forget
 from support.environment import coordinator_environment
 from support.federation import tiny_spec

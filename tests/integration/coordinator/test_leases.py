@@ -12,7 +12,7 @@ import pytest
 from fedssl.client import NotAuthenticated, NotFound
 from fedssl.protocol.states import Outcome, RunState, Verdict
 from fedssl.protocol.work import Progress, Submit
-from fedssl_coordinator.work.waiting_claims import POLL_SECONDS
+from fedssl_coordinator.federation.work.waiting_claims import POLL_SECONDS
 from support.cast import Cast
 from support.coordinator import Coordinator
 from support.federation import tiny_spec
@@ -104,7 +104,7 @@ def test_a_heartbeat_without_an_assignment_says_that_the_worker_lives(cast: Cast
 def test_an_assignment_that_is_deleted_at_this_moment_is_not_there(
     cast: Cast, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    from fedssl_coordinator.work import service
+    from fedssl_coordinator.federation.work import service
 
     item, worker, own = cast.claim("a"), cast.workers["a"], service.own_assignment
     cast.coordinator.client.stop(cast.id)

@@ -13,9 +13,9 @@ import pytest
 from sqlalchemy import text
 
 from fedssl.protocol.views import TokenCreate
-from fedssl_coordinator.db import UNREACHABLE, transaction
-from fedssl_coordinator.tokens import service as tokens
-from fedssl_coordinator.waiting import _waiting as places
+from fedssl_coordinator.core.db import UNREACHABLE, transaction
+from fedssl_coordinator.identity.concurrency_limit import _waiting as places
+from fedssl_coordinator.identity.tokens import service as tokens
 from support.cast import Cast
 from support.coordinator import UNLIMITED, Coordinator
 from support.pages import Browser
@@ -136,7 +136,7 @@ def test_a_revoked_token_is_a_stranger_s(make: Make) -> None:
 
 def test_two_hundred_workers_behind_one_address_are_within_the_defaults(make: Make) -> None:
     defaults = dict.fromkeys((name.removeprefix("FEDSSL_").lower() for name in UNLIMITED), "")
-    from fedssl_coordinator.settings import Settings
+    from fedssl_coordinator.core.settings import Settings
 
     values = {name: Settings.model_fields[name].default for name in defaults}
     assert all(values.values())

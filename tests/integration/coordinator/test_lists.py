@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fedssl.protocol.states import RunState
-from fedssl_coordinator.paging import encode_cursor
+from fedssl_coordinator.core.paging import encode_cursor
 from support.cast import Cast
 from support.coordinator import Coordinator
 from support.federation import tiny_spec
@@ -112,7 +112,7 @@ def test_a_page_of_rounds_is_cut_to_what_one_answer_can_hold(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A round of more clients than that is a page of its own."""
-    from fedssl_coordinator.runs import service
+    from fedssl_coordinator.federation.runs import service
 
     cast = Cast(coordinator, tables, tmp_path, "abc", num_rounds=5)
     for _ in range(5):

@@ -170,8 +170,8 @@ def test_a_direct_upload_that_is_forgotten_where_a_prefix_lists_nothing(
 
     monkeypatch.setattr(Bucket, "multiparts", by_key)
     with _over(servers, object_store, bucket, tmp_path, FEDSSL_STORE_DIRECT="1") as (running, _), Tus(running) as tus:
-        from fedssl_coordinator.stores import store
-        from fedssl_coordinator.uploads.service import expire_uploads
+        from fedssl_coordinator.core.store import store
+        from fedssl_coordinator.storage.uploads.service import expire_uploads
 
         location = tus.begun(len(DATA), DIGEST)
         assert len(tus.request("POST", f"{location}/parts").json()["parts"]) == 1
@@ -242,9 +242,9 @@ def test_what_is_gone_or_damaged_in_the_bucket_is_found(
 ) -> None:
     with _over(servers, object_store, bucket, tmp_path) as (running, url), Tables(url) as tables:
         cast = Cast(running, tables, tmp_path, "ab")
-        from fedssl_coordinator.retention.service import collect
-        from fedssl_coordinator.retention.verification import verify_store
-        from fedssl_coordinator.stores import store
+        from fedssl_coordinator.core.store import store
+        from fedssl_coordinator.storage.retention.service import collect
+        from fedssl_coordinator.storage.retention.verification import verify_store
 
         cast.work("a", value=1.0)
         cast.work("b", value=3.0)

@@ -14,8 +14,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from fedssl import tracing
-from fedssl_coordinator.celery_app import app as celery
-from fedssl_coordinator.logs import add_subject
+from fedssl_coordinator.core.celery_app import app as celery
+from fedssl_coordinator.core.logs import add_subject
 from fedssl_worker import metrics as worker_metrics
 from support.cast import Cast
 from support.coordinator import Coordinator
@@ -57,7 +57,7 @@ def test_a_round_is_counted(coordinator: Coordinator, tables: Tables, tmp_path: 
 
 
 def test_the_dashboard_asks_for_numbers_that_exist(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
-    from fedssl_coordinator.metrics import REGISTRY
+    from fedssl_coordinator.core.metrics import REGISTRY
 
     shown = {name.partition("{")[0] for name in numbers(coordinator)}
     for registry in (REGISTRY, worker_metrics.REGISTRY):
@@ -98,10 +98,10 @@ def test_log_lines_say_what_they_are_about(
         structlog.get_logger("x").warning("inside")
         raise RuntimeError("on purpose")
 
-    monkeypatch.setattr("fedssl_coordinator.work.service.repository.renew", fail)
+    monkeypatch.setattr("fedssl_coordinator.federation.work.service.repository.renew", fail)
     with pytest.raises(Exception, match="log has the details"):
         cast.workers["a"].heartbeat(item.assignment_id)
-    monkeypatch.setattr("fedssl_coordinator.rounds.service.next_step", fail)
+    monkeypatch.setattr("fedssl_coordinator.federation.rounds.service.next_step", fail)
     task(cast.id)
     said = [json.loads(line) for line in lines.getvalue().splitlines()]
     about = [(line["event"], line.get("run"), line.get("round"), line.get("client")) for line in said]
@@ -140,14 +140,14 @@ def test_a_round_is_one_trace(
 
 
 def test_messages_carry_the_trace(coordinator: Coordinator, exporter: InMemorySpanExporter, tables: Tables) -> None:
-    from fedssl_coordinator import nudges
+    from fedssl_coordinator.core import enqueue
 
-    nudges._redis().delete("aggregate")
+    enqueue._redis().delete("aggregate")
     with tracing.span("asked"):
         carried = tracing.carried()
-        nudges._send_task("advance_run", str(UUID(int=7)))
-    (message,) = nudges._redis().lrange("aggregate", 0, -1)
-    nudges._redis().delete("aggregate")
+        enqueue._send_task("advance_run", str(UUID(int=7)))
+    (message,) = enqueue._redis().lrange("aggregate", 0, -1)
+    enqueue._redis().delete("aggregate")
     assert json.loads(message)["headers"]["traceparent"] == carried["traceparent"]
 
 

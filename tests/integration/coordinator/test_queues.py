@@ -20,7 +20,7 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, JobState, Outcome, RunState
 from fedssl.protocol.views import EventView, RoundView
 from fedssl.simulation import simulate
-from fedssl_coordinator.celery_app import QUEUES
+from fedssl_coordinator.core.celery_app import QUEUES
 from support.coordinator import Coordinator
 from support.distilling import distilling_spec
 from support.federation import deliver, tiny_spec
@@ -280,7 +280,7 @@ def test_a_look_at_a_run_computes_one_round_and_no_more(coordinator: Coordinator
 
 def _waiting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The jobs that a sweep sends, whose messages are lost."""
-    from fedssl_coordinator import tasks
+    from fedssl_coordinator.aggregator import tasks
 
     sent: list[str] = []
     with monkeypatch.context() as patch:
@@ -323,8 +323,8 @@ def test_a_database_whose_clock_is_put_back_by_a_day(
 def test_a_job_that_somebody_works_on_is_not_sent(
     coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedssl_coordinator.db import exclusive
-    from fedssl_coordinator.distillation.service import lock_name
+    from fedssl_coordinator.core.db import exclusive
+    from fedssl_coordinator.federation.distillation.service import lock_name
 
     _, job = _queued(coordinator, tables)
     tables.execute("UPDATE distillation_jobs SET state = 'running', started_at = now(), sent_at = NULL")
@@ -337,8 +337,8 @@ def test_a_job_that_somebody_works_on_is_not_sent(
 
 
 def test_a_run_that_distils_is_left_alone(coordinator: Coordinator, tables: Tables) -> None:
-    from fedssl_coordinator.db import transaction
-    from fedssl_coordinator.rounds import repository
+    from fedssl_coordinator.core.db import transaction
+    from fedssl_coordinator.federation.rounds import repository
 
     run_id, _ = _queued(coordinator, tables)
     with transaction() as session:
@@ -367,7 +367,7 @@ def test_a_job_and_an_operator_do_not_cross(
 ) -> None:
     """While it is about to publish, a cancellation waits, and then finds it completed."""
     from fedssl.client import Conflict
-    from fedssl_coordinator.distillation import service
+    from fedssl_coordinator.federation.distillation import service
 
     run_id, job = _queued(coordinator, tables)
     complete, seen = service.complete, []

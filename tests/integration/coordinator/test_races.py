@@ -110,14 +110,13 @@ def test_two_aggregators_that_both_believe_to_hold_the_run(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_rounds: int
 ) -> None:
     """A connection that broke has freed the lock of an aggregator that is still computing."""
-    from fedssl_coordinator import tasks
-    from fedssl_coordinator.rounds import compute
+    from fedssl_coordinator.aggregator import rounds, tasks
 
     @contextmanager
     def always_got(run_id: object) -> Iterator[bool]:
         yield True
 
-    both, compute_alone = threading.Barrier(2, timeout=10), compute.next_weights
+    both, compute_alone = threading.Barrier(2, timeout=10), rounds.next_weights
     digests = []
 
     def together(*arguments: object) -> object:
@@ -138,8 +137,8 @@ def test_two_aggregators_that_both_believe_to_hold_the_run(
     # Each of them sees the round before the other has closed it.
     tables.execute("UPDATE rounds SET state = 'aggregating'")
     monkeypatch.setattr(tasks, "exclusive", always_got)
-    monkeypatch.setattr(compute, "next_weights", together)
-    monkeypatch.setattr("fedssl_coordinator.tries.may_begin", lambda session, row: True)
+    monkeypatch.setattr(rounds, "next_weights", together)
+    monkeypatch.setattr("fedssl_coordinator.federation.retries.may_begin", lambda session, row: True)
     _at_once(cast.advance, cast.advance)
     assert len(digests) == 2
     assert len(set(digests)) == 1
@@ -153,7 +152,7 @@ def test_two_aggregators_that_both_believe_to_hold_the_run(
 
 def test_a_stop_and_an_aggregator_do_not_cross(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the operator's look at the round and its end of it, the aggregator must not move it."""
-    from fedssl_coordinator.rounds import repository
+    from fedssl_coordinator.federation.rounds import repository
 
     locked_live = repository.locked_live
     aggregator = threading.Thread(target=cast.advance)
@@ -174,15 +173,15 @@ def test_a_stop_and_an_aggregator_do_not_cross(cast: Cast, monkeypatch: pytest.M
 
 
 def test_a_run_stopped_while_it_is_aggregated(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedssl_coordinator.rounds import compute
+    from fedssl_coordinator.aggregator import rounds
 
-    aggregated = compute.next_weights
+    aggregated = rounds.next_weights
 
     def stop_meanwhile(*arguments: object) -> object:
         cast.coordinator.client.stop(cast.id)
         return aggregated(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(compute, "next_weights", stop_meanwhile)
+    monkeypatch.setattr(rounds, "next_weights", stop_meanwhile)
     cast.work("a", "b")
     cast.advance()
     run = cast.run
@@ -195,13 +194,13 @@ def test_a_run_stopped_while_it_is_aggregated(cast: Cast, monkeypatch: pytest.Mo
 def test_a_run_paused_while_its_round_fails(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
     """The round must not end without its run, which would open the same round again for ever."""
     from fedssl.errors import MethodError
-    from fedssl_coordinator.rounds import compute
+    from fedssl_coordinator.aggregator import rounds
 
     def pause_and_fail(*_: object) -> object:
         cast.coordinator.client.pause(cast.id)
         raise MethodError("the updates cannot be aggregated: they disagree")
 
-    monkeypatch.setattr(compute, "next_weights", pause_and_fail)
+    monkeypatch.setattr(rounds, "next_weights", pause_and_fail)
     cast.work("a", "b")
     cast.advance()
     run = cast.run
@@ -210,17 +209,17 @@ def test_a_run_paused_while_its_round_fails(cast: Cast, monkeypatch: pytest.Monk
 
 
 def test_a_run_stopped_while_it_is_prepared(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedssl_coordinator.rounds import compute
+    from fedssl_coordinator.aggregator import rounds
     from support.federation import tiny_spec
 
-    start_run = compute.start_run
+    start_run = rounds.start_run
     run = coordinator.client.create_run(tiny_spec())
 
     def stop_meanwhile(*arguments: object) -> object:
         coordinator.client.stop(run.id)
         return start_run(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(compute, "start_run", stop_meanwhile)
+    monkeypatch.setattr(rounds, "start_run", stop_meanwhile)
     coordinator.advance(run.id)
     assert coordinator.client.run(run.id).initial_model is None
     assert [event.kind for event in coordinator.client.event_log(run.id)][-1] == "run.finished"
@@ -228,7 +227,7 @@ def test_a_run_stopped_while_it_is_prepared(coordinator: Coordinator, monkeypatc
 
 def test_a_late_claim_crosses_the_end_of_its_round(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the aggregator's look and its close an offer becomes a lease, which must end with the round."""
-    from fedssl_coordinator.rounds import repository
+    from fedssl_coordinator.federation.rounds import repository
 
     end_lost = repository.lost
 
@@ -248,7 +247,7 @@ def test_a_late_claim_crosses_the_end_of_its_round(cast: Cast, monkeypatch: pyte
 
 def test_an_update_crosses_the_deadline(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is accepted after the aggregator's look, but before its verdict, counts and is not offered again."""
-    from fedssl_coordinator.rounds import repository
+    from fedssl_coordinator.federation.rounds import repository
 
     locked_live = repository.locked_live
 

@@ -37,7 +37,7 @@ def run_command(*arguments: str) -> Result:
 
 def collect() -> dict[str, int]:
     """How many artifacts of which kind were removed; what is left must be whole."""
-    from fedssl_coordinator.retention import service
+    from fedssl_coordinator.storage.retention import service
 
     collected = service.collect()
     assert collected is not None
@@ -153,7 +153,7 @@ def test_a_data_set_that_is_never_registered_goes_after_a_day(
 
 def test_files_that_no_row_knows_of(coordinator: Coordinator, tables: Tables) -> None:
     """What a process left that was killed between the store and Postgres, or in mid-upload."""
-    from fedssl_coordinator.stores import store
+    from fedssl_coordinator.core.store import store
 
     names = []
     for content in (b"old", b"new"):
@@ -180,7 +180,7 @@ def test_a_store_that_goes_away_while_it_is_collected(
     cast: Cast, coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it may have removed until then, nobody takes for kept."""
-    from fedssl_coordinator.retention import service
+    from fedssl_coordinator.storage.retention import service
 
     cast.work("a", value=1.0)
     cast.work("b", value=2.0)
@@ -250,8 +250,8 @@ def test_verify_store_finds_what_is_missing(
 
 
 def test_nothing_is_collected_while_a_backup_is_made(cast: Cast, coordinator: Coordinator) -> None:
-    from fedssl_coordinator.retention import service
-    from fedssl_coordinator.tasks import collect as task
+    from fedssl_coordinator.aggregator.tasks import collect as task
+    from fedssl_coordinator.storage.retention import service
 
     cast.work("a", value=1.0)
     cast.work("b", value=2.0)
@@ -298,7 +298,7 @@ def test_a_finished_run_is_deleted_with_its_artifacts(
 
 def test_every_reference_keeps_its_artifact_unless_it_is_said_when_it_ends() -> None:
     """A new table's artifacts are safe; this list is to be looked at when one is added."""
-    from fedssl_coordinator.retention import repository
+    from fedssl_coordinator.storage.retention import repository
 
     ends = {str(column) for column in repository._conditions(repository.Keep(0, 0, 0))}
     assert ends == {"assignments.update_digest", "uploads.digest", "rounds.broadcast", "evaluations.model"}

@@ -13,9 +13,9 @@ import pytest
 from fedssl.artifacts.tensors import Tensors
 from fedssl.client import ServerError
 from fedssl.protocol.states import Outcome
-from fedssl_coordinator.retention import service
-from fedssl_coordinator.rounds import compute
-from fedssl_coordinator.stores import store
+from fedssl_coordinator.aggregator import rounds
+from fedssl_coordinator.core.store import store
+from fedssl_coordinator.storage.retention import service
 from support.cast import Cast
 from support.coordinator import Coordinator
 from support.data_sets import public_bytes
@@ -101,15 +101,15 @@ def test_weights_that_vanish_before_they_are_noted_are_made_again(
     cast = Cast(coordinator, tables, tmp_path, num_rounds=1)
     cast.work("a", value=1.0)
     cast.work("b", value=2.0)
-    put = compute.put
+    put = rounds.put
 
-    def put_and_lose(tensors: Tensors) -> compute.Stored:
+    def put_and_lose(tensors: Tensors) -> rounds.Stored:
         stored = put(tensors)
         store().delete(stored.digest)
         return stored
 
     with monkeypatch.context() as patch:
-        patch.setattr(compute, "put", put_and_lose)
+        patch.setattr(rounds, "put", put_and_lose)
         cast.advance()
     [stalled] = cast.events("run.stalled")
     assert "was removed while it was stored: store it again" in stalled.message

@@ -220,8 +220,8 @@ def test_a_run_that_is_not_there(standing: Coordinator) -> None:
 def test_the_sweep_finds_what_waits_for_an_aggregator_and_nothing_else(
     coordinator: Coordinator, tables: Tables, make_cast: MakeCast
 ) -> None:
-    from fedssl_coordinator.db import transaction
-    from fedssl_coordinator.rounds import repository
+    from fedssl_coordinator.core.db import transaction
+    from fedssl_coordinator.federation.rounds import repository
 
     def found() -> set[str]:
         with transaction() as session:
@@ -276,13 +276,13 @@ def _hold(tables: Tables, cast: Cast, name: str) -> None:
 def test_registering_wakes_only_the_runs_that_wait_for_clients(
     coordinator: Coordinator, make_cast: MakeCast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedssl_coordinator import nudges
+    from fedssl_coordinator.core import enqueue
 
     busy = make_cast("a")
     waiting = coordinator.client.create_run(tiny_spec(cohort={"min_clients": 2}))
     coordinator.client.create_run(tiny_spec(cohort={"min_clients": 9}))  # a second client changes nothing for it
     nudged: list[object] = []
-    monkeypatch.setattr(nudges, "_send_task", lambda name, run_id: nudged.append(run_id))
+    monkeypatch.setattr(enqueue, "_send_task", lambda name, run_id: nudged.append(run_id))
     coordinator.worker("late")
     assert nudged == [str(waiting.id)]
     assert str(busy.id) not in nudged

@@ -16,8 +16,8 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, create_engine, event
 
-from fedssl_coordinator.migrate import alembic_config
-from fedssl_coordinator.models import Base
+from fedssl_coordinator.core.migrate import alembic_config
+from fedssl_coordinator.core.models import Base
 from support.environment import coordinator_environment, migrate
 from support.servers import Servers
 from support.tables import Tables

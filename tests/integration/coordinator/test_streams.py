@@ -11,7 +11,7 @@ import pytest
 
 from fedssl.client.sse import ServerSentEvent, parse_events
 from fedssl.protocol.views import EventView
-from fedssl_coordinator.events import endpoints
+from fedssl_coordinator.federation.events import endpoints
 from support.cast import Cast
 from support.coordinator import Coordinator
 from support.tables import Tables

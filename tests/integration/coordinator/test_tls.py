@@ -18,7 +18,7 @@ from fedssl.client import Client, ClientError, Retry, Tls, Unreachable, Untruste
 from fedssl.protocol.work import Submit
 from fedssl_coordinator import main
 from fedssl_coordinator.app import create_app
-from fedssl_coordinator.serving import Listening, ServingError, serve
+from fedssl_coordinator.http.server import Listening, ServingError, serve
 from support.cast import Cast
 from support.certificates import Authority, Pair
 from support.coordinator import Coordinator

@@ -11,8 +11,8 @@ import pytest
 
 from fedssl.client import Client, NotAuthenticated, Retry, WorkerClient
 from fedssl.protocol.views import TokenCreated
-from fedssl_coordinator.events import endpoints as events
-from fedssl_coordinator.work import waiting_claims as work
+from fedssl_coordinator.federation.events import endpoints as events
+from fedssl_coordinator.federation.work import waiting_claims as work
 from support.cast import Cast
 from support.coordinator import Coordinator
 from support.tables import Tables

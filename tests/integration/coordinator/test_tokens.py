@@ -8,7 +8,7 @@ import pytest
 
 from fedssl.client import Client, Conflict, NotAllowed, NotAuthenticated, NotFound, Retry, WorkerClient
 from fedssl_coordinator.app import create_app
-from fedssl_coordinator.auth import hash_secret, new_secret
+from fedssl_coordinator.identity.authentication import hash_secret, new_secret
 from support.coordinator import Coordinator
 from support.openapi import OPEN, WORKERS_ONLY, Operation, operations
 from support.tables import Onlooker

@@ -18,7 +18,7 @@ from fedssl.artifacts.tensors import serialised
 from fedssl.client import Client, Retry, WorkerClient
 from fedssl.client.uploads import WHOLE_BYTES
 from fedssl.errors import StoreUnavailable
-from fedssl_coordinator.models import PartialUpload
+from fedssl_coordinator.core.models import PartialUpload
 from support.cast import Cast
 from support.coordinator import Coordinator
 from support.data_sets import public_bytes, written
@@ -134,7 +134,7 @@ def test_a_part_goes_where_the_last_one_ended(coordinator: Coordinator, tus: Tus
 def test_a_file_that_is_finished_while_it_is_announced_again_is_not_sent_again(
     coordinator: Coordinator, tus: Tus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedssl_coordinator.uploads import repository
+    from fedssl_coordinator.storage.uploads import repository
 
     find, location = repository.find, tus.begun(len(DATA), DIGEST)
 
@@ -244,8 +244,8 @@ def test_it_ends_with_the_lease(coordinator: Coordinator, tables: Tables, tmp_pa
 
 
 def test_what_stands_still_is_forgotten_after_a_day(coordinator: Coordinator, tables: Tables, tus: Tus) -> None:
-    from fedssl_coordinator.stores import store
-    from fedssl_coordinator.uploads.service import expire_uploads
+    from fedssl_coordinator.core.store import store
+    from fedssl_coordinator.storage.uploads.service import expire_uploads
 
     def expire(hours: float) -> list[int]:
         return expire_uploads(store(), datetime.now(UTC) + timedelta(hours=hours))
@@ -268,8 +268,8 @@ def test_what_stands_still_is_forgotten_after_a_day(coordinator: Coordinator, ta
 def test_what_the_store_does_not_let_go_keeps_nothing_else(
     coordinator: Coordinator, tables: Tables, tus: Tus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedssl_coordinator.stores import store
-    from fedssl_coordinator.uploads.service import expire_uploads
+    from fedssl_coordinator.core.store import store
+    from fedssl_coordinator.storage.uploads.service import expire_uploads
 
     others = public_bytes(num_images=500, size=64)
     first, second = (tus.begun(len(data), digest(data)) for data in (DATA, others))

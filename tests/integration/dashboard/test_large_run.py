@@ -8,8 +8,8 @@ from uuid import UUID
 import pytest
 from sqlalchemy import event
 
-from fedssl_coordinator.dashboard.overview import PAGE
-from fedssl_coordinator.db import engine
+from fedssl_coordinator.core.db import engine
+from fedssl_coordinator.dashboard.runs.overview import PAGE
 from support.large_run import add_large_run
 from support.pages import Browser
 from support.tables import Tables

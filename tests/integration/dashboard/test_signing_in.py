@@ -6,7 +6,7 @@ from html import unescape
 
 import pytest
 
-from fedssl_coordinator.dashboard import sessions
+from fedssl_coordinator.dashboard import session as sessions
 from support.coordinator import Coordinator
 from support.pages import Browser
 

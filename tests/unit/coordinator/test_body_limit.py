@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from fedssl_coordinator.body_limit import BodyLimit
-from fedssl_coordinator.settings import settings
+from fedssl_coordinator.core.settings import settings
+from fedssl_coordinator.http.body_limit import BodyLimit
 
 LIMIT = 100
 TOKEN = {"authorization": "Bearer x"}

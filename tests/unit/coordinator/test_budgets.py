@@ -1,6 +1,6 @@
 """What one caller may cause in a window."""
 
-from fedssl_coordinator.budgets import Budget
+from fedssl_coordinator.core.quota import Budget
 
 
 def test_each_caller_has_so_many_a_window_and_the_rest_are_counted() -> None:

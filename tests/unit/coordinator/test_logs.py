@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from fedssl.local.server import choose_port
-from fedssl_coordinator import metrics
-from fedssl_coordinator.logs import about, add_subject, is_for_people, say_about
+from fedssl_coordinator.core import metrics
+from fedssl_coordinator.core.logs import about, add_subject, is_for_people, say_about
 from fedssl_worker import metrics as worker_metrics
 from fedssl_worker.logs import set_up_logging
 

@@ -17,7 +17,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("DATABASE_URL", "REDIS_URL", "STORE_PATH"):
         monkeypatch.delenv(f"FEDSSL_{name}", raising=False)
     # It would last for the process: loggers keep what they were first used with.
-    monkeypatch.setattr("fedssl_coordinator.logs.configure_logging", lambda: None)
+    monkeypatch.setattr("fedssl_coordinator.core.logs.configure_logging", lambda: None)
     forget()
     yield
     forget()

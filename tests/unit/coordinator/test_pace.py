@@ -4,14 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from fedssl_coordinator.distillation import training
+from fedssl_coordinator.aggregator import distillation_checkpoints
 
 
 def test_the_first_epoch_counts_only_until_there_is_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """It builds the networks, reads the images and warms the device up."""
     clock: Iterator[float] = iter([100.0, 130.0, 132.0, 136.0, 139.0])
-    monkeypatch.setattr(training.time, "monotonic", lambda: next(clock))
-    pace = training._Pace()
+    monkeypatch.setattr(distillation_checkpoints.time, "monotonic", lambda: next(clock))
+    pace = distillation_checkpoints._Pace()
     seen = []
     for _ in range(4):
         pace.tick()

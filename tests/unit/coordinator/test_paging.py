@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedssl_coordinator.paging import client_id, database_id, decode_cursor, encode_cursor, page_of
-from fedssl_coordinator.problems import ProblemError
+from fedssl_coordinator.core.paging import client_id, database_id, decode_cursor, encode_cursor, page_of
+from fedssl_coordinator.core.problems import ProblemError
 
 KINDS: dict[str, tuple[Any, ...]] = {
     "row": (database_id,),

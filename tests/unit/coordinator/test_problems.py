@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fedssl.client.errors import ServerError, api_error
 from fedssl.protocol.errors import Problem
-from fedssl_coordinator.problems import PREFIX, PROBLEMS, ProblemError, printable
+from fedssl_coordinator.core.problems import PREFIX, PROBLEMS, ProblemError, printable
 
 
 @pytest.mark.parametrize("slug", PROBLEMS)

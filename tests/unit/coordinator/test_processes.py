@@ -19,11 +19,11 @@ from fedssl_coordinator.app import create_app
 create_app().openapi()
 from fedssl.protocol.runs import RunSpec
 RunSpec.model_validate({"method": {"name": "fedbyol"}})
-from fedssl_coordinator.stores import store
+from fedssl_coordinator.core.store import store
 store()
 """
 _BEAT = """
-from fedssl_coordinator.celery_app import app
+from fedssl_coordinator.core.celery_app import app
 app.loader.import_default_modules()  # as beat does when it starts
 assert {"fedssl.advance_run", "fedssl.distil", "fedssl.sweep"} <= app.tasks.keys()
 route = app.amqp.router.route
@@ -41,7 +41,7 @@ def test_only_the_aggregator_imports_torch(tmp_path: Path, code: str) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     modules = set(json.loads(done.stdout))
     assert not modules & {"torch", "torchvision", "safetensors", "sklearn", "matplotlib", "PIL"}
-    assert "fedssl_coordinator.rounds.compute" not in modules
+    assert "fedssl_coordinator.aggregator.rounds" not in modules
 
 
 def _command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

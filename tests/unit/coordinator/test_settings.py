@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from fedssl_coordinator.settings import settings
+from fedssl_coordinator.core.settings import settings
 
 
 @pytest.fixture(autouse=True)

@@ -14,36 +14,36 @@ from starlette.responses import JSONResponse
 
 from fedssl.errors import StoreUnavailable
 from fedssl.protocol.errors import PROBLEM_MEDIA_TYPE, Problem
-from fedssl_coordinator.anchors import endpoints as anchors
-from fedssl_coordinator.artifacts import endpoints as artifacts
-from fedssl_coordinator.auth import caller_of
-from fedssl_coordinator.body_limit import BodyLimit
-from fedssl_coordinator.budgets import Budget
-from fedssl_coordinator.catalogue import endpoints as catalogue
-from fedssl_coordinator.clients import endpoints as clients
+from fedssl_coordinator.core.audit import record
+from fedssl_coordinator.core.db import UNREACHABLE, Referred, bound_sessions, transaction
+from fedssl_coordinator.core.logs import about
+from fedssl_coordinator.core.problems import Happening, ProblemError, printable
+from fedssl_coordinator.core.pubsub import Wakeups
+from fedssl_coordinator.core.quota import Budget
+from fedssl_coordinator.core.settings import settings
+from fedssl_coordinator.core.telemetry import SUBJECT, Observed
 from fedssl_coordinator.dashboard import endpoints as dashboard
-from fedssl_coordinator.dashboard.shell import static_files
-from fedssl_coordinator.datasets import endpoints as datasets
-from fedssl_coordinator.db import UNREACHABLE, Referred, bound_sessions, transaction
-from fedssl_coordinator.dimensions import endpoints as dimensions
-from fedssl_coordinator.distillation import endpoints as distillation
-from fedssl_coordinator.evaluations import endpoints as evaluations
-from fedssl_coordinator.events import endpoints as events
-from fedssl_coordinator.events.repository import record
+from fedssl_coordinator.dashboard.layout.page import static_files
+from fedssl_coordinator.federation import methods_endpoints as catalogue
+from fedssl_coordinator.federation.clients import endpoints as clients
+from fedssl_coordinator.federation.dimensions import endpoints as dimensions
+from fedssl_coordinator.federation.distillation import endpoints as distillation
+from fedssl_coordinator.federation.evaluations import endpoints as evaluations
+from fedssl_coordinator.federation.events import endpoints as events
+from fedssl_coordinator.federation.ledger_anchors import endpoints as anchors
+from fedssl_coordinator.federation.runs import endpoints as runs
+from fedssl_coordinator.federation.work import endpoints as work
+from fedssl_coordinator.federation.work.waiting_claims import WaitingClaims
 from fedssl_coordinator.health import router as health
-from fedssl_coordinator.logs import about
-from fedssl_coordinator.observing import SUBJECT, Observed
-from fedssl_coordinator.pace import Pace
-from fedssl_coordinator.problems import Happening, ProblemError, printable
-from fedssl_coordinator.rate_limits import RateLimits
-from fedssl_coordinator.runs import endpoints as runs
-from fedssl_coordinator.settings import settings
-from fedssl_coordinator.stopping import Stopping
-from fedssl_coordinator.tokens import endpoints as tokens
-from fedssl_coordinator.uploads import endpoints as uploads
-from fedssl_coordinator.wakeups import Wakeups
-from fedssl_coordinator.work import endpoints as work
-from fedssl_coordinator.work.waiting_claims import WaitingClaims
+from fedssl_coordinator.http.body_limit import BodyLimit
+from fedssl_coordinator.http.rate_limits import RateLimits
+from fedssl_coordinator.http.shutdown import Stopping
+from fedssl_coordinator.http.stall_timeout import Pace
+from fedssl_coordinator.identity.authentication import caller_of
+from fedssl_coordinator.identity.tokens import endpoints as tokens
+from fedssl_coordinator.storage.artifacts import endpoints as artifacts
+from fedssl_coordinator.storage.datasets import endpoints as datasets
+from fedssl_coordinator.storage.uploads import endpoints as uploads
 
 log = structlog.get_logger(__name__)
 

@@ -6,12 +6,12 @@ from sqlalchemy import select
 from sqlalchemy.exc import ProgrammingError, SQLAlchemyError
 
 from fedssl.protocol.views import Health
-from fedssl_coordinator.auth import Viewer
-from fedssl_coordinator.counts import counts
-from fedssl_coordinator.db import DB, transaction
-from fedssl_coordinator.metrics import REGISTRY
-from fedssl_coordinator.models import Run
-from fedssl_coordinator.nudges import queue_depths
+from fedssl_coordinator.core.db import DB, transaction
+from fedssl_coordinator.core.enqueue import queue_depths
+from fedssl_coordinator.core.metrics import REGISTRY
+from fedssl_coordinator.core.models import Run
+from fedssl_coordinator.core.state_counts import counts
+from fedssl_coordinator.identity.authentication import Viewer
 
 router = APIRouter(tags=["health"])
 

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from fedssl_coordinator.mistakes import SaidPlainly, in_words
-from fedssl_coordinator.retention import commands as retention
+from fedssl_coordinator.core.cli_errors import SaidPlainly, in_words
+from fedssl_coordinator.storage.retention import commands as retention
 
 app = typer.Typer(
     cls=SaidPlainly,
@@ -87,7 +87,7 @@ def api(
     With its own certificate   fedssl-coordinator api --host 0.0.0.0 --tls-cert api.pem --tls-key api.key
     Behind a proxy             fedssl-coordinator api --proxy-headers --forwarded-allow-ips 127.0.0.1
     """
-    from fedssl_coordinator.serving import Listening, ServingError, serve
+    from fedssl_coordinator.http.server import Listening, ServingError, serve
 
     listening = Listening(
         host=host,
@@ -127,8 +127,8 @@ def aggregator(
     start at least one for `aggregate` alone. Every queue needs somebody who serves it.
     """
     from fedssl.liveness import keep_touching
-    from fedssl_coordinator.celery_app import QUEUES
-    from fedssl_coordinator.celery_app import app as celery
+    from fedssl_coordinator.core.celery_app import QUEUES
+    from fedssl_coordinator.core.celery_app import app as celery
 
     if unknown := [name for name in queues.split(",") if name not in QUEUES]:
         raise typer.BadParameter(f"{unknown[0]!r} is no queue: there are {', '.join(QUEUES)}")
@@ -147,7 +147,7 @@ def aggregator(
 def beat(metrics_port: MetricsPortOption = None) -> None:
     """Run the clock: a sweep every few seconds that finds runs and leases past due."""
     from fedssl.liveness import keep_touching
-    from fedssl_coordinator.celery_app import app as celery
+    from fedssl_coordinator.core.celery_app import app as celery
 
     _set_up()
     _serve_metrics(metrics_port)
@@ -163,8 +163,8 @@ def migrate(
     ] = None,
 ) -> None:
     """Bring the database to this version's tables. Safe to repeat."""
-    from fedssl_coordinator.logs import configure_logging
-    from fedssl_coordinator.migrate import await_upgrade, upgrade
+    from fedssl_coordinator.core.logs import configure_logging
+    from fedssl_coordinator.core.migrate import await_upgrade, upgrade
 
     configure_logging()
     # The kernel keeps SIGTERM from a container's first process, unless there is a handler: no pod that waits could end.
@@ -189,7 +189,7 @@ def openapi() -> None:
 def _set_up() -> None:
     """Logs, and traces where they are asked for."""
     from fedssl import tracing
-    from fedssl_coordinator.logs import configure_logging
+    from fedssl_coordinator.core.logs import configure_logging
 
     try:
         configure_logging()
@@ -200,8 +200,8 @@ def _set_up() -> None:
 
 
 def _serve_metrics(port: int | None) -> None:
-    from fedssl_coordinator.metrics import serve
-    from fedssl_coordinator.settings import settings
+    from fedssl_coordinator.core.metrics import serve
+    from fedssl_coordinator.core.settings import settings
 
     serve(settings().metrics_host, port or settings().metrics_port)
 
@@ -220,9 +220,9 @@ def create_token(
 
     from fedssl.protocol.tokens import lifetime
     from fedssl.protocol.views import TokenCreate
-    from fedssl_coordinator.db import transaction
-    from fedssl_coordinator.problems import ProblemError
-    from fedssl_coordinator.tokens import service
+    from fedssl_coordinator.core.db import transaction
+    from fedssl_coordinator.core.problems import ProblemError
+    from fedssl_coordinator.identity.tokens import service
 
     try:
         values = {"role": role, "client_id": client, "label": label}

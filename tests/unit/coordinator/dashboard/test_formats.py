@@ -4,10 +4,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from fedssl_coordinator.dashboard import drawing, formats
-from fedssl_coordinator.dashboard.naming import SLOTS, named
-from fedssl_coordinator.dashboard.run_charts import numbers
-from fedssl_coordinator.dashboard.run_view import flat, shown, stretches
+from fedssl_coordinator.dashboard.layout import formats, svg
+from fedssl_coordinator.dashboard.layout.client_labels import SLOTS, named
+from fedssl_coordinator.dashboard.run.charts import numbers
+from fedssl_coordinator.dashboard.run.view import flat, shown, stretches
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_charts_keep_the_newest_round_and_at_most_a_thousand(num_closed: int) ->
 
 
 def test_a_sparkline_stays_inside() -> None:
-    assert drawing.spark([1.0]) == ""
-    assert drawing.spark([3.0, 3.0]).startswith("M2.0 20.0")
-    ends = [float(step.split(" ")[0]) for step in drawing.spark([0.1, 0.9, 0.4])[1:].split("L")]
+    assert svg.spark([1.0]) == ""
+    assert svg.spark([3.0, 3.0]).startswith("M2.0 20.0")
+    ends = [float(step.split(" ")[0]) for step in svg.spark([0.1, 0.9, 0.4])[1:].split("L")]
     assert (ends[0], ends[-1]) == (2.0, 70.0)

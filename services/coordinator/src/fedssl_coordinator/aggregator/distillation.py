@@ -1,0 +1,103 @@
+"""Working on a distillation job: it needs torch, so only the process that does it imports this module.
+
+Everything is written on the connection that holds the job's lock: a process that has lost the lock, and so may have a
+successor, can write no more. No transaction is open while it trains.
+"""
+
+from uuid import UUID
+
+import structlog
+from sqlalchemy import Connection
+
+from fedssl import tracing
+from fedssl.errors import Cancelled, CheckpointMismatch, DataError, MethodError
+from fedssl.protocol.states import Outcome, RoundState
+from fedssl_coordinator.aggregator import rounds as rounds_compute
+from fedssl_coordinator.aggregator.device import chosen_device, free_cached, set_threads
+from fedssl_coordinator.aggregator.distillation_checkpoints import Training
+from fedssl_coordinator.aggregator.rounds import Weights
+from fedssl_coordinator.core import enqueue
+from fedssl_coordinator.core.db import transaction
+from fedssl_coordinator.core.logs import say_about
+from fedssl_coordinator.core.models import Assignment, Round
+from fedssl_coordinator.federation.distillation import service
+from fedssl_coordinator.federation.distillation.service import Begun
+from fedssl_coordinator.federation.rounds import repository as rounds
+from fedssl_coordinator.federation.rounds import service as rounds_service
+
+log = structlog.get_logger(__name__)
+
+
+def distil(connection: Connection, job_id: UUID) -> None:
+    """Work on a job whose lock `connection` holds, from where the last try left it, and publish what comes of it.
+
+    Killed at any moment and called again, it gives the same bits. What it raises is a failure that may pass.
+    """
+    with transaction(connection) as session:
+        begun = service.begin(session, job_id)
+        if begun is None:
+            return
+        current = rounds.unclosed(session, begun.run.id)
+        rows = [] if current is None else list(rounds.assignments(session, [current.id]))
+    training = Training(connection, begun)
+    say_about(run=str(begun.run.id), round=begun.job.round_number)
+    try:
+        with tracing.round_span("distil", begun.run.id, begun.job.round_number):
+            weights = _train(begun, current, rows, training)
+    except Cancelled as error:
+        log.info("distillation.left", job=str(job_id), reason=str(error))
+        if training.is_leaving:
+            with transaction(connection) as session:
+                service.note_departure(session, job_id)
+    except CheckpointMismatch as error:
+        with transaction(connection) as session:
+            service.drop_checkpoint(session, job_id, str(error))
+    except MethodError as error:
+        _fail(connection, job_id, str(error))
+    except DataError as error:
+        if current is not None:  # images that are gone may come back, and the weights of weeks with them
+            raise
+        _fail(connection, job_id, str(error))
+    else:
+        _publish(connection, job_id, current, rows, weights)
+
+
+def _train(begun: Begun, current: Round | None, rows: list[Assignment], training: Training) -> Weights:
+    set_threads()
+    device, run = chosen_device(), begun.run
+    try:
+        if current is None:
+            return rounds_compute.first_weights(run, device, on_epoch=training.on_epoch, checkpoint=training)
+        return rounds_compute.next_weights(run, current, rows, device, on_epoch=training.on_epoch, checkpoint=training)
+    finally:
+        free_cached()
+
+
+def _publish(
+    connection: Connection, job_id: UUID, current: Round | None, rows: list[Assignment], weights: Weights
+) -> None:
+    """The new weights, the closed round and the finished job, all or nothing."""
+    with transaction(connection) as session:
+        if (found := service.still_running(session, job_id)) is None:
+            return
+        run, job = found
+        service.complete(session, job)
+        if current is None:
+            rounds_compute.publish_first(session, run, weights)
+        else:
+            due = rounds.unclosed(session, run.id)
+            assert due is not None, "a job is unfinished while its round is"
+            assert (due.id, due.state) == (current.id, RoundState.DISTILLING)
+            rounds_compute.publish_next(session, run, due, rows, weights)
+        enqueue.advance(session, run.id)
+
+
+def _fail(connection: Connection, job_id: UUID, reason: str) -> None:
+    """End the job, and with it a run that can never go on."""
+    with transaction(connection) as session:
+        if (found := service.still_running(session, job_id)) is None:
+            return
+        run, job = found
+        service.fail(session, job, reason)
+        about = f"round {job.round_number}: {reason}" if job.round_number else reason
+        rounds_service.end_run(session, run, Outcome.FAILED, about)

@@ -1,0 +1,220 @@
+"""The parts of a round that compute: they need torch, so only the aggregator imports this module.
+
+No transaction is open while it computes. What it finds afterwards may have moved on, so it looks again, under the
+run's lock, before it publishes.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import torch
+from sqlalchemy.orm import Session
+
+from fedssl import tracing
+from fedssl.artifacts.tensors import LazyTensors, Tensors, load_tensors, serialised
+from fedssl.data import ImageData
+from fedssl.engine import run_aggregation, start_run
+from fedssl.engine.aggregation import ServerResult
+from fedssl.engine.robustness import Norms
+from fedssl.errors import DataError, MethodError
+from fedssl.image_files import open_public
+from fedssl.methods import METHODS
+from fedssl.methods.api import CPU, ClientData, Context, Metrics, Update
+from fedssl.protocol.data import DataConfig, PublicDataConfig
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.states import AssignmentState, Outcome, RoundState, RunState, Verdict
+from fedssl.shards import choose_public, find_public, load_public
+from fedssl_coordinator.aggregator import update_norms
+from fedssl_coordinator.core.audit import record
+from fedssl_coordinator.core.db import transaction
+from fedssl_coordinator.core.logs import say_about
+from fedssl_coordinator.core.models import Assignment, Round, Run
+from fedssl_coordinator.core.settings import settings
+from fedssl_coordinator.core.store import store
+from fedssl_coordinator.federation.evaluations import service as evaluations
+from fedssl_coordinator.federation.rounds import alarms, repository, service
+from fedssl_coordinator.federation.runs import repository as runs
+from fedssl_coordinator.storage.artifacts import service as artifacts
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An artifact that the store holds."""
+
+    digest: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What a round ends with, in the store: the server's state, the next broadcast, and numbers for people."""
+
+    state: Stored
+    broadcast: Stored
+    metrics: Metrics
+    norms: Norms
+
+
+def prepare(run_id: UUID) -> None:
+    """Make the run's plan and first weights from its seed. Repeated, it makes the same."""
+    with transaction() as session:
+        run = runs.get_one(session, run_id)
+    try:
+        weights = first_weights(run)
+    except (MethodError, DataError) as error:
+        _fail(run_id, None, str(error))
+        return
+    with transaction() as session:
+        locked = runs.locked(session, run_id)
+        if locked is None or locked.state == RunState.FINISHED or locked.plan is not None:
+            return  # stopped, or prepared by somebody else
+        publish_first(session, locked, weights)
+
+
+def aggregate(run_id: UUID) -> None:
+    """Aggregate the round that is due, publish the result and close the round. Repeated, it gives the same bits."""
+    with transaction() as session:
+        run = runs.get_one(session, run_id)
+        current = repository.unclosed(session, run_id)
+        if current is None or current.state != RoundState.AGGREGATING:
+            return
+        rows = repository.assignments(session, [current.id])
+    say_about(round=current.number)
+    try:
+        with tracing.round_span("aggregate", run_id, current.number):
+            weights = next_weights(run, current, rows)
+    except MethodError as error:  # and no other: a store may come back, and the weights of weeks with it
+        _fail(run_id, current, str(error))
+        return
+    with transaction() as session:
+        locked = _still_due(session, run_id, current)
+        if locked is not None:
+            publish_next(session, *locked, rows, weights)
+
+
+def first_weights(run: Run, device: torch.device = CPU, **training: Any) -> Weights:
+    """Those from which the run starts. `training`: as `start_run` takes it. Raises MethodError and DataError."""
+    spec = RunSpec.model_validate(run.spec)
+    return _stored(start_run(METHODS[spec.method.name], _context(spec, 0, device), **training))
+
+
+def next_weights(
+    run: Run, current: Round, rows: Sequence[Assignment], device: torch.device = CPU, **training: Any
+) -> Weights:
+    """What the accepted of the round's assignments make. `training`: as `run_aggregation` takes it.
+
+    Raises MethodError, and DataError where public images are missing.
+    """
+    spec = RunSpec.model_validate(run.spec)
+    assert run.server_state is not None, "a prepared run has a server state"
+    previous = load_tensors(store().path(run.server_state))
+    updates = [_update(row) for row in _accepted(rows)]
+    ctx = _context(spec, current.number, device)
+    return _stored(run_aggregation(METHODS[spec.method.name], previous, updates, ctx, **training))
+
+
+def publish_first(session: Session, run: Run, weights: Weights) -> None:
+    """Keep the plan and the first weights. The caller holds the run's lock."""
+    spec = RunSpec.model_validate(run.spec)
+    plan = METHODS[spec.method.name].artifacts(spec.method, spec)
+    _note(session, weights)
+    runs.set_first_weights(session, run, plan.model_dump(mode="json"), weights.state.digest, weights.broadcast.digest)
+    message = f"initial weights made from seed {spec.seed}"
+    record(session, "run.prepared", message, run_id=run.id, data={"broadcast": weights.broadcast.digest})
+    evaluations.queue_due(session, run, 0)
+
+
+def publish_next(session: Session, run: Run, current: Round, rows: Sequence[Assignment], weights: Weights) -> None:
+    """Close the round with its new weights. The caller holds the run's lock."""
+    accepted, cohort_size = _accepted(rows), len({row.client_id for row in rows})
+    num_used = len(accepted) - len(weights.norms.rejected)
+    is_whole = num_used >= (current.num_wanted or cohort_size)
+    verdict = Verdict.AGGREGATED if is_whole else Verdict.PARTIAL
+    _note(session, weights)
+    update_norms.record_norms(session, run, current.number, weights.norms)
+    reason = f"{num_used} of {cohort_size} updates"
+    service.close_round(session, current, verdict, reason + update_norms.described(weights.norms))
+    runs.set_next_weights(session, run, weights.state.digest, weights.broadcast.digest)
+    metrics = {**weights.metrics, **_mean_loss(session, current, accepted)}
+    repository.replace_metrics(session, run.id, current.number, None, metrics)
+    evaluations.queue_due(session, run, current.number)
+    alarms.raise_alarms(session, run, current, [row.client_id for row in accepted])
+
+
+def put(tensors: Tensors) -> Stored:
+    """Write tensors into the store."""
+    data = serialised(tensors)
+    with store().writer() as writer:
+        writer.write(data)
+        return Stored(writer.commit(), len(data))
+
+
+def _context(spec: RunSpec, round_number: int, device: torch.device) -> Context:
+    public = None
+    if spec.public_data is not None:
+        images = torch.from_numpy(_public_images(spec.public_data, spec.data).images)
+        public = ClientData(images.to(device))
+    return Context(spec=spec, round_number=round_number, device=device, public=public)
+
+
+def _public_images(config: PublicDataConfig, data: DataConfig) -> ImageData:
+    if config.digest is None:
+        return load_public(find_public(config, settings().public_data), data)
+    return choose_public(open_public(store().path(config.digest)), config, data)
+
+
+def _accepted(rows: Sequence[Assignment]) -> list[Assignment]:
+    return [row for row in rows if row.state == AssignmentState.ACCEPTED]
+
+
+def _update(row: Assignment) -> Update:
+    assert row.update_digest is not None, "a constraint says that an accepted assignment has an update"
+    assert row.num_examples is not None, "set together with the update"
+    return Update(row.client_id, row.num_examples, functools.partial(_opened, row.update_digest))
+
+
+def _opened(digest: str) -> LazyTensors:
+    """Found when it is its turn: the store may have to fetch it, and has no room for a cohort's."""
+    return LazyTensors(store().path(digest))
+
+
+def _still_due(session: Session, run_id: UUID, expected: Round) -> tuple[Run, Round] | None:
+    """The run, locked, and its round; None: the run was stopped, or somebody else has closed the round."""
+    run = runs.locked(session, run_id)
+    current = repository.unclosed(session, run_id)
+    if run is None or current is None or (current.id, current.state) != (expected.id, RoundState.AGGREGATING):
+        return None
+    return run, current
+
+
+def _mean_loss(session: Session, current: Round, accepted: Sequence[Assignment]) -> Metrics:
+    losses = repository.client_metrics(session, current.run_id, current.number, "loss")
+    weights = {row.client_id: row.num_examples or 0 for row in accepted if row.client_id in losses}
+    if not (total := sum(weights.values())):
+        return {}
+    return {"loss": sum(losses[client] * weight for client, weight in weights.items()) / total}
+
+
+def _fail(run_id: UUID, current: Round | None, reason: str) -> None:
+    """End a run that can never go on."""
+    with transaction() as session:
+        run = runs.locked(session, run_id)
+        if run is None or run.state == RunState.FINISHED:
+            return
+        if current is not None and _still_due(session, run_id, current) is None:
+            return
+        service.end_run(
+            session, run, Outcome.FAILED, reason if current is None else f"round {current.number}: {reason}"
+        )
+
+
+def _stored(result: ServerResult) -> Weights:
+    return Weights(put(result.state), put(result.broadcast), result.metrics, result.norms)
+
+
+def _note(session: Session, weights: Weights) -> None:
+    for artifact in (weights.state, weights.broadcast):
+        artifacts.note(session, artifact.digest, artifact.num_bytes)

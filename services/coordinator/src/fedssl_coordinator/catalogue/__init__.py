@@ -1,1 +1,0 @@
-"""The methods that this build knows, for people and forms."""

@@ -1,0 +1,1 @@
+"""What every other package stands on: settings, database, audit log, problem responses, Celery, Redis, metrics."""

@@ -1,0 +1,59 @@
+"""Runs the migrations, under a lock, so that several processes may start at once."""
+
+import time
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import text
+
+from fedssl_coordinator.core.db import UNREACHABLE, direct_engine, engine
+
+_LOCK = 0x66656473736C  # "fedssl"
+
+
+def alembic_config() -> Config:
+    """Alembic's config, for the migrations beside the sources or inside the installed package."""
+    here = Path(__file__).parents[1]
+    packaged, source = here / "migrations", here.parents[1] / "migrations"
+    config = Config()
+    config.set_main_option("script_location", str(packaged if packaged.is_dir() else source))
+    return config
+
+
+def upgrade(revision: str = "head") -> None:
+    """Bring the database to `revision`."""
+    with direct_engine().connect() as connection:
+        connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": _LOCK})
+        connection.commit()
+        try:
+            config = alembic_config()
+            config.attributes["connection"] = connection
+            command.upgrade(config, revision)
+        finally:
+            connection.rollback()
+            connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": _LOCK})
+            connection.commit()
+
+
+def await_upgrade(seconds: float) -> bool:
+    """Wait until the database has at least this version's tables; False: it has not got them in time.
+
+    A revision that this version does not know is a newer one's, whose tables it can still use: after a rollback.
+    """
+    script = ScriptDirectory.from_config(alembic_config())
+    known, head = {revision.revision for revision in script.walk_revisions()}, script.get_current_head()
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            with engine().connect() as connection:
+                current = MigrationContext.configure(connection).get_current_revision()
+        except UNREACHABLE:
+            current = None
+        if current is not None and (current == head or current not in known):
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(1)

@@ -1,0 +1,41 @@
+"""What there is of everything, by state, in one statement: for `/metrics`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, func, literal, select, union_all
+from sqlalchemy.orm import Session
+
+from fedssl.protocol.states import AssignmentState, JobState, RunState, Verdict
+from fedssl_coordinator.core.models import Assignment, Client, DistillationJob, Evaluation, Round, Run
+
+# Those with none too: a series that comes and goes cannot be alerted on.
+STATES: dict[str, Sequence[str]] = {
+    "runs": [*RunState],
+    "rounds": [*Verdict],
+    "assignments": [*AssignmentState],
+    "distillations": [*JobState],
+    "evaluations": [*JobState],
+    "clients": ["known"],
+}
+
+
+def counts(session: Session) -> dict[str, dict[str, int]]:
+    """How many of each kind there are in each of its states."""
+    found = {kind: dict.fromkeys(map(str, states), 0) for kind, states in STATES.items()}
+    parts = [
+        _counted("runs", Run.state),
+        _counted("rounds", Round.verdict).where(Round.verdict.is_not(None)),
+        _counted("assignments", Assignment.state),
+        _counted("distillations", DistillationJob.state),
+        _counted("evaluations", Evaluation.state),
+        select(literal("clients"), literal("known"), func.count(Client.id)).where(Client.revoked_at.is_(None)),
+    ]
+    for row in session.execute(union_all(*parts)):
+        found[row[0]][row[1]] = row[2]
+    return found
+
+
+def _counted(kind: str, state: Any) -> Select[str, str, int]:
+    column: ColumnElement[str] = state
+    return select(literal(kind), column, func.count()).group_by(column)

@@ -1,0 +1,79 @@
+"""Around every request and every task: its numbers, and what its log lines are about; around a task its span too.
+
+FastAPI makes those of requests.
+"""
+
+import re
+import time
+from contextlib import ExitStack
+from typing import Any
+
+from celery.signals import task_postrun, task_prerun
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fedssl import tracing
+from fedssl_coordinator.core.logs import about
+from fedssl_coordinator.core.metrics import REQUEST_SECONDS, REQUESTS, TASK_SECONDS
+
+_RUN = re.compile(r"/v1/runs/([0-9a-f-]{36})(?:/|$)")
+_CLIENT = re.compile(r"/v1/clients/([a-z0-9-]{1,63})(?:/|$)")
+
+SUBJECT = "fedssl.subject"
+"""Where a request's scope keeps what it is about, for what is logged after the request itself has ended."""
+
+
+class Observed:
+    """The outermost part of the API."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, status = time.perf_counter(), 500
+
+        async def note_status(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            with about(**_subject(scope["path"])) as subject:
+                scope[SUBJECT] = subject
+                await self._app(scope, receive, note_status)
+        finally:
+            REQUESTS.labels(scope["method"], _route(scope), status).inc()
+            REQUEST_SECONDS.labels(scope["method"], _route(scope)).observe(time.perf_counter() - began)
+
+
+def _subject(path: str) -> dict[str, str]:
+    found = {"run": _RUN.match(path), "client": _CLIENT.match(path)}
+    return {name: match[1] for name, match in found.items() if match}
+
+
+def _route(scope: Scope) -> str:
+    """As the API documents it: a path of somebody's making would be a series of its own."""
+    return getattr(scope.get("route"), "path", "none")
+
+
+_running: dict[str, tuple[float, ExitStack]] = {}
+
+
+@task_prerun.connect  # type: ignore[untyped-decorator]
+def _begin_task(task_id: str, task: Any, **_: object) -> None:
+    stack = ExitStack()
+    stack.enter_context(about())
+    # A message's headers are the request's own attributes; those of a task that is applied in place are in a dict.
+    sent = task.request.get(tracing.TRACEPARENT) or (task.request.headers or {}).get(tracing.TRACEPARENT)
+    stack.enter_context(tracing.span(task.name, {tracing.TRACEPARENT: sent} if sent else None, kind="consumer"))
+    _running[task_id] = (time.perf_counter(), stack)
+
+
+@task_postrun.connect  # type: ignore[untyped-decorator]
+def _end_task(task_id: str, task: Any, **_: object) -> None:
+    began, stack = _running.pop(task_id)
+    stack.close()
+    TASK_SECONDS.labels(task.name.removeprefix("fedssl.")).observe(time.perf_counter() - began)

@@ -1,0 +1,1 @@
+"""The list of clients, and the page of one."""

@@ -1,0 +1,92 @@
+"""`/clients`: who takes part, what each has sent, and shutting one out."""
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from fedssl.protocol.base import ClientId
+from fedssl_coordinator.core.db import DB
+from fedssl_coordinator.core.paging import Cursor, decode_cursor, encode_cursor
+from fedssl_coordinator.core.problems import ProblemError
+from fedssl_coordinator.dashboard.layout.page import PageRoute, data, render, see_other
+from fedssl_coordinator.dashboard.run import member_queries
+from fedssl_coordinator.dashboard.session import Form, Revoking, Viewing
+from fedssl_coordinator.federation.clients import service
+from fedssl_coordinator.federation.ledger_anchors import repository as anchors
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+PAGE = 100
+_DAYS = 42
+_RUNS = 20
+_RIBBON = 90
+_LEDGER = 50
+_LETTERS = {"accepted": "a", "expired": "p", "rejected": "f", "declined": "s"}
+
+Text = Annotated[str, Query(max_length=100)]
+After = Annotated[str, Query(max_length=64)]
+
+
+@router.get("/clients")
+def list_clients(request: Request, visitor: Viewing, session: DB, q: Text = "", after: After = "") -> Response:
+    """A hundred clients, by name."""
+    text = q.strip().replace("\x00", "")
+    rows = member_queries.clients(session, after=after.replace("\x00", ""), text=text, limit=PAGE + 1)
+    shown = rows[:PAGE]
+    sent = member_queries.sent_by_client(session, [row.client.id for row in shown])
+    context: dict[str, Any] = {
+        "rows": shown,
+        "sent": sent,
+        "q": q,
+        "more": shown[-1].client.id if len(rows) > PAGE else None,
+    }
+    template = "clients_table.html" if request.headers.get("hx-target") == "list" else "clients.html"
+    return render(template, visitor, is_first=not after, **context)
+
+
+@router.get("/clients/{client_id}")
+def show_client(client_id: ClientId, visitor: Viewing, session: DB, cursor: Cursor = None) -> Response:
+    """What it has sent in the runs that are kept, its machine, its part in each run, and every artifact."""
+    client = service.show(session, client_id)
+    before = decode_cursor(cursor, datetime.fromisoformat)[0] if cursor else None
+    runs = member_queries.sent_by_run(session, client_id, _RUNS)
+    parts = member_queries.outcomes_of(session, client_id, [row.run.id for row in runs], _RIBBON)
+    ribbons = {run_id: "".join(_LETTERS.get(state, "d") for state in states) for run_id, states in parts.items()}
+    ledger = member_queries.sendings(session, client_id, _LEDGER + 1, before)
+    [known] = member_queries.clients(session, only=client_id)
+    count, total = member_queries.sent_by_client(session, [client_id]).get(client_id, (0, 0))
+    return render(
+        "client.html", visitor, client=client, known=known, runs=runs, ribbons=ribbons, ledger=ledger[:_LEDGER],
+        more=encode_cursor(ledger[_LEDGER - 1].at.isoformat()) if len(ledger) > _LEDGER else None,
+        is_first=cursor is None,
+        anchor=anchors.newest(session, client_id), live=member_queries.live_parts(session, client_id), count=count,
+        total=total, num_runs=member_queries.num_runs(session, client_id),
+    )  # fmt: skip
+
+
+@router.get("/clients/{client_id}/bytes.json")
+def show_bytes(client_id: ClientId, request: Request, visitor: Viewing, session: DB) -> Response:
+    """Bytes sent on each of the last days."""
+    service.show(session, client_id)
+    days = member_queries.bytes_by_day(session, client_id, _DAYS)
+    return data(request, {"days": [day for day, _ in days], "bytes": [total for _, total in days]})
+
+
+@router.get("/clients/{client_id}/revoke/confirm")
+def ask(client_id: ClientId, visitor: Viewing, session: DB) -> Response:
+    """What the dialog asks, as a page of its own."""
+    live = member_queries.live_parts(session, client_id)
+    return render("confirm_revoke.html", visitor, client=service.show(session, client_id), live=live)
+
+
+@router.post("/clients/{client_id}/revoke")
+def revoke(client_id: ClientId, visitor: Revoking, form: Form, session: DB) -> Response:
+    """Shut a client out, once its name has been typed."""
+    if form.get("name") != client_id:
+        raise ProblemError(
+            "invalid-request", f"Nothing was changed: type the client's name, {client_id}, to revoke it."
+        )
+    service.revoke(session, client_id)
+    return see_other(f"/clients/{client_id}")

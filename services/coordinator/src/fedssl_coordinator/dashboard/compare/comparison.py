@@ -1,0 +1,165 @@
+"""Runs beside each other: results with their change against the first, then the settings that differ."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy.orm import Session
+
+from fedssl.protocol.states import Verdict
+from fedssl_coordinator.core.models import Run
+from fedssl_coordinator.dashboard.layout import formats
+from fedssl_coordinator.dashboard.run import queries as run_queries
+from fedssl_coordinator.dashboard.run import view as run_view
+from fedssl_coordinator.dashboard.runs import overview
+from fedssl_coordinator.dashboard.runs import queries as overview_queries
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A value and its change against the baseline; `is_best` among the runs, `differs` from the baseline."""
+
+    text: str
+    change: str = ""
+    is_best: bool = False
+    differs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A column a run."""
+
+    rows: list[overview.Row]
+    results: list[tuple[str, list[Cell]]]
+    settings: list[tuple[str, list[Cell]]]
+    num_equal: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Measure:
+    """A result: how it is written, how its change is, and whether more is better (None: neither is)."""
+
+    name: str
+    write: Callable[[float | None], str]
+    change: Callable[[float, float], str]
+    more_is_better: bool | None
+
+
+def _minus(write: Callable[[float | None], str]) -> Callable[[float, float], str]:
+    def change(value: float, base: float) -> str:
+        shown = write(abs(value - base))
+        return "±0" if shown == write(0.0) else f"{'+' if value > base else '−'}{shown}"
+
+    return change
+
+
+def _times(value: float, base: float) -> str:
+    return f"×{formats.short(value / base)}" if base else ""
+
+
+_JUDGED = ("probe", "knn", "effective_rank", "alignment", "uniformity")
+_MEASURES = (
+    _Measure("Linear probe", formats.percent, lambda value, base: formats.points(value - base), True),
+    _Measure("kNN", formats.percent, lambda value, base: formats.points(value - base), True),
+    _Measure("Effective rank", formats.short, _minus(formats.short), True),
+    _Measure("Alignment", formats.short, _minus(formats.short), False),
+    _Measure("Uniformity", formats.short, _minus(formats.short), True),
+    _Measure("Rounds closed", formats.number, _minus(formats.number), None),
+    _Measure("Rounds aggregated in full", formats.percent, lambda value, base: formats.points(value - base), True),
+    _Measure("Sent up", formats.in_bytes, _times, False),
+    _Measure("Sent down", formats.in_bytes, _times, False),
+    _Measure("Wall time", formats.seconds, _minus(formats.seconds), False),
+)
+
+
+def compare(session: Session, run_ids: Sequence[UUID]) -> Comparison:
+    """Raises ProblemError where there is no such run."""
+    runs = [run_view.get(session, run_id) for run_id in run_ids]
+    scores = overview_queries.scores(session, run_ids)
+    columns = [_results(session, run, scores.get(run.id, [])) for run in runs]
+    are_alike = len({its[-1].judge for its in scores.values()}) < 2
+    results = [
+        (measure.name, _cells(measure, values, are_alike=are_alike or index >= len(_JUDGED)))
+        for index, (measure, *values) in enumerate(zip(_MEASURES, *columns, strict=True))
+        if any(value is not None for value in values)
+    ]
+    if scores:
+        names = [scores[run.id][-1].dataset if run.id in scores else None for run in runs]
+        results.insert(0, ("Judged on", [Cell(name or formats.NOTHING) for name in names]))
+    settings = _settings(runs)
+    differing = [(key, cells) for key, cells in settings if any(cell.differs for cell in cells)]
+    return Comparison(overview.rows(session, runs), results, settings, len(settings) - len(differing))
+
+
+def _results(session: Session, run: Run, scores: Sequence[overview_queries.Score]) -> list[float | None]:
+    """In the order of the measures."""
+    newest = scores[-1].results if scores else {}
+    verdicts = [verdict for _, verdict in run_queries.verdicts(session, run.id) if verdict is not None]
+    full = verdicts.count(Verdict.AGGREGATED) / len(verdicts) if verdicts else None
+    traffic = run_queries.traffic(session, run.id)
+    wall = (run.finished_at - run.started_at).total_seconds() if run.finished_at and run.started_at else None
+    judged = [newest.get(name) for name in _JUDGED]
+    return [*judged, float(run.rounds_closed), full, float(traffic.up), float(traffic.down), wall]
+
+
+def _cells(measure: _Measure, values: Sequence[float | None], *, are_alike: bool) -> list[Cell]:
+    """Without changes and a best where they are not alike: results on one data set say nothing of another's."""
+    known = [value for value in values if value is not None]
+    best = (
+        None
+        if measure.more_is_better is None or not are_alike or len(set(known)) < 2
+        else (max if measure.more_is_better else min)(known)
+    )
+    base = values[0]
+    return [
+        Cell(
+            measure.write(value),
+            "" if index == 0 or not are_alike or value is None or base is None else measure.change(value, base),
+            is_best=value is not None and value == best,
+        )
+        for index, value in enumerate(values)
+    ]
+
+
+def _settings(runs: Sequence[Run]) -> list[tuple[str, list[Cell]]]:
+    specs = [run_view.flat(run.spec) for run in runs]
+    keys = sorted({key for spec in specs for key in spec if key != "name"})
+    return [(key, _row([spec.get(key) for spec in specs])) for key in keys]
+
+
+def _row(values: Sequence[Any]) -> list[Cell]:
+    return [Cell(run_view.shown(value), differs=value != values[0]) for value in values]
+
+
+def curves(session: Session, run_ids: Sequence[UUID]) -> list[dict[str, Any]]:
+    """For each run its scores, and for each score the bytes sent and the seconds passed until then."""
+    found = []
+    scores = overview_queries.scores(session, run_ids)
+    for run_id in run_ids:
+        run = run_view.get(session, run_id)
+        sent, closed = run_queries.bytes_by_round(session, run_id), run_queries.closing_times(session, run_id)
+        total, until = 0, {0: 0}
+        for number in sorted(sent):
+            total += sent[number]
+            until[number] = total
+        its = scores.get(run_id, [])
+        numbers = [score.round_number for score in its]
+        start = run.started_at
+        found.append(
+            {
+                "id": str(run_id),
+                "name": run.name,
+                "rounds": numbers,
+                "bytes": [until.get(number) for number in numbers],
+                "seconds": [
+                    0.0 if not n else (closed[n] - start).total_seconds() if start and n in closed else None
+                    for n in numbers
+                ],
+                **{
+                    name: [score.results.get(name) for score in its]
+                    for name in ("probe", "knn", "alignment", "uniformity")
+                },
+            }
+        )
+    return found

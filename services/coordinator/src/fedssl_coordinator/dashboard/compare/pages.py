@@ -1,0 +1,52 @@
+"""`/compare`: curves over each other, and one table of what differs."""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+from uuid import UUID
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from fedssl_coordinator.core.db import DB
+from fedssl_coordinator.core.problems import ProblemError
+from fedssl_coordinator.dashboard.compare import comparison
+from fedssl_coordinator.dashboard.layout.client_labels import SLOTS
+from fedssl_coordinator.dashboard.layout.page import PageRoute, data, render
+from fedssl_coordinator.dashboard.runs import overview
+from fedssl_coordinator.dashboard.session import Viewing
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+RunIds = Annotated[Sequence[str], Query(max_length=SLOTS)]
+Shown = Literal["differences", "all"]
+Axis = Literal["round", "bytes", "time"]
+
+
+def _ids(runs: Sequence[str]) -> list[UUID]:
+    """As repeated parameters, or separated by commas; each once."""
+    try:
+        found = [UUID(one) for text in runs for one in text.split(",") if one]
+    except ValueError:
+        raise ProblemError("not-found", "One of these is no run: choose runs in the list, and compare them.") from None
+    if len(found) > SLOTS:
+        raise ProblemError("invalid-request", f"At most {SLOTS} runs are compared at once.")
+    return list(dict.fromkeys(found))
+
+
+@router.get("/compare")
+def compare(
+    visitor: Viewing, session: DB, runs: RunIds = (), x: Axis = "round", show: Shown = "differences"
+) -> Response:
+    """The first run is the baseline."""
+    ids = _ids(runs)
+    compared = comparison.compare(session, ids)
+    others = [row for row in overview.overview(session, None, "all", "").rows if row.run.id not in ids]
+    return render(
+        "compare.html", visitor, compared=compared, others=others, x=x, all=show == "all", ids=[str(one) for one in ids]
+    )
+
+
+@router.get("/compare/curves.json")
+def show_curves(request: Request, visitor: Viewing, session: DB, runs: RunIds = ()) -> Response:
+    """Scores of every run by round, bytes sent and time passed."""
+    return data(request, {"runs": comparison.curves(session, _ids(runs))})

@@ -1,0 +1,149 @@
+"""What every page shares: templates, headers, and what is shown instead of a page."""
+
+import gzip
+import hashlib
+import json
+from collections.abc import Callable, Coroutine, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import jinja2
+import structlog
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from sqlalchemy.exc import DataError
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+from fedssl_coordinator.core.db import UNREACHABLE
+from fedssl_coordinator.core.problems import ProblemError
+from fedssl_coordinator.dashboard.layout import formats, svg
+from fedssl_coordinator.dashboard.session import Visitor
+
+log = structlog.get_logger(__name__)
+
+_HERE = Path(__file__).parent.parent
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_COMPRESSED_FROM = 1_000
+
+
+@lru_cache
+def build() -> str:
+    """A name for the static files as they are, so that browsers may keep them for ever."""
+    digest = hashlib.sha256()
+    for path in sorted((_HERE / "static").rglob("*")):
+        if path.is_file():
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+@lru_cache
+def _templates() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= formats.FILTERS
+    environment.globals |= {"static": f"/static/{build()}", "bars": svg.bars}
+    return environment
+
+
+def render(template: str, visitor: Visitor | None, *, status: int = 200, **context: Any) -> HTMLResponse:
+    """A page, or a piece of one."""
+    text = _templates().get_template(template).render(visitor=visitor, **context)
+    return HTMLResponse(text, status_code=status)
+
+
+def data(request: Request, payload: Mapping[str, Any]) -> Response:
+    """Numbers for a chart, compressed where the browser takes that."""
+    body, headers = json.dumps(payload, separators=(",", ":"), allow_nan=False).encode(), {"Vary": "Accept-Encoding"}
+    if len(body) >= _COMPRESSED_FROM and "gzip" in request.headers.get("accept-encoding", ""):
+        body, headers["Content-Encoding"] = gzip.compress(body, 5), "gzip"
+    return Response(body, media_type="application/json", headers=headers)
+
+
+def see_other(path: str) -> RedirectResponse:
+    """After a form, so that a reload does not send it again."""
+    return RedirectResponse(path, status_code=303)
+
+
+def _address(request: Request) -> str:
+    """Of the page that somebody looks at, without its host: a piece of it is asked for by a script."""
+    try:
+        shown = urlsplit(request.headers.get("hx-current-url") or str(request.url))
+    except ValueError:
+        shown = urlsplit("/runs")
+    return f"{shown.path}?{shown.query}" if shown.query else shown.path
+
+
+def _instead(request: Request, error: ProblemError) -> Response:
+    is_piece = "hx-request" in request.headers
+    if error.slug == "unauthenticated" and request.method == "GET":
+        where = f"/sign-in?next={quote(_address(request), safe='/')}"
+        return Response(status_code=204, headers={"HX-Redirect": where}) if is_piece else see_other(where)
+    template = "problem_piece.html" if is_piece else "problem.html"
+    response = render(template, None, status=error.status, problem=error.body(), slug=error.slug)
+    response.headers.update(error.headers or {})
+    return response
+
+
+class PageRoute(APIRoute):
+    """Says in HTML what is wrong, and sends the headers that keep other people's scripts out of the page."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            try:
+                response = await handler(request)
+            except ProblemError as error:
+                response = _instead(request, error)
+            except RequestValidationError:
+                response = _instead(request, ProblemError("not-found", "there is nothing at this address"))
+            except (DataError, UnicodeEncodeError):
+                response = _instead(request, ProblemError("invalid-request", "a text or number that cannot be stored"))
+            except UNREACHABLE as error:
+                log.warning("postgres.unreachable", error=type(error).__name__)
+                detail = "The database does not answer. Runs go on without this page: workers keep their leases."
+                response = _instead(request, ProblemError("unavailable", detail))
+            for name, value in _HEADERS.items():
+                response.headers.setdefault(name, value)
+            return response
+
+        return answer
+
+
+class _Kept(StaticFiles):
+    """Files under a name that changes with their content."""
+
+    def get_path(self, scope: Scope) -> str:
+        return super().get_path(scope).partition("/")[2]
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        is_current = scope["path"].startswith(f"/static/{build()}/")
+        response.headers["Cache-Control"] = "public, max-age=31536000, immutable" if is_current else "no-cache"
+        return response
+
+
+def static_files() -> GZipMiddleware:
+    """What pages load: styles, scripts, fonts."""
+    return GZipMiddleware(_Kept(directory=_HERE / "static"), minimum_size=_COMPRESSED_FROM)

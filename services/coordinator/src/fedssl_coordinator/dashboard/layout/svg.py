@@ -1,0 +1,45 @@
+"""Small pictures that need no script: the ribbon of verdicts and the sparkline, as SVG attributes."""
+
+from collections.abc import Sequence
+
+from fedssl.protocol.states import Verdict
+from fedssl_coordinator.core.models import Round
+from fedssl_coordinator.dashboard.layout import formats
+
+_HEIGHTS = {"a": 6, "p": 11, "s": 3, "f": 16, "d": 6}
+_LETTERS = {Verdict.AGGREGATED: "a", Verdict.PARTIAL: "p", Verdict.SKIPPED: "s", Verdict.FAILED: "f"}
+UNCLOSED = "d"
+
+
+def letter(row: Round) -> str:
+    """A round's verdict as one letter; `d`: not closed yet."""
+    return UNCLOSED if row.verdict is None else _LETTERS[Verdict(row.verdict)]
+
+
+def ribbon(rounds: Sequence[Round]) -> tuple[str, str]:
+    """Letters of the rounds' verdicts, oldest first, and the same in words."""
+    counts: dict[str, int] = {}
+    for row in rounds:
+        if row.verdict is not None:
+            counts[row.verdict] = counts.get(row.verdict, 0) + 1
+    words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "no round closed yet"
+    return "".join(letter(row) for row in rounds), f"last {formats.plural(len(rounds), 'round')}: {words}"
+
+
+def bars(letters: str, height: int = 16) -> list[tuple[str, int, int, int]]:
+    """For every letter its class, x, y and height, three units apart."""
+    return [(name, 3 * index, height - _HEIGHTS[name], _HEIGHTS[name]) for index, name in enumerate(letters)]
+
+
+def spark(values: Sequence[float], width: int = 72, height: int = 22) -> str:
+    """The path of a sparkline, empty for fewer than two numbers."""
+    if len(values) < 2:
+        return ""
+    low, high = min(values), max(values)
+    span, pad = (high - low) or 1.0, 2
+    across = (width - 2 * pad) / (len(values) - 1)
+    steps = [
+        f"{pad + index * across:.1f} {height - pad - (value - low) / span * (height - 2 * pad):.1f}"
+        for index, value in enumerate(values)
+    ]
+    return "M" + "L".join(steps)

@@ -1,0 +1,292 @@
+"""Reads clients: what each did in a run, and what each has sent in the runs that are kept."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+from uuid import UUID
+
+from sqlalchemy import Date, cast, func, literal, literal_column, or_, select, tuple_
+from sqlalchemy.dialects.postgresql import INTERVAL, distinct_on
+from sqlalchemy.orm import Session
+
+from fedssl.protocol.states import AssignmentState, RoundState, RunState
+from fedssl_coordinator.core.models import Artifact, Assignment, Client, Round, Run, Upload
+from fedssl_coordinator.dashboard.run.queries import Part
+from fedssl_coordinator.dashboard.runs.queries import SEEN_SECONDS
+from fedssl_coordinator.federation.rounds.repository import LIVE
+
+
+class Member(NamedTuple):
+    """One client's part in a run, counted over its attempts."""
+
+    client_id: str
+    accepted: int
+    expired: int
+    rejected: int
+    declined: int
+    last_round: int
+    median_seconds: float | None
+    num_bytes: int
+
+
+class Sent(NamedTuple):
+    """What one client has sent in one run."""
+
+    run: Run
+    num_bytes: int
+    uploads: int
+    accepted: int
+    ended: int
+    median_seconds: float | None
+
+
+class Sending(NamedTuple):
+    """One artifact that a client has sent."""
+
+    at: datetime
+    run_id: UUID
+    run_name: str
+    method: str
+    round_number: int
+    num_bytes: int
+    digest: str
+    state: str
+    reason: str | None
+
+
+_ENDED = (AssignmentState.ACCEPTED, AssignmentState.EXPIRED, AssignmentState.REJECTED, AssignmentState.DECLINED)
+_took = func.extract("epoch", Assignment.closed_at - Assignment.leased_at)
+_median = (
+    func.percentile_cont(0.5).within_group(_took).filter(Assignment.state == AssignmentState.ACCEPTED).label("median")
+)
+
+
+def rounds_before(session: Session, run_id: UUID, last: int, limit: int) -> Sequence[Round]:
+    """A run's rounds up to `last`, newest first."""
+    statement = select(Round).where(Round.run_id == run_id, Round.number <= last).order_by(Round.number.desc())
+    return session.scalars(statement.limit(limit)).all()
+
+
+def parts_after(session: Session, run_id: UUID, number: int, after: tuple[str, int], limit: int) -> list[Part]:
+    """Everybody's attempts in one round, by name and attempt, those that come after this one."""
+    key = (Assignment.client_id, Assignment.attempt)
+    columns = [getattr(Assignment, name) for name in Part._fields if name != "num_bytes"]
+    statement = (
+        select(*columns, Artifact.num_bytes)
+        .join(Round, Round.id == Assignment.round_id)
+        .outerjoin(Artifact, Artifact.digest == Assignment.update_digest)
+        .where(Round.run_id == run_id, Round.number == number, tuple_(*key) > tuple_(*map(literal, after)))
+        .order_by(*key)
+        .limit(limit)
+    )
+    return [Part._make(row) for row in session.execute(statement)]
+
+
+def members_after(session: Session, run_id: UUID, after: str, limit: int) -> list[Member]:
+    """What each client did in a run, by name."""
+    states = (AssignmentState.ACCEPTED, AssignmentState.EXPIRED, AssignmentState.REJECTED, AssignmentState.DECLINED)
+    statement = (
+        select(
+            Assignment.client_id,
+            *(func.count().filter(Assignment.state == state) for state in states),
+            func.max(Assignment.round_number),
+            _median,
+            func.coalesce(func.sum(Artifact.num_bytes), 0),
+        )
+        .outerjoin(Artifact, Artifact.digest == Assignment.update_digest)
+        .where(Assignment.run_id == run_id, Assignment.client_id > after)
+        .group_by(Assignment.client_id)
+        .order_by(Assignment.client_id)
+        .limit(limit)
+    )
+    return [Member._make(row) for row in session.execute(statement)]
+
+
+class Known(NamedTuple):
+    """A client in the list."""
+
+    client: Client
+    is_online: bool
+    run_id: UUID | None
+    run_name: str | None
+    round_number: int | None
+
+
+def clients(
+    session: Session, *, after: str = "", text: str = "", only: str | None = None, limit: int = 1
+) -> list[Known]:
+    """Clients by name whose names hold `text`, with the work that each has leased."""
+    work = (
+        select(Assignment.client_id, Run.id, Run.name, Assignment.round_number)
+        .join(Run, Run.id == Assignment.run_id)
+        .join(Round, Round.id == Assignment.round_id)
+        .where(
+            Assignment.state == AssignmentState.LEASED,
+            Assignment.lease_expires_at > func.now(),
+            Round.state == RoundState.OPEN,
+            Run.state != RunState.FINISHED,
+        )
+        .ext(distinct_on(Assignment.client_id))
+        .order_by(Assignment.client_id, Assignment.leased_at)
+        .subquery()
+    )
+    online = or_(Client.last_seen_at > func.now() - timedelta(seconds=SEEN_SECONDS), work.c.id.is_not(None))
+    statement = (
+        select(
+            Client,
+            func.coalesce(online, False) & Client.revoked_at.is_(None),
+            work.c.id,
+            work.c.name,
+            work.c.round_number,
+        )
+        .outerjoin(work, work.c.client_id == Client.id)
+        .where(Client.id > after)
+        .order_by(Client.id)
+        .limit(limit)
+    )
+    if only is not None:
+        statement = statement.where(Client.id == only)
+    if text:
+        statement = statement.where(func.lower(Client.id).contains(text.lower(), autoescape=True))
+    return [Known(*row) for row in session.execute(statement)]
+
+
+def sent_by_client(session: Session, client_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """For each client how many artifacts it has sent in the runs that are kept, and their bytes."""
+    statement = (
+        select(Assignment.client_id, func.count(), func.sum(Artifact.num_bytes))
+        .select_from(Upload)
+        .join(Assignment, Assignment.id == Upload.assignment_id)
+        .join(Artifact, Artifact.digest == Upload.digest)
+        .where(Assignment.client_id.in_(client_ids))
+        .group_by(Assignment.client_id)
+    )
+    return {client: (count, int(total)) for client, count, total in session.execute(statement)}
+
+
+def sent_by_run(session: Session, client_id: str, limit: int) -> list[Sent]:
+    """What a client has sent, run by run, newest first."""
+    sent = (
+        select(Assignment.run_id, func.sum(Artifact.num_bytes).label("bytes"), func.count().label("uploads"))
+        .select_from(Upload)
+        .join(Assignment, Assignment.id == Upload.assignment_id)
+        .join(Artifact, Artifact.digest == Upload.digest)
+        .where(Assignment.client_id == client_id)
+        .group_by(Assignment.run_id)
+        .subquery()
+    )
+    part = (
+        select(
+            Assignment.run_id,
+            func.count().filter(Assignment.state == AssignmentState.ACCEPTED).label("accepted"),
+            func.count().filter(Assignment.state.in_(_ENDED)).label("ended"),
+            _median,
+        )
+        .where(Assignment.client_id == client_id)
+        .group_by(Assignment.run_id)
+        .subquery()
+    )
+    statement = (
+        select(
+            Run,
+            func.coalesce(sent.c.bytes, 0),
+            func.coalesce(sent.c.uploads, 0),
+            part.c.accepted,
+            part.c.ended,
+            part.c.median,
+        )
+        .join(part, part.c.run_id == Run.id)
+        .outerjoin(sent, sent.c.run_id == Run.id)
+        .order_by(Run.created_at.desc())
+        .limit(limit)
+    )
+    return [Sent(run, int(total), *others) for run, total, *others in session.execute(statement)]
+
+
+def num_runs(session: Session, client_id: str) -> int:
+    """In how many of the runs that are kept a client has had a part."""
+    statement = select(func.count(Assignment.run_id.distinct())).where(Assignment.client_id == client_id)
+    return session.scalar(statement) or 0
+
+
+def outcomes_of(session: Session, client_id: str, run_ids: Sequence[UUID], last: int) -> dict[UUID, list[str]]:
+    """The states of a client's newest attempts in each run, oldest first, at most `last` rounds."""
+    newest = (
+        select(
+            Assignment.run_id,
+            Assignment.round_number,
+            Assignment.state,
+            func.row_number()
+            .over(partition_by=Assignment.run_id, order_by=(Assignment.round_number.desc(), Assignment.attempt.desc()))
+            .label("back"),
+        )
+        .where(Assignment.client_id == client_id, Assignment.run_id.in_(run_ids))
+        .subquery()
+    )
+    statement = (
+        select(newest.c.run_id, newest.c.state)
+        .where(newest.c.back <= last)
+        .order_by(newest.c.run_id, newest.c.back.desc())
+    )
+    found: dict[UUID, list[str]] = {run_id: [] for run_id in run_ids}
+    for run_id, state in session.execute(statement):
+        found[run_id].append(state)
+    return found
+
+
+def bytes_by_day(session: Session, client_id: str, num_days: int) -> list[tuple[str, int]]:
+    """What a client sent on each of the last days, UTC, days without anything among them."""
+    day = cast(func.timezone("UTC", Upload.created_at), Date)
+    sent = (
+        select(day.label("day"), func.sum(Artifact.num_bytes).label("bytes"))
+        .join(Assignment, Assignment.id == Upload.assignment_id)
+        .join(Artifact, Artifact.digest == Upload.digest)
+        .where(Assignment.client_id == client_id, Upload.created_at > func.now() - timedelta(days=num_days))
+        .group_by(day)
+        .subquery()
+    )
+    today = cast(func.timezone("UTC", func.now()), Date)
+    days = select(
+        cast(
+            func.generate_series(today - (num_days - 1), today, cast(literal_column("'1 day'"), INTERVAL)), Date
+        ).label("day")
+    ).subquery()
+    statement = select(days.c.day, func.coalesce(sent.c.bytes, 0)).outerjoin(sent, sent.c.day == days.c.day)
+    return [(str(at), int(total)) for at, total in session.execute(statement.order_by(days.c.day))]
+
+
+def sendings(session: Session, client_id: str, limit: int, before: datetime | None) -> list[Sending]:
+    """What a client has sent, newest first."""
+    statement = (
+        select(
+            Upload.created_at,
+            Run.id,
+            Run.name,
+            Run.method,
+            Assignment.round_number,
+            Artifact.num_bytes,
+            Upload.digest,
+            Assignment.state,
+            Assignment.reason,
+        )
+        .join(Assignment, Assignment.id == Upload.assignment_id)
+        .join(Artifact, Artifact.digest == Upload.digest)
+        .join(Run, Run.id == Assignment.run_id)
+        .where(Assignment.client_id == client_id)
+        .order_by(Upload.created_at.desc())
+        .limit(limit)
+    )
+    if before is not None:
+        statement = statement.where(Upload.created_at < before)
+    return [Sending(*row) for row in session.execute(statement)]
+
+
+def live_parts(session: Session, client_id: str) -> list[tuple[Run, int]]:
+    """Unfinished work of a client: the run and the round's number."""
+    statement = (
+        select(Run, Assignment.round_number)
+        .join(Run, Run.id == Assignment.run_id)
+        .where(Assignment.client_id == client_id, Assignment.state.in_(LIVE), Run.state != RunState.FINISHED)
+        .order_by(Run.created_at)
+    )
+    return [(run, number) for run, number in session.execute(statement)]

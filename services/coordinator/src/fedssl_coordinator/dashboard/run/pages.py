@@ -1,0 +1,126 @@
+"""`/runs/{run_id}`: one run, live, and the questions that stand before its buttons."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Literal
+from uuid import UUID
+
+from fastapi import APIRouter, Query, Request
+from sse_starlette.event import ServerSentEvent
+from sse_starlette.sse import EventSourceResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from fedssl.protocol.work import MetricName
+from fedssl_coordinator.core.db import DB, transaction
+from fedssl_coordinator.core.problems import ProblemError
+from fedssl_coordinator.dashboard.layout.page import PageRoute, data, render, see_other
+from fedssl_coordinator.dashboard.run import charts as run_charts
+from fedssl_coordinator.dashboard.run import view as run_view
+from fedssl_coordinator.dashboard.session import PlacedViewing, Steering, Viewing
+from fedssl_coordinator.federation.evaluations import maps
+from fedssl_coordinator.federation.events import endpoints as events
+from fedssl_coordinator.federation.runs import service
+from fedssl_coordinator.identity.authentication import Caller
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+Verb = Literal["start", "pause", "resume", "stop"]
+Names = Annotated[Sequence[str], Query(max_length=run_view.SHOWN_CLIENTS)]
+EventId = Annotated[int, Query(ge=0, lt=2**63)]
+Shape = Annotated[str, Query(max_length=64)]
+Number = Annotated[int | None, Query(ge=1, le=100_000)]
+
+
+@router.get("/runs/{run_id}")
+def show_run(run_id: UUID, visitor: Viewing, session: DB) -> Response:
+    """Is it fine, is it learning, who holds it up."""
+    page = run_view.run_page(session, run_id)
+    return render("run.html", visitor, page=page, summary=run_view.summary(page.spec), tab="overview")
+
+
+@router.get("/runs/{run_id}/live")
+def show_pieces(run_id: UUID, visitor: Viewing, session: DB, shape: Shape = "") -> Response:
+    """The parts of the page that change, to be put in place; panels only where they are others than the page has."""
+    return render("run_live.html", visitor, page=run_view.run_page(session, run_id), shape=shape)
+
+
+@router.get("/runs/{run_id}/curves.json")
+def show_curves(run_id: UUID, request: Request, visitor: Viewing, session: DB) -> Response:
+    """Accuracy and geometry by round."""
+    return data(request, run_charts.curves(session, run_id))
+
+
+@router.get("/runs/{run_id}/metric.json")
+def show_metric(
+    run_id: UUID, request: Request, visitor: Viewing, session: DB, name: MetricName, pin: Names = ()
+) -> Response:
+    """One number of the clients by round."""
+    return data(request, run_charts.metric(session, run_id, name, pin))
+
+
+@router.get("/runs/{run_id}/heat.json")
+def show_heat(run_id: UUID, request: Request, visitor: Viewing, session: DB, name: MetricName) -> Response:
+    """One number of every client in every round."""
+    return data(request, run_charts.heat(session, run_id, name))
+
+
+@router.get("/runs/{run_id}/embeddings.json")
+def list_embeddings(run_id: UUID, request: Request, visitor: Viewing, session: DB) -> Response:
+    """The rounds that have a map of embeddings."""
+    return data(request, run_charts.embeddings(session, run_id))
+
+
+@router.get("/runs/{run_id}/embedding.json")
+def show_embedding(run_id: UUID, request: Request, visitor: Viewing, session: DB, evaluation: UUID) -> Response:
+    """One round's map."""
+    found = maps.embedding_map(session, evaluation)
+    if found.run_id != run_id:
+        raise ProblemError("not-found", f"Evaluation {evaluation} is not of this run.")
+    return data(request, found.model_dump(mode="json"))
+
+
+@router.get("/runs/{run_id}/outcomes.json")
+def show_outcomes(run_id: UUID, request: Request, visitor: Viewing, session: DB) -> Response:
+    """What became of every client in every round."""
+    return data(request, run_charts.outcomes(session, run_id))
+
+
+@router.get("/runs/{run_id}/timeline.json")
+def show_timeline(
+    run_id: UUID, request: Request, visitor: Viewing, session: DB, client: Names = (), last: Number = None
+) -> Response:
+    """Who did what when, in four rounds."""
+    return data(request, run_charts.timeline(session, run_id, last, client))
+
+
+@router.get("/runs/{run_id}/stream", response_class=EventSourceResponse)
+async def stream_run(run_id: UUID, request: Request, visitor: PlacedViewing, after: EventId = 0) -> Response:
+    """The run's events as they happen, for the page's one EventSource."""
+    await run_in_threadpool(_require, run_id)
+    resumed = request.headers.get("last-event-id", "")
+    last_id = int(resumed) if resumed.isdigit() and len(resumed) < 19 else after
+    return EventSourceResponse(_unnamed(request, run_id, last_id, visitor.caller))
+
+
+async def _unnamed(request: Request, run_id: UUID, last_id: int, caller: Caller) -> AsyncIterator[ServerSentEvent]:
+    """Without their kinds as names: an EventSource hears only those that it was told of."""
+    async for event in events.stream(request, run_id, last_id, caller):
+        yield ServerSentEvent(id=event.id, data=event.data)
+
+
+def _require(run_id: UUID) -> None:
+    with transaction() as session:
+        service.require(session, run_id)
+
+
+@router.get("/runs/{run_id}/{verb}/confirm")
+def ask(run_id: UUID, verb: Verb, visitor: Viewing, session: DB) -> Response:
+    """What the dialog asks, as a page of its own."""
+    return render("confirm.html", visitor, page=run_view.run_page(session, run_id), verb=verb)
+
+
+@router.post("/runs/{run_id}/{verb}")
+def steer(run_id: UUID, verb: Verb, visitor: Steering, session: DB) -> Response:
+    """Start, pause, resume or stop the run."""
+    service.change(session, run_id, verb)
+    return see_other(f"/runs/{run_id}")

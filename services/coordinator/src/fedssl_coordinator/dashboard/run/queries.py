@@ -1,0 +1,292 @@
+"""Reads what a run's page shows: aggregated in Postgres, and cut to what a chart can draw."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import case, func, literal, select
+from sqlalchemy.dialects.postgresql import distinct_on
+from sqlalchemy.orm import Session
+
+from fedssl.protocol.states import AssignmentState
+from fedssl_coordinator.core.db import among
+from fedssl_coordinator.core.models import (
+    Artifact,
+    Assignment,
+    Client,
+    DistillationJob,
+    Evaluation,
+    EvaluationDataset,
+    Event,
+    Metric,
+    Round,
+    Upload,
+)
+from fedssl_coordinator.federation.evaluations.repository import UNFINISHED
+
+LETTERS = {
+    AssignmentState.ACCEPTED: "a",
+    AssignmentState.EXPIRED: "e",
+    AssignmentState.REJECTED: "r",
+    AssignmentState.DECLINED: "d",
+    AssignmentState.OFFERED: "o",
+    AssignmentState.LEASED: "l",
+    AssignmentState.SUBMITTED: "l",
+}
+"""A client's part in a round as one letter."""
+
+
+class Traffic(NamedTuple):
+    """Bytes on the wire: what clients sent, how often, and the broadcasts that they were given."""
+
+    up: int
+    uploads: int
+    down: int
+
+
+class Part(NamedTuple):
+    """One attempt of one client in one round."""
+
+    round_number: int
+    client_id: str
+    attempt: int
+    state: str
+    reason: str | None
+    progress: dict[str, Any] | None
+    num_examples: int | None
+    offered_at: datetime
+    leased_at: datetime | None
+    closed_at: datetime | None
+    lease_expires_at: datetime | None
+    num_bytes: int | None
+
+
+def client_ids(session: Session, run_id: UUID) -> list[str]:
+    """Everybody who has had a part in the run, by name."""
+    return sorted(session.scalars(select(Assignment.client_id).where(Assignment.run_id == run_id).distinct()))
+
+
+def presence(session: Session, names: Sequence[str]) -> dict[str, tuple[datetime | None, datetime | None]]:
+    """When each of these clients was last seen, and when it was revoked."""
+    rows = session.execute(select(Client.id, Client.last_seen_at, Client.revoked_at).where(among(Client.id, names)))
+    return {name: (seen_at, revoked_at) for name, seen_at, revoked_at in rows}
+
+
+def metric_names(session: Session, run_id: UUID, number: int) -> list[str]:
+    """What clients sent in a round."""
+    statement = (
+        select(Metric.name)
+        .where(Metric.run_id == run_id, Metric.round_number == number, Metric.client_id.is_not(None))
+        .distinct()
+    )
+    return sorted(session.scalars(statement))
+
+
+def of_clients(
+    session: Session, run_id: UUID, name: str, numbers: Sequence[int], clients: Sequence[str]
+) -> list[tuple[int, str, float]]:
+    """One number of some clients in some rounds, found by index and not by a scan of the whole run."""
+    statement = select(Metric.round_number, Metric.client_id, Metric.value).where(
+        Metric.run_id == run_id,
+        Metric.round_number.in_(numbers),
+        Metric.client_id.in_(clients),
+        Metric.name == name,
+    )
+    return [(number, client, value) for number, client, value in session.execute(statement) if client is not None]
+
+
+def band(session: Session, run_id: UUID, name: str, numbers: Sequence[int]) -> list[tuple[int, float, float, float]]:
+    """For each round the median of one number over the clients, and its tenth and ninetieth percentile."""
+    at = [func.percentile_cont(share).within_group(Metric.value) for share in (0.5, 0.1, 0.9)]
+    statement = (
+        select(Metric.round_number, *at)
+        .where(
+            Metric.run_id == run_id,
+            Metric.name == name,
+            Metric.client_id.is_not(None),
+            Metric.round_number.in_(numbers),
+        )
+        .group_by(Metric.round_number)
+        .order_by(Metric.round_number)
+    )
+    return [(row[0], row[1], row[2], row[3]) for row in session.execute(statement)]
+
+
+def verdicts(session: Session, run_id: UUID, numbers: Sequence[int] | None = None) -> list[tuple[int, str | None]]:
+    """How the run's rounds ended, oldest first."""
+    statement = select(Round.number, Round.verdict).where(Round.run_id == run_id).order_by(Round.number)
+    if numbers is not None:
+        statement = statement.where(Round.number.in_(numbers))
+    return [(number, verdict) for number, verdict in session.execute(statement)]
+
+
+def outcomes(session: Session, run_id: UUID) -> dict[str, list[tuple[int, str]]]:
+    """For each client its rounds and what became of its newest attempt, as one letter; one row a client comes back."""
+    letter = case(LETTERS, value=Assignment.state, else_="?")
+    newest = (
+        select(Assignment.client_id, Assignment.round_number, letter.label("letter"))
+        .where(Assignment.run_id == run_id)
+        .ext(distinct_on(Assignment.client_id, Assignment.round_number))
+        .order_by(Assignment.client_id, Assignment.round_number, Assignment.attempt.desc())
+        .subquery()
+    )
+    statement = select(
+        newest.c.client_id,
+        func.array_agg(newest.c.round_number),
+        func.string_agg(newest.c.letter, literal("")),
+    ).group_by(newest.c.client_id)
+    return {client: list(zip(numbers, letters, strict=True)) for client, numbers, letters in session.execute(statement)}
+
+
+def parts(session: Session, run_id: UUID, first: int, last: int, clients: Sequence[str] | None = None) -> list[Part]:
+    """Every attempt in some rounds, by round, client and attempt."""
+    statement = (
+        select(
+            Assignment.round_number,
+            Assignment.client_id,
+            Assignment.attempt,
+            Assignment.state,
+            Assignment.reason,
+            Assignment.progress,
+            Assignment.num_examples,
+            Assignment.offered_at,
+            Assignment.leased_at,
+            Assignment.closed_at,
+            Assignment.lease_expires_at,
+            Artifact.num_bytes,
+        )
+        .outerjoin(Artifact, Artifact.digest == Assignment.update_digest)
+        .join(Round, Round.id == Assignment.round_id)
+        .where(Round.run_id == run_id, Round.number.between(first, last))
+        .order_by(Assignment.round_number, Assignment.client_id, Assignment.attempt)
+    )
+    if clients is not None:
+        statement = statement.where(Assignment.client_id.in_(clients))
+    return [Part._make(row) for row in session.execute(statement)]
+
+
+def rounds_between(session: Session, run_id: UUID, first: int, last: int) -> Sequence[Round]:
+    statement = select(Round).where(Round.run_id == run_id, Round.number.between(first, last)).order_by(Round.number)
+    return session.scalars(statement).all()
+
+
+def traffic(session: Session, run_id: UUID) -> Traffic:
+    """Updates as they arrived, and one broadcast for each lease that was taken."""
+    up = (
+        select(func.coalesce(func.sum(Artifact.num_bytes), 0), func.count())
+        .select_from(Upload)
+        .join(Assignment, Assignment.id == Upload.assignment_id)
+        .join(Artifact, Artifact.digest == Upload.digest)
+        .where(Assignment.run_id == run_id)
+    )
+    taken = (
+        select(Assignment.round_id, func.count().label("leases"))
+        .where(Assignment.run_id == run_id, Assignment.leased_at.is_not(None))
+        .group_by(Assignment.round_id)
+        .subquery()
+    )
+    down = (
+        select(func.coalesce(func.sum(Artifact.num_bytes * taken.c.leases), 0))
+        .select_from(Round)
+        .join(taken, taken.c.round_id == Round.id)
+        .join(Artifact, Artifact.digest == Round.broadcast)
+    )
+    (num_bytes, count), given = session.execute(up).one(), session.scalar(down)
+    return Traffic(int(num_bytes), count, int(given or 0))
+
+
+def bytes_by_round(session: Session, run_id: UUID) -> dict[int, int]:
+    """Bytes of the updates accepted in each round."""
+    statement = (
+        select(Assignment.round_number, func.sum(Artifact.num_bytes))
+        .join(Artifact, Artifact.digest == Assignment.update_digest)
+        .where(Assignment.run_id == run_id, Assignment.state == AssignmentState.ACCEPTED)
+        .group_by(Assignment.round_number)
+    )
+    return {number: int(total) for number, total in session.execute(statement)}
+
+
+def closing_times(session: Session, run_id: UUID) -> dict[int, datetime]:
+    """When each closed round was closed."""
+    statement = select(Round.number, Round.closed_at).where(Round.run_id == run_id, Round.closed_at.is_not(None))
+    return {number: at for number, at in session.execute(statement) if at is not None}
+
+
+def distillations(session: Session, run_id: UUID, limit: int, offset: int = 0) -> Sequence[DistillationJob]:
+    """The run's jobs, newest first."""
+    job = DistillationJob
+    statement = select(job).where(job.run_id == run_id).order_by(job.created_at.desc(), job.id.desc())
+    return session.scalars(statement.limit(limit).offset(offset)).all()
+
+
+def num_distillations(session: Session, run_id: UUID) -> int:
+    statement = select(func.count()).select_from(DistillationJob).where(DistillationJob.run_id == run_id)
+    return session.scalar(statement) or 0
+
+
+def distillations_between(session: Session, run_id: UUID, first: int, last: int) -> Sequence[DistillationJob]:
+    """The jobs of some rounds, by round."""
+    job = DistillationJob
+    statement = select(job).where(job.run_id == run_id, job.round_number.between(first, last))
+    return session.scalars(statement.order_by(job.round_number, job.created_at)).all()
+
+
+def is_judged(session: Session, run_id: UUID) -> bool:
+    """Whether an evaluation of the run is unfinished."""
+    unfinished = select(Evaluation.id).where(Evaluation.run_id == run_id, Evaluation.state.in_(UNFINISHED))
+    return bool(session.scalar(select(unfinished.exists())))
+
+
+def now(session: Session) -> datetime:
+    """By the clock that wrote every other time."""
+    return session.execute(select(func.now())).scalar_one()
+
+
+def evaluations(session: Session, run_id: UUID, limit: int) -> Sequence[Evaluation]:
+    """The run's evaluations, newest first."""
+    statement = select(Evaluation).where(Evaluation.run_id == run_id).order_by(Evaluation.created_at.desc())
+    return session.scalars(statement.limit(limit)).all()
+
+
+class Mapped(NamedTuple):
+    """An evaluation that has kept a map, and what makes it comparable with others."""
+
+    id: UUID
+    round_number: int
+    dataset: str
+    config: dict[str, Any]
+
+
+def mapped(session: Session, run_id: UUID) -> list[Mapped]:
+    """The rounds with a map, oldest first: of the kind that the newest of them is of."""
+    statement = (
+        select(Evaluation.id, Evaluation.round_number, Evaluation.dataset, Evaluation.config)
+        .where(Evaluation.run_id == run_id, Evaluation.embedding_map.is_not(None))
+        .order_by(Evaluation.round_number, Evaluation.created_at)
+    )
+    rows = [Mapped._make(row) for row in session.execute(statement)]
+    return [row for row in rows if (row.dataset, row.config) == (rows[-1].dataset, rows[-1].config)]
+
+
+def newest_events(
+    session: Session, run_id: UUID | None, limit: int, *, before: int | None = None, but: Sequence[str] = ()
+) -> Sequence[Event]:
+    """Of one run or of everything, newest first; without those of the kinds `but`."""
+    statement = select(Event).order_by(Event.id.desc()).limit(limit)
+    if run_id is not None:
+        statement = statement.where(Event.run_id == run_id)
+    if before is not None:
+        statement = statement.where(Event.id < before)
+    if but:
+        statement = statement.where(Event.kind.not_in(but))
+    return session.scalars(statement).all()
+
+
+def num_classes(session: Session, dataset: str) -> int | None:
+    """Of a registered evaluation data set; None: there is none of this name."""
+    return session.scalar(select(EvaluationDataset.num_classes).where(EvaluationDataset.name == dataset))
+
+
+def last_event_id(session: Session, run_id: UUID) -> int:
+    return session.scalar(select(func.max(Event.id)).where(Event.run_id == run_id)) or 0

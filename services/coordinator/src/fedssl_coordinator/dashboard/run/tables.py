@@ -1,0 +1,156 @@
+"""The tables behind a run's panels, one page at a time, and its downloads."""
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Path, Query, Request
+from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response, StreamingResponse
+
+from fedssl_coordinator.core.db import DB, transaction
+from fedssl_coordinator.core.problems import ProblemError
+from fedssl_coordinator.dashboard.layout.client_labels import named
+from fedssl_coordinator.dashboard.layout.page import PageRoute, render
+from fedssl_coordinator.dashboard.run import member_queries
+from fedssl_coordinator.dashboard.run import queries as run_queries
+from fedssl_coordinator.dashboard.run import view as run_view
+from fedssl_coordinator.dashboard.runs import queries as overview_queries
+from fedssl_coordinator.dashboard.runs.run_status import verdict_reason
+from fedssl_coordinator.dashboard.session import Viewing, WaitingViewing
+from fedssl_coordinator.federation.distillation import service as distillation
+from fedssl_coordinator.federation.rounds import repository as rounds
+from fedssl_coordinator.federation.runs import service
+from fedssl_coordinator.storage.artifacts.streaming import artifact_response
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+PAGE = 100
+_ROWS_AT_ONCE = 5_000
+
+Before = Annotated[int | None, Query(ge=1, lt=2**63)]
+Number = Annotated[int, Path(ge=1, le=100_000)]
+After = Annotated[str, Query(max_length=64)]
+Attempt = Annotated[int, Query(ge=0, lt=2**31)]
+
+
+def _head(session: Session, run_id: UUID) -> dict[str, Any]:
+    return {"page": run_view.run_page(session, run_id)}
+
+
+@router.get("/runs/{run_id}/rounds")
+def list_rounds(run_id: UUID, visitor: Viewing, session: DB, before: Before = None) -> Response:
+    """A hundred rounds, newest first."""
+    context = _head(session, run_id)
+    last = (before or 2**31) - 1
+    rows = member_queries.rounds_before(session, run_id, last, PAGE)
+    tallies = overview_queries.tallies(session, [row.id for row in rows])
+    shown = [(row, verdict_reason(row, tallies.get(row.id, {}))) for row in rows]
+    more = rows[-1].number if len(rows) == PAGE and rows[-1].number > 1 else None
+    return render("run_rounds.html", visitor, tab="rounds", rows=shown, more=more, is_first=before is None, **context)
+
+
+@router.get("/runs/{run_id}/rounds/{number}")
+def show_round(
+    run_id: UUID, number: Number, visitor: Viewing, session: DB, after: After = "", attempt: Attempt = 0
+) -> Response:
+    """One round: its verdict, and one row for every client's part."""
+    context = _head(session, run_id)
+    found = run_queries.rounds_between(session, run_id, number, number)
+    if not found:
+        raise ProblemError("not-found", f"Round {number} has not been opened: the run's page shows the newest.")
+    parts = member_queries.parts_after(session, run_id, number, (after, attempt), PAGE + 1)
+    metrics = rounds.metrics_by_client(session, run_id, number, sorted({part.client_id for part in parts[:PAGE]}))
+    tally = overview_queries.tallies(session, [found[0].id]).get(found[0].id, {})
+    return render(
+        "run_round.html", visitor, tab="rounds", row=found[0], reason=verdict_reason(found[0], tally), tally=tally,
+        parts=parts[:PAGE], metrics=metrics, more=parts[PAGE - 1] if len(parts) > PAGE else None, **context,
+    )  # fmt: skip
+
+
+@router.get("/runs/{run_id}/clients")
+def list_members(run_id: UUID, visitor: Viewing, session: DB, after: After = "") -> Response:
+    """What each client has done in this run."""
+    context = _head(session, run_id)
+    rows = member_queries.members_after(session, run_id, after, PAGE + 1)
+    names = {client.id: client for client in named(run_queries.client_ids(session, run_id))}
+    more = rows[PAGE - 1].client_id if len(rows) > PAGE else None
+    return render("run_clients.html", visitor, tab="clients", rows=rows[:PAGE], names=names, more=more, **context)
+
+
+@router.get("/runs/{run_id}/jobs")
+def list_jobs(run_id: UUID, visitor: Viewing, session: DB) -> Response:
+    """What the coordinator computed beside aggregating: evaluations and distillations."""
+    context = _head(session, run_id)
+    jobs = [distillation.view(job) for job in run_queries.distillations(session, run_id, PAGE)]
+    judged = run_queries.evaluations(session, run_id, PAGE)
+    return render("run_jobs.html", visitor, tab="jobs", jobs=jobs, evaluations=judged, **context)
+
+
+@router.get("/runs/{run_id}/events")
+def list_events(run_id: UUID, visitor: Viewing, session: DB, before: Before = None) -> Response:
+    """The run's log, newest first."""
+    found = run_queries.newest_events(session, run_id, PAGE + 1, before=before)
+    more = found[PAGE - 1].id if len(found) > PAGE else None
+    context = _head(session, run_id)
+    return render("run_events.html", visitor, tab="events", events=found[:PAGE], more=more, **context)
+
+
+@router.get("/runs/{run_id}/spec")
+def show_spec(run_id: UUID, visitor: Viewing, session: DB) -> Response:
+    """Every setting, with the key that `--set` takes."""
+    context = _head(session, run_id)
+    settings = [
+        (key, run_view.shown(value)) for key, value in run_view.flat(run_view.get(session, run_id).spec).items()
+    ]
+    return render("run_spec.html", visitor, tab="spec", settings=settings, **context)
+
+
+@router.get("/runs/{run_id}/spec.json")
+def download_spec(run_id: UUID, visitor: Viewing, session: DB) -> Response:
+    """The spec, as `fedssl run submit` takes it."""
+    run = run_view.get(session, run_id)
+    return _file(json.dumps(run.spec, indent=2).encode(), "application/json", f"spec-{run_id}.json")
+
+
+@router.get("/runs/{run_id}/encoder")
+async def download_encoder(run_id: UUID, request: Request, visitor: WaitingViewing) -> Response:
+    """The newest global weights, safetensors."""
+
+    def find() -> str:
+        with transaction() as session:
+            return service.model_digest(session, run_id, initial=False)
+
+    response = await run_in_threadpool(artifact_response, await run_in_threadpool(find), request.headers)
+    response.headers["Content-Disposition"] = f'attachment; filename="encoder-{run_id}.safetensors"'
+    return response
+
+
+@router.get("/runs/{run_id}/metrics.csv")
+def download_metrics(run_id: UUID, visitor: Viewing, session: DB) -> Response:
+    """Every number of every round, a line each."""
+    service.require(session, run_id)
+    headers = {"Content-Disposition": f'attachment; filename="metrics-{run_id}.csv"'}
+    return StreamingResponse(_lines(run_id), media_type="text/csv; charset=utf-8", headers=headers)
+
+
+def _lines(run_id: UUID) -> Iterator[str]:
+    yield "round,client,name,value\r\n"
+    last_id = 0
+    while True:
+        with transaction() as session:  # one page a transaction: a slow reader holds no connection
+            rows = rounds.metrics(session, run_id, None, _ROWS_AT_ONCE, last_id)
+            text = io.StringIO()
+            csv.writer(text).writerows((row.round_number, row.client_id or "", row.name, row.value) for row in rows)
+        if not rows:
+            return
+        last_id = rows[-1].id
+        yield text.getvalue()
+
+
+def _file(content: bytes, media_type: str, name: str) -> Response:
+    return Response(content, media_type=media_type, headers={"Content-Disposition": f'attachment; filename="{name}"'})

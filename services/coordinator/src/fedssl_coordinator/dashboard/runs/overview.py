@@ -1,0 +1,111 @@
+"""The list of runs: one row a run, what needs somebody, and the federation in four facts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from sqlalchemy.orm import Session
+
+from fedssl.protocol.states import RoundState
+from fedssl_coordinator.core.models import Run
+from fedssl_coordinator.core.paging import encode_cursor
+from fedssl_coordinator.dashboard.layout.svg import ribbon, spark
+from fedssl_coordinator.dashboard.runs import queries
+from fedssl_coordinator.dashboard.runs.run_status import Last, Standing, last_verdict, standing
+
+PAGE = 50
+_BACK = 10  # rounds over which a change of the score is told
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One run in the list."""
+
+    run: Run
+    standing: Standing
+    last: Last
+    ribbon: str
+    verdicts: str
+    curve: str
+    probe: float | None
+    change: float | None
+    knn: float | None
+    rank: float | None
+    dataset: str | None
+
+    @property
+    def about(self) -> str:
+        """Method and encoder."""
+        encoder = self.run.spec.get("model", {}).get("encoder", {}).get("name", "")
+        return f"{self.run.method} · {encoder}" if encoder else self.run.method
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """A page of the list."""
+
+    rows: list[Row]
+    next_cursor: str | None
+
+
+def overview(
+    session: Session, before: tuple[datetime, UUID] | None, group: str, text: str, limit: int = PAGE
+) -> Overview:
+    """The newest runs of a group that match a text."""
+    found = queries.page(session, limit + 1, before, group, text)
+    shown = found[:limit]
+    last = shown[-1] if len(found) > limit else None
+    return Overview(
+        rows(session, shown), None if last is None else encode_cursor(last.created_at.isoformat(), str(last.id))
+    )
+
+
+def rows(session: Session, runs: Sequence[Run]) -> list[Row]:
+    """A row for every run, with a few queries for all of them."""
+    ids = [run.id for run in runs]
+    rounds, scores, jobs = queries.last_rounds(session, ids), queries.scores(session, ids), queries.jobs(session, ids)
+    looked_at = [row.id for some in rounds.values() for row in some[-2:]]
+    tallies = queries.tallies(session, looked_at)
+    unclosed = [some[-1].id for some in rounds.values() if some[-1].state == RoundState.OPEN]
+    absent, num_eligible = queries.missing(session, unclosed), queries.num_eligible(session)
+    made = []
+    for run in runs:
+        its, found = rounds.get(run.id, []), scores.get(run.id, [])
+        newest = its[-1].id if its else None
+        stands = standing(
+            run, its, tallies.get(newest, {}) if newest else {}, absent.get(newest, []) if newest else [],
+            jobs.get(run.id), num_eligible,
+        )  # fmt: skip
+        picture, words = ribbon(its)
+        probes = [(score.round_number, value) for score in found if (value := score.results.get("probe")) is not None]
+        made.append(
+            Row(run, stands, last_verdict(its, tallies), picture, words, spark([value for _, value in probes]),
+                probes[-1][1] if probes else None, _change(probes), _newest(found, "knn"),
+                _newest(found, "effective_rank"), found[-1].dataset if found else None)
+        )  # fmt: skip
+    return made
+
+
+def _newest(scores: Sequence[queries.Score], name: str) -> float | None:
+    return next((value for score in reversed(scores) if (value := score.results.get(name)) is not None), None)
+
+
+def _change(probes: Sequence[tuple[int, float]]) -> float | None:
+    """Against the score at least ten rounds before."""
+    if len(probes) < 2:
+        return None
+    number, value = probes[-1]
+    before = [earlier for at, earlier in probes[:-1] if at <= number - _BACK]
+    return value - (before[-1] if before else probes[-2][1])
+
+
+def needing_attention(session: Session) -> list[Row]:
+    """Of the newest unfinished runs, those that somebody should look at."""
+    active = queries.page(session, PAGE, None, "active", "")
+    return [row for row in rows(session, active) if row.standing.needs_attention]
+
+
+def totals(session: Session) -> tuple[queries.Facts, dict[str, int], int]:
+    """The four facts, how many runs there are in each group, and how many of the active ones are paused."""
+    return queries.facts(session), queries.group_counts(session), queries.num_paused(session)

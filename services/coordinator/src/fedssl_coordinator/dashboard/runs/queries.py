@@ -1,0 +1,211 @@
+"""Reads what the list of runs shows, for a whole page of runs at once."""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, String, cast, func, or_, select, true
+from sqlalchemy.dialects.postgresql import distinct_on
+from sqlalchemy.orm import Session, aliased
+
+from fedssl.protocol.states import AssignmentState, JobState, Outcome, RoundState, RunState
+from fedssl_coordinator.core.models import Assignment, Client, DistillationJob, Evaluation, Round, Run
+from fedssl_coordinator.federation.rounds.repository import LIVE
+
+SEEN_SECONDS = 90
+"""A worker that is alive says so more often than this, unless it holds a lease, which speaks for it."""
+
+RIBBON = 40
+_CURVE = 200
+_UNFINISHED = (JobState.QUEUED, JobState.RUNNING)
+
+GROUPS: dict[str, tuple[str, ColumnElement[bool]]] = {
+    "all": ("All", true()),
+    "active": ("Active", Run.state != RunState.FINISHED),
+    "finished": ("Finished", (Run.state == RunState.FINISHED) & (Run.outcome != Outcome.FAILED)),
+    "failed": ("Failed", Run.outcome == Outcome.FAILED),
+}
+"""What the list can be cut down to: its name for people, and which runs are in it."""
+
+
+class Score(NamedTuple):
+    """What was found of one round's encoder, and on what: scores of another `judge` cannot be compared with it."""
+
+    round_number: int
+    results: dict[str, float | None]
+    dataset: str
+    judge: str
+
+
+class Missing(NamedTuple):
+    """A client that an open round waits for."""
+
+    client_id: str
+    state: str
+    last_seen_at: datetime | None
+    is_seen: bool
+    progress: dict[str, Any] | None
+
+
+def group_counts(session: Session) -> dict[str, int]:
+    """How many runs there are in each group."""
+    counts = [func.count().filter(condition) for _, condition in GROUPS.values()]
+    return dict(zip(GROUPS, session.execute(select(*counts).select_from(Run)).one(), strict=True))
+
+
+def num_paused(session: Session) -> int:
+    return session.scalar(select(func.count()).where(Run.state == RunState.PAUSED)) or 0
+
+
+def page(session: Session, limit: int, before: tuple[datetime, UUID] | None, group: str, text: str) -> Sequence[Run]:
+    """Runs of a group whose name, method, encoder or state holds `text`, newest first."""
+    statement = select(Run).where(GROUPS[group][1]).order_by(Run.created_at.desc(), Run.id.desc()).limit(limit)
+    if text:
+        encoder = Run.spec["model"]["encoder"]["name"].astext
+        places = (Run.name, Run.method, encoder, Run.state, Run.outcome, Run.reason, cast(Run.id, String))
+        found = [func.lower(func.coalesce(place, "")).contains(text.lower(), autoescape=True) for place in places]
+        statement = statement.where(or_(*found))
+    if before is not None:
+        at, run_id = before
+        statement = statement.where((Run.created_at < at) | ((Run.created_at == at) & (Run.id < run_id)))
+    return session.scalars(statement).all()
+
+
+def last_rounds(session: Session, run_ids: Sequence[UUID], limit: int = RIBBON) -> dict[UUID, list[Round]]:
+    """The newest rounds of each run, oldest of them first."""
+    newest = select(Round).where(Round.run_id == Run.id).order_by(Round.number.desc()).limit(limit).lateral("newest")
+    row = aliased(Round, newest)
+    statement = select(row).select_from(Run).join(newest, true()).where(Run.id.in_(run_ids)).order_by(row.number)
+    found: defaultdict[UUID, list[Round]] = defaultdict(list)
+    for found_row in session.scalars(statement):
+        found[found_row.run_id].append(found_row)
+    return found
+
+
+def tallies(session: Session, round_ids: Sequence[UUID]) -> dict[UUID, dict[str, int]]:
+    """For each round how many clients are in each state, as they stand now: a client's newest attempt counts."""
+    newest = (
+        select(Assignment.round_id, Assignment.client_id, Assignment.state)
+        .where(Assignment.round_id.in_(round_ids))
+        .ext(distinct_on(Assignment.round_id, Assignment.client_id))
+        .order_by(Assignment.round_id, Assignment.client_id, Assignment.attempt.desc())
+        .subquery()
+    )
+    statement = select(newest.c.round_id, newest.c.state, func.count()).group_by(newest.c.round_id, newest.c.state)
+    found: defaultdict[UUID, dict[str, int]] = defaultdict(dict)
+    for round_id, state, count in session.execute(statement):
+        found[round_id][state] = count
+    return found
+
+
+def missing(session: Session, round_ids: Sequence[UUID], limit: int = 500) -> dict[UUID, list[Missing]]:
+    """Who has not delivered yet in open rounds."""
+    seen = func.coalesce(Client.last_seen_at > func.now() - timedelta(seconds=SEEN_SECONDS), False)
+    statement = (
+        select(
+            Assignment.round_id,
+            Assignment.client_id,
+            Assignment.state,
+            Client.last_seen_at,
+            seen | func.coalesce(Assignment.lease_expires_at > func.now(), False),
+            Assignment.progress,
+        )
+        .join(Client, Client.id == Assignment.client_id)
+        .where(Assignment.round_id.in_(round_ids), Assignment.state.in_(LIVE))
+        .order_by(Assignment.client_id)
+        .limit(limit)
+    )
+    found: defaultdict[UUID, list[Missing]] = defaultdict(list)
+    for row in session.execute(statement):
+        found[row[0]].append(Missing._make(row[1:]))
+    return found
+
+
+def scores(session: Session, run_ids: Sequence[UUID]) -> dict[UUID, list[Score]]:
+    """What evaluations found, by round: those on one data set, with one setting, which is the spec's own where there is
+    such a one, else that of the newest. Their measures are put together, and of two of one name the first is taken."""
+    columns = (Evaluation.run_id, Evaluation.round_number, Evaluation.results, Evaluation.dataset)
+    statement = (
+        select(*columns, Evaluation.dataset_digest, Evaluation.config)
+        .where(Evaluation.run_id.in_(run_ids), Evaluation.state == JobState.COMPLETED)
+        .order_by(Evaluation.created_at, Evaluation.id)
+    )
+    found: defaultdict[UUID, list[Score]] = defaultdict(list)
+    for run_id, number, results, dataset, digest, config in session.execute(statement):
+        found[run_id].append(Score(number, results or {}, dataset, f"{digest} {_setting(config)}"))
+    asked = select(Run.id, Run.spec["evaluation"]).where(Run.id.in_(found))
+    own = {run_id: _setting(config or {}) for run_id, config in session.execute(asked)}
+    return {run_id: thinned(_of_one_judge(rows, own[run_id]), _CURVE) for run_id, rows in found.items()}
+
+
+def _setting(config: Mapping[str, Any]) -> str:
+    """What makes numbers comparable: neither when they are taken, nor which, nor whether a map is drawn too."""
+    but = ("every", "measures", "embedding_map")
+    return json.dumps({name: value for name, value in config.items() if name not in but}, sort_keys=True)
+
+
+def _of_one_judge(rows: Sequence[Score], own: str) -> list[Score]:
+    """By round; `rows` are in the order in which they were asked for."""
+    judge = next((row.judge for row in reversed(rows) if row.judge.endswith(f" {own}")), rows[-1].judge)
+    merged: dict[int, Score] = {}
+    for row in (row for row in rows if row.judge == judge):
+        before = merged.get(row.round_number)
+        merged[row.round_number] = row._replace(results={**row.results, **(before.results if before else {})})
+    return [merged[number] for number in sorted(merged)]
+
+
+def thinned(rows: list[Score], most: int) -> list[Score]:
+    """At most about so many, the first and the last among them."""
+    step = max(1, -(-len(rows) // most))
+    return rows[: len(rows) - 1 : step] + rows[-1:]
+
+
+def jobs(session: Session, run_ids: Sequence[UUID]) -> dict[UUID, DistillationJob]:
+    """The unfinished distillation of each run that has one."""
+    statement = select(DistillationJob).where(
+        DistillationJob.run_id.in_(run_ids), DistillationJob.state.in_(_UNFINISHED)
+    )
+    return {job.run_id: job for job in session.scalars(statement)}
+
+
+class Facts(NamedTuple):
+    """What goes on in the federation as a whole."""
+
+    clients: int
+    online: int
+    leased: int
+    offered: int
+    distillations: int
+    evaluations: int
+
+
+def facts(session: Session) -> Facts:
+    """Counted from rows that an index finds, however many runs there have been."""
+    recently = Client.last_seen_at > func.now() - timedelta(seconds=SEEN_SECONDS)
+    leased = Assignment.state == AssignmentState.LEASED
+    holds_lease = select(Assignment.id).where(
+        Assignment.client_id == Client.id, leased, Assignment.lease_expires_at > func.now()
+    )
+    known = Client.registered_at.is_not(None) & Client.revoked_at.is_(None)
+    clients, online = session.execute(
+        select(func.count(), func.count().filter(recently | holds_lease.exists())).select_from(Client).where(known)
+    ).one()
+    in_progress = (
+        select(func.count().filter(leased), func.count().filter(Assignment.state == AssignmentState.OFFERED))
+        .join(Round, Round.id == Assignment.round_id)
+        .where(Round.state == RoundState.OPEN, Assignment.state.in_(LIVE))
+    )
+    counts = [
+        session.scalar(select(func.count()).select_from(table).where(table.state.in_(_UNFINISHED))) or 0
+        for table in (DistillationJob, Evaluation)
+    ]
+    return Facts(clients, online, *session.execute(in_progress).one(), *counts)
+
+
+def num_eligible(session: Session) -> int:
+    """Clients that a run without a list of its own can draw on."""
+    known = Client.registered_at.is_not(None) & Client.revoked_at.is_(None)
+    return session.scalar(select(func.count()).select_from(Client).where(known)) or 0

@@ -1,0 +1,167 @@
+"""Where a run stands, in a word and a reason: derived from its round, its leases and its jobs, not only from its row.
+
+"Running" alone never says why nothing moves. Past its deadline, or when nobody who is missing has been seen for a
+while, a run is *stalled*, and the reason says what it waits for and what happens next.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from uuid import UUID
+
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.states import AssignmentState, JobState, Outcome, RoundState, RunState, Verdict
+from fedssl.protocol.training import CohortConfig
+from fedssl_coordinator.core.models import DistillationJob, Round, Run
+from fedssl_coordinator.dashboard.layout import formats
+from fedssl_coordinator.dashboard.runs.queries import Missing
+
+_NAMED = 3
+_TAKEN_SECONDS = 60.0  # a process that is free takes a job at once
+_REFUSALS = (AssignmentState.EXPIRED, AssignmentState.REJECTED, AssignmentState.DECLINED)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """`word` names an icon too; `phase` is what goes on just now; `needs_attention`: somebody should look."""
+
+    word: str
+    reason: str
+    phase: str = ""
+    needs_attention: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Last:
+    """How the last closed round ended, or that there is none."""
+
+    word: str
+    reason: str
+    number: int | None = None
+
+
+def standing(
+    run: Run,
+    rounds: Sequence[Round],
+    tally: Mapping[str, int],
+    absent: Sequence[Missing],
+    job: DistillationJob | None,
+    num_eligible: int,
+) -> Standing:
+    """`rounds`: the newest, oldest first; `tally` and `absent` are of the newest; `job`: the unfinished one."""
+    if run.state == RunState.CREATED:
+        return Standing("created", "waits for somebody to start it")
+    if run.state == RunState.PAUSED:
+        return Standing(
+            "paused", run.reason or "no new work is given out; resume it to go on", needs_attention=bool(run.reason)
+        )
+    if run.state == RunState.FINISHED:
+        return _ended(run)
+    if run.reason:
+        return Standing("stalled", run.reason, needs_attention=True)
+    if job is not None:
+        return _distilling(job)
+    current = rounds[-1] if rounds and rounds[-1].state != RoundState.CLOSED else None
+    if current is None:
+        return _between(run, num_eligible)
+    if current.state == RoundState.AGGREGATING:
+        return Standing("running", f"aggregates round {current.number}", f"round {current.number}, aggregating")
+    return _open(run, rounds, current, tally, absent)
+
+
+def _ended(run: Run) -> Standing:
+    took = formats.seconds(_seconds(run.started_at, run.finished_at))
+    if run.outcome == Outcome.COMPLETED:
+        return Standing("completed", f"took {took}")
+    if run.outcome == Outcome.STOPPED:
+        return Standing("stopped", f"{run.reason or 'stopped'} after {took}")
+    return Standing("failed", run.reason or f"after {took}")
+
+
+def _distilling(job: DistillationJob) -> Standing:
+    where = f"round {job.round_number}" if job.round_number else "before round 1"
+    done = f"{job.epoch} of {formats.plural(job.num_epochs, 'epoch')}"
+    if job.reason:
+        return Standing("stalled", f"distillation of {where}: {job.reason}", needs_attention=True)
+    if job.state == JobState.QUEUED and (datetime.now(UTC) - job.created_at).total_seconds() > _TAKEN_SECONDS:
+        waits = f"distillation of {where} waits for a process that serves the queue distill"
+        return Standing("stalled", f"{waits}, or for the jobs before it", needs_attention=True)
+    return Standing("distilling", f"{done} of the distillation", f"{where}, distilling")
+
+
+def _between(run: Run, num_eligible: int) -> Standing:
+    cohort = RunSpec.model_validate(run.spec).cohort
+    if num_eligible < cohort.min_clients:
+        reason = (
+            f"{num_eligible} of {formats.plural(cohort.min_clients, 'needed client')} registered: start more workers"
+        )
+        return Standing("stalled", reason, needs_attention=True)
+    what = "makes the first weights" if run.broadcast is None else f"opens round {run.rounds_closed + 1}"
+    return Standing("running", what, "preparing" if run.broadcast is None else "")
+
+
+def _open(
+    run: Run, rounds: Sequence[Round], current: Round, tally: Mapping[str, int], absent: Sequence[Missing]
+) -> Standing:
+    cohort = RunSpec.model_validate(run.spec).cohort
+    everybody, accepted = sum(tally.values()), tally.get(AssignmentState.ACCEPTED, 0)
+    needed = min(cohort.min_updates or everybody, everybody)
+    state = f"{accepted} of {formats.plural(everybody, 'update')} in"
+    then = f"deadline {formats.clock(current.deadline)[:5]} UTC, then {_after(current, accepted, needed, cohort)}"
+    waited_for = [one.client_id for one in absent if not one.is_seen]
+    if current.deadline <= datetime.now(UTC):
+        return Standing("stalled", f"round {current.number} is past its deadline: {state}", needs_attention=True)
+    if waited_for and len(waited_for) == len(absent):
+        who = f"{names(waited_for)} {'has' if len(waited_for) == 1 else 'have'} not been seen for a while"
+        return Standing("stalled", f"{state}; {who}; {then}", f"round {current.number}", needs_attention=True)
+    left = _left(run, rounds)
+    return Standing("running", left or f"{state}; {then}", f"round {current.number}, {state}")
+
+
+def _after(current: Round, accepted: int, needed: int, cohort: CohortConfig) -> str:
+    if accepted >= needed:
+        return "closed as partial"
+    if current.attempt < cohort.max_attempts:
+        return f"offered again, attempt {current.attempt + 1} of {cohort.max_attempts}"
+    return "the run fails" if cohort.without_quorum == "fail" else "skipped"
+
+
+def names(client_ids: Sequence[str]) -> str:
+    """`a, b and 3 more`."""
+    shown, more = list(client_ids[:_NAMED]), len(client_ids) - _NAMED
+    if more > 0:
+        return f"{', '.join(shown)} and {more} more"
+    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
+
+
+def _left(run: Run, rounds: Sequence[Round]) -> str:
+    """What is left at the pace of the last rounds."""
+    closed = [row for row in rounds if row.closed_at is not None][-10:]
+    if len(closed) < 2:
+        return ""
+    passed = _seconds(closed[0].opened_at, closed[-1].closed_at)
+    return (
+        "" if passed is None else f"{formats.seconds(passed / len(closed) * (run.num_rounds - run.rounds_closed))} left"
+    )
+
+
+def _seconds(start: datetime | None, end: datetime | None) -> float | None:
+    return None if start is None or end is None else (end - start).total_seconds()
+
+
+def last_verdict(rounds: Sequence[Round], tallies: Mapping[UUID, Mapping[str, int]]) -> Last:
+    """Of the newest closed round among `rounds`, with how many of its clients it had."""
+    closed = [row for row in rounds if row.verdict is not None]
+    if not closed:
+        return Last("", "no round closed yet")
+    row = closed[-1]
+    return Last(row.verdict or "", verdict_reason(row, tallies.get(row.id, {})), row.number)
+
+
+def verdict_reason(row: Round, tally: Mapping[str, int]) -> str:
+    """`10 of 11, 1 declined`."""
+    everybody, accepted = sum(tally.values()), tally.get(AssignmentState.ACCEPTED, 0)
+    if row.verdict in (Verdict.FAILED, Verdict.SKIPPED) and row.reason:
+        return row.reason
+    refused = [f"{tally[state]} {state}" for state in _REFUSALS if tally.get(state)]
+    return ", ".join([f"{accepted} of {everybody}", *refused])

@@ -1,0 +1,167 @@
+"""Who looks at the page: a signed cookie that names a token, never the token itself.
+
+The cookie says which token signed in and until when, under a MAC whose key only the coordinator has. It ends at that
+time, at sign-out in this browser, and with its token: every request asks whether that is still valid.
+"""
+
+import hmac
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Annotated
+from urllib.parse import parse_qsl, urlsplit
+from uuid import UUID
+
+from fastapi import Depends, Request
+from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
+
+from fedssl.protocol.tokens import Role
+from fedssl_coordinator.core.db import DB, transaction
+from fedssl_coordinator.core.models import Token
+from fedssl_coordinator.core.problems import ProblemError
+from fedssl_coordinator.federation.ledger_anchors.service import key_for
+from fedssl_coordinator.http.body_limit import SESSION_COOKIE
+from fedssl_coordinator.identity.authentication import OPERATORS, VIEWERS, Caller, hash_secret
+from fedssl_coordinator.identity.concurrency_limit import place_of
+from fedssl_coordinator.identity.tokens import repository as tokens
+
+COOKIE = SESSION_COOKIE
+LIFETIME_SECONDS = 12 * 60 * 60
+
+_LONGEST_SECRET = 200
+_MAX_FIELDS = 300
+_PURPOSE = "fedssl/dashboard/"
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Somebody who has signed in; `csrf` belongs into every form of theirs."""
+
+    caller: Caller
+    label: str
+    csrf: str
+
+    @property
+    def may_steer(self) -> bool:
+        return self.caller.role in OPERATORS
+
+    @property
+    def may_revoke(self) -> bool:
+        return self.caller.role is Role.ADMIN
+
+
+def sign_in(session: Session, secret: str) -> str:
+    """The cookie for a token's owner. Raises ProblemError for anybody who may not see the page."""
+    found = tokens.find(session, hash_secret(secret.strip())) if len(secret) <= _LONGEST_SECRET else None
+    if found is None:
+        raise ProblemError("unauthenticated", "this is no valid token: it may have expired, or may have been revoked")
+    if found.role not in VIEWERS:
+        detail = f"this is a token of the role {found.role}; the page is for viewers, operators and admins"
+        raise ProblemError("forbidden", detail)
+    return _signed(session, f"{found.id}.{int(time.time()) + LIFETIME_SECONDS}")
+
+
+def visitor_of(session: Session, cookie: str | None) -> Visitor:
+    """Whose cookie it is. Raises ProblemError where it is forged or over, or its token has ended."""
+    token_id, _, until = (cookie or "").rpartition(".")[0].partition(".")
+    if (
+        cookie is None
+        or not cookie.isascii()
+        or not hmac.compare_digest(_signed(session, f"{token_id}.{until}"), cookie)
+    ):
+        raise _signed_out()
+    token = session.get(Token, UUID(token_id)) if int(until) > time.time() else None
+    if token is None or not tokens.is_valid(session, token.id):
+        raise _signed_out()
+    csrf = hmac.new(key_for(session, f"{_PURPOSE}csrf"), cookie.encode(), "sha256").hexdigest()
+    return Visitor(Caller(token.id, Role(token.role), token.client_id), token.label, csrf)
+
+
+def _signed(session: Session, text: str) -> str:
+    mac = hmac.new(key_for(session, f"{_PURPOSE}session"), text.encode(), "sha256").hexdigest()
+    return f"{text}.{mac}"
+
+
+def _signed_out() -> ProblemError:
+    return ProblemError("unauthenticated", "sign in: the session is over, or its token has ended")
+
+
+def require_same_origin(request: Request) -> None:
+    """Raise ProblemError for a form that another site has sent. Browsers say where a POST comes from."""
+    origin = request.headers.get("origin")
+    site = request.headers.get("sec-fetch-site", "same-origin")
+    try:
+        is_own = origin is None or urlsplit(origin).netloc == request.url.netloc
+    except ValueError:  # no address at all
+        is_own = False
+    if site not in ("same-origin", "none") or not is_own:
+        raise ProblemError("forbidden", "this form came from another site: open the page itself and try again")
+
+
+def require_csrf(visitor: Visitor, form: dict[str, str]) -> None:
+    """Raise ProblemError for a form that is not of this session's pages."""
+    if not hmac.compare_digest(visitor.csrf.encode(), form.get("csrf", "").encode()):
+        raise ProblemError("forbidden", "this form is not of your session: go back, reload the page and try again")
+
+
+async def _form(request: Request) -> dict[str, str]:
+    body = (await request.body()).decode("utf-8", "replace")
+    try:
+        return dict(parse_qsl(body, keep_blank_values=True, max_num_fields=_MAX_FIELDS))
+    except ValueError:
+        raise ProblemError("invalid-request", f"a form of at most {_MAX_FIELDS} fields is read") from None
+
+
+def _visitor(request: Request, session: DB) -> Visitor:
+    return _noted(request, visitor_of(session, request.cookies.get(COOKIE)))
+
+
+def _noted(request: Request, visitor: Visitor) -> Visitor:
+    request.state.valid_session = visitor.caller.token_id  # as a token that is shown to the API: for the rate limits
+    return visitor
+
+
+async def _visitor_without_session(request: Request) -> Visitor:
+    def find() -> Visitor:
+        with transaction() as session:
+            return visitor_of(session, request.cookies.get(COOKIE))
+
+    return _noted(request, await run_in_threadpool(find))
+
+
+Form = Annotated[dict[str, str], Depends(_form)]
+Viewing = Annotated[Visitor, Depends(_visitor, scope="function")]
+# For endpoints that wait or stream: they must not hold a database connection meanwhile.
+WaitingViewing = Annotated[Visitor, Depends(_visitor_without_session)]
+
+
+async def _placed(visitor: WaitingViewing) -> AsyncIterator[Visitor]:
+    with place_of(visitor.caller.token_id):
+        yield visitor
+
+
+PlacedViewing = Annotated[Visitor, Depends(_placed)]
+
+
+def _checked(request: Request, visitor: Viewing, form: Form) -> Visitor:
+    require_same_origin(request)
+    require_csrf(visitor, form)
+    return visitor
+
+
+def _steering(visitor: Annotated[Visitor, Depends(_checked, scope="function")]) -> Visitor:
+    if not visitor.may_steer:
+        raise ProblemError("forbidden", "this needs an operator's or an admin's token; you are signed in as a viewer")
+    return visitor
+
+
+def _revoking(visitor: Annotated[Visitor, Depends(_checked, scope="function")]) -> Visitor:
+    if not visitor.may_revoke:
+        raise ProblemError("forbidden", f"this needs an admin's token; you are signed in as {visitor.caller.role}")
+    return visitor
+
+
+Signed = Annotated[Visitor, Depends(_checked, scope="function")]
+Steering = Annotated[Visitor, Depends(_steering, scope="function")]
+Revoking = Annotated[Visitor, Depends(_revoking, scope="function")]

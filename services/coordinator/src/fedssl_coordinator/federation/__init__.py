@@ -1,0 +1,1 @@
+"""The federation itself: runs, rounds, work, clients, jobs and their state machines."""

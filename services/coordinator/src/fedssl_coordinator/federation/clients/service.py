@@ -1,0 +1,42 @@
+"""Shows clients and revokes them."""
+
+from sqlalchemy import func
+from sqlalchemy.orm import Session
+
+from fedssl.protocol.states import AssignmentState
+from fedssl.protocol.views import ClientView
+from fedssl_coordinator.core import enqueue
+from fedssl_coordinator.core.audit import record
+from fedssl_coordinator.core.models import Client
+from fedssl_coordinator.core.problems import ProblemError
+from fedssl_coordinator.federation.rounds import repository as rounds
+from fedssl_coordinator.federation.transitions import transition
+from fedssl_coordinator.identity import clients
+
+
+def view(client: Client) -> ClientView:
+    return ClientView.model_validate(client, from_attributes=True)
+
+
+def show(session: Session, client_id: str) -> ClientView:
+    """Raises ProblemError where there is no such client."""
+    client = clients.get(session, client_id)
+    if client is None:
+        raise ProblemError("not-found", f"no client {client_id}: `GET /v1/clients` lists those that there are")
+    return view(client)
+
+
+def revoke(session: Session, client_id: str) -> ClientView:
+    """From now on the client's tokens open nothing, and no round counts on it. What it has delivered stays."""
+    if (shown := show(session, client_id)).revoked_at is not None:
+        return shown
+    client = clients.revoke(session, client_id)
+    record(session, "client.revoked", f"client {client_id} was revoked", client_id=client_id)
+    reason = "the client was revoked"
+    for assignment in rounds.locked_live(session, client_id=client_id):
+        message = f"{client_id}: {reason}"
+        transition(session, assignment, AssignmentState.EXPIRED, message, reason=reason, closed_at=func.now())
+        enqueue.advance(session, assignment.run_id)
+    enqueue.wake_watchers(session)
+    enqueue.wake_workers(session)  # its own claim, which waits, ends now
+    return view(client)

@@ -1,0 +1,100 @@
+"""Keeps anchors and gives receipts for them. A contradiction is kept too, as evidence, and is an event."""
+
+import functools
+import hmac
+from datetime import UTC
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy.orm import Session
+
+from fedssl.protocol.ledger import AnchorReceipt, LedgerAnchor, receipt_message
+from fedssl.protocol.views import LedgerAnchorView
+from fedssl_coordinator.core.audit import record
+from fedssl_coordinator.core.models import LedgerAnchor as Row
+from fedssl_coordinator.core.quota import Budget
+from fedssl_coordinator.federation.ledger_anchors import repository
+
+# Of one client in an hour, since both are kept for ever: far more than a worker with its own ledger ever sends.
+_MOST_ANCHORS = 10_000
+_MOST_CONTRADICTIONS = 50
+
+
+def view(row: Row) -> LedgerAnchorView:
+    return LedgerAnchorView.model_validate(row, from_attributes=True)
+
+
+def note(session: Session, client_id: str, anchor: LedgerAnchor | None) -> AnchorReceipt | None:
+    """Keep an anchor; the receipt for it, or None where it contradicts an earlier one.
+
+    Never a reason to refuse the request that carried it: work goes on, and people are told. Neither is there a receipt
+    where the client has sent too many within the hour. The last thing that a transaction does, for it takes a lock.
+    """
+    if anchor is None:
+        return None
+    repository.lock(session, client_id)
+    known = repository.of_entry(session, client_id, anchor)
+    same = next((row for row in known if row.head == anchor.head), None)
+    newest = repository.newest(session, client_id, anchor.key)
+    goes_on = newest is not None and newest.seq <= anchor.seq and (same is not None or not known)
+    most = _MOST_ANCHORS if goes_on else _MOST_CONTRADICTIONS
+    if not (goes_on and same) and not _hour().take((client_id, goes_on), most):
+        return None
+    if newest is not None and anchor.seq < newest.seq:
+        what = f"went back from entry {newest.seq} to {anchor.seq}: it was cut, or restored from a copy"
+        _tell(session, client_id, "ledger.went_back", what, anchor, newest)
+    elif known and same is None:
+        what = f"has another entry {anchor.seq} than before: it was rewritten, or restored from a copy"
+        _tell(session, client_id, "ledger.forked", what, anchor, known[0])
+    else:
+        row = same or _extend(session, client_id, anchor, is_new=newest is None)
+        return _receipt(session, client_id, anchor, row) if row.is_consistent else None
+    if same is None:
+        repository.add(session, client_id, anchor, is_consistent=False)
+    return None
+
+
+def key_for(session: Session, purpose: str) -> bytes:
+    """A secret of 32 bytes that all API processes share, one for each purpose, derived from the signing key."""
+    return hmac.digest(_signing_key(session).private_bytes_raw(), purpose.encode(), "sha256")
+
+
+@functools.cache
+def _hour() -> Budget:
+    return Budget(3600)
+
+
+def _extend(session: Session, client_id: str, anchor: LedgerAnchor, *, is_new: bool) -> Row:
+    """The ledger has grown, or is one that was not seen before."""
+    before = repository.newest(session, client_id) if is_new else None
+    if before is not None:
+        what = f"was replaced by another (key {anchor.key[:8]}): the worker's state folder is new"
+        _tell(session, client_id, "ledger.replaced", what, anchor, before)
+    return repository.add(session, client_id, anchor, is_consistent=True)
+
+
+def _receipt(session: Session, client_id: str, anchor: LedgerAnchor, row: Row) -> AnchorReceipt:
+    key = _signing_key(session)
+    at = row.at.astimezone(UTC).isoformat(timespec="microseconds")
+    return AnchorReceipt(
+        client_id=client_id,
+        seq=anchor.seq,
+        head=anchor.head,
+        at=at,
+        coordinator=key.public_key().public_bytes_raw().hex(),
+        signature=key.sign(receipt_message(client_id, anchor, at)).hex(),
+    )
+
+
+def _signing_key(session: Session) -> Ed25519PrivateKey:
+    """One for all API processes, so it lives in Postgres; made when it is first needed."""
+    private = repository.signing_key(session)
+    if private is None:
+        repository.add_signing_key(session, Ed25519PrivateKey.generate().private_bytes_raw().hex())
+        private = repository.signing_key(session)
+        assert private is not None, "it was added, here or elsewhere"
+    return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(private))
+
+
+def _tell(session: Session, client_id: str, kind: str, what: str, anchor: LedgerAnchor, known: Row) -> None:
+    data = {"anchor": anchor.model_dump(), "known": {"key": known.key, "seq": known.seq, "head": known.head}}
+    record(session, kind, f"{client_id}: its ledger {what}", client_id=client_id, data=data)

@@ -1,0 +1,35 @@
+"""`/v1/methods`: what a run can train, from the configs alone, without torch."""
+
+from fastapi import APIRouter
+
+from fedssl.protocol.methods import METHOD_CONFIGS
+from fedssl.protocol.methods.base import MethodConfig
+from fedssl.protocol.views import MethodView, Page
+from fedssl_coordinator.core.problems import ProblemError
+from fedssl_coordinator.identity.authentication import Viewer
+
+router = APIRouter(prefix="/v1/methods", tags=["methods"])
+
+
+def _view(name: str, config: type[MethodConfig]) -> MethodView:
+    return MethodView(
+        name=name,
+        description=(config.__doc__ or "").strip(),
+        config_schema=config.model_json_schema(),
+        **config.info.model_dump(),
+    )
+
+
+@router.get("")
+def list_methods(caller: Viewer) -> Page[MethodView]:
+    """Every method, by name."""
+    return Page(items=[_view(name, config) for name, config in sorted(METHOD_CONFIGS.items())])
+
+
+@router.get("/{name}")
+def show_method(name: str, caller: Viewer) -> MethodView:
+    """One method: its paper, its parameters, and what leaves a client."""
+    config = METHOD_CONFIGS.get(name)
+    if config is None:
+        raise ProblemError("not-found", f"no method {name[:64]!r}; there are: {', '.join(sorted(METHOD_CONFIGS))}")
+    return _view(name, config)

@@ -1,0 +1,277 @@
+"""Reads and writes rounds and assignments."""
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, delete, func, or_, select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from fedssl.protocol.states import AssignmentState, JobState, RoundState, RunState
+from fedssl_coordinator.core.db import among
+from fedssl_coordinator.core.models import Assignment, Client, DistillationJob, Metric, Round, Run
+from fedssl_coordinator.federation.retries import due
+
+LIVE = (AssignmentState.OFFERED, AssignmentState.LEASED, AssignmentState.SUBMITTED)
+
+_lost = or_(
+    (Assignment.state == AssignmentState.LEASED) & (Assignment.lease_expires_at <= func.now()),
+    Assignment.state.in_(LIVE) & Client.revoked_at.is_not(None),
+)
+"""Assignments that nobody will deliver: the lease has run out, or the client was shut out."""
+
+_is_finite = func.abs(Metric.value) < math.inf
+"""JSON has no other numbers. None is stored; tables of older versions may hold some. To Postgres NaN is the largest."""
+
+_has_enough = Round.num_wanted <= (
+    select(func.count())
+    .where(Assignment.round_id == Round.id, Assignment.state == AssignmentState.ACCEPTED)
+    .correlate(Round)
+    .scalar_subquery()
+)
+
+
+def unclosed(session: Session, run_id: UUID) -> Round | None:
+    """The round in progress: a unique index makes it one at most."""
+    statement = select(Round).where(Round.run_id == run_id, Round.state != RoundState.CLOSED)
+    return session.scalars(statement).one_or_none()
+
+
+def get(session: Session, run_id: UUID, number: int) -> Round:
+    """A round that there is."""
+    return session.scalars(select(Round).where(Round.run_id == run_id, Round.number == number)).one()
+
+
+def latest(session: Session, run_id: UUID) -> Round | None:
+    statement = select(Round).where(Round.run_id == run_id).order_by(Round.number.desc()).limit(1)
+    return session.scalars(statement).one_or_none()
+
+
+def oldest_first(session: Session, run_id: UUID, limit: int, after: int) -> Sequence[Round]:
+    statement = select(Round).where(Round.run_id == run_id, Round.number > after).order_by(Round.number).limit(limit)
+    return session.scalars(statement).all()
+
+
+def numbers_of_assignments(session: Session, round_ids: Sequence[UUID]) -> dict[UUID, int]:
+    """How many assignments each round has."""
+    statement = select(Assignment.round_id, func.count().label("number")).where(Assignment.round_id.in_(round_ids))
+    return {row.round_id: row.number for row in session.execute(statement.group_by(Assignment.round_id))}
+
+
+def open_round(
+    session: Session, run: Run, broadcast: str, cohort: Sequence[str], deadline_seconds: float, num_wanted: int | None
+) -> Round:
+    """The next round, with an assignment offered to everyone in the cohort. `num_wanted`: as in the table."""
+    row = Round(
+        run_id=run.id,
+        number=run.rounds_closed + 1,
+        state=RoundState.OPEN,
+        broadcast=broadcast,
+        num_wanted=num_wanted,
+        deadline=_in(deadline_seconds),
+    )
+    session.add(row)
+    session.flush()
+    offer(session, row, dict.fromkeys(cohort, 1))
+    return row
+
+
+def offer(session: Session, row: Round, attempts: Mapping[str, int], pauses: Mapping[str, float] | None = None) -> None:
+    """Offer the round to clients, each with the number of its attempt; after `pauses` seconds, where there are any."""
+    later = pauses or {}
+    session.add_all(
+        Assignment(
+            run_id=row.run_id,
+            round_id=row.id,
+            round_number=row.number,
+            client_id=client_id,
+            attempt=attempt,
+            state=AssignmentState.OFFERED,
+            offered_at=_in(later.get(client_id, 0)),
+        )
+        for client_id, attempt in attempts.items()
+    )
+    session.flush()
+
+
+def extend(session: Session, row: Round, deadline_seconds: float, *, next_attempt: bool) -> None:
+    """A new deadline from now on, and the next attempt where asked for. The caller holds the run's lock."""
+    row.deadline = _in(deadline_seconds)
+    row.attempt += int(next_attempt)
+    session.flush()
+
+
+def is_overdue(session: Session, round_id: UUID) -> bool:
+    """By the database's clock, the one that everybody shares."""
+    return bool(session.scalar(select(Round.deadline <= func.now()).where(Round.id == round_id)))
+
+
+def assignments(session: Session, round_ids: Sequence[UUID]) -> Sequence[Assignment]:
+    """As they are now, even where the session has read them before."""
+    statement = (
+        select(Assignment)
+        .where(Assignment.round_id.in_(round_ids))
+        .order_by(Assignment.client_id, Assignment.attempt)
+        .execution_options(populate_existing=True)
+    )
+    return session.scalars(statement).all()
+
+
+def has_live(session: Session, round_id: UUID) -> bool:
+    """Whether anybody may still deliver."""
+    live = select(Assignment.id).where(Assignment.round_id == round_id, Assignment.state.in_(LIVE))
+    return bool(session.scalar(select(live.exists())))
+
+
+def locked(session: Session, round_id: UUID) -> Round:
+    """A round that there is, locked until the transaction ends. An assignment's lock, if any, is taken before."""
+    return session.get_one(Round, round_id, with_for_update={"key_share": True}, populate_existing=True)
+
+
+def has_enough(session: Session, row: Round) -> bool:
+    """Whether a round that was offered to more clients than it needs has the updates that it closes with."""
+    return row.num_wanted is not None and bool(session.scalar(select(_has_enough).where(Round.id == row.id)))
+
+
+def has_all_or_enough(session: Session, round_id: UUID) -> bool:
+    """Whether nobody may deliver any more, or as many have as the round closes with."""
+    live = select(Assignment.id).where(Assignment.round_id == Round.id, Assignment.state.in_(LIVE))
+    statement = select(~live.exists() | func.coalesce(_has_enough, False)).where(Round.id == round_id)
+    return bool(session.scalar(statement))
+
+
+def locked_live(
+    session: Session, *, round_id: UUID | None = None, client_id: str | None = None
+) -> Sequence[Assignment]:
+    """The live assignments of a round or of a client, which nobody else can move until the transaction ends."""
+    statement = select(Assignment).where(Assignment.state.in_(LIVE)).order_by(Assignment.client_id, Assignment.id)
+    if round_id is not None:
+        statement = statement.where(Assignment.round_id == round_id)
+    if client_id is not None:
+        statement = statement.where(Assignment.client_id == client_id)
+    locking = statement.with_for_update(key_share=True).execution_options(populate_existing=True)
+    return session.scalars(locking).all()
+
+
+def lost(session: Session, round_id: UUID) -> Sequence[tuple[Assignment, bool]]:
+    """Assignments of a round that nobody will deliver, and whether it is because the client was revoked.
+
+    Rows that somebody is working on at this moment are left for the next time.
+    """
+    statement = (
+        select(Assignment, Client.revoked_at.is_not(None))
+        .join(Client, Client.id == Assignment.client_id)
+        .where(Assignment.round_id == round_id, _lost)
+        .order_by(Assignment.client_id)
+        .with_for_update(of=Assignment, key_share=True, skip_locked=True)
+        .execution_options(populate_existing=True)
+    )
+    return [(assignment, is_revoked) for assignment, is_revoked in session.execute(statement)]
+
+
+def needing_attention(session: Session) -> Sequence[UUID]:
+    """Running runs that an aggregator should look at: not prepared, no round, a round that can move, a lost lease,
+    the updates that an over-sampled round needs.
+
+    The query behind the sweep. Neither runs whose clients are busily training are in it, nor those that have a
+    distillation job, nor those whose computation has failed and is not to be tried again yet.
+    """
+    in_progress = (
+        select(Assignment.id)
+        .join(Round, Round.id == Assignment.round_id)
+        .where(
+            Round.run_id == Run.id,
+            Round.state == RoundState.OPEN,
+            Round.deadline > func.now(),
+            Assignment.state.in_(LIVE),
+        )
+    )
+    lost_ = (
+        select(Assignment.id)
+        .join(Client, Client.id == Assignment.client_id)
+        .join(Round, Round.id == Assignment.round_id)
+        .where(Round.run_id == Run.id, Round.state == RoundState.OPEN, _lost)
+    )
+    enough = select(Round.id).where(Round.run_id == Run.id, Round.state == RoundState.OPEN, _has_enough)
+    distilling = select(DistillationJob.id).where(
+        DistillationJob.run_id == Run.id, DistillationJob.state.in_((JobState.QUEUED, JobState.RUNNING))
+    )
+    statement = (
+        select(Run.id)
+        .where(Run.state == RunState.RUNNING, due(Run))
+        .where(~(in_progress.exists() | distilling.exists()) | lost_.exists() | enough.exists())
+        .order_by(Run.created_at)
+    )
+    return session.scalars(statement).all()
+
+
+def replace_metrics(
+    session: Session, run_id: UUID, round_number: int, client_id: str | None, values: dict[str, float]
+) -> None:
+    """Set a round's numbers of one client (None: of the whole round), but for those that are not finite."""
+    session.execute(
+        delete(Metric).where(
+            Metric.run_id == run_id,
+            Metric.round_number == round_number,
+            Metric.client_id.is_not_distinct_from(client_id),
+        )
+    )
+    rows = [
+        {"run_id": run_id, "round_number": round_number, "client_id": client_id, "name": name, "value": value}
+        for name, value in sorted(values.items())
+        if math.isfinite(value)
+    ]
+    if rows:
+        session.execute(insert(Metric), rows)
+
+
+def add_metrics(session: Session, run_id: UUID, round_number: int, name: str, by_client: Mapping[str, float]) -> None:
+    """Set one number of several clients, beside what they have sent themselves; not one that is not finite."""
+    about = {"run_id": run_id, "round_number": round_number, "name": name}
+    session.execute(delete(Metric).filter_by(**about).where(among(Metric.client_id, list(by_client))))
+    finite = [client for client in sorted(by_client) if math.isfinite(by_client[client])]
+    if finite:
+        session.execute(
+            insert(Metric), [{**about, "client_id": client, "value": by_client[client]} for client in finite]
+        )
+
+
+def metrics(session: Session, run_id: UUID, name: str | None, limit: int, after: int) -> Sequence[Metric]:
+    statement = select(Metric).where(Metric.run_id == run_id, Metric.id > after, _is_finite)
+    statement = statement.order_by(Metric.id).limit(limit)
+    if name is not None:
+        statement = statement.where(Metric.name == name)
+    return session.scalars(statement).all()
+
+
+def client_metrics(session: Session, run_id: UUID, round_number: int, name: str) -> dict[str, float]:
+    """One number of every client in a round."""
+    statement = select(Metric.client_id, Metric.value).where(
+        Metric.run_id == run_id,
+        Metric.round_number == round_number,
+        Metric.name == name,
+        Metric.client_id.is_not(None),
+        _is_finite,
+    )
+    return {client_id: value for client_id, value in session.execute(statement) if client_id is not None}
+
+
+def metrics_by_client(
+    session: Session, run_id: UUID, round_number: int, client_ids: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    """All numbers of some clients in a round."""
+    statement = select(Metric.client_id, Metric.name, Metric.value).where(
+        Metric.run_id == run_id, Metric.round_number == round_number, Metric.client_id.in_(client_ids)
+    )
+    found: dict[str, dict[str, float]] = {client_id: {} for client_id in client_ids}
+    for client_id, name, value in session.execute(statement):
+        assert client_id is not None, "it is one of those asked for"
+        found[client_id][name] = value
+    return found
+
+
+def _in(seconds: float) -> ColumnElement[datetime]:
+    """So many seconds from now, by the database's clock."""
+    return func.now() + timedelta(seconds=seconds)

@@ -1,0 +1,1 @@
+"""The HTTP server and its middlewares: limits of body, rate and time, and an orderly shutdown."""

@@ -1,0 +1,94 @@
+"""Deadlines by progress: a transfer may take hours, but one that stands still is cut off, in either direction."""
+
+import asyncio
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from fedssl.protocol.errors import PROBLEM_MEDIA_TYPE
+from fedssl_coordinator.core.problems import ProblemError
+from fedssl_coordinator.core.settings import settings
+from fedssl_coordinator.http.body_limit import Application, Message, Receive, Scope, Send
+
+
+class Pace:
+    """Answers 408 to a body that stands still, and drops the connection of whoever does not read the answer."""
+
+    def __init__(self, app: Application) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        answer = _Answer(send, settings().stall_seconds)
+        try:
+            await self._app(scope, _Body(receive, settings().stall_seconds, settings().stall_bytes), answer)
+        except _NotRead:
+            pass  # the server closes a connection whose answer is incomplete
+        except _TooSlow as problem:
+            response = JSONResponse(
+                problem.body(),
+                status_code=problem.status,
+                media_type=PROBLEM_MEDIA_TYPE,
+                headers=problem.headers,
+            )
+            await response(scope, receive, answer)
+
+
+class _TooSlow(ProblemError):
+    """The body stands still."""
+
+    def __init__(self, num_bytes: int, seconds: float) -> None:
+        detail = (
+            f"less than {num_bytes} bytes came in {seconds:g} seconds: check the line and send it again; a large "
+            "artifact goes on where it stopped if it is sent to /v1/uploads"
+        )
+        super().__init__("too-slow", detail, headers={"Connection": "close"})
+
+
+class _NotRead(Exception):
+    """Nobody takes the answer."""
+
+
+class _Body:
+    """Only the time in which the sender is waited for counts. What comes after the body is not its business."""
+
+    def __init__(self, receive: Receive, seconds: float, num_bytes: int) -> None:
+        self._receive = receive
+        self._seconds = self._left = seconds
+        self._num_bytes = num_bytes
+        self._came = 0
+        self._is_whole = False
+
+    async def __call__(self) -> Message:
+        if self._is_whole:
+            return await self._receive()
+        clock = asyncio.get_running_loop().time
+        asked = clock()
+        try:
+            async with asyncio.timeout(self._left):
+                message = await self._receive()
+        except TimeoutError:
+            raise _TooSlow(self._num_bytes, self._seconds) from None
+        self._left -= clock() - asked
+        self._came += len(message.get("body", b""))
+        self._is_whole = message["type"] != "http.request" or not message.get("more_body", False)
+        if self._came >= self._num_bytes:
+            self._left, self._came = self._seconds, 0
+        elif not self._is_whole and self._left <= 0:
+            raise _TooSlow(self._num_bytes, self._seconds)
+        return message
+
+
+class _Answer:
+    def __init__(self, send: Send, seconds: float) -> None:
+        self._send = send
+        self._seconds = seconds
+
+    async def __call__(self, message: Any) -> None:
+        try:
+            async with asyncio.timeout(self._seconds):
+                await self._send(message)
+        except TimeoutError:
+            raise _NotRead from None

@@ -1,0 +1,1 @@
+"""Who is calling: authentication, tokens and the rows of registered clients."""

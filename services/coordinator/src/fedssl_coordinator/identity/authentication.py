@@ -1,0 +1,145 @@
+"""Who calls, and whether they may: bearer tokens, of which only a hash is stored, each with one role.
+
+Every endpoint that is not open takes one of the parameters at the end of this file, which asks for a role and writes it
+into the OpenAPI document. A role that an endpoint does not name is refused there: no role contains another by itself.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import Depends, Request
+from fastapi.params import Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
+from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
+
+from fedssl.protocol.base import Digest
+from fedssl.protocol.tokens import Role
+from fedssl_coordinator.core.db import DB, transaction
+from fedssl_coordinator.core.logs import say_about
+from fedssl_coordinator.core.problems import ProblemError
+from fedssl_coordinator.identity.tokens import repository
+
+_bearer = HTTPBearer(
+    auto_error=False,
+    description="`Authorization: Bearer <secret>`. An operation's security lists the roles of which a token needs one.",
+)
+Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+
+ADMINS = (Role.ADMIN,)
+OPERATORS = (*ADMINS, Role.OPERATOR)
+VIEWERS = (*OPERATORS, Role.VIEWER)
+WORKERS = (Role.WORKER,)
+
+_WHOSE = {
+    Role.ADMIN: "an admin's",
+    Role.OPERATOR: "an operator's",
+    Role.VIEWER: "a viewer's",
+    Role.WORKER: "a worker's",
+    Role.ENROLMENT: "an enrolment's",
+}
+_ENROL = ", for a worker's first start alone (`fedssl-worker run --enrolment-token-file`)"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A valid token's owner; `client_id` is set exactly for workers, and for those that may become one."""
+
+    token_id: UUID
+    role: Role
+    client_id: str | None
+
+
+def new_secret() -> str:
+    """256 random bits, with a prefix by which scanners find a leaked one."""
+    return f"fedssl_{secrets.token_urlsafe(32)}"
+
+
+def hash_secret(secret: str) -> Digest:
+    """What is stored. One round of sha256 is enough for 256 random bits: there is nothing to guess."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def may_still(session: Session, caller: Caller) -> bool:
+    """Whether the token is valid now: for what goes on long after it was shown."""
+    return repository.is_valid(session, caller.token_id)
+
+
+def require_still(session: Session, caller: Caller) -> None:
+    """Raise ProblemError where the token is not valid any more."""
+    if not may_still(session, caller):
+        raise _unauthenticated()
+
+
+def _unauthenticated() -> ProblemError:
+    return ProblemError(
+        "unauthenticated",
+        "send a valid token as `Authorization: Bearer ...`; this one may have expired, or may have been revoked",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+def _identify(session: Session, credentials: HTTPAuthorizationCredentials | None) -> Caller:
+    found = repository.find(session, hash_secret(credentials.credentials)) if credentials else None
+    if found is None:
+        raise _unauthenticated()
+    say_about(client=found.client_id)
+    return Caller(found.id, Role(found.role), found.client_id)
+
+
+def _require_role(caller: Caller, roles: Sequence[str]) -> Caller:
+    if caller.role not in roles:
+        *others, last = [_WHOSE[role] for role in reversed(Role) if role in roles]
+        wanted = f"{', '.join(others)} or {last}" if others else last
+        hint = _ENROL if caller.role is Role.ENROLMENT else ""
+        raise ProblemError("forbidden", f"this needs {wanted} token; yours is {_WHOSE[caller.role]}{hint}")
+    return caller
+
+
+def _caller(request: Request, scopes: SecurityScopes, session: DB, credentials: Credentials) -> Caller:
+    return _require_role(_noted(request, _identify(session, credentials)), scopes.scopes)
+
+
+def _noted(request: Request, caller: Caller) -> Caller:
+    request.state.valid_token = caller.token_id  # for the rate limits, which count by token from now on
+    return caller
+
+
+def _identified_at_once(credentials: HTTPAuthorizationCredentials | None) -> Caller:
+    with transaction() as session:
+        return _identify(session, credentials)
+
+
+async def caller_of(request: Request) -> Caller:
+    """For error handlers: FastAPI reads a body before it asks who sent it. Raises ProblemError."""
+    return await run_in_threadpool(_identified_at_once, await _bearer(request))
+
+
+async def _caller_without_session(request: Request, scopes: SecurityScopes, credentials: Credentials) -> Caller:
+    caller = await run_in_threadpool(_identified_at_once, credentials)
+    return _require_role(_noted(request, caller), scopes.scopes)
+
+
+Admin = Annotated[Caller, Security(_caller, scopes=ADMINS, scope="function")]
+Operator = Annotated[Caller, Security(_caller, scopes=OPERATORS, scope="function")]
+Viewer = Annotated[Caller, Security(_caller, scopes=VIEWERS, scope="function")]
+Worker = Annotated[Caller, Security(_caller, scopes=WORKERS, scope="function")]
+Enrolling = Annotated[Caller, Security(_caller, scopes=(Role.ENROLMENT,), scope="function")]
+
+# For endpoints that wait or stream: they must not hold a database connection meanwhile.
+WaitingViewer = Annotated[Caller, Security(_caller_without_session, scopes=VIEWERS)]
+WaitingWorker = Annotated[Caller, Security(_caller_without_session, scopes=WORKERS)]
+WaitingOperator = Annotated[Caller, Security(_caller_without_session, scopes=OPERATORS)]
+WaitingOperatorOrWorker = Annotated[Caller, Security(_caller_without_session, scopes=(*OPERATORS, *WORKERS))]
+
+
+def _client_id(caller: Worker) -> str:
+    assert caller.client_id is not None, "a worker's token has a client"
+    return caller.client_id
+
+
+WorkerId = Annotated[str, Depends(_client_id, scope="function")]

@@ -1,0 +1,91 @@
+"""Reads and writes clients."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import ScalarSelect, func, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from fedssl.protocol.model import EncoderConfig
+from fedssl.protocol.policy import PolicyNotice
+from fedssl.protocol.work import Register
+from fedssl_coordinator.core.db import among
+from fedssl_coordinator.core.models import Client
+
+
+def get(session: Session, client_id: str) -> Client | None:
+    return session.get(Client, client_id)
+
+
+def get_or_create(session: Session, client_id: str) -> Client:
+    session.execute(insert(Client).values(id=client_id).on_conflict_do_nothing())
+    return session.get_one(Client, client_id)
+
+
+def locked(session: Session, client_id: str) -> Client:
+    """A client that there is, locked until the transaction ends."""
+    return session.get_one(Client, client_id, with_for_update={"key_share": True}, populate_existing=True)
+
+
+def register(session: Session, client_id: str, request: Register) -> None:
+    """Keep what the worker says of itself; the first time decides `registered_at`."""
+    values = request.model_dump(exclude={"protocol_version", "anchor"})
+    session.execute(
+        update(Client)
+        .where(Client.id == client_id)
+        .values(**values, registered_at=func.coalesce(Client.registered_at, func.now()), last_seen_at=func.now())
+    )
+
+
+def seen(session: Session, client_id: str) -> None:
+    session.execute(update(Client).where(Client.id == client_id).values(last_seen_at=func.now()))
+
+
+def eligible(session: Session, names: Sequence[str] | None) -> list[str]:
+    """Clients that have registered and are not revoked, in name order; of `names` only, where given.
+
+    Whether one is alive at the moment does not count: it would make a run's result depend on luck.
+    """
+    statement = select(Client.id).where(Client.registered_at.is_not(None), Client.revoked_at.is_(None))
+    if names is not None:
+        statement = statement.where(among(Client.id, names))
+    return sorted(session.scalars(statement))
+
+
+def num_eligible() -> ScalarSelect[int]:
+    """An SQL expression: how many clients have registered and are not revoked."""
+    statement = select(func.count()).select_from(Client)
+    return statement.where(Client.registered_at.is_not(None), Client.revoked_at.is_(None)).scalar_subquery()
+
+
+def declared_encoders(session: Session, names: Sequence[str] | None) -> dict[str, EncoderConfig | None]:
+    """What every eligible client's worker declared when it registered last; None: nothing."""
+    rows = session.execute(select(Client.id, Client.encoder).where(among(Client.id, eligible(session, names))))
+    found = {name: None if encoder is None else EncoderConfig.model_validate(encoder) for name, encoder in rows}
+    return dict(sorted(found.items()))
+
+
+def policies(session: Session, names: Sequence[str]) -> dict[str, PolicyNotice]:
+    """What the policies of those clients that have one let out, as their workers said when they registered last."""
+    statement = select(Client.id, Client.policy).where(among(Client.id, names), Client.policy.is_not(None))
+    rows = session.execute(statement.order_by(Client.id))
+    return {name: PolicyNotice.model_validate(policy) for name, policy in rows}
+
+
+def by_name(session: Session, limit: int, after: str | None) -> Sequence[Client]:
+    statement = select(Client).order_by(Client.id).limit(limit)
+    if after is not None:
+        statement = statement.where(Client.id > after)
+    return session.scalars(statement).all()
+
+
+def revoke(session: Session, client_id: str) -> Client:
+    """Shut the client out; the row stays locked until the transaction ends, so that it claims nothing meanwhile."""
+    statement = (
+        update(Client)
+        .where(Client.id == client_id)
+        .values(revoked_at=func.coalesce(Client.revoked_at, func.now()))
+        .returning(Client)
+        .execution_options(populate_existing=True)
+    )
+    return session.scalars(statement).one()

@@ -1,0 +1,132 @@
+"""Reads and writes tokens."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+from sqlalchemy import Select, exists, func, or_, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from fedssl.protocol.tokens import Role
+from fedssl_coordinator.core.db import among
+from fedssl_coordinator.core.models import Client, Token
+
+
+def find(session: Session, secret_hash: str) -> Token | None:
+    """The token with this hash, unless it has expired, or it or its client is revoked."""
+    return session.scalars(_valid().where(Token.secret_hash == secret_hash)).one_or_none()
+
+
+def is_valid(session: Session, token_id: UUID) -> bool:
+    return session.scalars(_valid().where(Token.id == token_id)).one_or_none() is not None
+
+
+def still_valid(session: Session, token_ids: Sequence[UUID]) -> set[UUID]:
+    """Those of the tokens that are valid now."""
+    return set(session.scalars(_valid().where(among(Token.id, token_ids)).with_only_columns(Token.id)))
+
+
+def expiry(seconds: int | None) -> Any:
+    """An SQL expression: so many seconds from now, by the database's clock; None: never."""
+    return None if seconds is None else func.now() + timedelta(seconds=seconds)
+
+
+def add(session: Session, token: Token) -> None:
+    session.add(token)
+    session.flush()
+
+
+def newest_first(session: Session, limit: int, before: tuple[object, UUID] | None) -> Sequence[Token]:
+    statement = select(Token).order_by(Token.created_at.desc(), Token.id.desc()).limit(limit)
+    if before is not None:
+        statement = statement.where((Token.created_at < before[0]) | (
+            (Token.created_at == before[0]) & (Token.id < before[1])))  # fmt: skip
+    return session.scalars(statement).all()
+
+
+def revoke(session: Session, token_id: UUID) -> bool:
+    """False: there is no such token. Revoking twice is no error."""
+    statement = (
+        update(Token)
+        .where(Token.id == token_id)
+        .values(revoked_at=func.coalesce(Token.revoked_at, func.now()))
+        .returning(Token.id)
+    )
+    return session.execute(statement).scalar_one_or_none() is not None
+
+
+def has_worker(session: Session, client_id: str) -> bool:
+    """Whether the client has, or has had, a worker's token."""
+    found = exists().where(Token.client_id == client_id, Token.role == Role.WORKER)
+    return bool(session.scalar(select(found)))
+
+
+def revoke_open_enrolments(session: Session, client_id: str) -> None:
+    """Those that nobody has used yet."""
+    session.execute(
+        update(Token)
+        .where(
+            Token.client_id == client_id,
+            Token.role == Role.ENROLMENT,
+            Token.used_at.is_(None),
+            Token.revoked_at.is_(None),
+        )
+        .values(revoked_at=func.now())
+        .execution_options(synchronize_session=False)
+    )
+
+
+def use(session: Session, enrolment_id: UUID) -> bool:
+    """Whether this caller is the one who uses the enrolment: of any number at once, one is."""
+    statement = (
+        update(Token)
+        .where(
+            Token.id == enrolment_id,
+            Token.role == Role.ENROLMENT,
+            Token.used_at.is_(None),
+            Token.revoked_at.is_(None),
+            Token.expires_at > func.now(),
+        )
+        .values(used_at=func.now())
+        .returning(Token.id)
+        .execution_options(synchronize_session=False)
+    )
+    return session.execute(statement).scalar_one_or_none() is not None
+
+
+def add_enrolled(session: Session, enrolment: Token, secret_hash: str) -> UUID | None:
+    """The worker's token that an enrolment becomes; None: there is a token with this hash already."""
+    statement = (
+        insert(Token)
+        .values(
+            id=uuid4(),
+            role=Role.WORKER.value,
+            client_id=enrolment.client_id,
+            label=enrolment.label,
+            secret_hash=secret_hash,
+            enrolment_id=enrolment.id,
+        )
+        .on_conflict_do_nothing(index_elements=["secret_hash"])
+        .returning(Token.id)
+    )
+    return session.execute(statement).scalar_one_or_none()
+
+
+def enrolled(session: Session, enrolment_id: UUID) -> Token | None:
+    """The worker's token that an enrolment has become."""
+    return session.scalars(select(Token).where(Token.enrolment_id == enrolment_id)).one_or_none()
+
+
+def _valid() -> Select[Token]:
+    # A used enrolment opens nothing, but its worker may repeat itself when the answer was lost, however late.
+    return (
+        select(Token)
+        .outerjoin(Client, Client.id == Token.client_id)
+        .where(
+            Token.revoked_at.is_(None),
+            or_(Token.expires_at.is_(None), Token.expires_at > func.now(), Token.used_at.is_not(None)),
+            Client.revoked_at.is_(None),
+        )
+    )

@@ -1,0 +1,1 @@
+"""Artifacts, uploads, registered data sets, and how long they are kept."""

@@ -1,0 +1,77 @@
+"""`/v1/artifacts`"""
+
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Header, Query, Request, Response, status
+from fastapi.exceptions import RequestValidationError
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import JSONResponse
+
+from fedssl.protocol.base import Digest
+from fedssl_coordinator.core.db import transaction
+from fedssl_coordinator.core.metrics import UPLOAD_BYTES
+from fedssl_coordinator.identity.authentication import Caller, WaitingOperatorOrWorker
+from fedssl_coordinator.storage.artifacts import service
+from fedssl_coordinator.storage.artifacts.service import Arrival, Permit
+from fedssl_coordinator.storage.artifacts.streaming import artifact_response, receive
+
+router = APIRouter(prefix="/v1/artifacts", tags=["artifacts"])
+
+AssignmentId = Annotated[
+    UUID | None, Query(description="The assignment whose update this is; left out by operators, who send data sets.")
+]
+ContentLength = Annotated[int | None, Header(ge=0, description="The size of the file in bytes.")]
+_BODY = {"requestBody": {"required": True, "content": {"application/octet-stream": {}}}}
+
+
+def _permit(caller: Caller, assignment: UUID | None, digest: str) -> tuple[Permit, bool]:
+    """What the caller may send, and whether it has arrived before."""
+    if caller.client_id is not None and assignment is None:
+        missing = {"type": "missing", "loc": ("query", "assignment"), "msg": "Field required", "input": None}
+        raise RequestValidationError([missing])
+    with transaction() as session:
+        permit, arrival = service.permit(session, caller, assignment, digest)
+    return permit, arrival is not Arrival.MISSING and not service.is_lost(arrival, digest)
+
+
+def _note(assignment: UUID | None, digest: str, size: int) -> None:
+    with transaction() as session:
+        service.note_sent(session, assignment, digest, size)
+
+
+def _check(digest: str, caller: Caller) -> None:
+    with transaction() as session:
+        service.may_fetch(session, digest, caller)
+
+
+@router.put("/{digest}", status_code=status.HTTP_201_CREATED, openapi_extra=_BODY)
+async def upload_artifact(
+    digest: Digest,
+    request: Request,
+    caller: WaitingOperatorOrWorker,
+    assignment: AssignmentId = None,
+    content_length: ContentLength = None,
+) -> JSONResponse:
+    """Send a safetensors file: a worker its update, an operator the images of a data set that is to be registered.
+
+    Its header is checked before its body is read, its digest after. In one request: what breaks is sent again from its
+    first byte, which `/v1/uploads` spares larger files.
+    """
+    permit, is_there = await run_in_threadpool(_permit, caller, assignment, digest)
+    if is_there:
+        return JSONResponse({"digest": digest}, status_code=status.HTTP_200_OK)
+    size = await receive(permit, digest, content_length, request.stream())
+    UPLOAD_BYTES.inc(size)
+    await run_in_threadpool(_note, assignment, digest, size)
+    return JSONResponse({"digest": digest}, status_code=status.HTTP_201_CREATED)
+
+
+@router.get("/{digest}", response_class=Response)
+async def download_artifact(digest: Digest, request: Request, caller: WaitingOperatorOrWorker) -> Response:
+    """An artifact's bytes; `Range` resumes a broken download.
+
+    With `Accept-Direct: 1` the answer may be 307, to an address at which an object store gives them without a token.
+    """
+    await run_in_threadpool(_check, digest, caller)
+    return await run_in_threadpool(artifact_response, digest, request.headers, direct=True)

@@ -1,0 +1,90 @@
+"""Reads and writes what is known of artifacts; the bytes are in the store."""
+
+from uuid import UUID
+
+from sqlalchemy import delete, exists, func, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from fedssl_coordinator.core.models import Artifact, Assignment, PublicDataset, Round, Run, Upload
+
+
+def add(session: Session, digest: str, num_bytes: int) -> None:
+    """Note an artifact that was stored just now, whether it was known before or not.
+
+    Until the transaction ends its row is locked against the collector.
+    """
+    new = {"touched_at": func.now(), "collected_at": None}
+    statement = insert(Artifact).values(digest=digest, num_bytes=num_bytes)
+    session.execute(statement.on_conflict_do_update(index_elements=["digest"], set_=new))
+
+
+def touch(session: Session, digest: str) -> bool:
+    """Whether the bytes of an artifact are kept, and will be for a while from now on."""
+    statement = (
+        update(Artifact)
+        .where(Artifact.digest == digest, Artifact.collected_at.is_(None))
+        .values(touched_at=func.now())
+        .returning(Artifact.digest)
+    )
+    return session.execute(statement).scalar_one_or_none() is not None
+
+
+def hold(session: Session, digest: str) -> bool:
+    """Whether the bytes of an artifact are kept: until the transaction ends nobody removes them."""
+    statement = select(Artifact.digest).where(Artifact.digest == digest, Artifact.collected_at.is_(None))
+    return session.scalar(statement.with_for_update(read=True, key_share=True)) is not None
+
+
+def remove(session: Session, digest: str) -> bool:
+    """Forget an artifact; whether it was known. Raises Referred where something refers to it."""
+    statement = delete(Artifact).where(Artifact.digest == digest).returning(Artifact.digest)
+    return session.execute(statement).scalar_one_or_none() is not None
+
+
+def add_upload(session: Session, assignment_id: UUID, digest: str) -> None:
+    """Note that this assignment's worker sent the artifact and that it fits the plan."""
+    session.execute(insert(Upload).values(assignment_id=assignment_id, digest=digest).on_conflict_do_nothing())
+
+
+def is_uploaded(session: Session, assignment_id: UUID, digest: str) -> bool:
+    return session.get(Upload, (assignment_id, digest)) is not None
+
+
+def num_uploads(session: Session, assignment_id: UUID) -> int:
+    """How many different artifacts were sent for an assignment."""
+    statement = select(func.count()).select_from(Upload).where(Upload.assignment_id == assignment_id)
+    return session.scalar(statement) or 0
+
+
+def is_known(session: Session, digest: str) -> bool:
+    return session.get(Artifact, digest) is not None
+
+
+def is_broadcast_to(session: Session, digest: str, client_id: str) -> bool:
+    """Whether some round has sent these weights to this client."""
+    statement = select(
+        exists(
+            select(Assignment.id)
+            .join(Round, Round.id == Assignment.round_id)
+            .where(Assignment.client_id == client_id, Round.broadcast == digest)
+        )
+    )
+    return bool(session.scalar(statement))
+
+
+def is_public_for(session: Session, digest: str, client_id: str) -> bool:
+    """Whether these are the registered public images of a run whose work this client holds or has held."""
+    statement = select(
+        exists(
+            select(Assignment.id)
+            .join(Run, Run.id == Assignment.run_id)
+            .where(
+                Assignment.client_id == client_id,
+                Assignment.leased_at.is_not(None),
+                Run.spec["public_data"]["digest"].astext == digest,
+                exists(select(PublicDataset.name).where(PublicDataset.digest == digest)),
+            )
+        )
+    )
+    return bool(session.scalar(statement))

@@ -1,0 +1,28 @@
+"""Reads and writes registered data sets."""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from sqlalchemy import select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from fedssl_coordinator.core.models import EvaluationDataset, PublicDataset
+
+Row = TypeVar("Row", PublicDataset, EvaluationDataset)
+
+
+def get(session: Session, table: type[Row], name: str) -> Row | None:
+    return session.get(table, name)
+
+
+def by_name(session: Session, table: type[Row], limit: int, after: str | None) -> Sequence[Row]:
+    statement = select(table).order_by(table.name).limit(limit)
+    if after is not None:
+        statement = statement.where(table.name > after)
+    return session.scalars(statement).all()
+
+
+def add(session: Session, table: type[Row], **values: Any) -> Row | None:
+    """None: the name is taken."""
+    return session.scalars(insert(table).values(**values).on_conflict_do_nothing().returning(table)).one_or_none()

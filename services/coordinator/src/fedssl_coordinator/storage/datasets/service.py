@@ -1,0 +1,223 @@
+"""Registers data sets, shows them, and pins a run's spec to them. A name never changes its images."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy.orm import Session
+
+from fedssl.artifacts.images import map_labelled, map_public
+from fedssl.errors import ArtifactError, ArtifactNotFound
+from fedssl.protocol.data import KNOWN_DATASETS, PublicDataConfig
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.views import (
+    EvaluationDatasetCreate,
+    EvaluationDatasetView,
+    PublicDatasetCreate,
+    PublicDatasetView,
+)
+from fedssl_coordinator.core.audit import record
+from fedssl_coordinator.core.models import EvaluationDataset, PublicDataset
+from fedssl_coordinator.core.problems import Happening, ProblemError
+from fedssl_coordinator.core.settings import settings
+from fedssl_coordinator.core.store import store
+from fedssl_coordinator.storage.artifacts import repository as artifacts
+from fedssl_coordinator.storage.datasets import repository
+
+
+def known_public(session: Session, request: PublicDatasetCreate) -> PublicDatasetView | None:
+    """The very same images under this name. None: it is free, and they are there. Raises ProblemError."""
+    if (known := repository.get(session, PublicDataset, request.name)) is not None:
+        return _same_public(known, request)
+    _require_uploaded(session, request.digest)
+    return None
+
+
+def about_public(digest: str) -> dict[str, int]:
+    """What the file says of its images. It may have to be fetched: in no transaction. Raises ProblemError."""
+    with _rejections():
+        num_images, channels, size, _ = map_public(_path(digest)).shape
+    return {"num_images": num_images, "channels": channels, "image_size": size}
+
+
+def register_public(
+    session: Session, request: PublicDatasetCreate, about: Mapping[str, int]
+) -> tuple[PublicDatasetView, bool]:
+    """Name uploaded images; False: the very same were registered before. Raises ProblemError."""
+    _require_uploaded(session, request.digest)
+    row = repository.add(session, PublicDataset, **request.model_dump(), **about)
+    if row is None:  # somebody else was a moment faster
+        return _same_public(_require(session, PublicDataset, request.name), request), False
+    message = f"public data set {row.name}: {row.num_images} images of its {row.split} split"
+    record(session, "dataset.registered", message, data={"digest": row.digest})
+    return public_view(row), True
+
+
+def known_evaluation(session: Session, request: EvaluationDatasetCreate) -> EvaluationDatasetView | None:
+    """As `known_public`, of labelled images."""
+    if (known := repository.get(session, EvaluationDataset, request.name)) is not None:
+        return _same_evaluation(known, request)
+    _require_uploaded(session, request.digest)
+    return None
+
+
+def about_evaluation(digest: str) -> dict[str, int]:
+    """As `about_public`, of labelled images."""
+    with _rejections():
+        found = map_labelled(_path(digest))
+    num_train, channels, size, _ = found.train_images.shape
+    return {
+        "num_train": num_train,
+        "num_test": len(found.test_images),
+        "num_classes": found.num_classes,
+        "channels": channels,
+        "image_size": size,
+    }
+
+
+def register_evaluation(
+    session: Session, request: EvaluationDatasetCreate, about: Mapping[str, int]
+) -> tuple[EvaluationDatasetView, bool]:
+    """Name uploaded labelled images; False: the very same were registered before. Raises ProblemError."""
+    _require_uploaded(session, request.digest)
+    row = repository.add(session, EvaluationDataset, **request.model_dump(), **about)
+    if row is None:
+        return _same_evaluation(_require(session, EvaluationDataset, request.name), request), False
+    message = f"evaluation data set {row.name}: {row.num_train} and {row.num_test} images of {row.num_classes} classes"
+    record(session, "dataset.registered", message, data={"digest": row.digest})
+    return evaluation_view(row), True
+
+
+def public_view(row: PublicDataset) -> PublicDatasetView:
+    return PublicDatasetView.model_validate(row, from_attributes=True)
+
+
+def evaluation_view(row: EvaluationDataset) -> EvaluationDatasetView:
+    return EvaluationDatasetView.model_validate(row, from_attributes=True)
+
+
+def show_public(session: Session, name: str) -> PublicDatasetView:
+    """Raises ProblemError where nothing is registered under the name."""
+    return public_view(_require(session, PublicDataset, name))
+
+
+def show_evaluation(session: Session, name: str) -> EvaluationDatasetView:
+    """Raises ProblemError where nothing is registered under the name."""
+    return evaluation_view(_require(session, EvaluationDataset, name))
+
+
+def pinned(session: Session, spec: RunSpec) -> RunSpec:
+    """The spec of a new run, with the digest of the public images that it names.
+
+    Raises ProblemError where its data sets are neither registered nor to be found by name, or are not what it says.
+    """
+    _check_evaluation(session, spec)
+    config = spec.public_data
+    if config is None:
+        return spec
+    row = repository.get(session, PublicDataset, config.dataset)
+    if row is None:
+        _check_unregistered(config)
+        return spec
+    _check_registered(config, row)
+    return spec.model_copy(update={"public_data": config.model_copy(update={"digest": row.digest})})
+
+
+def _check_evaluation(session: Session, spec: RunSpec) -> None:
+    config = spec.evaluation
+    if config is not None and repository.get(session, EvaluationDataset, config.dataset) is None:
+        raise _mistake(
+            "evaluation.dataset",
+            f"no evaluation data set {config.dataset} is registered: register it "
+            "(`fedssl evaluation-dataset add NAME SOURCE`) and give its name, or leave evaluation out",
+        )
+
+
+def _check_registered(config: PublicDataConfig, row: PublicDataset) -> None:
+    if config.digest not in (None, row.digest):
+        raise _mistake(
+            "public_data.digest", f"the images registered as {row.name} have digest {row.digest}: leave it out"
+        )
+    if config.split != row.split:
+        raise _mistake(
+            "public_data.split",
+            f"what is registered as {row.name} is the {row.split} split: ask for that, or register the other one "
+            "under another name",
+        )
+    if config.num_images > row.num_images:
+        raise _mistake("public_data.num_images", f"{row.name} has {row.num_images} images: ask for no more")
+
+
+def _check_unregistered(config: PublicDataConfig) -> None:
+    """Every machine may still find them by name: a known data set, or a file in the folder of public data."""
+    if config.digest is not None:
+        raise _mistake(
+            "public_data.digest",
+            f"no public data set {config.dataset} is registered: register it (`fedssl public-dataset add NAME SOURCE`),"
+            " or leave the digest out",
+        )
+    if config.dataset not in KNOWN_DATASETS and settings().public_data is None:
+        raise _mistake(
+            "public_data.dataset",
+            f"no public data set {config.dataset} is registered: register it (`fedssl public-dataset add NAME SOURCE`) "
+            f"and give its name, or take one that every machine knows: {', '.join(KNOWN_DATASETS)}",
+        )
+
+
+@contextmanager
+def _rejections() -> Iterator[None]:
+    """Bytes that are no data set, as the problem that the caller is told of."""
+    try:
+        yield
+    except ArtifactError as error:
+        raise ProblemError("artifact-rejected", str(error)) from None
+
+
+def _path(digest: str) -> Path:
+    try:
+        return store().path(digest)
+    except ArtifactNotFound:
+        raise _not_uploaded(digest) from None
+
+
+def _require_uploaded(session: Session, digest: str) -> None:
+    """Raise ProblemError where the images are not kept; otherwise they stay until the transaction ends."""
+    if not artifacts.hold(session, digest):
+        raise _not_uploaded(digest)
+
+
+def _not_uploaded(digest: str) -> ProblemError:
+    return ProblemError("not-found", f"no artifact {digest} has been uploaded: PUT it to /v1/artifacts first")
+
+
+def _require(session: Session, table: type[repository.Row], name: str) -> repository.Row:
+    row = repository.get(session, table, name)
+    if row is None:
+        kind = table.__tablename__.replace("_", "-")
+        raise ProblemError("not-found", f"no data set {name}: `GET /v1/{kind}` lists those that there are")
+    return row
+
+
+def _same_public(row: PublicDataset, request: PublicDatasetCreate) -> PublicDatasetView:
+    if (row.digest, row.split) != (request.digest, request.split):
+        raise _taken(row)
+    return public_view(row)
+
+
+def _same_evaluation(row: EvaluationDataset, request: EvaluationDatasetCreate) -> EvaluationDatasetView:
+    if row.digest != request.digest:
+        raise _taken(row)
+    return evaluation_view(row)
+
+
+def _taken(row: PublicDataset | EvaluationDataset) -> ProblemError:
+    detail = f"{row.name} names other images already, and a name never changes its images: choose another name"
+    return ProblemError("conflict", detail)
+
+
+def _mistake(key: str, message: str) -> ProblemError:
+    """422 that points at a key of the spec."""
+    loc = ["spec", *key.split(".")]
+    detail = f"nothing was changed; correct this and send it again: {'.'.join(loc)}"
+    happening = Happening("request.refused", f"POST /v1/runs: {'.'.join(loc)}: {message}")
+    return ProblemError("invalid-request", detail, errors=[{"loc": loc, "msg": message}], happening=happening)

@@ -1,0 +1,68 @@
+"""`fedssl-coordinator collect`, `verify-store` and `hold-collection`."""
+
+from typing import Annotated
+
+import typer
+
+EXIT_FAULT = 1
+
+
+def collect(
+    *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed, and remove nothing.")] = False,
+) -> None:
+    """Remove from the store what no run needs any more. The clock has it done every FEDSSL_COLLECT_SECONDS.
+
+    \b
+    update        single clients' updates of closed rounds (FEDSSL_KEEP_UPDATES_SECONDS)
+    broadcast     old rounds' weights (FEDSSL_KEEP_BROADCASTS_SECONDS); not a run's first, newest and best
+    unreferenced  what nothing refers to: data sets never registered, deleted runs (FEDSSL_KEEP_UNREFERENCED_SECONDS)
+    abandoned     what uploads left that broke off
+    """
+    from fedssl_coordinator.storage.retention import service
+
+    collected = service.collect(dry_run=dry_run)
+    if collected is None:
+        typer.echo("error: somebody collects at this moment, or holds collection up for a backup: try later", err=True)
+        raise typer.Exit(EXIT_FAULT)
+    for kind in sorted(collected.counts):
+        typer.echo(f"{kind:<14}{collected.counts[kind]:>8} {collected.num_bytes[kind]:>16,} bytes")
+    total = f"{collected.counts.total()} artifacts, {collected.num_bytes.total():,} bytes"
+    typer.echo(f"{'would remove' if dry_run else 'removed'} {total}")
+
+
+def verify_store() -> None:
+    """Read every artifact that the database refers to, and compare its bytes with its digest.
+
+    Exits with 1 where one is missing or damaged. Do it after a restore, before the other processes start.
+    """
+    from fedssl_coordinator.storage.retention import verification
+
+    num_checked = num_bytes = num_faults = 0
+    for checked in verification.verify_store():
+        num_checked += 1
+        num_bytes += checked.num_bytes
+        if checked.fault is not None:
+            num_faults += 1
+            typer.echo(f"{checked.digest} {checked.fault}", err=True)
+    typer.echo(f"{num_checked} artifacts, {num_bytes:,} bytes: {num_faults or 'no'} faults")
+    if num_faults:
+        raise typer.Exit(EXIT_FAULT)
+
+
+def hold_collection(command: Annotated[list[str], typer.Argument(metavar="COMMAND...")]) -> None:
+    """Run a command while nothing is removed from the store: a backup of the database and then of the store.
+
+    Exits as the command does. Example: fedssl-coordinator hold-collection -- sh backup.sh
+    """
+    import subprocess
+
+    from fedssl_coordinator.storage.retention import service
+
+    with service.held_up():
+        try:
+            code = subprocess.run(command, check=False).returncode
+        except OSError as error:
+            typer.echo(f"error: cannot run {command[0]}: {error.strerror}", err=True)
+            code = 127
+    raise typer.Exit(code)

@@ -1,0 +1,172 @@
+"""Which artifacts are needed, asked of Postgres alone, and the notes of those whose bytes were removed.
+
+What refers to an artifact is what has a foreign key to it, so a new table keeps its artifacts without a word here. Only
+the references in `_conditions` end by themselves.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Column, ColumnElement, Float, case, delete, func, or_, select, true, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
+
+from fedssl.protocol.states import AssignmentState, JobState, RoundState
+from fedssl_coordinator.core.models import Artifact, Assignment, Base, Evaluation, Round, Upload
+
+UPDATE, BROADCAST, UNREFERENCED = "update", "broadcast", "unreferenced"
+AnyColumn = InstrumentedAttribute[Any] | Column[Any]
+_DELIVERING = (AssignmentState.LEASED, AssignmentState.SUBMITTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """For how many seconds artifacts stay that no run needs to go on; see the settings of the same names."""
+
+    updates: float
+    broadcasts: float
+    unreferenced: float
+
+
+@dataclass(frozen=True, slots=True)
+class Removable:
+    """An artifact that may go. `kind`: what it was; `run_id`: a run that had it."""
+
+    digest: str
+    num_bytes: int
+    kind: str
+    run_id: UUID | None
+
+
+def removable(session: Session, keep: Keep) -> Sequence[Removable]:
+    """All artifacts that may go, one run's and one kind's together."""
+    # Kept for the rounds' sake, or what is left of an assignment that ended.
+    kind = case((_names(Assignment.update_digest) | _names(Upload.digest), UPDATE), else_=UNREFERENCED)
+    kind = case((_names(Round.broadcast), BROADCAST), else_=kind)
+    uploaded = select(Assignment.run_id).join(Upload).where(Upload.digest == Artifact.digest).limit(1)
+    owners = [
+        select(table.run_id).where(column == Artifact.digest).limit(1).scalar_subquery()
+        for table, column in ((Round, Round.broadcast), (Assignment, Assignment.update_digest))
+    ]
+    run_id = func.coalesce(*owners, uploaded.scalar_subquery())
+    found = select(Artifact.digest, Artifact.num_bytes, kind, run_id).where(_may_go(keep))
+    rows = [Removable(*row) for row in session.execute(found)]
+    return sorted(rows, key=lambda row: (str(row.run_id), row.kind, row.digest))
+
+
+def locked_removable(session: Session, digests: Sequence[str], keep: Keep) -> set[str]:
+    """Those of the artifacts that may still go. Their rows are locked: nothing can begin to refer to them, and nobody
+    can note that he has stored them anew, until the transaction ends.
+    """
+    # Two statements: the second sees everything that was committed before the locks were given.
+    locking = select(Artifact.digest).where(Artifact.digest.in_(digests)).order_by(Artifact.digest)
+    locked = session.scalars(locking.with_for_update(skip_locked=True)).all()
+    return set(session.scalars(select(Artifact.digest).where(Artifact.digest.in_(locked), _may_go(keep))))
+
+
+def forget(session: Session, digests: set[str]) -> None:
+    """The bytes are gone: so is the row, unless something still names the digest."""
+    these = Artifact.digest.in_(digests)
+    unsynchronised = {"synchronize_session": False}
+    session.execute(delete(Artifact).where(these, ~_is_referenced()), execution_options=unsynchronised)
+    session.execute(update(Artifact).where(these).values(collected_at=func.now()), execution_options=unsynchronised)
+
+
+def unknown(session: Session, digests: Sequence[str]) -> set[str]:
+    """Those that no row says are stored."""
+    known = select(Artifact.digest).where(Artifact.digest.in_(digests), Artifact.collected_at.is_(None))
+    return set(digests) - set(session.scalars(known))
+
+
+def adopt(session: Session, digest: str, num_bytes: int, age_seconds: float) -> None:
+    """Give a file that no row knows of a row of its age, so that it goes the same way as everything else."""
+    since = func.now() - timedelta(seconds=age_seconds)
+    statement = insert(Artifact).values(digest=digest, num_bytes=num_bytes, touched_at=since)
+    revived = {"touched_at": since, "collected_at": None}
+    statement = statement.on_conflict_do_update(
+        index_elements=["digest"], set_=revived, where=Artifact.collected_at.is_not(None)
+    )
+    session.execute(statement)
+
+
+def needed(session: Session, keep: Keep) -> list[tuple[str, int]]:
+    """Digest and size in bytes of every artifact that must be in the store."""
+    is_kept = Artifact.collected_at.is_(None) & _is_needed(keep)
+    statement = select(Artifact.digest, Artifact.num_bytes).where(is_kept).order_by(Artifact.digest)
+    return [(digest, num_bytes) for digest, num_bytes in session.execute(statement)]
+
+
+def is_needed(session: Session, digest: str, keep: Keep) -> bool:
+    statement = select(Artifact.digest).where(Artifact.digest == digest, _is_needed(keep))
+    return session.scalar(statement) is not None
+
+
+def _may_go(keep: Keep) -> ColumnElement[bool]:
+    is_old = Artifact.touched_at <= _ago(keep.unreferenced)
+    return Artifact.collected_at.is_(None) & ~_is_needed(keep) & or_(_is_referenced(), is_old)
+
+
+def _is_needed(keep: Keep) -> ColumnElement[bool]:
+    conditions = _conditions(keep)
+    return or_(*(_names(column, conditions.get(column, true())) for column in references()))
+
+
+def _is_referenced() -> ColumnElement[bool]:
+    return or_(*(_names(column) for column in references()))
+
+
+def references() -> list[Column[Any]]:
+    """Every column that refers to an artifact."""
+    tables = Base.metadata.sorted_tables
+    digest = Base.metadata.tables[Artifact.__tablename__].c.digest
+    return [column for table in tables for column in table.columns if column.references(digest)]
+
+
+def _conditions(keep: Keep) -> dict[Column[Any], ColumnElement[bool]]:
+    """When a reference needs the bytes; one that is not here always does."""
+    by_round = {
+        Assignment.update_digest: _round_is_of(Assignment.round_id, keep.updates),
+        Round.broadcast: _is_recent(keep.broadcasts),
+    }
+    delivering = select(Assignment.id).where(Assignment.id == Upload.assignment_id, Assignment.state.in_(_DELIVERING))
+    unfinished = Evaluation.state.in_((JobState.QUEUED, JobState.RUNNING))
+    others = {Upload.digest: delivering.exists(), Evaluation.model: unfinished | _is_best()}
+    return {column.property.columns[0]: condition for column, condition in (by_round | others).items()}
+
+
+def _round_is_of(round_id: InstrumentedAttribute[UUID], seconds: float) -> ColumnElement[bool]:
+    return select(Round.id).where(Round.id == round_id, _is_recent(seconds)).exists()
+
+
+def _is_recent(seconds: float) -> ColumnElement[bool]:
+    """The round is not closed, or was so less than this ago."""
+    return (Round.state != RoundState.CLOSED) | (Round.closed_at > _ago(seconds))
+
+
+def _is_best() -> ColumnElement[bool]:
+    """No other evaluation of the run on this data set has a better result."""
+    other = aliased(Evaluation)
+    better = select(other.id).where(
+        other.run_id == Evaluation.run_id,
+        other.dataset_digest == Evaluation.dataset_digest,
+        _score(other) > _score(Evaluation),
+    )
+    return _score(Evaluation).is_not(None) & ~better.exists()
+
+
+def _score(evaluation: type[Evaluation]) -> ColumnElement[float]:
+    probe, knn = (evaluation.results[name].astext.cast(Float) for name in ("probe", "knn"))
+    return func.coalesce(probe, knn)
+
+
+def _names(column: AnyColumn, condition: ColumnElement[bool] | None = None) -> ColumnElement[bool]:
+    """Some row's column has the artifact's digest, and the condition holds for that row."""
+    statement = select(column).where(column == Artifact.digest)
+    return (statement if condition is None else statement.where(condition)).exists()
+
+
+def _ago(seconds: float) -> ColumnElement[datetime]:
+    return func.now() - timedelta(seconds=seconds)

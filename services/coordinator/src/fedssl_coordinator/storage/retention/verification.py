@@ -1,0 +1,50 @@
+"""Whether the store has what the database refers to: after a restore, or whenever one wonders."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fedssl.errors import ArtifactNotFound
+from fedssl_coordinator.core.db import transaction
+from fedssl_coordinator.core.store import store
+from fedssl_coordinator.storage.retention import repository
+from fedssl_coordinator.storage.retention.service import keep
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """One artifact that is needed. `fault`: what is wrong with its file; None: nothing."""
+
+    digest: str
+    num_bytes: int
+    fault: str | None
+
+
+def verify_store() -> Iterator[Checked]:
+    """Read every artifact that is needed, and compare its bytes with its digest."""
+    with transaction() as session:
+        needed = repository.needed(session, keep())
+    for digest, num_bytes in needed:
+        fault = _fault(digest, num_bytes)
+        if fault is None or _is_needed(digest):  # it may have been removed since, as it should
+            yield Checked(digest, num_bytes, fault)
+
+
+def _fault(digest: str, num_bytes: int) -> str | None:
+    try:
+        size = store().size(digest)
+        if size != num_bytes:
+            return f"has {size} bytes instead of {num_bytes}"
+        whole = hashlib.sha256()
+        for chunk in store().read(digest, 0, size):  # the store's own bytes, and not a copy
+            whole.update(chunk)
+        return None if whole.hexdigest() == digest else "has other bytes"
+    except (ArtifactNotFound, FileNotFoundError):
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read: {error.strerror or error}"
+
+
+def _is_needed(digest: str) -> bool:
+    with transaction() as session:
+        return repository.is_needed(session, digest, keep())
