@@ -40,8 +40,8 @@ from fedssl.evaluation import (
     semi_supervised,
     transfer,
 )
+from fedssl.evaluation.suite import Labelled, load_encoder, load_labelled
 from fedssl.experiments.files import INITIAL, MODEL, SPEC, write_spec
-from fedssl.judging import Labelled, load_encoder, load_labelled
 from fedssl.protocol.runs import RunSpec
 from fedssl.simulation import simulate
 

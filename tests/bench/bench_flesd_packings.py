@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedssl.artifacts.tensors import serialised
 from fedssl.data import ImageData, choose_images, conform, load_dataset
+from fedssl.data.partitioning import deal, load_public
 from fedssl.engine import run_local_round, start_run
 from fedssl.evaluation import knn_accuracy, linear_probe
 from fedssl.methods import METHODS
@@ -30,7 +31,6 @@ from fedssl.methods.similarity import pack
 from fedssl.methods.similarity_distillation import network
 from fedssl.protocol.methods.distillation import Packing
 from fedssl.protocol.runs import RunSpec
-from fedssl.shards import deal, load_public
 from fedssl.simulation import simulate
 
 NUM_PUBLIC, WIDTH = 2000, 64

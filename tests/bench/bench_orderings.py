@@ -19,12 +19,12 @@ import torch.nn.functional as F
 
 from fedssl.cli.datasets import data_folder, ensure
 from fedssl.data import normalize, random_view, to_float
+from fedssl.data.partitioning import deal
 from fedssl.dimensions import client_dimensions
 from fedssl.evaluation import alignment, uniformity
-from fedssl.judging import judge, load_encoder, load_labelled, load_projected
+from fedssl.evaluation.suite import judge, load_encoder, load_labelled, load_projected
 from fedssl.protocol.evaluation import EvaluationConfig
 from fedssl.protocol.runs import RunSpec
-from fedssl.shards import deal
 from fedssl.simulation import Result, simulate
 
 SEEDS = (0, 1, 2)

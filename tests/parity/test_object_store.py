@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from fedssl.artifacts.tensors import load_tensors
+from fedssl.data.partitioning import deal
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import Outcome, RunState
 from fedssl.protocol.views import RunView
-from fedssl.shards import deal
 from fedssl.simulation import simulate
 from support.object_store import ObjectStore
 from support.processes import federation

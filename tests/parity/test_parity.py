@@ -10,10 +10,10 @@ import torch
 
 from fedssl.artifacts.tensors import Tensors, load_tensors
 from fedssl.data import ImageData
+from fedssl.data.partitioning import deal
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, Outcome, RunState
 from fedssl.protocol.views import RunView
-from fedssl.shards import deal
 from fedssl.simulation import simulate
 from support.methods import ALL_METHODS, method_spec
 from support.methods import shards as digits

@@ -6,7 +6,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from fedssl.data import ImageData, load_dataset
-from fedssl.image_files import own_shape, write_public
+from fedssl.data.dataset_files import own_shape, write_public
 
 
 def public_bytes(num_images: int = 12, size: int = 8, seed: int = 0) -> bytes:

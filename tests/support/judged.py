@@ -8,7 +8,7 @@ from psycopg.types.json import Jsonb
 
 from fedssl.client import Client
 from fedssl.data import load_dataset
-from fedssl.image_files import own_shape, write_labelled
+from fedssl.data.dataset_files import own_shape, write_labelled
 from fedssl.protocol.evaluation import JudgingConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.views import EvaluationDatasetView

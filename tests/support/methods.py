@@ -6,12 +6,12 @@ from typing import Any
 import torch
 
 from fedssl.data import ImageData
+from fedssl.data.partitioning import deal, load_public
 from fedssl.dimensions import client_dimensions
 from fedssl.methods.api import ClientData, Context
 from fedssl.protocol.data import DataConfig, PartitionConfig, PublicDataConfig
 from fedssl.protocol.methods import METHOD_CONFIGS
 from fedssl.protocol.runs import RunSpec
-from fedssl.shards import deal, load_public
 
 PUBLIC = {"dataset": "digits", "split": "test", "num_images": 48}
 

@@ -8,8 +8,7 @@ import pytest
 
 from fedssl.artifacts.store import digest_of
 from fedssl.data import DATASETS, ImageData, choose_images, conform, load_dataset
-from fedssl.errors import DataError
-from fedssl.image_files import (
+from fedssl.data.dataset_files import (
     Choice,
     has_digest,
     open_labelled,
@@ -18,8 +17,9 @@ from fedssl.image_files import (
     write_labelled,
     write_public,
 )
+from fedssl.data.partitioning import choose_public, load_public
+from fedssl.errors import DataError
 from fedssl.protocol.data import KNOWN_DATASETS, DataConfig, PublicDataConfig
-from fedssl.shards import choose_public, load_public
 
 RNG = np.random.default_rng(0)
 IMAGES = ImageData(RNG.integers(0, 256, (30, 3, 16, 16), np.uint8), np.arange(30) % 4, ("a", "b", "c", "d"))

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from fedssl.data import ImageData, save_npz
+from fedssl.data.partitioning import load_public
 from fedssl.errors import DataError, SpecError
 from fedssl.protocol.data import DataConfig, PublicDataConfig
-from fedssl.shards import load_public
 from fedssl.simulation import simulate
 from support.methods import method_spec, shards
 

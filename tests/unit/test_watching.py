@@ -1,7 +1,7 @@
 """Thresholds: what a run warns of."""
 
+from fedssl.evaluation.monitoring import describe, find_alarms
 from fedssl.protocol.watch import WatchConfig
-from fedssl.watching import describe, find_alarms
 
 HEALTHY = {"effective_rank": 40.0, "feature_std": 0.4, "embedding_std": 0.6, "divergence": 0.2}
 

@@ -14,6 +14,7 @@ import torch
 from fedssl.artifacts.tensors import DTYPES, Tensors, serialised
 from fedssl.data import ImageData
 from fedssl.data.batches import num_trained
+from fedssl.data.partitioning import deal, load_public, require_images
 from fedssl.dimensions import client_dimensions
 from fedssl.engine import (
     DistillationProgress,
@@ -25,15 +26,14 @@ from fedssl.engine import (
 )
 from fedssl.engine.robustness import UPDATE_NORM
 from fedssl.errors import Paused, SpecError
-from fedssl.judging import Labelled, judge, load_encoder, load_labelled
+from fedssl.evaluation.monitoring import find_alarms
+from fedssl.evaluation.suite import Labelled, judge, load_encoder, load_labelled
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData, ClientState, Context, Metrics, ServerState, Update
 from fedssl.protocol.plan import TensorSpec
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.training import CohortConfig
 from fedssl.seeding import sample_cohort
-from fedssl.shards import deal, load_public, require_images
-from fedssl.watching import find_alarms
 
 _TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 

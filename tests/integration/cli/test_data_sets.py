@@ -10,7 +10,7 @@ from typer.testing import Result
 
 from fedssl.artifacts.store import digest_of
 from fedssl.data import ImageData, load_dataset, save_npz
-from fedssl.image_files import open_labelled, open_public
+from fedssl.data.dataset_files import open_labelled, open_public
 from support.commands import Fedssl
 from support.coordinator import Coordinator
 from support.data_sets import digits_file

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from fedssl.evaluation.monitoring import Alarm
 from fedssl.protocol.states import Outcome, RunState
 from fedssl.protocol.views import EventView
 from fedssl.protocol.work import Submit
 from fedssl.simulation import simulate
-from fedssl.watching import Alarm
 from support.cast import Cast
 from support.coordinator import Coordinator
 from support.distilling import DistillingCast, distilling_spec

@@ -14,7 +14,7 @@ from redis import Redis
 
 from fedssl.client import Conflict, NotFound, Rejected
 from fedssl.errors import DataError
-from fedssl.judging import RESULTS
+from fedssl.evaluation.suite import RESULTS
 from fedssl.protocol.states import JobState, Outcome, RoundState, RunState, Verdict
 from fedssl.protocol.views import EvaluationView
 from fedssl.simulation import simulate

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from fedssl.cli.main import app
 from fedssl.cli.partition import cells, describe
 from fedssl.data import ImageData, load_dataset, save_npz
+from fedssl.data.partitioning import deal
 from fedssl.protocol.data import DataConfig, PartitionConfig
-from fedssl.shards import deal
 
 SPEC = """
 [data]

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedssl.data import PARTITIONS, ImageData, save_npz
+from fedssl.data.partitioning import allot, deal, holdings
 from fedssl.errors import DataError
 from fedssl.protocol.data import DataConfig, PartitionConfig
-from fedssl.shards import allot, deal, holdings
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 300))
 DIGITS = PartitionConfig(dataset="digits", num_clients=5, scheme="dirichlet", alpha=0.5, seed=3)

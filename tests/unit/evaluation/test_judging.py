@@ -1,4 +1,4 @@
-"""`fedssl.judging`: the numbers are those of the protocols, the same every time, and nothing else is touched."""
+"""`fedssl.evaluation.suite`: the numbers are the protocols', the same every time, and nothing else changes."""
 
 import math
 from pathlib import Path
@@ -21,7 +21,7 @@ from fedssl.evaluation import (
     uniformity,
 )
 from fedssl.evaluation.probe import PROBES
-from fedssl.judging import RESULTS, Labelled, examine, judge, load_encoder, load_labelled, load_projected
+from fedssl.evaluation.suite import RESULTS, Labelled, examine, judge, load_encoder, load_labelled, load_projected
 from fedssl.models import build_encoder, initialised
 from fedssl.protocol.data import DataConfig
 from fedssl.protocol.evaluation import EvaluationConfig

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fedssl.data.partitioning import deal
 from fedssl.errors import ResultsError, SpecError
 from fedssl.experiments import comparison, summary
 from fedssl.experiments.comparison import Failure, Watcher, plan, run_all, settings_apart
@@ -16,7 +17,6 @@ from fedssl.experiments.plots import curve_of, plot_comparison
 from fedssl.experiments.runs import FinishedRun, Machine
 from fedssl.experiments.summary import summarise, to_csv, to_document
 from fedssl.experiments.variants import Variant, build_spec, values_of
-from fedssl.shards import deal
 from support.methods import method_spec
 
 BASE: dict[str, Any] = method_spec("fedsimclr", method={"name": "fedsimclr", "temperature": 0.3}).model_dump(

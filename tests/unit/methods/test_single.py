@@ -8,9 +8,9 @@ import torch
 from pydantic import ValidationError
 
 from fedssl.artifacts.tensors import check_file, load_tensors, save_tensors
+from fedssl.data.partitioning import deal
 from fedssl.methods import METHODS
 from fedssl.protocol.runs import RunSpec
-from fedssl.shards import deal
 from fedssl.simulation import simulate
 from support.methods import method_spec, shards
 from support.rounds import local_round, start

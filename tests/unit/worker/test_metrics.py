@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedssl.gpu_memory import gpu_bytes
+from fedssl.engine.gpu_memory import gpu_bytes
 from fedssl.protocol.work import Progress
 from fedssl_worker.metrics import REGISTRY, Pace
 

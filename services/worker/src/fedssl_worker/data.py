@@ -15,11 +15,11 @@ import structlog
 import torch
 
 from fedssl.data import ImageData, conform
+from fedssl.data.dataset_files import load_own, open_public, own_shape
+from fedssl.data.partitioning import choose_public, find_public, load_public
 from fedssl.errors import DataError
-from fedssl.image_files import load_own, open_public, own_shape
 from fedssl.methods.api import ClientData
 from fedssl.protocol.data import DataConfig, PublicDataConfig
-from fedssl.shards import choose_public, find_public, load_public
 from fedssl_worker.public_cache import PublicCache
 
 log = structlog.get_logger()

@@ -4,7 +4,7 @@ import time
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
 
-from fedssl.gpu_memory import gpu_bytes
+from fedssl.engine.gpu_memory import gpu_bytes
 from fedssl.protocol.work import Progress
 from fedssl_worker.settings import SettingsError
 

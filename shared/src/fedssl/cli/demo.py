@@ -158,7 +158,7 @@ def _compare(trained: Trained, device: str) -> tuple[Results, Results]:
     from fedssl.artifacts.tensors import load_tensors
     from fedssl.cli import export
     from fedssl.cli.datasets import data_folder
-    from fedssl.judging import judge, load_encoder, load_labelled
+    from fedssl.evaluation.suite import judge, load_encoder, load_labelled
     from fedssl.protocol.evaluation import EvaluationConfig
 
     torch.set_num_threads(1)  # several are little faster for such small work, and far slower where cores are shared

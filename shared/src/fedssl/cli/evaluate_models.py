@@ -38,7 +38,7 @@ class Model:
 
     def encoder(self) -> "nn.Module":
         """From images to representations. Raises UsageError where the file does not hold it."""
-        from fedssl.judging import load_encoder
+        from fedssl.evaluation.suite import load_encoder
 
         try:
             return load_encoder(self.tensors, self.spec)
@@ -47,7 +47,7 @@ class Model:
 
     def projected(self) -> "nn.Module":
         """From images to the projector's output. Raises UsageError where the file does not hold both."""
-        from fedssl.judging import load_projected
+        from fedssl.evaluation.suite import load_projected
 
         try:
             return load_projected(self.tensors, self.spec)

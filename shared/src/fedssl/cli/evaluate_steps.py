@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedssl.cli.evaluate import Request
     from fedssl.cli.evaluate_models import Model
     from fedssl.evaluation import Angles, FineTuneResult, ProbeResult, TransferResult
-    from fedssl.judging import Labelled
+    from fedssl.evaluation.suite import Labelled
 
 Tell = Callable[[str, float | None], None]
 _SECONDS_BETWEEN_LINES = 15.0
@@ -48,7 +48,7 @@ def carry_out(request: "Request", model: "Model", root: Path | None) -> Findings
         NotFinite: the encoder's training diverged.
     """
     from fedssl.data import choose_images
-    from fedssl.judging import Labelled, load_labelled
+    from fedssl.evaluation.suite import Labelled, load_labelled
 
     spec = model.spec
     with steps() as tell:
@@ -75,7 +75,7 @@ def carry_out(request: "Request", model: "Model", root: Path | None) -> Findings
 def _measure(
     request: "Request", model: "Model", images: "Labelled", tell: Tell
 ) -> "tuple[dict[str, float], ProbeResult | None]":
-    from fedssl.judging import examine
+    from fedssl.evaluation.suite import examine
 
     judged = examine(model.encoder(), images, request.config, model.spec.data, device=request.device, on_progress=tell)
     if not all(math.isfinite(value) for value in judged.results.values()):
@@ -95,7 +95,7 @@ def _tune(request: "Request", model: "Model", images: "Labelled", share: float, 
 
 def _transfer(request: "Request", model: "Model", name: str, root: Path | None, tell: Tell) -> "TransferResult":
     from fedssl.evaluation import PROBES, TRANSFERS, transfer
-    from fedssl.judging import load_labelled
+    from fedssl.evaluation.suite import load_labelled
 
     tell(f"reading {name}", None)
     limits = {"max_train": request.num_labels, "max_test": request.num_test}

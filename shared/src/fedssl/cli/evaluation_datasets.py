@@ -52,7 +52,7 @@ def add(
 ) -> None:
     """Register a labelled data set with a training and a test split."""
     check_name(name)
-    from fedssl.image_files import Choice, own_shape, write_labelled
+    from fedssl.data.dataset_files import Choice, own_shape, write_labelled
 
     with connect(url, token_file, patience_seconds=30) as client, temporary_file() as file:
         next(client.evaluation_datasets(), None)  # a wrong token is told before the images are read

@@ -136,7 +136,7 @@ def best_rounds(rows: "Sequence[EvaluationView]") -> "tuple[dict[Any, list[str]]
 
     Only rounds that were judged alike are compared.
     """
-    from fedssl.selection import choose_best
+    from fedssl.evaluation.selection import choose_best
 
     alike: dict[str, list[EvaluationView]] = {}
     for row in rows:

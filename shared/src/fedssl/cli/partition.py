@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from fedssl.data.partitioning import Holdings
     from fedssl.protocol.data import PartitionConfig
     from fedssl.protocol.runs import RunSpec
-    from fedssl.shards import Holdings
 
 _CELLS = "·▁▂▃▄▅▆▇█"
 _MAX_CELLS = 50
@@ -48,7 +48,7 @@ def partition(
 
     ensure(wanted.dataset, note)
     from fedssl.data import effective_classes, plot_partition
-    from fedssl.shards import holdings
+    from fedssl.data.partitioning import holdings
 
     held = holdings(wanted, data_folder())
     if out is not None:
@@ -69,7 +69,7 @@ def _write_shards(spec: "RunSpec", config: "PartitionConfig", folder: Path) -> N
     """One file a client, each appearing whole."""
     from fedssl.cli.datasets import data_folder
     from fedssl.data import save_npz
-    from fedssl.shards import deal
+    from fedssl.data.partitioning import deal
 
     for client, images in deal(config, spec.data, data_folder()).by_client.items():
         path = folder / client / "images.npz"

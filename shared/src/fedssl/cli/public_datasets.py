@@ -52,7 +52,7 @@ def add(
     """Register public images. Labels are left out: whoever takes part in a run that names them may see the images."""
     check_name(name)
     _check_known_name(name, source, is_whole=(image_size, channels, max_images) == (None, None, None))
-    from fedssl.image_files import Choice, own_shape, write_public
+    from fedssl.data.dataset_files import Choice, own_shape, write_public
 
     with connect(url, token_file, patience_seconds=30) as client, temporary_file() as file:
         next(client.public_datasets(), None)  # a wrong token is told before the images are read

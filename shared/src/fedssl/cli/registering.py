@@ -57,7 +57,7 @@ def read_split(
 ) -> "ImageData":
     """One split of the source, fetched where that is possible. Raises DataError."""
     from fedssl.cli.datasets import data_folder, ensure
-    from fedssl.image_files import load_own
+    from fedssl.data.dataset_files import load_own
 
     ensure(source, note)
     return load_own(source, split, data_folder(), image_size=image_size, channels=channels)

@@ -10,52 +10,6 @@ Both are synchronous, may be shared between threads and are closed by their `wit
 What cannot be reached is tried again, for as long as `Retry` says; what the coordinator refuses raises an `ApiError`.
 """
 
-from fedssl.client.errors import (
-    ApiError,
-    BadAnswer,
-    ClientError,
-    Conflict,
-    DuplicateUpdate,
-    Gone,
-    LeaseLost,
-    NotAllowed,
-    NotAuthenticated,
-    NotFound,
-    Rejected,
-    ServerError,
-    TooManyRequests,
-    TryAgain,
-    Unavailable,
-    UnknownWork,
-    Unreachable,
-    Untrusted,
-)
-from fedssl.client.operator import Client
-from fedssl.client.retry import Retry
-from fedssl.client.tls import Tls
-from fedssl.client.worker import WorkerClient
+import lazy_loader
 
-__all__ = [
-    "ApiError",
-    "BadAnswer",
-    "Client",
-    "ClientError",
-    "Conflict",
-    "DuplicateUpdate",
-    "Gone",
-    "LeaseLost",
-    "NotAllowed",
-    "NotAuthenticated",
-    "NotFound",
-    "Rejected",
-    "Retry",
-    "ServerError",
-    "Tls",
-    "TooManyRequests",
-    "TryAgain",
-    "Unavailable",
-    "UnknownWork",
-    "Unreachable",
-    "Untrusted",
-    "WorkerClient",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

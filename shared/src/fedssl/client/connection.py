@@ -11,8 +11,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from fedssl import tracing
-from fedssl.addresses import is_loopback
-from fedssl.client.addresses import parsed
+from fedssl.client.addresses import is_loopback, parsed
 from fedssl.client.elsewhere import Elsewhere, MayGoTo
 from fedssl.client.errors import BadAnswer, ClientError, OutOfReach, Unreachable, api_error
 from fedssl.client.retry import Retry, with_retries

@@ -13,8 +13,7 @@ from typing import Any
 
 import httpx
 
-from fedssl.addresses import is_loopback
-from fedssl.client.addresses import origin, parsed
+from fedssl.client.addresses import is_loopback, origin, parsed
 from fedssl.client.errors import BadAnswer, OutOfReach, Unavailable, Unreachable
 from fedssl.client.tls import Tls, trust_error
 from fedssl.protocol.errors import Problem

@@ -8,7 +8,7 @@ from typing import Self
 
 import httpx
 
-from fedssl.addresses import is_loopback
+from fedssl.client.addresses import is_loopback
 from fedssl.client.errors import ClientError, Untrusted
 
 _REFUSED = ("CERTIFICATE_REQUIRED", "UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_EXPIRED", "CERTIFICATE_REVOKED")

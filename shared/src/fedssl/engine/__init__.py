@@ -1,19 +1,5 @@
 """The only owners of optimisers: simulation, workers and Celery tasks all call these functions."""
 
-from fedssl.engine.aggregation import run_aggregation, start_run
-from fedssl.engine.distillation import Checkpoint, DistillationProgress, epochs_done, run_distillation
-from fedssl.engine.local import LocalProgress, LocalResult, run_local_round
-from fedssl.engine.trainer import release_trainer
+import lazy_loader
 
-__all__ = [
-    "Checkpoint",
-    "DistillationProgress",
-    "LocalProgress",
-    "LocalResult",
-    "epochs_done",
-    "release_trainer",
-    "run_aggregation",
-    "run_distillation",
-    "run_local_round",
-    "start_run",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

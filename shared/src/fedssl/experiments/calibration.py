@@ -7,17 +7,17 @@ import torch
 
 from fedssl.data import ImageData
 from fedssl.data.batches import num_batches, num_trained
+from fedssl.data.partitioning import client_names
 from fedssl.dimensions import client_dimensions
 from fedssl.engine import LocalProgress, run_local_round, start_run
 from fedssl.errors import Cancelled
+from fedssl.evaluation.suite import Labelled, judge
 from fedssl.experiments.overlays import Values, overlay
-from fedssl.judging import Labelled, judge
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData, Context
 from fedssl.models import build_encoder, initialised
 from fedssl.protocol.methods.fedca import FedCAConfig
 from fedssl.protocol.runs import RunSpec
-from fedssl.shards import client_names
 
 SECONDS = 1.5
 _MAX_IMAGES, _MAX_PUBLIC = 2048, 256

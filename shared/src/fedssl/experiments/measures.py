@@ -14,10 +14,10 @@ from fedssl.data.catalogue import KNOWN
 from fedssl.errors import ResultsError
 from fedssl.evaluation import FINE_TUNINGS, TRANSFERS, FineTuneSettings, extract_features, labels_of
 from fedssl.evaluation.fine_tuning import semi_supervised
+from fedssl.evaluation.suite import Labelled, load_encoder, load_labelled
 from fedssl.experiments.files import MODEL, read_json, write_json
 from fedssl.experiments.papers import Cell, Measure
 from fedssl.experiments.runs import FinishedRun, Machine, encoders
-from fedssl.judging import Labelled, load_encoder, load_labelled
 from fedssl.protocol.runs import RunSpec
 
 MEASURES = "measures.json"

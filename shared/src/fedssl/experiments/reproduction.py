@@ -11,6 +11,7 @@ from typing import Any
 
 from fedssl.data import ImageData, find_dataset, how_to_get
 from fedssl.data.catalogue import KNOWN
+from fedssl.data.partitioning import deal
 from fedssl.errors import DataError, ResultsError
 from fedssl.experiments.checkpoints import run_key
 from fedssl.experiments.files import read_json, write_json
@@ -21,7 +22,6 @@ from fedssl.experiments.runs import Calls, Machine, clear, run_in_folder
 from fedssl.experiments.scaling import fitting_queue
 from fedssl.protocol.methods.distillation import DistillationConfig
 from fedssl.protocol.runs import RunSpec
-from fedssl.shards import deal
 
 RUNS, RESULTS = "runs", "results"
 

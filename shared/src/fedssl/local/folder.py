@@ -104,7 +104,7 @@ class Folder:
         Raises DataError, before anything is written, where a client would get no images: its worker could not start.
         """
         from fedssl.data import save_npz
-        from fedssl.shards import deal, require_images
+        from fedssl.data.partitioning import deal, require_images
 
         by_client = deal(partition, data, data_root).by_client
         require_images(by_client, by_client)

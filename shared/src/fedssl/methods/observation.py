@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from fedssl.evaluation import effective_rank, feature_std
+from fedssl.evaluation.monitoring import DIVERGENCE, EFFECTIVE_RANK, EMBEDDING_STD, FEATURE_STD
 from fedssl.methods.api import ClientData, Context, Metrics
 from fedssl.methods.embedding import embed_stages
 from fedssl.methods.parts import ENCODER, PROJECTOR
-from fedssl.watching import DIVERGENCE, EFFECTIVE_RANK, EMBEDDING_STD, FEATURE_STD
 
 _FEWEST_FOR_RANK = 8
 

@@ -16,10 +16,10 @@ from torch import Tensor
 from fedssl import tracing
 from fedssl.artifacts.tensors import LazyTensors
 from fedssl.data import ImageData, choose_images, conform
+from fedssl.data.dataset_files import open_labelled
 from fedssl.errors import Cancelled, DataError, SpecError
 from fedssl.evaluation import aligned_map, labels_of
-from fedssl.image_files import open_labelled
-from fedssl.judging import RESULTS, Labelled, examine, load_encoder
+from fedssl.evaluation.suite import RESULTS, Labelled, examine, load_encoder
 from fedssl.protocol.evaluation import JudgingConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl_coordinator.aggregator.device import chosen_device, free_cached, set_threads

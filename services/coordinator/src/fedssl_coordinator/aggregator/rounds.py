@@ -16,17 +16,17 @@ from sqlalchemy.orm import Session
 from fedssl import tracing
 from fedssl.artifacts.tensors import LazyTensors, Tensors, load_tensors, serialised
 from fedssl.data import ImageData
+from fedssl.data.dataset_files import open_public
+from fedssl.data.partitioning import choose_public, find_public, load_public
 from fedssl.engine import run_aggregation, start_run
 from fedssl.engine.aggregation import ServerResult
 from fedssl.engine.robustness import Norms
 from fedssl.errors import DataError, MethodError
-from fedssl.image_files import open_public
 from fedssl.methods import METHODS
 from fedssl.methods.api import CPU, ClientData, Context, Metrics, Update
 from fedssl.protocol.data import DataConfig, PublicDataConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, Outcome, RoundState, RunState, Verdict
-from fedssl.shards import choose_public, find_public, load_public
 from fedssl_coordinator.aggregator import update_norms
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.db import transaction

@@ -3,7 +3,7 @@ see `health`."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
 
-from fedssl.gpu_memory import gpu_bytes
+from fedssl.engine.gpu_memory import gpu_bytes
 
 REGISTRY = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)

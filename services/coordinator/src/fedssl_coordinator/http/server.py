@@ -11,7 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from fedssl.addresses import is_loopback
+from fedssl.client.addresses import is_loopback
 from fedssl.errors import FedSSLError
 from fedssl_coordinator.core.settings import settings
 

@@ -5,9 +5,9 @@ from dataclasses import asdict
 
 from sqlalchemy.orm import Session
 
+from fedssl.evaluation.monitoring import describe, find_alarms
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import RunState
-from fedssl.watching import describe, find_alarms
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import Round, Run
 from fedssl_coordinator.federation.rounds import repository

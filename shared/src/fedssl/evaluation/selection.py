@@ -36,7 +36,8 @@ def choose_best(history: Sequence[tuple[int, Mapping[str, float]]], measure: str
 
     Args:
         history: rounds and their results, in any order; rounds without the measure are left out.
-        measure: a name that :func:`fedssl.judging.judge` gives. Larger is better, but for `alignment` and `loss`.
+        measure: a name that :func:`~fedssl.evaluation.suite.judge` gives. Larger is better, except for `alignment`
+            and `loss`.
 
     The first of equals is the best. A round whose value is not a number cannot be.
 

@@ -18,8 +18,8 @@ from fedssl.data import (
     load_labels,
     partition,
 )
+from fedssl.data.dataset_files import has_digest
 from fedssl.errors import DataError
-from fedssl.image_files import has_digest
 from fedssl.protocol.data import DataConfig, PartitionConfig, PublicDataConfig
 
 

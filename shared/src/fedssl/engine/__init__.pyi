@@ -1,0 +1,17 @@
+from .aggregation import run_aggregation, start_run
+from .distillation import Checkpoint, DistillationProgress, epochs_done, run_distillation
+from .local import LocalProgress, LocalResult, run_local_round
+from .trainer import release_trainer
+
+__all__ = [
+    "Checkpoint",
+    "DistillationProgress",
+    "LocalProgress",
+    "LocalResult",
+    "epochs_done",
+    "release_trainer",
+    "run_aggregation",
+    "run_distillation",
+    "run_local_round",
+    "start_run",
+]

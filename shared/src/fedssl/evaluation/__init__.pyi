@@ -1,0 +1,58 @@
+from .angles import Angles, compare_embeddings
+from .features import extract_features, labels_of
+from .fine_tuning import (
+    FINE_TUNINGS,
+    FineTuneResult,
+    FineTuneSettings,
+    fine_tune,
+    labelled_share,
+    semi_supervised,
+)
+from .geometry import (
+    alignment,
+    angle_between,
+    effective_rank,
+    feature_std,
+    inter_class_angles,
+    uniformity,
+)
+from .maps import aligned_map, plot_map, project
+from .neighbours import knn_accuracy
+from .plots import plot_curves
+from .probe import PROBES, ProbeResult, ProbeSettings, linear_probe, probe_encoder
+from .selection import Choice, choose_best
+from .transfer_learning import TRANSFERS, TransferResult, transfer
+
+__all__ = [
+    "FINE_TUNINGS",
+    "PROBES",
+    "TRANSFERS",
+    "Angles",
+    "Choice",
+    "FineTuneResult",
+    "FineTuneSettings",
+    "ProbeResult",
+    "ProbeSettings",
+    "TransferResult",
+    "aligned_map",
+    "alignment",
+    "angle_between",
+    "choose_best",
+    "compare_embeddings",
+    "effective_rank",
+    "extract_features",
+    "feature_std",
+    "fine_tune",
+    "inter_class_angles",
+    "knn_accuracy",
+    "labelled_share",
+    "labels_of",
+    "linear_probe",
+    "plot_curves",
+    "plot_map",
+    "probe_encoder",
+    "project",
+    "semi_supervised",
+    "transfer",
+    "uniformity",
+]
