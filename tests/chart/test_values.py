@@ -85,7 +85,7 @@ def test_the_schema_refuses(values: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("key", REMOVED)
-def test_keys_of_elsewhere_name_the_right_one(key: str) -> None:
+def test_moved_keys_name_their_replacement(key: str) -> None:
     with pytest.raises(helm.HelmError, match=f"{key} is not a value of this chart: use "):
         render({key: {}})
 
