@@ -135,7 +135,7 @@ ports: [{ name: metrics, containerPort: {{ .root.Values.podMonitor.port }}, prot
 {{- end }}
 {{- end }}
 
-{{/* Where the bucket is, and the local folder for copies. Argument: store.s3. */}}
+{{/* The URL of the bucket, and the local folder for copies. Argument: store.s3. */}}
 {{- define "fedssl.storeEnv" -}}
 {{- $options := list }}
 {{- range $name, $value := dict "endpoint" .endpoint "public_endpoint" .publicEndpoint "region" .region }}
