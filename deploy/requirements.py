@@ -2,8 +2,8 @@
 
     python requirements.py services/coordinator services/worker[extra] ...
 
-Each argument is a folder with a pyproject.toml, optionally with extras. The project's own distributions are not printed,
-but their requirements are.
+Each argument is a folder with a pyproject.toml, optionally with extras. The project's own distributions are not
+printed, but their requirements are.
 """
 
 import re
