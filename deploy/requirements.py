@@ -1,9 +1,9 @@
-"""Prints what a distribution needs from a package index, so that an image can install it before any source is copied.
+"""Print what a distribution needs from a package index, so that an image can install it before any source is copied.
 
     python requirements.py services/coordinator services/worker[extra] ...
 
-Each argument is a folder with a pyproject.toml, perhaps with extras. The project's own distributions are followed, not
-printed.
+Each argument is a folder with a pyproject.toml, optionally with extras. The project's own distributions are not
+printed, but their requirements are.
 """
 
 import re
@@ -15,7 +15,7 @@ OWN = {"fedssl": "shared", "fedssl-coordinator": "services/coordinator", "fedssl
 
 
 def requirements(folder: str, extras: tuple[str, ...] = ()) -> set[str]:
-    """The third-party requirements of the distribution in `folder` with these extras."""
+    """Return the third-party requirements of the distribution in `folder` with these extras."""
     project = tomllib.loads((Path(folder) / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted = list(project["dependencies"])
     for extra in extras:
@@ -28,7 +28,7 @@ def requirements(folder: str, extras: tuple[str, ...] = ()) -> set[str]:
 
 
 def split(requirement: str) -> tuple[str, tuple[str, ...]]:
-    """`fedssl[train]` is ("fedssl", ("train",)); a version is left out."""
+    """Split `fedssl[train]` into ("fedssl", ("train",)). A version is dropped."""
     match = re.match(r"([\w./-]+)(?:\[([\w,]+)\])?", requirement)
     assert match is not None, requirement
     return match[1], tuple(match[2].split(",")) if match[2] else ()

@@ -1,13 +1,13 @@
 #!/bin/sh
-# First start: passwords that nobody has chosen, and volumes that belong to the processes that use them. Later starts
-# change nothing, but that other keys of an object store reach the coordinator. Runs as root, without a network, and ends.
-# secrets.sh [FOLDER]: where the volumes are mounted, / unless it is said.
+# The first start creates random passwords, and gives each volume to the user of its process. Later starts change nothing,
+# except that they copy changed keys of an object store to the coordinator. Runs as root, without a network, and exits.
+# Usage: secrets.sh [FOLDER], the folder of the mounted volumes, by default /.
 set -eu
 cd "${1:-/}"
 
 random() { python -c 'import secrets; print(secrets.token_urlsafe(32), end="")'; }
 
-# Write standard input to a file, which appears whole: put FILE MODE
+# Write standard input to a file atomically: put FILE MODE
 put() {
   umask 077
   cat >"$1.new"
@@ -15,12 +15,12 @@ put() {
   mv "$1.new" "$1"
 }
 
-# The same, only once: keep FILE MODE
+# The same, unless the file exists already: keep FILE MODE
 keep() {
   if [ -s "$1" ]; then cat >/dev/null; else put "$1" "$2"; fi
 }
 
-# Postgres and Redis change to users of their own before they read: their volumes are for them alone.
+# Postgres and Redis switch to their own users before they read these files. Only they have these volumes.
 random | keep secrets/postgres/password 444
 random | keep secrets/redis/password 444
 printf 'requirepass %s\nappendonly yes\ndir /data\n' "$(cat secrets/redis/password)" | keep secrets/redis/redis.conf 444
@@ -30,8 +30,8 @@ if [ -d secrets/grafana ]; then
   chmod 755 secrets/grafana
 fi
 
-# The object store that is brought along has keys of its own. The coordinator's are those in keys/: the same, or yours,
-# which stay as they are; it finds them among its other secrets.
+# The bundled object store has its own keys. The coordinator's keys are those in keys/: the same ones, or yours, which are
+# not changed. They are copied to the coordinator's other secrets.
 if [ -d secrets/objects ]; then
   for name in fedssl_s3_access_key_id fedssl_s3_secret_access_key; do
     random | keep "secrets/objects/$name" 444

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Make a token of a role and keep it in a file, once: token.sh ROLE FILE [MODE]
+# Create a token with a role and store it in a file, once: token.sh ROLE FILE [MODE]
 set -eu
 umask 077
 [ -s "$2" ] && exit 0

@@ -1,10 +1,10 @@
 #!/bin/sh
-# An object store over /data, with one bucket, for whoever has the keys.
+# Serve /data as an object store with one bucket, to clients with the keys.
 set -eu
 mkdir -p /data/artifacts
 keys=/run/secrets/objects
-# By the environment: arguments can be read by every process. In quotes, since it may hold a list.
+# Passed in the environment, because every process can read arguments. Quoted, because the value may be a list.
 RCLONE_AUTH_KEY="\"$(cat "$keys/fedssl_s3_access_key_id"),$(cat "$keys/fedssl_s3_secret_access_key")\""
 export RCLONE_AUTH_KEY
-# Parts of one object are kept in memory until it is whole: a listing would wait for what is being streamed.
+# Keep the parts of an object in memory until it is complete: with streaming, a listing would wait for open uploads.
 exec rclone serve s3 --config /dev/null --addr 0.0.0.0:9000 --disable-multipart-streaming /data

@@ -85,8 +85,8 @@ def test_the_schema_refuses(values: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("key", REMOVED)
-def test_keys_of_elsewhere_name_the_right_one(key: str) -> None:
-    with pytest.raises(helm.HelmError, match=f"{key} is no value of this chart: use "):
+def test_moved_keys_name_their_replacement(key: str) -> None:
+    with pytest.raises(helm.HelmError, match=f"{key} is not a value of this chart: use "):
         render({key: {}})
 
 
@@ -100,19 +100,19 @@ def test_keys_of_elsewhere_name_the_right_one(key: str) -> None:
         ({"coordinator": {"enabled": False}, "worker": {"clients": {"a": {}}}}, "needs worker.coordinator"),
         ({"store": {"type": "s3"}}, "needs store.s3.bucket"),
         ({"store": {"s3": {"bucket": "abc"}}}, "set store.type to s3"),
-        ({"store": {"s3": {"direct": True}}}, "store.s3.direct is set and store.type is filesystem"),
+        ({"store": {"s3": {"direct": True}}}, "store.s3.direct is set but store.type is filesystem"),
         ({"store": {"type": "s3", "s3": {"bucket": "abc", "cacheSize": "20G"}}}, "in Mi, Gi or Ti"),
-        ({"worker": {"clients": {"a": {}}}}, "needs its images in one place"),
+        ({"worker": {"clients": {"a": {}}}}, "needs exactly one place for its images"),
         (
             {"worker": {"clients": {"a": {"data": {"hostPath": "/x"}, "tls": {"secretName": "s", "key": "k"}}}}},
-            "tls.certificate and tls.key go together",
+            "set both tls.certificate and tls.key, or neither",
         ),
         (
             {"worker": {"clients": {"a": {"data": {"hostPath": "/x"}, "tls": {"certificate": "c", "key": "k"}}}}},
             "they need tls.secretName",
         ),
         ({"postgresql": {"external": {"directKey": "direct"}}}, "needs postgresql.external.existingSecret"),
-        ({"worker": {"clients": {"a": {"data": {"hostPath": "/x", "claim": {"name": "y"}}}}}}, "in one place"),
+        ({"worker": {"clients": {"a": {"data": {"hostPath": "/x", "claim": {"name": "y"}}}}}}, "exactly one place"),
     ],
     ids=str,
 )

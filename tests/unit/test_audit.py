@@ -27,20 +27,20 @@ def _audit(folder: Path, *dependencies: dict[str, Any], says: str | None = None)
 def test_nothing_is_known(tmp_path: Path) -> None:
     done = _audit(tmp_path, KNOWN)
     assert done.returncode == 0
-    assert done.stdout == "1 of 1 pinned versions looked up, 0 with known vulnerabilities\n"
+    assert done.stdout == "1 of 1 pinned versions checked, 0 with known vulnerabilities\n"
 
 
 def test_what_is_found_is_named(tmp_path: Path) -> None:
     done = _audit(tmp_path, KNOWN, BAD, UNKNOWN)
     assert done.returncode == 1
     assert "jinja2 2.4.1: PYSEC-1, CVE-2014-0012; fixed in 2.7.3" in done.stdout
-    assert "2 of 3 pinned versions looked up, 1 with known vulnerabilities" in done.stdout
+    assert "2 of 3 pinned versions checked, 1 with known vulnerabilities" in done.stdout
 
 
 def test_a_service_that_is_not_reached_is_no_clean_bill(tmp_path: Path) -> None:
     done = _audit(tmp_path, KNOWN, UNKNOWN)
     assert done.returncode == 2
-    assert "did not know 1 of them (torch): it was not reached" in done.stderr
+    assert "has no data on 1 of them (torch): it was not reached" in done.stderr
     done = _audit(tmp_path, says="ConnectionError: no route")
     assert done.returncode == 2
-    assert done.stderr == "The service pypi could not be asked, so nothing is known: ConnectionError: no route\n"
+    assert done.stderr == "The service pypi could not be reached, so the result is unknown: ConnectionError: no route\n"

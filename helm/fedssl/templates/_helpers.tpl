@@ -29,7 +29,7 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end }}
 
-{{/* metadata of an object of a component; "name" is the suffix, and the component where there is none. */}}
+{{/* The metadata of a component's object. "name" is the suffix, by default the component. */}}
 {{- define "fedssl.metadata" -}}
 name: {{ include "fedssl.fullname" .root }}-{{ default .component .name }}
 namespace: {{ .root.Release.Namespace }}
@@ -37,7 +37,7 @@ labels:
   {{- include "fedssl.labels" . | nindent 2 }}
 {{- end }}
 
-{{/* A digest wins over a tag; the project's own images have the chart's version where nothing else is said. */}}
+{{/* A digest takes precedence over a tag. The default tag of the project's own images is the chart's appVersion. */}}
 {{- define "fedssl.image" -}}
 {{- $image := .values.image }}
 {{- $own := hasPrefix "fedssl-" (base $image.repository) }}
@@ -62,13 +62,13 @@ labels:
 {{- default (printf "%s-store" (include "fedssl.fullname" .)) .Values.store.existingClaim }}
 {{- end }}
 
-{{/* Who a pod is: the coordinator's may have a role that reads every client's updates, and nobody else. */}}
+{{/* A pod's service account. Only the coordinator's may have a role, which can read every client's updates. */}}
 {{- define "fedssl.serviceAccount" -}}
 {{- include "fedssl.fullname" .root }}
 {{- if has .component (list "api" "aggregator" "distiller" "evaluator" "beat" "migrations") }}-coordinator{{ end }}
 {{- end }}
 
-{{/* Keys of the components that compute from a queue, with the queue of each. */}}
+{{/* The components that serve a queue, with the name of each queue. */}}
 {{- define "fedssl.queues" -}}
 aggregator: aggregate
 distiller: distill

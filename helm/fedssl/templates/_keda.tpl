@@ -1,5 +1,5 @@
-{{/* Scaled by what Postgres says is to be done. The length of the queue would not do: a job that has begun is no longer
-in it, and would be ended with its pod. */}}
+{{/* Scale by the unfinished runs or jobs in Postgres. The length of the queue is not enough: it no longer contains a job
+that has started, so KEDA would remove that job's pod. */}}
 {{- define "fedssl.scaledObject" -}}
 {{- $queries := dict
   "aggregator" "SELECT count(*) FROM runs WHERE state = 'running'"

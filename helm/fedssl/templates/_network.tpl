@@ -1,4 +1,4 @@
-{{/* Parts of network policies: a head, and whom a pod may reach. */}}
+{{/* Parts of network policies: the head, and the peers to which a pod may connect. */}}
 
 {{- define "fedssl.networkPolicyHead" -}}
 apiVersion: networking.k8s.io/v1
@@ -12,7 +12,7 @@ spec:
       {{- include "fedssl.selectorLabels" . | nindent 6 }}
 {{- end }}
 
-{{/* Who may reach a pod without an API: nobody, or who scrapes its metrics. Arguments: root, serves. */}}
+{{/* Peers that may connect to a pod other than the API's: none, or those that scrape its metrics. Arguments: root, serves. */}}
 {{- define "fedssl.metricsIngress" -}}
 {{- if and .serves .root.Values.podMonitor.enabled }}
 ingress:

@@ -1,4 +1,4 @@
-{{/* What all pods have in common. Arguments: root, component, values; uid where it is not the project's own. */}}
+{{/* Settings of all pods. Arguments: root, component, values; uid if it differs from the project's own. */}}
 {{- define "fedssl.podSettings" -}}
 automountServiceAccountToken: false
 enableServiceLinks: false
@@ -31,7 +31,7 @@ priorityClassName: {{ . }}
 {{- end }}
 {{- end }}
 
-{{/* Without the versions: a new chart that changes nothing of a pod must not restart it. */}}
+{{/* Without version labels: a new chart version that does not change a pod must not restart it. */}}
 {{- define "fedssl.podMetadata" -}}
 labels:
   {{- include "fedssl.selectorLabels" . | nindent 2 }}
@@ -59,7 +59,7 @@ capabilities: { drop: [ALL] }
 {{- toYaml $resources }}
 {{- end }}
 
-{{/* A Deployment with GPUs must not wait for spare ones: what is old goes before what is new comes. */}}
+{{/* A Deployment with GPUs must not wait for a spare GPU: stop the old pods before starting new ones. */}}
 {{- define "fedssl.strategy" -}}
 {{- if gt (int .values.gpu.count) 0 }}
 type: Recreate
@@ -69,7 +69,7 @@ rollingUpdate: { maxSurge: 1, maxUnavailable: 0 }
 {{- end }}
 {{- end }}
 
-{{/* A process without a port: it touches a file for as long as it lives. */}}
+{{/* For a process without a port, which touches a file while it is alive. */}}
 {{- define "fedssl.livenessProbes" -}}
 startupProbe:
   exec: { command: [python, -m, fedssl.liveness] }
@@ -83,7 +83,7 @@ livenessProbe:
   failureThreshold: 3
 {{- end }}
 
-{{/* Metrics on a port of their own, where somebody scrapes. Arguments: root; for the environment a prefix too. */}}
+{{/* Metrics on a separate port, with podMonitor.enabled. Arguments: root; for the environment also prefix. */}}
 {{- define "fedssl.metricsPort" -}}
 {{- if .root.Values.podMonitor.enabled }}
 ports: [{ name: metrics, containerPort: {{ .root.Values.podMonitor.port }}, protocol: TCP }]
@@ -135,7 +135,7 @@ ports: [{ name: metrics, containerPort: {{ .root.Values.podMonitor.port }}, prot
 {{- end }}
 {{- end }}
 
-{{/* Where the bucket is, and the local folder for copies. Argument: store.s3. */}}
+{{/* The URL of the bucket, and the local folder for copies. Argument: store.s3. */}}
 {{- define "fedssl.storeEnv" -}}
 {{- $options := list }}
 {{- range $name, $value := dict "endpoint" .endpoint "public_endpoint" .publicEndpoint "region" .region }}
@@ -153,7 +153,7 @@ ports: [{ name: metrics, containerPort: {{ .root.Values.podMonitor.port }}, prot
 {{- end }}
 {{- end }}
 
-{{/* Bytes of half a quantity in Mi, Gi or Ti. */}}
+{{/* Half of a quantity in Mi, Gi or Ti, in bytes. */}}
 {{- define "fedssl.halfOf" -}}
 {{- $units := dict "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 }}
 {{- $unit := regexFind "[MGT]i$" . }}
@@ -189,7 +189,7 @@ volumeMounts:
   {{- end }}
 {{- end }}
 
-{{/* Nobody starts before the tables are there, in whatever order Kubernetes begins. */}}
+{{/* No process starts before the tables exist, in whatever order Kubernetes starts the pods. */}}
 {{- define "fedssl.awaitMigrations" -}}
 - name: await-migrations
   image: {{ include "fedssl.image" . }}

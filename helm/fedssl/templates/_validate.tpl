@@ -1,6 +1,6 @@
-{{/* Values that would render and not work. The schema has refused unknown keys before. */}}
+{{/* Values that would render but not work. The schema has already refused unknown keys. */}}
 
-{{/* Keys that are elsewhere now, or elsewhere than in other charts; the schema lets them through to this message. */}}
+{{/* Keys that have moved, or that other charts use; the schema accepts them, so that this message names the right key. */}}
 {{- define "fedssl.removedKeys" -}}
 replicaCount: api.replicas
 resources: resources of a component, for example api.resources
@@ -16,17 +16,17 @@ postgres: postgresql
 {{- define "fedssl.validate" -}}
 {{- range $old, $new := fromYaml (include "fedssl.removedKeys" .) }}
 {{- if hasKey $.Values $old }}
-{{- fail (printf "%s is no value of this chart: use %s" $old $new) }}
+{{- fail (printf "%s is not a value of this chart: use %s" $old $new) }}
 {{- end }}
 {{- end }}
 {{- if and .Values.api.ingress.enabled (not .Values.api.ingress.host) }}
-{{- fail "api.ingress.enabled needs api.ingress.host, the name by which workers reach the API" }}
+{{- fail "api.ingress.enabled needs api.ingress.host, the host name that workers use for the API" }}
 {{- end }}
 {{- if and .Values.api.ingress.enabled (not .Values.api.trustedProxies) }}
-{{- fail "api.ingress.enabled needs api.trustedProxies, the addresses or networks of the Ingress controller's pods: without it all callers would count as one, and a flood from any of them would shut out the others" }}
+{{- fail "api.ingress.enabled needs api.trustedProxies, the addresses or networks of the Ingress controller's pods: without it the limits count all callers as one, and a flood from one of them blocks the others" }}
 {{- end }}
 {{- if and .Values.api.serviceMonitor.enabled (not .Values.api.serviceMonitor.tokenSecret.name) }}
-{{- fail "api.serviceMonitor.enabled needs api.serviceMonitor.tokenSecret.name, a Secret with a viewer's token: /metrics is not open" }}
+{{- fail "api.serviceMonitor.enabled needs api.serviceMonitor.tokenSecret.name, a Secret with a viewer's token: /metrics requires one" }}
 {{- end }}
 {{- if and (not .Values.coordinator.enabled) (not .Values.worker.clients) }}
 {{- fail "nothing to install: coordinator.enabled is false and worker.clients is empty" }}
@@ -40,28 +40,28 @@ postgres: postgresql
 {{- fail "store.type s3 needs store.s3.bucket" }}
 {{- end }}
 {{- if and (ne .Values.store.type "s3") .Values.store.s3.bucket }}
-{{- fail "store.s3.bucket is set and store.type is filesystem: set store.type to s3" }}
+{{- fail "store.s3.bucket is set but store.type is filesystem: set store.type to s3" }}
 {{- end }}
 {{- if and .Values.coordinator.enabled (ne .Values.store.type "s3") .Values.store.s3.direct }}
-{{- fail "store.s3.direct is set and store.type is filesystem: a volume has no addresses that workers could reach" }}
+{{- fail "store.s3.direct is set but store.type is filesystem: workers can reach a bucket directly, but not a volume" }}
 {{- end }}
 {{- range $client, $own := .Values.worker.clients }}
 {{- $values := mergeOverwrite (deepCopy (omit $.Values.worker "clients")) $own }}
 {{- if and (not $.Values.coordinator.enabled) (not $values.coordinator) }}
-{{- fail (printf "worker.clients.%s needs worker.coordinator, the coordinator's address: this release has none of its own" $client) }}
+{{- fail (printf "worker.clients.%s needs worker.coordinator, the coordinator's address: this release has no coordinator" $client) }}
 {{- end }}
 {{- if ne (empty $values.tls.certificate) (empty $values.tls.key) }}
-{{- fail (printf "worker.clients.%s: tls.certificate and tls.key go together" $client) }}
+{{- fail (printf "worker.clients.%s: set both tls.certificate and tls.key, or neither" $client) }}
 {{- end }}
 {{- if and $values.tls.certificate (not $values.tls.secretName) }}
-{{- fail (printf "worker.clients.%s: tls.certificate and tls.key are names in a Secret: they need tls.secretName" $client) }}
+{{- fail (printf "worker.clients.%s: tls.certificate and tls.key name entries of a Secret: they need tls.secretName" $client) }}
 {{- end }}
 {{- $places := 0 }}
 {{- range list $values.data.claim.name $values.data.hostPath $values.data.csi $values.data.s3.bucket }}
 {{- if . }}{{ $places = add1 $places }}{{ end }}
 {{- end }}
 {{- if ne (int $places) 1 }}
-{{- fail (printf "worker.clients.%s needs its images in one place: set one of data.claim.name, data.hostPath, data.csi and data.s3.bucket" $client) }}
+{{- fail (printf "worker.clients.%s needs exactly one place for its images: set one of data.claim.name, data.hostPath, data.csi and data.s3.bucket" $client) }}
 {{- end }}
 {{- end }}
 {{- end }}

@@ -4,7 +4,7 @@
 - name: FEDSSL_WORKER_COORDINATOR
   value: {{ default (printf "http://%s-api:%d" (include "fedssl.fullname" .root) (int .root.Values.api.service.port)) .values.coordinator | quote }}
 {{- if not .values.coordinator }}
-# Within the cluster, where network policies say who is in between.
+# Within the cluster, where network policies restrict who can intercept it.
 - name: FEDSSL_WORKER_INSECURE_HTTP
   value: "true"
 {{- end }}
@@ -13,7 +13,7 @@
     secretKeyRef:
       name: {{ include "fedssl.enrolmentSecret" . }}
       key: {{ .values.enrolmentSecret.key }}
-      # It serves once: from the second start on the worker has a token of its own, in its state.
+      # It works once: from the second start on the worker uses its own token, which is in its state.
       optional: true
 - name: FEDSSL_WORKER_DATA
   value: {{ printf "/data/%s" .values.data.path | trimSuffix "/" | quote }}
@@ -68,7 +68,7 @@
   {{- end }}
 {{- end }}
 
-{{/* A bucket as a volume, by a CSI driver that mounts objects (Mountpoint for Amazon S3, or one that takes the same). */}}
+{{/* A bucket as a volume, by a CSI driver that mounts objects (Mountpoint for Amazon S3, or a compatible one). */}}
 {{- define "fedssl.workerBucket" -}}
 {{- $data := printf "%s-data" .component }}
 {{- $volume := printf "%s-%s-%s" (include "fedssl.fullname" .root) $data .root.Release.Namespace | trimSuffix "-" }}
@@ -79,7 +79,7 @@ metadata:
   labels:
     {{- include "fedssl.labels" . | nindent 4 }}
 spec:
-  capacity: { storage: 1Gi } # of no meaning for a bucket, but Kubernetes wants one
+  capacity: { storage: 1Gi } # meaningless for a bucket, but Kubernetes requires it
   accessModes: [ReadOnlyMany]
   persistentVolumeReclaimPolicy: Retain
   storageClassName: ""

@@ -1,4 +1,4 @@
-"""A backup made while a run goes on, as docs/operations.md says, and a restore of it that goes on to the same bits."""
+"""A backup made during a run, as in docs/operations/backup.md, and a restored run that reaches the same bits."""
 
 import subprocess
 import sys

@@ -132,8 +132,8 @@ def test_a_token_that_has_ended_opens_nothing(
 
 
 def test_the_documented_table_says_the_same() -> None:
-    """docs/operations.md, row by row; where two rows fit an operation, the lower one holds."""
-    text = (Path(__file__).parents[3] / "docs" / "operations.md").read_text()
+    """docs/operations/access.md, row by row; if two rows match an operation, the lower one applies."""
+    text = (Path(__file__).parents[3] / "docs" / "operations" / "access.md").read_text()
     section = text.partition("## Tokens and roles")[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("|")]
     heads, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines if "---" not in line)

@@ -1,4 +1,4 @@
-"""The ways to serve the API that docs/operations.md prints, as processes of their own."""
+"""The ways to serve the API that docs/operations/access.md prints, as processes of their own."""
 
 import os
 import re
@@ -21,7 +21,7 @@ from support.servers import Servers
 
 pytestmark = pytest.mark.integration
 
-PAGE = Path(__file__).parents[3] / "docs" / "operations.md"
+PAGE = Path(__file__).parents[3] / "docs" / "operations" / "access.md"
 
 
 def printed() -> list[list[str]]:

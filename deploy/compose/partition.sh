@@ -1,5 +1,5 @@
 #!/bin/sh
-# Fetch what the spec's [partition] names and deal it out, once: deal.sh SPEC CLIENT ...
+# Download the data set of the spec's [partition] and partition it, once: partition.sh SPEC CLIENT ...
 set -eu
 spec=$1
 shift

@@ -1,0 +1,34 @@
+"""Every link from a document to a section leads to a heading, or an anchor, that exists."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+_LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)#([^)\s]+)\)")
+_HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
+_FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+
+
+def anchors(path: Path) -> set[str]:
+    """The names that GitHub gives a document's headings, and those that it sets itself by <a id="...">."""
+    text = _FENCE.sub("", path.read_text())
+    named = set(re.findall(r'<a id="([^"]+)">', text))
+    return named | {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in _HEADING.findall(text)}
+
+
+def test_the_names_of_headings_are_githubs() -> None:
+    assert {"100000-clients", "connections-to-postgres"} <= anchors(ROOT / "docs" / "scaling.md")
+    assert "what-is-kept-for-how-long" in anchors(ROOT / "docs" / "operations" / "storage.md")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_link_to_a_section_leads_to_one(path: Path) -> None:
+    links = _LINK.findall(path.read_text())
+    missing = [
+        f"{target}#{name}" for target, name in links if name not in anchors((path.parent / target) if target else path)
+    ]
+    assert missing == []
