@@ -15,7 +15,8 @@ from fedssl_coordinator.main import app as coordinator_app
 from fedssl_worker.main import app as worker_app
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+DOCUMENTS = [*(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY")), *PAGES]
 PROGRAMS = {"fedssl": fedssl_app, "fedssl-coordinator": coordinator_app, "fedssl-worker": worker_app}
 
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -73,3 +74,9 @@ def _check(command: Any, words: list[str]) -> None:
 def test_every_link_leads_to_a_file(path: Path) -> None:
     missing = [target for target in _LINK.findall(path.read_text()) if not (path.parent / target).exists()]
     assert missing == []
+
+
+def test_the_index_links_to_every_page() -> None:
+    index = ROOT / "docs" / "README.md"
+    linked = {(index.parent / target).resolve() for target in _LINK.findall(index.read_text())}
+    assert [page for page in PAGES if page != index and not linked & {page, *page.parents}] == []
