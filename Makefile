@@ -100,8 +100,12 @@ browser-test: $(VENV)/.installed-dev ## Use the web page in Chromium; pictures o
 	@$(BIN)/python -m pytest tests/browser --override-ini=addopts= --import-mode=importlib -p no:cacheprovider $(ARGS)
 
 .PHONY: pictures
-pictures: $(VENV)/.installed-dev ## Take the README's pictures of the web page anew, of a federation that really trains
+pictures: $(VENV)/.installed-dev ## Take the pictures of docs/web.md again, with a federation that trains
 	@PYTHONPATH=tests $(BIN)/python tests/browser/take_pictures.py
+
+.PHONY: recording
+recording: $(VENV)/.installed-dev ## Record the README's moving picture of a run, with a federation that trains: 2 minutes
+	@PYTHONPATH=tests $(BIN)/python tests/browser/record_page.py $(ARGS)
 
 .PHONY: web-assets
 web-assets: ## Fetch the versions that static/vendor/VENDORED.txt names, and say whether a file differs (needs npm)
