@@ -100,8 +100,12 @@ browser-test: $(VENV)/.installed-dev ## Test the web page in Chromium; screensho
 	@$(BIN)/python -m pytest tests/browser --override-ini=addopts= --import-mode=importlib -p no:cacheprovider $(ARGS)
 
 .PHONY: pictures
-pictures: $(VENV)/.installed-dev ## Retake the README's screenshots of the web page, from a federation that trains
+pictures: $(VENV)/.installed-dev ## Retake the screenshots of docs/web.md, from a federation that trains
 	@PYTHONPATH=tests $(BIN)/python tests/browser/take_pictures.py
+
+.PHONY: recording
+recording: $(VENV)/.installed-dev ## Record the README's moving picture of a run, with a federation that trains: 2 to 8 minutes
+	@PYTHONPATH=tests $(BIN)/python tests/browser/record_page.py $(ARGS)
 
 .PHONY: web-assets
 web-assets: ## Compare the files in static/vendor with the versions in its VENDORED.txt (needs npm)

@@ -1,16 +1,17 @@
-"""Take the pictures of README.md and docs/web.md anew: six clients train, and Chromium looks. `make pictures`.
+"""Take the pictures of docs/web.md again, while six clients train. `make pictures`.
 
-Everything on them is real: `fedssl up`'s own processes, digits dealt unevenly, a run half done and two that are.
+Everything in them is real: the processes of `fedssl up`, unevenly partitioned digits, two finished runs and one more.
 """
 
 import contextlib
 import os
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from fedssl.client import Client
 from fedssl.local.federation import Dealing, Federation, Machine, running_federation
@@ -29,11 +30,11 @@ RUNS = {
     "digits-byol": {"method": {"name": "fedbyol"}, "num_rounds": 6},
     "digits-ssd": {"method": {"name": "ssd"}, "num_rounds": 40},
 }
-SHOWN_AFTER = 24  # rounds of the last
+SHOWN_AFTER = 24  # rounds of the last run
 
 
 def _submit(client: Client) -> UUID:
-    """The runs, one after the other; the last is left running."""
+    """Submit the runs one after the other. The last is still running when this returns."""
     for name, changes in RUNS.items():
         spec = RunSpec.model_validate({**SPEC, **changes, "name": name, "cohort": COHORT})
         run = client.create_run(spec).id
@@ -44,7 +45,7 @@ def _submit(client: Client) -> UUID:
     return run
 
 
-def _sign_in(page: Page, federation: Federation) -> None:
+def sign_in(page: Page, federation: Federation) -> None:
     page.goto("/sign-in")
     page.fill("#token", federation.folder.operator_token.read_text(encoding="ascii").strip())
     page.click("button.pri")
@@ -62,19 +63,27 @@ def _take(page: Page, path: str, name: str) -> None:
     page.screenshot(path=IMAGES / name, full_page=True)
 
 
-def main() -> None:
+@contextlib.contextmanager
+def federation_and_browser() -> Iterator[tuple[Federation, Client, Browser]]:
+    """A federation of six clients that is up and has digits to evaluate on, and a Chromium next to it."""
     with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
         machine = Machine(port=0, device="cpu", threads=1)
         dealing = Dealing(partition=PARTITION, required={})
         federation = stack.enter_context(running_federation(Folder(Path(place) / "up"), dealing, machine))
         client = stack.enter_context(contextlib.closing(federation.client()))
         register_digits(client, Path(place))
-        run = _submit(client)
         path = chromium()
         libraries = {"LD_LIBRARY_PATH": str(path.parent / "lib")} if path.is_relative_to(CACHE) else {}
         browser = stack.enter_context(sync_playwright()).chromium.launch(
             executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"], env={**os.environ, **libraries}
         )
+        yield federation, client, browser
+        browser.close()
+
+
+def main() -> None:
+    with federation_and_browser() as (federation, client, browser):
+        run = _submit(client)
         width, height = SIZES["wide"]
         for palette, where, name, tall in (
             ("light", f"/runs/{run}", "run-light.png", height),
@@ -83,9 +92,8 @@ def main() -> None:
             page = browser.new_page(
                 base_url=federation.url, viewport={"width": width, "height": tall}, color_scheme=palette
             )
-            _sign_in(page, federation)
+            sign_in(page, federation)
             _take(page, where, name)
-        browser.close()
 
 
 if __name__ == "__main__":

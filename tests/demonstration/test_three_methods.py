@@ -2,7 +2,7 @@
 
 SSD's dimensions, FedRLC's centers and FLESD's distillation for clients of two kinds: one after the other, all at once,
 and while somebody kills the coordinator's processes. Every run has the bits of its simulation. `make demonstration`
-runs it, in about ten minutes; the figures of the last time are in docs/log.md.
+runs it, in about ten minutes; the figures of the last time are in docs/contributing/log.md.
 """
 
 import os

@@ -15,11 +15,13 @@ from fedssl_coordinator.main import app as coordinator_app
 from fedssl_worker.main import app as worker_app
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+DOCUMENTS = [*(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY")), *PAGES]
 PROGRAMS = {"fedssl": fedssl_app, "fedssl-coordinator": coordinator_app, "fedssl-worker": worker_app}
 
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
+_HEADING_LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)#([^)\s]+)\)")
 
 
 def _blocks(language: str) -> list[tuple[str, str]]:
@@ -73,3 +75,22 @@ def _check(command: Any, words: list[str]) -> None:
 def test_every_link_leads_to_a_file(path: Path) -> None:
     missing = [target for target in _LINK.findall(path.read_text()) if not (path.parent / target).exists()]
     assert missing == []
+
+
+def _anchors(path: Path) -> set[str]:
+    """The anchors that GitHub makes of a document's headings."""
+    headings = re.findall(r"^#+ (.*)$", _FENCE.sub("", path.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_to_a_heading_finds_it(path: Path) -> None:
+    links = [(path.parent / file if file else path, anchor) for file, anchor in _HEADING_LINK.findall(path.read_text())]
+    missing = [f"{file.name}#{anchor}" for file, anchor in links if anchor not in _anchors(file)]
+    assert missing == []
+
+
+def test_the_index_links_to_every_page() -> None:
+    index = ROOT / "docs" / "README.md"
+    linked = {(index.parent / target).resolve() for target in _LINK.findall(index.read_text())}
+    assert [page for page in PAGES if page != index and not linked & {page, *page.parents}] == []
