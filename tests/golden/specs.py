@@ -3,13 +3,18 @@
 Everything is plain data that `RunSpec` reads, so that a curve depends on nothing but the public interface.
 """
 
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fedssl.protocol.methods import METHOD_CONFIGS
 from fedssl.protocol.runs import RunSpec
 
 NUM_ROUNDS = 3
-PUBLIC = {"dataset": "digits", "split": "test", "num_images": 48}
+GREYS, COLOURS = "greys.npz", "colours.npz"
+PUBLIC = {"dataset": GREYS, "split": "test", "num_images": 48}
 WIDE_PROJECTOR = {"encoder": {"widths": [4, 8]}, "projector": {"hidden_dims": [12], "out_dim": 8}}
 DISTILLATION = {
     "name": "distillation",
@@ -28,6 +33,7 @@ METHODS: dict[str, dict[str, Any]] = {
     },
     "fedmoco": {"method": {"queue_size": 24}},
     "fedprotocl": {"method": {"queue_size": 24, "images_per_cluster": [20, 10], "num_kmeans_iterations": 5}},
+    "fedu": {"method": {"merge": {"name": "dapu", "mu": 0.008}}},
     "fedu2": {"method": {"reducer": {"name": "eua", "server_learning_rate": 0.3}}},
     "flesd": {"method": {"reducer": DISTILLATION}, "public_data": PUBLIC},
     "ldawa": {"method": {"reducer": {"name": "ldawa", "num_plain_rounds": 1}}},
@@ -60,9 +66,10 @@ OTHERS: dict[str, dict[str, Any]] = {
                 "rotation_degrees": 20,
             },
         },
-        "evaluation": {"dataset": "digits", "measures": ["geometry"], "every": 1, "max_train": 40, "max_test": 40},
+        "partition": {"dataset": COLOURS},
+        "evaluation": {"dataset": COLOURS, "measures": ["geometry"], "every": 1},
     },
-    "bounded-updates": {"method": _SIMCLR, "robustness": {"max_update_norm": 0.12, "action": "clip"}},
+    "bounded-updates": {"method": _SIMCLR, "robustness": {"max_update_norm": 1.5, "action": "clip"}},
     "decorrelation-of-supervised-representations": {
         "method": {"name": "supervised", "add_ons": [{"name": "decorrelation", "on": "h", "variant": "paper"}]}
     },
@@ -97,7 +104,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "fedu-of-the-paper-targets": {
         "method": {
             "name": "fedu",
-            "merge": {"name": "dapu", "distance": "paper", "mu": 0.05, "aggregate": "target", "update": "both"},
+            "merge": {"name": "dapu", "distance": "paper", "mu": 5e-4, "aggregate": "target", "update": "both"},
         }
     },
     "flesd-own-encoder": {
@@ -127,10 +134,10 @@ OTHERS: dict[str, dict[str, Any]] = {
             "reducer": {"name": "mean", "weighting": "uniform"},
         }
     },
-    "resnet18-fedu": {
-        "method": {"name": "fedu"},
+    "resnet18-simsiam-dapu": {
+        "method": {"name": "fedsimsiam", "merge": {"name": "dapu"}},
         "model": {"encoder": {"name": "resnet18"}},
-        "training": {"local_epochs": 1, "optimizer": {"learning_rate": 1e-3}},
+        "training": {"local_epochs": 1, "optimizer": {"learning_rate": 1e-4}, "batch_size": 16},
         "partition": {"num_clients": 2, "scheme": "iid", "max_images": 32},
         "cohort": {"min_clients": 2},
     },
@@ -147,11 +154,32 @@ _BASE: dict[str, Any] = {
         "predictor": {"hidden_dims": [12], "out_dim": 6},
     },
     "data": {"channels": 1, "image_size": 8},
-    # So small a rate that a processor's rounding stays one: at a larger one some methods amplify it.
-    "training": {"batch_size": 16, "local_epochs": 2, "optimizer": {"learning_rate": 0.01}},
+    # So small a rate that a processor's rounding, which can flip a ReLU, moves the weights little.
+    "training": {"batch_size": 8, "local_epochs": 2, "optimizer": {"learning_rate": 5e-4}},
     "cohort": {"min_clients": 3},
-    "partition": {"dataset": "digits", "num_clients": 3, "alpha": 0.5, "max_images": 120},
+    "partition": {"dataset": GREYS, "num_clients": 3, "alpha": 0.5},
 }
+
+
+def write_data(folder: Path) -> None:
+    """Write the data sets `GREYS` and `COLOURS`, computed with integers: four classes, each with its own pattern."""
+    for name, num_channels in ((GREYS, 1), (COLOURS, 3)):
+        arrays = {}
+        for prefix, size in (("", 90), ("test_", 60)):
+            labels = np.arange(size) % 4
+            noise = _scattered(size, num_channels * 64, start=size)
+            patterns = _scattered(4, num_channels * 64, start=7)
+            arrays[f"{prefix}images"] = (patterns[labels] // 2 + noise // 2).reshape(size, num_channels, 8, 8)
+            arrays[f"{prefix}labels"] = labels
+        np.savez(folder / name, **arrays)
+
+
+def _scattered(rows: int, columns: int, *, start: int) -> NDArray[np.uint8]:
+    """Return bytes that look random and are the same with every version of numpy."""
+    number = np.arange(start * 10_000, start * 10_000 + rows * columns, dtype=np.uint64)
+    for _ in range(2):
+        number = (number ^ (number >> np.uint64(15))) * np.uint64(2654435761) % np.uint64(2**32)
+    return (number >> np.uint64(24)).astype(np.uint8).reshape(rows, columns)
 
 
 def spec_of(curve: str) -> RunSpec:

@@ -1,25 +1,20 @@
 """Three rounds of every method give the numbers that are in git: a change that moves them is seen, and said."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from fedssl.protocol.methods import METHOD_CONFIGS
 from golden import curve
-from golden.specs import CURVES, NUM_ROUNDS, spec_of
-
-
-@pytest.fixture(autouse=True)
-def one_thread_per_run() -> None:
-    """Sums are added up in one order."""
-    torch.set_num_threads(1)
+from golden.specs import CURVES, NUM_ROUNDS, spec_of, write_data
 
 
 @pytest.mark.parametrize("name", CURVES)
-def test_three_rounds_reproduce_the_golden_curve(name: str, rewrites: bool) -> None:  # noqa: FBT001 - a fixture
+def test_three_rounds_reproduce_the_golden_curve(name: str, rewrites: bool, tmp_path: Path) -> None:  # noqa: FBT001
     path = curve.FOLDER / f"{name}.json"
-    found = curve.draw(spec_of(name))
+    write_data(tmp_path)
+    found = curve.draw(spec_of(name), tmp_path)
     if rewrites:
         curve.write(path, found)
     assert curve.differences(curve.read(path), found) == []
