@@ -21,7 +21,6 @@ PROGRAMS = {"fedssl": fedssl_app, "fedssl-coordinator": coordinator_app, "fedssl
 
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
-_HEADING_LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)#([^)\s]+)\)")
 
 
 def _blocks(language: str) -> list[tuple[str, str]]:
@@ -74,19 +73,6 @@ def _check(command: Any, words: list[str]) -> None:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_every_link_leads_to_a_file(path: Path) -> None:
     missing = [target for target in _LINK.findall(path.read_text()) if not (path.parent / target).exists()]
-    assert missing == []
-
-
-def _anchors(path: Path) -> set[str]:
-    """The anchors that GitHub makes of a document's headings."""
-    headings = re.findall(r"^#+ (.*)$", _FENCE.sub("", path.read_text()), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_every_link_to_a_heading_finds_it(path: Path) -> None:
-    links = [(path.parent / file if file else path, anchor) for file, anchor in _HEADING_LINK.findall(path.read_text())]
-    missing = [f"{file.name}#{anchor}" for file, anchor in links if anchor not in _anchors(file)]
     assert missing == []
 
 
