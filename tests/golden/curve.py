@@ -14,7 +14,7 @@ from fedssl.simulation import Result, RoundRecord, simulate
 
 FOLDER = Path(__file__).parent / "curves"
 TOLERANCE = 1e-3
-"""Relative, between processors: see README.md for what was measured."""
+"""Relative, between processors. README.md says what was measured."""
 
 FLOOR = 0.1
 """Smaller numbers are compared as if they were as large: biases start at 0, and are hardly more than rounding."""
@@ -42,7 +42,7 @@ def draw(spec: RunSpec, data_root: Path) -> Curve:
 
 
 def machine() -> str:
-    """Return what decides a simulation's bits: two machines of which this is equal compute the same ones."""
+    """Return what decides a simulation's bits: two machines with equal descriptions compute equal ones."""
     try:
         lines = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()]
         fields = {name.strip(): value.strip() for name, _, value in lines}
