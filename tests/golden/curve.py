@@ -14,7 +14,7 @@ from fedssl.simulation import Result, RoundRecord, simulate
 
 FOLDER = Path(__file__).parent / "curves"
 TOLERANCE = 1e-3
-"""Relative, between processors: see README.md for what was measured."""
+"""Relative, between processors. README.md says what was measured."""
 
 FLOOR = 0.1
 """Smaller numbers are compared as if they were as large: biases start at 0, and are hardly more than rounding."""
@@ -42,7 +42,7 @@ def draw(spec: RunSpec, data_root: Path) -> Curve:
 
 
 def machine() -> str:
-    """Return what decides a simulation's bits: two machines of which this is equal compute the same ones."""
+    """Return what decides a simulation's bits: two machines with equal descriptions compute equal ones."""
     try:
         lines = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()]
         fields = {name.strip(): value.strip() for name, _, value in lines}
@@ -58,17 +58,14 @@ def differences(expected: Curve, found: Curve) -> list[str]:
 
     Compares every digit and digest on the machine that wrote the curve; elsewhere numbers up to the tolerance.
     """
-    same_machine = expected["machine"] == found["machine"]
-    left_out = {"machine"} if same_machine else {"machine", "digests"}
+    unlike = [(place, here, there) for place, here, there in _pairs(expected, found) if here != there]
     beyond = [
         f"{place}: {there!r} instead of {here!r}"
-        for place, here, there in _pairs(_without(expected, left_out), _without(found, left_out))
-        if not _is_close(here, there)
+        for place, here, there in unlike
+        if not place.startswith(("machine", "digests")) and not _is_close(here, there)
     ]
-    if same_machine and not beyond and expected != found:
-        bits = _pairs(_without(expected, left_out), _without(found, left_out))
-        places = [place for place, here, there in bits if here != there]
-        return [f"equal up to {TOLERANCE}, but not in all bits: {place}" for place in places]
+    if unlike and not beyond and expected["machine"] == found["machine"]:
+        return [f"equal up to {TOLERANCE}, but not in all bits: {place}" for place, _, _ in unlike]
     return beyond
 
 
@@ -125,10 +122,6 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, list):
         return [_rounded(each) for each in value]
     return float(f"{value:.9g}") if isinstance(value, float) else value
-
-
-def _without(curve: Curve, names: set[str]) -> Curve:
-    return {name: value for name, value in curve.items() if name not in names}
 
 
 def _pairs(expected: Any, found: Any, place: str = "") -> Iterator[tuple[str, Any, Any]]:
