@@ -8,7 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fedssl.data import ImageData
+from fedssl.data import ImageData, conform
+from fedssl.protocol.data import DataConfig
 
 Array = NDArray[np.uint8]
 LAYOUTS: dict[str, Callable[[Array], Array]] = {
@@ -34,3 +35,9 @@ def test_one_layout_in_memory(name: str) -> None:
 def test_what_is_in_order_is_not_copied() -> None:
     images = np.zeros((6, 3, 12, 12), np.uint8)
     assert np.shares_memory(ImageData(images).images, images)
+
+
+def test_grey_images_of_the_right_size_become_three_equal_channels() -> None:
+    grey = np.arange(2 * 8 * 8, dtype=np.uint8).reshape(2, 1, 8, 8)
+    conformed = conform(ImageData(grey), DataConfig(channels=3, image_size=8)).images
+    assert np.array_equal(conformed, np.repeat(grey, 3, axis=1))

@@ -82,7 +82,7 @@ def conform(data: ImageData, config: DataConfig) -> ImageData:
     for start in range(0, len(data), _CHUNK):
         chunk = torch.from_numpy(np.array(data.images[start : start + _CHUNK])).to(torch.float32)
         chunk = _square(_with_channels(chunk, config.channels), config.image_size)
-        out[start : start + _CHUNK] = chunk.round_().clamp_(0, 255).to(torch.uint8).numpy()
+        out[start : start + _CHUNK] = chunk.round().clamp_(0, 255).to(torch.uint8).numpy()
     return replace(data, images=out)
 
 
