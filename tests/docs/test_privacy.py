@@ -12,8 +12,8 @@ from fedssl.methods import METHODS
 from fedssl.protocol.plan import Kind
 from fedssl.protocol.policy import PolicyNotice
 from fedssl.protocol.runs import RunSpec
-from fedssl_worker.ledger import entries
-from fedssl_worker.policy import Policy, read_policy
+from fedssl_worker.disclosure.ledger import entries
+from fedssl_worker.disclosure.policy import Policy, read_policy
 from support.methods import method_spec
 
 PAGE = (Path(__file__).parents[2] / "docs/privacy.md").read_text()

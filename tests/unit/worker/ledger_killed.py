@@ -9,8 +9,8 @@ import signal
 import sys
 from pathlib import Path
 
-from fedssl_worker.ledger import Ledger
-from fedssl_worker.policy import LedgerRules
+from fedssl_worker.disclosure.ledger import Ledger
+from fedssl_worker.disclosure.policy import LedgerRules
 
 
 def write(folder: Path) -> None:

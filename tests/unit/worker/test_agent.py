@@ -16,8 +16,8 @@ from fedssl.protocol.errors import Problem
 from fedssl.protocol.work import HeartbeatReply, Register
 from fedssl_worker import executor as executor_module
 from fedssl_worker import lease as lease_module
-from fedssl_worker.agent import Agent, Patience, Refused, insist, register
-from fedssl_worker.egress import Egress
+from fedssl_worker.agent import Agent, Backoff, Refused, register, retry_until_answered
+from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.executor import Executor
 from fedssl_worker.state import ClientStates
 
@@ -92,7 +92,9 @@ def test_killed_anywhere_the_weights_are_the_same(setting: Setting, owner: type,
     assert_like_undisturbed(setting)
 
 
-@pytest.mark.parametrize("where", ["fedssl_worker.state.save_tensors", "fedssl_worker.ledger.journal._write_all"])
+@pytest.mark.parametrize(
+    "where", ["fedssl_worker.state.save_tensors", "fedssl_worker.disclosure.ledger.journal._write_all"]
+)
 def test_a_full_disk_costs_time_alone(setting: Setting, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     """Whether the state or the ledger finds no room: the work is kept, and done once there is."""
 
@@ -190,7 +192,7 @@ def test_a_revoked_worker_ends(setting: Setting) -> None:
     with pytest.raises(Refused, match="Ask the operator"):
         setting.restart().run()
     with pytest.raises(Refused, match="Ask the operator"):
-        register(setting.client, INTRODUCTION, Patience())
+        register(setting.client, INTRODUCTION, Backoff())
 
 
 def test_registration_waits_for_the_coordinator(setting: Setting) -> None:
@@ -199,7 +201,7 @@ def test_registration_waits_for_the_coordinator(setting: Setting) -> None:
             raise Refusal("unavailable", 503)
 
     setting.coordinator.before = refuse
-    registered = register(setting.client, INTRODUCTION, Patience(first=0.01, most=0.05))
+    registered = register(setting.client, INTRODUCTION, Backoff(first=0.01, most=0.05))
     assert registered.client_id == "hospital-a"
     assert setting.coordinator.introductions == [INTRODUCTION]
 
@@ -207,7 +209,7 @@ def test_registration_waits_for_the_coordinator(setting: Setting) -> None:
 def slow(monkeypatch: pytest.MonkeyPatch, beats: float = 0.05) -> None:
     """Training that goes on until it is called off, and a lease that is renewed often."""
     monkeypatch.setattr(lease_module, "_PROGRESS_SECONDS", beats)
-    monkeypatch.setattr(lease_module, "_NEWS_PER_LEASE", 60 / beats)
+    monkeypatch.setattr(lease_module, "_REPORTS_PER_LEASE", 60 / beats)
 
     def train(*args: Any) -> None:
         for step in range(10_000):
@@ -240,14 +242,14 @@ def test_heartbeats_carry_the_newest_progress_and_may_call_the_work_off(
 
 @pytest.mark.parametrize(("lease", "news"), [(2.0, 2 / 3), (60.0, 2.0), (300.0, 10.0), (3600.0, 120.0)])
 def test_long_leases_have_fewer_heartbeats(lease: float, news: float) -> None:
-    assert lease_module.news_interval(lease) == news
+    assert lease_module.progress_interval(lease) == news
 
 
 def test_a_disk_that_is_full_while_the_worker_tidies_up_does_not_end_it(setting: Setting) -> None:
-    def tidy() -> None:
+    def on_idle() -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    setting.restart(tidy=tidy).step()
+    setting.restart(on_idle=on_idle).step()
     assert setting.coordinator.calls[0] == "claim"
 
 
@@ -485,5 +487,5 @@ def test_a_coordinator_that_names_a_time_is_left_alone_for_so_long(monkeypatch: 
             raise errors.pop(0)
         return "done"
 
-    assert insist(ask, Patience()) == "done"
+    assert retry_until_answered(ask, Backoff()) == "done"
     assert slept == [7.0, 300.0, 2.0]

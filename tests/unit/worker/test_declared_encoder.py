@@ -9,7 +9,7 @@ from pydantic import SecretStr, ValidationError
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.work import Progress
-from fedssl_worker.assembly import EXIT_REFUSED, run_worker
+from fedssl_worker.bootstrap import EXIT_REFUSED, run_worker
 from fedssl_worker.executor import CannotTrain, Executor
 from fedssl_worker.settings import Settings
 

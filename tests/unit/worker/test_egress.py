@@ -12,7 +12,7 @@ from fedssl.artifacts.tensors import Tensors, save_tensors
 from fedssl.client import Rejected
 from fedssl.errors import ArtifactError, DigestMismatch, NotFinite, PlanMismatch
 from fedssl.protocol.work import WorkItem
-from fedssl_worker.ledger import Ledger, LedgerError
+from fedssl_worker.disclosure.ledger import Ledger, LedgerError
 
 from .conftest import Setting, good_update, make_spec
 from .coordinator import Refusal

@@ -15,7 +15,7 @@ from fedssl.protocol.plan import ArtifactPlan, TensorSpec
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.work import Progress, Submit, WorkItem
 from fedssl_worker.data import PublicImages
-from fedssl_worker.egress import check_update
+from fedssl_worker.disclosure.egress import check_update
 from fedssl_worker.executor import CannotTrain
 from fedssl_worker.state import Finished
 from support.smuggling import NOT_DECLARED, PAYLOAD, SEVERAL, SMUGGLING, behind

@@ -12,11 +12,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedssl.protocol.ledger import canonical
-from fedssl_worker.ledger import Ledger, LedgerError
-from fedssl_worker.ledger.entries import GENESIS, Entry, entry_hash, parse_line
-from fedssl_worker.ledger.keys import is_signed_by
-from fedssl_worker.ledger.verification import read_entries, verify
-from fedssl_worker.policy import LedgerRules
+from fedssl_worker.disclosure.ledger import Ledger, LedgerError
+from fedssl_worker.disclosure.ledger.entries import GENESIS, LedgerEntry, entry_hash, parse_line
+from fedssl_worker.disclosure.ledger.keys import is_signed_by
+from fedssl_worker.disclosure.ledger.verification import read_entries, verify
+from fedssl_worker.disclosure.policy import LedgerRules
 
 from .ledgers import FIELDS, FIRST, SHORT, bodies, filled, kinds
 
@@ -68,7 +68,7 @@ def test_what_has_no_canonical_form(value: dict[Any, Any]) -> None:
 
 def test_a_line_is_read_only_in_the_very_bytes_it_was_written_in() -> None:
     body = {"kind": "opened", "seq": 1}
-    entry = Entry(body, entry_hash(GENESIS, body), GENESIS, "ab" * 64)
+    entry = LedgerEntry(body, entry_hash(GENESIS, body), GENESIS, "ab" * 64)
     line = entry.line()
     assert parse_line(line) == entry
     for other in (
@@ -150,7 +150,7 @@ def test_an_earlier_versions_file_stays_and_is_named(tmp_path: Path) -> None:
 
 def test_unsigned_where_the_policy_says_so(tmp_path: Path) -> None:
     ledger = filled(tmp_path / "ledger", 1, LedgerRules(sign=False))
-    ledger.govern("p" * 64, LedgerRules(sign=True))
+    ledger.change_policy("p" * 64, LedgerRules(sign=True))
     ledger.append("refused", reason="x")
     entries = list(read_entries(tmp_path / "ledger"))
     assert [bool(entry.signature) for entry in entries] == [True, False, False, True, True]

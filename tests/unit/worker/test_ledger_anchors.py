@@ -19,8 +19,8 @@ def test_what_left_is_anchored_by_the_requests_that_are_made_anyway(
 ) -> None:
     monkeypatch.setattr(lease, "_PROGRESS_SECONDS", 60.0)  # no heartbeat, however slow the machine is
     setting.offer(make_spec(), 1)
-    agent, introduce = setting.introducing(setting.write_policy(*WEIGHTS))
-    introduce()
+    agent, reregister = setting.reregistering(setting.write_policy(*WEIGHTS))
+    reregister()
     agent.step()
     assert setting.kinds() == ["opened", "receipt", "intent", "sent", "receipt"]
     assert [anchor.seq for anchor in setting.coordinator.anchors] == [1, 4]
@@ -46,25 +46,25 @@ def test_an_anchor_without_an_answer_is_carried_again_before_a_newer_one(setting
     egress = setting.egress()
     path = setting.folder / "update"
     save_tensors(good_update(), path)
-    with pytest.raises(Unreachable), egress.anchoring.turn():
+    with pytest.raises(Unreachable), egress.anchoring.exchange():
         raise Unreachable("no answer")
     egress.send(item, path, digest_of(path))
-    with egress.anchoring.turn() as turn, egress.anchoring.turn() as other:
-        assert turn.anchor is not None
-        assert turn.anchor.seq == 1
+    with egress.anchoring.exchange() as exchange, egress.anchoring.exchange() as other:
+        assert exchange.anchor is not None
+        assert exchange.anchor.seq == 1
         assert other.anchor is None  # one at a time
-        turn.receipt = setting.coordinator.anchor(turn.anchor)
-    with egress.anchoring.turn() as turn:
-        assert turn.anchor is not None
-        assert turn.anchor.seq == 4
+        exchange.receipt = setting.coordinator.anchor(exchange.anchor)
+    with egress.anchoring.exchange() as exchange:
+        assert exchange.anchor is not None
+        assert exchange.anchor.seq == 4
     assert setting.kinds() == ["opened", "intent", "sent", "receipt"]
 
 
 def test_a_coordinator_without_a_receipt_is_told_of_in_the_log_once(setting: Setting) -> None:
     setting.coordinator.gives_receipts = False
-    agent, introduce = setting.introducing(setting.write_policy())
+    agent, reregister = setting.reregistering(setting.write_policy())
     with capture_logs() as logs:
-        introduce()
+        reregister()
         agent.step()
     assert [line["entry"] for line in logs if "no receipt" in line["event"]] == [1]
     assert setting.kinds() == ["opened"]
@@ -72,9 +72,9 @@ def test_a_coordinator_without_a_receipt_is_told_of_in_the_log_once(setting: Set
 
 def test_a_forged_receipt_is_not_kept(setting: Setting) -> None:
     egress = setting.egress()
-    with capture_logs() as logs, egress.anchoring.turn() as turn:
-        receipt = setting.coordinator.anchor(turn.anchor)
+    with capture_logs() as logs, egress.anchoring.exchange() as exchange:
+        receipt = setting.coordinator.anchor(exchange.anchor)
         assert receipt is not None
-        turn.receipt = receipt.model_copy(update={"at": "2020-01-01T00:00:00.000000+00:00"})
+        exchange.receipt = receipt.model_copy(update={"at": "2020-01-01T00:00:00.000000+00:00"})
     assert "not genuine" in logs[-1]["event"]
     assert setting.kinds() == ["opened"]

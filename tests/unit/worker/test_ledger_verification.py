@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedssl_worker.ledger import Ledger, LedgerError, Point
-from fedssl_worker.ledger.chain import read_checkpoint
-from fedssl_worker.ledger.entries import Entry, entry_hash, parse_line
-from fedssl_worker.ledger.verification import Report, verify
+from fedssl_worker.disclosure.ledger import Ledger, LedgerError, Point
+from fedssl_worker.disclosure.ledger.chain import read_checkpoint
+from fedssl_worker.disclosure.ledger.entries import LedgerEntry, entry_hash, parse_line
+from fedssl_worker.disclosure.ledger.verification import Report, verify
 
 from .ledgers import FIRST, SHORT, filled, kinds
 
@@ -25,12 +25,12 @@ def _edited(line: bytes, **changes: Any) -> bytes:
     """The entry with another body, its hash made to fit; only the signature is still the old one."""
     entry = parse_line(line)
     body = {**entry.body, **changes}
-    return Entry(body, entry_hash(entry.previous, body), entry.previous, entry.signature).line()
+    return LedgerEntry(body, entry_hash(entry.previous, body), entry.previous, entry.signature).line()
 
 
 def _unsigned(line: bytes) -> bytes:
     entry = parse_line(line)
-    return Entry(entry.body, entry.hash, entry.previous, "").line()
+    return LedgerEntry(entry.body, entry.hash, entry.previous, "").line()
 
 
 CHANGES: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {

@@ -5,7 +5,7 @@ import torch
 
 from fedssl.gpu_memory import gpu_bytes
 from fedssl.protocol.work import Progress
-from fedssl_worker.metrics import REGISTRY, Pace
+from fedssl_worker.metrics import REGISTRY, StepTimer
 
 
 def progress(step: int, phase: str = "training") -> Progress:
@@ -19,10 +19,10 @@ def test_steps_are_timed_between_two_looks(monkeypatch: pytest.MonkeyPatch) -> N
     times = iter([10.0, 12.0, 12.5, 13.0])
     monkeypatch.setattr("time.perf_counter", lambda: next(times))
     count, total = seen("count"), seen("sum")
-    pace = Pace()
+    step_timer = StepTimer()
     for step in (0, 4, 4, 5):  # 2 s for four steps, then a look without a step, then one of 0.5 s
-        pace.note(progress(step))
-    pace.note(progress(0, "uploading"))
+        step_timer.observe(progress(step))
+    step_timer.observe(progress(0, "uploading"))
     assert seen("count") - count == 2
     assert seen("sum") - total == pytest.approx(0.5 + 0.5)
 

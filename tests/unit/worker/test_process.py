@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from fedssl.protocol.model import EncoderConfig
 from fedssl_worker import main
-from fedssl_worker.assembly import EXIT_REFUSED, run_worker
-from fedssl_worker.files import owned_folder
+from fedssl_worker.bootstrap import EXIT_REFUSED, run_worker
+from fedssl_worker.files import exclusive_folder
 from fedssl_worker.main import app
 from fedssl_worker.settings import Settings, SettingsError
 
@@ -200,11 +200,11 @@ def test_channels_that_are_neither_1_nor_3(monkeypatch: pytest.MonkeyPatch, text
 
 
 def test_one_state_folder_one_worker(tmp_path: Path) -> None:
-    with owned_folder(tmp_path / "state") as folder:
+    with exclusive_folder(tmp_path / "state") as folder:
         assert folder.stat().st_mode & 0o077 == 0
-        with pytest.raises(SettingsError, match="another worker"), owned_folder(tmp_path / "state"):
+        with pytest.raises(SettingsError, match="another worker"), exclusive_folder(tmp_path / "state"):
             pass
-    with owned_folder(tmp_path / "state"):
+    with exclusive_folder(tmp_path / "state"):
         pass
 
 

@@ -150,13 +150,13 @@ def test_a_file_that_is_no_public_set(setting: Setting) -> None:
     for content in (labelled_bytes(), b"\xff" * 100):
         config = PublicDataConfig(dataset="scans", num_images=4, digest=setting.coordinator.put(content))
         with pytest.raises(ArtifactError):
-            public.of(config, DATA)
+            public.load(config, DATA)
 
 
 def test_too_few_images(setting: Setting) -> None:
     config = PublicDataConfig(dataset="scans", num_images=13, digest=setting.coordinator.put(public_bytes()))
     with pytest.raises(DataError, match="scans has 12 images here, the run's public_data needs 13"):
-        PublicImages(CPU, cache=_cache(setting)).of(config, DATA)
+        PublicImages(CPU, cache=_cache(setting)).load(config, DATA)
 
 
 @pytest.mark.parametrize("split", ["train", "test"])

@@ -33,11 +33,11 @@ from fedssl.errors import Cancelled, FedSSLError
 from fedssl.protocol.base import PROTOCOL_VERSION
 from fedssl.protocol.states import AssignmentState
 from fedssl.protocol.work import AcceptedUpdate, Progress, Register, Registered, WorkItem
-from fedssl_worker.egress import Egress
+from fedssl_worker.disclosure.egress import Egress
+from fedssl_worker.disclosure.ledger import LedgerError
 from fedssl_worker.executor import Executor
 from fedssl_worker.lease import Lease
-from fedssl_worker.ledger import LedgerError
-from fedssl_worker.metrics import ASSIGNMENTS, TRAINING_SECONDS, UNANSWERED, UPLOAD_BYTES, Pace
+from fedssl_worker.metrics import ASSIGNMENTS, TRAINING_SECONDS, UNANSWERED, UPLOAD_BYTES, StepTimer
 from fedssl_worker.state import ClientStates
 
 log = structlog.get_logger()
@@ -48,7 +48,7 @@ _TEMPORARY = (Unreachable, ServerError, TooManyRequests, TryAgain)
 _REFUSED = (NotAuthenticated, NotAllowed)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _IDLE_SECONDS = 0.5
-_LONGEST_SECONDS = 300.0
+_MAX_RETRY_AFTER_SECONDS = 300.0
 
 
 class Refused(FedSSLError):
@@ -56,7 +56,7 @@ class Refused(FedSSLError):
 
 
 @dataclass(slots=True)
-class Patience:
+class Backoff:
     """Waits between failures: each twice the last, from `first` to `most` seconds; a success starts it anew."""
 
     first: float = 0.5
@@ -64,32 +64,32 @@ class Patience:
     _next: float = field(default=0.0, init=False)
 
     def wait(self, at_least: float = 0.0) -> None:
-        """`at_least`: the seconds that the coordinator has asked for, of which at most `_LONGEST_SECONDS` are kept."""
+        """`at_least`: the seconds that the coordinator has asked for, at most `_MAX_RETRY_AFTER_SECONDS` of them."""
         self._next = min(max(2 * self._next, self.first), self.most)
-        time.sleep(max(self._next, min(at_least, _LONGEST_SECONDS)))
+        time.sleep(max(self._next, min(at_least, _MAX_RETRY_AFTER_SECONDS)))
 
     def reset(self) -> None:
         self._next = 0.0
 
 
-def insist(ask: Callable[[], T], patience: Patience) -> T:
+def retry_until_answered(ask: Callable[[], T], backoff: Backoff) -> T:
     """The coordinator's answer, for as long as it takes to reach it. Raises Refused."""
     while True:
         try:
             answer = ask()
         except _TEMPORARY as error:
             log.warning("coordinator does not answer, trying on", reason=str(error))
-            patience.wait((error.retry_after or 0.0) if isinstance(error, ApiError) else 0.0)
+            backoff.wait((error.retry_after or 0.0) if isinstance(error, ApiError) else 0.0)
         except ClientError as error:
             raise Refused(str(error)) from error
         else:
-            patience.reset()
+            backoff.reset()
             return answer
 
 
-def register(client: WorkerClient, introduction: Register, patience: Patience) -> Registered:
+def register(client: WorkerClient, registration: Register, backoff: Backoff) -> Registered:
     """Introduce this worker. Raises Refused."""
-    registered = insist(lambda: client.register(introduction), patience)
+    registered = retry_until_answered(lambda: client.register(registration), backoff)
     if registered.protocol_version != PROTOCOL_VERSION:
         raise Refused(
             f"the coordinator speaks protocol {registered.protocol_version}, this worker {PROTOCOL_VERSION}: "
@@ -109,22 +109,22 @@ class Agent:
         states: ClientStates,
         *,
         claim_seconds: float = 25.0,
-        patience: Patience | None = None,
-        introduce: Callable[[], object] = lambda: None,
-        tidy: Callable[[], None] = lambda: None,
+        backoff: Backoff | None = None,
+        reregister: Callable[[], object] = lambda: None,
+        on_idle: Callable[[], None] = lambda: None,
     ) -> None:
-        """`introduce` registers this worker again: the coordinator is told when the owner's policy has changed.
+        """`reregister` registers this worker again: the coordinator is told when the owner's policy has changed.
 
-        `tidy` is called while there is nothing to do.
+        `on_idle` is called while there is nothing to do.
         """
         self._client = client
         self._executor = executor
         self._egress = egress
         self._states = states
         self._claim_seconds = claim_seconds
-        self._patience = patience or Patience()
-        self._introduce = introduce
-        self._tidy = tidy
+        self._backoff = backoff or Backoff()
+        self._reregister = reregister
+        self._on_idle = on_idle
 
     def run(self) -> None:
         """Claim and work for ever. Raises Refused, and PolicyError when the owner's policy can no longer be used."""
@@ -137,63 +137,63 @@ class Agent:
                 # A trained update is on the disk: the next claim brings the same work, which is then handed in.
                 log.warning("coordinator does not answer, trying on", reason=str(error))
                 UNANSWERED.inc()
-                self._patience.wait()
+                self._backoff.wait()
             except ClientError as error:
                 log.error("the coordinator's answer makes no sense here, trying on", reason=str(error))
-                self._patience.wait()
+                self._backoff.wait()
 
     def step(self) -> None:
         """One claim, and the work that it brings."""
-        self._follow_policy()
+        self._reload_policy()
         asked = time.monotonic()
         try:
             item = self._client.claim(self._claim_seconds)
         except UnknownWork as error:
             log.warning("declining", reason=str(error))
             self._client.decline(error.assignment_id, str(error))
-            self._patience.wait()
+            self._backoff.wait()
             return
         if item is None:
-            self._patience.reset()
-            self._anchor()
-            self._tidy_up()
+            self._backoff.reset()
+            self._send_anchor()
+            self._run_idle_tasks()
             if time.monotonic() - asked < _IDLE_SECONDS:  # a coordinator that does not wait must not be asked for ever
                 time.sleep(_IDLE_SECONDS)
             return
-        self._follow_policy()  # it may have changed while the claim waited
+        self._reload_policy()  # it may have changed while the claim waited
         with (
             bound_contextvars(run=str(item.run_id), round=item.round_number),
             tracing.round_span("work", item.run_id, item.round_number, client=item.client_id),
         ):
             self._work_on(item)
 
-    def _follow_policy(self) -> None:
+    def _reload_policy(self) -> None:
         if self._egress.reload():
             log.info("the data owner's policy has changed")
-            self._introduce()
+            self._reregister()
 
-    def _tidy_up(self) -> None:
+    def _run_idle_tasks(self) -> None:
         try:
-            self._tidy()
+            self._on_idle()
         except OSError as error:  # what is left over stays until there is room
-            log.warning("cannot tidy up, trying on", reason=error.strerror or type(error).__name__)
+            log.warning("cannot on_idle up, trying on", reason=error.strerror or type(error).__name__)
 
-    def _anchor(self) -> None:
+    def _send_anchor(self) -> None:
         """While there is nothing to do: have the coordinator anchor what the last requests left over."""
-        with self._egress.anchoring.turn() as turn:
-            if turn.anchor is not None:
-                turn.receipt = self._client.heartbeat(anchor=turn.anchor).receipt
+        with self._egress.anchoring.exchange() as exchange:
+            if exchange.anchor is not None:
+                exchange.receipt = self._client.heartbeat(anchor=exchange.anchor).receipt
 
     def _work_on(self, item: WorkItem) -> None:
         """Train and hand in, or say why not."""
         log.info("claimed", method=item.spec.method.name, assignment=str(item.assignment_id))
         try:
             self._train_and_submit(item)
-            self._patience.reset()
+            self._backoff.reset()
         except (Cancelled, LeaseLost, Gone, DuplicateUpdate) as error:
             log.warning("work called off", reason=str(error))
             ASSIGNMENTS.labels("called off").inc()
-            self._patience.wait()
+            self._backoff.wait()
         except (*_REFUSED, *_TEMPORARY):
             raise
         except ClientError as error:
@@ -222,10 +222,10 @@ class Agent:
         started = time.monotonic()
         self._egress.require_permitted(item)
         with Lease(self._client, item, self._egress.anchoring) as lease:
-            pace = Pace()
+            step_timer = StepTimer()
 
             def report(progress: Progress) -> None:
-                pace.note(progress)
+                step_timer.observe(progress)
                 lease.report(self._egress.permitted_progress(item, progress))
 
             with tracing.span("train"), TRAINING_SECONDS.time():
@@ -252,7 +252,7 @@ class Agent:
         if not any(cause.errno in _NO_SPACE for cause in (error, error.__cause__) if isinstance(cause, OSError)):
             return False
         log.error("the disk is full, the work waits: make room for the worker's state", reason=str(error))
-        self._patience.wait()
+        self._backoff.wait()
         return True
 
     def _decline(self, item: WorkItem, reason: str) -> None:
@@ -265,7 +265,7 @@ class Agent:
             log.info("nothing left to decline", reason=str(error))  # it is not ours any more
         ASSIGNMENTS.labels("declined").inc()
         self._states.discard(item.run_id, item.last_accepted)
-        self._patience.wait()
+        self._backoff.wait()
 
 
 def _is_verdict(error: ClientError) -> bool:

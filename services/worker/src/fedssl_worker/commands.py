@@ -9,7 +9,7 @@ import typer
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table
 
 if TYPE_CHECKING:
-    from fedssl_worker.ledger.verification import Report
+    from fedssl_worker.disclosure.ledger.verification import Report
 
 ledger_app = typer.Typer(help="Read and verify the ledger of what left this machine.", no_args_is_help=True)
 policy_app = typer.Typer(help="Try a policy out before a worker runs under it.", no_args_is_help=True)
@@ -45,9 +45,9 @@ def verify(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Check that the ledger is as it was written. May be run while the worker runs."""
-    from fedssl_worker.ledger.chain import read_checkpoint
-    from fedssl_worker.ledger.entries import LedgerError
-    from fedssl_worker.ledger.verification import read_anchors, verify
+    from fedssl_worker.disclosure.ledger.chain import read_checkpoint
+    from fedssl_worker.disclosure.ledger.entries import LedgerError
+    from fedssl_worker.disclosure.ledger.verification import read_anchors, verify
 
     try:
         report = verify(
@@ -58,11 +58,11 @@ def verify(
     except LedgerError as error:
         typer.echo(f"NOT WHOLE: {error}", err=True)
         raise typer.Exit(EXIT_CHANGED) from None
-    found = _found(report)
+    found = _report_fields(report)
     if output is Format.JSON:
         show_json(found)
         return
-    show_pairs({name.replace("_", " "): _text(value) for name, value in found.items()})
+    show_pairs({name.replace("_", " "): _joined(value) for name, value in found.items()})
     if report.torn_bytes:
         note("The last line is not complete: the worker is writing it now, or a crash cut it. It proves nothing.")
     if report.unconfirmed:
@@ -87,8 +87,8 @@ def show(
     An artifact is `sent` once the coordinator has confirmed it; `unconfirmed`, it may have left all the same. JSON has
     every entry as it was written, with the names of all tensors.
     """
-    from fedssl_worker.ledger.entries import LedgerError
-    from fedssl_worker.ledger.verification import read_entries
+    from fedssl_worker.disclosure.ledger.entries import LedgerError
+    from fedssl_worker.disclosure.ledger.verification import read_entries
 
     try:
         entries = [entry.body for entry in read_entries(_folder(state))]
@@ -115,7 +115,7 @@ def check(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Read a policy as a worker would, and show what it allows."""
-    from fedssl_worker.policy import PolicyError, read_policy
+    from fedssl_worker.disclosure.policy import PolicyError, read_policy
 
     try:
         read, digest = read_policy(policy)
@@ -126,15 +126,15 @@ def check(
     if output is Format.JSON:
         show_json(notice)
     else:
-        stores = _text(read.stores) or "none: what is fetched and sent passes through the coordinator"
+        stores = _joined(read.stores) or "none: what is fetched and sent passes through the coordinator"
         show_pairs({"client": read.client, "coordinator": read.coordinator, "stores": stores, "digest": digest})
         columns = ["artifact", "methods", "tensors", "data sets", "secure", "#max bytes", "#max rounds"]
-        show_table(columns, ([_text(value) for value in rule.model_dump().values()] for rule in notice.allow))
+        show_table(columns, ([_joined(value) for value in rule.model_dump().values()] for rule in notice.allow))
     for setting in read.without_effect():
         note(f"without effect: {setting}")
 
 
-def _found(report: "Report") -> dict[str, Any]:
+def _report_fields(report: "Report") -> dict[str, Any]:
     return {
         "entries": report.num_entries,
         "first": report.first_seq,
@@ -186,5 +186,5 @@ def _summary(body: dict[str, Any]) -> str:
     return "; ".join(part for part in (names, ", ".join(body.get("numbers", ()))) if part)
 
 
-def _text(value: object) -> object:
+def _joined(value: object) -> object:
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value

@@ -24,7 +24,7 @@ from fedssl_worker.public_cache import PublicCache
 
 log = structlog.get_logger()
 
-_PLACE = re.compile(r"(?<![\w:/])[/~]\S")
+_ABSOLUTE_PATH = re.compile(r"(?<![\w:/])[/~]\S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class PublicImages:
         self._cache = cache
         self._loaded: tuple[PublicDataConfig, DataConfig, ClientData] | None = None
 
-    def of(
+    def load(
         self, config: PublicDataConfig | None, data: DataConfig, on_bytes: Callable[[int], None] = lambda count: None
     ) -> ClientData | None:
         """None where the run has none. `on_bytes` is called while they are fetched, and may raise Cancelled.
@@ -111,15 +111,15 @@ class PublicImages:
             try:
                 return load_public(find_public(config, self._folder), data)
             except DataError as error:
-                raise _without_places(error, config.dataset) from error
+                raise _without_paths(error, config.dataset) from error
         if self._cache is None:
             raise DataError(f"the run's public images are the registered {config.dataset}, which are not fetched here")
         return choose_public(open_public(self._cache.path(config.digest, on_bytes)), config, data)
 
 
-def _without_places(error: DataError, dataset: str) -> DataError:
+def _without_paths(error: DataError, dataset: str) -> DataError:
     """The error as the coordinator may be told it: the reason for declining names no folder of this machine."""
-    if not _PLACE.search(str(error)):
+    if not _ABSOLUTE_PATH.search(str(error)):
         return error
     log.warning("public images cannot be used", reason=str(error))
     return DataError(f"the run's public images are {dataset}, which cannot be used here: the worker's log says why")

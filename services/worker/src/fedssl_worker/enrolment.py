@@ -27,7 +27,7 @@ log = structlog.get_logger()
 _TOKEN, _ENROLLING = "token.json", "token.enrolling.json"
 
 
-class _Kept(StrictModel):
+class _StoredToken(StrictModel):
     """A token of the worker's own making. `enrolment` is a hash: the secret behind it is not kept."""
 
     format: Literal[1] = 1
@@ -35,7 +35,7 @@ class _Kept(StrictModel):
     secret: str = Field(repr=False, min_length=40)
 
 
-def own_token(folder: Path, enrolment: str | None, enrol: Callable[[str, str], Enrolled]) -> str | None:
+def enrolled_token(folder: Path, enrolment: str | None, enrol: Callable[[str, str], Enrolled]) -> str | None:
     """The token that this worker has enrolled with, or enrols with now; None: neither has there been an enrolment.
 
     Args:
@@ -50,7 +50,7 @@ def own_token(folder: Path, enrolment: str | None, enrol: Callable[[str, str], E
         return None if kept is None else kept.secret
     pending = _read(folder / _ENROLLING)
     if pending is None or pending.enrolment != _hash(enrolment):
-        pending = _Kept(enrolment=_hash(enrolment), secret=f"fedssl_{secrets.token_urlsafe(32)}")
+        pending = _StoredToken(enrolment=_hash(enrolment), secret=f"fedssl_{secrets.token_urlsafe(32)}")
         _write(folder / _ENROLLING, pending)
     enrolled = enrol(enrolment, _hash(pending.secret))
     (folder / _ENROLLING).replace(folder / _TOKEN)
@@ -63,9 +63,9 @@ def _hash(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def _read(path: Path) -> _Kept | None:
+def _read(path: Path) -> _StoredToken | None:
     try:
-        return _Kept.model_validate_json(path.read_text(encoding="utf-8"))
+        return _StoredToken.model_validate_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError, ValidationError):
@@ -75,7 +75,7 @@ def _read(path: Path) -> _Kept | None:
         ) from None
 
 
-def _write(path: Path, kept: _Kept) -> None:
+def _write(path: Path, kept: _StoredToken) -> None:
     fresh = path.with_name(path.name + ".new")
     try:
         fresh.unlink(missing_ok=True)

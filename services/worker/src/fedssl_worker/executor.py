@@ -93,7 +93,7 @@ class Executor:
             client_id=item.client_id,
             device=self._device,
             dimensions=item.dimensions,
-            public=self._public.of(item.spec.public_data, item.spec.data, on_bytes),
+            public=self._public.load(item.spec.public_data, item.spec.data, on_bytes),
         )
 
     def _method_of(self, item: WorkItem) -> Method[Any]:

@@ -19,7 +19,7 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def owned_folder(path: Path) -> Iterator[Path]:
+def exclusive_folder(path: Path) -> Iterator[Path]:
     """A folder that only its owner may look into, and that only one worker uses at a time. Raises SettingsError."""
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)

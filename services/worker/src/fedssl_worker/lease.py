@@ -11,21 +11,21 @@ import structlog
 from fedssl.client import ClientError, Gone, LeaseLost, NotAllowed, NotAuthenticated, NotFound, Retry, WorkerClient
 from fedssl.errors import Cancelled
 from fedssl.protocol.work import Progress, WorkItem
-from fedssl_worker.anchoring import Anchoring
+from fedssl_worker.disclosure.anchoring import Anchoring
 
 log = structlog.get_logger()
 
-_BEATS_PER_LEASE = 3
-# People watch, so news are told sooner than the lease needs: rarely enough that who has thousands of clients, and long
-# leases for them, is not kept busy by it.
+_HEARTBEATS_PER_LEASE = 3
+# People watch, so progress is reported more often than the lease needs, and rarely enough that a coordinator with
+# thousands of clients, and long leases for them, is not kept busy by it.
 _PROGRESS_SECONDS = 2.0
-_NEWS_PER_LEASE = 30
+_REPORTS_PER_LEASE = 30
 _JOIN_SECONDS = 0.5
 
 
-def news_interval(lease_seconds: float) -> float:
+def progress_interval(lease_seconds: float) -> float:
     """Seconds between heartbeats while there is something new to tell."""
-    return min(lease_seconds / _BEATS_PER_LEASE, max(_PROGRESS_SECONDS, lease_seconds / _NEWS_PER_LEASE))
+    return min(lease_seconds / _HEARTBEATS_PER_LEASE, max(_PROGRESS_SECONDS, lease_seconds / _REPORTS_PER_LEASE))
 
 
 class Lease:
@@ -35,8 +35,8 @@ class Lease:
         self._client = client
         self._item = item
         self._anchoring = anchoring
-        self._interval = item.lease_seconds / _BEATS_PER_LEASE
-        self._news_interval = news_interval(item.lease_seconds)
+        self._interval = item.lease_seconds / _HEARTBEATS_PER_LEASE
+        self._progress_interval = progress_interval(item.lease_seconds)
         self._progress: Progress | None = None
         self._lost: Exception | None = None
         self._done = threading.Event()
@@ -64,29 +64,29 @@ class Lease:
             raise self._lost
 
     def _run(self) -> None:
-        told, beaten = self._progress, time.monotonic()
-        while self._lost is None and not self._done.wait(self._news_interval):
+        reported, sent_at = self._progress, time.monotonic()
+        while self._lost is None and not self._done.wait(self._progress_interval):
             newest = self._progress
-            if newest is told and time.monotonic() - beaten < self._interval:
+            if newest is reported and time.monotonic() - sent_at < self._interval:
                 continue
-            told, beaten = newest, time.monotonic()
+            reported, sent_at = newest, time.monotonic()
             try:
-                self._beat(newest)
+                self._send_heartbeat(newest)
             except RuntimeError:  # httpx: the client was closed meanwhile
                 if not self._done.is_set():
                     raise
 
-    def _beat(self, progress: Progress | None) -> None:
+    def _send_heartbeat(self, progress: Progress | None) -> None:
         try:
-            with self._anchoring.turn() as turn:
+            with self._anchoring.exchange() as exchange:
                 reply = self._client.heartbeat(
                     self._item.assignment_id,
                     progress,
-                    turn.anchor,
+                    exchange.anchor,
                     timeout=max(self._interval, 1.0),
                     retry=Retry(seconds=self._interval / 2),
                 )
-                turn.receipt = reply.receipt
+                exchange.receipt = reply.receipt
             if not reply.carry_on:
                 self._lost = Cancelled(reply.reason or "the coordinator called the work off")
         except (LeaseLost, Gone, NotFound) as error:

@@ -159,8 +159,8 @@ def _settings(options: dict[str, Any]) -> Settings:
 def _run(settings: Settings) -> int:
     from fedssl import tracing
     from fedssl.liveness import keep_touching
-    from fedssl_worker.leaving import Leaving, leave_now, leaving_on_signals
     from fedssl_worker.logs import set_up_logging
+    from fedssl_worker.shutdown import ShutdownRequested, exit_immediately, shutdown_on_signals
 
     try:
         set_up_logging(settings.log_level)
@@ -169,9 +169,9 @@ def _run(settings: Settings) -> int:
         raise SettingsError(str(error)) from None
     keep_touching()
     try:
-        with leaving_on_signals():
-            from fedssl_worker.assembly import run_worker
+        with shutdown_on_signals():
+            from fedssl_worker.bootstrap import run_worker
 
             return run_worker(settings)
-    except Leaving:
-        leave_now()
+    except ShutdownRequested:
+        exit_immediately()

@@ -30,13 +30,13 @@ GPU_BYTES = Gauge("fedssl_worker_gpu_memory_bytes", "GPU memory that this proces
 GPU_BYTES.set_function(gpu_bytes)
 
 
-class Pace:
+class StepTimer:
     """Turns one assignment's progress into the time that a step takes."""
 
     def __init__(self) -> None:
         self._before: tuple[int, float] | None = None
 
-    def note(self, progress: Progress) -> None:
+    def observe(self, progress: Progress) -> None:
         if progress.phase != "training":
             return
         now = time.perf_counter()

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from fedssl_worker.disclosure.ledger.entries import LedgerError
 from fedssl_worker.files import sync
-from fedssl_worker.ledger.entries import LedgerError
 
 
 class SigningKey:

@@ -1,4 +1,4 @@
-"""Leaving on SIGTERM and SIGINT: at once, finishing nothing. Everything on the disk bears that at any moment."""
+"""Shut down on SIGTERM and SIGINT: at once, finishing nothing. Everything on the disk bears that at any moment."""
 
 import logging
 import os
@@ -13,39 +13,39 @@ from typing import NoReturn
 GRACE_SECONDS = 1.5
 
 
-class Leaving(BaseException):
+class ShutdownRequested(BaseException):
     """A signal asked the process to end. Not an Exception: nothing but the process's end may catch it."""
 
 
 @contextmanager
-def leaving_on_signals() -> Iterator[None]:
-    """Raise Leaving in the main thread at the first signal.
+def shutdown_on_signals() -> Iterator[None]:
+    """Raise ShutdownRequested in the main thread at the first signal.
 
     A long operation of the device only returns to Python when it is done, so after a short grace the process ends
     whatever it is in. Further signals change nothing.
     """
-    is_leaving = False
+    is_shutting_down = False
 
-    def leave(_number: int, _frame: FrameType | None) -> None:
-        nonlocal is_leaving
-        if is_leaving:
+    def shut_down(_number: int, _frame: FrameType | None) -> None:
+        nonlocal is_shutting_down
+        if is_shutting_down:
             return
-        is_leaving = True
+        is_shutting_down = True
         last_resort = threading.Timer(GRACE_SECONDS, os._exit, args=(0,))
         last_resort.daemon = True
         last_resort.start()
-        raise Leaving
+        raise ShutdownRequested
 
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, shut_down) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        if not is_leaving:
+        if not is_shutting_down:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
 
-def leave_now() -> NoReturn:
+def exit_immediately() -> NoReturn:
     """End the process with code 0. Taking torch down in order takes longer than all of the grace, and saves nothing."""
     logging.shutdown()
     sys.stdout.flush()

@@ -17,7 +17,7 @@ cut the last line short · rotated: a new segment begins."""
 GENESIS = "0" * 64
 """What the first entry takes for the hash of the one before."""
 
-MOST_LINE_BYTES = 16 << 20
+MAX_LINE_BYTES = 16 << 20
 _DOMAIN = b"fedssl/ledger/1\n"
 _HASH = re.compile(r"[0-9a-f]{64}")
 _SIGNATURE = re.compile(r"([0-9a-f]{128})?")
@@ -28,7 +28,7 @@ class LedgerError(FedSSLError):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LedgerEntry:
     """One entry; hashes and signature in hexadecimal, the signature empty where the policy wants none."""
 
     body: dict[str, Any]
@@ -61,11 +61,11 @@ def entry_hash(previous: str, body: dict[str, Any]) -> str:
     return hashlib.sha256(_DOMAIN + bytes.fromhex(previous) + canonical(body)).hexdigest()
 
 
-def parse_line(line: bytes) -> Entry:
-    """Read a line. Only the very bytes that `Entry.line` makes are accepted: raises LedgerError at any others."""
+def parse_line(line: bytes) -> LedgerEntry:
+    """Read a line. Only the very bytes that `LedgerEntry.line` makes are accepted: raises LedgerError at any others."""
     try:
         record = json.loads(line)
-        entry = Entry(record["body"], record["hash"], record["prev"], record["sig"])
+        entry = LedgerEntry(record["body"], record["hash"], record["prev"], record["sig"])
         well_formed = (
             isinstance(entry.body["seq"], int)
             and isinstance(entry.body["kind"], str)

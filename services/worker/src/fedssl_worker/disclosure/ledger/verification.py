@@ -9,10 +9,10 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from fedssl.protocol.ledger import LedgerAnchor, receipt_message
-from fedssl_worker.ledger.chain import Point
-from fedssl_worker.ledger.entries import Entry, LedgerError
-from fedssl_worker.ledger.keys import is_signed_by
-from fedssl_worker.ledger.segments import Segment, Torn, read_segment, segments
+from fedssl_worker.disclosure.ledger.chain import Point
+from fedssl_worker.disclosure.ledger.entries import LedgerEntry, LedgerError
+from fedssl_worker.disclosure.ledger.keys import is_signed_by
+from fedssl_worker.disclosure.ledger.segments import Segment, TornLine, read_segment, segments
 
 
 @dataclass(slots=True)
@@ -36,12 +36,12 @@ class Report:
     """Anchors of the coordinator's that were compared."""
 
 
-def read_entries(folder: Path) -> Iterator[Entry]:
+def read_entries(folder: Path) -> Iterator[LedgerEntry]:
     """Every entry that is there, unverified. Raises LedgerError at a line that is no entry, and where there is none."""
     found = segments(folder)
     if not found:
         raise LedgerError(f"there is no ledger in {folder}")
-    return (line for _, line in _lines(found) if isinstance(line, Entry))
+    return (line for _, line in _lines(found) if isinstance(line, LedgerEntry))
 
 
 def verify(folder: Path, start: Point | None = None, anchors: Sequence[LedgerAnchor] = ()) -> Report:
@@ -50,21 +50,21 @@ def verify(folder: Path, start: Point | None = None, anchors: Sequence[LedgerAnc
     `anchors`: what the coordinator keeps of this ledger. Only they reveal that its end was cut off.
     """
     point = start or Point()
-    found = _from(folder, point)
+    found = _segments_after(folder, point)
     report = Report(point.seq + 1, point, len(found))
     hashes = {point.seq: point.head}
     for place, line in _lines(found):
-        if isinstance(line, Torn):
+        if isinstance(line, TornLine):
             report.torn_bytes = len(line.content)
             break
         try:
             report.point = report.point.after(line)
             hashes[line.seq] = line.hash
-            _count(report, line, hashes)
+            _count_entry(report, line, hashes)
         except LedgerError as error:
             raise LedgerError(f"{place}: {error}") from None
     for anchor in sorted(anchors, key=lambda anchor: anchor.key != report.point.key):
-        _compare(report, anchor, hashes)
+        _compare_anchor(report, anchor, hashes)
     return report
 
 
@@ -81,13 +81,13 @@ def read_anchors(path: Path) -> list[LedgerAnchor]:
         raise LedgerError(f"{path} holds no list of anchors: `fedssl client anchors --format json` writes it") from None
 
 
-def _lines(found: Sequence[Segment]) -> Iterator[tuple[str, Entry | Torn]]:
+def _lines(found: Sequence[Segment]) -> Iterator[tuple[str, LedgerEntry | TornLine]]:
     for segment in found:
         for number, line in read_segment(segment.path, is_last=segment == found[-1]):
             yield f"{segment.path}, line {number}", line
 
 
-def _from(folder: Path, point: Point) -> list[Segment]:
+def _segments_after(folder: Path, point: Point) -> list[Segment]:
     """The segments after a point, which is the ledger's beginning or a checkpoint between two of them."""
     found = [segment for segment in segments(folder) if segment.first_seq > point.seq]
     if not found:
@@ -100,7 +100,7 @@ def _from(folder: Path, point: Point) -> list[Segment]:
     return found
 
 
-def _count(report: Report, entry: Entry, hashes: dict[int, str]) -> None:
+def _count_entry(report: Report, entry: LedgerEntry, hashes: dict[int, str]) -> None:
     report.num_entries += 1
     report.num_unsigned += not entry.signature
     if entry.kind == "intent":
@@ -112,7 +112,7 @@ def _count(report: Report, entry: Entry, hashes: dict[int, str]) -> None:
         _check_receipt(report, entry, hashes)
 
 
-def _check_receipt(report: Report, entry: Entry, hashes: dict[int, str]) -> None:
+def _check_receipt(report: Report, entry: LedgerEntry, hashes: dict[int, str]) -> None:
     body = entry.body
     try:
         anchor = LedgerAnchor(key=report.point.key, seq=body["anchored_seq"], head=body["head"])
@@ -128,7 +128,7 @@ def _check_receipt(report: Report, entry: Entry, hashes: dict[int, str]) -> None
         report.coordinators.append(body["coordinator"])
 
 
-def _compare(report: Report, anchor: LedgerAnchor, hashes: dict[int, str]) -> None:
+def _compare_anchor(report: Report, anchor: LedgerAnchor, hashes: dict[int, str]) -> None:
     if anchor.key != report.point.key:
         raise LedgerError(
             f"the coordinator also holds anchors of another ledger of this client (key {anchor.key[:8]}; this one's is "

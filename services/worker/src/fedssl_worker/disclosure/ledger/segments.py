@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedssl_worker.disclosure.ledger.chain import Point, checkpoint_text, read_checkpoint
+from fedssl_worker.disclosure.ledger.entries import MAX_LINE_BYTES, LedgerEntry, LedgerError, parse_line
+from fedssl_worker.disclosure.ledger.keys import SigningKey
 from fedssl_worker.files import sync
-from fedssl_worker.ledger.chain import Point, checkpoint_text, read_checkpoint
-from fedssl_worker.ledger.entries import MOST_LINE_BYTES, Entry, LedgerError, parse_line
-from fedssl_worker.ledger.keys import SigningKey
 
 _DIGITS = 12
 
@@ -22,7 +22,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Torn:
+class TornLine:
     """A last line that a crash cut short, from byte `start` of its file on. It was never on the disk as a whole."""
 
     path: Path
@@ -68,30 +68,30 @@ def point_before(folder: Path, segment: Segment) -> Point:
     return point
 
 
-def read_segment(path: Path, *, is_last: bool) -> Iterator[tuple[int, Entry | Torn]]:
+def read_segment(path: Path, *, is_last: bool) -> Iterator[tuple[int, LedgerEntry | TornLine]]:
     """Its entries with the numbers of their lines; of the last segment a torn last line too.
 
-    Torn is what has no newline, and a last line that is no entry at all: a disk may keep a line's end and lose its
+    TornLine is what has no newline, and a last line that is no entry at all: a disk may keep a line's end and lose its
     middle. Raises LedgerError, with the place, at any other line that is no entry.
     """
     start = 0
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
-        for number, line in enumerate(iter(lambda: file.readline(MOST_LINE_BYTES), b""), start=1):
+        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES), b""), start=1):
             end = start + len(line)
             try:
                 if not line.endswith(b"\n"):
                     raise LedgerError("the line has no end")
                 entry = parse_line(line)
             except LedgerError as error:
-                if not is_last or end < size or _is_an_object(line):
+                if not is_last or end < size or _is_complete_object(line):
                     raise LedgerError(f"{path}, line {number}: {error}") from None
-                yield number, Torn(path, start, line)
+                yield number, TornLine(path, start, line)
                 return
             yield number, entry
             start = end
 
 
-def _is_an_object(line: bytes) -> bool:
+def _is_complete_object(line: bytes) -> bool:
     """Whether it was written as a whole, and so was changed rather than cut short."""
     return line.startswith(b"{") and line.endswith(b"}\n") and b"\x00" not in line

@@ -12,7 +12,7 @@ from fedssl_worker.state import ClientStates
 log = structlog.get_logger()
 
 
-class EndedRuns:
+class StateCollector:
     """Asks the coordinator now and then which of the runs that states are kept for have ended.
 
     Their states stay for a while: a coordinator that is restored from a backup may go on with such a run.
@@ -27,7 +27,7 @@ class EndedRuns:
         self._every_seconds = every_seconds
         self._next = float("-inf")
 
-    def tidy(self) -> None:
+    def collect(self) -> None:
         """Do so where it is due. Raises ClientError."""
         if time.monotonic() < self._next:
             return
@@ -39,6 +39,6 @@ class EndedRuns:
         except NotFound:
             log.warning("this coordinator does not say which runs have ended: client states stay")
         else:
-            for run_id in self._states.retire(ended, self._keep_seconds):
+            for run_id in self._states.remove_ended(ended, self._keep_seconds):
                 log.info("client state of an ended run removed", run=str(run_id))
         self._next = time.monotonic() + self._every_seconds

@@ -14,9 +14,9 @@ from fedssl.client import WorkerClient
 from fedssl.errors import ArtifactError, DigestMismatch
 from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.work import Metrics, Progress, Registered, Submit, Submitted, WorkItem
-from fedssl_worker.anchoring import Anchoring
-from fedssl_worker.ledger import Ledger, LedgerError
-from fedssl_worker.policy import Governor, NotPermitted
+from fedssl_worker.disclosure.anchoring import Anchoring
+from fedssl_worker.disclosure.ledger import Ledger, LedgerError
+from fedssl_worker.disclosure.policy import NotPermitted, PolicyEnforcer
 from fedssl_worker.state import Finished
 
 log = structlog.get_logger()
@@ -25,29 +25,29 @@ log = structlog.get_logger()
 class Egress:
     """Sends what the method's plan declares and the data owner's policy permits, and nothing else."""
 
-    def __init__(self, client: WorkerClient, ledger: Ledger, governor: Governor | None = None) -> None:
+    def __init__(self, client: WorkerClient, ledger: Ledger, enforcer: PolicyEnforcer | None = None) -> None:
         self._client = client
         self._ledger = ledger
-        self._governor = governor or Governor(None, client.url)
+        self._enforcer = enforcer or PolicyEnforcer(None, client.url)
         self.anchoring = Anchoring(ledger)
 
-    def introduce(self, register: Callable[[dict[str, Any]], Registered]) -> str:
+    def register(self, register: Callable[[dict[str, Any]], Registered]) -> str:
         """Register with the policy and an anchor, given as fields of `Register`; whose worker this is.
 
         Raises PolicyError where the policy is another client's.
         """
-        with self.anchoring.turn(always=True) as turn:
-            registered = register({"policy": self._governor.notice, "anchor": turn.anchor})
-            turn.receipt = registered.receipt
-        self._governor.require_client(registered.client_id)
+        with self.anchoring.exchange(always=True) as exchange:
+            registered = register({"policy": self._enforcer.notice, "anchor": exchange.anchor})
+            exchange.receipt = registered.receipt
+        self._enforcer.require_client(registered.client_id)
         return registered.client_id
 
     def reload(self) -> bool:
         """Between two assignments: read the policy again; whether it has changed. Raises PolicyError."""
-        if not self._governor.reload():
+        if not self._enforcer.reload():
             return False
         try:
-            self._ledger.govern(self._governor.digest, self._governor.ledger)
+            self._ledger.change_policy(self._enforcer.digest, self._enforcer.ledger)
         except LedgerError as error:  # it is written before the next entry, and without one nothing leaves
             log.error("the policy's change is not in the ledger yet", reason=str(error))
         return True
@@ -55,18 +55,18 @@ class Egress:
     def require_permitted(self, item: WorkItem) -> None:
         """Before anything is fetched or trained: raises NotPermitted where the update could not leave."""
         try:
-            self._governor.require_permitted(item)
+            self._enforcer.require_permitted(item)
         except NotPermitted as refused:
-            self._ledger.append("refused", **_about(item), reason=str(refused))
+            self._ledger.append("refused", **_work_fields(item), reason=str(refused))
             raise
 
     def permitted_progress(self, item: WorkItem, progress: Progress) -> Progress:
         """The progress without the numbers that the policy keeps back."""
-        return self._governor.permitted_progress(item, progress)
+        return self._enforcer.permitted_progress(item, progress)
 
     def permitted_metrics(self, item: WorkItem, metrics: Metrics) -> Metrics:
         """Those numbers that the policy lets out."""
-        return self._governor.permitted_metrics(item, metrics)
+        return self._enforcer.permitted_metrics(item, metrics)
 
     def send(
         self,
@@ -88,26 +88,26 @@ class Egress:
             header = check_update(update, item.plan)
             if digest_of(update) != digest:
                 raise DigestMismatch("the update's file changed after it was trained: it is not sent")
-            self._governor.require_permitted(item)
-        about = {**_about(item), "digest": digest, "bytes": header.total_bytes}
-        intent = self._ledger.append("intent", **about, **_contents(item, header, numbers or {}))
+            self._enforcer.require_permitted(item)
+        about = {**_work_fields(item), "digest": digest, "bytes": header.total_bytes}
+        intent = self._ledger.append("intent", **about, **_update_fields(item, header, numbers or {}))
         num_sent = self._client.upload(digest, update, item.assignment_id, on_bytes)
         self._ledger.append("sent", **about, intent=intent.seq, sent_bytes=num_sent)
 
     def submit(self, item: WorkItem, finished: Finished) -> Submitted:
         """Hand in an update that was sent, with the numbers that may leave. Raises ClientError."""
         metrics = self.permitted_metrics(item, finished.metrics)
-        with self.anchoring.turn() as turn:
+        with self.anchoring.exchange() as exchange:
             answer = self._client.submit(
                 Submit(
                     assignment_id=item.assignment_id,
                     update=finished.digest,
                     num_examples=finished.num_examples,
                     metrics=metrics,
-                    anchor=turn.anchor,
+                    anchor=exchange.anchor,
                 )
             )
-            turn.receipt = answer.receipt
+            exchange.receipt = answer.receipt
         return answer
 
     @contextmanager
@@ -116,7 +116,7 @@ class Egress:
         try:
             yield
         except (ArtifactError, NotPermitted) as error:
-            self._ledger.append("refused", **_about(item), digest=digest, reason=str(error))
+            self._ledger.append("refused", **_work_fields(item), digest=digest, reason=str(error))
             raise
 
 
@@ -131,12 +131,12 @@ def check_update(path: Path, plan: ArtifactPlan) -> Header:
     return header
 
 
-def _about(item: WorkItem) -> dict[str, Any]:
+def _work_fields(item: WorkItem) -> dict[str, Any]:
     """What an entry says of the work."""
     return {"run": str(item.run_id), "round": item.round_number, "method": item.spec.method.name}
 
 
-def _contents(item: WorkItem, header: Header, numbers: Mapping[str, float]) -> dict[str, Any]:
+def _update_fields(item: WorkItem, header: Header, numbers: Mapping[str, float]) -> dict[str, Any]:
     """What an entry says of the tensors and numbers; the numbers as text, for a canonical form holds no fractions."""
     return {
         "artifact": sorted({tensor.kind for tensor in item.plan.update}),

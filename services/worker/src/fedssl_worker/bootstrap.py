@@ -11,19 +11,19 @@ from fedssl.client import ClientError, Retry, Tls, WorkerClient
 from fedssl.engine import release_trainer
 from fedssl.methods import METHODS
 from fedssl.protocol.work import Enrolled, Register
-from fedssl_worker.agent import Agent, Patience, Refused, insist, register
+from fedssl_worker.agent import Agent, Backoff, Refused, register, retry_until_answered
 from fedssl_worker.data import OwnImages, PublicImages, load_images
-from fedssl_worker.egress import Egress
-from fedssl_worker.ended import EndedRuns
-from fedssl_worker.enrolment import own_token
+from fedssl_worker.disclosure.egress import Egress
+from fedssl_worker.disclosure.ledger import Ledger, LedgerError
+from fedssl_worker.disclosure.policy import PolicyEnforcer
+from fedssl_worker.enrolment import enrolled_token
 from fedssl_worker.executor import Executor, choose_device, describe_device
-from fedssl_worker.files import owned_folder
-from fedssl_worker.ledger import Ledger, LedgerError
+from fedssl_worker.files import exclusive_folder
 from fedssl_worker.metrics import serve
-from fedssl_worker.policy import Governor
 from fedssl_worker.public_cache import PublicCache
 from fedssl_worker.settings import Settings, SettingsError
 from fedssl_worker.state import ClientStates
+from fedssl_worker.state_gc import StateCollector
 
 log = structlog.get_logger()
 
@@ -38,19 +38,19 @@ def run_worker(settings: Settings) -> int:
     Raises SettingsError (a PolicyError too) and DataError when there is nothing to start with.
     """
     given = settings.read_token()
-    governor = Governor(settings.policy, settings.coordinator)
+    enforcer = PolicyEnforcer(settings.policy, settings.coordinator)
     device = choose_device(settings.device, settings.threads)
     serve(settings.metrics_host, settings.metrics_port)
-    with owned_folder(settings.state.expanduser()) as folder:
+    with exclusive_folder(settings.state.expanduser()) as folder:
         try:
-            token = given or _own_token(settings, folder, governor)
+            token = given or _enrolled_token(settings, folder, enforcer)
         except Refused as error:
             log.error("the coordinator does not enrol this worker", reason=str(error))
             return EXIT_REFUSED
         images = load_images(settings.data, device, image_size=settings.image_size, channels=settings.channels)
         log.info("images read", num_images=len(images), channels=images.channels, image_size=images.image_size)
-        with _client(settings, token, governor) as client:
-            egress = Egress(client, _ledger(folder, governor), governor)
+        with _client(settings, token, enforcer) as client:
+            egress = Egress(client, _ledger(folder, enforcer), enforcer)
             try:
                 _work(settings, folder, client, egress, images, device)
             except Refused as error:
@@ -63,15 +63,15 @@ def _work(
     settings: Settings, folder: Path, client: WorkerClient, egress: Egress, images: OwnImages, device: torch.device
 ) -> None:
     """Register, and then work for ever. Raises Refused."""
-    patience = Patience()
-    introduction = _introduction(settings, images, device)
+    backoff = Backoff()
+    registration = _registration(settings, images, device)
 
-    def introduce() -> str:
-        return egress.introduce(lambda news: register(client, introduction.model_copy(update=news), patience))
+    def reregister() -> str:
+        return egress.register(lambda news: register(client, registration.model_copy(update=news), backoff))
 
-    client_id = introduce()
+    client_id = reregister()
     bind_contextvars(client=client_id)
-    log.info("registered", client=client_id, coordinator=client.url, device=introduction.device)
+    log.info("registered", client=client_id, coordinator=client.url, device=registration.device)
     states = ClientStates(folder / "runs")
     cache = PublicCache(client, folder / "public", settings.max_public_bytes)
     executor = Executor(
@@ -84,11 +84,11 @@ def _work(
         public=PublicImages(device, settings.public_data, cache),
         encoder=settings.encoder,
     )
-    ended = EndedRuns(client, states, settings.keep_ended_seconds)
+    collector = StateCollector(client, states, settings.keep_ended_seconds)
 
-    def tidy() -> None:
+    def on_idle() -> None:
         release_trainer(unused_seconds=KEEP_TRAINER_SECONDS)
-        ended.tidy()
+        collector.collect()
 
     agent = Agent(
         client,
@@ -96,21 +96,21 @@ def _work(
         egress,
         states,
         claim_seconds=settings.claim_seconds,
-        patience=patience,
-        introduce=introduce,
-        tidy=tidy,
+        backoff=backoff,
+        reregister=reregister,
+        on_idle=on_idle,
     )
     agent.run()
 
 
-def _own_token(settings: Settings, folder: Path, governor: Governor) -> str:
+def _enrolled_token(settings: Settings, folder: Path, enforcer: PolicyEnforcer) -> str:
     """The token that this worker has enrolled with. Raises Refused, and SettingsError where there is none to be had."""
 
     def enrol(enrolment: str, token_hash: str) -> Enrolled:
-        with _client(settings, enrolment, governor) as client:
-            return insist(lambda: client.enrol(token_hash), Patience())
+        with _client(settings, enrolment, enforcer) as client:
+            return retry_until_answered(lambda: client.enrol(token_hash), Backoff())
 
-    token = own_token(folder, settings.read_enrolment_token(), enrol)
+    token = enrolled_token(folder, settings.read_enrolment_token(), enrol)
     if token is None:
         path = settings.enrolment_token_file
         gone = "" if path is None else f" ({path} does not exist)"
@@ -121,7 +121,7 @@ def _own_token(settings: Settings, folder: Path, governor: Governor) -> str:
     return token
 
 
-def _introduction(settings: Settings, images: OwnImages, device: torch.device) -> Register:
+def _registration(settings: Settings, images: OwnImages, device: torch.device) -> Register:
     return Register(
         worker_version=version("fedssl-worker"),
         methods={name: method.version for name, method in METHODS.items()},
@@ -133,7 +133,7 @@ def _introduction(settings: Settings, images: OwnImages, device: torch.device) -
     )
 
 
-def _client(settings: Settings, token: str, governor: Governor) -> WorkerClient:
+def _client(settings: Settings, token: str, enforcer: PolicyEnforcer) -> WorkerClient:
     tls = Tls(
         ca_file=settings.ca_file,
         client_cert=settings.client_cert,
@@ -146,14 +146,14 @@ def _client(settings: Settings, token: str, governor: Governor) -> WorkerClient:
             token,
             retry=Retry(seconds=settings.retry_seconds),
             tls=tls,
-            may_go_to=governor.permits_store,
+            may_go_to=enforcer.permits_store,
         )
     except ClientError as error:
         raise SettingsError(str(error)) from None
 
 
-def _ledger(folder: Path, governor: Governor) -> Ledger:
+def _ledger(folder: Path, enforcer: PolicyEnforcer) -> Ledger:
     try:
-        return Ledger(folder / "ledger", policy=governor.digest, rules=governor.ledger)
+        return Ledger(folder / "ledger", policy=enforcer.digest, rules=enforcer.ledger)
     except LedgerError as error:
         raise SettingsError(str(error)) from None

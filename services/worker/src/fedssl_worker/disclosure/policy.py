@@ -24,7 +24,7 @@ log = structlog.get_logger()
 NO_POLICY = "none"
 """What stands for the digest where there is no policy."""
 
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 _PORTS = {"http": 80, "https": 443}
 _PLAIN_NAME = re.compile(r"[a-z0-9_-]+")
 
@@ -115,11 +115,11 @@ def read_policy(path: Path) -> tuple[Policy, str]:
     """The policy in a file, and the sha256 of its bytes. Raises PolicyError."""
     try:
         with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
+            content = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise PolicyError(f"cannot read the policy {path}: {error.strerror}") from None
-    if len(content) > _MOST_BYTES:
-        raise PolicyError(f"the policy {path} has more than {_MOST_BYTES} bytes: is it the right file?")
+    if len(content) > _MAX_BYTES:
+        raise PolicyError(f"the policy {path} has more than {_MAX_BYTES} bytes: is it the right file?")
     try:
         document = tomllib.loads(content.decode("utf-8"))
         return Policy.model_validate(document), hashlib.sha256(content).hexdigest()
@@ -127,10 +127,10 @@ def read_policy(path: Path) -> tuple[Policy, str]:
         raise PolicyError(f"the policy {path} is not TOML: {error}") from None
     except ValidationError as error:
         mistakes = error.errors(include_url=False, include_input=False, include_context=False)
-        raise PolicyError(f"the policy {path} cannot be used: {_said(mistakes)}") from None
+        raise PolicyError(f"the policy {path} cannot be used: {_describe_mistakes(mistakes)}") from None
 
 
-class Governor:
+class PolicyEnforcer:
     """The policy in force. Without a file there is none: what leaves is then the method's plan, and all its numbers."""
 
     def __init__(self, path: Path | None, coordinator: str) -> None:
@@ -173,22 +173,22 @@ class Governor:
 
     def permits_store(self, server: str) -> bool:
         """Whether artifacts may be fetched and sent at an object store, https://HOST:PORT, of the coordinator's."""
-        return self._policy is None or _address(server) in map(_address, self._policy.stores)
+        return self._policy is None or _normalised_address(server) in map(_normalised_address, self._policy.stores)
 
     def permitted_metrics(self, item: WorkItem, metrics: Metrics) -> Metrics:
         """Those numbers that may leave."""
-        return {name: value for name, value in metrics.items() if self._lets_out(item, name)}
+        return {name: value for name, value in metrics.items() if self._permits_number(item, name)}
 
     def permitted_progress(self, item: WorkItem, progress: Progress) -> Progress:
         """The progress without numbers that may not leave: its loss and its speed are metrics of those names."""
-        kept = [name for name in ("loss", "images_per_second") if not self._lets_out(item, name)]
+        kept = [name for name in ("loss", "images_per_second") if not self._permits_number(item, name)]
         return progress.model_copy(update=dict.fromkeys(kept)) if kept else progress
 
-    def _lets_out(self, item: WorkItem, name: str) -> bool:
+    def _permits_number(self, item: WorkItem, name: str) -> bool:
         return self.notice is None or permits_metric(self.notice, item.spec.method.name, name)
 
     def _require_ours(self, policy: Policy) -> None:
-        if _address(policy.coordinator) != _address(self._coordinator):
+        if _normalised_address(policy.coordinator) != _normalised_address(self._coordinator):
             raise PolicyError(
                 f"the policy {self._path} is for the coordinator {policy.coordinator}, and this worker was started for "
                 f"{self._coordinator}: it talks to no other"
@@ -199,7 +199,7 @@ class Governor:
             )
 
 
-def _address(url: str) -> tuple[str, str, int | None, str]:
+def _normalised_address(url: str) -> tuple[str, str, int | None, str]:
     """An address in one form, so that `https://HOST` and `https://HOST:443/` are the same."""
     try:
         parts = urlsplit(url)
@@ -209,7 +209,7 @@ def _address(url: str) -> tuple[str, str, int | None, str]:
     return parts.scheme, parts.hostname or "", port or _PORTS.get(parts.scheme), parts.path.rstrip("/")
 
 
-def _said(mistakes: Sequence[Mapping[str, Any]]) -> str:
+def _describe_mistakes(mistakes: Sequence[Mapping[str, Any]]) -> str:
     """Every mistake with its place: `allow.0.artefact: there is no such key`."""
     lines = []
     for mistake in mistakes:

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import structlog
 
 from fedssl.protocol.ledger import AnchorReceipt, LedgerAnchor, receipt_message
-from fedssl_worker.ledger import Ledger, LedgerError
-from fedssl_worker.ledger.keys import is_signed_by
+from fedssl_worker.disclosure.ledger import Ledger, LedgerError
+from fedssl_worker.disclosure.ledger.keys import is_signed_by
 
 log = structlog.get_logger()
 
 
 @dataclass(slots=True)
-class Turn:
+class Exchange:
     """One request's part: the anchor that it carries, if any, and the receipt that its answer brought."""
 
     anchor: LedgerAnchor | None
@@ -31,33 +31,33 @@ class Anchoring:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._turn = threading.Lock()
+        self._in_flight = threading.Lock()
         self._unanswered: LedgerAnchor | None = None
         self._answered_seq = 0
 
     @contextmanager
-    def turn(self, *, always: bool = False) -> Iterator[Turn]:
+    def exchange(self, *, always: bool = False) -> Iterator[Exchange]:
         """Take part in a request; with `always` (at registration) also where nothing is new."""
-        if not self._turn.acquire(blocking=False):
-            yield Turn(None)
+        if not self._in_flight.acquire(blocking=False):
+            yield Exchange(None)
             return
         try:
             if self._unanswered is None and (always or self._is_due()):
                 self._unanswered = self._ledger.anchor
-            turn = Turn(self._unanswered)
-            yield turn
-            if turn.anchor is not None:
+            exchange = Exchange(self._unanswered)
+            yield exchange
+            if exchange.anchor is not None:
                 self._unanswered = None
-                self._answered_seq = turn.anchor.seq
-                self._note(turn.anchor, turn.receipt)
+                self._answered_seq = exchange.anchor.seq
+                self._on_answer(exchange.anchor, exchange.receipt)
         finally:
-            self._turn.release()
+            self._in_flight.release()
 
     def _is_due(self) -> bool:
         """Whether there are entries that no receipt covers, and that were not contradicted just before."""
         return not self._ledger.is_anchored and self._ledger.anchor.seq > self._answered_seq
 
-    def _note(self, anchor: LedgerAnchor, receipt: AnchorReceipt | None) -> None:
+    def _on_answer(self, anchor: LedgerAnchor, receipt: AnchorReceipt | None) -> None:
         """The coordinator has answered."""
         if receipt is None:
             log.warning(
@@ -68,9 +68,9 @@ class Anchoring:
         elif not _is_for(receipt, anchor):
             log.warning("the coordinator's receipt for the ledger is not genuine", entry=anchor.seq)
         elif not self._ledger.is_anchored:
-            self._keep(receipt)
+            self._store_receipt(receipt)
 
-    def _keep(self, receipt: AnchorReceipt) -> None:
+    def _store_receipt(self, receipt: AnchorReceipt) -> None:
         try:
             self._ledger.append(
                 "receipt",

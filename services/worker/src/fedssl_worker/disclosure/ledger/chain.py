@@ -8,11 +8,11 @@ from pydantic import ValidationError
 
 from fedssl.protocol.base import Digest, StrictModel
 from fedssl.protocol.ledger import PublicKey, Sequence, Signature, canonical
-from fedssl_worker.ledger.entries import GENESIS, Entry, LedgerError, entry_hash
-from fedssl_worker.ledger.keys import SigningKey, is_signed_by
+from fedssl_worker.disclosure.ledger.entries import GENESIS, LedgerEntry, LedgerError, entry_hash
+from fedssl_worker.disclosure.ledger.keys import SigningKey, is_signed_by
 
 _CHECKPOINT_DOMAIN = b"fedssl/checkpoint/1\n"
-_GOVERNING = ("opened", "policy")  # they say whether entries are signed, so they always are
+_ALWAYS_SIGNED = ("opened", "policy")  # they say whether entries are signed, so they always are
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Point:
     key: str = ""
     signed: bool = True
 
-    def after(self, entry: Entry) -> "Point":
+    def after(self, entry: LedgerEntry) -> "Point":
         """The chain with one more entry. Raises LedgerError unless the entry is the one that belongs here."""
         if entry.seq != self.seq + 1:
             raise LedgerError(f"entry {entry.seq} follows entry {self.seq}: entries are missing, or out of order")
@@ -40,15 +40,15 @@ class Point:
             raise LedgerError(f"entry {entry.seq} was not signed by this ledger's key {extended.key[:8]}")
         return extended
 
-    def extended(self, entry: Entry) -> "Point":
+    def extended(self, entry: LedgerEntry) -> "Point":
         """The chain with one more entry, which is known to belong here."""
         key = str(entry.body.get("key")) if entry.kind == "opened" else self.key
-        signed = entry.body.get("signed") == "yes" if entry.kind in _GOVERNING else self.signed
+        signed = entry.body.get("signed") == "yes" if entry.kind in _ALWAYS_SIGNED else self.signed
         return Point(entry.seq, entry.hash, key, signed)
 
     def wants_signature(self, kind: str) -> bool:
         """Whether the next entry, if of this kind, is to be signed."""
-        return self.signed or kind in _GOVERNING
+        return self.signed or kind in _ALWAYS_SIGNED
 
 
 class _Body(StrictModel):

@@ -10,8 +10,8 @@ An entry is `{"body":{...},"hash":h,"prev":p,"sig":s}` with `h = SHA256("fedssl/
 is seen only by comparing it with an anchor that the coordinator keeps.
 """
 
-from fedssl_worker.ledger.chain import Point
-from fedssl_worker.ledger.entries import Entry, LedgerError
-from fedssl_worker.ledger.journal import Ledger
+from fedssl_worker.disclosure.ledger.chain import Point
+from fedssl_worker.disclosure.ledger.entries import LedgerEntry, LedgerError
+from fedssl_worker.disclosure.ledger.journal import Ledger
 
-__all__ = ["Entry", "Ledger", "LedgerError", "Point"]
+__all__ = ["Ledger", "LedgerEntry", "LedgerError", "Point"]
