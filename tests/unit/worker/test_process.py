@@ -192,6 +192,39 @@ def test_every_option_can_be_set_by_a_variable(monkeypatch: pytest.MonkeyPatch) 
     }
 
 
+def test_every_option_is_read_as_its_variable_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Settings] = []
+    monkeypatch.setattr(main, "_run", lambda settings: read.append(settings) or 0)
+    given = [("--" + name.replace("_", "-"), text) for name, (text, _) in _VARIABLES.items()]
+    options = [
+        part for option, text in given for part in ((option,) if option == "--insecure-http" else (option, text))
+    ]
+    assert invoke(*options) == (0, "")
+    assert {name: getattr(read[0], name) for name in _VARIABLES} == {
+        name: value for name, (_, value) in _VARIABLES.items()
+    }
+
+
+def test_secrets_are_the_only_settings_without_an_option() -> None:
+    options = set(inspect.signature(main.run).parameters)
+    assert Settings.model_fields.keys() - options == {"token", "enrolment_token"}
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "words"),
+    [
+        ("--threads", "many", "valid integer"),
+        ("--retry-seconds", "long", "valid"),
+        ("--metrics-port", "0", "--metrics-port: Input should be greater than or equal to 1"),
+        ("--log-level", "loud", "--log-level: Input should be 'debug', 'info', 'warning' or 'error'"),
+    ],
+)
+def test_an_option_with_another_kind_of_value(option: str, text: str, words: str) -> None:
+    code, output = invoke("--coordinator", "http://127.0.0.1:1", "--data", "digits", "--state", "/state", option, text)
+    assert code == 2
+    assert words in output
+
+
 @pytest.mark.parametrize("text", ["2", "grey", "-1"])
 def test_channels_that_are_neither_1_nor_3(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("FEDSSL_WORKER_CHANNELS", text)

@@ -3,9 +3,8 @@
 import hashlib
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import structlog
@@ -18,6 +17,7 @@ from fedssl.protocol.methods import METHOD_CONFIGS
 from fedssl.protocol.policy import AllowRule, Pattern, PolicyNotice
 from fedssl.protocol.work import Metrics, Progress, WorkItem
 from fedssl_worker.settings import SettingsError
+from fedssl_worker.validation import describe_problems
 
 log = structlog.get_logger()
 
@@ -26,6 +26,7 @@ NO_POLICY = "none"
 
 _MAX_BYTES = 1 << 20
 _PORTS = {"http": 80, "https": 443}
+_MESSAGES = {"extra_forbidden": "there is no such key: correct its spelling", "missing": "is missing"}
 _PLAIN_NAME = re.compile(r"[a-z0-9_-]+")
 
 Fingerprint = Annotated[str, StringConstraints(pattern=r"^ed25519:[0-9a-f]{64}$")]
@@ -126,8 +127,8 @@ def read_policy(path: Path) -> tuple[Policy, str]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PolicyError(f"the policy {path} is not TOML: {error}") from None
     except ValidationError as error:
-        mistakes = error.errors(include_url=False, include_input=False, include_context=False)
-        raise PolicyError(f"the policy {path} cannot be used: {_describe_mistakes(mistakes)}") from None
+        problems = describe_problems(error, lambda place: ".".join(map(str, place)), _MESSAGES)
+        raise PolicyError(f"the policy {path} cannot be used: {problems}") from None
 
 
 class PolicyEnforcer:
@@ -207,14 +208,3 @@ def _normalised_address(url: str) -> tuple[str, str, int | None, str]:
     except ValueError:
         return url, "", None, ""
     return parts.scheme, parts.hostname or "", port or _PORTS.get(parts.scheme), parts.path.rstrip("/")
-
-
-def _describe_mistakes(mistakes: Sequence[Mapping[str, Any]]) -> str:
-    """Every mistake with its place: `allow.0.artefact: there is no such key`."""
-    lines = []
-    for mistake in mistakes:
-        place = ".".join(str(part) for part in mistake["loc"])
-        words = {"extra_forbidden": "there is no such key: correct its spelling", "missing": "is missing"}
-        said = words.get(mistake["type"], str(mistake["msg"]).removeprefix("Value error, "))
-        lines.append(f"{place}: {said}" if place else said)
-    return "; ".join(lines)
