@@ -130,8 +130,6 @@ def check(
         show_pairs({"client": read.client, "coordinator": read.coordinator, "stores": stores, "digest": digest})
         columns = ["artifact", "methods", "tensors", "data sets", "secure", "#max bytes", "#max rounds"]
         show_table(columns, ([_joined(value) for value in rule.model_dump().values()] for rule in notice.allow))
-    for setting in read.without_effect():
-        note(f"without effect: {setting}")
 
 
 def _report_fields(report: "Report") -> dict[str, Any]:
