@@ -220,7 +220,7 @@ def test_a_lost_answer_locks_no_worker_out(coordinator: Coordinator, tmp_path: P
 def test_a_kept_token_that_cannot_be_read(tmp_path: Path) -> None:
     with _state(tmp_path / "state") as state:
         (state / "token.json").write_text('{"format": 2}')
-        with pytest.raises(SettingsError, match="enrol anew"):
+        with pytest.raises(SettingsError, match="enrol again"):
             enrolled_token(state, None, lambda secret, token_hash: pytest.fail("asked"))
 
 

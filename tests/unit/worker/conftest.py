@@ -21,7 +21,8 @@ from fedssl.methods import METHODS
 from fedssl.methods.api import Context
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.work import Register, WorkItem
-from fedssl_worker.agent import Agent, Backoff
+from fedssl_worker.agent import Agent
+from fedssl_worker.backoff import Backoff
 from fedssl_worker.data import OwnImages, load_images
 from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.disclosure.ledger import Ledger
@@ -135,7 +136,7 @@ class Setting:
         return agent, reregister
 
     def restart(self, policy: Path | None = None, **changes: Any) -> Agent:
-        backoff = Backoff(first=0.01, most=0.05)
+        backoff = Backoff(first=0.01, longest=0.05)
         egress, changes = self.egress(policy), {"claim_seconds": 0.1, "backoff": backoff, **changes}
         return Agent(self.client, self.executor(), egress, self.states(), **changes)
 

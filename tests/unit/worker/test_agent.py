@@ -16,7 +16,8 @@ from fedssl.protocol.errors import Problem
 from fedssl.protocol.work import HeartbeatReply, Register
 from fedssl_worker import executor as executor_module
 from fedssl_worker import lease as lease_module
-from fedssl_worker.agent import Agent, Backoff, Refused, register, retry_until_answered
+from fedssl_worker.agent import Agent, register
+from fedssl_worker.backoff import Backoff, Refused, retry_until_answered
 from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.executor import Executor
 from fedssl_worker.state import ClientStates
@@ -201,7 +202,7 @@ def test_registration_waits_for_the_coordinator(setting: Setting) -> None:
             raise Refusal("unavailable", 503)
 
     setting.coordinator.before = refuse
-    registered = register(setting.client, INTRODUCTION, Backoff(first=0.01, most=0.05))
+    registered = register(setting.client, INTRODUCTION, Backoff(first=0.01, longest=0.05))
     assert registered.client_id == "hospital-a"
     assert setting.coordinator.introductions == [INTRODUCTION]
 
@@ -267,7 +268,7 @@ def test_a_lost_lease_ends_the_training(
     setting.offer(make_spec(), 1)
     with capture_logs() as logs:
         setting.restart().step()
-    assert {"event": "work called off", "reason": "The lease is another's."}.items() <= logs[-1].items()
+    assert {"event": "work.cancelled", "reason": "The lease is another's."}.items() <= logs[-1].items()
     assert setting.coordinator.declined == []
 
 
@@ -323,7 +324,7 @@ def test_a_wider_plan_is_declined(setting: Setting) -> None:
     item = setting.item(make_spec(), 1)
     plan = item.plan.model_copy(update={"update": item.plan.update[:-1]})
     setting.coordinator.offer(item.model_copy(update={"plan": plan}))
-    assert "what may leave" in decline_reason(setting)
+    assert "which determines what may leave" in decline_reason(setting)
 
 
 def test_images_that_do_not_fit_are_declined(setting: Setting) -> None:
@@ -349,7 +350,7 @@ def test_a_surprise_is_logged_declined_and_survived(setting: Setting, monkeypatc
         reason = decline_reason(setting)
     assert "ValueError" in reason
     assert "patient" not in reason
-    assert any(line["event"] == "work failed" for line in logs)
+    assert any(line["event"] == "work.failed" for line in logs)
     setting.offer(make_spec(), 1)
     setting.restart().step()
     assert len(setting.coordinator.submissions) == 1
@@ -473,12 +474,12 @@ def test_a_lost_disk_starts_cold(setting: Setting) -> None:
     with capture_logs() as logs:
         setting.restart().step()
     assert len(setting.coordinator.submissions) == 2
-    assert any(line["event"] == "client state lost, starting cold" for line in logs)
+    assert any(line["event"] == "client_state.lost" for line in logs)
 
 
 def test_a_coordinator_that_names_a_time_is_left_alone_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr("fedssl_worker.agent.time.sleep", slept.append)
+    monkeypatch.setattr("fedssl_worker.backoff.time.sleep", slept.append)
     busy = Problem(type="about:blank", title="Asked too often", status=429, detail="Come back.")
     errors = [TooManyRequests(busy, retry_after=7.0), TooManyRequests(busy, retry_after=1e12), TooManyRequests(busy)]
 

@@ -60,7 +60,7 @@ def test_show_for_programs_and_of_one_run(state: Path) -> None:
 def test_verify_says_that_all_is_whole(state: Path) -> None:
     code, out, err = invoke("ledger", "verify", "--state", state)
     assert code == 0
-    assert "The ledger is whole." in err
+    assert "The ledger is intact." in err
     assert "Unconfirmed" in err
     found = as_json("ledger", "verify", "--state", state)
     assert (found["entries"], found["last"], found["unconfirmed"]) == (7, 7, [6])
@@ -72,7 +72,7 @@ def test_verify_finds_a_change(state: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"bytes":12', b'"bytes":13', 1))
     code, _, err = invoke("ledger", "verify", "--state", state)
     assert code == 4
-    assert "NOT WHOLE" in err
+    assert "NOT INTACT" in err
     assert f"{FIRST}, line 2: entry 2 was changed" in err
 
 
@@ -102,7 +102,7 @@ def test_only_an_anchor_reveals_that_the_end_was_cut_off(state: Path, page: bool
 
 def test_anchors_of_another_entry_or_another_ledger(state: Path) -> None:
     cases = {
-        "is of another entry than this ledger's": anchor(state, seq=3),
+        "differs from this ledger's entry": anchor(state, seq=3),
         "of another ledger of this client": anchor(state, key="0" * 64),
     }
     for words, known in cases.items():
@@ -123,7 +123,7 @@ def test_verify_from_a_checkpoint(tmp_path: Path) -> None:
     assert as_json("ledger", "verify", "--state", tmp_path, "--from", start)["first"] == 5
     assert len(as_json("ledger", "show", "--state", tmp_path)) == 2  # what is left is still shown
     (tmp_path / "none").write_text("{}")
-    assert "no checkpoint" in invoke("ledger", "verify", "--state", tmp_path, "--from", tmp_path / "none")[2]
+    assert "not a checkpoint" in invoke("ledger", "verify", "--state", tmp_path, "--from", tmp_path / "none")[2]
 
 
 @pytest.mark.parametrize("command", ["verify", "show"])

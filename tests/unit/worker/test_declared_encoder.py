@@ -118,7 +118,7 @@ def test_work_for_another_encoder_is_refused_before_anything_is_fetched(
     setting: Setting, client_encoders: Any, given: str
 ) -> None:
     item = setting.item(flesd(client_encoders), 1)
-    what = f"gives {CLIENT} the encoder {given}, and its worker has declared convnet 4-6-8: make a run with"
+    what = f"gives {CLIENT} the encoder {given}, and its worker has declared convnet 4-6-8: create a run with"
     with pytest.raises(CannotTrain, match=what):
         executor(setting, OWN).execute(item, silent)
     assert setting.coordinator.calls == []

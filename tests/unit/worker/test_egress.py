@@ -140,7 +140,7 @@ def test_without_a_ledger_nothing_leaves(setting: Setting, monkeypatch: pytest.M
     agent.step()
     assert "PUT artifact" not in setting.coordinator.calls
     (declined,) = setting.coordinator.declined
-    assert declined.reason == "the worker cannot write down what leaves, so nothing does: its log says more"
+    assert declined.reason == "the worker cannot write its ledger, so it sends nothing: see its log"
 
 
 def test_only_egress_sends_artifacts() -> None:

@@ -32,9 +32,9 @@ def widened(item: WorkItem) -> WorkItem:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (widened, "what may leave is decided by the method"),
+        (widened, r"artifact plan for \w+ differs from this worker's"),
         (lambda item: item.model_copy(update={"method_version": 99}), "fedbyol version 99; this worker has version 1"),
-        (lambda item: item.model_copy(update={"client_id": "hospital-b"}), "is for hospital-b"),
+        (lambda item: item.model_copy(update={"client_id": "hospital-b"}), "is for the client hospital-b"),
     ],
     ids=["wider plan", "other version", "foreign"],
 )
@@ -149,7 +149,7 @@ def test_progress_is_told_and_may_cancel(setting: Setting) -> None:
 
 
 def test_a_device_that_is_not_there() -> None:
-    with pytest.raises(SettingsError, match="there is no cuda:99"):
+    with pytest.raises(SettingsError, match="there is no device cuda:99"):
         choose_device("cuda:99", 1)
 
 

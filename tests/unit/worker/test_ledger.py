@@ -133,7 +133,7 @@ def test_without_its_key_or_with_another_it_is_not_continued(tmp_path: Path) -> 
     with pytest.raises(LedgerError, match="not the key of this ledger"):
         Ledger(tmp_path / "ledger")
     (tmp_path / "ledger/key").write_text("no key")
-    with pytest.raises(LedgerError, match="no private key"):
+    with pytest.raises(LedgerError, match="not a PEM private key"):
         Ledger(tmp_path / "ledger")
 
 

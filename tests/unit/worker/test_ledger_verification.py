@@ -42,8 +42,11 @@ CHANGES: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
     "a body and its hash changed": (lambda lines: [lines[0], _edited(lines[1], bytes=1), *lines[2:]], "not signed by"),
     "the last with its hash": (lambda lines: [*lines[:-1], _edited(lines[-1], bytes=1)], "not signed by"),
     "a signature removed": (lambda lines: [lines[0], _unsigned(lines[1]), *lines[2:]], "not signed by"),
-    "a line made unreadable": (lambda lines: [lines[0], b"{}\n", *lines[2:]], "line 2: this is no entry"),
-    "spaces": (lambda lines: [lines[0], lines[1].replace(b",", b", "), *lines[2:]], "not how an entry is written"),
+    "a line made unreadable": (lambda lines: [lines[0], b"{}\n", *lines[2:]], "line 2: this is not an entry"),
+    "spaces": (
+        lambda lines: [lines[0], lines[1].replace(b",", b", "), *lines[2:]],
+        "not an entry in its canonical form",
+    ),
 }
 
 
@@ -143,7 +146,7 @@ def test_without_its_newest_segment_it_is_not_begun_anew(tmp_path: Path) -> None
     filled(folder, 4, SHORT)
     for path in folder.glob("0*"):
         path.unlink()
-    with pytest.raises(LedgerError, match="is gone"):
+    with pytest.raises(LedgerError, match="is missing: restore it"):
         Ledger(folder)
 
 

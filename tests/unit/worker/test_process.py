@@ -74,7 +74,12 @@ def test_stopped_while_waiting_and_while_training(coordinator: FakeCoordinator, 
         wait_until(lambda: coordinator.submissions, 60)
         time.sleep(0.2)  # it waits for work again
         lines = [json.loads(line) for line in leave(process, signal.SIGINT).splitlines()]
-    assert [line["event"] for line in lines[1:]] == ["registered", "claimed", "trained", "submitted"]
+    assert [line["event"] for line in lines[1:]] == [
+        "worker.registered",
+        "work.claimed",
+        "work.trained",
+        "update.submitted",
+    ]
     assert lines[2]["round"] == 1
     with worker(coordinator, folder) as process:
         setting.offer(endless, 2)
@@ -114,7 +119,7 @@ def test_a_metrics_port_that_is_taken_is_named(coordinator: FakeCoordinator, tmp
     given = ("--coordinator", coordinator.url, "--data", "digits", "--state", str(tmp_path / "state"))
     code, output = invoke(*given, "--metrics-port", port)
     assert code == 2
-    assert f"cannot answer Prometheus at 127.0.0.1, port {port} (Address already in use): choose another" in output
+    assert f"cannot serve metrics at 127.0.0.1, port {port} (Address already in use): choose another" in output
 
 
 def test_an_empty_variable_is_no_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_more_than_the_owner_allows(setting: Setting) -> None:
     content = public_bytes()
     digest = setting.coordinator.put(content)
     with pytest.raises(
-        DataError, match=r"more than the 800 bytes that this worker keeps: raise its --max-public-bytes"
+        DataError, match=r"exceed the 800 bytes that this worker may keep: raise its --max-public-bytes"
     ):
         _fetch(_cache(setting, 800), digest)
     assert _kept(setting) == set()
@@ -129,7 +129,7 @@ def test_an_owner_who_allows_none(setting: Setting) -> None:
     digest = setting.coordinator.put(public_bytes())
     spec = make_spec(method=FLESD, public_data={"dataset": "scans", "num_images": 10, "digest": digest})
     for executor in (_executor(setting, 0), setting.executor()):
-        with pytest.raises(DataError, match=r"fetches no public images|are not fetched here"):
+        with pytest.raises(DataError, match=r"fetches no public images|does not fetch the public images"):
             executor.execute(setting.item(spec, 1), lambda progress: None)
     assert setting.coordinator.calls == []
 

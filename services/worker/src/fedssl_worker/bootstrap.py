@@ -1,4 +1,4 @@
-"""Puts a worker together from its settings and runs it. Imports torch."""
+"""Builds a worker from its settings and runs it. Imports torch."""
 
 from importlib.metadata import version
 from pathlib import Path
@@ -11,7 +11,8 @@ from fedssl.client import ClientError, Retry, Tls, WorkerClient
 from fedssl.engine import release_trainer
 from fedssl.methods import METHODS
 from fedssl.protocol.work import Enrolled, Register
-from fedssl_worker.agent import Agent, Backoff, Refused, register, retry_until_answered
+from fedssl_worker.agent import Agent, register
+from fedssl_worker.backoff import Backoff, Refused, retry_until_answered
 from fedssl_worker.data import OwnImages, PublicImages, load_images
 from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.disclosure.ledger import Ledger, LedgerError
@@ -29,32 +30,32 @@ log = structlog.get_logger()
 
 EXIT_REFUSED = 3
 KEEP_TRAINER_SECONDS = 600.0
-"""A run's next round rarely takes longer; whoever else uses the device has its memory after that."""
+"""A run's next round rarely takes longer to begin. After that, other processes can use the device's memory."""
 
 
 def run_worker(settings: Settings) -> int:
-    """Work until a signal comes. Returns the exit code of a worker that the coordinator does not want.
+    """Work until a signal arrives. Returns the exit code if the coordinator refuses the worker.
 
-    Raises SettingsError (a PolicyError too) and DataError when there is nothing to start with.
+    Raises SettingsError, PolicyError (which is one) and DataError if the worker cannot start.
     """
-    given = settings.read_token()
+    given_token = settings.read_token()
     enforcer = PolicyEnforcer(settings.policy, settings.coordinator)
     device = choose_device(settings.device, settings.threads)
     serve(settings.metrics_host, settings.metrics_port)
     with exclusive_folder(settings.state.expanduser()) as folder:
         try:
-            token = given or _enrolled_token(settings, folder, enforcer)
+            token = given_token or _enrolled_token(settings, folder, enforcer)
         except Refused as error:
-            log.error("the coordinator does not enrol this worker", reason=str(error))
+            log.error("worker.enrolment_refused", reason=str(error))
             return EXIT_REFUSED
         images = load_images(settings.data, device, image_size=settings.image_size, channels=settings.channels)
-        log.info("images read", num_images=len(images), channels=images.channels, image_size=images.image_size)
+        log.info("images.loaded", num_images=len(images), channels=images.channels, image_size=images.image_size)
         with _client(settings, token, enforcer) as client:
             egress = Egress(client, _ledger(folder, enforcer), enforcer)
             try:
                 _work(settings, folder, client, egress, images, device)
             except Refused as error:
-                log.error("the coordinator refuses this worker", reason=str(error))
+                log.error("worker.refused", reason=str(error))
                 return EXIT_REFUSED
     return 0
 
@@ -62,7 +63,7 @@ def run_worker(settings: Settings) -> int:
 def _work(
     settings: Settings, folder: Path, client: WorkerClient, egress: Egress, images: OwnImages, device: torch.device
 ) -> None:
-    """Register, and then work for ever. Raises Refused."""
+    """Register, then work until an exception. Raises Refused."""
     backoff = Backoff()
     registration = _registration(settings, images, device)
 
@@ -71,7 +72,7 @@ def _work(
 
     client_id = reregister()
     bind_contextvars(client=client_id)
-    log.info("registered", client=client_id, coordinator=client.url, device=registration.device)
+    log.info("worker.registered", client=client_id, coordinator=client.url, device=registration.device)
     states = ClientStates(folder / "runs")
     cache = PublicCache(client, folder / "public", settings.max_public_bytes)
     executor = Executor(
@@ -104,7 +105,7 @@ def _work(
 
 
 def _enrolled_token(settings: Settings, folder: Path, enforcer: PolicyEnforcer) -> str:
-    """The token that this worker has enrolled with. Raises Refused, and SettingsError where there is none to be had."""
+    """Return the token of this worker, which enrols if necessary. Raises Refused, and SettingsError if it has none."""
 
     def enrol(enrolment: str, token_hash: str) -> Enrolled:
         with _client(settings, enrolment, enforcer) as client:
@@ -113,10 +114,10 @@ def _enrolled_token(settings: Settings, folder: Path, enforcer: PolicyEnforcer) 
     token = enrolled_token(folder, settings.read_enrolment_token(), enrol)
     if token is None:
         path = settings.enrolment_token_file
-        gone = "" if path is None else f" ({path} does not exist)"
+        missing = "" if path is None else f" ({path} does not exist)"
         raise SettingsError(
-            "no token: set FEDSSL_WORKER_TOKEN, or name a file that holds it with --token-file; for a first start, one "
-            f"that holds an enrolment token with --enrolment-token-file{gone}"
+            "this worker has no token: set FEDSSL_WORKER_TOKEN or --token-file; for a first start, set "
+            f"FEDSSL_WORKER_ENROLMENT_TOKEN or --enrolment-token-file{missing}"
         )
     return token
 

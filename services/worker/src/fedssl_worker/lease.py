@@ -1,4 +1,4 @@
-"""Holds an assignment's lease while it is worked on: a thread renews it and learns when the work is called off."""
+"""Renews an assignment's lease from a thread while the assignment is worked on, and learns of its cancellation."""
 
 import contextvars
 import threading
@@ -24,12 +24,12 @@ _JOIN_SECONDS = 0.5
 
 
 def progress_interval(lease_seconds: float) -> float:
-    """Seconds between heartbeats while there is something new to tell."""
+    """Return the seconds between heartbeats while there is new progress to report."""
     return min(lease_seconds / _HEARTBEATS_PER_LEASE, max(_PROGRESS_SECONDS, lease_seconds / _REPORTS_PER_LEASE))
 
 
 class Lease:
-    """Renewed from entry to exit. A coordinator that cannot be reached does not end the work: it may come back."""
+    """A lease that is renewed from entry to exit. An unreachable coordinator does not end the work: it may return."""
 
     def __init__(self, client: WorkerClient, item: WorkItem, anchoring: Anchoring) -> None:
         self._client = client
@@ -40,7 +40,7 @@ class Lease:
         self._progress: Progress | None = None
         self._lost: Exception | None = None
         self._done = threading.Event()
-        # In a copy of this context: its log lines and requests are about the same round, and in the same trace.
+        # A copy of this context, so that the thread's log lines and requests name the same round and trace.
         run = contextvars.copy_context().run
         self._thread = threading.Thread(target=run, args=(self._run,), name="lease", daemon=True)
 
@@ -55,9 +55,9 @@ class Lease:
         self._thread.join(_JOIN_SECONDS)
 
     def report(self, progress: Progress) -> None:
-        """Note where the work stands, for the next beat. Raises Cancelled when the work was called off.
+        """Keep the progress for the next heartbeat.
 
-        Raises NotAuthenticated or NotAllowed when this worker was.
+        Raises Cancelled if the work was cancelled, and NotAuthenticated or NotAllowed if this worker was revoked.
         """
         self._progress = progress
         if self._lost is not None:
@@ -72,7 +72,7 @@ class Lease:
             reported, sent_at = newest, time.monotonic()
             try:
                 self._send_heartbeat(newest)
-            except RuntimeError:  # httpx: the client was closed meanwhile
+            except RuntimeError:  # from httpx: the client was closed in the meantime
                 if not self._done.is_set():
                     raise
 
@@ -88,13 +88,13 @@ class Lease:
                 )
                 exchange.receipt = reply.receipt
             if not reply.carry_on:
-                self._lost = Cancelled(reply.reason or "the coordinator called the work off")
+                self._lost = Cancelled(reply.reason or "the coordinator cancelled the work")
         except (LeaseLost, Gone, NotFound) as error:
             if error.slug:
                 self._lost = Cancelled(str(error))
-            else:  # a proxy's own answer, while it restarts for instance
-                log.warning("heartbeat failed, carrying on", reason=str(error))
+            else:  # the answer of a proxy, while it restarts for example
+                log.warning("heartbeat.failed", reason=str(error))
         except (NotAuthenticated, NotAllowed) as error:
             self._lost = error
         except ClientError as error:
-            log.warning("heartbeat failed, carrying on", reason=str(error))
+            log.warning("heartbeat.failed", reason=str(error))

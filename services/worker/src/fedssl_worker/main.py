@@ -1,4 +1,4 @@
-"""The `fedssl-worker` command. torch is imported only once there is something to run: `--help` answers at once."""
+"""The `fedssl-worker` command. Imports torch only to run a worker, so that `--help` is fast."""
 
 from typing import Any
 
@@ -22,18 +22,19 @@ app.add_typer(policy_app, name="policy")
 EXIT_SETTINGS = 2
 
 _EPILOG = """
-At its first start a worker needs an enrolment token, which serves once: in FEDSSL_WORKER_ENROLMENT_TOKEN or in a file
-with permissions 600 (--enrolment-token-file). It makes a token of its own, which stays in STATE. A token that was made
-for it comes from FEDSSL_WORKER_TOKEN or such a file (--token-file). Secrets are no options: others could see them.
-Every option can be set by a variable too: --retry-seconds is FEDSSL_WORKER_RETRY_SECONDS.
+At its first start a worker needs a single-use enrolment token, in FEDSSL_WORKER_ENROLMENT_TOKEN or in a file with
+permissions 600 (--enrolment-token-file). The worker then creates a token of its own and keeps it in STATE. A token that
+was created for it is read from FEDSSL_WORKER_TOKEN or from such a file (--token-file). Secrets are not options, because
+other users can see a command line. Every option can also be set by a variable: --retry-seconds is
+FEDSSL_WORKER_RETRY_SECONDS.
 
-What leaves this machine: the tensors that the run's method declares (`fedssl method show NAME`) and its numbers, the
-loss for one; the number of images. A --policy allows less. Every artifact is written into STATE/ledger before it is
+What leaves this machine: the tensors that the run's method declares (`fedssl method show NAME`), its metrics, such as
+the loss, and the number of images. A --policy allows less. Every artifact is recorded in STATE/ledger before it is
 sent: `fedssl-worker ledger show` lists them.
 
-The process can be stopped or killed at any moment: started again with the same STATE, it goes on where it was.
+The process can be stopped or killed at any moment. Started again with the same STATE, it continues where it stopped.
 
-Exit codes: 0 asked to stop; 1 unexpected; 2 settings or images that cannot be used; 3 refused by the coordinator.
+Exit codes: 0 stopped on request; 1 unexpected error; 2 unusable settings or images; 3 refused by the coordinator.
 
 Example: fedssl-worker run --coordinator http://127.0.0.1:8000 --data ~/images --state ~/.fedssl-worker
 """
@@ -41,13 +42,13 @@ Example: fedssl-worker run --coordinator http://127.0.0.1:8000 --data ~/images -
 
 @app.callback()
 def _root() -> None:
-    """Keeps `run` a command of its own."""
+    """Make typer treat `run` as a command even if it is the only one."""
 
 
 @app.command(epilog=_EPILOG)
 @options_of(Settings)
 def run(**options: Any) -> None:
-    """Train for a coordinator until stopped."""
+    """Train for a coordinator until the process is stopped."""
     try:
         settings = _settings({name: value for name, value in options.items() if value is not None})
         code = _run(settings)

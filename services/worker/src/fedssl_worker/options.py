@@ -22,7 +22,7 @@ _PARSED = (bool, int, float, Path)
 
 @dataclass(frozen=True, slots=True)
 class WhenUnset:
-    """Annotates a field whose default is None: what `--help` shows as its default."""
+    """Annotates a field without a default value with the text that `--help` shows as its default."""
 
     shown: str
 
@@ -30,7 +30,7 @@ class WhenUnset:
 def options_of(model: type[BaseModel]) -> Callable[[F], F]:
     """Give a command, which takes `**options`, one option per field of the model.
 
-    An option that is not given is None, so that its environment variable, or else the model's default, applies.
+    The command receives None for an option that is not given. Its environment variable, or the default, then applies.
     """
 
     def decorate(command: F) -> F:

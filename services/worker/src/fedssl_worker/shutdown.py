@@ -1,4 +1,4 @@
-"""Shut down on SIGTERM and SIGINT: at once, finishing nothing. Everything on the disk bears that at any moment."""
+"""Immediate shutdown on SIGTERM and SIGINT. It interrupts any work, for which the files on disk are always ready."""
 
 import logging
 import os
@@ -14,15 +14,15 @@ GRACE_SECONDS = 1.5
 
 
 class ShutdownRequested(BaseException):
-    """A signal asked the process to end. Not an Exception: nothing but the process's end may catch it."""
+    """A signal asked the process to end. This is not an Exception, so that only `main` catches it."""
 
 
 @contextmanager
 def shutdown_on_signals() -> Iterator[None]:
     """Raise ShutdownRequested in the main thread at the first signal.
 
-    A long operation of the device only returns to Python when it is done, so after a short grace the process ends
-    whatever it is in. Further signals change nothing.
+    A long operation of the device does not return to Python before it is done, so a timer ends the process after
+    `GRACE_SECONDS`. Further signals have no effect.
     """
     is_shutting_down = False
 
@@ -46,7 +46,7 @@ def shutdown_on_signals() -> Iterator[None]:
 
 
 def exit_immediately() -> NoReturn:
-    """End the process with code 0. Taking torch down in order takes longer than all of the grace, and saves nothing."""
+    """End the process with code 0, without the cleanup of torch, which has no use and takes longer than the grace."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Forgets client states that no run will ever ask for again."""
+"""Removes client states that no run will need again."""
 
 import itertools
 import time
@@ -13,9 +13,9 @@ log = structlog.get_logger()
 
 
 class StateCollector:
-    """Asks the coordinator now and then which of the runs that states are kept for have ended.
+    """Asks the coordinator from time to time which runs have ended, and removes their client states.
 
-    Their states stay for a while: a coordinator that is restored from a backup may go on with such a run.
+    The states stay for `keep_seconds`, because a coordinator that is restored from a backup may continue such a run.
     """
 
     def __init__(
@@ -28,17 +28,17 @@ class StateCollector:
         self._next = float("-inf")
 
     def collect(self) -> None:
-        """Do so where it is due. Raises ClientError."""
+        """Ask and remove, if the last time was `every_seconds` ago. Raises ClientError."""
         if time.monotonic() < self._next:
             return
         known = iter(self._states.runs())
         ended = set()
         try:
-            while some := list(itertools.islice(known, MOST_RUNS)):
-                ended |= self._client.ended_runs(some)
+            while batch := list(itertools.islice(known, MOST_RUNS)):
+                ended |= self._client.ended_runs(batch)
         except NotFound:
-            log.warning("this coordinator does not say which runs have ended: client states stay")
+            log.warning("ended_runs.unavailable", reason="the coordinator is older", consequence="client states stay")
         else:
             for run_id in self._states.remove_ended(ended, self._keep_seconds):
-                log.info("client state of an ended run removed", run=str(run_id))
+                log.info("client_state.removed", run=str(run_id))
         self._next = time.monotonic() + self._every_seconds

@@ -1,1 +1,1 @@
-"""What leaves this machine: the policy that permits it, the one way out (egress), and the signed ledger of it."""
+"""The policy for what may leave this machine, the only way out (egress), and the signed ledger of what left."""

@@ -1,4 +1,4 @@
-"""Anchors on their way to the coordinator: carried by requests that are made anyway, one at a time."""
+"""Sends anchors of the ledger to the coordinator, within requests that the worker makes anyway."""
 
 import threading
 from collections.abc import Iterator
@@ -16,17 +16,17 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class Exchange:
-    """One request's part: the anchor that it carries, if any, and the receipt that its answer brought."""
+    """The anchor that one request carries, if any, and the receipt that its answer brought."""
 
     anchor: LedgerAnchor | None
     receipt: AnchorReceipt | None = None
 
 
 class Anchoring:
-    """Shared by the thread that works and the one that holds the lease.
+    """Shared by the thread that works and the thread that renews the lease.
 
-    At most one request carries an anchor at a time, and one that was not answered is carried again before a newer one:
-    otherwise two requests that overtake each other would look to the coordinator like a ledger that went back.
+    At most one request carries an anchor at a time, and an anchor that was not answered is sent again before a newer
+    one. Otherwise one request could overtake another, which the coordinator would record as a ledger that went back.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -37,7 +37,7 @@ class Anchoring:
 
     @contextmanager
     def exchange(self, *, always: bool = False) -> Iterator[Exchange]:
-        """Take part in a request; with `always` (at registration) also where nothing is new."""
+        """Add an anchor to a request if one is due. `always`, for the registration, adds one even if nothing is new."""
         if not self._in_flight.acquire(blocking=False):
             yield Exchange(None)
             return
@@ -54,19 +54,19 @@ class Anchoring:
             self._in_flight.release()
 
     def _is_due(self) -> bool:
-        """Whether there are entries that no receipt covers, and that were not contradicted just before."""
+        """Return whether there are entries that no receipt covers and no answered request carried."""
         return not self._ledger.is_anchored and self._ledger.anchor.seq > self._answered_seq
 
     def _on_answer(self, anchor: LedgerAnchor, receipt: AnchorReceipt | None) -> None:
-        """The coordinator has answered."""
         if receipt is None:
             log.warning(
-                "the coordinator gave no receipt for the ledger: it may know a later or another entry of it. "
-                "Was this state folder restored from a copy?",
+                "ledger.receipt_missing",
                 entry=anchor.seq,
+                reason="the coordinator may hold a later anchor of this ledger, or another one of this entry",
+                todo="check whether this state folder was restored from a copy",
             )
         elif not _is_for(receipt, anchor):
-            log.warning("the coordinator's receipt for the ledger is not genuine", entry=anchor.seq)
+            log.warning("ledger.receipt_invalid", entry=anchor.seq)
         elif not self._ledger.is_anchored:
             self._store_receipt(receipt)
 
@@ -81,8 +81,8 @@ class Anchoring:
                 coordinator=receipt.coordinator,
                 signature=receipt.signature,
             )
-        except LedgerError as error:  # what leaves next finds the same, and stays
-            log.error("receipt not kept", reason=str(error))
+        except LedgerError as error:  # the next update fails in the same way, and does not leave
+            log.error("ledger.receipt_not_stored", reason=str(error))
 
 
 def _is_for(receipt: AnchorReceipt, anchor: LedgerAnchor) -> bool:

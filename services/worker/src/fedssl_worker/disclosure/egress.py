@@ -1,4 +1,4 @@
-"""The one way out: every artifact and number that leaves this machine passes here, is checked, and is written down."""
+"""The one way out: every artifact and metric that leaves this machine is checked and recorded in the ledger here."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 
 class Egress:
-    """Sends what the method's plan declares and the data owner's policy permits, and nothing else."""
+    """Sends only what the method's plan declares and the data owner's policy permits."""
 
     def __init__(self, client: WorkerClient, ledger: Ledger, enforcer: PolicyEnforcer | None = None) -> None:
         self._client = client
@@ -32,9 +32,12 @@ class Egress:
         self.anchoring = Anchoring(ledger)
 
     def register(self, register: Callable[[dict[str, Any]], Registered]) -> str:
-        """Register with the policy and an anchor, given as fields of `Register`; whose worker this is.
+        """Register with the policy and an anchor, and return the client whose worker this is.
 
-        Raises PolicyError where the policy is another client's.
+        Args:
+            register: sends a registration that has these fields of `Register`.
+
+        Raises PolicyError if the policy is another client's.
         """
         with self.anchoring.exchange(always=True) as exchange:
             registered = register({"policy": self._enforcer.notice, "anchor": exchange.anchor})
@@ -43,17 +46,17 @@ class Egress:
         return registered.client_id
 
     def reload(self) -> bool:
-        """Between two assignments: read the policy again; whether it has changed. Raises PolicyError."""
+        """Read the policy again, between two assignments, and return whether it has changed. Raises PolicyError."""
         if not self._enforcer.reload():
             return False
         try:
             self._ledger.change_policy(self._enforcer.digest, self._enforcer.ledger)
-        except LedgerError as error:  # it is written before the next entry, and without one nothing leaves
-            log.error("the policy's change is not in the ledger yet", reason=str(error))
+        except LedgerError as error:  # the ledger writes it before the next entry, without which nothing leaves
+            log.error("ledger.policy_not_recorded", reason=str(error))
         return True
 
     def require_permitted(self, item: WorkItem) -> None:
-        """Before anything is fetched or trained: raises NotPermitted where the update could not leave."""
+        """Raise NotPermitted if the update could not leave. Is called before anything is fetched or trained."""
         try:
             self._enforcer.require_permitted(item)
         except NotPermitted as refused:
@@ -61,11 +64,11 @@ class Egress:
             raise
 
     def permitted_progress(self, item: WorkItem, progress: Progress) -> Progress:
-        """The progress without the numbers that the policy keeps back."""
+        """Return the progress without the metrics that may not leave."""
         return self._enforcer.permitted_progress(item, progress)
 
     def permitted_metrics(self, item: WorkItem, metrics: Metrics) -> Metrics:
-        """Those numbers that the policy lets out."""
+        """Return the metrics that may leave."""
         return self._enforcer.permitted_metrics(item, metrics)
 
     def send(
@@ -76,13 +79,18 @@ class Egress:
         numbers: Mapping[str, float] | None = None,
         on_bytes: Callable[[int], None] = lambda count: None,
     ) -> None:
-        """Check an update, write it into the ledger with the `numbers` that will go with it, then send it.
+        """Check an update, record it in the ledger, then send it.
 
-        `on_bytes` is told how far it is, and may raise Cancelled; what has arrived by then is continued by the next
-        attempt, which is a new `intent`. `sent` says how many bytes this one took, those sent again included.
+        The ledger's entry `intent` is written before the first byte leaves, and `sent`, with the number of bytes
+        including repeated ones, once the update has arrived. An update with an `intent` and without a `sent` may have
+        left in whole, in part or not at all. A later attempt continues the transfer and writes an `intent` of its own.
+
+        Args:
+            numbers: the metrics that will be submitted with the update; the entry contains them.
+            on_bytes: receives the number of bytes sent so far, and may raise Cancelled.
 
         Raises PlanMismatch, NotFinite, DigestMismatch, ArtifactError, NotPermitted or LedgerError before the first byte
-        has left, and ClientError. An `intent` without a `sent` may have left in whole, in part or not at all.
+        has left, and ClientError.
         """
         with self._refusals(item, digest):
             header = check_update(update, item.plan)
@@ -95,7 +103,7 @@ class Egress:
         self._ledger.append("sent", **about, intent=intent.seq, sent_bytes=num_sent)
 
     def submit(self, item: WorkItem, finished: Finished) -> Submitted:
-        """Hand in an update that was sent, with the numbers that may leave. Raises ClientError."""
+        """Submit an update that was sent, with the metrics that may leave. Raises ClientError."""
         metrics = self.permitted_metrics(item, finished.metrics)
         with self.anchoring.exchange() as exchange:
             answer = self._client.submit(
@@ -112,7 +120,7 @@ class Egress:
 
     @contextmanager
     def _refusals(self, item: WorkItem, digest: str) -> Iterator[None]:
-        """Write down why an update was kept back."""
+        """Record why an update may not leave."""
         try:
             yield
         except (ArtifactError, NotPermitted) as error:
@@ -132,12 +140,12 @@ def check_update(path: Path, plan: ArtifactPlan) -> Header:
 
 
 def _work_fields(item: WorkItem) -> dict[str, Any]:
-    """What an entry says of the work."""
+    """Return the fields of an entry that describe the work."""
     return {"run": str(item.run_id), "round": item.round_number, "method": item.spec.method.name}
 
 
 def _update_fields(item: WorkItem, header: Header, numbers: Mapping[str, float]) -> dict[str, Any]:
-    """What an entry says of the tensors and numbers; the numbers as text, for a canonical form holds no fractions."""
+    """Return the fields of an entry that describe the update. Metrics are text: the canonical form has no fractions."""
     return {
         "artifact": sorted({tensor.kind for tensor in item.plan.update}),
         "tensors": sorted(entry.name for entry in header.entries),

@@ -50,7 +50,7 @@ class NotPermitted(FedSSLError):
 
 
 class Privacy(StrictModel):
-    """`[dp]`: whether training must be differentially private. Nothing trains that way yet: `example` refuses all work."""
+    """`[dp]`: whether training must be differentially private. Nothing is yet, so `example` refuses all work."""
 
     require: Literal["none", "example"] = "none"
 
