@@ -147,7 +147,7 @@ class Setting:
         return load_tensors(path)
 
     def train_directly(self, spec: RunSpec, num_rounds: int) -> list[Tensors]:
-        """What an undisturbed client sends, each round's broadcast being its last update."""
+        """Return the updates of an undisturbed client, whose last update is each round's broadcast."""
         method = METHODS[spec.method.name]
         broadcast = start_run(method, Context(spec=spec, round_number=0)).broadcast
         updates: list[Tensors] = []

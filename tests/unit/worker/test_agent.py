@@ -96,8 +96,8 @@ def test_killed_anywhere_the_weights_are_the_same(setting: Setting, owner: type,
 @pytest.mark.parametrize(
     "where", ["fedssl_worker.state.save_tensors", "fedssl_worker.disclosure.ledger.journal._write_all"]
 )
-def test_a_full_disk_costs_time_alone(setting: Setting, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    """Whether the state or the ledger finds no room: the work is kept, and done once there is."""
+def test_a_full_disk_costs_only_time(setting: Setting, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """If the state or the ledger does not fit, the work is kept, and is done once there is space."""
 
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -134,7 +134,7 @@ def test_an_answer_that_is_lost_is_asked_for_again(setting: Setting) -> None:
     assert len(setting.coordinator.submissions) == 3
 
 
-def test_a_coordinator_that_goes_away_gets_the_update_when_it_is_back(setting: Setting) -> None:
+def test_a_coordinator_that_was_unreachable_gets_the_update_later(setting: Setting) -> None:
     away = threading.Event()
 
     def refuse(call: str) -> None:
@@ -208,7 +208,7 @@ def test_registration_waits_for_the_coordinator(setting: Setting) -> None:
 
 
 def slow(monkeypatch: pytest.MonkeyPatch, beats: float = 0.05) -> None:
-    """Training that goes on until it is called off, and a lease that is renewed often."""
+    """Make training continue until it is cancelled, with a lease that is renewed often."""
     monkeypatch.setattr(lease_module, "_PROGRESS_SECONDS", beats)
     monkeypatch.setattr(lease_module, "_REPORTS_PER_LEASE", 60 / beats)
 
@@ -222,7 +222,7 @@ def slow(monkeypatch: pytest.MonkeyPatch, beats: float = 0.05) -> None:
     monkeypatch.setattr(executor_module, "run_local_round", train)
 
 
-def test_heartbeats_carry_the_newest_progress_and_may_call_the_work_off(
+def test_heartbeats_carry_the_newest_progress_and_may_cancel_the_work(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow(monkeypatch)
@@ -246,7 +246,7 @@ def test_long_leases_have_fewer_heartbeats(lease: float, news: float) -> None:
     assert lease_module.progress_interval(lease) == news
 
 
-def test_a_disk_that_is_full_while_the_worker_tidies_up_does_not_end_it(setting: Setting) -> None:
+def test_a_full_disk_during_idle_tasks_does_not_end_the_worker(setting: Setting) -> None:
     def on_idle() -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -276,7 +276,7 @@ def test_a_lost_lease_ends_the_training(
 def test_an_outage_of_heartbeats_does_not_end_the_training(
     setting: Setting, monkeypatch: pytest.MonkeyPatch, slug: str, status: int, num_failures: int
 ) -> None:
-    """Nor does a proxy's own answer: an ingress controller that restarts knows no route, and says 404 to everything."""
+    """Nor does a proxy's answer: an ingress controller that restarts has no routes, and answers everything with 404."""
     slow(monkeypatch)
     failures = iter(range(num_failures))
 
@@ -340,7 +340,7 @@ def test_divergence_is_declined_and_leaves_nothing(setting: Setting) -> None:
     assert not list((setting.folder / "runs").glob("*/*"))
 
 
-def test_a_surprise_is_logged_declined_and_survived(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_is_logged_declined_and_survived(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object) -> None:
         raise ValueError("/home/owner/private/patient-42.png is odd")
 
@@ -367,7 +367,7 @@ def test_a_device_that_broke_ends_the_worker(setting: Setting, monkeypatch: pyte
     assert len(setting.coordinator.declined) == 1
 
 
-def test_a_refused_update_is_declined_and_not_sent_for_ever(setting: Setting) -> None:
+def test_a_refused_update_is_declined_and_not_sent_forever(setting: Setting) -> None:
     def refuse(call: str) -> None:
         if call == "PUT artifact":
             raise Refusal("artifact-rejected", 422, "Tensor x is odd.")
@@ -380,7 +380,7 @@ def test_a_refused_update_is_declined_and_not_sent_for_ever(setting: Setting) ->
 
 @pytest.mark.parametrize("call", ["PUT artifact", "submit"])
 @pytest.mark.parametrize("error", [Refusal("", 404), Untrusted("The certificate has expired.")], ids=["404", "expired"])
-def test_what_the_coordinator_did_not_say_costs_no_trained_update(
+def test_an_answer_of_another_server_costs_no_trained_update(
     setting: Setting, monkeypatch: pytest.MonkeyPatch, call: str, error: Exception
 ) -> None:
     def fail(*args: Any, **_: Any) -> None:
@@ -402,7 +402,7 @@ def test_what_the_coordinator_did_not_say_costs_no_trained_update(
     assert same(setting.sent(), setting.train_directly(make_spec(), 1)[0])
 
 
-def test_a_page_that_refuses_the_very_bytes_is_told(setting: Setting) -> None:
+def test_a_proxy_that_refuses_the_update_is_reported(setting: Setting) -> None:
     def refuse(call: str) -> None:
         if call == "PUT artifact":
             raise Refusal("", 413)
@@ -412,7 +412,7 @@ def test_a_page_that_refuses_the_very_bytes_is_told(setting: Setting) -> None:
     assert "413" in decline_reason(setting)
 
 
-def test_nothing_is_dropped_before_the_decline_has_arrived(setting: Setting) -> None:
+def test_nothing_is_removed_before_the_decline_has_arrived(setting: Setting) -> None:
     away = threading.Event()
     away.set()
 
@@ -432,7 +432,7 @@ def test_nothing_is_dropped_before_the_decline_has_arrived(setting: Setting) -> 
     assert not list((setting.folder / "runs").glob("*/*"))
 
 
-def test_work_of_a_run_that_was_deleted_is_dropped(setting: Setting) -> None:
+def test_work_of_a_deleted_run_is_removed(setting: Setting) -> None:
     def gone(call: str) -> None:
         if call in ("PUT artifact", "decline"):
             raise Refusal("not-found", 404, "No such assignment any more.")
@@ -454,7 +454,7 @@ def test_a_rejected_submission_changes_no_state(setting: Setting) -> None:
 
 
 @pytest.mark.parametrize(("slug", "status"), [("duplicate-update", 409), ("round-closed", 410), ("lease-lost", 409)])
-def test_a_submission_that_comes_too_late_is_no_failure(setting: Setting, slug: str, status: int) -> None:
+def test_a_late_submission_is_not_a_failure(setting: Setting, slug: str, status: int) -> None:
     def late(call: str) -> None:
         if call == "submit":
             raise Refusal(slug, status)
@@ -477,7 +477,7 @@ def test_a_lost_disk_starts_cold(setting: Setting) -> None:
     assert any(line["event"] == "client_state.lost" for line in logs)
 
 
-def test_a_coordinator_that_names_a_time_is_left_alone_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_retry_after_of_the_coordinator_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr("fedssl_worker.backoff.time.sleep", slept.append)
     busy = Problem(type="about:blank", title="Asked too often", status=429, detail="Come back.")

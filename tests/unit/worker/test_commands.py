@@ -57,7 +57,7 @@ def test_show_for_programs_and_of_one_run(state: Path) -> None:
     ]  # fmt: skip
 
 
-def test_verify_says_that_all_is_whole(state: Path) -> None:
+def test_verify_reports_an_intact_ledger(state: Path) -> None:
     code, out, err = invoke("ledger", "verify", "--state", state)
     assert code == 0
     assert "The ledger is intact." in err
@@ -94,7 +94,7 @@ def test_only_an_anchor_reveals_that_the_end_was_cut_off(state: Path, page: bool
     assert as_json("ledger", "verify", "--state", state, "--anchors", given)["anchors_compared"] == 1
     path = state / "ledger" / FIRST
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:3]))
-    assert invoke("ledger", "verify", "--state", state)[0] == 0  # the chain alone cannot know
+    assert invoke("ledger", "verify", "--state", state)[0] == 0  # the chain by itself cannot show it
     code, _, err = invoke("ledger", "verify", "--state", state, "--anchors", given)
     assert code == 4
     assert "its end was cut off" in err
@@ -127,13 +127,13 @@ def test_verify_from_a_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["verify", "show"])
-def test_where_there_is_no_ledger(tmp_path: Path, command: str) -> None:
+def test_a_missing_ledger_is_reported(tmp_path: Path, command: str) -> None:
     code, _, err = invoke("ledger", command, "--state", tmp_path)
     assert code == 4
     assert "there is no ledger" in err
 
 
-def test_a_policy_is_tried_out_before_it_is_used(tmp_path: Path) -> None:
+def test_policy_check_shows_what_a_policy_allows(tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
     text = 'schema = 1\nclient = "hospital-a"\ncoordinator = "https://fed.example.org"\n[dp]\nrequire = "none"\n'
     path.write_text(text + '[[allow]]\nartifact = "weights"\nmethods = ["fedbyol"]\n[metrics]\nallow = ["loss"]\n')

@@ -1,4 +1,4 @@
-"""What may leave, and what is written down about it."""
+"""The egress: the updates that may leave, and the ledger entries about them."""
 
 from pathlib import Path
 
@@ -81,7 +81,7 @@ def test_a_file_that_changed_after_training_stays(setting: Setting, item: WorkIt
     assert_nothing_left(setting)
 
 
-def test_what_is_kept_back_is_written_down_with_the_reason(setting: Setting, item: WorkItem) -> None:
+def test_a_refusal_is_recorded_with_its_reason(setting: Setting, item: WorkItem) -> None:
     save_tensors(with_value(float("nan")), setting.folder / "update")
     with pytest.raises(NotFinite):
         send(setting, item, setting.folder / "update")

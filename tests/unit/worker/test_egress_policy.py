@@ -1,4 +1,4 @@
-"""The data owner's policy, from its file to the wire: what it keeps back does not leave, and people are told."""
+"""The data owner's policy, from its file to the wire: what it forbids does not leave, with a reason for people."""
 
 import pytest
 
@@ -64,7 +64,7 @@ def test_heartbeats_carry_no_loss_that_may_not_leave(setting: Setting, monkeypat
     assert [progress.images_per_second for progress in told] == [None] * len(told)
 
 
-def test_the_coordinator_is_told_what_the_policy_allows_and_when_it_changes(setting: Setting) -> None:
+def test_the_coordinator_receives_the_policy_and_its_changes(setting: Setting) -> None:
     path = setting.write_policy(*WEIGHTS)
     agent, reregister = setting.reregistering(path)
     assert reregister() == "hospital-a"
@@ -96,7 +96,7 @@ def test_a_policy_that_is_changed_while_a_claim_waits_binds_its_work(setting: Se
     assert len(setting.coordinator.declined) == 1
 
 
-def test_a_policy_that_cannot_be_read_any_more_ends_the_worker(setting: Setting) -> None:
+def test_a_policy_that_becomes_invalid_ends_the_worker(setting: Setting) -> None:
     agent = setting.restart(setting.write_policy(*WEIGHTS))
     setting.write_policy("[[alow]]")
     setting.offer(make_spec(), 1)

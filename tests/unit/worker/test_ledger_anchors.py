@@ -14,9 +14,7 @@ from .conftest import Setting, good_update, make_spec
 WEIGHTS = ("[[allow]]", 'artifact = "weights"', 'methods = ["fedbyol"]')
 
 
-def test_what_left_is_anchored_by_the_requests_that_are_made_anyway(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_that_are_made_anyway_anchor_what_left(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "_PROGRESS_SECONDS", 60.0)  # no heartbeat, however slow the machine is
     setting.offer(make_spec(), 1)
     agent, reregister = setting.reregistering(setting.write_policy(*WEIGHTS))
@@ -32,7 +30,7 @@ def test_what_left_is_anchored_by_the_requests_that_are_made_anyway(
     assert "heartbeat" not in setting.coordinator.calls
 
 
-def test_what_a_refusal_left_over_is_anchored_while_there_is_nothing_to_do(setting: Setting) -> None:
+def test_an_idle_worker_anchors_a_refusal(setting: Setting) -> None:
     agent = setting.restart(setting.write_policy())
     setting.offer(make_spec(), 1)
     agent.step()
@@ -42,7 +40,7 @@ def test_what_a_refusal_left_over_is_anchored_while_there_is_nothing_to_do(setti
     assert setting.kinds() == ["opened", "refused", "receipt"]
 
 
-def test_an_anchor_without_an_answer_is_carried_again_before_a_newer_one(setting: Setting, item: WorkItem) -> None:
+def test_an_unanswered_anchor_is_sent_again_before_a_newer_one(setting: Setting, item: WorkItem) -> None:
     egress = setting.egress()
     path = setting.folder / "update"
     save_tensors(good_update(), path)
@@ -60,7 +58,7 @@ def test_an_anchor_without_an_answer_is_carried_again_before_a_newer_one(setting
     assert setting.kinds() == ["opened", "intent", "sent", "receipt"]
 
 
-def test_a_coordinator_without_a_receipt_is_told_of_in_the_log_once(setting: Setting) -> None:
+def test_a_missing_receipt_is_logged_once(setting: Setting) -> None:
     setting.coordinator.gives_receipts = False
     agent, reregister = setting.reregistering(setting.write_policy())
     with capture_logs() as logs:

@@ -79,7 +79,7 @@ def test_no_flipped_bit_goes_unseen(intact: tuple[Path, bytes, Report], data: st
         report = verify(folder)
     except LedgerError:
         return
-    assert report.torn_bytes  # the last line no longer is one: it proves nothing, and is said to be incomplete
+    assert report.torn_bytes  # the last line is reported as incomplete: it proves nothing
     assert report.num_entries == before.num_entries - 1
 
 
@@ -141,7 +141,7 @@ def test_a_changed_checkpoint_is_seen(tmp_path: Path, part: str) -> None:
         read_checkpoint(path)
 
 
-def test_without_its_newest_segment_it_is_not_begun_anew(tmp_path: Path) -> None:
+def test_without_its_newest_segment_a_ledger_is_not_begun_again(tmp_path: Path) -> None:
     folder = tmp_path / "ledger"
     filled(folder, 4, SHORT)
     for path in folder.glob("0*"):

@@ -1,4 +1,4 @@
-"""A step's time, out of what the training tells of its progress."""
+"""The time per training step, measured from the progress of the training."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ def progress(step: int, phase: str = "training") -> Progress:
     return Progress.model_validate({"phase": phase, "epoch": 1, "num_epochs": 1, "step": step, "num_steps": 10})
 
 
-def test_steps_are_timed_between_two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_timed_between_two_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     def seen(what: str) -> float:
         return REGISTRY.get_sample_value(f"fedssl_worker_step_seconds_{what}") or 0.0
 

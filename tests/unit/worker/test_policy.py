@@ -1,4 +1,4 @@
-"""The data owner's policy: what its file may say, and what it then keeps back."""
+"""The data owner's policy: what its file may contain, and what does not leave because of it."""
 
 import hashlib
 from pathlib import Path
@@ -133,7 +133,7 @@ def test_a_mistake_stops_the_worker_and_is_named(tmp_path: Path, text: str) -> N
     assert "policy.toml" in str(caught.value)
 
 
-def test_a_file_that_is_none(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_policy(tmp_path: Path) -> None:
     for path, words in ((tmp_path / "missing", "No such file"), (tmp_path, "Is a directory")):
         with pytest.raises(PolicyError, match=words):
             PolicyEnforcer(path, URL)
@@ -291,7 +291,7 @@ def test_numbers_by_name_for_all_methods_or_for_some(tmp_path: Path) -> None:
     ("allow", "kept"),
     [("[]", {"loss", "images_per_second"}), ('["loss"]', {"images_per_second"}), ('["*"]', set())],
 )
-def test_progress_tells_only_permitted_numbers(tmp_path: Path, allow: str, kept: set[str]) -> None:
+def test_progress_contains_only_permitted_metrics(tmp_path: Path, allow: str, kept: set[str]) -> None:
     enforcer = PolicyEnforcer(written(tmp_path, HEAD + WEIGHTS + f"[metrics]\nallow = {allow}\n"), URL)
     progress = Progress(phase="training", epoch=1, num_epochs=1, step=1, num_steps=2, loss=0.5, images_per_second=9.0)
     told = enforcer.permitted_progress(make_item(make_spec(), 1), progress)
@@ -299,6 +299,6 @@ def test_progress_tells_only_permitted_numbers(tmp_path: Path, allow: str, kept:
     assert (told.step, told.num_steps) == (1, 2)
 
 
-def test_an_unknown_field_is_no_policy() -> None:
+def test_an_unknown_field_is_refused() -> None:
     with pytest.raises(ValueError, match="extra"):
         Policy.model_validate({"schema": 1, "client": "a", "coordinator": URL, "version": 1})

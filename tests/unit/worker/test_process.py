@@ -89,7 +89,7 @@ def test_stopped_while_waiting_and_while_training(coordinator: FakeCoordinator, 
     assert coordinator.declined == []
 
 
-def test_a_worker_that_is_refused_says_so(coordinator: FakeCoordinator, tmp_path: Path) -> None:
+def test_a_refused_worker_logs_the_reason(coordinator: FakeCoordinator, tmp_path: Path) -> None:
     def revoke(call: str) -> None:
         raise Refusal("unauthenticated", 401, "The token was revoked: ask the operator for a new one.")
 
@@ -122,7 +122,7 @@ def test_a_metrics_port_that_is_taken_is_named(coordinator: FakeCoordinator, tmp
     assert f"cannot serve metrics at 127.0.0.1, port {port} (Address already in use): choose another" in output
 
 
-def test_an_empty_variable_is_no_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_empty_variable_is_not_a_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A deployment that removes a secret's value and keeps its name must not disown the token of the worker's own."""
     monkeypatch.setenv("FEDSSL_WORKER_TOKEN", "")
     monkeypatch.setenv("FEDSSL_WORKER_ENROLMENT_TOKEN", " ")

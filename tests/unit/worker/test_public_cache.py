@@ -71,7 +71,7 @@ def test_a_damaged_file_is_fetched_again(setting: Setting) -> None:
     assert _fetch(cache, digest).is_file()
 
 
-def test_what_a_killed_worker_left_half_is_fetched_to_its_end_and_makes_room(setting: Setting) -> None:
+def test_an_interrupted_download_is_continued_and_counts(setting: Setting) -> None:
     content = public_bytes()
     digest, other = setting.coordinator.put(content), "0" * 64
     folder = setting.folder / "public"
@@ -144,7 +144,7 @@ def test_what_the_coordinator_does_not_give(setting: Setting) -> None:
     assert _kept(setting) == set()
 
 
-def test_a_file_that_is_no_public_set(setting: Setting) -> None:
+def test_a_file_that_is_not_a_public_set(setting: Setting) -> None:
     """A coordinator that names something else by its digest gets no representations of it."""
     public = PublicImages(CPU, cache=_cache(setting))
     for content in (labelled_bytes(), b"\xff" * 100):
@@ -171,7 +171,7 @@ def test_the_same_update_as_from_images_found_by_name(setting: Setting, tmp_path
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_a_download_ends_when_the_work_is_called_off(setting: Setting) -> None:
+def test_a_download_ends_when_the_work_is_cancelled(setting: Setting) -> None:
     digest = setting.coordinator.put(public_bytes(num_images=2000, size=64))
     spec = make_spec(method=FLESD, public_data={"dataset": "scans", "num_images": 10, "digest": digest})
     told: list[Progress] = []
@@ -184,7 +184,7 @@ def test_a_download_ends_when_the_work_is_called_off(setting: Setting) -> None:
     with pytest.raises(Cancelled):
         _executor(setting).execute(setting.item(spec, 1), on_progress)
     assert {progress.phase for progress in told} == {"downloading"}
-    assert _kept(setting) == {f".{digest}.safetensors.{digest}"}  # a part, which the next run may go on with
+    assert _kept(setting) == {f".{digest}.safetensors.{digest}"}  # a part, which the next run may continue
 
 
 def test_the_lease_is_renewed_while_they_are_fetched(setting: Setting) -> None:

@@ -74,7 +74,7 @@ def test_a_worker_sends_what_is_similar_in_them(setting: Setting) -> None:
     torch.testing.assert_close(representations.norm(dim=1), torch.ones(20))
 
 
-def test_a_worker_without_them_says_so(setting: Setting) -> None:
+def test_a_worker_without_them_declines_with_the_reason(setting: Setting) -> None:
     method = {"name": "flesd", "reducer": {"name": "distillation", "num_anchors": 8, "batch_size": 4}}
     spec = make_spec(method=method, public_data={"dataset": "scans", "num_images": 20})
     with pytest.raises(DataError, match="scans, which this machine does not hold"):

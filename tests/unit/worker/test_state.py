@@ -35,7 +35,7 @@ def accepted(round_number: int, finished: Finished) -> AcceptedUpdate:
 
 @contextmanager
 def crashing_at(step: int) -> Iterator[Callable[[], bool]]:
-    """Raise Crash before the `step`-th change of the file system. The yielded function tells whether it did."""
+    """Raise Crash before the `step`-th change of the file system. The yielded function returns whether it did."""
     calls = 0
     names = ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir")
     originals = {name: getattr(os, name) for name in names}
