@@ -12,8 +12,8 @@ from fedssl.methods import METHODS
 from fedssl.protocol.plan import Kind
 from fedssl.protocol.policy import PolicyNotice
 from fedssl.protocol.runs import RunSpec
-from fedssl_worker.ledger import entries
-from fedssl_worker.policy import Policy, read_policy
+from fedssl_worker.disclosure.ledger import entries
+from fedssl_worker.disclosure.policy import NOT_ENFORCED, Policy, read_policy
 from support.methods import method_spec
 
 PAGE = (Path(__file__).parents[2] / "docs/privacy.md").read_text()
@@ -81,7 +81,12 @@ def test_the_page_names_everything_that_there_is() -> None:
     rule = Policy.model_fields["allow"].annotation
     (model, _) = get_args(rule)
     assert document["allow"][0].keys() == set(model.model_fields)
-    for section in ("secagg", "dp", "metrics", "ledger"):
+    for section in ("dp", "metrics", "ledger"):
         section_model = Policy.model_fields[section].annotation
         assert section_model is not None
         assert document[section].keys() == set(section_model.model_fields), section
+
+
+@pytest.mark.parametrize("key", NOT_ENFORCED)
+def test_the_page_names_each_key_that_is_refused_because_nothing_enforces_it(key: str) -> None:
+    assert f"`[{key}]`" in PAGE or f"`{key.rpartition('.')[2]}`" in PAGE

@@ -17,7 +17,7 @@ from fedssl.artifacts.tensors import load_tensors
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import Outcome
 from fedssl.protocol.views import EventView, RunView
-from fedssl_worker.ledger.verification import verify
+from fedssl_worker.disclosure.ledger.verification import verify
 from support.tables import Tables
 
 _SUSPICIOUS = ("ledger.went_back", "ledger.forked", "ledger.replaced", "assignment.foreign", "distillation.failed")

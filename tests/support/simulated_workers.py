@@ -15,7 +15,7 @@ from typing import Any
 
 from fedssl.artifacts.header import header_bytes, num_bytes
 from fedssl.protocol.plan import ArtifactPlan, TensorSpec
-from fedssl_worker.lease import news_interval
+from fedssl_worker.lease import progress_interval
 
 _LARGEST_PUT = 1 << 20  # as the worker's client: what is larger goes by `/v1/uploads`
 _CONNECT_SECONDS = 60.0
@@ -148,7 +148,7 @@ class SimulatedWorker:
             left = end - time.monotonic()
             if left <= 0:
                 break
-            await asyncio.sleep(min(left, news_interval(item["lease_seconds"])))
+            await asyncio.sleep(min(left, progress_interval(item["lease_seconds"])))
         update = _template(json.dumps(item["plan"]))
         digest, tail = update.of(random.getrandbits(20))
         await self._upload(item["assignment_id"], digest, update.beginning, tail)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fedssl.engine import LocalResult
-from fedssl_worker.ended import EndedRuns
 from fedssl_worker.state import ClientStates
+from fedssl_worker.state_gc import StateCollector
 from support.cast import Cast
 from support.coordinator import Coordinator
 from support.tables import Tables
@@ -67,17 +67,17 @@ def test_states_of_ended_runs_go_after_a_while(
     (root / "notes").mkdir()  # somebody's own
     assert states.runs() == sorted([cast.id, other.id])
 
-    ended = EndedRuns(worker, states, DAY, every_seconds=0)
-    ended.tidy()
+    collector = StateCollector(worker, states, DAY, every_seconds=0)
+    collector.collect()
     assert sorted(path.name for path in root.iterdir()) == sorted([str(cast.id), str(other.id), "notes"])
     cast.work("b")
     cast.advance()
-    ended.tidy()
+    collector.collect()
     note = root / f"{cast.id}.ended"
     assert note.exists()
     assert cast.id in states.runs()  # it may be called back
     os.utime(note, (time.time() - DAY - 1,) * 2)
-    EndedRuns(worker, ClientStates(root), DAY).tidy()
+    StateCollector(worker, ClientStates(root), DAY).collect()
     assert sorted(path.name for path in root.iterdir()) == sorted([str(other.id), "notes"])
 
 
@@ -85,12 +85,12 @@ def test_a_run_that_a_restored_coordinator_goes_on_with_keeps_its_states(tmp_pat
     run_id = uuid4()
     (tmp_path / str(run_id)).mkdir()
     states = ClientStates(tmp_path)
-    assert states.retire({run_id}, DAY) == []
+    assert states.remove_ended({run_id}, DAY) == []
     os.utime(tmp_path / f"{run_id}.ended", (time.time() - 2 * DAY,) * 2)
-    assert states.retire(set(), DAY) == []  # it runs again
-    assert states.retire({run_id}, DAY) == []  # and the time begins anew
+    assert states.remove_ended(set(), DAY) == []  # it runs again
+    assert states.remove_ended({run_id}, DAY) == []  # and the time begins anew
     assert states.runs() == [run_id]
-    assert states.retire({run_id}, 0) == [run_id]
+    assert states.remove_ended({run_id}, 0) == [run_id]
     assert list(tmp_path.iterdir()) == []
 
 

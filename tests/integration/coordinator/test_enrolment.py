@@ -18,9 +18,9 @@ from fedssl.client import Client, Conflict, NotAllowed, NotAuthenticated, Retry,
 from fedssl.protocol.views import TokenCreated
 from fedssl.protocol.work import Enrolled
 from fedssl_coordinator.identity.authentication import hash_secret, new_secret
-from fedssl_worker.assembly import EXIT_REFUSED, run_worker
-from fedssl_worker.enrolment import own_token
-from fedssl_worker.files import owned_folder
+from fedssl_worker.bootstrap import EXIT_REFUSED, run_worker
+from fedssl_worker.enrolment import enrolled_token
+from fedssl_worker.files import exclusive_folder
 from fedssl_worker.settings import Settings, SettingsError
 from support.coordinator import Coordinator
 from support.tables import Tables
@@ -162,7 +162,7 @@ def test_operators_bring_in_and_only_admins_replace(coordinator: Coordinator) ->
 
 @contextmanager
 def _state(folder: Path) -> Iterator[Path]:
-    with owned_folder(folder) as owned:
+    with exclusive_folder(folder) as owned:
         yield owned
 
 
@@ -175,11 +175,11 @@ def test_a_worker_keeps_its_token_for_itself(coordinator: Coordinator, tables: T
         return _enrol(coordinator, secret, token_hash)
 
     with _state(tmp_path / "state") as state:
-        assert own_token(state, None, enrol) is None
-        token = own_token(state, enrolment, enrol)
+        assert enrolled_token(state, None, enrol) is None
+        token = enrolled_token(state, enrolment, enrol)
         assert token is not None
         assert asked == [hash_secret(token)]
-        assert own_token(state, enrolment, enrol) == own_token(state, None, enrol) == token
+        assert enrolled_token(state, enrolment, enrol) == enrolled_token(state, None, enrol) == token
         assert len(asked) == 1  # used, and not shown again
         [kept] = state.glob("token*")
         assert kept.stat().st_mode & 0o777 == 0o600
@@ -202,17 +202,17 @@ def test_a_lost_answer_locks_no_worker_out(coordinator: Coordinator, tmp_path: P
 
     with _state(tmp_path / "state") as state:
         with pytest.raises(Unreachable):
-            own_token(state, enrolment, lose)
-        assert own_token(state, None, enrol) is None  # it is not known to be valid yet
-        token = own_token(state, enrolment, enrol)
+            enrolled_token(state, enrolment, lose)
+        assert enrolled_token(state, None, enrol) is None  # it is not known to be valid yet
+        token = enrolled_token(state, enrolment, enrol)
         assert token is not None
         assert _registers(coordinator, token)
         # A new enrolment, after the old token was lost to somebody, say: the new one counts once it is enrolled.
         newer = coordinator.client.create_enrolment_token("a").secret
         with pytest.raises(Unreachable):
-            own_token(state, newer, lose)
-        assert own_token(state, enrolment, enrol) == token
-        assert (renewed := own_token(state, newer, enrol)) != token
+            enrolled_token(state, newer, lose)
+        assert enrolled_token(state, enrolment, enrol) == token
+        assert (renewed := enrolled_token(state, newer, enrol)) != token
         assert renewed is not None
         assert _registers(coordinator, renewed)
 
@@ -220,8 +220,8 @@ def test_a_lost_answer_locks_no_worker_out(coordinator: Coordinator, tmp_path: P
 def test_a_kept_token_that_cannot_be_read(tmp_path: Path) -> None:
     with _state(tmp_path / "state") as state:
         (state / "token.json").write_text('{"format": 2}')
-        with pytest.raises(SettingsError, match="enrol anew"):
-            own_token(state, None, lambda secret, token_hash: pytest.fail("asked"))
+        with pytest.raises(SettingsError, match="enrol again"):
+            enrolled_token(state, None, lambda secret, token_hash: pytest.fail("asked"))
 
 
 def _settings(coordinator: Coordinator, folder: Path, enrolment: Path) -> Settings:

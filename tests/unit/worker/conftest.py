@@ -21,13 +21,14 @@ from fedssl.methods import METHODS
 from fedssl.methods.api import Context
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.work import Register, WorkItem
-from fedssl_worker.agent import Agent, Patience
+from fedssl_worker.agent import Agent
+from fedssl_worker.backoff import Backoff
 from fedssl_worker.data import OwnImages, load_images
-from fedssl_worker.egress import Egress
+from fedssl_worker.disclosure.egress import Egress
+from fedssl_worker.disclosure.ledger import Ledger
+from fedssl_worker.disclosure.ledger.verification import read_entries, verify
+from fedssl_worker.disclosure.policy import PolicyEnforcer
 from fedssl_worker.executor import Executor
-from fedssl_worker.ledger import Ledger
-from fedssl_worker.ledger.verification import read_entries, verify
-from fedssl_worker.policy import Governor
 from fedssl_worker.state import ClientStates
 
 from .coordinator import TOKEN, FakeCoordinator
@@ -106,9 +107,9 @@ class Setting:
         )
 
     def egress(self, policy: Path | None = None) -> Egress:
-        governor = Governor(policy, self.coordinator.url)
-        ledger = Ledger(self.folder / "ledger", policy=governor.digest, rules=governor.ledger)
-        return Egress(self.client, ledger, governor)
+        enforcer = PolicyEnforcer(policy, self.coordinator.url)
+        ledger = Ledger(self.folder / "ledger", policy=enforcer.digest, rules=enforcer.ledger)
+        return Egress(self.client, ledger, enforcer)
 
     def ledger(self) -> list[dict[str, Any]]:
         """Bodies of the entries, verified."""
@@ -124,19 +125,19 @@ class Setting:
         path.write_text(head + "\n".join(lines) + "\n")
         return path
 
-    def introducing(self, policy: Path | None = None) -> tuple[Agent, Callable[[], str]]:
+    def reregistering(self, policy: Path | None = None) -> tuple[Agent, Callable[[], str]]:
         """An agent that registers again when its policy has changed, as `run_worker` puts it together."""
         egress = self.egress(policy)
 
-        def introduce() -> str:
-            return egress.introduce(lambda news: self.client.register(INTRODUCTION.model_copy(update=news)))
+        def reregister() -> str:
+            return egress.register(lambda news: self.client.register(INTRODUCTION.model_copy(update=news)))
 
-        agent = Agent(self.client, self.executor(), egress, self.states(), claim_seconds=0.1, introduce=introduce)
-        return agent, introduce
+        agent = Agent(self.client, self.executor(), egress, self.states(), claim_seconds=0.1, reregister=reregister)
+        return agent, reregister
 
     def restart(self, policy: Path | None = None, **changes: Any) -> Agent:
-        patience = Patience(first=0.01, most=0.05)
-        egress, changes = self.egress(policy), {"claim_seconds": 0.1, "patience": patience, **changes}
+        backoff = Backoff(first=0.01, longest=0.05)
+        egress, changes = self.egress(policy), {"claim_seconds": 0.1, "backoff": backoff, **changes}
         return Agent(self.client, self.executor(), egress, self.states(), **changes)
 
     def sent(self, index: int = -1) -> Tensors:
@@ -146,7 +147,7 @@ class Setting:
         return load_tensors(path)
 
     def train_directly(self, spec: RunSpec, num_rounds: int) -> list[Tensors]:
-        """What an undisturbed client sends, each round's broadcast being its last update."""
+        """Return the updates of an undisturbed client, whose last update is each round's broadcast."""
         method = METHODS[spec.method.name]
         broadcast = start_run(method, Context(spec=spec, round_number=0)).broadcast
         updates: list[Tensors] = []

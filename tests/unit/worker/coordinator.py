@@ -1,4 +1,4 @@
-"""A small coordinator over real HTTP, faithful to the contract where a worker can tell."""
+"""A small coordinator over real HTTP that keeps to the contract wherever a worker can notice it."""
 
 import hashlib
 import json
@@ -195,7 +195,7 @@ class _Handler(Quiet):
                 return coordinator.upload(last, parse_qs(query)["assignment"][0], body), b""
         return (204, b"") if answer is None else (200, answer.model_dump_json().encode().replace(*coordinator.rename))
 
-    do_GET = do_POST = do_PUT = _answer  # noqa: N815 - http.server looks for these names
+    do_GET = do_POST = do_PUT = _answer  # noqa: N815 - http.server requires these names
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> None:

@@ -1,7 +1,7 @@
-"""Writes a ledger again and again, in processes that kill themselves after their 1st, 2nd, ... fsync.
+"""Writes ledgers in processes that kill themselves after their 1st, 2nd, ... fsync.
 
-A program of its own: `os.fsync` is replaced here, in a child, and nowhere else. Below FOLDER it leaves a folder for
-every point, with the ledger and `said`: the salts of the entries that `append` had returned.
+This is a separate program, so that only its child processes replace `os.fsync`. FOLDER receives one folder per point,
+with the ledger and the file `said`, which lists the salts of the entries that `append` had returned.
 """
 
 import os
@@ -9,8 +9,8 @@ import signal
 import sys
 from pathlib import Path
 
-from fedssl_worker.ledger import Ledger
-from fedssl_worker.policy import LedgerRules
+from fedssl_worker.disclosure.ledger import Ledger
+from fedssl_worker.disclosure.policy import LedgerRules
 
 
 def write(folder: Path) -> None:
@@ -24,7 +24,7 @@ def write(folder: Path) -> None:
 
 
 def killed_after(fsyncs: int, folder: Path) -> bool:
-    """Whether the process got as far as to be killed."""
+    """Return whether the process was killed, rather than done before."""
     folder.mkdir()
     (folder / "said").touch()
     if (child := os.fork()) == 0:

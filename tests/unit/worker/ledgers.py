@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from fedssl_worker.ledger import Ledger
-from fedssl_worker.ledger.verification import read_entries
-from fedssl_worker.policy import LedgerRules
+from fedssl_worker.disclosure.ledger import Ledger
+from fedssl_worker.disclosure.ledger.verification import read_entries
+from fedssl_worker.disclosure.policy import LedgerRules
 
 FIRST = "000000000001.jsonl"
 FIELDS = {"run": "r", "round": 1, "digest": "d" * 64, "bytes": 12, "artifact": ["weights"], "tensors": ["encoder.w"]}

@@ -16,8 +16,9 @@ from fedssl.protocol.errors import Problem
 from fedssl.protocol.work import HeartbeatReply, Register
 from fedssl_worker import executor as executor_module
 from fedssl_worker import lease as lease_module
-from fedssl_worker.agent import Agent, Patience, Refused, insist, register
-from fedssl_worker.egress import Egress
+from fedssl_worker.agent import Agent, register
+from fedssl_worker.backoff import Backoff, Refused, retry_until_answered
+from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.executor import Executor
 from fedssl_worker.state import ClientStates
 
@@ -92,9 +93,11 @@ def test_killed_anywhere_the_weights_are_the_same(setting: Setting, owner: type,
     assert_like_undisturbed(setting)
 
 
-@pytest.mark.parametrize("where", ["fedssl_worker.state.save_tensors", "fedssl_worker.ledger.journal._write_all"])
-def test_a_full_disk_costs_time_alone(setting: Setting, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    """Whether the state or the ledger finds no room: the work is kept, and done once there is."""
+@pytest.mark.parametrize(
+    "where", ["fedssl_worker.state.save_tensors", "fedssl_worker.disclosure.ledger.journal._write_all"]
+)
+def test_a_full_disk_costs_only_time(setting: Setting, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """If the state or the ledger does not fit, the work is kept, and is done once there is space."""
 
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -131,7 +134,7 @@ def test_an_answer_that_is_lost_is_asked_for_again(setting: Setting) -> None:
     assert len(setting.coordinator.submissions) == 3
 
 
-def test_a_coordinator_that_goes_away_gets_the_update_when_it_is_back(setting: Setting) -> None:
+def test_a_coordinator_that_was_unreachable_gets_the_update_later(setting: Setting) -> None:
     away = threading.Event()
 
     def refuse(call: str) -> None:
@@ -190,7 +193,7 @@ def test_a_revoked_worker_ends(setting: Setting) -> None:
     with pytest.raises(Refused, match="Ask the operator"):
         setting.restart().run()
     with pytest.raises(Refused, match="Ask the operator"):
-        register(setting.client, INTRODUCTION, Patience())
+        register(setting.client, INTRODUCTION, Backoff())
 
 
 def test_registration_waits_for_the_coordinator(setting: Setting) -> None:
@@ -199,15 +202,15 @@ def test_registration_waits_for_the_coordinator(setting: Setting) -> None:
             raise Refusal("unavailable", 503)
 
     setting.coordinator.before = refuse
-    registered = register(setting.client, INTRODUCTION, Patience(first=0.01, most=0.05))
+    registered = register(setting.client, INTRODUCTION, Backoff(first=0.01, longest=0.05))
     assert registered.client_id == "hospital-a"
     assert setting.coordinator.introductions == [INTRODUCTION]
 
 
 def slow(monkeypatch: pytest.MonkeyPatch, beats: float = 0.05) -> None:
-    """Training that goes on until it is called off, and a lease that is renewed often."""
+    """Make training continue until it is cancelled, with a lease that is renewed often."""
     monkeypatch.setattr(lease_module, "_PROGRESS_SECONDS", beats)
-    monkeypatch.setattr(lease_module, "_NEWS_PER_LEASE", 60 / beats)
+    monkeypatch.setattr(lease_module, "_REPORTS_PER_LEASE", 60 / beats)
 
     def train(*args: Any) -> None:
         for step in range(10_000):
@@ -219,7 +222,7 @@ def slow(monkeypatch: pytest.MonkeyPatch, beats: float = 0.05) -> None:
     monkeypatch.setattr(executor_module, "run_local_round", train)
 
 
-def test_heartbeats_carry_the_newest_progress_and_may_call_the_work_off(
+def test_heartbeats_carry_the_newest_progress_and_may_cancel_the_work(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow(monkeypatch)
@@ -240,14 +243,14 @@ def test_heartbeats_carry_the_newest_progress_and_may_call_the_work_off(
 
 @pytest.mark.parametrize(("lease", "news"), [(2.0, 2 / 3), (60.0, 2.0), (300.0, 10.0), (3600.0, 120.0)])
 def test_long_leases_have_fewer_heartbeats(lease: float, news: float) -> None:
-    assert lease_module.news_interval(lease) == news
+    assert lease_module.progress_interval(lease) == news
 
 
-def test_a_disk_that_is_full_while_the_worker_tidies_up_does_not_end_it(setting: Setting) -> None:
-    def tidy() -> None:
+def test_a_full_disk_during_idle_tasks_does_not_end_the_worker(setting: Setting) -> None:
+    def on_idle() -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    setting.restart(tidy=tidy).step()
+    setting.restart(on_idle=on_idle).step()
     assert setting.coordinator.calls[0] == "claim"
 
 
@@ -265,7 +268,7 @@ def test_a_lost_lease_ends_the_training(
     setting.offer(make_spec(), 1)
     with capture_logs() as logs:
         setting.restart().step()
-    assert {"event": "work called off", "reason": "The lease is another's."}.items() <= logs[-1].items()
+    assert {"event": "work.cancelled", "reason": "The lease is another's."}.items() <= logs[-1].items()
     assert setting.coordinator.declined == []
 
 
@@ -273,7 +276,7 @@ def test_a_lost_lease_ends_the_training(
 def test_an_outage_of_heartbeats_does_not_end_the_training(
     setting: Setting, monkeypatch: pytest.MonkeyPatch, slug: str, status: int, num_failures: int
 ) -> None:
-    """Nor does a proxy's own answer: an ingress controller that restarts knows no route, and says 404 to everything."""
+    """Nor does a proxy's answer: an ingress controller that restarts has no routes, and answers everything with 404."""
     slow(monkeypatch)
     failures = iter(range(num_failures))
 
@@ -321,7 +324,7 @@ def test_a_wider_plan_is_declined(setting: Setting) -> None:
     item = setting.item(make_spec(), 1)
     plan = item.plan.model_copy(update={"update": item.plan.update[:-1]})
     setting.coordinator.offer(item.model_copy(update={"plan": plan}))
-    assert "what may leave" in decline_reason(setting)
+    assert "which determines what may leave" in decline_reason(setting)
 
 
 def test_images_that_do_not_fit_are_declined(setting: Setting) -> None:
@@ -337,7 +340,7 @@ def test_divergence_is_declined_and_leaves_nothing(setting: Setting) -> None:
     assert not list((setting.folder / "runs").glob("*/*"))
 
 
-def test_a_surprise_is_logged_declined_and_survived(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_is_logged_declined_and_survived(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object) -> None:
         raise ValueError("/home/owner/private/patient-42.png is odd")
 
@@ -347,7 +350,7 @@ def test_a_surprise_is_logged_declined_and_survived(setting: Setting, monkeypatc
         reason = decline_reason(setting)
     assert "ValueError" in reason
     assert "patient" not in reason
-    assert any(line["event"] == "work failed" for line in logs)
+    assert any(line["event"] == "work.failed" for line in logs)
     setting.offer(make_spec(), 1)
     setting.restart().step()
     assert len(setting.coordinator.submissions) == 1
@@ -364,7 +367,7 @@ def test_a_device_that_broke_ends_the_worker(setting: Setting, monkeypatch: pyte
     assert len(setting.coordinator.declined) == 1
 
 
-def test_a_refused_update_is_declined_and_not_sent_for_ever(setting: Setting) -> None:
+def test_a_refused_update_is_declined_and_not_sent_forever(setting: Setting) -> None:
     def refuse(call: str) -> None:
         if call == "PUT artifact":
             raise Refusal("artifact-rejected", 422, "Tensor x is odd.")
@@ -377,7 +380,7 @@ def test_a_refused_update_is_declined_and_not_sent_for_ever(setting: Setting) ->
 
 @pytest.mark.parametrize("call", ["PUT artifact", "submit"])
 @pytest.mark.parametrize("error", [Refusal("", 404), Untrusted("The certificate has expired.")], ids=["404", "expired"])
-def test_what_the_coordinator_did_not_say_costs_no_trained_update(
+def test_an_answer_of_another_server_costs_no_trained_update(
     setting: Setting, monkeypatch: pytest.MonkeyPatch, call: str, error: Exception
 ) -> None:
     def fail(*args: Any, **_: Any) -> None:
@@ -399,7 +402,7 @@ def test_what_the_coordinator_did_not_say_costs_no_trained_update(
     assert same(setting.sent(), setting.train_directly(make_spec(), 1)[0])
 
 
-def test_a_page_that_refuses_the_very_bytes_is_told(setting: Setting) -> None:
+def test_a_proxy_that_refuses_the_update_is_reported(setting: Setting) -> None:
     def refuse(call: str) -> None:
         if call == "PUT artifact":
             raise Refusal("", 413)
@@ -409,7 +412,7 @@ def test_a_page_that_refuses_the_very_bytes_is_told(setting: Setting) -> None:
     assert "413" in decline_reason(setting)
 
 
-def test_nothing_is_dropped_before_the_decline_has_arrived(setting: Setting) -> None:
+def test_nothing_is_removed_before_the_decline_has_arrived(setting: Setting) -> None:
     away = threading.Event()
     away.set()
 
@@ -429,7 +432,7 @@ def test_nothing_is_dropped_before_the_decline_has_arrived(setting: Setting) -> 
     assert not list((setting.folder / "runs").glob("*/*"))
 
 
-def test_work_of_a_run_that_was_deleted_is_dropped(setting: Setting) -> None:
+def test_work_of_a_deleted_run_is_removed(setting: Setting) -> None:
     def gone(call: str) -> None:
         if call in ("PUT artifact", "decline"):
             raise Refusal("not-found", 404, "No such assignment any more.")
@@ -451,7 +454,7 @@ def test_a_rejected_submission_changes_no_state(setting: Setting) -> None:
 
 
 @pytest.mark.parametrize(("slug", "status"), [("duplicate-update", 409), ("round-closed", 410), ("lease-lost", 409)])
-def test_a_submission_that_comes_too_late_is_no_failure(setting: Setting, slug: str, status: int) -> None:
+def test_a_late_submission_is_not_a_failure(setting: Setting, slug: str, status: int) -> None:
     def late(call: str) -> None:
         if call == "submit":
             raise Refusal(slug, status)
@@ -471,12 +474,12 @@ def test_a_lost_disk_starts_cold(setting: Setting) -> None:
     with capture_logs() as logs:
         setting.restart().step()
     assert len(setting.coordinator.submissions) == 2
-    assert any(line["event"] == "client state lost, starting cold" for line in logs)
+    assert any(line["event"] == "client_state.lost" for line in logs)
 
 
-def test_a_coordinator_that_names_a_time_is_left_alone_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_retry_after_of_the_coordinator_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr("fedssl_worker.agent.time.sleep", slept.append)
+    monkeypatch.setattr("fedssl_worker.backoff.time.sleep", slept.append)
     busy = Problem(type="about:blank", title="Asked too often", status=429, detail="Come back.")
     errors = [TooManyRequests(busy, retry_after=7.0), TooManyRequests(busy, retry_after=1e12), TooManyRequests(busy)]
 
@@ -485,5 +488,5 @@ def test_a_coordinator_that_names_a_time_is_left_alone_for_so_long(monkeypatch: 
             raise errors.pop(0)
         return "done"
 
-    assert insist(ask, Patience()) == "done"
+    assert retry_until_answered(ask, Backoff()) == "done"
     assert slept == [7.0, 300.0, 2.0]

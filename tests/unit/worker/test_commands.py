@@ -57,10 +57,10 @@ def test_show_for_programs_and_of_one_run(state: Path) -> None:
     ]  # fmt: skip
 
 
-def test_verify_says_that_all_is_whole(state: Path) -> None:
+def test_verify_reports_an_intact_ledger(state: Path) -> None:
     code, out, err = invoke("ledger", "verify", "--state", state)
     assert code == 0
-    assert "The ledger is whole." in err
+    assert "The ledger is intact." in err
     assert "Unconfirmed" in err
     found = as_json("ledger", "verify", "--state", state)
     assert (found["entries"], found["last"], found["unconfirmed"]) == (7, 7, [6])
@@ -72,7 +72,7 @@ def test_verify_finds_a_change(state: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"bytes":12', b'"bytes":13', 1))
     code, _, err = invoke("ledger", "verify", "--state", state)
     assert code == 4
-    assert "NOT WHOLE" in err
+    assert "NOT INTACT" in err
     assert f"{FIRST}, line 2: entry 2 was changed" in err
 
 
@@ -94,7 +94,7 @@ def test_only_an_anchor_reveals_that_the_end_was_cut_off(state: Path, page: bool
     assert as_json("ledger", "verify", "--state", state, "--anchors", given)["anchors_compared"] == 1
     path = state / "ledger" / FIRST
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:3]))
-    assert invoke("ledger", "verify", "--state", state)[0] == 0  # the chain alone cannot know
+    assert invoke("ledger", "verify", "--state", state)[0] == 0  # the chain by itself cannot show it
     code, _, err = invoke("ledger", "verify", "--state", state, "--anchors", given)
     assert code == 4
     assert "its end was cut off" in err
@@ -102,7 +102,7 @@ def test_only_an_anchor_reveals_that_the_end_was_cut_off(state: Path, page: bool
 
 def test_anchors_of_another_entry_or_another_ledger(state: Path) -> None:
     cases = {
-        "is of another entry than this ledger's": anchor(state, seq=3),
+        "differs from this ledger's entry": anchor(state, seq=3),
         "of another ledger of this client": anchor(state, key="0" * 64),
     }
     for words, known in cases.items():
@@ -123,28 +123,31 @@ def test_verify_from_a_checkpoint(tmp_path: Path) -> None:
     assert as_json("ledger", "verify", "--state", tmp_path, "--from", start)["first"] == 5
     assert len(as_json("ledger", "show", "--state", tmp_path)) == 2  # what is left is still shown
     (tmp_path / "none").write_text("{}")
-    assert "no checkpoint" in invoke("ledger", "verify", "--state", tmp_path, "--from", tmp_path / "none")[2]
+    assert "not a checkpoint" in invoke("ledger", "verify", "--state", tmp_path, "--from", tmp_path / "none")[2]
 
 
 @pytest.mark.parametrize("command", ["verify", "show"])
-def test_where_there_is_no_ledger(tmp_path: Path, command: str) -> None:
+def test_a_missing_ledger_is_reported(tmp_path: Path, command: str) -> None:
     code, _, err = invoke("ledger", command, "--state", tmp_path)
     assert code == 4
     assert "there is no ledger" in err
 
 
-def test_a_policy_is_tried_out_before_it_is_used(tmp_path: Path) -> None:
+def test_policy_check_shows_what_a_policy_allows(tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
-    text = 'schema = 1\nclient = "hospital-a"\ncoordinator = "https://fed.example.org"\n[dp]\nepsilon_max = "8"\n'
+    text = 'schema = 1\nclient = "hospital-a"\ncoordinator = "https://fed.example.org"\n[dp]\nrequire = "none"\n'
     path.write_text(text + '[[allow]]\nartifact = "weights"\nmethods = ["fedbyol"]\n[metrics]\nallow = ["loss"]\n')
-    code, out, err = invoke("policy", "check", path)
+    code, out, _ = invoke("policy", "check", path)
     assert code == 0
     assert "hospital-a" in out
     assert "fedbyol" in out
-    assert "without effect: [dp] epsilon_max" in err
     rules = as_json("policy", "check", path)["allow"]
     assert [(rule["artifact"], rule["tensors"]) for rule in rules] == [("weights", ["*"]), ("metrics", ["loss"])]
     path.write_text(text + "odd = 1\n")
     code, _, err = invoke("policy", "check", path)
     assert code == 2
     assert "dp.odd: there is no such key" in err
+    path.write_text(text + 'epsilon_max = "8"\n')
+    code, _, err = invoke("policy", "check", path)
+    assert code == 2
+    assert "dp.epsilon_max: this version has no differential privacy and does not enforce this limit" in err

@@ -1,4 +1,4 @@
-"""A worker that declares its encoder: how it is written, what the coordinator is told, and work that does not fit."""
+"""A worker that declares its encoder: its forms, what the coordinator receives, and work that does not fit."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from pydantic import SecretStr, ValidationError
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.work import Progress
-from fedssl_worker.assembly import EXIT_REFUSED, run_worker
+from fedssl_worker.bootstrap import EXIT_REFUSED, run_worker
 from fedssl_worker.executor import CannotTrain, Executor
 from fedssl_worker.settings import Settings
 
@@ -67,14 +67,14 @@ def test_a_name_or_a_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text
         ('{ name = "convnet", widths = [0] }', "greater than or equal to 1"),
     ],
 )
-def test_a_mistake_is_said_at_the_start(tmp_path: Path, text: str, words: str) -> None:
+def test_a_mistake_is_reported_at_the_start(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(ValidationError, match="encoder") as caught:
         settings(tmp_path, encoder=text)
     assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("encoder", [OWN, None])
-def test_the_coordinator_is_told(setting: Setting, encoder: EncoderConfig | None) -> None:
+def test_the_coordinator_receives_the_declared_encoder(setting: Setting, encoder: EncoderConfig | None) -> None:
     def shut_out(call: str) -> None:
         if call == "claim":
             raise Refusal("unauthenticated", 401, "The token was revoked.")
@@ -118,7 +118,7 @@ def test_work_for_another_encoder_is_refused_before_anything_is_fetched(
     setting: Setting, client_encoders: Any, given: str
 ) -> None:
     item = setting.item(flesd(client_encoders), 1)
-    what = f"gives {CLIENT} the encoder {given}, and its worker has declared convnet 4-6-8: make a run with"
+    what = f"gives {CLIENT} the encoder {given}, and its worker has declared convnet 4-6-8: create a run with"
     with pytest.raises(CannotTrain, match=what):
         executor(setting, OWN).execute(item, silent)
     assert setting.coordinator.calls == []
@@ -135,7 +135,7 @@ def test_an_agent_declines_it_with_the_reason(setting: Setting) -> None:
     assert setting.coordinator.submissions == []
 
 
-def test_where_everybody_trains_one_network_it_does_not_matter(setting: Setting) -> None:
+def test_it_does_not_matter_if_all_clients_train_one_network(setting: Setting) -> None:
     item = setting.item(make_spec({"name": "fedsimclr"}), 1)
     assert executor(setting, OWN).execute(item, silent).num_examples == 32
 

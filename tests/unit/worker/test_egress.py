@@ -1,4 +1,4 @@
-"""What may leave, and what is written down about it."""
+"""The egress: the updates that may leave, and the ledger entries about them."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from fedssl.artifacts.tensors import Tensors, save_tensors
 from fedssl.client import Rejected
 from fedssl.errors import ArtifactError, DigestMismatch, NotFinite, PlanMismatch
 from fedssl.protocol.work import WorkItem
-from fedssl_worker.ledger import Ledger, LedgerError
+from fedssl_worker.disclosure.ledger import Ledger, LedgerError
 
 from .conftest import Setting, good_update, make_spec
 from .coordinator import Refusal
@@ -81,7 +81,7 @@ def test_a_file_that_changed_after_training_stays(setting: Setting, item: WorkIt
     assert_nothing_left(setting)
 
 
-def test_what_is_kept_back_is_written_down_with_the_reason(setting: Setting, item: WorkItem) -> None:
+def test_a_refusal_is_recorded_with_its_reason(setting: Setting, item: WorkItem) -> None:
     save_tensors(with_value(float("nan")), setting.folder / "update")
     with pytest.raises(NotFinite):
         send(setting, item, setting.folder / "update")
@@ -140,7 +140,7 @@ def test_without_a_ledger_nothing_leaves(setting: Setting, monkeypatch: pytest.M
     agent.step()
     assert "PUT artifact" not in setting.coordinator.calls
     (declined,) = setting.coordinator.declined
-    assert declined.reason == "the worker cannot write down what leaves, so nothing does: its log says more"
+    assert declined.reason == "the worker cannot write its ledger, so it sends nothing: see its log"
 
 
 def test_only_egress_sends_artifacts() -> None:

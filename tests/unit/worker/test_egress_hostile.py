@@ -15,7 +15,7 @@ from fedssl.protocol.plan import ArtifactPlan, TensorSpec
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.work import Progress, Submit, WorkItem
 from fedssl_worker.data import PublicImages
-from fedssl_worker.egress import check_update
+from fedssl_worker.disclosure.egress import check_update
 from fedssl_worker.executor import CannotTrain
 from fedssl_worker.state import Finished
 from support.smuggling import NOT_DECLARED, PAYLOAD, SEVERAL, SMUGGLING, behind
@@ -49,7 +49,7 @@ def update_of(spec: RunSpec) -> Tensors:
 
 
 class Corrupted:
-    """An executor that hands out a file of somebody else's making."""
+    """An executor whose update is a file that was made elsewhere."""
 
     def __init__(self, update: Path, **metrics: float) -> None:
         self._finished = Finished(update, digest_of(update), 32, metrics)
@@ -82,7 +82,7 @@ CASES = [(name, case) for name in SPECS for case in SMUGGLING] + [
 
 
 @pytest.mark.parametrize(("method", "case"), CASES, ids=[f"{name}: {case}" for name, case in CASES])
-def test_a_file_that_says_more_is_found_out(method: str, case: str, tmp_path: Path) -> None:
+def test_a_file_that_contains_more_is_refused(method: str, case: str, tmp_path: Path) -> None:
     smuggle, words = {**SMUGGLING, **SEVERAL}[case]
     path = tmp_path / "update"
     path.write_bytes(smuggle(update_of(SPECS[method])))
@@ -112,7 +112,7 @@ def test_weights_do_not_leave_where_similarities_may(setting: Setting) -> None:
     assert_nothing_left(setting, NOT_DECLARED)
 
 
-def test_nor_beside_them(setting: Setting) -> None:
+def test_weights_do_not_leave_in_addition_to_similarities(setting: Setting) -> None:
     both = update_of(SPECS["fedsimclr"]) | update_of(SPECS["flesd"])
     send(setting, SPECS["flesd"], serialised(both))
     assert_nothing_left(setting, "not declared: encoder")
@@ -124,7 +124,7 @@ def test_similarities_do_not_leave_where_weights_may(setting: Setting) -> None:
     assert_nothing_left(setting, "not declared: factor")
 
 
-def test_centers_leave_with_fedrlc_alone(setting: Setting) -> None:
+def test_centers_leave_only_with_fedrlc(setting: Setting) -> None:
     assert "centers.mu" in update_of(SPECS["fedrlc"])
     byol = make_spec({"name": "fedbyol"})
     send(setting, byol, serialised(update_of(SPECS["fedrlc"])))
@@ -144,7 +144,7 @@ def test_another_packing_than_the_runs(setting: Setting, name: str) -> None:
     assert_nothing_left(setting, f"not declared: {name}")
 
 
-def test_half_precision_numbers_that_are_none(tmp_path: Path) -> None:
+def test_half_precision_values_that_are_not_finite(tmp_path: Path) -> None:
     spec = make_spec(**{**FLESD, "method": {"name": "flesd", "reducer": {**REDUCER, "packing": "factored-f16"}}})
     factor = update_of(spec)["factor"]
     factor.view(torch.int16).view(-1)[7] = 0x7E0B  # NaN with bits in it
@@ -174,7 +174,7 @@ def test_a_plan_that_asks_for_more_is_declined_before_anything_is_read(
 ) -> None:
     item = setting.item(SPECS[method], 1)
     wider = item.plan.model_copy(update={"update": (*item.plan.update, more)})
-    with pytest.raises(CannotTrain, match="what may leave is decided by the method"):
+    with pytest.raises(CannotTrain, match=r"artifact plan for \w+ differs from this worker's"):
         setting.executor().execute(item.model_copy(update={"plan": wider}), silent)
     assert setting.coordinator.calls == []
 
@@ -183,15 +183,15 @@ def test_a_plan_that_asks_for_weights_in_place_of_similarities(setting: Setting)
     item = setting.item(SPECS["flesd"], 1)
     weights = plan_of(SPECS["fedsimclr"]).update
     asking = item.model_copy(update={"plan": item.plan.model_copy(update={"update": weights})})
-    with pytest.raises(CannotTrain, match="what may leave is decided by the method"):
+    with pytest.raises(CannotTrain, match=r"artifact plan for \w+ differs from this worker's"):
         setting.executor().execute(asking, silent)
     relabelled = tuple(tensor.model_copy(update={"kind": "weights"}) for tensor in item.plan.update)
     asking = item.model_copy(update={"plan": item.plan.model_copy(update={"update": relabelled})})
-    with pytest.raises(CannotTrain, match="what may leave is decided by the method"):
+    with pytest.raises(CannotTrain, match=r"artifact plan for \w+ differs from this worker's"):
         setting.executor().execute(asking, silent)
 
 
-# --- Beside the file ----------------------------------------------------------------------------------------------
+# --- Besides the file ----------------------------------------------------------------------------------------------
 
 
 def test_a_file_that_changes_between_check_and_send(setting: Setting) -> None:
@@ -221,7 +221,7 @@ def test_a_file_that_changes_between_check_and_send(setting: Setting) -> None:
     ],
     ids=["too many", "capitals", "a sentence", "a long name", "NaN", "infinity"],
 )
-def test_numbers_beside_it_are_few_finite_and_soberly_named(setting: Setting, metrics: dict[str, float]) -> None:
+def test_metrics_are_few_finite_and_plainly_named(setting: Setting, metrics: dict[str, float]) -> None:
     send(setting, SPECS["fedsimclr"], serialised(update_of(SPECS["fedsimclr"])), **metrics)
     assert setting.coordinator.submissions == []
     assert "jane" not in str(setting.coordinator.declined).lower()
@@ -254,16 +254,16 @@ class Talkative:
 
 
 @pytest.mark.parametrize("error", [RuntimeError(PAYLOAD.decode()), KeyError(PAYLOAD.decode()), OSError("/home/jane")])
-def test_a_surprise_tells_the_coordinator_only_its_kind(setting: Setting, error: Exception) -> None:
+def test_an_unexpected_error_reports_only_its_type(setting: Setting, error: Exception) -> None:
     setting.offer(SPECS["fedsimclr"], 1)
     agent = setting.restart()
     agent._executor = Talkative(error)  # type: ignore[assignment]
     agent.step()
     (declined,) = setting.coordinator.declined
-    assert declined.reason == f"the worker failed unexpectedly ({type(error).__name__}): its log says more"
+    assert declined.reason == f"the worker failed unexpectedly ({type(error).__name__}): see its log"
 
 
-def test_work_called_off_says_nothing(setting: Setting) -> None:
+def test_cancelled_work_reports_nothing(setting: Setting) -> None:
     setting.offer(SPECS["fedsimclr"], 1)
     agent = setting.restart()
     agent._executor = Talkative(Cancelled(PAYLOAD.decode()))  # type: ignore[assignment]
@@ -279,7 +279,7 @@ def test_a_worker_can_only_submit_what_the_protocol_names(setting: Setting) -> N
     assert client_calls == asks_only | {"submit", "upload"}
 
 
-def test_public_images_that_cannot_be_read_do_not_tell_where_they_are(setting: Setting) -> None:
+def test_a_reason_does_not_name_the_folder_of_public_images(setting: Setting) -> None:
     folder = setting.folder / "Jane Doe" / "public"
     folder.mkdir(parents=True)
     (folder / "shared.npz").write_bytes(b"no archive")
@@ -289,6 +289,4 @@ def test_public_images_that_cannot_be_read_do_not_tell_where_they_are(setting: S
     agent._executor._public = PublicImages(CPU, folder)
     agent.step()
     (declined,) = setting.coordinator.declined
-    assert declined.reason == (
-        "the run's public images are shared.npz, which cannot be used here: the worker's log says why"
-    )
+    assert declined.reason == ("this worker cannot use the run's public images, shared.npz: see its log")

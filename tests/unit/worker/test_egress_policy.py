@@ -1,4 +1,4 @@
-"""The data owner's policy, from its file to the wire: what it keeps back does not leave, and people are told."""
+"""The data owner's policy, from its file to the wire: what it forbids does not leave, with a reason for people."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from fedssl.artifacts.tensors import save_tensors
 from fedssl.engine import local
 from fedssl.protocol.work import WorkItem
 from fedssl_worker import lease
-from fedssl_worker.policy import NotPermitted, PolicyError
+from fedssl_worker.disclosure.policy import NotPermitted, PolicyError
 
 from .conftest import Setting, good_update, make_spec
 
@@ -54,7 +54,7 @@ def test_permitted_work_is_done_and_only_permitted_numbers_leave(setting: Settin
 
 def test_heartbeats_carry_no_loss_that_may_not_leave(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "_PROGRESS_SECONDS", 0.01)
-    monkeypatch.setattr(lease, "_NEWS_PER_LEASE", 6000)
+    monkeypatch.setattr(lease, "_REPORTS_PER_LEASE", 6000)
     monkeypatch.setattr(local, "PROGRESS_SECONDS", 0.0)  # however quickly it trains
     setting.offer(make_spec(training={"batch_size": 8, "local_epochs": 30}), 1)
     setting.restart(setting.write_policy(*WEIGHTS)).step()
@@ -64,10 +64,10 @@ def test_heartbeats_carry_no_loss_that_may_not_leave(setting: Setting, monkeypat
     assert [progress.images_per_second for progress in told] == [None] * len(told)
 
 
-def test_the_coordinator_is_told_what_the_policy_allows_and_when_it_changes(setting: Setting) -> None:
+def test_the_coordinator_receives_the_policy_and_its_changes(setting: Setting) -> None:
     path = setting.write_policy(*WEIGHTS)
-    agent, introduce = setting.introducing(path)
-    assert introduce() == "hospital-a"
+    agent, reregister = setting.reregistering(path)
+    assert reregister() == "hospital-a"
     agent.step()
     setting.write_policy(*WEIGHTS, "max_rounds = 2")
     agent.step()
@@ -83,7 +83,7 @@ def test_the_coordinator_is_told_what_the_policy_allows_and_when_it_changes(sett
 
 def test_a_policy_that_is_changed_while_a_claim_waits_binds_its_work(setting: Setting) -> None:
     path = setting.write_policy(*WEIGHTS)
-    agent, _ = setting.introducing(path)
+    agent, _ = setting.reregistering(path)
     setting.offer(make_spec(), 1)
 
     def forbid(call: str) -> None:
@@ -96,7 +96,7 @@ def test_a_policy_that_is_changed_while_a_claim_waits_binds_its_work(setting: Se
     assert len(setting.coordinator.declined) == 1
 
 
-def test_a_policy_that_cannot_be_read_any_more_ends_the_worker(setting: Setting) -> None:
+def test_a_policy_that_becomes_invalid_ends_the_worker(setting: Setting) -> None:
     agent = setting.restart(setting.write_policy(*WEIGHTS))
     setting.write_policy("[[alow]]")
     setting.offer(make_spec(), 1)
@@ -108,6 +108,6 @@ def test_a_policy_that_cannot_be_read_any_more_ends_the_worker(setting: Setting)
 def test_another_clients_policy_ends_the_worker(setting: Setting) -> None:
     path = setting.write_policy(*WEIGHTS)
     setting.coordinator.client_id = "hospital-b"
-    _, introduce = setting.introducing(path)
+    _, reregister = setting.reregistering(path)
     with pytest.raises(PolicyError, match="hospital-b"):
-        introduce()
+        reregister()

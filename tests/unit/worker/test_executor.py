@@ -32,9 +32,9 @@ def widened(item: WorkItem) -> WorkItem:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (widened, "what may leave is decided by the method"),
+        (widened, r"artifact plan for \w+ differs from this worker's"),
         (lambda item: item.model_copy(update={"method_version": 99}), "fedbyol version 99; this worker has version 1"),
-        (lambda item: item.model_copy(update={"client_id": "hospital-b"}), "is for hospital-b"),
+        (lambda item: item.model_copy(update={"client_id": "hospital-b"}), "is for the client hospital-b"),
     ],
     ids=["wider plan", "other version", "foreign"],
 )
@@ -44,7 +44,7 @@ def test_work_that_is_not_this_workers_is_refused(setting: Setting, change: Any,
     assert setting.coordinator.calls == []
 
 
-def test_images_that_do_not_fit_are_said_so(setting: Setting) -> None:
+def test_images_that_do_not_fit_are_reported(setting: Setting) -> None:
     item = setting.item(make_spec(data={"channels": 3, "image_size": 32}), 1)
     with pytest.raises(DataError, match=r"--channels 3 --image-size 32"):
         setting.executor().execute(item, silent)
@@ -133,7 +133,7 @@ def test_out_of_memory_names_the_batch_size(
         setting.executor().execute(setting.item(make_spec(), 1), silent)
 
 
-def test_progress_is_told_and_may_cancel(setting: Setting) -> None:
+def test_progress_is_reported_and_may_cancel(setting: Setting) -> None:
     told: list[Progress] = []
     setting.executor().execute(setting.item(make_spec(), 1), told.append)
     assert told[0].phase == "downloading"
@@ -149,7 +149,7 @@ def test_progress_is_told_and_may_cancel(setting: Setting) -> None:
 
 
 def test_a_device_that_is_not_there() -> None:
-    with pytest.raises(SettingsError, match="there is no cuda:99"):
+    with pytest.raises(SettingsError, match="this machine has no device cuda:99"):
         choose_device("cuda:99", 1)
 
 

@@ -12,11 +12,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedssl.protocol.ledger import canonical
-from fedssl_worker.ledger import Ledger, LedgerError
-from fedssl_worker.ledger.entries import GENESIS, Entry, entry_hash, parse_line
-from fedssl_worker.ledger.keys import is_signed_by
-from fedssl_worker.ledger.verification import read_entries, verify
-from fedssl_worker.policy import LedgerRules
+from fedssl_worker.disclosure.ledger import Ledger, LedgerError
+from fedssl_worker.disclosure.ledger.entries import GENESIS, LedgerEntry, entry_hash, parse_line
+from fedssl_worker.disclosure.ledger.keys import is_signed_by
+from fedssl_worker.disclosure.ledger.verification import read_entries, verify
+from fedssl_worker.disclosure.policy import LedgerRules
 
 from .ledgers import FIELDS, FIRST, SHORT, bodies, filled, kinds
 
@@ -66,9 +66,9 @@ def test_what_has_no_canonical_form(value: dict[Any, Any]) -> None:
         canonical(value)
 
 
-def test_a_line_is_read_only_in_the_very_bytes_it_was_written_in() -> None:
+def test_a_line_is_read_only_in_its_exact_bytes() -> None:
     body = {"kind": "opened", "seq": 1}
-    entry = Entry(body, entry_hash(GENESIS, body), GENESIS, "ab" * 64)
+    entry = LedgerEntry(body, entry_hash(GENESIS, body), GENESIS, "ab" * 64)
     line = entry.line()
     assert parse_line(line) == entry
     for other in (
@@ -103,7 +103,7 @@ def test_what_is_in_an_entry(tmp_path: Path) -> None:
     assert (intent["kind"], intent["seq"], sent["intent"]) == ("intent", 2, 2)
 
 
-def test_the_key_and_the_folder_are_the_owners_alone(tmp_path: Path) -> None:
+def test_only_the_owner_may_read_the_key_and_the_folder(tmp_path: Path) -> None:
     filled(tmp_path / "ledger")
     key = tmp_path / "ledger/key"
     assert key.stat().st_mode & 0o777 == 0o600
@@ -114,7 +114,7 @@ def test_the_key_and_the_folder_are_the_owners_alone(tmp_path: Path) -> None:
         Ledger(tmp_path / "ledger")
 
 
-def test_it_is_taken_up_where_it_was(tmp_path: Path) -> None:
+def test_a_ledger_is_continued_after_a_restart(tmp_path: Path) -> None:
     first = filled(tmp_path / "ledger")
     again = Ledger(tmp_path / "ledger")
     assert again.anchor == first.anchor
@@ -133,7 +133,7 @@ def test_without_its_key_or_with_another_it_is_not_continued(tmp_path: Path) -> 
     with pytest.raises(LedgerError, match="not the key of this ledger"):
         Ledger(tmp_path / "ledger")
     (tmp_path / "ledger/key").write_text("no key")
-    with pytest.raises(LedgerError, match="no private key"):
+    with pytest.raises(LedgerError, match="not a PEM private key"):
         Ledger(tmp_path / "ledger")
 
 
@@ -148,9 +148,9 @@ def test_an_earlier_versions_file_stays_and_is_named(tmp_path: Path) -> None:
     assert opened["earlier_digest"] == hashlib.sha256(earlier.read_bytes()).hexdigest()
 
 
-def test_unsigned_where_the_policy_says_so(tmp_path: Path) -> None:
+def test_entries_are_unsigned_if_the_policy_turns_signing_off(tmp_path: Path) -> None:
     ledger = filled(tmp_path / "ledger", 1, LedgerRules(sign=False))
-    ledger.govern("p" * 64, LedgerRules(sign=True))
+    ledger.change_policy("p" * 64, LedgerRules(sign=True))
     ledger.append("refused", reason="x")
     entries = list(read_entries(tmp_path / "ledger"))
     assert [bool(entry.signature) for entry in entries] == [True, False, False, True, True]
@@ -158,7 +158,7 @@ def test_unsigned_where_the_policy_says_so(tmp_path: Path) -> None:
     assert verify(tmp_path / "ledger").num_unsigned == 2
 
 
-def test_a_policy_that_changed_while_nobody_ran_is_noted_at_the_start(tmp_path: Path) -> None:
+def test_a_policy_that_changed_between_starts_is_recorded(tmp_path: Path) -> None:
     filled(tmp_path / "ledger", 1).close()
     Ledger(tmp_path / "ledger", policy="p" * 64)
     Ledger(tmp_path / "ledger", policy="p" * 64)
@@ -166,7 +166,7 @@ def test_a_policy_that_changed_while_nobody_ran_is_noted_at_the_start(tmp_path: 
 
 
 @pytest.mark.parametrize("tries", [1, 3])
-def test_a_disk_that_is_full_leaves_a_whole_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tries: int) -> None:
+def test_a_full_disk_leaves_an_intact_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tries: int) -> None:
     ledger = filled(tmp_path / "ledger", 1)
 
     def write_half(file: int, content: bytes) -> int:
@@ -183,7 +183,7 @@ def test_a_disk_that_is_full_leaves_a_whole_ledger(tmp_path: Path, monkeypatch: 
             ledger.append("intent", **FIELDS)
     monkeypatch.setattr(os, "write", real)
     ledger.append("intent", **FIELDS)
-    # What was cut off is told of where that could be written; it had never been an entry.
+    # `recovered` records what was cut off, if there was space for it. It had never been an entry.
     assert [kind for kind in kinds(tmp_path / "ledger") if kind != "recovered"] == [
         "opened",
         "intent",
@@ -198,7 +198,7 @@ def test_a_disk_that_is_full_leaves_a_whole_ledger(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("keep", [1, 40, -1], ids=["a byte", "a part", "all but the newline"])
-def test_a_torn_last_line_is_cut_off_and_told_of(tmp_path: Path, keep: int) -> None:
+def test_a_torn_last_line_is_removed_and_recorded(tmp_path: Path, keep: int) -> None:
     filled(tmp_path / "ledger", 2).close()
     path = tmp_path / "ledger" / FIRST
     *whole, last = path.read_bytes().splitlines(keepends=True)
@@ -235,7 +235,7 @@ _CHILD = Path(__file__).parent / "ledger_killed.py"
 
 
 def test_killed_after_every_fsync(tmp_path: Path) -> None:
-    """Dead by SIGKILL after the n-th fsync, for every n: the chain is whole, and what was said stays said."""
+    """Killed after the n-th fsync, for every n, a process leaves an intact chain with every entry that it returned."""
     done = subprocess.run([sys.executable, str(_CHILD), str(tmp_path)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     points = sorted(tmp_path.iterdir())

@@ -14,13 +14,11 @@ from .conftest import Setting, good_update, make_spec
 WEIGHTS = ("[[allow]]", 'artifact = "weights"', 'methods = ["fedbyol"]')
 
 
-def test_what_left_is_anchored_by_the_requests_that_are_made_anyway(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_that_are_made_anyway_anchor_what_left(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "_PROGRESS_SECONDS", 60.0)  # no heartbeat, however slow the machine is
     setting.offer(make_spec(), 1)
-    agent, introduce = setting.introducing(setting.write_policy(*WEIGHTS))
-    introduce()
+    agent, reregister = setting.reregistering(setting.write_policy(*WEIGHTS))
+    reregister()
     agent.step()
     assert setting.kinds() == ["opened", "receipt", "intent", "sent", "receipt"]
     assert [anchor.seq for anchor in setting.coordinator.anchors] == [1, 4]
@@ -32,7 +30,7 @@ def test_what_left_is_anchored_by_the_requests_that_are_made_anyway(
     assert "heartbeat" not in setting.coordinator.calls
 
 
-def test_what_a_refusal_left_over_is_anchored_while_there_is_nothing_to_do(setting: Setting) -> None:
+def test_an_idle_worker_anchors_a_refusal(setting: Setting) -> None:
     agent = setting.restart(setting.write_policy())
     setting.offer(make_spec(), 1)
     agent.step()
@@ -42,39 +40,39 @@ def test_what_a_refusal_left_over_is_anchored_while_there_is_nothing_to_do(setti
     assert setting.kinds() == ["opened", "refused", "receipt"]
 
 
-def test_an_anchor_without_an_answer_is_carried_again_before_a_newer_one(setting: Setting, item: WorkItem) -> None:
+def test_an_unanswered_anchor_is_sent_again_before_a_newer_one(setting: Setting, item: WorkItem) -> None:
     egress = setting.egress()
     path = setting.folder / "update"
     save_tensors(good_update(), path)
-    with pytest.raises(Unreachable), egress.anchoring.turn():
+    with pytest.raises(Unreachable), egress.anchoring.exchange():
         raise Unreachable("no answer")
     egress.send(item, path, digest_of(path))
-    with egress.anchoring.turn() as turn, egress.anchoring.turn() as other:
-        assert turn.anchor is not None
-        assert turn.anchor.seq == 1
+    with egress.anchoring.exchange() as exchange, egress.anchoring.exchange() as other:
+        assert exchange.anchor is not None
+        assert exchange.anchor.seq == 1
         assert other.anchor is None  # one at a time
-        turn.receipt = setting.coordinator.anchor(turn.anchor)
-    with egress.anchoring.turn() as turn:
-        assert turn.anchor is not None
-        assert turn.anchor.seq == 4
+        exchange.receipt = setting.coordinator.anchor(exchange.anchor)
+    with egress.anchoring.exchange() as exchange:
+        assert exchange.anchor is not None
+        assert exchange.anchor.seq == 4
     assert setting.kinds() == ["opened", "intent", "sent", "receipt"]
 
 
-def test_a_coordinator_without_a_receipt_is_told_of_in_the_log_once(setting: Setting) -> None:
+def test_a_missing_receipt_is_logged_once(setting: Setting) -> None:
     setting.coordinator.gives_receipts = False
-    agent, introduce = setting.introducing(setting.write_policy())
+    agent, reregister = setting.reregistering(setting.write_policy())
     with capture_logs() as logs:
-        introduce()
+        reregister()
         agent.step()
-    assert [line["entry"] for line in logs if "no receipt" in line["event"]] == [1]
+    assert [line["entry"] for line in logs if line["event"] == "ledger.receipt_missing"] == [1]
     assert setting.kinds() == ["opened"]
 
 
 def test_a_forged_receipt_is_not_kept(setting: Setting) -> None:
     egress = setting.egress()
-    with capture_logs() as logs, egress.anchoring.turn() as turn:
-        receipt = setting.coordinator.anchor(turn.anchor)
+    with capture_logs() as logs, egress.anchoring.exchange() as exchange:
+        receipt = setting.coordinator.anchor(exchange.anchor)
         assert receipt is not None
-        turn.receipt = receipt.model_copy(update={"at": "2020-01-01T00:00:00.000000+00:00"})
-    assert "not genuine" in logs[-1]["event"]
+        exchange.receipt = receipt.model_copy(update={"at": "2020-01-01T00:00:00.000000+00:00"})
+    assert logs[-1]["event"] == "ledger.receipt_invalid"
     assert setting.kinds() == ["opened"]

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedssl_worker.ledger import Ledger, LedgerError, Point
-from fedssl_worker.ledger.chain import read_checkpoint
-from fedssl_worker.ledger.entries import Entry, entry_hash, parse_line
-from fedssl_worker.ledger.verification import Report, verify
+from fedssl_worker.disclosure.ledger import Ledger, LedgerError, Point
+from fedssl_worker.disclosure.ledger.chain import read_checkpoint
+from fedssl_worker.disclosure.ledger.entries import LedgerEntry, entry_hash, parse_line
+from fedssl_worker.disclosure.ledger.verification import Report, verify
 
 from .ledgers import FIRST, SHORT, filled, kinds
 
@@ -25,12 +25,12 @@ def _edited(line: bytes, **changes: Any) -> bytes:
     """The entry with another body, its hash made to fit; only the signature is still the old one."""
     entry = parse_line(line)
     body = {**entry.body, **changes}
-    return Entry(body, entry_hash(entry.previous, body), entry.previous, entry.signature).line()
+    return LedgerEntry(body, entry_hash(entry.previous, body), entry.previous, entry.signature).line()
 
 
 def _unsigned(line: bytes) -> bytes:
     entry = parse_line(line)
-    return Entry(entry.body, entry.hash, entry.previous, "").line()
+    return LedgerEntry(entry.body, entry.hash, entry.previous, "").line()
 
 
 CHANGES: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
@@ -42,8 +42,11 @@ CHANGES: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
     "a body and its hash changed": (lambda lines: [lines[0], _edited(lines[1], bytes=1), *lines[2:]], "not signed by"),
     "the last with its hash": (lambda lines: [*lines[:-1], _edited(lines[-1], bytes=1)], "not signed by"),
     "a signature removed": (lambda lines: [lines[0], _unsigned(lines[1]), *lines[2:]], "not signed by"),
-    "a line made unreadable": (lambda lines: [lines[0], b"{}\n", *lines[2:]], "line 2: this is no entry"),
-    "spaces": (lambda lines: [lines[0], lines[1].replace(b",", b", "), *lines[2:]], "not how an entry is written"),
+    "a line made unreadable": (lambda lines: [lines[0], b"{}\n", *lines[2:]], "line 2: this is not an entry"),
+    "spaces": (
+        lambda lines: [lines[0], lines[1].replace(b",", b", "), *lines[2:]],
+        "not an entry in its canonical form",
+    ),
 }
 
 
@@ -76,7 +79,7 @@ def test_no_flipped_bit_goes_unseen(intact: tuple[Path, bytes, Report], data: st
         report = verify(folder)
     except LedgerError:
         return
-    assert report.torn_bytes  # the last line no longer is one: it proves nothing, and is said to be incomplete
+    assert report.torn_bytes  # the last line is reported as incomplete: it proves nothing
     assert report.num_entries == before.num_entries - 1
 
 
@@ -138,12 +141,12 @@ def test_a_changed_checkpoint_is_seen(tmp_path: Path, part: str) -> None:
         read_checkpoint(path)
 
 
-def test_without_its_newest_segment_it_is_not_begun_anew(tmp_path: Path) -> None:
+def test_without_its_newest_segment_a_ledger_is_not_begun_again(tmp_path: Path) -> None:
     folder = tmp_path / "ledger"
     filled(folder, 4, SHORT)
     for path in folder.glob("0*"):
         path.unlink()
-    with pytest.raises(LedgerError, match="is gone"):
+    with pytest.raises(LedgerError, match="is missing: restore it"):
         Ledger(folder)
 
 

@@ -1,28 +1,28 @@
-"""A step's time, out of what the training tells of its progress."""
+"""The time per training step, measured from the progress of the training."""
 
 import pytest
 import torch
 
 from fedssl.engine.gpu_memory import gpu_bytes
 from fedssl.protocol.work import Progress
-from fedssl_worker.metrics import REGISTRY, Pace
+from fedssl_worker.metrics import REGISTRY, StepTimer
 
 
 def progress(step: int, phase: str = "training") -> Progress:
     return Progress.model_validate({"phase": phase, "epoch": 1, "num_epochs": 1, "step": step, "num_steps": 10})
 
 
-def test_steps_are_timed_between_two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_timed_between_two_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     def seen(what: str) -> float:
         return REGISTRY.get_sample_value(f"fedssl_worker_step_seconds_{what}") or 0.0
 
     times = iter([10.0, 12.0, 12.5, 13.0])
     monkeypatch.setattr("time.perf_counter", lambda: next(times))
     count, total = seen("count"), seen("sum")
-    pace = Pace()
+    step_timer = StepTimer()
     for step in (0, 4, 4, 5):  # 2 s for four steps, then a look without a step, then one of 0.5 s
-        pace.note(progress(step))
-    pace.note(progress(0, "uploading"))
+        step_timer.observe(progress(step))
+    step_timer.observe(progress(0, "uploading"))
     assert seen("count") - count == 2
     assert seen("sum") - total == pytest.approx(0.5 + 0.5)
 

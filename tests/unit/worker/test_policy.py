@@ -1,16 +1,15 @@
-"""The data owner's policy: what its file may say, and what it then keeps back."""
+"""The data owner's policy: what its file may contain, and what does not leave because of it."""
 
 import hashlib
 from pathlib import Path
 
 import pytest
-from structlog.testing import capture_logs
 
 from fedssl.artifacts.permission import permits_metric
 from fedssl.client.errors import OutOfReach
 from fedssl.protocol.work import Progress
-from fedssl_worker.assembly import _client
-from fedssl_worker.policy import Governor, NotPermitted, Policy, PolicyError, read_policy
+from fedssl_worker.bootstrap import _client
+from fedssl_worker.disclosure.policy import NotPermitted, Policy, PolicyEnforcer, PolicyError, read_policy
 from fedssl_worker.settings import Settings
 
 from .conftest import make_item, make_spec
@@ -19,7 +18,7 @@ URL = "https://fed.example.org"
 HEAD = f'schema = 1\nclient = "hospital-a"\ncoordinator = "{URL}"\n'
 WEIGHTS = '[[allow]]\nartifact = "weights"\nmethods = ["fedbyol"]\n'
 
-# As the design prints it; only the pin's fingerprint is written out.
+# The design's example, with the pin's fingerprint written out. Nothing enforces its last two parts yet.
 DESIGNED = """
 schema = 1
 client = "hospital-a"
@@ -31,18 +30,20 @@ tensors = ["encoder.*", "predictor.*"]
 secure = "required"
 max_bytes = 67108864
 max_rounds = 200
-[secagg]
-min_cohort = 5
-collusion = 2
-pins = { hospital-b = "ed25519:%s" }
-[dp]
-require = "none"
-epsilon_max = "8"
 [metrics]
 allow = []
 [ledger]
 sign = true
 segment_entries = 1000
+[dp]
+require = "none"
+"""
+NOT_ENFORCED_YET = """
+epsilon_max = "8"
+[secagg]
+min_cohort = 5
+collusion = 2
+pins = { hospital-b = "ed25519:%s" }
 """ % ("a" * 64)
 
 
@@ -66,10 +67,25 @@ def test_the_file_that_the_design_prints(tmp_path: Path) -> None:
         "max_bytes": 67108864,
         "max_rounds": 200,
     }
-    assert (policy.secagg.min_cohort, policy.secagg.collusion) == (5, 2)
     assert policy.ledger.sign
     assert policy.ledger.segment_entries == 1000
-    assert policy.without_effect() == ['[dp] epsilon_max: require is "none", so nothing is counted']
+    assert policy.dp.require == "none"
+
+
+def test_keys_that_nothing_enforces_yet_are_refused_and_named_together(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError) as caught:
+        read_policy(written(tmp_path, DESIGNED + NOT_ENFORCED_YET))
+    for words in (
+        "dp.epsilon_max: this version has no differential privacy and does not enforce this limit: remove epsilon_max",
+        "secagg: this version has no secure aggregation and does not enforce min_cohort, collusion or pins",
+        'set secure = "required" in its rule',
+        'set require = "example" in [dp]',
+    ):
+        assert words in str(caught.value)
+
+
+_SECAGG = "secagg: this version has no secure aggregation and does not enforce"
+_EPSILON = "dp.epsilon_max: this version has no differential privacy and does not enforce"
 
 
 MISTAKES = {
@@ -79,7 +95,13 @@ MISTAKES = {
     HEAD + 'stores = ["https://s3.example.org/bucket"]\n': "stores.0",
     HEAD + 'stores = ["https://s3.example.org:x"]\n': "stores.0",
     HEAD + 'stores = ["https://user@s3.example.org"]\n': "stores.0",
-    HEAD + "[secagg]\nmincohort = 5\n": "secagg.mincohort: there is no such key",
+    HEAD + "[secagg]\nmincohort = 5\n": _SECAGG,
+    HEAD + "[secagg]\nmin_cohort = 3\n": _SECAGG,  # also with the value that was its default
+    HEAD + WEIGHTS + 'secure = "required"\n[secagg]\nmin_cohort = 5\n': _SECAGG,
+    HEAD + "[secagg]\n": _SECAGG,
+    HEAD + "secagg = 5\n": _SECAGG,
+    HEAD + '[dp]\nepsilon_max = "8"\n': _EPSILON,
+    HEAD + '[dp]\nrequire = "example"\nepsilon_max = "8"\n': _EPSILON,
     HEAD + "[ledger]\nsing = true\n": "ledger.sing: there is no such key",
     HEAD.replace("schema = 1\n", ""): "schema: is missing",
     HEAD.replace("schema = 1", "schema = 2"): "schema: Input should be 1",
@@ -94,9 +116,9 @@ MISTAKES = {
     HEAD + WEIGHTS + 'secure = "maybe"\n': "allow.0.secure",
     HEAD + '[[allow]]\nartifact = "metrics"\nmethods = ["*"]\nmax_bytes = 5\n': "not max_bytes",
     HEAD + '[dp]\nrequire = "client"\n': "dp.require",
-    HEAD + '[dp]\nepsilon_max = "eight"\n': "dp.epsilon_max",
-    HEAD + "[dp]\nepsilon_max = 8.0\n": "dp.epsilon_max",
-    HEAD + '[secagg]\npins = { hospital-b = "sha256:00" }\n': "secagg.pins.hospital-b",
+    HEAD + '[dp]\nepsilon_max = "eight"\n': _EPSILON,
+    HEAD + "[dp]\nepsilon_max = 8.0\n": _EPSILON,
+    HEAD + '[secagg]\npins = { hospital-b = "sha256:00" }\n': _SECAGG,
     HEAD + "[ledger]\nsegment_entries = 1\n": "ledger.segment_entries",
     "schema = ": "is not TOML",
     "\x00": "is not TOML",
@@ -106,22 +128,22 @@ MISTAKES = {
 @pytest.mark.parametrize("text", MISTAKES)
 def test_a_mistake_stops_the_worker_and_is_named(tmp_path: Path, text: str) -> None:
     with pytest.raises(PolicyError) as caught:
-        Governor(written(tmp_path, text), URL)
+        PolicyEnforcer(written(tmp_path, text), URL)
     assert MISTAKES[text] in str(caught.value)
     assert "policy.toml" in str(caught.value)
 
 
-def test_a_file_that_is_none(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_policy(tmp_path: Path) -> None:
     for path, words in ((tmp_path / "missing", "No such file"), (tmp_path, "Is a directory")):
         with pytest.raises(PolicyError, match=words):
-            Governor(path, URL)
+            PolicyEnforcer(path, URL)
     large = tmp_path / "large"
     large.write_bytes(b"#" * (2 << 20))
     with pytest.raises(PolicyError, match="right file"):
-        Governor(large, URL)
+        PolicyEnforcer(large, URL)
     large.write_bytes(b"\xff")
     with pytest.raises(PolicyError, match="not TOML"):
-        Governor(large, URL)
+        PolicyEnforcer(large, URL)
 
 
 # Whose it is, and for whom
@@ -136,7 +158,7 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
     ],
 )
 def test_the_same_address_in_two_forms(tmp_path: Path, written_so: str, started_so: str) -> None:
-    Governor(written(tmp_path, HEAD.replace(URL, written_so)), started_so)
+    PolicyEnforcer(written(tmp_path, HEAD.replace(URL, written_so)), started_so)
 
 
 @pytest.mark.parametrize(
@@ -145,48 +167,48 @@ def test_the_same_address_in_two_forms(tmp_path: Path, written_so: str, started_
      "https://example.org", "https://fed.example.org/other", "https://fed.example.org:x"],
 )  # fmt: skip
 def test_another_coordinator_is_refused(tmp_path: Path, other: str) -> None:
-    with pytest.raises(PolicyError, match="talks to no other"):
-        Governor(written(tmp_path, HEAD), other)
+    with pytest.raises(PolicyError, match="but this worker was started for"):
+        PolicyEnforcer(written(tmp_path, HEAD), other)
 
 
 def test_another_clients_policy_is_refused(tmp_path: Path) -> None:
-    governor = Governor(written(tmp_path, HEAD), URL)
-    governor.require_client("hospital-a")
-    with pytest.raises(PolicyError, match=r"hospital-a's, and this worker's token hospital-b's"):
-        governor.require_client("hospital-b")
+    enforcer = PolicyEnforcer(written(tmp_path, HEAD), URL)
+    enforcer.require_client("hospital-a")
+    with pytest.raises(PolicyError, match=r"for the client hospital-a, but this worker's token is for hospital-b:"):
+        enforcer.require_client("hospital-b")
 
 
 def test_it_is_read_again_only_when_asked(tmp_path: Path) -> None:
     item = make_item(make_spec(), 1)
     path = written(tmp_path, HEAD + WEIGHTS)
-    governor = Governor(path, URL)
-    first = governor.digest
-    assert not governor.reload()
+    enforcer = PolicyEnforcer(path, URL)
+    first = enforcer.digest
+    assert not enforcer.reload()
     written(tmp_path, HEAD)
-    governor.require_permitted(item)  # still the policy that the assignment began under
-    assert governor.reload()
-    assert governor.digest != first
+    enforcer.require_permitted(item)  # still the policy that the assignment began under
+    assert enforcer.reload()
+    assert enforcer.digest != first
     with pytest.raises(NotPermitted):
-        governor.require_permitted(item)
+        enforcer.require_permitted(item)
     written(tmp_path, HEAD + "odd = 1\n")
     with pytest.raises(PolicyError, match="odd"):
-        governor.reload()
+        enforcer.reload()
     path.unlink()
     with pytest.raises(PolicyError, match="No such file"):
-        governor.reload()
+        enforcer.reload()
     written(tmp_path, HEAD.replace(URL, "https://elsewhere.org"))
-    with pytest.raises(PolicyError, match="talks to no other"):
-        governor.reload()
+    with pytest.raises(PolicyError, match="but this worker was started for"):
+        enforcer.reload()
 
 
 def test_without_a_file_the_methods_plan_and_all_its_numbers_leave() -> None:
-    governor = Governor(None, URL)
+    enforcer = PolicyEnforcer(None, URL)
     item = make_item(make_spec(), 1)
     progress = Progress(phase="training", epoch=1, num_epochs=1, step=1, num_steps=2, loss=0.5, images_per_second=9.0)
-    governor.require_permitted(item)
-    assert (governor.digest, governor.notice) == ("none", None)
-    assert governor.permitted_metrics(item, {"loss": 1.0, "rank/encoder": 2.0}) == {"loss": 1.0, "rank/encoder": 2.0}
-    assert governor.permitted_progress(item, progress) is progress
+    enforcer.require_permitted(item)
+    assert (enforcer.digest, enforcer.notice) == ("none", None)
+    assert enforcer.permitted_metrics(item, {"loss": 1.0, "rank/encoder": 2.0}) == {"loss": 1.0, "rank/encoder": 2.0}
+    assert enforcer.permitted_progress(item, progress) is progress
 
 
 STORES = 'stores = ["https://s3.example.org/", "https://[2001:db8::1]:9000", "https://store.example.org:9000"]\n'
@@ -207,18 +229,18 @@ STORES = 'stores = ["https://s3.example.org/", "https://[2001:db8::1]:9000", "ht
     ],
 )
 def test_only_object_stores_that_it_names(tmp_path: Path, server: str, *, may_go: bool) -> None:
-    governor = Governor(written(tmp_path, HEAD), URL)
-    assert not governor.permits_store(server)
+    enforcer = PolicyEnforcer(written(tmp_path, HEAD), URL)
+    assert not enforcer.permits_store(server)
     written(tmp_path, HEAD + STORES)
-    governor.reload()
-    assert governor.permits_store(server) == may_go
-    assert Governor(None, URL).permits_store(server)
+    enforcer.reload()
+    assert enforcer.permits_store(server) == may_go
+    assert PolicyEnforcer(None, URL).permits_store(server)
 
 
 def test_a_worker_goes_to_no_other_object_store(tmp_path: Path) -> None:
     path = written(tmp_path, HEAD + STORES)
     settings = Settings(coordinator=URL, data="", state=tmp_path, policy=path)
-    with _client(settings, "token", Governor(path, URL)) as client:
+    with _client(settings, "token", PolicyEnforcer(path, URL)) as client:
         elsewhere = client._connection.elsewhere
         assert elsewhere._permitted("https://s3.example.org/bucket/key?signature=x").host == "s3.example.org"
         with pytest.raises(OutOfReach, match="policy does not name https://intranet,"):
@@ -229,26 +251,24 @@ def test_a_worker_goes_to_no_other_object_store(tmp_path: Path) -> None:
 
 
 def test_by_default_everything_is_denied(tmp_path: Path) -> None:
-    governor = Governor(written(tmp_path, HEAD), URL)
+    enforcer = PolicyEnforcer(written(tmp_path, HEAD), URL)
     item = make_item(make_spec(), 1)
     with pytest.raises(NotPermitted, match="no rule allows weights of fedbyol"):
-        governor.require_permitted(item)
-    assert governor.permitted_metrics(item, {"loss": 1.0}) == {}
+        enforcer.require_permitted(item)
+    assert enforcer.permitted_metrics(item, {"loss": 1.0}) == {}
 
 
 def test_required_privacy_in_the_file_refuses_all_work(tmp_path: Path) -> None:
-    text = HEAD + '[[allow]]\nartifact = "weights"\nmethods = ["*"]\n[dp]\nrequire = "example"\nepsilon_max = "8"\n'
-    governor = Governor(written(tmp_path, text), URL)
+    text = HEAD + '[[allow]]\nartifact = "weights"\nmethods = ["*"]\n[dp]\nrequire = "example"\n'
+    enforcer = PolicyEnforcer(written(tmp_path, text), URL)
     with pytest.raises(NotPermitted, match="no work is accepted"):
-        governor.require_permitted(make_item(make_spec(), 1))
+        enforcer.require_permitted(make_item(make_spec(), 1))
 
 
-def test_a_section_without_effect_is_said(tmp_path: Path) -> None:
-    with capture_logs() as logs:
-        Governor(written(tmp_path, HEAD + WEIGHTS + "[secagg]\nmin_cohort = 5\n"), URL)
-    assert [line["setting"] for line in logs] == [
-        '[secagg]: no rule has secure = "required", so updates leave as they are'
-    ]
+def test_required_secure_aggregation_refuses_what_its_rule_covers(tmp_path: Path) -> None:
+    enforcer = PolicyEnforcer(written(tmp_path, HEAD + WEIGHTS + 'secure = "required"\n'), URL)
+    with pytest.raises(NotPermitted, match="secure aggregation"):
+        enforcer.require_permitted(make_item(make_spec(), 1))
 
 
 def test_numbers_by_name_for_all_methods_or_for_some(tmp_path: Path) -> None:
@@ -256,29 +276,29 @@ def test_numbers_by_name_for_all_methods_or_for_some(tmp_path: Path) -> None:
         HEAD
         + '[[allow]]\nartifact = "metrics"\nmethods = ["fedbyol"]\ntensors = ["rank/*"]\n[metrics]\nallow = ["loss*"]\n'
     )
-    governor = Governor(written(tmp_path, text), URL)
+    enforcer = PolicyEnforcer(written(tmp_path, text), URL)
     values = {"loss": 1.0, "loss_terms/byol": 2.0, "rank/encoder": 3.0, "images": 4.0}
     item = make_item(make_spec(), 1)
-    assert governor.permitted_metrics(item, values) == {k: v for k, v in values.items() if k != "images"}
+    assert enforcer.permitted_metrics(item, values) == {k: v for k, v in values.items() if k != "images"}
     other = make_item(make_spec({"name": "fedsimclr"}), 1)
-    assert governor.permitted_metrics(other, values) == {"loss": 1.0, "loss_terms/byol": 2.0}
-    assert governor.notice is not None
-    assert permits_metric(governor.notice, "fedx", "loss")
-    assert not permits_metric(governor.notice, "fedx", "rank/encoder")
+    assert enforcer.permitted_metrics(other, values) == {"loss": 1.0, "loss_terms/byol": 2.0}
+    assert enforcer.notice is not None
+    assert permits_metric(enforcer.notice, "fedx", "loss")
+    assert not permits_metric(enforcer.notice, "fedx", "rank/encoder")
 
 
 @pytest.mark.parametrize(
     ("allow", "kept"),
     [("[]", {"loss", "images_per_second"}), ('["loss"]', {"images_per_second"}), ('["*"]', set())],
 )
-def test_progress_tells_only_permitted_numbers(tmp_path: Path, allow: str, kept: set[str]) -> None:
-    governor = Governor(written(tmp_path, HEAD + WEIGHTS + f"[metrics]\nallow = {allow}\n"), URL)
+def test_progress_contains_only_permitted_metrics(tmp_path: Path, allow: str, kept: set[str]) -> None:
+    enforcer = PolicyEnforcer(written(tmp_path, HEAD + WEIGHTS + f"[metrics]\nallow = {allow}\n"), URL)
     progress = Progress(phase="training", epoch=1, num_epochs=1, step=1, num_steps=2, loss=0.5, images_per_second=9.0)
-    told = governor.permitted_progress(make_item(make_spec(), 1), progress)
+    told = enforcer.permitted_progress(make_item(make_spec(), 1), progress)
     assert {name for name in ("loss", "images_per_second") if getattr(told, name) is None} == kept
     assert (told.step, told.num_steps) == (1, 2)
 
 
-def test_an_unknown_field_is_no_policy() -> None:
+def test_an_unknown_field_is_refused() -> None:
     with pytest.raises(ValueError, match="extra"):
         Policy.model_validate({"schema": 1, "client": "a", "coordinator": URL, "version": 1})

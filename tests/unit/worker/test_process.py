@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from fedssl.protocol.model import EncoderConfig
 from fedssl_worker import main
-from fedssl_worker.assembly import EXIT_REFUSED, run_worker
-from fedssl_worker.files import owned_folder
+from fedssl_worker.bootstrap import EXIT_REFUSED, run_worker
+from fedssl_worker.files import exclusive_folder
 from fedssl_worker.main import app
 from fedssl_worker.settings import Settings, SettingsError
 
@@ -74,7 +74,12 @@ def test_stopped_while_waiting_and_while_training(coordinator: FakeCoordinator, 
         wait_until(lambda: coordinator.submissions, 60)
         time.sleep(0.2)  # it waits for work again
         lines = [json.loads(line) for line in leave(process, signal.SIGINT).splitlines()]
-    assert [line["event"] for line in lines[1:]] == ["registered", "claimed", "trained", "submitted"]
+    assert [line["event"] for line in lines[1:]] == [
+        "worker.registered",
+        "work.claimed",
+        "work.trained",
+        "update.submitted",
+    ]
     assert lines[2]["round"] == 1
     with worker(coordinator, folder) as process:
         setting.offer(endless, 2)
@@ -84,7 +89,7 @@ def test_stopped_while_waiting_and_while_training(coordinator: FakeCoordinator, 
     assert coordinator.declined == []
 
 
-def test_a_worker_that_is_refused_says_so(coordinator: FakeCoordinator, tmp_path: Path) -> None:
+def test_a_refused_worker_logs_the_reason(coordinator: FakeCoordinator, tmp_path: Path) -> None:
     def revoke(call: str) -> None:
         raise Refusal("unauthenticated", 401, "The token was revoked: ask the operator for a new one.")
 
@@ -114,10 +119,10 @@ def test_a_metrics_port_that_is_taken_is_named(coordinator: FakeCoordinator, tmp
     given = ("--coordinator", coordinator.url, "--data", "digits", "--state", str(tmp_path / "state"))
     code, output = invoke(*given, "--metrics-port", port)
     assert code == 2
-    assert f"cannot answer Prometheus at 127.0.0.1, port {port} (Address already in use): choose another" in output
+    assert f"cannot serve metrics at 127.0.0.1, port {port} (Address already in use): choose another" in output
 
 
-def test_an_empty_variable_is_no_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_empty_variable_is_not_a_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A deployment that removes a secret's value and keeps its name must not disown the token of the worker's own."""
     monkeypatch.setenv("FEDSSL_WORKER_TOKEN", "")
     monkeypatch.setenv("FEDSSL_WORKER_ENROLMENT_TOKEN", " ")
@@ -192,6 +197,39 @@ def test_every_option_can_be_set_by_a_variable(monkeypatch: pytest.MonkeyPatch) 
     }
 
 
+def test_every_option_is_read_as_its_variable_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Settings] = []
+    monkeypatch.setattr(main, "_run", lambda settings: read.append(settings) or 0)
+    given = [("--" + name.replace("_", "-"), text) for name, (text, _) in _VARIABLES.items()]
+    options = [
+        part for option, text in given for part in ((option,) if option == "--insecure-http" else (option, text))
+    ]
+    assert invoke(*options) == (0, "")
+    assert {name: getattr(read[0], name) for name in _VARIABLES} == {
+        name: value for name, (_, value) in _VARIABLES.items()
+    }
+
+
+def test_secrets_are_the_only_settings_without_an_option() -> None:
+    options = set(inspect.signature(main.run).parameters)
+    assert Settings.model_fields.keys() - options == {"token", "enrolment_token"}
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "words"),
+    [
+        ("--threads", "many", "valid integer"),
+        ("--retry-seconds", "long", "valid"),
+        ("--metrics-port", "0", "--metrics-port: Input should be greater than or equal to 1"),
+        ("--log-level", "loud", "--log-level: Input should be 'debug', 'info', 'warning' or 'error'"),
+    ],
+)
+def test_an_option_with_another_kind_of_value(option: str, text: str, words: str) -> None:
+    code, output = invoke("--coordinator", "http://127.0.0.1:1", "--data", "digits", "--state", "/state", option, text)
+    assert code == 2
+    assert words in output
+
+
 @pytest.mark.parametrize("text", ["2", "grey", "-1"])
 def test_channels_that_are_neither_1_nor_3(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("FEDSSL_WORKER_CHANNELS", text)
@@ -200,11 +238,11 @@ def test_channels_that_are_neither_1_nor_3(monkeypatch: pytest.MonkeyPatch, text
 
 
 def test_one_state_folder_one_worker(tmp_path: Path) -> None:
-    with owned_folder(tmp_path / "state") as folder:
+    with exclusive_folder(tmp_path / "state") as folder:
         assert folder.stat().st_mode & 0o077 == 0
-        with pytest.raises(SettingsError, match="another worker"), owned_folder(tmp_path / "state"):
+        with pytest.raises(SettingsError, match="another worker"), exclusive_folder(tmp_path / "state"):
             pass
-    with owned_folder(tmp_path / "state"):
+    with exclusive_folder(tmp_path / "state"):
         pass
 
 

@@ -71,7 +71,7 @@ def test_a_damaged_file_is_fetched_again(setting: Setting) -> None:
     assert _fetch(cache, digest).is_file()
 
 
-def test_what_a_killed_worker_left_half_is_fetched_to_its_end_and_makes_room(setting: Setting) -> None:
+def test_an_interrupted_download_is_continued_and_counts(setting: Setting) -> None:
     content = public_bytes()
     digest, other = setting.coordinator.put(content), "0" * 64
     folder = setting.folder / "public"
@@ -118,7 +118,7 @@ def test_more_than_the_owner_allows(setting: Setting) -> None:
     content = public_bytes()
     digest = setting.coordinator.put(content)
     with pytest.raises(
-        DataError, match=r"more than the 800 bytes that this worker keeps: raise its --max-public-bytes"
+        DataError, match=r"exceed the 800 bytes that this worker may keep: raise its --max-public-bytes"
     ):
         _fetch(_cache(setting, 800), digest)
     assert _kept(setting) == set()
@@ -129,7 +129,7 @@ def test_an_owner_who_allows_none(setting: Setting) -> None:
     digest = setting.coordinator.put(public_bytes())
     spec = make_spec(method=FLESD, public_data={"dataset": "scans", "num_images": 10, "digest": digest})
     for executor in (_executor(setting, 0), setting.executor()):
-        with pytest.raises(DataError, match=r"fetches no public images|are not fetched here"):
+        with pytest.raises(DataError, match=r"fetches no public images|does not fetch the public images"):
             executor.execute(setting.item(spec, 1), lambda progress: None)
     assert setting.coordinator.calls == []
 
@@ -144,19 +144,19 @@ def test_what_the_coordinator_does_not_give(setting: Setting) -> None:
     assert _kept(setting) == set()
 
 
-def test_a_file_that_is_no_public_set(setting: Setting) -> None:
+def test_a_file_that_is_not_a_public_set(setting: Setting) -> None:
     """A coordinator that names something else by its digest gets no representations of it."""
     public = PublicImages(CPU, cache=_cache(setting))
     for content in (labelled_bytes(), b"\xff" * 100):
         config = PublicDataConfig(dataset="scans", num_images=4, digest=setting.coordinator.put(content))
         with pytest.raises(ArtifactError):
-            public.of(config, DATA)
+            public.load(config, DATA)
 
 
 def test_too_few_images(setting: Setting) -> None:
     config = PublicDataConfig(dataset="scans", num_images=13, digest=setting.coordinator.put(public_bytes()))
     with pytest.raises(DataError, match="scans has 12 images here, the run's public_data needs 13"):
-        PublicImages(CPU, cache=_cache(setting)).of(config, DATA)
+        PublicImages(CPU, cache=_cache(setting)).load(config, DATA)
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -171,7 +171,7 @@ def test_the_same_update_as_from_images_found_by_name(setting: Setting, tmp_path
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_a_download_ends_when_the_work_is_called_off(setting: Setting) -> None:
+def test_a_download_ends_when_the_work_is_cancelled(setting: Setting) -> None:
     digest = setting.coordinator.put(public_bytes(num_images=2000, size=64))
     spec = make_spec(method=FLESD, public_data={"dataset": "scans", "num_images": 10, "digest": digest})
     told: list[Progress] = []
@@ -184,7 +184,7 @@ def test_a_download_ends_when_the_work_is_called_off(setting: Setting) -> None:
     with pytest.raises(Cancelled):
         _executor(setting).execute(setting.item(spec, 1), on_progress)
     assert {progress.phase for progress in told} == {"downloading"}
-    assert _kept(setting) == {f".{digest}.safetensors.{digest}"}  # a part, which the next run may go on with
+    assert _kept(setting) == {f".{digest}.safetensors.{digest}"}  # a part, which the next run may continue
 
 
 def test_the_lease_is_renewed_while_they_are_fetched(setting: Setting) -> None:

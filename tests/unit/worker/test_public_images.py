@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_what_the_owner_set_aside_is_found_by_its_name(folder: Path) -> None:
-    public = PublicImages(CPU, folder).of(_config("shared.npz"), DATA)
+    public = PublicImages(CPU, folder).load(_config("shared.npz"), DATA)
     assert public is not None
     assert public.images.shape == (6, 1, 8, 8)
     assert public.labels is None
@@ -44,25 +44,25 @@ def test_a_run_cannot_name_other_files(folder: Path, dataset: str, monkeypatch: 
     monkeypatch.chdir(folder.parent)
     named = dataset.format(parent=folder.parent)
     with pytest.raises(DataError):
-        PublicImages(CPU, folder).of(_config(named), DATA)
+        PublicImages(CPU, folder).load(_config(named), DATA)
 
 
 def test_without_a_folder_only_known_data_sets_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     images = PublicImages(CPU)
     with pytest.raises(DataError, match=r"--public-data FOLDER"):
-        images.of(_config("shared.npz"), DATA)
-    digits = images.of(_config("digits", 20), DATA)
+        images.load(_config("shared.npz"), DATA)
+    digits = images.load(_config("digits", 20), DATA)
     assert digits is not None
     assert len(digits) == 20
 
 
 def test_they_stay_loaded_until_another_run_names_others() -> None:
     images = PublicImages(CPU)
-    first = images.of(_config("digits"), DATA)
-    assert images.of(_config("digits"), DATA) is first
-    assert images.of(_config("digits", 7), DATA) is not first
-    assert images.of(None, DATA) is None
+    first = images.load(_config("digits"), DATA)
+    assert images.load(_config("digits"), DATA) is first
+    assert images.load(_config("digits", 7), DATA) is not first
+    assert images.load(None, DATA) is None
 
 
 def test_a_worker_sends_what_is_similar_in_them(setting: Setting) -> None:
@@ -74,7 +74,7 @@ def test_a_worker_sends_what_is_similar_in_them(setting: Setting) -> None:
     torch.testing.assert_close(representations.norm(dim=1), torch.ones(20))
 
 
-def test_a_worker_without_them_says_so(setting: Setting) -> None:
+def test_a_worker_without_them_declines_with_the_reason(setting: Setting) -> None:
     method = {"name": "flesd", "reducer": {"name": "distillation", "num_anchors": 8, "batch_size": 4}}
     spec = make_spec(method=method, public_data={"dataset": "scans", "num_images": 20})
     with pytest.raises(DataError, match="scans, which this machine does not hold"):

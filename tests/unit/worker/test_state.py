@@ -35,7 +35,7 @@ def accepted(round_number: int, finished: Finished) -> AcceptedUpdate:
 
 @contextmanager
 def crashing_at(step: int) -> Iterator[Callable[[], bool]]:
-    """Raise Crash before the `step`-th change of the file system. The yielded function tells whether it did."""
+    """Raise Crash before the `step`-th change of the file system. The yielded function returns whether it did."""
     calls = 0
     names = ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir")
     originals = {name: getattr(os, name) for name in names}
@@ -187,7 +187,7 @@ def test_damage_means_a_cold_start_with_a_warning(tmp_path: Path, items: list[Wo
     damage(finished.update.parent, name, how)
     with capture_logs() as logs:
         assert states.accepted(RUN, accepted(1, finished)) is None
-    assert [line["event"] for line in logs] == ["client state lost, starting cold"]
+    assert [line["event"] for line in logs] == ["client_state.lost"]
 
 
 @pytest.mark.parametrize("how", ["cut", "flipped", "empty", "gone"])

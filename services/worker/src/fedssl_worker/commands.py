@@ -1,4 +1,4 @@
-"""`fedssl-worker ledger verify|show` and `policy check`. What is slow to import is imported where it is used."""
+"""`fedssl-worker ledger verify|show` and `policy check`. Slow imports are inside the commands that need them."""
 
 from collections import Counter
 from pathlib import Path
@@ -9,24 +9,24 @@ import typer
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table
 
 if TYPE_CHECKING:
-    from fedssl_worker.ledger.verification import Report
+    from fedssl_worker.disclosure.ledger.verification import Report
 
 ledger_app = typer.Typer(help="Read and verify the ledger of what left this machine.", no_args_is_help=True)
-policy_app = typer.Typer(help="Try a policy out before a worker runs under it.", no_args_is_help=True)
+policy_app = typer.Typer(help="Check a policy before a worker uses it.", no_args_is_help=True)
 
 EXIT_UNUSABLE = 2
 EXIT_CHANGED = 4
 
 StateOption = Annotated[
-    Path, typer.Option(envvar="FEDSSL_WORKER_STATE", help="The worker's state folder; the ledger lies in it.")
+    Path, typer.Option(envvar="FEDSSL_WORKER_STATE", help="The worker's state folder, which contains the ledger.")
 ]
 
 _VERIFY_EPILOG = """
-The chain proves that no entry was changed, removed or inserted after it was written, given the key that it names. That
-its end was cut off, or that it was replaced as a whole, is seen only with --anchors: ask the coordinator's operator for
-the output of `fedssl client anchors CLIENT --format json`.
+The chain proves, for the key that it names, that no entry was changed, removed or inserted later. Only --anchors shows
+whether its end was cut off or the whole ledger was replaced: ask the coordinator's operator for the output of
+`fedssl client anchors CLIENT --format json`.
 
-Exit codes: 0 whole; 4 changed, or it cannot be read.
+Exit codes: 0 the ledger is intact; 4 it was changed, or it cannot be read.
 
 Example: fedssl-worker ledger verify --state ~/.fedssl-worker --anchors anchors.json
 """
@@ -37,17 +37,17 @@ def verify(
     state: StateOption,
     start: Annotated[
         Path | None,
-        typer.Option("--from", help="Begin at this checkpoint; segments before it may have been archived or deleted."),
+        typer.Option("--from", help="Begin at this checkpoint; earlier segments may have been archived or deleted."),
     ] = None,
     anchors: Annotated[
-        Path | None, typer.Option(help="The coordinator's anchors of this ledger, as JSON, to compare with.")
+        Path | None, typer.Option(help="The coordinator's anchors of this ledger, as JSON, to compare the ledger with.")
     ] = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Check that the ledger is as it was written. May be run while the worker runs."""
-    from fedssl_worker.ledger.chain import read_checkpoint
-    from fedssl_worker.ledger.entries import LedgerError
-    from fedssl_worker.ledger.verification import read_anchors, verify
+    """Check that the ledger was not changed. The worker may be running."""
+    from fedssl_worker.disclosure.ledger.chain import read_checkpoint
+    from fedssl_worker.disclosure.ledger.entries import LedgerError
+    from fedssl_worker.disclosure.ledger.verification import read_anchors, verify
 
     try:
         report = verify(
@@ -56,39 +56,39 @@ def verify(
             read_anchors(anchors) if anchors is not None else (),
         )
     except LedgerError as error:
-        typer.echo(f"NOT WHOLE: {error}", err=True)
+        typer.echo(f"NOT INTACT: {error}", err=True)
         raise typer.Exit(EXIT_CHANGED) from None
-    found = _found(report)
+    found = _report_fields(report)
     if output is Format.JSON:
         show_json(found)
         return
-    show_pairs({name.replace("_", " "): _text(value) for name, value in found.items()})
+    show_pairs({name.replace("_", " "): _joined(value) for name, value in found.items()})
     if report.torn_bytes:
-        note("The last line is not complete: the worker is writing it now, or a crash cut it. It proves nothing.")
+        note("The last line is incomplete: the worker is writing it now, or a crash cut it short. It proves nothing.")
     if report.unconfirmed:
         note("Unconfirmed: these artifacts may have left in whole, in part or not at all.")
-    note("The ledger is whole.")
+    note("The ledger is intact.")
 
 
 @ledger_app.command()
 def show(
     state: StateOption,
     run: Annotated[
-        str | None, typer.Option(help="Only this run's entries (the beginning of its id is enough).")
+        str | None, typer.Option(help="Show only entries of this run (the beginning of its id is enough).")
     ] = None,
     *,
     everything: Annotated[
-        bool, typer.Option("--all", help="Also entries about the ledger itself: openings, policies, receipts.")
+        bool, typer.Option("--all", help="Also show entries about the ledger itself: openings, policies, receipts.")
     ] = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """List what left, and what was kept back. It is not verified here: `ledger verify` does that.
+    """List the artifacts that left and those that were refused, without verification (see `ledger verify`).
 
-    An artifact is `sent` once the coordinator has confirmed it; `unconfirmed`, it may have left all the same. JSON has
-    every entry as it was written, with the names of all tensors.
+    `sent`: the coordinator has confirmed the artifact. `unconfirmed`: it may have left in whole, in part or not at all.
+    `refused`: it may not leave. JSON contains every entry as it was written, with the names of all tensors.
     """
-    from fedssl_worker.ledger.entries import LedgerError
-    from fedssl_worker.ledger.verification import read_entries
+    from fedssl_worker.disclosure.ledger.entries import LedgerError
+    from fedssl_worker.disclosure.ledger.verification import read_entries
 
     try:
         entries = [entry.body for entry in read_entries(_folder(state))]
@@ -114,8 +114,8 @@ def check(
     policy: Annotated[Path, typer.Argument(metavar="POLICY", help="The policy's TOML file.")],
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Read a policy as a worker would, and show what it allows."""
-    from fedssl_worker.policy import PolicyError, read_policy
+    """Read a policy as a worker does, and show what it allows."""
+    from fedssl_worker.disclosure.policy import PolicyError, read_policy
 
     try:
         read, digest = read_policy(policy)
@@ -126,15 +126,13 @@ def check(
     if output is Format.JSON:
         show_json(notice)
     else:
-        stores = _text(read.stores) or "none: what is fetched and sent passes through the coordinator"
+        stores = _joined(read.stores) or "none: all artifacts pass through the coordinator"
         show_pairs({"client": read.client, "coordinator": read.coordinator, "stores": stores, "digest": digest})
         columns = ["artifact", "methods", "tensors", "data sets", "secure", "#max bytes", "#max rounds"]
-        show_table(columns, ([_text(value) for value in rule.model_dump().values()] for rule in notice.allow))
-    for setting in read.without_effect():
-        note(f"without effect: {setting}")
+        show_table(columns, ([_joined(value) for value in rule.model_dump().values()] for rule in notice.allow))
 
 
-def _found(report: "Report") -> dict[str, Any]:
+def _report_fields(report: "Report") -> dict[str, Any]:
     return {
         "entries": report.num_entries,
         "first": report.first_seq,
@@ -176,7 +174,7 @@ def _row(body: dict[str, Any]) -> tuple[object, ...]:
 
 
 def _summary(body: dict[str, Any]) -> str:
-    """Names of tensors by their first part, with how many there are, and the numbers that went along.
+    """Return the first parts of the tensors' names, with their counts, and the metrics that were sent with them.
 
     >>> _summary({"tensors": ["encoder.a", "encoder.b", "centers"], "numbers": ["loss=0.5"]})
     'encoder (2), centers; loss=0.5'
@@ -186,5 +184,5 @@ def _summary(body: dict[str, Any]) -> str:
     return "; ".join(part for part in (names, ", ".join(body.get("numbers", ()))) if part)
 
 
-def _text(value: object) -> object:
+def _joined(value: object) -> object:
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value

@@ -1,7 +1,7 @@
-"""The data owner's own images. They are read here, stay in this process, and nothing in this package sends them.
+"""The data owner's own images. They are read here and stay in this process; no code of this package sends them.
 
-Public images, which some runs need beside them, are fetched from the coordinator by the digest in the run's spec, or
-found on this machine by the name there.
+Some runs also need public images. The worker fetches them from the coordinator by the digest in the run's spec, or
+finds them on this machine by the name there.
 """
 
 import hashlib
@@ -24,12 +24,12 @@ from fedssl_worker.public_cache import PublicCache
 
 log = structlog.get_logger()
 
-_PLACE = re.compile(r"(?<![\w:/])[/~]\S")
+_ABSOLUTE_PATH = re.compile(r"(?<![\w:/])[/~]\S")
 
 
 @dataclass(frozen=True, slots=True)
 class OwnImages:
-    """All images of this client, in memory on the device that trains. `fingerprint`: sha256 of images and labels."""
+    """All images of this client, in the memory of the training device. `fingerprint`: sha256 of images and labels."""
 
     data: ClientData
     channels: Literal[1, 3]
@@ -40,10 +40,10 @@ class OwnImages:
         return len(self.data)
 
     def check_fit(self, config: DataConfig) -> None:
-        """Raise DataError where a run wants images of another shape."""
+        """Raise DataError if a run needs images of another shape."""
         if (self.channels, self.image_size) != (config.channels, config.image_size):
             raise DataError(
-                f"the run wants images of {_shape(config.channels, config.image_size)}, this client's are of "
+                f"the run needs images of {_shape(config.channels, config.image_size)}, but this client's have "
                 f"{_shape(self.channels, self.image_size)}: start the worker with --channels {config.channels} "
                 f"--image-size {config.image_size}, or change the run's data.channels and data.image_size"
             )
@@ -54,12 +54,16 @@ def load_images(
 ) -> OwnImages:
     """Read the training images and put them on the device.
 
-    `image_size` and `channels` bring them to that shape; None keeps what they have. Raises DataError when there are
-    none, when they are not square or above 512 pixels and no size is given, or when they do not fit into memory.
+    Args:
+        image_size: the height and width to scale the images to. None keeps their own.
+        channels: the number of channels to convert the images to. None keeps their own.
+
+    Raises DataError if there are no images, if they do not fit into memory, or if they are not square or larger than
+    512 pixels and no size is given.
     """
     images = load_own(name_or_path, "train", image_size=image_size, channels=channels)
     if not len(images):
-        raise DataError(f"{name_or_path} holds no images: a worker needs at least one")
+        raise DataError(f"{name_or_path} has no images: a worker needs at least one")
     images = _square(images, image_size, channels)
     _, own_channels, size, _ = images.images.shape
     try:
@@ -69,16 +73,18 @@ def load_images(
         )
     except torch.OutOfMemoryError:
         gigabytes = images.images.nbytes / 1e9
-        raise DataError(f"{gigabytes:.1f} GB of images do not fit into {device}: take --device cpu, or fewer") from None
+        raise DataError(
+            f"{gigabytes:.1f} GB of images do not fit on {device}: use --device cpu or fewer images"
+        ) from None
     return OwnImages(data, 1 if own_channels == 1 else 3, size, _fingerprint(images))
 
 
 class PublicImages:
-    """The images that everybody in a run holds, on the device; those of the last run that asked stay loaded.
+    """The images that every client of a run has. The last ones that were used stay loaded on the device.
 
-    Their representations leave this machine, and the run's spec names them. So that it cannot name private images, only
-    known data sets are read, what lies in `folder`, which the data owner has set aside for that, and what `cache`
-    fetches from the coordinator.
+    A run's spec names them, and their representations leave this machine. So that a spec cannot name private images,
+    only three sources are read: known data sets, `folder`, which the data owner has set aside for this purpose, and
+    what `cache` fetches from the coordinator.
     """
 
     def __init__(self, device: torch.device, folder: Path | None = None, cache: PublicCache | None = None) -> None:
@@ -87,12 +93,14 @@ class PublicImages:
         self._cache = cache
         self._loaded: tuple[PublicDataConfig, DataConfig, ClientData] | None = None
 
-    def of(
+    def load(
         self, config: PublicDataConfig | None, data: DataConfig, on_bytes: Callable[[int], None] = lambda count: None
     ) -> ClientData | None:
-        """None where the run has none. `on_bytes` is called while they are fetched, and may raise Cancelled.
+        """Return a run's public images, or None if it has none.
 
-        Raises DataError where this machine neither holds them nor fetches them, ArtifactError and ClientError.
+        `on_bytes` is called while they are fetched, and may raise Cancelled.
+
+        Raises DataError if this machine neither has the images nor may fetch them, ArtifactError and ClientError.
         """
         if config is None:
             return None
@@ -102,7 +110,7 @@ class PublicImages:
             try:
                 images = torch.tensor(found.images, device=self._device)
             except torch.OutOfMemoryError:
-                raise DataError(f"{config.num_images} public images do not fit into {self._device}") from None
+                raise DataError(f"{config.num_images} public images do not fit on {self._device}") from None
             self._loaded = (config, data, ClientData(images))
         return self._loaded[2]
 
@@ -111,18 +119,18 @@ class PublicImages:
             try:
                 return load_public(find_public(config, self._folder), data)
             except DataError as error:
-                raise _without_places(error, config.dataset) from error
+                raise _without_paths(error, config.dataset) from error
         if self._cache is None:
-            raise DataError(f"the run's public images are the registered {config.dataset}, which are not fetched here")
+            raise DataError(f"this worker does not fetch the public images that the run needs, {config.dataset}")
         return choose_public(open_public(self._cache.path(config.digest, on_bytes)), config, data)
 
 
-def _without_places(error: DataError, dataset: str) -> DataError:
-    """The error as the coordinator may be told it: the reason for declining names no folder of this machine."""
-    if not _PLACE.search(str(error)):
+def _without_paths(error: DataError, dataset: str) -> DataError:
+    """Return the error for the coordinator: a reason for declining must not name a folder of this machine."""
+    if not _ABSOLUTE_PATH.search(str(error)):
         return error
-    log.warning("public images cannot be used", reason=str(error))
-    return DataError(f"the run's public images are {dataset}, which cannot be used here: the worker's log says why")
+    log.warning("public_images.unusable", reason=str(error))
+    return DataError(f"this worker cannot use the run's public images, {dataset}: see its log")
 
 
 def _square(images: ImageData, image_size: int | None, channels: Literal[1, 3] | None) -> ImageData:

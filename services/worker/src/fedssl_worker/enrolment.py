@@ -1,14 +1,13 @@
-"""A worker's first start: an enrolment token, which anybody may have seen on its way, becomes a token of its own.
+"""A worker's first start: it exchanges an enrolment token, which others may have seen, for a token of its own.
 
-The worker makes its own token and has the coordinator keep the hash. So it is on the disk before the coordinator knows
-of it, and a start that was cut short, or an answer that was lost, is made up for by asking again.
+The worker creates its token itself, and the coordinator stores the hash. The token is on the disk before the
+coordinator learns of it, so after a crash or a lost answer the worker repeats the same request.
 
-    token.json            the token that is in use, and the hash of the enrolment that it came from
-    token.enrolling.json  one that the coordinator may not know yet
+    token.json            the token in use, and the hash of the enrolment token that it came from
+    token.enrolling.json  a token that the coordinator may not know yet
 """
 
 import hashlib
-import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ from pydantic import Field, ValidationError
 
 from fedssl.protocol.base import Digest, StrictModel
 from fedssl.protocol.work import Enrolled
-from fedssl_worker.files import sync
+from fedssl_worker.files import sync, write_atomically
 from fedssl_worker.settings import SettingsError
 
 log = structlog.get_logger()
@@ -27,35 +26,35 @@ log = structlog.get_logger()
 _TOKEN, _ENROLLING = "token.json", "token.enrolling.json"
 
 
-class _Kept(StrictModel):
-    """A token of the worker's own making. `enrolment` is a hash: the secret behind it is not kept."""
+class _StoredToken(StrictModel):
+    """A token that this worker created. `enrolment` is the hash of the enrolment token, which is not stored."""
 
     format: Literal[1] = 1
     enrolment: Digest
     secret: str = Field(repr=False, min_length=40)
 
 
-def own_token(folder: Path, enrolment: str | None, enrol: Callable[[str, str], Enrolled]) -> str | None:
-    """The token that this worker has enrolled with, or enrols with now; None: neither has there been an enrolment.
+def enrolled_token(folder: Path, enrolment: str | None, enrol: Callable[[str, str], Enrolled]) -> str | None:
+    """Return the token of this worker, which enrols if necessary, or None if it has not enrolled and cannot.
 
     Args:
-        folder: the worker's state, which nobody else uses at the moment.
-        enrolment: an enrolment token. The one that the kept token came from is not used again.
-        enrol: sends the second argument, a token's hash, under the first, an enrolment token.
+        folder: the worker's state folder, locked.
+        enrolment: an enrolment token. The one that the stored token came from is not used again.
+        enrol: sends a token's hash, its second argument, with an enrolment token, its first.
 
-    Raises SettingsError where a kept token cannot be read or written, and what `enrol` raises.
+    Raises SettingsError if a stored token cannot be read or written, and what `enrol` raises.
     """
     kept = _read(folder / _TOKEN)
     if enrolment is None or (kept is not None and kept.enrolment == _hash(enrolment)):
         return None if kept is None else kept.secret
     pending = _read(folder / _ENROLLING)
     if pending is None or pending.enrolment != _hash(enrolment):
-        pending = _Kept(enrolment=_hash(enrolment), secret=f"fedssl_{secrets.token_urlsafe(32)}")
+        pending = _StoredToken(enrolment=_hash(enrolment), secret=f"fedssl_{secrets.token_urlsafe(32)}")
         _write(folder / _ENROLLING, pending)
     enrolled = enrol(enrolment, _hash(pending.secret))
     (folder / _ENROLLING).replace(folder / _TOKEN)
     sync(folder)
-    log.info("enrolled", client=enrolled.client_id, token=str(enrolled.token_id))
+    log.info("worker.enrolled", client=enrolled.client_id, token=str(enrolled.token_id))
     return pending.secret
 
 
@@ -63,26 +62,20 @@ def _hash(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def _read(path: Path) -> _Kept | None:
+def _read(path: Path) -> _StoredToken | None:
     try:
-        return _Kept.model_validate_json(path.read_text(encoding="utf-8"))
+        return _StoredToken.model_validate_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError, ValidationError):
         raise SettingsError(
-            f"{path} cannot be read, or was written by another version: remove it, and enrol anew with a new enrolment "
+            f"{path} cannot be read, or another version wrote it: remove it, and enrol again with a new enrolment "
             "token (`fedssl token enrol CLIENT`)"
         ) from None
 
 
-def _write(path: Path, kept: _Kept) -> None:
-    fresh = path.with_name(path.name + ".new")
+def _write(path: Path, kept: _StoredToken) -> None:
     try:
-        fresh.unlink(missing_ok=True)
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(kept.model_dump_json())
-        sync(fresh)
-        fresh.replace(path)
-        sync(path.parent)
+        write_atomically(path, kept.model_dump_json().encode(), mode=0o600)
     except OSError as error:
-        raise SettingsError(f"cannot keep this worker's token in {path}: {error.strerror}") from None
+        raise SettingsError(f"cannot write this worker's token to {path}: {error.strerror}") from None

@@ -1,4 +1,4 @@
-"""Trains one work item: broadcast in, update out. The owner of the device."""
+"""Trains one work item: takes a broadcast, returns an update. Only this module uses the device."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +28,7 @@ OnProgress = Callable[[Progress], None]
 
 
 class CannotTrain(FedSSLError):
-    """This worker cannot do this work; the message is the reason that the coordinator is given."""
+    """This worker cannot do this work. The coordinator receives the message as the reason."""
 
 
 class Executor:
@@ -56,10 +56,10 @@ class Executor:
         self._public = public or PublicImages(device)
 
     def execute(self, item: WorkItem, on_progress: OnProgress) -> Finished:
-        """Train, unless the same work was finished before and only its handing in is missing.
+        """Train, unless the same work has an update already that was not submitted.
 
         `on_progress` may raise Cancelled. Raises CannotTrain, DataError, MethodError, ArtifactError (the broadcast is
-        not what was announced) and ClientError.
+        not the announced one) and ClientError.
         """
         method = self._method_of(item)
         self._check_encoder(item)
@@ -67,7 +67,7 @@ class Executor:
         work = work_digest(item, self._images.fingerprint, describe_environment(self._device))
         self._states.discard(item.run_id, item.last_accepted, work=work)
         if (finished := self._states.finished(item.run_id, work)) is not None:
-            log.info("update already trained, handing it in", digest=finished.digest)
+            log.info("work.already_trained", digest=finished.digest)
             return finished
         downloading = Progress(phase="downloading", epoch=0, num_epochs=0, step=0, num_steps=0)
         on_progress(downloading)
@@ -81,7 +81,7 @@ class Executor:
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise self._out_of_memory(item) from error
         except RuntimeError as error:
-            if "can't allocate memory" in str(error):  # what the CPU's allocator raises
+            if "can't allocate memory" in str(error):  # raised by the CPU's allocator
                 raise self._out_of_memory(item) from error
             raise
         return self._states.keep(item, work, result)
@@ -93,11 +93,11 @@ class Executor:
             client_id=item.client_id,
             device=self._device,
             dimensions=item.dimensions,
-            public=self._public.of(item.spec.public_data, item.spec.data, on_bytes),
+            public=self._public.load(item.spec.public_data, item.spec.data, on_bytes),
         )
 
     def _method_of(self, item: WorkItem) -> Method[Any]:
-        """The method, only if it is the coordinator's: same version, and no more leaves than this image's own plan."""
+        """Return the method if its version is the coordinator's, and the plan is the one of this installation."""
         name = item.spec.method.name
         method = METHODS.get(name)
         if method is None or method.version != item.method_version:
@@ -106,15 +106,16 @@ class Executor:
                 f"the run needs {name} version {item.method_version}; this worker {own}: update the worker"
             )
         if item.client_id != self._client_id:
-            raise CannotTrain(f"the work is for {item.client_id}, this worker is {self._client_id}")
+            raise CannotTrain(f"the work is for the client {item.client_id}, but this worker is for {self._client_id}")
         if item.plan != method.artifacts(item.spec.method, item.spec):
             raise CannotTrain(
-                f"the artifact plan sent is not that of {name} here: what may leave is decided by the method"
+                f"the coordinator's artifact plan for {name} differs from this worker's, which determines what may "
+                "leave: install the same version on both"
             )
         return method
 
     def _check_encoder(self, item: WorkItem) -> None:
-        """Raise CannotTrain where clients may differ and the run gives this one another encoder than it declared."""
+        """Raise CannotTrain if clients may differ and the run gives this one another encoder than it declared."""
         config = distillation_of(item.spec.method)
         if config is None or self._encoder is None:
             return
@@ -122,11 +123,11 @@ class Executor:
         if not given.is_same_network(self._encoder):
             raise CannotTrain(
                 f"the run gives {item.client_id} the encoder {given}, and its worker has declared {self._encoder}: "
-                'make a run with method.reducer.client_encoders = "declared", or start the worker with that encoder'
+                'create a run with method.reducer.client_encoders = "declared", or start the worker with that encoder'
             )
 
     def _fetch(self, item: WorkItem, on_bytes: Callable[[int], None]) -> Tensors:
-        """The broadcast, from the cache where it is whole; the cache holds one, or a part of one."""
+        """Return the broadcast, from the cache if it is complete there. The cache has one file, or a part of one."""
         self._broadcasts.mkdir(exist_ok=True)
         path = self._broadcasts / f"{item.broadcast}.safetensors"
         for other in self._broadcasts.iterdir():
@@ -142,23 +143,25 @@ class Executor:
             torch.cuda.empty_cache()
         return CannotTrain(
             f"out of memory on {self._device.type} with batch size {item.spec.training.batch_size}: "
-            "lower training.batch_size, or take a smaller encoder"
+            "lower training.batch_size, or use a smaller encoder"
         )
 
 
 def choose_device(wanted: str, threads: int) -> torch.device:
-    """The device to train on, with torch set up for it. Raises SettingsError where it does not exist."""
+    """Return the device to train on, and set up torch for it. Raises SettingsError if it does not exist."""
     torch.set_num_threads(threads)
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(wanted)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise SettingsError(f"there is no {wanted} here: take --device auto, or check the driver with nvidia-smi")
+        raise SettingsError(
+            f"this machine has no device {wanted}: use --device auto, or check the driver with nvidia-smi"
+        )
     return device
 
 
 def describe_device(device: torch.device) -> str:
-    """For people: the GPU's name, or the number of threads."""
+    """Return a description for people: the GPU's name, or the number of CPU threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
@@ -166,7 +169,7 @@ def describe_device(device: torch.device) -> str:
 
 
 def describe_environment(device: torch.device) -> str:
-    """What the bits of a training depend on beside its inputs."""
+    """Return a text that names what the bits of a training depend on, besides its inputs."""
     return f"torch {torch.__version__}, {describe_device(device)}"
 
 

@@ -1,4 +1,4 @@
-"""Writing files so that a crash at any moment leaves the old content or the new, never a part."""
+"""Files that a crash leaves with their old content or their new content, never with a part."""
 
 import fcntl
 import os
@@ -18,9 +18,21 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
+    """Replace a file's content and wait until it is on the disk. The umask limits `mode`. Raises OSError."""
+    part = path.with_name(f".{path.name}.part")
+    part.unlink(missing_ok=True)  # from a process that was killed
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+    sync(path.parent)
+
+
 @contextmanager
-def owned_folder(path: Path) -> Iterator[Path]:
-    """A folder that only its owner may look into, and that only one worker uses at a time. Raises SettingsError."""
+def exclusive_folder(path: Path) -> Iterator[Path]:
+    """Create a folder for its owner only, and lock it against other workers. Raises SettingsError."""
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = (path / "lock").open("w")
@@ -30,5 +42,5 @@ def owned_folder(path: Path) -> Iterator[Path]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise SettingsError(f"another worker uses {path}: give every worker a state folder of its own") from None
+            raise SettingsError(f"another worker uses {path}: give each worker its own state folder") from None
         yield path

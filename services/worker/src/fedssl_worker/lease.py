@@ -1,4 +1,4 @@
-"""Holds an assignment's lease while it is worked on: a thread renews it and learns when the work is called off."""
+"""Renews an assignment's lease from a thread while the assignment is worked on, and learns of its cancellation."""
 
 import contextvars
 import threading
@@ -11,36 +11,36 @@ import structlog
 from fedssl.client import ClientError, Gone, LeaseLost, NotAllowed, NotAuthenticated, NotFound, Retry, WorkerClient
 from fedssl.errors import Cancelled
 from fedssl.protocol.work import Progress, WorkItem
-from fedssl_worker.anchoring import Anchoring
+from fedssl_worker.disclosure.anchoring import Anchoring
 
 log = structlog.get_logger()
 
-_BEATS_PER_LEASE = 3
-# People watch, so news are told sooner than the lease needs: rarely enough that who has thousands of clients, and long
-# leases for them, is not kept busy by it.
+_HEARTBEATS_PER_LEASE = 3
+# People watch, so progress is reported more often than the lease needs, and rarely enough that a coordinator with
+# thousands of clients, and long leases for them, is not kept busy by it.
 _PROGRESS_SECONDS = 2.0
-_NEWS_PER_LEASE = 30
+_REPORTS_PER_LEASE = 30
 _JOIN_SECONDS = 0.5
 
 
-def news_interval(lease_seconds: float) -> float:
-    """Seconds between heartbeats while there is something new to tell."""
-    return min(lease_seconds / _BEATS_PER_LEASE, max(_PROGRESS_SECONDS, lease_seconds / _NEWS_PER_LEASE))
+def progress_interval(lease_seconds: float) -> float:
+    """Return the seconds between heartbeats while there is new progress to report."""
+    return min(lease_seconds / _HEARTBEATS_PER_LEASE, max(_PROGRESS_SECONDS, lease_seconds / _REPORTS_PER_LEASE))
 
 
 class Lease:
-    """Renewed from entry to exit. A coordinator that cannot be reached does not end the work: it may come back."""
+    """A lease that is renewed from entry to exit. An unreachable coordinator does not end the work: it may return."""
 
     def __init__(self, client: WorkerClient, item: WorkItem, anchoring: Anchoring) -> None:
         self._client = client
         self._item = item
         self._anchoring = anchoring
-        self._interval = item.lease_seconds / _BEATS_PER_LEASE
-        self._news_interval = news_interval(item.lease_seconds)
+        self._interval = item.lease_seconds / _HEARTBEATS_PER_LEASE
+        self._progress_interval = progress_interval(item.lease_seconds)
         self._progress: Progress | None = None
         self._lost: Exception | None = None
         self._done = threading.Event()
-        # In a copy of this context: its log lines and requests are about the same round, and in the same trace.
+        # A copy of this context, so that the thread's log lines and requests name the same round and trace.
         run = contextvars.copy_context().run
         self._thread = threading.Thread(target=run, args=(self._run,), name="lease", daemon=True)
 
@@ -55,46 +55,46 @@ class Lease:
         self._thread.join(_JOIN_SECONDS)
 
     def report(self, progress: Progress) -> None:
-        """Note where the work stands, for the next beat. Raises Cancelled when the work was called off.
+        """Keep the progress for the next heartbeat.
 
-        Raises NotAuthenticated or NotAllowed when this worker was.
+        Raises Cancelled if the work was cancelled, and NotAuthenticated or NotAllowed if this worker was revoked.
         """
         self._progress = progress
         if self._lost is not None:
             raise self._lost
 
     def _run(self) -> None:
-        told, beaten = self._progress, time.monotonic()
-        while self._lost is None and not self._done.wait(self._news_interval):
+        reported, sent_at = self._progress, time.monotonic()
+        while self._lost is None and not self._done.wait(self._progress_interval):
             newest = self._progress
-            if newest is told and time.monotonic() - beaten < self._interval:
+            if newest is reported and time.monotonic() - sent_at < self._interval:
                 continue
-            told, beaten = newest, time.monotonic()
+            reported, sent_at = newest, time.monotonic()
             try:
-                self._beat(newest)
-            except RuntimeError:  # httpx: the client was closed meanwhile
+                self._send_heartbeat(newest)
+            except RuntimeError:  # from httpx: the client was closed in the meantime
                 if not self._done.is_set():
                     raise
 
-    def _beat(self, progress: Progress | None) -> None:
+    def _send_heartbeat(self, progress: Progress | None) -> None:
         try:
-            with self._anchoring.turn() as turn:
+            with self._anchoring.exchange() as exchange:
                 reply = self._client.heartbeat(
                     self._item.assignment_id,
                     progress,
-                    turn.anchor,
+                    exchange.anchor,
                     timeout=max(self._interval, 1.0),
                     retry=Retry(seconds=self._interval / 2),
                 )
-                turn.receipt = reply.receipt
+                exchange.receipt = reply.receipt
             if not reply.carry_on:
-                self._lost = Cancelled(reply.reason or "the coordinator called the work off")
+                self._lost = Cancelled(reply.reason or "the coordinator cancelled the work")
         except (LeaseLost, Gone, NotFound) as error:
             if error.slug:
                 self._lost = Cancelled(str(error))
-            else:  # a proxy's own answer, while it restarts for instance
-                log.warning("heartbeat failed, carrying on", reason=str(error))
+            else:  # the answer of a proxy, while it restarts for example
+                log.warning("heartbeat.failed", reason=str(error))
         except (NotAuthenticated, NotAllowed) as error:
             self._lost = error
         except ClientError as error:
-            log.warning("heartbeat failed, carrying on", reason=str(error))
+            log.warning("heartbeat.failed", reason=str(error))

@@ -1,4 +1,4 @@
-"""Logging to standard error: for people on a terminal, JSON lines everywhere else, or as FEDSSL_LOG_FORMAT says."""
+"""Logging to standard error: text on a terminal, JSON lines otherwise. FEDSSL_LOG_FORMAT overrides this."""
 
 import logging
 import os
@@ -9,9 +9,9 @@ from structlog.typing import Processor
 
 
 def set_up_logging(level: str) -> None:
-    """Send structlog's and the standard library's messages the same way. Local variables are never printed.
+    """Format messages of structlog and of the standard library alike. Local variables are never printed.
 
-    Raises ValueError where FEDSSL_LOG_FORMAT is neither `json` nor `console`.
+    Raises ValueError if FEDSSL_LOG_FORMAT is neither `json` nor `console`.
     """
     wanted = os.environ.get("FEDSSL_LOG_FORMAT", "")
     if wanted not in ("", "json", "console"):

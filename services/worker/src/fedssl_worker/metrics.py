@@ -1,4 +1,4 @@
-"""What a worker counts of itself, for Prometheus. Nobody hears of it unless `--metrics-port` is set."""
+"""The worker's metrics for Prometheus, which are served only if `--metrics-port` is set."""
 
 import time
 
@@ -30,13 +30,14 @@ GPU_BYTES = Gauge("fedssl_worker_gpu_memory_bytes", "GPU memory that this proces
 GPU_BYTES.set_function(gpu_bytes)
 
 
-class Pace:
-    """Turns one assignment's progress into the time that a step takes."""
+class StepTimer:
+    """Measures the time per training step from one assignment's progress."""
 
     def __init__(self) -> None:
         self._before: tuple[int, float] | None = None
 
-    def note(self, progress: Progress) -> None:
+    def observe(self, progress: Progress) -> None:
+        """Record the mean time per step since the last progress."""
         if progress.phase != "training":
             return
         now = time.perf_counter()
@@ -46,13 +47,13 @@ class Pace:
 
 
 def serve(host: str, port: int | None) -> None:
-    """Answer Prometheus on a port, from a thread; None: do not. Raises SettingsError where it cannot be had."""
+    """Serve the metrics from a thread if there is a port. Raises SettingsError if the port is unavailable."""
     if port is None:
         return
     try:
         start_http_server(port, host, REGISTRY)
     except OSError as error:
         raise SettingsError(
-            f"cannot answer Prometheus at {host}, port {port} ({error.strerror}): choose another --metrics-port or "
+            f"cannot serve metrics at {host}, port {port} ({error.strerror}): choose another --metrics-port or "
             "--metrics-host"
         ) from None

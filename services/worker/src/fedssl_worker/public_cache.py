@@ -1,4 +1,4 @@
-"""Registered public images on this machine, by digest: fetched once, kept between runs and starts, bounded in bytes."""
+"""A bounded cache of registered public images on this machine, by digest, for all runs and starts."""
 
 import os
 from collections.abc import Callable
@@ -10,11 +10,11 @@ from fedssl.errors import ArtifactTooLarge, DataError
 
 
 class PublicCache:
-    """Files of public images below one folder. Those that were used longest ago make room for new ones.
+    """Files of public images in one folder. The least recently used ones are removed to make room.
 
-    One that was half fetched when the worker ended is fetched to its end; it counts as the others do.
+    A file whose download was interrupted counts too, and its download is continued.
 
-    `max_bytes` 0: nothing is fetched, and a run that needs registered images is declined.
+    With `max_bytes` 0 nothing is fetched, and a run that needs registered images is declined.
     """
 
     def __init__(self, client: WorkerClient, folder: Path, max_bytes: int) -> None:
@@ -24,14 +24,14 @@ class PublicCache:
         self._intact: set[str] = set()
 
     def path(self, digest: str, on_bytes: Callable[[int], None]) -> Path:
-        """A file of these very images, fetched where it is not here; `on_bytes` may raise Cancelled meanwhile.
+        """Return a file of exactly these images, and fetch it if necessary; `on_bytes` may raise Cancelled.
 
-        Raises DataError where the data owner does not allow it, DigestMismatch and ClientError.
+        Raises DataError if the data owner does not allow the download, DigestMismatch and ClientError.
         """
         if not self._max_bytes:
             raise DataError(
-                "this worker fetches no public images (--max-public-bytes 0): name some in public_data that every "
-                "machine finds by name"
+                "this worker fetches no public images (--max-public-bytes 0): use a known data set in public_data, "
+                "because every machine has those"
             )
         path = self._folder / f"{digest}.safetensors"
         if digest not in self._intact or not path.is_file():
@@ -45,16 +45,16 @@ class PublicCache:
 
     def _fetch(self, digest: str, path: Path, on_bytes: Callable[[int], None]) -> None:
         try:
-            # Before the bytes come: the disk may be no larger than what the owner allows.
+            # Make room before the bytes arrive: the disk may have no more space than the owner allows.
             self._client.download(digest, path, self._max_bytes, on_bytes, lambda size: self._make_room(size, digest))
         except ArtifactTooLarge:
             raise DataError(
-                f"the run's public images take more than the {self._max_bytes} bytes that this worker keeps: raise its "
-                "--max-public-bytes, or register fewer"
+                f"the run's public images exceed the {self._max_bytes} bytes that this worker may keep: raise its "
+                "--max-public-bytes, or register fewer images"
             ) from None
 
     def _make_room(self, num_bytes: int, digest: str) -> None:
-        """For so many bytes of this digest, what is here of them already included."""
+        """Remove other files so that `num_bytes` of this digest fit. They include bytes that are here already."""
         others = [path for path in self._folder.iterdir() if digest not in path.name]
         for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True):
             num_bytes += path.stat().st_size

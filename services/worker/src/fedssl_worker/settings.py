@@ -1,4 +1,4 @@
-"""What a worker is told at its start: by options, else by environment variables that begin with FEDSSL_WORKER_."""
+"""The settings of a worker: options of `fedssl-worker run`, or environment variables that begin with FEDSSL_WORKER_."""
 
 import stat
 from pathlib import Path
@@ -9,6 +9,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from fedssl.errors import FedSSLError
 from fedssl.protocol.model import EncoderConfig, read_encoder
+from fedssl_worker.options import WhenUnset
 
 
 class SettingsError(FedSSLError):
@@ -16,73 +17,100 @@ class SettingsError(FedSSLError):
 
 
 def _number(value: object) -> object:
-    """A variable's text as the number that a Literal wants."""
+    """Return the text of an environment variable as a number, because a Literal accepts no text in its place."""
     return int(value) if isinstance(value, str) and value.strip().isdecimal() else value
 
 
 class Settings(BaseSettings):
-    """Every setting of a worker. The token comes from the environment or a file, never from the command line."""
+    """Every setting of a worker. Each is an option as well, except secrets: a command line is visible to others."""
 
     model_config = SettingsConfigDict(env_prefix="FEDSSL_WORKER_", frozen=True, extra="forbid")
 
-    coordinator: str = Field(description="Address of the coordinator, http://HOST:PORT or https://HOST.")
-    data: str = Field(description="The images: a folder, an .npz file, or a data set's name.")
-    state: Path = Field(description="Folder of this worker's own files. Keep it: client states live there.")
-    token: SecretStr | None = None
-    token_file: Path | None = Field(default=None, description="A file with the token, readable by its owner alone.")
+    coordinator: str = Field(description="Address of the coordinator, for example https://HOST.")
+    data: str = Field(
+        description="The images: a folder (with one sub-folder per class, or without), an .npz file, or the name of a "
+        "known data set."
+    )
+    state: Path = Field(description="Folder for this worker's own files. Keep it between starts.")
     enrolment_token: SecretStr | None = None
     enrolment_token_file: Path | None = Field(
-        default=None, description="A file with a one-time token for the first start, readable by its owner alone."
+        default=None, description="File with an enrolment token for the first start; only its owner may read it."
     )
-    ca_file: Path | None = Field(
-        default=None, description="Certificates (PEM) of the only authorities trusted over https; None: the machine's."
+    token: SecretStr | None = None
+    token_file: Annotated[Path | None, WhenUnset("the token that the worker enrolled with")] = Field(
+        default=None, description="File with a token; only its owner may read it."
+    )
+    ca_file: Annotated[Path | None, WhenUnset("the machine's")] = Field(
+        default=None, description="Certificates (PEM) of the only authorities that are trusted over https."
     )
     client_cert: Path | None = Field(
-        default=None, description="The certificate (PEM) shown to a coordinator that asks for one: mutual TLS."
+        default=None, description="Certificate (PEM) for a coordinator that requires one (mutual TLS)."
     )
-    client_key: Path | None = Field(default=None, description="Its private key; None: it is in the certificate's file.")
-    insecure_http: bool = Field(default=False, description="Send the token to another machine over plain http.")
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
-    threads: int = Field(default=1, ge=1, le=1024, description="CPU threads. With one, every machine gets equal bits.")
-    image_size: int | None = Field(default=None, ge=8, le=512, description="Bring the images to this size; None: keep.")
-    channels: Annotated[Literal[1, 3] | None, BeforeValidator(_number)] = Field(
-        default=None, description="Bring the images to grey or RGB; None: keep."
+    client_key: Annotated[Path | None, WhenUnset("in the certificate's file")] = Field(
+        default=None, description="Private key (PEM) of that certificate."
+    )
+    insecure_http: bool = Field(
+        default=False, description="Send the token to another machine over plain http; only for a private network."
+    )
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = Field(
+        default="auto", description="Device to train on: auto, cpu, cuda or cuda:N."
+    )
+    threads: int = Field(
+        default=1, ge=1, le=1024, description="CPU threads. With 1, the results are the same on every machine."
+    )
+    image_size: Annotated[int | None, WhenUnset("the images' own")] = Field(
+        default=None, ge=8, le=512, description="Scale the images to this height and width in pixels."
+    )
+    channels: Annotated[Literal[1, 3] | None, BeforeValidator(_number), WhenUnset("the images' own")] = Field(
+        default=None, description="Convert the images: 1 for grey, 3 for RGB."
     )
     public_data: Path | None = Field(
-        default=None, description="Folder of public images that runs may name beside known data sets (FLESD, FedCA)."
+        default=None,
+        description="Folder of public images that a run may name (FLESD, FedCA). What is computed from them leaves "
+        "this machine.",
     )
     max_public_bytes: int = Field(
         default=20 * 10**9,
         ge=0,
-        description="Disk for public images that are registered with the coordinator and fetched from it; 0: none are.",
+        description="Disk space for public images that the worker fetches from the coordinator; 0 fetches none.",
     )
-    encoder: Annotated[EncoderConfig | None, NoDecode, BeforeValidator(read_encoder)] = Field(
+    encoder: Annotated[
+        EncoderConfig | None, NoDecode, BeforeValidator(read_encoder), WhenUnset("whatever a run asks for")
+    ] = Field(
         default=None,
-        description="The encoder that this client can train, for runs in which clients may differ (FLESD): a name, or "
-        "a table in TOML or JSON. None: whatever a run asks for.",
+        description="Encoder that this client can train, for runs whose clients may have different ones (FLESD): a "
+        "name such as resnet18, or a table in TOML or JSON such as { name = 'convnet', widths = [32, 64] }.",
     )
-    policy: Path | None = Field(
-        default=None, description="The data owner's policy; None: what the method declares may leave."
+    policy: Annotated[Path | None, WhenUnset("whatever the run's method declares may leave")] = Field(
+        default=None,
+        description="The data owner's policy, a TOML file that limits what may leave, whatever a coordinator asks for.",
     )
     claim_seconds: float = Field(default=25, ge=0, le=60, description="How long one request waits for work.")
-    retry_seconds: float = Field(default=30, ge=0, description="How long one request is tried again.")
+    retry_seconds: float = Field(default=30, ge=0, description="How long one request is retried.")
     keep_ended_seconds: float = Field(
-        default=7 * 86_400, ge=0, description="How long the client states of a run stay after it has ended."
+        default=7 * 86_400, ge=0, description="How long to keep the client states of a run after it has ended."
     )
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    metrics_host: str = Field(default="127.0.0.1", description="Where the worker answers Prometheus.")
-    metrics_port: int | None = Field(default=None, ge=1, le=65535, description="At which port; None: it does not.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least severe messages that are logged: debug, info, warning or error."
+    )
+    metrics_port: Annotated[int | None, WhenUnset("no metrics")] = Field(
+        default=None, ge=1, le=65535, description="Port on which the worker serves Prometheus metrics."
+    )
+    metrics_host: str = Field(default="127.0.0.1", description="Address on which --metrics-port listens.")
 
     def read_token(self) -> str | None:
-        """The token that was given; None: none was. Raises SettingsError where it cannot be read, or others could."""
+        """Return the token, or None if none was given.
+
+        Raises SettingsError if its file cannot be read, or if other users could read it.
+        """
         if token := _secret(self.token):
             return token
         return None if self.token_file is None else _read_private(self.token_file)
 
     def read_enrolment_token(self) -> str | None:
-        """The enrolment token; None: none was given, or its file was removed once it had been used.
+        """Return the enrolment token, or None if none was given or its file was removed after use.
 
-        Raises SettingsError where it cannot be read, or others could.
+        Raises SettingsError if the file cannot be read, or if other users could read it.
         """
         if token := _secret(self.enrolment_token):
             return token
@@ -92,14 +120,14 @@ class Settings(BaseSettings):
 
 
 def _secret(given: SecretStr | None) -> str:
-    """A variable's; an empty one is not set, as a deployment leaves it that keeps the name and removes the value."""
+    """Return a variable's value. An empty one counts as unset: some deployments keep the name and remove the value."""
     return "" if given is None else given.get_secret_value().strip()
 
 
 def _read_private(path: Path) -> str:
     try:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
-            raise SettingsError(f"others than its owner may read the token in {path}: run chmod 600 {path}")
+            raise SettingsError(f"other users may read the token in {path}: run chmod 600 {path}")
         token = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(

@@ -1,14 +1,14 @@
-"""Client states on disk, in two phases, so that a crash at any moment costs at most the training in progress.
+"""Client states on disk, written in two phases, so that a crash costs at most the training in progress.
 
-A trained round is kept as one folder, `ROUND-UPDATE`, with the update, the client state that goes with it and a note.
-It is on the disk before the update leaves. That is phase one. Which of the kept states is the client's is not decided
-here: every work item names the update that the coordinator accepted last, and the state kept with that update is the
-one. That is phase two, and it needs no write, so there is no moment at which it could be half done.
+Phase one: a trained round is written as one folder, `ROUND-UPDATE`, with the update, the client state that belongs to
+it and a record. It is on the disk before the update leaves. Phase two: the coordinator decides which of these states
+is the client's. Every work item names the update that the coordinator accepted last, and the client's state is the one
+that was written with that update. This needs no write, so a crash cannot interrupt it.
 
     runs/RUN/000004-9f86d0.../note.json            round, digests, number of examples, metrics
-                             /state.safetensors    never leaves
+                             /state.safetensors    never leaves this machine
                              /update.safetensors   until it is accepted
-    runs/RUN.ended                                 since when the run is known to have ended
+    runs/RUN.ended                                 its time is when this worker learned that the run has ended
 """
 
 import hashlib
@@ -35,13 +35,13 @@ from fedssl_worker.files import sync
 
 log = structlog.get_logger()
 
-_NOTE, _STATE, _UPDATE, _INCOMING = "note.json", "state.safetensors", "update.safetensors", "incoming-"
+_RECORD, _STATE, _UPDATE, _INCOMING = "note.json", "state.safetensors", "update.safetensors", "incoming-"
 _ENDED = ".ended"
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-class _Note(StrictModel):
-    """What is known of one kept round. `work` identifies everything that the training started from."""
+class _RoundRecord(StrictModel):
+    """One kept round. `work` identifies everything that its training depended on."""
 
     format: Literal[1] = 1
     round_number: int
@@ -54,7 +54,7 @@ class _Note(StrictModel):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A trained round whose update is ready to leave."""
+    """A trained round whose update is ready to be sent."""
 
     update: Path
     digest: str
@@ -63,7 +63,7 @@ class Finished:
 
 
 def work_digest(item: WorkItem, fingerprint: str, environment: str) -> str:
-    """Identifies all that the bits of an update depend on: what the coordinator gave, the images, the machinery."""
+    """Return a digest of all that an update's bits depend on: the work item, the images and the environment."""
     given = {
         "run_id",
         "round_number",
@@ -79,7 +79,7 @@ def work_digest(item: WorkItem, fingerprint: str, environment: str) -> str:
 
 
 class ClientStates:
-    """The states of every run that this worker has trained in."""
+    """The client states of every run that this worker has trained in."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -87,39 +87,41 @@ class ClientStates:
             shutil.rmtree(unfinished, ignore_errors=True)
 
     def accepted(self, run_id: UUID, last: AcceptedUpdate | None) -> Tensors | None:
-        """The client's state, or None for a cold start: nothing was accepted yet, or what was kept is lost."""
+        """Return the client's state, or None for a cold start if no update was accepted yet or the state is lost."""
         if last is None:
             return None
-        folder = self._place(run_id, last.round_number, last.update)
+        folder = self._folder_of(run_id, last.round_number, last.update)
         try:
-            note = _read_note(folder)
-            if digest_of(folder / _STATE) == note.state:
+            record = _read_record(folder)
+            if digest_of(folder / _STATE) == record.state:
                 return load_tensors(folder / _STATE)
             reason = "its bytes have changed"
         except (OSError, ValidationError, SafetensorError) as error:
             reason = "it is missing" if isinstance(error, FileNotFoundError) else f"it cannot be read: {error}"
-        log.warning("client state lost, starting cold", accepted_round=last.round_number, reason=reason)
+        log.warning(
+            "client_state.lost", accepted_round=last.round_number, reason=reason, consequence="the client starts cold"
+        )
         return None
 
     def finished(self, run_id: UUID, work: str) -> Finished | None:
-        """The update that this very work has already given, if a crash or an outage kept it from being handed in."""
-        for folder in self._kept(run_id):
+        """Return the update of exactly this work if it was trained before, but not submitted."""
+        for folder in self._kept_folders(run_id):
             try:
-                note = _read_note(folder)
-                if note.work == work and digest_of(folder / _UPDATE) == note.update:
-                    return Finished(folder / _UPDATE, note.update, note.num_examples, note.metrics)
+                record = _read_record(folder)
+                if record.work == work and digest_of(folder / _UPDATE) == record.update:
+                    return Finished(folder / _UPDATE, record.update, record.num_examples, record.metrics)
             except (OSError, ValidationError):
-                continue  # damaged: training it again gives the same
+                continue  # damaged: training again gives the same update
         return None
 
     def keep(self, item: WorkItem, work: str, result: LocalResult) -> Finished:
-        """Phase one: put update and state on the disk, whole or not at all."""
+        """Phase one: write the update and the state to the disk, completely or not at all."""
         run = self._root / str(item.run_id)
         run.mkdir(parents=True, exist_ok=True)
         incoming = Path(tempfile.mkdtemp(prefix=_INCOMING, dir=run))
         save_tensors(result.update, incoming / _UPDATE)
         save_tensors(result.state, incoming / _STATE)
-        note = _Note(
+        record = _RoundRecord(
             round_number=item.round_number,
             work=work,
             update=digest_of(incoming / _UPDATE),
@@ -127,60 +129,60 @@ class ClientStates:
             num_examples=result.num_examples,
             metrics=result.metrics,
         )
-        (incoming / _NOTE).write_text(note.model_dump_json(), encoding="utf-8")
+        (incoming / _RECORD).write_text(record.model_dump_json(), encoding="utf-8")
         for file in (*incoming.iterdir(), incoming):
             sync(file)
-        place = self._place(item.run_id, item.round_number, note.update)
-        shutil.rmtree(place, ignore_errors=True)  # only a damaged one is ever trained again
+        place = self._folder_of(item.run_id, item.round_number, record.update)
+        shutil.rmtree(place, ignore_errors=True)  # it is here only if it is damaged
         incoming.rename(place)
         sync(run)
-        return Finished(place / _UPDATE, note.update, note.num_examples, note.metrics)
+        return Finished(place / _UPDATE, record.update, record.num_examples, record.metrics)
 
     def discard(self, run_id: UUID, *but: AcceptedUpdate | None, work: str | None = None) -> None:
-        """Drop what a run has no more use for: all but the states of these updates and the finished one of `work`."""
-        kept = {self._place(run_id, each.round_number, each.update) for each in but if each is not None}
-        for folder in self._kept(run_id):
+        """Remove what a run no longer needs: all but the states of these updates and the finished round of `work`."""
+        kept = {self._folder_of(run_id, each.round_number, each.update) for each in but if each is not None}
+        for folder in self._kept_folders(run_id):
             if folder in kept:
                 (folder / _UPDATE).unlink(missing_ok=True)
-            elif work is None or not _is_of(folder, work):
+            elif work is None or not _belongs_to(folder, work):
                 shutil.rmtree(folder, ignore_errors=True)
 
     def runs(self) -> list[UUID]:
-        """The runs that something is kept for."""
+        """Return the runs that have files here."""
         names = (path.name for path in self._root.glob("*-*-*-*-*") if path.is_dir())
         return sorted(UUID(name) for name in names if _UUID.fullmatch(name))
 
-    def retire(self, ended: Set[UUID], keep_seconds: float) -> list[UUID]:
-        """Remove what is kept for runs that ended so long ago, as far as was noted here; the runs that it was of."""
+    def remove_ended(self, ended: Set[UUID], keep_seconds: float) -> list[UUID]:
+        """Remove the states of runs known to have ended `keep_seconds` ago, and return those runs."""
         removed = []
         for run_id in self.runs():
             folder = self._root / str(run_id)
-            noted = folder.with_suffix(_ENDED)
+            marker = folder.with_suffix(_ENDED)
             if run_id not in ended:
-                noted.unlink(missing_ok=True)  # it goes on after all, in a coordinator that was restored
+                marker.unlink(missing_ok=True)  # a coordinator that was restored from a backup continues it
                 continue
-            if not noted.exists():
-                noted.touch()
-            if time.time() - noted.stat().st_mtime >= keep_seconds:
+            if not marker.exists():
+                marker.touch()
+            if time.time() - marker.stat().st_mtime >= keep_seconds:
                 shutil.rmtree(folder, ignore_errors=True)
-                noted.unlink(missing_ok=True)
+                marker.unlink(missing_ok=True)
                 removed.append(run_id)
         return removed
 
-    def _kept(self, run_id: UUID) -> Iterator[Path]:
+    def _kept_folders(self, run_id: UUID) -> Iterator[Path]:
         run = self._root / str(run_id)
         yield from sorted(run.iterdir()) if run.is_dir() else ()
 
-    def _place(self, run_id: UUID, round_number: int, update: str) -> Path:
+    def _folder_of(self, run_id: UUID, round_number: int, update: str) -> Path:
         return self._root / str(run_id) / f"{round_number:06d}-{update}"
 
 
-def _read_note(folder: Path) -> _Note:
-    return _Note.model_validate_json((folder / _NOTE).read_text(encoding="utf-8", errors="replace"))
+def _read_record(folder: Path) -> _RoundRecord:
+    return _RoundRecord.model_validate_json((folder / _RECORD).read_text(encoding="utf-8", errors="replace"))
 
 
-def _is_of(folder: Path, work: str) -> bool:
+def _belongs_to(folder: Path, work: str) -> bool:
     try:
-        return _read_note(folder).work == work
+        return _read_record(folder).work == work
     except (OSError, ValidationError):
         return False

@@ -1,4 +1,4 @@
-"""Whether a ledger is as it was written, and goes as far as the coordinator remembers."""
+"""Verifies that a ledger was not changed, and that it reaches as far as the coordinator's anchors."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -9,15 +9,15 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from fedssl.protocol.ledger import LedgerAnchor, receipt_message
-from fedssl_worker.ledger.chain import Point
-from fedssl_worker.ledger.entries import Entry, LedgerError
-from fedssl_worker.ledger.keys import is_signed_by
-from fedssl_worker.ledger.segments import Segment, Torn, read_segment, segments
+from fedssl_worker.disclosure.ledger.chain import Point
+from fedssl_worker.disclosure.ledger.entries import LedgerEntry, LedgerError
+from fedssl_worker.disclosure.ledger.keys import is_signed_by
+from fedssl_worker.disclosure.ledger.segments import Segment, TornLine, read_segment, segments
 
 
 @dataclass(slots=True)
 class Report:
-    """What a whole ledger holds."""
+    """The contents of a verified ledger."""
 
     first_seq: int
     point: Point
@@ -27,49 +27,51 @@ class Report:
     num_receipts: int = 0
     torn_bytes: int = 0
     unconfirmed: list[int] = field(default_factory=list)
-    """Entries `intent` that no `sent` followed: the artifact may have left in whole, in part or not at all."""
+    """Entries `intent` without a `sent`: their artifacts may have left in whole, in part or not at all."""
 
     coordinators: list[str] = field(default_factory=list)
-    """Public keys that signed receipts."""
+    """Public keys that signed the receipts."""
 
     num_anchors: int = 0
-    """Anchors of the coordinator's that were compared."""
+    """Number of the coordinator's anchors that were compared."""
 
 
-def read_entries(folder: Path) -> Iterator[Entry]:
-    """Every entry that is there, unverified. Raises LedgerError at a line that is no entry, and where there is none."""
+def read_entries(folder: Path) -> Iterator[LedgerEntry]:
+    """Return every entry, unverified. Raises LedgerError at a line that is not an entry, and if there is no ledger."""
     found = segments(folder)
     if not found:
         raise LedgerError(f"there is no ledger in {folder}")
-    return (line for _, line in _lines(found) if isinstance(line, Entry))
+    return (line for _, line in _lines(found) if isinstance(line, LedgerEntry))
 
 
 def verify(folder: Path, start: Point | None = None, anchors: Sequence[LedgerAnchor] = ()) -> Report:
-    """Follow the chain from the beginning, or from a checkpoint. Raises LedgerError where anything was changed.
+    """Verify the chain from its beginning, or from a checkpoint. Raises LedgerError if anything was changed.
 
-    `anchors`: what the coordinator keeps of this ledger. Only they reveal that its end was cut off.
+    Args:
+        start: the checkpoint to begin at.
+        anchors: the coordinator's anchors of this ledger. Only they reveal that its end was cut off.
     """
     point = start or Point()
-    found = _from(folder, point)
+    found = _segments_after(folder, point)
     report = Report(point.seq + 1, point, len(found))
     hashes = {point.seq: point.head}
     for place, line in _lines(found):
-        if isinstance(line, Torn):
+        if isinstance(line, TornLine):
             report.torn_bytes = len(line.content)
             break
         try:
             report.point = report.point.after(line)
             hashes[line.seq] = line.hash
-            _count(report, line, hashes)
+            _count_entry(report, line, hashes)
         except LedgerError as error:
             raise LedgerError(f"{place}: {error}") from None
     for anchor in sorted(anchors, key=lambda anchor: anchor.key != report.point.key):
-        _compare(report, anchor, hashes)
+        _compare_anchor(report, anchor, hashes)
     return report
 
 
 def read_anchors(path: Path) -> list[LedgerAnchor]:
-    """Anchors as `fedssl client anchors --format json` or the REST API gives them. Raises LedgerError."""
+    """Return the anchors in a file from `fedssl client anchors --format json` or the REST API. Raises LedgerError."""
     try:
         document: Any = json.loads(path.read_bytes())
         items = document["items"] if isinstance(document, dict) else document
@@ -78,29 +80,31 @@ def read_anchors(path: Path) -> list[LedgerAnchor]:
     except OSError as error:
         raise LedgerError(f"cannot read the anchors {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, ValidationError, RecursionError):
-        raise LedgerError(f"{path} holds no list of anchors: `fedssl client anchors --format json` writes it") from None
+        raise LedgerError(
+            f"{path} has no list of anchors: write it with `fedssl client anchors CLIENT --format json`"
+        ) from None
 
 
-def _lines(found: Sequence[Segment]) -> Iterator[tuple[str, Entry | Torn]]:
+def _lines(found: Sequence[Segment]) -> Iterator[tuple[str, LedgerEntry | TornLine]]:
     for segment in found:
         for number, line in read_segment(segment.path, is_last=segment == found[-1]):
             yield f"{segment.path}, line {number}", line
 
 
-def _from(folder: Path, point: Point) -> list[Segment]:
-    """The segments after a point, which is the ledger's beginning or a checkpoint between two of them."""
+def _segments_after(folder: Path, point: Point) -> list[Segment]:
+    """Return the segments after a point: the ledger's beginning, or a checkpoint between two segments."""
     found = [segment for segment in segments(folder) if segment.first_seq > point.seq]
     if not found:
         raise LedgerError(f"there is no ledger in {folder}" + (f" after entry {point.seq}" if point.seq else ""))
     if found[0].first_seq != point.seq + 1:
         raise LedgerError(
-            f"the ledger in {folder} begins with entry {found[0].first_seq}: earlier segments are gone. Verify it from "
-            f"their last checkpoint, with --from {folder}/checkpoint-{found[0].first_seq - 1:012d}.json"
+            f"the ledger in {folder} begins with entry {found[0].first_seq}: earlier segments are missing. Verify it "
+            f"from their last checkpoint, with --from {folder}/checkpoint-{found[0].first_seq - 1:012d}.json"
         )
     return found
 
 
-def _count(report: Report, entry: Entry, hashes: dict[int, str]) -> None:
+def _count_entry(report: Report, entry: LedgerEntry, hashes: dict[int, str]) -> None:
     report.num_entries += 1
     report.num_unsigned += not entry.signature
     if entry.kind == "intent":
@@ -112,27 +116,27 @@ def _count(report: Report, entry: Entry, hashes: dict[int, str]) -> None:
         _check_receipt(report, entry, hashes)
 
 
-def _check_receipt(report: Report, entry: Entry, hashes: dict[int, str]) -> None:
+def _check_receipt(report: Report, entry: LedgerEntry, hashes: dict[int, str]) -> None:
     body = entry.body
     try:
         anchor = LedgerAnchor(key=report.point.key, seq=body["anchored_seq"], head=body["head"])
         message = receipt_message(body["client"], anchor, body["at"])
         is_genuine = is_signed_by(body["coordinator"], body["signature"], message)
     except (KeyError, ValueError, TypeError):
-        raise LedgerError(f"entry {entry.seq} is no receipt") from None
+        raise LedgerError(f"entry {entry.seq} is not a valid receipt") from None
     if not is_genuine:
-        raise LedgerError(f"entry {entry.seq}: the coordinator's signature is not of this receipt")
+        raise LedgerError(f"entry {entry.seq}: the coordinator's signature does not match the receipt")
     if hashes.get(anchor.seq, anchor.head) != anchor.head:
-        raise LedgerError(f"entry {entry.seq} is the receipt for another entry {anchor.seq} than this ledger's")
+        raise LedgerError(f"entry {entry.seq} is a receipt for an entry {anchor.seq} that differs from this ledger's")
     if body["coordinator"] not in report.coordinators:
         report.coordinators.append(body["coordinator"])
 
 
-def _compare(report: Report, anchor: LedgerAnchor, hashes: dict[int, str]) -> None:
+def _compare_anchor(report: Report, anchor: LedgerAnchor, hashes: dict[int, str]) -> None:
     if anchor.key != report.point.key:
         raise LedgerError(
             f"the coordinator also holds anchors of another ledger of this client (key {anchor.key[:8]}; this one's is "
-            f"{report.point.key[:8]}): one of the two replaced the other. If that is known, leave them out"
+            f"{report.point.key[:8]}): one of the two replaced the other. If you know why, leave those anchors out"
         )
     if anchor.seq > report.point.seq:
         raise LedgerError(
@@ -140,5 +144,5 @@ def _compare(report: Report, anchor: LedgerAnchor, hashes: dict[int, str]) -> No
             f"{report.point.seq}: its end was cut off"
         )
     if hashes.get(anchor.seq, anchor.head) != anchor.head:
-        raise LedgerError(f"the coordinator's anchor of entry {anchor.seq} is of another entry than this ledger's")
+        raise LedgerError(f"the coordinator's anchor of entry {anchor.seq} differs from this ledger's entry")
     report.num_anchors += 1

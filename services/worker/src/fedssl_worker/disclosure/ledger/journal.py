@@ -1,4 +1,4 @@
-"""The ledger as it is written: appended to, synced, rotated, and taken up again after a crash."""
+"""Writes the ledger: appends, syncs, rotates, and recovers after a crash."""
 
 import hashlib
 import os
@@ -10,32 +10,32 @@ from typing import Any
 
 from fedssl.artifacts.store import digest_of
 from fedssl.protocol.ledger import LedgerAnchor
-from fedssl_worker.files import sync
-from fedssl_worker.ledger.chain import Point
-from fedssl_worker.ledger.entries import Entry, Kind, LedgerError, entry_hash
-from fedssl_worker.ledger.keys import make_key, read_key
-from fedssl_worker.ledger.segments import (
-    Torn,
+from fedssl_worker.disclosure.ledger.chain import Point
+from fedssl_worker.disclosure.ledger.entries import Kind, LedgerEntry, LedgerError, entry_hash
+from fedssl_worker.disclosure.ledger.keys import make_key, read_key
+from fedssl_worker.disclosure.ledger.segments import (
+    TornLine,
     point_before,
     read_segment,
     segment_path,
     segments,
     write_checkpoint,
 )
-from fedssl_worker.policy import NO_POLICY, LedgerRules
+from fedssl_worker.disclosure.policy import NO_POLICY, LedgerRules
+from fedssl_worker.files import sync
 
 EARLIER_FILE = "ledger.jsonl"
-"""What versions before this one wrote beside the folder: plain lines without a chain. It stays as it is."""
+"""A file that earlier versions wrote next to the folder: plain lines without a chain. It is never changed."""
 
-_TELLS_NOTHING = ("receipt", "rotated")  # entries that need no anchor of their own
-_LONGEST_TEXT = 1000
+_NEEDS_NO_ANCHOR = ("receipt", "rotated")  # entries that need no anchor of their own
+_MAX_TEXT_LENGTH = 1000
 
 
 class Ledger:
-    """Open for appending. An entry is on the disk when `append` returns. Shared by threads; one process at a time."""
+    """A ledger that is open for appending. Threads may share it; processes may not."""
 
     def __init__(self, folder: Path, *, policy: str = NO_POLICY, rules: LedgerRules | None = None) -> None:
-        """Opens the ledger, or begins one. Raises LedgerError where its newest segment is not as it was written."""
+        """Open the ledger, or begin one. Raises LedgerError if its newest segment was changed."""
         self._folder = folder
         self._policy = policy
         self._rules = rules or LedgerRules()
@@ -43,38 +43,38 @@ class Ledger:
         self._file: int | None = None
         self._point = Point()
         self._length = 0
-        self._anchored = self._telling = 0
+        self._anchored = self._newest_informative = 0
         self._written_policy: str | None = None
         with self._lock:
             self._open()
 
     @property
     def key(self) -> str:
-        """The public key, in hexadecimal."""
+        """The ledger's public key, in hexadecimal."""
         return self._key.public
 
     @property
     def anchor(self) -> LedgerAnchor:
-        """How far the ledger goes now."""
+        """The anchor of the newest entry."""
         with self._lock:
             return LedgerAnchor(key=self._key.public, seq=self._point.seq, head=self._point.head)
 
     @property
     def is_anchored(self) -> bool:
-        """Whether the coordinator has given a receipt for everything that tells something."""
+        """True if receipts of the coordinator cover every entry that needs an anchor."""
         with self._lock:
-            return self._telling <= self._anchored
+            return self._newest_informative <= self._anchored
 
-    def govern(self, policy: str, rules: LedgerRules) -> None:
-        """Another policy is in force from now on."""
+    def change_policy(self, policy: str, rules: LedgerRules) -> None:
+        """Record that another policy is in force from now on."""
         with self._lock:
             self._policy, self._rules = policy, rules
-            self.append("policy", signed=_yes(rules.sign))
+            self.append("policy", signed=_yes_or_no(rules.sign))
 
-    def append(self, kind: Kind, **fields: Any) -> Entry:
-        """Add an entry and wait until it is on the disk. Raises LedgerError where it cannot be written.
+    def append(self, kind: Kind, **fields: Any) -> LedgerEntry:
+        """Add an entry and wait until it is on the disk. Raises LedgerError if it cannot be written.
 
-        A failed write leaves at most a torn line, which the next one cuts off first.
+        A failed write leaves at most a torn line, which the next write removes first.
         """
         with self._lock:
             if self._file is None:
@@ -90,37 +90,37 @@ class Ledger:
                 os.close(self._file)
                 self._file = None
 
-    def _write(self, kind: Kind, fields: dict[str, Any]) -> Entry:
+    def _write(self, kind: Kind, fields: dict[str, Any]) -> LedgerEntry:
         assert self._file is not None, "opened by the caller"
         body = {
             "kind": kind,
             "policy": self._policy,
-            "salt": secrets.token_hex(16),  # without it an anchored hash would confirm a guess at the entry
+            "salt": secrets.token_hex(16),  # without a salt, an anchored hash would confirm a guess of the entry
             "seq": self._point.seq + 1,
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             **{name: _storable(value) for name, value in fields.items()},
         }
         hashed = entry_hash(self._point.head, body)
         signature = self._key.sign(bytes.fromhex(hashed)) if self._point.wants_signature(kind) else ""
-        entry = Entry(body, hashed, self._point.head, signature)
+        entry = LedgerEntry(body, hashed, self._point.head, signature)
         try:
             _write_all(self._file, entry.line())
             os.fsync(self._file)
         except OSError as error:
             self.close()
             raise LedgerError(f"cannot write the ledger in {self._folder}: {error.strerror}; nothing leaves") from error
-        self._note(entry, self._point.extended(entry))
+        self._advance(entry, self._point.extended(entry))
         return entry
 
-    def _note(self, entry: Entry, point: Point) -> None:
-        """An entry is on the disk, and the chain stands at `point`."""
+    def _advance(self, entry: LedgerEntry, point: Point) -> None:
+        """Remember that an entry is on the disk and that the chain ends at `point`."""
         self._point = point
         self._written_policy = entry.body.get("policy")
         self._length += 1
         if entry.kind == "receipt":
             self._anchored = max(self._anchored, int(entry.body["anchored_seq"]))
-        if entry.kind not in _TELLS_NOTHING:
-            self._telling = entry.seq
+        if entry.kind not in _NEEDS_NO_ANCHOR:
+            self._newest_informative = entry.seq
 
     def _open(self) -> None:
         try:
@@ -135,31 +135,31 @@ class Ledger:
         if segments(self._folder):
             self._key = read_key(key)
         elif list(self._folder.glob("checkpoint-*")):
-            raise LedgerError(f"the newest segment of the ledger in {self._folder} is gone: put it back")
+            raise LedgerError(f"the newest segment of the ledger in {self._folder} is missing: restore it")
         else:
             self._key = read_key(key) if key.exists() else make_key(key)
             os.close(self._start_segment())
             sync(self._folder.parent)
-        self._take_up()
+        self._resume()
 
-    def _take_up(self) -> None:
-        """Follow the newest segment to its end, cut off what a crash left there, and say so."""
+    def _resume(self) -> None:
+        """Read the newest segment to its end. Remove and record a line that a crash left there in part."""
         last = segments(self._folder)[-1]
         self._point, self._length = point_before(self._folder, last), 0
-        torn: Torn | None = None
+        torn: TornLine | None = None
         for number, line in read_segment(last.path, is_last=True):
-            if isinstance(line, Torn):
+            if isinstance(line, TornLine):
                 torn = line
                 break
             try:
-                self._note(line, self._point.after(line))
+                self._advance(line, self._point.after(line))
             except LedgerError as error:
                 raise LedgerError(
-                    f"{last.path}, line {number}: {error}. The ledger is not continued: keep {self._folder} as "
-                    "evidence, move it elsewhere, and start again"
+                    f"{last.path}, line {number}: {error}. The worker does not continue this ledger: move "
+                    f"{self._folder} elsewhere as evidence, and start again"
                 ) from None
         if self._point.key not in ("", self._key.public):
-            raise LedgerError(f"{self._folder / 'key'} is not the key of this ledger: put that back")
+            raise LedgerError(f"{self._folder / 'key'} is not the key of this ledger: restore the key")
         self._file = os.open(last.path, os.O_WRONLY | os.O_APPEND)
         if torn is not None:
             os.ftruncate(self._file, torn.start)
@@ -167,13 +167,13 @@ class Ledger:
         if self._point.seq == 0:
             self._write("opened", self._opening())
         elif self._written_policy != self._policy:
-            self._write("policy", {"signed": _yes(self._rules.sign)})
+            self._write("policy", {"signed": _yes_or_no(self._rules.sign)})
         if torn is not None:
             digest = hashlib.sha256(torn.content).hexdigest()
             self._write("recovered", {"bytes": len(torn.content), "digest": digest})
 
     def _opening(self) -> dict[str, Any]:
-        fields: dict[str, Any] = {"key": self._key.public, "signed": _yes(self._rules.sign)}
+        fields: dict[str, Any] = {"key": self._key.public, "signed": _yes_or_no(self._rules.sign)}
         earlier = self._folder.parent / EARLIER_FILE
         if earlier.is_file():
             fields |= {
@@ -208,11 +208,11 @@ def _write_all(file: int, content: bytes) -> None:
 
 
 def _storable(value: Any) -> Any:
-    """Texts that came from outside, as UTF-8 can hold them and not too long."""
+    """Return a text from outside as valid UTF-8 of a limited length, and any other value unchanged."""
     if isinstance(value, str):
-        return value[:_LONGEST_TEXT].encode("utf-8", "backslashreplace").decode()
+        return value[:_MAX_TEXT_LENGTH].encode("utf-8", "backslashreplace").decode()
     return value
 
 
-def _yes(value: bool) -> str:  # noqa: FBT001 - the canonical form has no truth values
+def _yes_or_no(value: bool) -> str:  # noqa: FBT001 - the canonical form has no truth values
     return "yes" if value else "no"

@@ -1,0 +1,160 @@
+"""Builds a worker from its settings and runs it. Imports torch."""
+
+from importlib.metadata import version
+from pathlib import Path
+
+import structlog
+import torch
+from structlog.contextvars import bind_contextvars
+
+from fedssl.client import ClientError, Retry, Tls, WorkerClient
+from fedssl.engine import release_trainer
+from fedssl.methods import METHODS
+from fedssl.protocol.work import Enrolled, Register
+from fedssl_worker.agent import Agent, register
+from fedssl_worker.backoff import Backoff, Refused, retry_until_answered
+from fedssl_worker.data import OwnImages, PublicImages, load_images
+from fedssl_worker.disclosure.egress import Egress
+from fedssl_worker.disclosure.ledger import Ledger, LedgerError
+from fedssl_worker.disclosure.policy import PolicyEnforcer
+from fedssl_worker.enrolment import enrolled_token
+from fedssl_worker.executor import Executor, choose_device, describe_device
+from fedssl_worker.files import exclusive_folder
+from fedssl_worker.metrics import serve
+from fedssl_worker.public_cache import PublicCache
+from fedssl_worker.settings import Settings, SettingsError
+from fedssl_worker.state import ClientStates
+from fedssl_worker.state_gc import StateCollector
+
+log = structlog.get_logger()
+
+EXIT_REFUSED = 3
+KEEP_TRAINER_SECONDS = 600.0
+"""A run's next round rarely takes longer to begin. After that, other processes can use the device's memory."""
+
+
+def run_worker(settings: Settings) -> int:
+    """Work until a signal arrives. Returns the exit code if the coordinator refuses the worker.
+
+    Raises SettingsError, PolicyError (which is one) and DataError if the worker cannot start.
+    """
+    given_token = settings.read_token()
+    enforcer = PolicyEnforcer(settings.policy, settings.coordinator)
+    device = choose_device(settings.device, settings.threads)
+    serve(settings.metrics_host, settings.metrics_port)
+    with exclusive_folder(settings.state.expanduser()) as folder:
+        try:
+            token = given_token or _enrolled_token(settings, folder, enforcer)
+        except Refused as error:
+            log.error("worker.enrolment_refused", reason=str(error))
+            return EXIT_REFUSED
+        images = load_images(settings.data, device, image_size=settings.image_size, channels=settings.channels)
+        log.info("images.loaded", num_images=len(images), channels=images.channels, image_size=images.image_size)
+        with _client(settings, token, enforcer) as client:
+            egress = Egress(client, _ledger(folder, enforcer), enforcer)
+            try:
+                _work(settings, folder, client, egress, images, device)
+            except Refused as error:
+                log.error("worker.refused", reason=str(error))
+                return EXIT_REFUSED
+    return 0
+
+
+def _work(
+    settings: Settings, folder: Path, client: WorkerClient, egress: Egress, images: OwnImages, device: torch.device
+) -> None:
+    """Register, then work until an exception. Raises Refused."""
+    backoff = Backoff()
+    registration = _registration(settings, images, device)
+
+    def reregister() -> str:
+        return egress.register(lambda news: register(client, registration.model_copy(update=news), backoff))
+
+    client_id = reregister()
+    bind_contextvars(client=client_id)
+    log.info("worker.registered", client=client_id, coordinator=client.url, device=registration.device)
+    states = ClientStates(folder / "runs")
+    cache = PublicCache(client, folder / "public", settings.max_public_bytes)
+    executor = Executor(
+        client,
+        images,
+        states,
+        folder / "broadcasts",
+        client_id=client_id,
+        device=device,
+        public=PublicImages(device, settings.public_data, cache),
+        encoder=settings.encoder,
+    )
+    collector = StateCollector(client, states, settings.keep_ended_seconds)
+
+    def on_idle() -> None:
+        release_trainer(unused_seconds=KEEP_TRAINER_SECONDS)
+        collector.collect()
+
+    agent = Agent(
+        client,
+        executor,
+        egress,
+        states,
+        claim_seconds=settings.claim_seconds,
+        backoff=backoff,
+        reregister=reregister,
+        on_idle=on_idle,
+    )
+    agent.run()
+
+
+def _enrolled_token(settings: Settings, folder: Path, enforcer: PolicyEnforcer) -> str:
+    """Return the token of this worker, which enrols if necessary. Raises Refused, and SettingsError if it has none."""
+
+    def enrol(enrolment: str, token_hash: str) -> Enrolled:
+        with _client(settings, enrolment, enforcer) as client:
+            return retry_until_answered(lambda: client.enrol(token_hash), Backoff())
+
+    token = enrolled_token(folder, settings.read_enrolment_token(), enrol)
+    if token is None:
+        path = settings.enrolment_token_file
+        missing = "" if path is None else f" ({path} does not exist)"
+        raise SettingsError(
+            "this worker has no token: set FEDSSL_WORKER_TOKEN or --token-file; for a first start, set "
+            f"FEDSSL_WORKER_ENROLMENT_TOKEN or --enrolment-token-file{missing}"
+        )
+    return token
+
+
+def _registration(settings: Settings, images: OwnImages, device: torch.device) -> Register:
+    return Register(
+        worker_version=version("fedssl-worker"),
+        methods={name: method.version for name, method in METHODS.items()},
+        device=describe_device(device),
+        num_images=len(images),
+        channels=images.channels,
+        image_size=images.image_size,
+        encoder=settings.encoder,
+    )
+
+
+def _client(settings: Settings, token: str, enforcer: PolicyEnforcer) -> WorkerClient:
+    tls = Tls(
+        ca_file=settings.ca_file,
+        client_cert=settings.client_cert,
+        client_key=settings.client_key,
+        insecure_http=settings.insecure_http,
+    )
+    try:
+        return WorkerClient(
+            settings.coordinator,
+            token,
+            retry=Retry(seconds=settings.retry_seconds),
+            tls=tls,
+            may_go_to=enforcer.permits_store,
+        )
+    except ClientError as error:
+        raise SettingsError(str(error)) from None
+
+
+def _ledger(folder: Path, enforcer: PolicyEnforcer) -> Ledger:
+    try:
+        return Ledger(folder / "ledger", policy=enforcer.digest, rules=enforcer.ledger)
+    except LedgerError as error:
+        raise SettingsError(str(error)) from None

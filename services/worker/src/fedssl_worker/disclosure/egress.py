@@ -1,0 +1,153 @@
+"""The one way out: every artifact and metric that leaves this machine is checked and recorded in the ledger here."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from fedssl.artifacts.finite import check_finite
+from fedssl.artifacts.header import Header, check_header, read_header
+from fedssl.artifacts.store import digest_of
+from fedssl.client import WorkerClient
+from fedssl.errors import ArtifactError, DigestMismatch
+from fedssl.protocol.plan import ArtifactPlan
+from fedssl.protocol.work import Metrics, Progress, Registered, Submit, Submitted, WorkItem
+from fedssl_worker.disclosure.anchoring import Anchoring
+from fedssl_worker.disclosure.ledger import Ledger, LedgerError
+from fedssl_worker.disclosure.policy import NotPermitted, PolicyEnforcer
+from fedssl_worker.state import Finished
+
+log = structlog.get_logger()
+
+
+class Egress:
+    """Sends only what the method's plan declares and the data owner's policy permits."""
+
+    def __init__(self, client: WorkerClient, ledger: Ledger, enforcer: PolicyEnforcer | None = None) -> None:
+        self._client = client
+        self._ledger = ledger
+        self._enforcer = enforcer or PolicyEnforcer(None, client.url)
+        self.anchoring = Anchoring(ledger)
+
+    def register(self, register: Callable[[dict[str, Any]], Registered]) -> str:
+        """Register with the policy and an anchor, and return the client whose worker this is.
+
+        Args:
+            register: sends a registration that has these fields of `Register`.
+
+        Raises PolicyError if the policy is another client's.
+        """
+        with self.anchoring.exchange(always=True) as exchange:
+            registered = register({"policy": self._enforcer.notice, "anchor": exchange.anchor})
+            exchange.receipt = registered.receipt
+        self._enforcer.require_client(registered.client_id)
+        return registered.client_id
+
+    def reload(self) -> bool:
+        """Read the policy again, between two assignments, and return whether it has changed. Raises PolicyError."""
+        if not self._enforcer.reload():
+            return False
+        try:
+            self._ledger.change_policy(self._enforcer.digest, self._enforcer.ledger)
+        except LedgerError as error:  # the ledger writes it before the next entry, without which nothing leaves
+            log.error("ledger.policy_not_recorded", reason=str(error))
+        return True
+
+    def require_permitted(self, item: WorkItem) -> None:
+        """Raise NotPermitted if the update could not leave. Is called before anything is fetched or trained."""
+        try:
+            self._enforcer.require_permitted(item)
+        except NotPermitted as refused:
+            self._ledger.append("refused", **_work_fields(item), reason=str(refused))
+            raise
+
+    def permitted_progress(self, item: WorkItem, progress: Progress) -> Progress:
+        """Return the progress without the metrics that may not leave."""
+        return self._enforcer.permitted_progress(item, progress)
+
+    def permitted_metrics(self, item: WorkItem, metrics: Metrics) -> Metrics:
+        """Return the metrics that may leave."""
+        return self._enforcer.permitted_metrics(item, metrics)
+
+    def send(
+        self,
+        item: WorkItem,
+        update: Path,
+        digest: str,
+        numbers: Mapping[str, float] | None = None,
+        on_bytes: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        """Check an update, record it in the ledger, then send it.
+
+        The ledger's entry `intent` is written before the first byte leaves, and `sent`, with the number of bytes
+        including repeated ones, once the update has arrived. An update with an `intent` and without a `sent` may have
+        left in whole, in part or not at all. A later attempt continues the transfer and writes an `intent` of its own.
+
+        Args:
+            numbers: the metrics that will be submitted with the update; the entry contains them.
+            on_bytes: receives the number of bytes sent so far, and may raise Cancelled.
+
+        Raises PlanMismatch, NotFinite, DigestMismatch, ArtifactError, NotPermitted or LedgerError before the first byte
+        has left, and ClientError.
+        """
+        with self._refusals(item, digest):
+            header = check_update(update, item.plan)
+            if digest_of(update) != digest:
+                raise DigestMismatch("the update's file changed after it was trained: it is not sent")
+            self._enforcer.require_permitted(item)
+        about = {**_work_fields(item), "digest": digest, "bytes": header.total_bytes}
+        intent = self._ledger.append("intent", **about, **_update_fields(item, header, numbers or {}))
+        num_sent = self._client.upload(digest, update, item.assignment_id, on_bytes)
+        self._ledger.append("sent", **about, intent=intent.seq, sent_bytes=num_sent)
+
+    def submit(self, item: WorkItem, finished: Finished) -> Submitted:
+        """Submit an update that was sent, with the metrics that may leave. Raises ClientError."""
+        metrics = self.permitted_metrics(item, finished.metrics)
+        with self.anchoring.exchange() as exchange:
+            answer = self._client.submit(
+                Submit(
+                    assignment_id=item.assignment_id,
+                    update=finished.digest,
+                    num_examples=finished.num_examples,
+                    metrics=metrics,
+                    anchor=exchange.anchor,
+                )
+            )
+            exchange.receipt = answer.receipt
+        return answer
+
+    @contextmanager
+    def _refusals(self, item: WorkItem, digest: str) -> Iterator[None]:
+        """Record why an update may not leave."""
+        try:
+            yield
+        except (ArtifactError, NotPermitted) as error:
+            self._ledger.append("refused", **_work_fields(item), digest=digest, reason=str(error))
+            raise
+
+
+def check_update(path: Path, plan: ArtifactPlan) -> Header:
+    """Raise ArtifactError unless the file holds exactly the update that the plan declares, in finite numbers."""
+    with path.open("rb") as file:
+        header = read_header(file)
+    check_header(header, plan.update, "update")
+    if path.stat().st_size != header.total_bytes:
+        raise ArtifactError("the update's file is longer or shorter than its tensors: it is not sent")
+    check_finite(path, header)
+    return header
+
+
+def _work_fields(item: WorkItem) -> dict[str, Any]:
+    """Return the fields of an entry that describe the work."""
+    return {"run": str(item.run_id), "round": item.round_number, "method": item.spec.method.name}
+
+
+def _update_fields(item: WorkItem, header: Header, numbers: Mapping[str, float]) -> dict[str, Any]:
+    """Return the fields of an entry that describe the update. Metrics are text: the canonical form has no fractions."""
+    return {
+        "artifact": sorted({tensor.kind for tensor in item.plan.update}),
+        "tensors": sorted(entry.name for entry in header.entries),
+        "numbers": [f"{name}={numbers[name]!r}" for name in sorted(numbers)],
+    }

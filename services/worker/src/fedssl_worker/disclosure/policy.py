@@ -1,0 +1,199 @@
+"""The data owner's policy: a TOML file that limits what may leave this machine, whatever a coordinator asks for."""
+
+import hashlib
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, StringConstraints, ValidationError, model_validator
+
+from fedssl.artifacts.permission import permits_metric, refusal
+from fedssl.errors import FedSSLError
+from fedssl.protocol.base import ClientId, StrictModel
+from fedssl.protocol.methods import METHOD_CONFIGS
+from fedssl.protocol.policy import AllowRule, Pattern, PolicyNotice
+from fedssl.protocol.work import Metrics, Progress, WorkItem
+from fedssl_worker.settings import SettingsError
+from fedssl_worker.validation import describe_problems
+
+NO_POLICY = "none"
+"""Takes the place of the policy's digest if there is no policy."""
+
+_MAX_BYTES = 1 << 20
+_PORTS = {"http": 80, "https": 443}
+_PLAIN_NAME = re.compile(r"[a-z0-9_-]+")
+_MESSAGES = {"extra_forbidden": "there is no such key: correct its spelling", "missing": "is missing"}
+NOT_ENFORCED = {
+    "secagg": (
+        "this version has no secure aggregation and does not enforce min_cohort, collusion or pins: remove [secagg]. "
+        'To keep an artifact here until there is secure aggregation, set secure = "required" in its rule'
+    ),
+    "dp.epsilon_max": (
+        "this version has no differential privacy and does not enforce this limit: remove epsilon_max. To refuse all "
+        'work until there is differential privacy, set require = "example" in [dp]'
+    ),
+}
+"""Planned keys. A policy that has one is refused, because its owner would rely on a limit that does not hold."""
+
+Store = Annotated[str, StringConstraints(pattern=r"^https?://([^\[\]/?#@:\s]+|\[[0-9a-f:.]+\])(:\d{1,5})?/?$")]
+"""An object store's server, https://HOST or https://HOST:PORT."""
+
+
+class PolicyError(SettingsError):
+    """The policy cannot be read, or is not for this worker. Nothing leaves until that is corrected."""
+
+
+class NotPermitted(FedSSLError):
+    """The policy does not let this work's update leave. The coordinator receives the message as the reason."""
+
+
+class Privacy(StrictModel):
+    """`[dp]`: whether training must be differentially private. Nothing is yet, so `example` refuses all work."""
+
+    require: Literal["none", "example"] = "none"
+
+
+class MetricRules(StrictModel):
+    """`[metrics]`: names of the metrics that may leave in runs of any method; `*` stands for any characters."""
+
+    allow: tuple[Pattern, ...] = Field(default=(), max_length=256)
+
+
+class LedgerRules(StrictModel):
+    """`[ledger]`: how the ledger is written."""
+
+    sign: bool = True
+    segment_entries: int = Field(default=1000, ge=2, le=1_000_000)
+
+
+class Policy(StrictModel):
+    """The file. Everything that is not allowed is denied, and an unknown key is an error."""
+
+    version: Literal[1] = Field(alias="schema")
+    client: ClientId = Field(description="The client whose policy this is. The worker's token must be for it.")
+    coordinator: str = Field(description="The only address that the worker connects to, except for `stores`.")
+    stores: tuple[Store, ...] = Field(
+        default=(), max_length=16, description="Object stores that artifacts may be sent to and fetched from directly."
+    )
+    allow: tuple[AllowRule, ...] = Field(default=(), max_length=255)
+    dp: Privacy = Privacy()
+    metrics: MetricRules = MetricRules()
+    ledger: LedgerRules = LedgerRules()
+
+    @model_validator(mode="after")
+    def _methods_exist(self) -> "Policy":
+        for rule in self.allow:
+            for name in rule.methods:
+                if _PLAIN_NAME.fullmatch(name) and name not in METHOD_CONFIGS:
+                    raise ValueError(f"there is no method {name}: `fedssl method ls` lists them")
+        return self
+
+    def notice(self, digest: str) -> PolicyNotice:
+        """Return what the worker reports of the policy to the coordinator."""
+        allow = self.allow
+        if names := self.metrics.allow:
+            allow += (AllowRule(artifact="metrics", methods=("*",), tensors=names),)
+        return PolicyNotice(digest=digest, allow=allow, privacy=self.dp.require)
+
+
+def read_policy(path: Path) -> tuple[Policy, str]:
+    """Return the policy in a file, and the sha256 of the file. Raises PolicyError."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise PolicyError(f"cannot read the policy {path}: {error.strerror}") from None
+    if len(content) > _MAX_BYTES:
+        raise PolicyError(f"the policy {path} has more than {_MAX_BYTES} bytes: is it the right file?")
+    try:
+        document = tomllib.loads(content.decode("utf-8"))
+        return Policy.model_validate(document), hashlib.sha256(content).hexdigest()
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise PolicyError(f"the policy {path} is not TOML: {error}") from None
+    except ValidationError as error:
+        raise PolicyError(f"the policy {path} cannot be used: {_describe(error)}") from None
+
+
+class PolicyEnforcer:
+    """Enforces the policy in force. Without a file there is none: the method's plan and all metrics may leave."""
+
+    def __init__(self, path: Path | None, coordinator: str) -> None:
+        """Read the policy. Raises PolicyError if the file cannot be used or is for another coordinator."""
+        self._path = path
+        self._coordinator = coordinator
+        self._client_id: str | None = None
+        self._policy: Policy | None = None
+        self.digest = NO_POLICY
+        self.ledger = LedgerRules()
+        self.notice: PolicyNotice | None = None
+        self.reload()
+
+    def reload(self) -> bool:
+        """Read the file again, and return whether the policy has changed. Raises PolicyError."""
+        if self._path is None:
+            return False
+        policy, digest = read_policy(self._path)
+        self._require_ours(policy)
+        if digest == self.digest:
+            return False
+        self._policy, self.digest = policy, digest
+        self.notice, self.ledger = policy.notice(digest), policy.ledger
+        return True
+
+    def require_client(self, client_id: str) -> None:
+        """Require from now on that the policy is this client's. Raises PolicyError if it is not."""
+        self._client_id = client_id
+        if self._policy is not None:
+            self._require_ours(self._policy)
+
+    def require_permitted(self, item: WorkItem) -> None:
+        """Raise NotPermitted unless the whole update of this work may leave."""
+        if self.notice is None:
+            return
+        if (why := refusal(self.notice, item.spec, item.plan, item.round_number)) is not None:
+            raise NotPermitted(f"the data owner's policy ({self.digest[:8]}) does not permit this work: {why}")
+
+    def permits_store(self, server: str) -> bool:
+        """Return whether artifacts may go to and come from this object store, given as https://HOST:PORT."""
+        return self._policy is None or _normalised_address(server) in map(_normalised_address, self._policy.stores)
+
+    def permitted_metrics(self, item: WorkItem, metrics: Metrics) -> Metrics:
+        """Return the metrics that may leave."""
+        return {name: value for name, value in metrics.items() if self._permits_metric(item, name)}
+
+    def permitted_progress(self, item: WorkItem, progress: Progress) -> Progress:
+        """Return the progress without the loss and the speed, unless metrics of these names may leave."""
+        removed = [name for name in ("loss", "images_per_second") if not self._permits_metric(item, name)]
+        return progress.model_copy(update=dict.fromkeys(removed)) if removed else progress
+
+    def _permits_metric(self, item: WorkItem, name: str) -> bool:
+        return self.notice is None or permits_metric(self.notice, item.spec.method.name, name)
+
+    def _require_ours(self, policy: Policy) -> None:
+        if _normalised_address(policy.coordinator) != _normalised_address(self._coordinator):
+            raise PolicyError(
+                f"the policy {self._path} is for the coordinator {policy.coordinator}, but this worker was started for "
+                f"{self._coordinator}: start it with the policy's --coordinator, or correct the policy"
+            )
+        if self._client_id is not None and policy.client != self._client_id:
+            raise PolicyError(
+                f"the policy {self._path} is for the client {policy.client}, but this worker's token is for "
+                f"{self._client_id}: use that client's policy, or its token"
+            )
+
+
+def _normalised_address(url: str) -> tuple[str, str, int | None, str]:
+    """Return an address in one form, so that `https://HOST` and `https://HOST:443/` are equal."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return url, "", None, ""
+    return parts.scheme, parts.hostname or "", port or _PORTS.get(parts.scheme), parts.path.rstrip("/")
+
+
+def _describe(error: ValidationError) -> str:
+    """Return every mistake with its key: `allow.0.artefact: there is no such key: correct its spelling`."""
+    return describe_problems(error, lambda place: ".".join(map(str, place)), _MESSAGES, NOT_ENFORCED)
