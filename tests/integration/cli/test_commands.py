@@ -13,8 +13,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from typer.testing import CliRunner, Result
 
 from fedssl.artifacts.tensors import load_tensors
-from fedssl.cli import model_card
 from fedssl.cli.main import app
+from fedssl.cli.run import model_card
 from fedssl.cli.specs import read_spec
 from fedssl.client import Client, WorkerClient
 from fedssl.protocol.ledger import LedgerAnchor

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from fedssl.cli.contestants import read_contestants
+from fedssl.cli.compare.arguments import read_contestants
 from fedssl.cli.main import app
 
 SPEC = """

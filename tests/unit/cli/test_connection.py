@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from fedssl.cli.connection import Target, find_run, find_target
+from fedssl.cli.connection.target import Target, find_run, find_target
 from fedssl.cli.errors import NoSuchRun, UsageError
 from fedssl.client import Client
 

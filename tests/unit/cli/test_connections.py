@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from fedssl.cli.connection import Target, find_target
-from fedssl.cli.connection_file import connections_path
+from fedssl.cli.connection.file import connections_path
+from fedssl.cli.connection.target import Target, find_target
 from fedssl.cli.errors import UsageError
 from fedssl.cli.main import app
 

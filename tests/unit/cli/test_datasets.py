@@ -8,7 +8,7 @@ import pytest
 import scipy.io
 from typer.testing import CliRunner
 
-from fedssl.cli.datasets import data_folder, ensure
+from fedssl.cli.datasets.commands import data_folder, ensure
 from fedssl.cli.main import app
 from fedssl.data import DATASETS
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedssl.cli.dimensions import ranges
+from fedssl.cli.run.dimensions import ranges
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from fedssl.artifacts.tensors import load_tensors, save_tensors
-from fedssl.cli.evaluate import SettingsName, TuningName
+from fedssl.cli.evaluate.command import SettingsName, TuningName
 from fedssl.cli.main import app
 from fedssl.cli.specs import read_spec
 from fedssl.data import ImageData, load_dataset, save_npz

@@ -6,8 +6,8 @@ from types import ModuleType
 
 import pytest
 
-from fedssl.cli import metric_files
-from fedssl.cli.metric_files import Number, send_to_mlflow
+from fedssl.cli.run import metric_files
+from fedssl.cli.run.metric_files import Number, send_to_mlflow
 from fedssl.errors import ExportError
 from fedssl.protocol.views import RunView
 from support.federation import tiny_spec

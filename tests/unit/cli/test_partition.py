@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from fedssl.cli.datasets.partition import cells, describe
 from fedssl.cli.main import app
-from fedssl.cli.partition import cells, describe
 from fedssl.data import ImageData, load_dataset, save_npz
 from fedssl.protocol.data import DataConfig, PartitionConfig
 from fedssl.shards import deal

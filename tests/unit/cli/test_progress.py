@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 import pytest
 from rich.console import Console
 
-from fedssl.cli.progress import Clock, LiveDisplay, PlainDisplay, Snapshot, picture
+from fedssl.cli.run.progress import Clock, LiveDisplay, PlainDisplay, Snapshot, picture
 from fedssl.protocol.states import AssignmentState, JobState, Outcome, RoundState, RunState
 from fedssl.protocol.views import AssignmentView, DistillationJobView, RoundView, RunView
 from fedssl.protocol.work import Progress

@@ -9,7 +9,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from fedssl.cli.main import app
-from fedssl.cli.reproduce import seconds_of
+from fedssl.cli.reproduce.command import seconds_of
 from fedssl.data import ImageData, load_dataset, save_npz
 from fedssl.experiments import budget
 from fedssl.protocol.runs import RunSpec

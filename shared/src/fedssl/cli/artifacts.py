@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fedssl.cli.connection import CONNECTION_HELP, TokenFileOption, UrlOption, connect
+from fedssl.cli.connection.target import CONNECTION_HELP, TokenFileOption, UrlOption, connect
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import Format, FormatOption, note, show_json
 

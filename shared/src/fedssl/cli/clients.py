@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from fedssl.cli.completion import complete_client
-from fedssl.cli.connection import CONNECTION_HELP, TokenFileOption, UrlOption, connect
+from fedssl.cli.connection.completion import complete_client
+from fedssl.cli.connection.target import CONNECTION_HELP, TokenFileOption, UrlOption, connect
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table
 
 app = typer.Typer(help="Look at data owners, and shut them out.", epilog=CONNECTION_HELP, no_args_is_help=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedssl.cli.connection import short
+from fedssl.cli.connection.target import short
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import Format, FormatOption, console, note, show_json
 from fedssl.cli.simulate import ACCURACIES
@@ -75,7 +75,7 @@ def demo(
 
 def _choose_spec(spec: str | None, changes: list[str] | None) -> "RunSpec":
     """The spec that was asked for, else the one whose images can be had."""
-    from fedssl.cli.datasets import data_folder, ensure
+    from fedssl.cli.datasets.commands import data_folder, ensure
 
     wanted = read_spec(spec or str(_example(SPEC)), changes)
     if wanted.partition is None:
@@ -98,7 +98,7 @@ def _example(name: str) -> Path:
 
 def _train(directory: Path, spec: "RunSpec", port: int | None, device: str, threads: int) -> Trained:
     """Start the federation, train, fetch what came of it, and stop the federation. Raises RunNotCompleted."""
-    from fedssl.cli.watch import require_completed, watch
+    from fedssl.cli.run.watch import require_completed, watch
     from fedssl.local.federation import Machine, running_federation
     from fedssl.local.folder import Folder
 
@@ -138,12 +138,12 @@ def _take_up(client: "Client", spec: "RunSpec") -> "RunView | None":
 
 
 def _fetch(client: "Client", run: "RunView", folder: Path) -> Trained:
-    from fedssl.cli import export
+    from fedssl.cli.run import model_files
 
-    client.download_model(run.id, folder / export.INITIAL, "initial")
-    client.download_model(run.id, folder / export.MODEL)
-    export.export_encoder(folder / export.MODEL, folder / export.ENCODER)
-    export.write_spec(run.spec, folder / export.SPEC)
+    client.download_model(run.id, folder / model_files.INITIAL, "initial")
+    client.download_model(run.id, folder / model_files.MODEL)
+    model_files.export_encoder(folder / model_files.MODEL, folder / model_files.ENCODER)
+    model_files.write_spec(run.spec, folder / model_files.SPEC)
     losses: dict[str, list[tuple[int, float]]] = {}
     for metric in client.metrics(run.id, "loss"):
         if metric.client_id is not None:
@@ -156,8 +156,8 @@ def _compare(trained: Trained, device: str) -> tuple[Results, Results]:
     import torch
 
     from fedssl.artifacts.tensors import load_tensors
-    from fedssl.cli import export
-    from fedssl.cli.datasets import data_folder
+    from fedssl.cli.datasets.commands import data_folder
+    from fedssl.cli.run import model_files
     from fedssl.judging import judge, load_encoder, load_labelled
     from fedssl.protocol.evaluation import EvaluationConfig
 
@@ -169,7 +169,7 @@ def _compare(trained: Trained, device: str) -> tuple[Results, Results]:
     labelled = load_labelled(config.dataset, spec.data, **limits, seed=spec.seed, root=data_folder())
     before, after = (
         judge(load_encoder(load_tensors(trained.folder / name), spec), labelled, config, spec.data, device=where)
-        for name in (export.INITIAL, export.MODEL)
+        for name in (model_files.INITIAL, model_files.MODEL)
     )
     return before, after
 

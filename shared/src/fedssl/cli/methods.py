@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedssl.cli.completion import complete_method
-from fedssl.cli.connection import CONNECTION_HELP, TokenFileOption, UrlOption, connect
+from fedssl.cli.connection.completion import complete_method
+from fedssl.cli.connection.target import CONNECTION_HELP, TokenFileOption, UrlOption, connect
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table
 

@@ -84,7 +84,7 @@ def datasets_of(spec: "RunSpec") -> set[str]:
 def prepare(device: str, threads: int, data_folder: Path | None, datasets: set[str]) -> "Machine":
     """Fetch what can be fetched, and make torch ready. Raises UsageError where the device cannot be used."""
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)  # before torch is imported
-    from fedssl.cli import datasets as places
+    from fedssl.cli.datasets import commands as places
 
     for name in sorted(datasets) if data_folder is None else ():
         places.ensure(name, note)
@@ -138,7 +138,7 @@ class _Lines:
     """A line for each round, where output is piped."""
 
     def __init__(self, spec: "RunSpec") -> None:
-        from fedssl.cli.progress import Clock
+        from fedssl.cli.run.progress import Clock
 
         self._clock = Clock()
         self._clock.seconds_left(0.0)

@@ -6,8 +6,8 @@ from uuid import UUID
 
 import typer
 
-from fedssl.cli.completion import complete_client
-from fedssl.cli.connection import CONNECTION_HELP, TokenFileOption, UrlOption, connect
+from fedssl.cli.connection.completion import complete_client
+from fedssl.cli.connection.target import CONNECTION_HELP, TokenFileOption, UrlOption, connect
 from fedssl.cli.errors import UsageError, seconds_of
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_table
 

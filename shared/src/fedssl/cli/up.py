@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedssl.cli.connection import LOCAL_FOLDER, short
+from fedssl.cli.connection.target import LOCAL_FOLDER, short
 from fedssl.cli.errors import printable
 from fedssl.cli.output import Format, FormatOption, note, show_json
 from fedssl.cli.specs import SetOption, read_spec
@@ -67,7 +67,7 @@ def up(
                "max_images": max_images}  # fmt: skip
     given = {name: value for name, value in options.items() if value is not None}
     dealing = dealing_of(read_spec(spec, set_) if spec is not None else None, given)
-    from fedssl.cli.datasets import ensure
+    from fedssl.cli.datasets.commands import ensure
     from fedssl.local.federation import Machine, running_federation
     from fedssl.local.folder import Folder
 
@@ -86,7 +86,7 @@ def dealing_of(spec: "RunSpec | None", given: dict[str, Any]) -> "Dealing":
     """What to deal: as the spec's partition says, but for the options that were given. Raises UsageError."""
     from pydantic import ValidationError
 
-    from fedssl.cli.datasets import data_folder
+    from fedssl.cli.datasets.commands import data_folder
     from fedssl.cli.errors import UsageError
     from fedssl.local.federation import Dealing
     from fedssl.local.folder import shape

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedssl.cli.connection import MIN_PREFIX, RunArgument, TokenFileOption, UrlOption, connect, find_run, short
+from fedssl.cli.connection.target import MIN_PREFIX, RunArgument, TokenFileOption, UrlOption, connect, find_run, short
 from fedssl.cli.errors import EvaluationNotCompleted, NoSuchJob, UsageError
-from fedssl.cli.evaluate import SettingsName
+from fedssl.cli.evaluate.command import SettingsName
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_table
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from fedssl.cli.output import console, note
 from fedssl.errors import NotFinite
 
 if TYPE_CHECKING:
-    from fedssl.cli.evaluate import Request
-    from fedssl.cli.evaluate_models import Model
+    from fedssl.cli.evaluate.command import Request
+    from fedssl.cli.evaluate.models import Model
     from fedssl.evaluation import Angles, FineTuneResult, ProbeResult, TransferResult
     from fedssl.judging import Labelled
 
@@ -108,7 +108,7 @@ def _transfer(request: "Request", model: "Model", name: str, root: Path | None, 
 
 
 def _angles(request: "Request", model: "Model", path: Path, images: "Labelled", tell: Tell) -> "Angles":
-    from fedssl.cli.evaluate_models import read_other
+    from fedssl.cli.evaluate.models import read_other
     from fedssl.evaluation import compare_embeddings, extract_features, labels_of
 
     tell("embeddings under both models", None)

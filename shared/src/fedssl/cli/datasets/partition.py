@@ -44,7 +44,7 @@ def partition(
     wanted = read.partition
     if wanted is None:
         raise UsageError(f"{spec} has no [partition], which says whose images to train on: see examples/demo.toml")
-    from fedssl.cli.datasets import data_folder, ensure
+    from fedssl.cli.datasets.commands import data_folder, ensure
 
     ensure(wanted.dataset, note)
     from fedssl.data import effective_classes, plot_partition
@@ -67,7 +67,7 @@ def partition(
 
 def _write_shards(spec: "RunSpec", config: "PartitionConfig", folder: Path) -> None:
     """One file a client, each appearing whole."""
-    from fedssl.cli.datasets import data_folder
+    from fedssl.cli.datasets.commands import data_folder
     from fedssl.data import save_npz
     from fedssl.shards import deal
 

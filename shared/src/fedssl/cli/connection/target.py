@@ -12,12 +12,12 @@ from uuid import UUID
 
 import typer
 
-from fedssl.cli.completion import complete_run
+from fedssl.cli.connection.completion import complete_run
 from fedssl.cli.errors import NoSuchRun, UsageError
 from fedssl.cli.output import note
 
 if TYPE_CHECKING:
-    from fedssl.cli.connection_file import NamedConnection
+    from fedssl.cli.connection.file import NamedConnection
     from fedssl.client import Client
 
 LOCAL_FOLDER = Path(".fedssl")
@@ -114,7 +114,7 @@ def _named(wanted: str | None, environment: Mapping[str, str], *, others: bool) 
     name = wanted or environment.get("FEDSSL_CONNECTION")
     if not name and not others:
         return None
-    from fedssl.cli.connection_file import connections_path, read_connections
+    from fedssl.cli.connection.file import connections_path, read_connections
 
     known = read_connections(connections_path(environment))
     return None if not (name := name or known.current) else known.get(name)

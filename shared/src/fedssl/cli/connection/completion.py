@@ -45,7 +45,7 @@ def complete_method(incomplete: str) -> list[tuple[str, str]]:
 
 def complete_connection(incomplete: str) -> list[tuple[str, str]]:
     """Names in the user's file of connections."""
-    from fedssl.cli.connection_file import read_connections
+    from fedssl.cli.connection.file import read_connections
 
     try:
         known = read_connections().connections
@@ -68,7 +68,7 @@ def _asking() -> Iterator[list[Any]]:
 
 @contextmanager
 def _client(ctx: typer.Context) -> "Iterator[Client]":
-    from fedssl.cli.connection import find_target
+    from fedssl.cli.connection.target import find_target
     from fedssl.client import Client, Retry
 
     connection = ctx.find_root().params.get("connection")

@@ -7,7 +7,7 @@ from fedssl.cli.output import Format, show_json, show_pairs, show_table
 from fedssl.experiments.files import finite
 
 if TYPE_CHECKING:
-    from fedssl.cli.evaluate_steps import Findings
+    from fedssl.cli.evaluate.steps import Findings
     from fedssl.evaluation import FineTuneResult, ProbeResult
 
 Row = tuple[str, str, str]

@@ -5,7 +5,7 @@ from uuid import UUID
 
 import typer
 
-from fedssl.cli.connection import RunArgument, TokenFileOption, UrlOption, connect, find_run, short
+from fedssl.cli.connection.target import RunArgument, TokenFileOption, UrlOption, connect, find_run, short
 from fedssl.cli.errors import NoSuchJob
 from fedssl.cli.output import Format, FormatOption, duration, note, show_json, show_table
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fedssl.cli.errors import RunNotCompleted, RunPaused, RunStopped, WaitedTooLong, printable
 from fedssl.cli.output import console
-from fedssl.cli.progress import Clock, LiveDisplay, PlainDisplay, Snapshot
+from fedssl.cli.run.progress import Clock, LiveDisplay, PlainDisplay, Snapshot
 
 if TYPE_CHECKING:
     from uuid import UUID

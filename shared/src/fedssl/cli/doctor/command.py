@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedssl.cli.connection import TokenFileOption, UrlOption, chosen_connection, find_target
+from fedssl.cli.connection.target import TokenFileOption, UrlOption, chosen_connection, find_target
 from fedssl.cli.errors import ChecksFailed, UsageError
 from fedssl.cli.output import Format, FormatOption, show_json, show_table
 
 if TYPE_CHECKING:
-    from fedssl.cli.connection import Target
+    from fedssl.cli.connection.target import Target
 
 
 def doctor(
@@ -26,7 +26,7 @@ def doctor(
 
     Exits with 1 if something is wrong. A note is no fault: it works, and may not be what you want.
     """
-    from fedssl.cli.checks import Check, Found, coordinator, this_machine
+    from fedssl.cli.doctor.checks import Check, Found, coordinator, this_machine
 
     found = list(this_machine(data))
     target = _target(url, token_file)

@@ -113,9 +113,9 @@ def evaluate(
     Accuracies are of the last epoch. Where a protocol reports the best epoch, which it chooses on the test set, that is
     given beside it. What the settings are, and how `fast` agrees with the papers', is in docs/evaluation.md.
     """
-    from fedssl.cli.evaluate_models import read_model
-    from fedssl.cli.evaluate_report import show
-    from fedssl.cli.evaluate_steps import carry_out
+    from fedssl.cli.evaluate.models import read_model
+    from fedssl.cli.evaluate.report import show
+    from fedssl.cli.evaluate.steps import carry_out
     from fedssl.cli.simulate import prepare
 
     opened = read_model(model, spec, encoder)

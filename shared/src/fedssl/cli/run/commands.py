@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fedssl.cli.connection import (
+from fedssl.cli.connection.target import (
     CONNECTION_HELP,
     RunArgument,
     TokenFileOption,
@@ -16,7 +16,7 @@ from fedssl.cli.connection import (
 )
 from fedssl.cli.errors import printable, seconds_of
 from fedssl.cli.output import Format, FormatOption, cell, note, show_json, show_pairs, show_table
-from fedssl.cli.showing import showing
+from fedssl.cli.progress_bar import showing
 from fedssl.cli.specs import SetOption, SpecArgument, read_spec
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def wait(
 
     Other codes are those of `fedssl --help`. The run is shown on standard output in each of these cases.
     """
-    from fedssl.cli import watch as watching
+    from fedssl.cli.run import watch as watching
 
     seconds = None if timeout is None else seconds_of("--timeout", timeout)
     with connect(url, token_file) as client:
@@ -207,23 +207,23 @@ def pull(
     `fedssl evaluate` take the folder's model. What broke off is continued by the same command in the same folder, while
     the weights are the same.
     """
-    from fedssl.cli import export, model_card
+    from fedssl.cli.run import model_card, model_files
 
     with connect(url, token_file, patience_seconds=30) as client:
         view = client.run(find_run(client, run))
         folder = out or Path(f"run-{short(view.id)}")
-        model = folder / (export.INITIAL if initial else export.MODEL)
+        model = folder / (model_files.INITIAL if initial else model_files.MODEL)
         digest = _fetch(client, view.id, model, "initial" if initial else "latest")
         while not initial and view.model != digest:  # a round has closed since: the card is to be of these very weights
             view = client.run(view.id)
             if view.model != digest:
                 digest = _fetch(client, view.id, model, "latest")
-        files = {"model": str(model), "spec": str(folder / export.SPEC)}
-        export.write_spec(view.spec, folder / export.SPEC)
+        files = {"model": str(model), "spec": str(folder / model_files.SPEC)}
+        model_files.write_spec(view.spec, folder / model_files.SPEC)
         if not initial:
-            export.export_encoder(model, folder / export.ENCODER)
-            files["encoder"] = str(folder / export.ENCODER)
-            files |= model_card.write_card(client, view, digest, folder / export.ENCODER, folder)
+            model_files.export_encoder(model, folder / model_files.ENCODER)
+            files["encoder"] = str(folder / model_files.ENCODER)
+            files |= model_card.write_card(client, view, digest, folder / model_files.ENCODER, folder)
     if output is Format.JSON:
         show_json({"run": str(view.id), "rounds_closed": view.rounds_closed, "sha256": digest, "files": files})
         return
@@ -264,7 +264,7 @@ def logs(
 
 
 def _follow(run: str, url: str | None, token_file: Path | None, output: Format) -> None:
-    from fedssl.cli import watch as watching
+    from fedssl.cli.run import watch as watching
 
     with connect(url, token_file) as client:
         run_id = find_run(client, run)

@@ -9,7 +9,7 @@ import typer
 
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import Format, FormatOption, duration, note
-from fedssl.cli.reproductions import show_list, show_report, show_results, show_specs
+from fedssl.cli.reproduce.tables import show_list, show_report, show_results, show_specs
 from fedssl.cli.simulate import DataFolderOption, DeviceOption, ThreadsOption, display, prepare
 from fedssl.cli.specs import SetOption, apply_change, explain
 

@@ -4,10 +4,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from fedssl.cli.connection import CONNECTION_HELP, TokenFileOption, UrlOption, connect
-from fedssl.cli.errors import UsageError
-from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table
-from fedssl.cli.registering import (
+from fedssl.cli.connection.target import CONNECTION_HELP, TokenFileOption, UrlOption, connect
+from fedssl.cli.datasets.registration import (
     ChannelsOption,
     ImageSizeOption,
     NameArgument,
@@ -18,7 +16,9 @@ from fedssl.cli.registering import (
     read_split,
     temporary_file,
 )
-from fedssl.cli.showing import showing
+from fedssl.cli.errors import UsageError
+from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table
+from fedssl.cli.progress_bar import showing
 
 app = typer.Typer(
     help="Register public images (FLESD, FedCA): workers fetch them from the coordinator by their digest.",

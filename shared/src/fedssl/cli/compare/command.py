@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedssl.cli.contestants import read_contestants
+from fedssl.cli.compare.arguments import read_contestants
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import console, duration, note, show_json, show_pairs, show_table
 from fedssl.cli.simulate import DataFolderOption, DeviceOption, datasets_of, measured, prepare

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedssl.cli.connection import RunArgument, TokenFileOption, UrlOption, connect, find_run
+from fedssl.cli.connection.target import RunArgument, TokenFileOption, UrlOption, connect, find_run
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import Format, FormatOption, note, show_json
 

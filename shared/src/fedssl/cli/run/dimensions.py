@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fedssl.cli.connection import RunArgument, TokenFileOption, UrlOption, connect, find_run
+from fedssl.cli.connection.target import RunArgument, TokenFileOption, UrlOption, connect, find_run
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_table
 
 

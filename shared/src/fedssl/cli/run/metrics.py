@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from fedssl.cli.connection import RunArgument, TokenFileOption, UrlOption, connect, find_run, short
+from fedssl.cli.connection.target import RunArgument, TokenFileOption, UrlOption, connect, find_run, short
 from fedssl.cli.output import Format, FormatOption, duration, note, show_json, show_table
 
 _NOT_ACCEPTED_SHOWN = 4
@@ -72,7 +72,7 @@ def export_metrics(
     tensorboard  an event file in a folder, for `tensorboard --logdir`; needs pip install tensorboard
     mlflow       a run in an experiment, where MLFLOW_TRACKING_URI says; needs pip install mlflow
     """
-    from fedssl.cli.metric_files import WRITERS, numbers_of
+    from fedssl.cli.run.metric_files import WRITERS, numbers_of
 
     with connect(url, token_file, patience_seconds=30) as client:
         view = client.run(find_run(client, run))

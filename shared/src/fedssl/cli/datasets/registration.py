@@ -56,7 +56,7 @@ def read_split(
     source: str, split: Literal["train", "test"], image_size: int | None, channels: Literal[1, 3] | None
 ) -> "ImageData":
     """One split of the source, fetched where that is possible. Raises DataError."""
-    from fedssl.cli.datasets import data_folder, ensure
+    from fedssl.cli.datasets.commands import data_folder, ensure
     from fedssl.image_files import load_own
 
     ensure(source, note)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from fedssl.errors import FedSSLError
 
 if TYPE_CHECKING:
-    from fedssl.cli.connection import Target
+    from fedssl.cli.connection.target import Target
     from fedssl.client import Client
 
 CLOCK_SECONDS = 5.0
@@ -134,7 +134,7 @@ def _data_folders(data: Path | None) -> Iterator[Check]:
 
 
 def _connection_file() -> Iterator[Check]:
-    from fedssl.cli.connection_file import connections_path, read_connections
+    from fedssl.cli.connection.file import connections_path, read_connections
 
     path = connections_path()
     if not path.exists():

@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedssl.cli.completion import complete_connection
-from fedssl.cli.connection import TokenFileOption, read_token
+from fedssl.cli.connection.completion import complete_connection
+from fedssl.cli.connection.target import TokenFileOption, read_token
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_table
 
 if TYPE_CHECKING:
-    from fedssl.cli.connection_file import NamedConnection
+    from fedssl.cli.connection.file import NamedConnection
 
 _EPILOG = (
     "They are kept in connections.json in $XDG_CONFIG_HOME/fedssl, else in ~/.config/fedssl, which only you can read. "
@@ -44,8 +44,8 @@ def add(
     """
     from pydantic import SecretStr, ValidationError
 
-    from fedssl.cli.connection_file import Connections, NamedConnection, connections_path, read_connections
-    from fedssl.cli.connection_file import write_connections as write
+    from fedssl.cli.connection.file import Connections, NamedConnection, connections_path, read_connections
+    from fedssl.cli.connection.file import write_connections as write
 
     if copy_token and token_file is None:
         raise UsageError("--copy-token needs --token-file FILE, which holds the token to copy")
@@ -75,7 +75,7 @@ def add(
 @app.command("ls")
 def list_connections(output: FormatOption = Format.TABLE) -> None:
     """List the connections; of their tokens only where they are."""
-    from fedssl.cli.connection_file import read_connections
+    from fedssl.cli.connection.file import read_connections
 
     known = read_connections()
     found = [_document(name, known.connections[name], is_current=name == known.current) for name in known.connections]
@@ -92,7 +92,7 @@ def list_connections(output: FormatOption = Format.TABLE) -> None:
 @app.command()
 def use(name: NameArgument, output: FormatOption = Format.TABLE) -> None:
     """Use a connection from now on, wherever nothing else says where to go."""
-    from fedssl.cli.connection_file import read_connections, write_connections
+    from fedssl.cli.connection.file import read_connections, write_connections
 
     known = read_connections()
     chosen = known.get(name)
@@ -106,7 +106,7 @@ def use(name: NameArgument, output: FormatOption = Format.TABLE) -> None:
 @app.command("rm")
 def remove(name: NameArgument, output: FormatOption = Format.TABLE) -> None:
     """Forget a connection. The coordinator, and a token's own file, stay as they are."""
-    from fedssl.cli.connection_file import read_connections, write_connections
+    from fedssl.cli.connection.file import read_connections, write_connections
 
     known = read_connections()
     gone = known.get(name)
