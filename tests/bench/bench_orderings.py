@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedssl.cli.datasets.commands import data_folder, ensure
+from fedssl.cli.datasets.fetching import data_folder, ensure
 from fedssl.data import normalize, random_view, to_float
 from fedssl.dimensions import client_dimensions
 from fedssl.evaluation import alignment, uniformity

@@ -298,7 +298,7 @@ def complete(line: str) -> list[str]:
     ("arguments", "code", "said"),
     [
         (["run", "show", "00000000-0000-4000-8000-000000000000"], 5, "no run"),
-        (["run", "show", "abcd"], 5, "no run's id begins with abcd"),
+        (["run", "show", "abcd"], 5, "no run has an id that begins with abcd"),
         (["run", "show", "abc"], 2, "at least the first 4"),
         (["client", "show", "nobody"], 5, "no client nobody"),
         (["client", "show", "No Body"], 2, "client_id"),

@@ -175,7 +175,7 @@ def test_the_demo_can_be_interrupted_and_ends_with_proof(folder: Path, started: 
     done = fedssl(folder, *arguments)
 
     assert done.returncode == 0, done.stderr
-    assert "taking up run" in done.stderr
+    assert "resuming run" in done.stderr
     result = json.loads(done.stdout)
     assert 0 < result["before"]["linear_probe"] < 1
     assert 0 < result["after"]["knn"] < 1

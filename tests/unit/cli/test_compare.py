@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from fedssl.cli.compare.arguments import read_contestants
+from fedssl.cli.compare.arguments import read_variants
 from fedssl.cli.main import app
 
 SPEC = """
@@ -95,14 +95,14 @@ def test_json_and_csv_are_all_of_standard_output(spec: Path, tmp_path: Path) -> 
 
 
 def test_by_itself_it_compares_the_spec_s_own_method(spec: Path) -> None:
-    base, variants = read_contestants(str(spec), None, [], ["num_rounds=3"])
+    base, variants = read_variants(str(spec), None, [], ["num_rounds=3"])
 
     assert base["num_rounds"] == 3
     assert [(variant.name, variant.method) for variant in variants] == [("fedsimclr", "fedsimclr")]
 
 
 def test_variants_and_changes_are_read(spec: Path) -> None:
-    _, variants = read_contestants(
+    _, variants = read_variants(
         str(spec),
         "fedmoco+fedx, ssd",
         ["soft=ssd:dsr.alpha=5,training.batch_size=16", 'two=fedbyol:add_ons=[{name="fedx"},{name="proximal"}]'],
@@ -121,7 +121,7 @@ def test_variants_and_changes_are_read(spec: Path) -> None:
     [
         (["--methods", "fedsimcl"], 2, "did you mean fedsimclr"),
         (["--variant", "fedsimclr"], 2, "write it as NAME=METHOD"),
-        (["--seeds", "a"], 2, "write whole numbers"),
+        (["--seeds", "a"], 2, "give whole numbers"),
         (["--set", "fedx:training.batch_size=64"], 2, "is for a method that is not compared"),
         (["--methods", "flesd"], 2, "no run is possible: flesd: distillation needs images"),
         (["--set", "partition=null"], 2, "add a [partition] section"),

@@ -8,7 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from fedssl.cli.connection.target import Target, find_run, find_target
+from fedssl.cli.connection.connect import find_run
+from fedssl.cli.connection.target import Target, find_target
 from fedssl.cli.errors import NoSuchRun, UsageError
 from fedssl.client import Client
 

@@ -78,7 +78,7 @@ def test_what_wins(two: None) -> None:
         (["add", "three", "ftp://x"], "URL: The coordinator's address must be"),
         (["add", "three", ONE, "--token-file", "missing"], "No such file"),
         (["add", "three", ONE, "--copy-token"], "needs --token-file"),
-        (["use", "three"], "there are: one, two"),
+        (["use", "three"], "known: one, two"),
         (["rm", "three"], "fedssl connection add"),
     ],
 )

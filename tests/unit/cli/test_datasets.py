@@ -8,7 +8,7 @@ import pytest
 import scipy.io
 from typer.testing import CliRunner
 
-from fedssl.cli.datasets.commands import data_folder, ensure
+from fedssl.cli.datasets.fetching import data_folder, ensure
 from fedssl.cli.main import app
 from fedssl.data import DATASETS
 
@@ -79,9 +79,9 @@ def test_fetching_what_is_here_does_nothing(nothing_here: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("cifar11", "there are fashion-mnist, cifar10"),
-        ("imagenet-100", "cannot be fetched: get imagenet-100/"),
-        ("svhn", "By hand: "),
+        ("cifar11", "known: fashion-mnist, cifar10"),
+        ("imagenet-100", "cannot be downloaded by this command: get imagenet-100/"),
+        ("svhn", "To get it by hand: "),
     ],
 )
 def test_what_cannot_be_fetched(nothing_here: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: str) -> None:

@@ -63,7 +63,7 @@ def test_nobody_at_the_address() -> None:
 
 def test_data_that_is_not_there_and_a_full_disk(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "empty").mkdir()
-    assert "is not there" in doctor("--data", home / "missing")["data"]
+    assert "does not exist" in doctor("--data", home / "missing")["data"]
     assert "is empty" in doctor("--data", home / "empty")["data"]
     monkeypatch.setattr(shutil, "disk_usage", lambda path: _Usage(10**12, 10**12, 10**6))
     assert doctor().keys() == {"disk space here", "disk space for data sets"}
@@ -74,4 +74,4 @@ def test_others_can_read_the_connections(home: Path) -> None:
     path.parent.mkdir()
     path.write_text("{}")
     path.chmod(0o644)
-    assert "others can read" in doctor()["connections"]
+    assert "other users can read" in doctor()["connections"]

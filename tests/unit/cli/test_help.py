@@ -7,7 +7,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from fedssl.cli.errors import EXIT_CODES
+from fedssl.cli.exit_codes import EXIT_CODES
 from fedssl.cli.main import app
 from fedssl.protocol.methods import METHOD_CONFIGS
 

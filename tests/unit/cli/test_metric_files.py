@@ -56,7 +56,7 @@ def test_mlflow_keeps_what_it_is_sent(
         for name in kept.data.metrics
     }
     assert curves == {"loss": [(1, 2.0), (2, 1.0)], "loss/hospital-a": [(1, 2.5)]}
-    with pytest.raises(ExportError, match="MLflow does not take it"):
+    with pytest.raises(ExportError, match="MLflow does not accept the run"):
         send_to_mlflow(run, [Number(1, None, "what?!", 1.0)], tmp_path / "federation")
 
 

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from fedssl.cli.datasets.partition import cells, describe
+from fedssl.cli.datasets.partition_report import cells, describe
 from fedssl.cli.main import app
 from fedssl.data import ImageData, load_dataset, save_npz
 from fedssl.protocol.data import DataConfig, PartitionConfig
@@ -74,8 +74,8 @@ def test_the_table(spec: str) -> None:
 
 def test_everything_but_the_result_goes_to_standard_error(spec: str) -> None:
     result = CliRunner().invoke(app, ["partition", spec])
-    assert "a class a cell" in result.stderr
-    assert "a class a cell" not in result.stdout
+    assert "one class per cell" in result.stderr
+    assert "one class per cell" not in result.stdout
 
 
 def test_no_partition_is_wrong_usage(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_classes_without_names_and_more_than_fit(tmp_path: Path, spec: str) -> N
     result = CliRunner().invoke(app, ["partition", spec, *(part for change in changes for part in ("--set", change))])
     assert result.exit_code == 0, result.output
     assert "class 0 2, class 1 2, class 2 2" in result.stdout
-    assert "3 classes a cell" in result.stderr
+    assert "3 classes per cell" in result.stderr
     assert "█" * 20 + "·" * 20 in result.stdout
 
 

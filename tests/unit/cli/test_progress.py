@@ -7,7 +7,8 @@ from uuid import UUID, uuid4
 import pytest
 from rich.console import Console
 
-from fedssl.cli.run.progress import Clock, LiveDisplay, PlainDisplay, Snapshot, picture
+from fedssl.cli.remaining_time import RemainingTime
+from fedssl.cli.run.progress import LiveDisplay, PlainDisplay, Snapshot, picture
 from fedssl.protocol.states import AssignmentState, JobState, Outcome, RoundState, RunState
 from fedssl.protocol.views import AssignmentView, DistillationJobView, RoundView, RunView
 from fedssl.protocol.work import Progress
@@ -88,7 +89,7 @@ def test_only_those_who_train_have_a_speed() -> None:
 
 
 def test_the_time_left_comes_from_what_was_seen() -> None:
-    clock = Clock(now=0)
+    clock = RemainingTime(now=0)
 
     assert clock.seconds_left(0.5, now=100) is None  # half was done before we looked
     assert clock.seconds_left(0.505, now=110) is None  # too little to tell
@@ -128,7 +129,7 @@ def test_the_picture_shows_round_clients_loss_speed_and_time() -> None:
     text = drawn(shot(run(1, parts), {1: -1.25}, left=65))
 
     for word in ("round 2 of 4", "loss -1.2500", "500 images/s", "1:05 left", "training epoch 1 of 2", "loss -1.500",
-                 "accepted", "waits", "declined: no space", "de[bold]mo"):  # fmt: skip
+                 "accepted", "waiting", "declined: no space", "de[bold]mo"):  # fmt: skip
         assert word in text
 
 
@@ -157,10 +158,10 @@ def distilling(epoch: int | None, *, number: int = 1, reason: str | None = None,
 
 def test_the_picture_of_a_run_that_distils() -> None:
     text = drawn(shot(distilling(12)))
-    for word in ("distilling epoch 12 of 40", "its loss 0.1250", "1:05 left of it"):
+    for word in ("distilling epoch 12 of 40", "distillation loss 0.1250", "1:05 of distillation left"):
         assert word in text
     assert "training" not in text
-    assert "waits to distil" in drawn(shot(distilling(None)))
+    assert "waiting to distil" in drawn(shot(distilling(None)))
     assert "MemoryError: no room" in drawn(shot(distilling(3, reason="MemoryError: no room")))
     assert "distilling epoch 3 of 40" in drawn(shot(distilling(3, number=0)))
 

@@ -70,7 +70,7 @@ def test_a_budget_scales_a_row_down_and_shows_what_differs(root: Path, tmp_path:
     assert result.exit_code == 0, result.output
     for text in ("56.88", "57.95", "num_rounds: 100 -> 2", "model.encoder.name: resnet18 -> convnet", "note: "):
         assert text in result.stdout
-    assert "scaled to take about" in result.stderr
+    assert "scaled down to about" in result.stderr
     again = fedssl(*asked, *SMALLER, "--format", "json")
     document = json.loads(again.stdout)
     assert len(document) == 1
@@ -93,8 +93,8 @@ def test_more_than_an_hour_needs_yes(root: Path, tmp_path: Path, fast: None) -> 
     ("arguments", "said"),
     [
         (["fedx-9"], "there is no table called 'fedx-9'"),
-        (["fedx-1:SimCLR@cifar10", "--budget", "soon"], "write a time such as 90s, 5m or 2h"),
-        (["fedx-1:SimCLR@cifar10", "--seeds", ""], "write whole numbers"),
+        (["fedx-1:SimCLR@cifar10", "--budget", "soon"], "give a duration such as 90s, 5m or 2h"),
+        (["fedx-1:SimCLR@cifar10", "--seeds", ""], "give whole numbers"),
         (["fedx-1:SimCLR@svhn", "--budget", "5m"], "missing data: SVHN"),
         (["fedx-1:SimCLR@cifar10", "--set", "training.batch=1"], "there is no such key; did you mean batch_size"),
     ],

@@ -108,7 +108,7 @@ def test_a_killed_simulation_goes_on_and_says_so(spec: Path, tmp_path: Path) -> 
 
     assert refused.exit_code == 5
     assert "checkpoint of another spec: take another folder, or begin anew with --restart" in refused.stderr
-    assert f"going on after round {len(manifest['history'])}," in resumed.stderr
+    assert f"resuming after round {len(manifest['history'])}," in resumed.stderr
     assert json.loads(resumed.stdout)["rounds"] == 60
 
 
@@ -120,7 +120,7 @@ def test_a_finished_simulation_is_kept_and_begins_anew_when_asked(spec: Path, tm
     other = fedssl("simulate", spec, "--out", tmp_path)
 
     assert "after round 0: linear probe" in first.stderr
-    assert "holds this very run, finished" in kept.stderr
+    assert "holds this run, finished" in kept.stderr
     assert "round 1 of 2" not in kept.stderr
     assert "chosen on the test set" in kept.stdout
     assert "round 1 of 2" in anew.stderr
@@ -148,9 +148,9 @@ def test_the_written_spec_simulates_again(out: Path, tmp_path: Path) -> None:
         (["simulate", "{spec}", "--set", "training.batch_size=1"], "training.batch_size: "),
         (["simulate", "missing.toml"], "No such file"),
         (["evaluate", "{out}/none.safetensors", "--data", "digits"], "there is no"),
-        (["evaluate", "{out}/history.json", "--data", "digits"], "does not hold the encoder"),
+        (["evaluate", "{out}/history.json", "--data", "digits"], "does not hold an encoder"),
         (["evaluate", "{spec}", "--data", "digits"], "give the run's spec with --spec"),
-        (["evaluate", "{out}/model.safetensors", "--data", "digits", "--spec", "{wide}"], "does not hold the encoder"),
+        (["evaluate", "{out}/model.safetensors", "--data", "digits", "--spec", "{wide}"], "does not hold an encoder"),
     ],
 )
 def test_wrong_usage_is_one_line_and_2(spec: Path, out: Path, tmp_path: Path, arguments: list[str], said: str) -> None:

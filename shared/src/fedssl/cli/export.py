@@ -1,4 +1,4 @@
-"""`fedssl export`: a pulled encoder for other programs."""
+"""`fedssl export`: a pulled encoder in the formats of other programs."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,22 +12,29 @@ _NAMES = {"onnx": "encoder.onnx", "torchvision": "encoder-torchvision.safetensor
 
 def export(
     source: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="What `fedssl run pull` or `fedssl simulate` wrote, or its model.")
+        Path,
+        typer.Argument(
+            metavar="FOLDER", help="A folder that `fedssl run pull` or `fedssl simulate` wrote, or a model file in it."
+        ),
     ],
     *,
-    to: Annotated[Literal["onnx", "torchvision", "timm"], typer.Option(help="The form.")],
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to.  [default: beside the model]")] = None,
+    to: Annotated[Literal["onnx", "torchvision", "timm"], typer.Option(help="The format.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The file to write.  [default: in the model's folder]")
+    ] = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Write an encoder as an ONNX graph, or as a state dict for torchvision's or timm's ResNets.
+    """Convert an encoder to an ONNX graph, or to a state dict for the ResNets of torchvision or timm.
+
+    Example: `fedssl export run-1a2b3c4d --to onnx`
 
     \b
-    onnx               images float32 (N, C, S, S) of values 0..1 -> representations (N, H); it normalises by itself.
-                       Needs pip install 'fedssl[onnx]'
-    torchvision, timm  safetensors under their names, without a classifier: load with strict=False, and give it images
-                       normalised as [data] of spec.yaml says
+    onnx               images float32 (N, C, S, S) with values 0..1 -> representations (N, H). The graph normalises the
+                       images. Needs pip install 'fedssl[onnx]'
+    torchvision, timm  safetensors with the names of that library, without a classifier. Load with strict=False, and
+                       normalise the images as [data] of spec.yaml says
 
-    In Python, `fedssl.models.load_encoder(FOLDER)` is all that is needed.
+    In Python you do not need this: `fedssl.models.load_encoder(FOLDER)` loads the encoder.
     """
     from fedssl.models import load_encoder
     from fedssl.models.exporting import export_onnx, export_state_dict

@@ -1,4 +1,4 @@
-"""How much of something long is done: a bar on a terminal, else a line every few seconds."""
+"""The progress of a long operation: a bar on a terminal, else a line every few seconds."""
 
 import time
 from collections.abc import Iterator
@@ -10,17 +10,17 @@ from fedssl.cli.output import console, note
 _SECONDS_BETWEEN_LINES = 5.0
 
 
-class Show(Protocol):
-    """Called with the amount that is done, and with the whole amount once that is known."""
+class Update(Protocol):
+    """Called with the amount that is done, and with the total once that is known."""
 
     def __call__(self, done: int, total: int | None = None) -> None: ...
 
 
 @contextmanager
-def showing(what: str, total: int | None, unit: float = 1.0, suffix: str = "") -> Iterator[Show]:
-    """Shows how much of `total` is done; None: it will be told.
+def progress_bar(what: str, total: int | None, unit: float = 1.0, suffix: str = "") -> Iterator[Update]:
+    """Show how much of `total` is done inside the block; yields what to call with the amount done.
 
-    Numbers are shown divided by `unit`, with the suffix. The block gets what to call with the amount done.
+    If `total` is None, it is given to the yielded function later. Numbers are shown divided by `unit`, with the suffix.
     """
     screen = console(stderr=True)
     if not screen.is_terminal:
@@ -35,17 +35,17 @@ def showing(what: str, total: int | None, unit: float = 1.0, suffix: str = "") -
     with Progress(text, BarColumn(), TimeRemainingColumn(), console=screen, transient=True) as progress:
         task = progress.add_task(title(total), total=total)
 
-        def show(done: int, total: int | None = None) -> None:
+        def update(done: int, total: int | None = None) -> None:
             progress.update(task, completed=done, total=total, description=None if total is None else title(total))
 
-        yield show
+        yield update
 
 
-def _lines(what: str, total: int | None, unit: float, suffix: str) -> Show:
+def _lines(what: str, total: int | None, unit: float, suffix: str) -> Update:
     last = time.monotonic()
     whole = total
 
-    def show(done: int, total: int | None = None) -> None:
+    def update(done: int, total: int | None = None) -> None:
         nonlocal last, whole
         whole = total or whole
         if time.monotonic() - last > _SECONDS_BETWEEN_LINES:
@@ -53,4 +53,4 @@ def _lines(what: str, total: int | None, unit: float, suffix: str) -> Show:
             of = "" if whole is None else f" of {whole / unit:,.0f}"
             note(f"{what} {done / unit:,.0f}{of}{suffix}")
 
-    return show
+    return update

@@ -1,22 +1,27 @@
-"""Reading what `fedssl compare` is to compare: methods by name, variants, and changes for all or for one."""
+"""Reading what `fedssl compare` is to compare: methods by name, variants, and changes for all methods or for one."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from enum import StrEnum
+from typing import Any
 
 from fedssl.cli.errors import UsageError
 from fedssl.cli.specs import apply_change, read_values
+from fedssl.experiments.overlays import overlay
+from fedssl.experiments.variants import Variant, parse_method
 
-if TYPE_CHECKING:
-    from fedssl.experiments.variants import Variant
+
+class ResultFormat(StrEnum):
+    """How results are written."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
 
 
-def read_contestants(
+def read_variants(
     spec: str, methods: str | None, variants: Sequence[str], changes: Sequence[str]
-) -> "tuple[dict[str, Any], list[Variant]]":
-    """The spec's values with the changes for all, and the contestants with their own. Raises SpecError."""
-    from fedssl.experiments.overlays import overlay
-    from fedssl.experiments.variants import Variant, parse_method
-
+) -> tuple[dict[str, Any], list[Variant]]:
+    """Return the spec's values with the changes for all methods, and the variants with their own. Raises SpecError."""
     base = read_values(spec)
     own: dict[str, dict[str, Any]] = {}
     for change in changes:
@@ -33,7 +38,7 @@ def read_contestants(
         method = str((base.get("method") or {}).get("name", "fedalignuniform"))
         found = [(method, method, {})]
     if unknown := sorted(own.keys() - {name for name, _, _ in found}):
-        raise UsageError(f"--set {unknown[0]}:... is for a method that is not compared; there are "
+        raise UsageError(f"--set {unknown[0]}:... is for a method that is not compared; compared are "
                          f"{', '.join(name for name, _, _ in found)}")  # fmt: skip
     return base, [
         Variant(name, *parse_method(method), changes=overlay(changed, own.get(name, {})))
@@ -42,7 +47,7 @@ def read_contestants(
 
 
 def _variant(text: str) -> tuple[str, str, dict[str, Any]]:
-    """NAME=METHOD[:KEY=VALUE,...]; a comma inside brackets or quotes belongs to the value."""
+    """Parse NAME=METHOD[:KEY=VALUE,...]. A comma inside brackets or quotes belongs to the value."""
     name, equals, rest = text.partition("=")
     method, _, parameters = rest.partition(":")
     if not equals or not name.strip() or not method.strip():
@@ -54,7 +59,7 @@ def _variant(text: str) -> tuple[str, str, dict[str, Any]]:
 
 
 def split_outside_brackets(text: str) -> list[str]:
-    """Split at the commas that are inside neither brackets nor quotes.
+    """Split at the commas that are outside brackets and quotes.
 
     >>> split_outside_brackets('a=1,b=[2,3],c="x,y"')
     ['a=1', 'b=[2,3]', 'c="x,y"']

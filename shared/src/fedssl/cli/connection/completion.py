@@ -1,8 +1,9 @@
-"""What the shell offers where a name is asked for. What cannot be had offers nothing: completing never says a word."""
+"""Shell completion of names. If they cannot be listed, nothing is offered and nothing is printed."""
 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -12,39 +13,30 @@ from fedssl.errors import FedSSLError
 if TYPE_CHECKING:
     from fedssl.client import Client
 
-PATIENCE_SECONDS = 2.0
-_RUNS_OFFERED = 50
-_SHORT = 8
+TIMEOUT_SECONDS = 2.0
+_MAX_RUNS = 50
+_PREFIX = 8
 
 
 def complete_run(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Beginnings of the newest runs' ids, with what they are."""
-    from itertools import islice
-
-    with _asking() as found, _client(ctx) as client:
-        for run in islice(client.runs(), _RUNS_OFFERED):
-            name = str(run.id)[: max(_SHORT, len(incomplete))]
+    """Offer prefixes of the newest runs' ids, each with the run's name and state."""
+    with _quietly() as found, _client(ctx) as client:
+        for run in islice(client.runs(), _MAX_RUNS):
+            name = str(run.id)[: max(_PREFIX, len(incomplete))]
             if name.startswith(incomplete.lower()):
                 found.append((name, f"{run.name}, {run.outcome or run.state}"))
     return found
 
 
 def complete_client(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Data owners' names."""
-    with _asking() as found, _client(ctx) as client:
+    """Offer the names of data owners."""
+    with _quietly() as found, _client(ctx) as client:
         found += [view.id for view in client.clients() if view.id.startswith(incomplete)]
     return found
 
 
-def complete_method(incomplete: str) -> list[tuple[str, str]]:
-    """Methods of this installation."""
-    from fedssl.protocol.methods import METHOD_CONFIGS
-
-    return [(name, config.info.title) for name, config in METHOD_CONFIGS.items() if name.startswith(incomplete)]
-
-
 def complete_connection(incomplete: str) -> list[tuple[str, str]]:
-    """Names in the user's file of connections."""
+    """Offer the names in the user's file of connections, each with its address."""
     from fedssl.cli.connection.file import read_connections
 
     try:
@@ -55,8 +47,8 @@ def complete_connection(incomplete: str) -> list[tuple[str, str]]:
 
 
 @contextmanager
-def _asking() -> Iterator[list[Any]]:
-    """A list to fill; whatever goes wrong leaves it as it is, and the terminal quiet."""
+def _quietly() -> Iterator[list[Any]]:
+    """Yield a list to fill. An error leaves it as it is and prints nothing."""
     logging.disable(logging.CRITICAL)
     try:
         yield []
@@ -73,5 +65,5 @@ def _client(ctx: typer.Context) -> "Iterator[Client]":
 
     connection = ctx.find_root().params.get("connection")
     target = find_target(ctx.params.get("url"), ctx.params.get("token_file"), connection=connection)
-    with Client(target.url, target.token, timeout=PATIENCE_SECONDS, retry=Retry(seconds=0)) as client:
+    with Client(target.url, target.token, timeout=TIMEOUT_SECONDS, retry=Retry(seconds=0)) as client:
         yield client

@@ -1,4 +1,4 @@
-"""The user's own file of named coordinators: addresses, and for each a token or the name of a file that holds one."""
+"""The user's file of named coordinators: their addresses, and for each a token or the path of a file that holds one."""
 
 import os
 from collections.abc import Mapping
@@ -11,13 +11,13 @@ from fedssl.cli.errors import UsageError
 from fedssl.protocol.base import StrictModel
 
 FILE = "connections.json"
-_LARGEST_FILE = 1 << 20
+_MAX_BYTES = 1 << 20
 
 ConnectionName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")]
 
 
 class NamedConnection(StrictModel):
-    """One coordinator. `token` and `token_file` both None: the token comes from elsewhere."""
+    """One coordinator. If `token` and `token_file` are both None, the token comes from the environment."""
 
     url: str
     token: SecretStr | None = None
@@ -25,7 +25,7 @@ class NamedConnection(StrictModel):
 
     @field_validator("url")
     @classmethod
-    def _is_an_address(cls, url: str) -> str:
+    def _check_url(cls, url: str) -> str:
         from fedssl.client import ClientError
         from fedssl.client.connection import checked_url
 
@@ -40,44 +40,44 @@ class NamedConnection(StrictModel):
 
 
 class Connections(StrictModel):
-    """The whole file; `current` is the one that is used where nothing else names a coordinator."""
+    """The contents of the file. `current` is used if nothing else names a coordinator."""
 
     current: ConnectionName | None = None
     connections: dict[ConnectionName, NamedConnection] = {}
 
     def get(self, name: str) -> NamedConnection:
-        """One of them. Raises UsageError, naming those that there are."""
+        """Return one connection. Raises UsageError, which lists the names that exist."""
         if (found := self.connections.get(name)) is not None:
             return found
         known = ", ".join(sorted(self.connections)) or "none yet"
-        raise UsageError(f"there is no connection {name!r} (there are: {known}): `fedssl connection add NAME URL`")
+        raise UsageError(f"there is no connection {name!r} (known: {known}); add it: `fedssl connection add NAME URL`")
 
 
 def connections_path(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where the file is: in $XDG_CONFIG_HOME/fedssl, else in ~/.config/fedssl."""
+    """Return the path of the file: in $XDG_CONFIG_HOME/fedssl if that is set, else in ~/.config/fedssl."""
     base = environment.get("XDG_CONFIG_HOME", "")
     return (Path(base) if base.startswith("/") else Path.home() / ".config") / "fedssl" / FILE
 
 
 def read_connections(path: Path | None = None) -> Connections:
-    """What is in the file, nothing where there is none. Raises UsageError where it cannot be read."""
+    """Read the file; if there is none, return no connections. Raises UsageError if it cannot be read."""
     place = path or connections_path()
     try:
         with place.open("rb") as file:
-            content = file.read(_LARGEST_FILE + 1)
-        if len(content) > _LARGEST_FILE:
-            raise UsageError(f"{place} is larger than 1 MiB: it is no file of connections; move it away")
+            content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise UsageError(f"{place} is larger than 1 MiB, so it is not a file of connections: move it away")
         return Connections.model_validate_json(content)
     except FileNotFoundError:
         return Connections()
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
-        what = ".".join(map(str, first["loc"])) or "the whole"
-        raise UsageError(f"{place} cannot be read ({what}: {first['msg']}): mend it, or move it away") from None
+        key = ".".join(map(str, first["loc"])) or "the whole file"
+        raise UsageError(f"{place} cannot be read ({key}: {first['msg']}): correct it, or move it away") from None
 
 
 def write_connections(connections: Connections, path: Path | None = None) -> None:
-    """Replace the file whole, readable by its owner alone."""
+    """Replace the whole file. Only its owner can read it."""
     from fedssl.local.server import write_private
 
     place = path or connections_path()

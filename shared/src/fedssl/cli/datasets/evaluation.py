@@ -1,38 +1,36 @@
-"""`fedssl evaluation-dataset`: labelled images on the coordinator, to judge encoders on while a run trains."""
+"""`fedssl evaluation-dataset`: labelled images on the coordinator, to evaluate encoders on while a run trains."""
 
 from typing import Annotated
 
 import typer
 
-from fedssl.cli.connection.target import CONNECTION_HELP, TokenFileOption, UrlOption, connect
+from fedssl.cli.arguments import TokenFileOption, UrlOption
+from fedssl.cli.connection.choice import CONNECTION_HINT
+from fedssl.cli.connection.connect import connect
 from fedssl.cli.datasets.registration import (
+    REGISTRATION_HELP,
     ChannelsOption,
     ImageSizeOption,
     NameArgument,
     SeedOption,
     SourceArgument,
-    channels_of,
+    check_channels,
     check_name,
     read_split,
     temporary_file,
 )
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table
-from fedssl.cli.progress_bar import showing
+from fedssl.cli.progress_bar import progress_bar
 
 app = typer.Typer(
-    help="Register labelled images to judge encoders on. They stay with the coordinator: no worker can fetch them.",
-    epilog=CONNECTION_HELP,
+    help="Register labelled images to evaluate encoders on. They stay on the coordinator: no worker can fetch them.\n\n"
+    "Example: `fedssl evaluation-dataset add held-out folder-of-images --max-test 2000`",
+    epilog=CONNECTION_HINT,
     no_args_is_help=True,
 )
 
-_EPILOG = (
-    "A run names them in its spec, [evaluation] dataset = NAME. The same images under the same name again are no "
-    "error; other images under that name are refused. The images are written to a temporary file first (TMPDIR says "
-    "where), and only what the coordinator lacks is sent."
-)
 
-
-@app.command(epilog=_EPILOG)
+@app.command(epilog=f"A run uses the images if its spec has `dataset = NAME` under [evaluation]. {REGISTRATION_HELP}")
 def add(
     name: NameArgument,
     source: SourceArgument,
@@ -40,10 +38,12 @@ def add(
     image_size: ImageSizeOption = None,
     channels: ChannelsOption = None,
     max_train: Annotated[
-        int | None, typer.Option(min=2, help="At most so many training images, drawn by --seed.  [default: all]")
+        int | None,
+        typer.Option(min=2, help="Register at most this many training images, chosen by --seed.  [default: all]"),
     ] = None,
     max_test: Annotated[
-        int | None, typer.Option(min=2, help="At most so many test images, drawn by --seed.  [default: all]")
+        int | None,
+        typer.Option(min=2, help="Register at most this many test images, chosen by --seed.  [default: all]"),
     ] = None,
     seed: SeedOption = 0,
     url: UrlOption = None,
@@ -55,14 +55,14 @@ def add(
     from fedssl.image_files import Choice, own_shape, write_labelled
 
     with connect(url, token_file, patience_seconds=30) as client, temporary_file() as file:
-        next(client.evaluation_datasets(), None)  # a wrong token is told before the images are read
-        train = read_split(source, "train", image_size, channels_of(channels))
-        shape = own_shape(train, image_size, channels_of(channels))
+        next(client.evaluation_datasets(), None)  # report a wrong token before the images are read
+        train = read_split(source, "train", image_size, check_channels(channels))
+        shape = own_shape(train, image_size, check_channels(channels))
         test = read_split(source, "test", shape[1], shape[0])
         total = min(len(train), max_train or len(train)) + min(len(test), max_test or len(test))
-        with showing("writing", total, suffix=" images") as written:
+        with progress_bar("writing", total, suffix=" images") as written:
             write_labelled(train, test, file, shape, (Choice(max_train, seed), Choice(max_test, seed)), written)
-        with showing("sending", file.stat().st_size, 1e6, " MB") as sent:
+        with progress_bar("sending", file.stat().st_size, 1e6, " MB") as sent:
             view = client.add_evaluation_dataset(name, file, on_bytes=sent)
     if output is Format.JSON:
         show_json(view)
@@ -75,7 +75,7 @@ def add(
 def list_evaluation_datasets(
     url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
 ) -> None:
-    """List evaluation data sets."""
+    """List the evaluation data sets."""
     with connect(url, token_file) as client:
         found = list(client.evaluation_datasets())
     if output is Format.JSON:

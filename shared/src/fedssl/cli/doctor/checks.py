@@ -1,4 +1,4 @@
-"""What `fedssl doctor` looks at: each check says how it found one thing, and what to do where that is not well."""
+"""The checks of `fedssl doctor`. Each reports what it found, and what to do if there is a problem."""
 
 import importlib.util
 import os
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from fedssl.cache import cache_folder
+from fedssl.cli.connection.file import connections_path, read_connections
+from fedssl.cli.connection.target import Target
+from fedssl.client import ApiError, Client, ClientError, Retry
 from fedssl.errors import FedSSLError
-
-if TYPE_CHECKING:
-    from fedssl.cli.connection.target import Target
-    from fedssl.client import Client
+from fedssl.protocol.methods import METHOD_CONFIGS
 
 CLOCK_SECONDS = 5.0
 LITTLE_DISK, TOO_LITTLE_DISK = 5 * 10**9, 10**9
@@ -23,7 +23,7 @@ PACKAGES = ("fedssl", "fedssl-coordinator", "fedssl-worker")
 
 
 class Found(StrEnum):
-    """`WRONG` is what makes the command fail; `NOTE` works, and may not be what is wanted."""
+    """`WRONG` makes the command fail; `NOTE` works, but may not be what the user wants."""
 
     OK = "ok"
     NOTE = "note"
@@ -32,7 +32,7 @@ class Found(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at. `todo`: what to do about it, empty where nothing is to be done."""
+    """The result of one check. `todo` says what to do, and is empty if nothing needs to be done."""
 
     name: str
     found: Found
@@ -41,7 +41,7 @@ class Check:
 
 
 def this_machine(data: Path | None) -> Iterator[Check]:
-    """Versions, GPU, disk space and data folders."""
+    """Check versions, GPU, disk space and data folders."""
     yield _versions()
     yield _torch()
     yield _servers()
@@ -50,10 +50,8 @@ def this_machine(data: Path | None) -> Iterator[Check]:
     yield from _connection_file()
 
 
-def coordinator(target: "Target") -> Iterator[Check]:
-    """The way to a coordinator, its clock, its servers, the token, and whether both know the same methods."""
-    from fedssl.client import Client, ClientError, Retry
-
+def coordinator(target: Target) -> Iterator[Check]:
+    """Check that a coordinator answers, its clock and servers, the token, and that both have the same methods."""
     try:
         with Client(target.url, target.token, timeout=5, retry=Retry(seconds=0)) as client:
             client.health()
@@ -75,13 +73,13 @@ def _versions() -> Check:
             continue
     what = ", ".join(f"{name} {number}" for name, number in found.items()) + f"; Python {platform.python_version()}"
     if len(set(found.values())) > 1:
-        return Check("versions", Found.WRONG, what, "install the same version of all of them")
+        return Check("versions", Found.WRONG, what, "install the same version of all packages")
     return Check("versions", Found.OK, what)
 
 
 def _torch() -> Check:
     if importlib.util.find_spec("torch") is None:
-        todo = "to train or judge here: pip install 'fedssl[train]'"
+        todo = "to train or evaluate here: pip install 'fedssl[train]'"
         return Check("torch and GPU", Found.NOTE, "torch is not installed", todo)
     import torch
 
@@ -111,70 +109,67 @@ def _disk(folder: Path, name: str) -> Check:
     free = shutil.disk_usage(existing).free
     what = f"{free / 1e9:.1f} GB free in {existing}"
     if free < TOO_LITTLE_DISK:
-        return Check(name, Found.WRONG, what, "make room: models and images need at least 1 GB")
+        return Check(name, Found.WRONG, what, "free some disk space: models and images need at least 1 GB")
     return Check(name, Found.NOTE if free < LITTLE_DISK else Found.OK, what)
 
 
 def _data_folders(data: Path | None) -> Iterator[Check]:
-    from fedssl.cache import cache_folder
-
     yield _disk(cache_folder(), "disk space for data sets")
     given = data or (Path(folder) if (folder := os.environ.get("FEDSSL_DATA")) else None)
     if given is None:
         return
     named = "--data" if data else "FEDSSL_DATA"
     if not given.exists():
-        yield Check("data", Found.WRONG, f"{named} names {given}, which is not there", "correct it, or mount it")
+        yield Check("data", Found.WRONG, f"{named} is {given}, which does not exist", "correct the path, or mount it")
     elif not os.access(given, os.R_OK | (os.X_OK if given.is_dir() else 0)):
-        yield Check("data", Found.WRONG, f"{given} cannot be read", "give this user the right to read it")
+        yield Check("data", Found.WRONG, f"{given} cannot be read", "give this user permission to read it")
     elif given.is_dir() and not any(given.iterdir()):
-        yield Check("data", Found.WRONG, f"{given} is empty", "put the images there: one sub-folder a class, or loose")
+        yield Check(
+            "data", Found.WRONG, f"{given} is empty", "put the images there, directly or in one sub-folder per class"
+        )
     else:
         yield Check("data", Found.OK, f"{given} can be read")
 
 
 def _connection_file() -> Iterator[Check]:
-    from fedssl.cli.connection.file import connections_path, read_connections
-
     path = connections_path()
     if not path.exists():
         return
     try:
         known = read_connections(path)
     except (FedSSLError, OSError) as error:
-        yield Check("connections", Found.WRONG, str(error), "mend the file, or move it away")
+        yield Check("connections", Found.WRONG, str(error), "correct the file, or move it away")
         return
     if path.stat().st_mode & 0o077:
-        yield Check("connections", Found.WRONG, f"others can read {path}, and its tokens", f"chmod 600 {path}")
+        yield Check("connections", Found.WRONG, f"other users can read {path}, and its tokens", f"chmod 600 {path}")
     else:
         yield Check("connections", Found.OK, f"{len(known.connections)} in {path}; in use: {known.current or 'none'}")
 
 
-def _clock(client: "Client") -> Check:
+def _clock(client: Client) -> Check:
     difference = client.clock_difference_seconds()
     what = f"{abs(difference):.0f} s {'behind' if difference > 0 else 'ahead of'} the coordinator's"
     if abs(difference) > CLOCK_SECONDS:
-        return Check("clock", Found.WRONG, f"this machine's clock is {what}", "set the clocks by NTP: `timedatectl`")
-    return Check("clock", Found.OK, "tells the coordinator's time")
+        return Check(
+            "clock", Found.WRONG, f"this machine's clock is {what}", "synchronise the clocks by NTP: `timedatectl`"
+        )
+    return Check("clock", Found.OK, "agrees with the coordinator's")
 
 
-def _readiness(client: "Client") -> Check:
+def _readiness(client: Client) -> Check:
     ready = client.ready()
     what = ", ".join(f"{name}: {state}" for name, state in ready.checks.items()) or ready.status
     if ready.status != "ok":
-        todo = "look at the coordinator's log, and start what does not answer"
+        todo = "read the coordinator's log, and start the server that does not answer"
         return Check("its servers", Found.WRONG, what, todo)
     return Check("its servers", Found.OK, what)
 
 
-def _token_and_methods(client: "Client") -> Check:
-    from fedssl.client import ApiError
-    from fedssl.protocol.methods import METHOD_CONFIGS
-
+def _token_and_methods(client: Client) -> Check:
     try:
         theirs = {method.name: method.version for method in client.methods()}
     except ApiError as error:
-        return Check("token", Found.WRONG, str(error), "an admin makes you a valid one: `fedssl token create`")
+        return Check("token", Found.WRONG, str(error), "ask an admin for a valid token: `fedssl token create`")
     ours = {name: config.info.version for name, config in METHOD_CONFIGS.items()}
     if different := sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name)):
         what = f"accepted; {', '.join(different)} differ between the coordinator and this installation"

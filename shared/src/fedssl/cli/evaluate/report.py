@@ -1,20 +1,18 @@
-"""What an evaluation found, for people and for programs."""
+"""The results of an evaluation, as a table or as JSON."""
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fedssl.cli.evaluate.steps import Findings
 from fedssl.cli.output import Format, show_json, show_pairs, show_table
+from fedssl.evaluation import FineTuneResult, ProbeResult
 from fedssl.experiments.files import finite
-
-if TYPE_CHECKING:
-    from fedssl.cli.evaluate.steps import Findings
-    from fedssl.evaluation import FineTuneResult, ProbeResult
 
 Row = tuple[str, str, str]
 
 
-def show(findings: "Findings", output: Format) -> None:
-    """A table, or one JSON document."""
+def show(findings: Findings, output: Format) -> None:
+    """Show the results as a table or as one JSON document."""
     if output is Format.JSON:
         show_json(finite(document(findings)))
         return
@@ -30,8 +28,8 @@ def show(findings: "Findings", output: Format) -> None:
     )
 
 
-def document(findings: "Findings") -> dict[str, Any]:
-    """Accuracies are shares of the test set, 0..1; angles are in degrees."""
+def document(findings: Findings) -> dict[str, Any]:
+    """Return the JSON document. Accuracies are shares of the test set, 0..1; angles are in degrees."""
     request, results = findings.request, dict(findings.results)
     found: dict[str, Any] = {
         "model": str(request.model),
@@ -63,8 +61,8 @@ def document(findings: "Findings") -> dict[str, Any]:
     return found
 
 
-def rows(findings: "Findings") -> list[Row]:
-    """Measure, value and how it was measured, one row a measure."""
+def rows(findings: Findings) -> list[Row]:
+    """Return a row per measure: its name, its value, and how it was measured."""
     request, results = findings.request, findings.results
     found: list[Row] = []
     if findings.probe is not None:
@@ -89,15 +87,15 @@ def rows(findings: "Findings") -> list[Row]:
 def _geometry(results: dict[str, float], width: int) -> list[Row]:
     raw, centered, std = (results[name] for name in ("effective_rank", "effective_rank_centered", "feature_std"))
     return [
-        ("uniformity", f"{results['uniformity']:.3f}", "-Lu, larger is better; 0 where all coincide"),
-        ("alignment", f"{results['alignment']:.3f}", "of two views of an image, smaller is better"),
-        ("effective rank", f"{raw:.1f}", f"of {width}; raw, as SSD's formula has it"),
-        ("effective rank, centred", f"{centered:.1f}", f"of {width}; the mean subtracted first"),
+        ("uniformity", f"{results['uniformity']:.3f}", "-Lu, larger is better; 0 if all representations coincide"),
+        ("alignment", f"{results['alignment']:.3f}", "of two views of an image; smaller is better"),
+        ("effective rank", f"{raw:.1f}", f"of {width}; uncentred, as in SSD's formula"),
+        ("effective rank, centred", f"{centered:.1f}", f"of {width}; after subtracting the mean"),
         ("feature std", f"{std:.4f}", f"{1 / math.sqrt(width):.4f} if spread evenly, 0 if collapsed"),
     ]
 
 
-def _angles(findings: "Findings") -> list[Row]:
+def _angles(findings: Findings) -> list[Row]:
     if (angles := findings.angles) is None:
         return []
     between = "between the classes' mean embeddings"
@@ -108,18 +106,18 @@ def _angles(findings: "Findings") -> list[Row]:
     ]
 
 
-def _how(about: str, result: "ProbeResult | FineTuneResult") -> str:
+def _how(about: str, result: ProbeResult | FineTuneResult) -> str:
     if result.best_epoch == result.num_epochs:
         return about
     return f"{about}; {_percent(result.best_accuracy)} at best ({result.chosen})"
 
 
-def _probe(result: "ProbeResult") -> dict[str, Any]:
+def _probe(result: ProbeResult) -> dict[str, Any]:
     names = ("accuracy", "best_accuracy", "best_epoch", "train_accuracy", "num_epochs")
     return {**{name: getattr(result, name) for name in names}, "chosen": result.chosen}
 
 
-def _tuned(result: "FineTuneResult") -> dict[str, Any]:
+def _tuned(result: FineTuneResult) -> dict[str, Any]:
     names = ("accuracy", "best_accuracy", "best_epoch", "num_tests", "num_epochs", "num_labelled")
     return {**{name: getattr(result, name) for name in names}, "chosen": result.chosen}
 

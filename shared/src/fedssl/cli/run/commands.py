@@ -1,31 +1,31 @@
-"""`fedssl run`: submit, list, show, steer, follow and fetch runs."""
+"""`fedssl run`: submit, list, show, control, follow and fetch runs."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fedssl.cli.connection.target import (
-    CONNECTION_HELP,
-    RunArgument,
-    TokenFileOption,
-    UrlOption,
-    connect,
-    find_run,
-    short,
-)
-from fedssl.cli.errors import printable, seconds_of
-from fedssl.cli.output import Format, FormatOption, cell, note, show_json, show_pairs, show_table
-from fedssl.cli.progress_bar import showing
-from fedssl.cli.specs import SetOption, SpecArgument, read_spec
+from fedssl.cli.arguments import RunArgument, SetOption, SpecArgument, TokenFileOption, UrlOption, seconds_of
+from fedssl.cli.connection.choice import CONNECTION_HINT
+from fedssl.cli.connection.connect import connect, find_run, short
+from fedssl.cli.output import Format, FormatOption, cell, note, printable, show_json, show_pairs, show_table
+from fedssl.cli.progress_bar import progress_bar
+from fedssl.cli.run import dimensions, distillations, embedding, evaluations, metrics, model_card, model_files, state
+from fedssl.cli.specs import read_spec
+from fedssl.protocol.states import RunState
+from fedssl.protocol.views import RoundView, RunView
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from fedssl.client import Client
-    from fedssl.protocol.views import RoundView, RunView
 
-app = typer.Typer(help="Submit runs and follow them.", epilog=CONNECTION_HELP, no_args_is_help=True)
+app = typer.Typer(
+    help="Submit runs, follow them and fetch their results.\n\n"
+    "Example: `fedssl run submit examples/demo.toml --watch`, then `fedssl run pull RUN`",
+    epilog=CONNECTION_HINT,
+    no_args_is_help=True,
+)
 
 
 @app.command()
@@ -34,18 +34,21 @@ def submit(
     *,
     set_: SetOption = None,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Follow the run to its end; Ctrl-C stops following, not it.")
+        bool, typer.Option("--watch", help="Follow the run until it ends. Ctrl-C stops following, not the run.")
     ] = False,
-    start: Annotated[bool, typer.Option("--start/--no-start", help="Let the run begin at once.")] = True,
+    start: Annotated[bool, typer.Option("--start/--no-start", help="Start the run at once.")] = True,
     url: UrlOption = None,
     token_file: TokenFileOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Submit a run."""
+    """Submit a run.
+
+    Example: `fedssl run submit spec.toml --set num_rounds=20 --watch`
+    """
     wanted = read_spec(spec, set_)
     with connect(url, token_file) as client:
         run = client.create_run(wanted, start=start)
-        note(f"run {run.id} {'submitted' if start else 'created; `fedssl run start` lets it begin'}")
+        note(f"run {run.id} {'submitted' if start else 'created; `fedssl run start` starts it'}")
         if not watch:
             _show_result(run, output)
             return
@@ -55,18 +58,14 @@ def submit(
 @app.command("ls")
 def list_runs(
     *,
-    state: Annotated[
-        Literal["created", "running", "paused", "finished"] | None, typer.Option(help="Only those in this state.")
-    ] = None,
+    state: Annotated[RunState | None, typer.Option(help="Only runs in this state.")] = None,
     url: UrlOption = None,
     token_file: TokenFileOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """List runs, the newest first."""
-    from fedssl.protocol.states import RunState
-
+    """List runs, newest first."""
     with connect(url, token_file) as client:
-        runs = list(client.runs(None if state is None else RunState(state)))
+        runs = list(client.runs(state))
     if output is Format.JSON:
         show_json(runs)
         return
@@ -82,7 +81,7 @@ def list_runs(
 def show(
     run: RunArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
 ) -> None:
-    """Show one run: its state, its newest round and its losses. With `--format json`, its spec too."""
+    """Show one run: its state, its newest round and its losses. `--format json` also shows its spec."""
     with connect(url, token_file) as client:
         view = client.run(find_run(client, run))
         if output is Format.JSON:
@@ -98,7 +97,7 @@ def show(
 def watch(
     run: RunArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
 ) -> None:
-    """Follow a run to its end; Ctrl-C stops following, not the run. Exits with 1 if it fails, with 6 if stopped."""
+    """Follow a run until it ends. Ctrl-C stops following, not the run. Exits with 1 if it failed, 6 if stopped."""
     _follow(run, url, token_file, output)
 
 
@@ -107,85 +106,87 @@ def wait(
     run: RunArgument,
     *,
     timeout: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Give up after this long: 30m, 12h.  [default: never]")
+        str | None, typer.Option(metavar="TIME", help="Stop waiting after this time: 30m, 12h.  [default: never]")
     ] = None,
     through_pauses: Annotated[
-        bool, typer.Option("--through-pauses", help="Wait on while the run is paused, until somebody resumes it.")
+        bool, typer.Option("--through-pauses", help="Keep waiting while the run is paused, until somebody resumes it.")
     ] = False,
     url: UrlOption = None,
     token_file: TokenFileOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Wait silently for a run to end, for scripts: the exit code says how it ended.
+    """Wait silently for a run to end, for scripts. The exit code says how it ended.
+
+    Example: `fedssl run wait RUN --timeout 12h && fedssl run pull RUN`
 
     \b
-    0  the run has completed
-    1  it has failed
+    0  the run completed
+    1  it failed
     6  it was stopped
-    7  it is paused, and does not go on by itself (not with --through-pauses)
-    8  it has not ended within --timeout
+    7  it is paused, and does not resume by itself (not with --through-pauses)
+    8  it did not end within --timeout
 
-    Other codes are those of `fedssl --help`. The run is shown on standard output in each of these cases.
+    In each of these cases the run is shown on standard output. `fedssl --help` lists the other exit codes.
     """
-    from fedssl.cli.run import watch as watching
+    from fedssl.cli.run import watch as following
 
     seconds = None if timeout is None else seconds_of("--timeout", timeout)
     with connect(url, token_file) as client:
         run_id = find_run(client, run)
-    with connect(url, token_file, patience_seconds=watching.PATIENCE_SECONDS) as client:
-        view = watching.wait(client, run_id, timeout_seconds=seconds, through_pauses=through_pauses)
+    with connect(url, token_file, patience_seconds=following.PATIENCE_SECONDS) as client:
+        view = following.wait(client, run_id, timeout_seconds=seconds, through_pauses=through_pauses)
     _show_result(view, output)
-    watching.require_completed(view)
+    following.require_completed(view)
 
 
 @app.command()
 def start(
     run: RunArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
 ) -> None:
-    """Let a run begin that was submitted with --no-start."""
-    _steer("start", run, url, token_file, output)
+    """Start a run that was submitted with --no-start."""
+    _control("start", run, url, token_file, output)
 
 
 @app.command()
 def pause(
     run: RunArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
 ) -> None:
-    """Give out no new work; what is being trained still comes in."""
-    _steer("pause", run, url, token_file, output)
+    """Pause a run: no new work is given out, and updates that are being trained are still accepted."""
+    _control("pause", run, url, token_file, output)
 
 
 @app.command()
 def resume(
     run: RunArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
 ) -> None:
-    """Go on with a paused run."""
-    _steer("resume", run, url, token_file, output)
+    """Resume a paused run."""
+    _control("resume", run, url, token_file, output)
 
 
 @app.command()
 def stop(
     run: RunArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
 ) -> None:
-    """End a run for good; its weights so far stay."""
-    _steer("stop", run, url, token_file, output)
+    """Stop a run permanently. Its weights so far are kept."""
+    _control("stop", run, url, token_file, output)
 
 
 @app.command()
 def delete(
     run: RunArgument,
     *,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     url: UrlOption = None,
     token_file: TokenFileOption = None,
 ) -> None:
-    """Delete a finished run with its weights and numbers, for good; needs an admin's token.
+    """Delete a finished run with its weights and numbers, permanently. Needs an admin's token.
 
-    `fedssl run pull` first, if the weights are worth anything. The coordinator's audit log keeps the run's events.
+    Run `fedssl run pull` first if you want to keep the weights. The coordinator's audit log keeps the run's events.
     """
     with connect(url, token_file) as client:
         view = client.run(find_run(client, run))
         if not yes:
-            typer.confirm(f"Delete run {view.id} ({view.name}) with its weights, for good?", abort=True, err=True)
+            typer.confirm(f"Delete run {view.id} ({view.name}) with its weights, permanently?", abort=True, err=True)
         client.delete_run(view.id)
     note(f"run {view.id} deleted")
 
@@ -195,26 +196,26 @@ def pull(
     run: RunArgument,
     *,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the files.  [default: ./run-ID]")] = None,
-    initial: Annotated[bool, typer.Option("--initial", help="The weights before training.")] = False,
+    initial: Annotated[bool, typer.Option("--initial", help="Fetch only the weights before training.")] = False,
     url: UrlOption = None,
     token_file: TokenFileOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Fetch a run's weights, the encoder by itself, the spec, and a card that says what it is.
+    """Fetch a run's weights, the encoder on its own, the spec, and a model card.
 
-    The files are model.safetensors (with --initial: initial.safetensors alone), encoder.safetensors, spec.yaml,
-    model-card.md and lineage.json. `fedssl.models.load_encoder(DIR)` loads the encoder, `fedssl export` and
-    `fedssl evaluate` take the folder's model. What broke off is continued by the same command in the same folder, while
-    the weights are the same.
+    Example: `fedssl run pull 1a2b3c4d --out results`
+
+    The files are model.safetensors, encoder.safetensors, spec.yaml, model-card.md and lineage.json; with --initial only
+    initial.safetensors and spec.yaml. In Python, `fedssl.models.load_encoder(DIR)` loads the encoder. `fedssl export`
+    and `fedssl evaluate` read the model from the folder. If a download is interrupted, the same command in the same
+    folder continues it, unless a new round has closed.
     """
-    from fedssl.cli.run import model_card, model_files
-
     with connect(url, token_file, patience_seconds=30) as client:
         view = client.run(find_run(client, run))
         folder = out or Path(f"run-{short(view.id)}")
         model = folder / (model_files.INITIAL if initial else model_files.MODEL)
         digest = _fetch(client, view.id, model, "initial" if initial else "latest")
-        while not initial and view.model != digest:  # a round has closed since: the card is to be of these very weights
+        while not initial and view.model != digest:  # a round has closed since: the card must describe these weights
             view = client.run(view.id)
             if view.model != digest:
                 digest = _fetch(client, view.id, model, "latest")
@@ -231,7 +232,7 @@ def pull(
 
 
 def _fetch(client: "Client", run_id: "UUID", model: Path, which: Literal["latest", "initial"]) -> str:
-    with showing("fetching", None, 1e6, " MB") as fetched:
+    with progress_bar("fetching", None, 1e6, " MB") as fetched:
         return client.download_model(run_id, model, which, on_bytes=fetched, on_size=lambda size: fetched(0, size))
 
 
@@ -239,15 +240,17 @@ def _fetch(client: "Client", run_id: "UUID", model: Path, which: Literal["latest
 def logs(
     run: RunArgument,
     *,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has finished.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Keep printing events until the run has finished.")
+    ] = False,
     kind: Annotated[
-        str | None, typer.Option(metavar="KIND", help="Only events of one kind, `round.closed` for example.")
+        str | None, typer.Option(metavar="KIND", help="Only events of this kind, for example `round.closed`.")
     ] = None,
     url: UrlOption = None,
     token_file: TokenFileOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Show what has happened in a run: its audit log. With --follow, JSON is one event a line."""
+    """Show the audit log of a run. With --follow, JSON output has one event per line."""
     with connect(url, token_file) as client:
         run_id = find_run(client, run)
         if output is Format.JSON and not follow:
@@ -264,34 +267,34 @@ def logs(
 
 
 def _follow(run: str, url: str | None, token_file: Path | None, output: Format) -> None:
-    from fedssl.cli.run import watch as watching
+    from fedssl.cli.run import watch as following
 
     with connect(url, token_file) as client:
         run_id = find_run(client, run)
     try:
-        with connect(url, token_file, patience_seconds=watching.PATIENCE_SECONDS) as client:
-            view = watching.watch(client, run_id)
+        with connect(url, token_file, patience_seconds=following.PATIENCE_SECONDS) as client:
+            view = following.watch(client, run_id)
     except KeyboardInterrupt:
-        note(f"no longer watching; the run goes on: `fedssl run watch {short(run_id)}` takes it up again")
+        note(f"no longer watching; the run continues: `fedssl run watch {short(run_id)}` follows it again")
         raise
     _show_result(view, output)
-    watching.require_completed(view)
+    following.require_completed(view)
 
 
-def _steer(verb: str, run: str, url: str | None, token_file: Path | None, output: Format) -> None:
+def _control(verb: str, run: str, url: str | None, token_file: Path | None, output: Format) -> None:
     with connect(url, token_file) as client:
         view = getattr(client, verb)(find_run(client, run))
     _show_result(view, output)
 
 
-def _show_result(run: "RunView", output: Format) -> None:
+def _show_result(run: RunView, output: Format) -> None:
     if output is Format.JSON:
         show_json(run)
     else:
         show_pairs(_summary(run))
 
 
-def _summary(run: "RunView") -> dict[str, object]:
+def _summary(run: RunView) -> dict[str, object]:
     return {
         "run": str(run.id),
         "name": run.name,
@@ -307,7 +310,7 @@ def _summary(run: "RunView") -> dict[str, object]:
     }
 
 
-def _show_round(current: "RoundView") -> None:
+def _show_round(current: RoundView) -> None:
     rows = [
         (part.client_id, part.attempt, part.state, part.num_examples, part.leased_at, part.closed_at, part.reason)
         for part in current.assignments
@@ -315,3 +318,16 @@ def _show_round(current: "RoundView") -> None:
     reason = f" ({printable(current.reason)})" if current.reason else ""
     typer.echo(f"\nround {current.number}: {current.verdict or current.state}{reason}")
     show_table(["client", "#attempt", "state", "#images", "leased", "closed", "reason"], rows)
+
+
+app.command("rounds")(metrics.list_rounds)
+app.command("metrics")(metrics.list_metrics)
+app.command("export-metrics")(metrics.export_metrics)
+app.command("state")(state.show_state)
+app.command("dimensions")(dimensions.show_dimensions)
+app.command("distillations")(distillations.list_distillations)
+app.command("cancel-distillation")(distillations.cancel_distillation)
+app.command("evaluate")(evaluations.request_evaluation)
+app.command("evaluations")(evaluations.list_evaluations)
+app.command("embedding")(embedding.draw_embedding)
+app.command("cancel-evaluation")(evaluations.cancel_evaluation)

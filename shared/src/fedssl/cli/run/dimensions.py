@@ -1,17 +1,18 @@
-"""`fedssl run dimensions`: whose the embedding's dimensions are (SSD)."""
+"""`fedssl run dimensions`: which client owns which dimensions of the embedding (SSD)."""
 
 from collections.abc import Sequence
 
-from fedssl.cli.connection.target import RunArgument, TokenFileOption, UrlOption, connect, find_run
+from fedssl.cli.arguments import RunArgument, TokenFileOption, UrlOption
+from fedssl.cli.connection.connect import connect, find_run
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_table
 
 
 def show_dimensions(
     run: RunArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
 ) -> None:
-    """Show which of the embedding's dimensions are whose, for methods that divide it (SSD).
+    """Show which client owns which dimensions of the embedding, for methods that divide it (SSD).
 
-    A client keeps its own for the whole run, and nobody else ever gets them, not even once it is revoked.
+    A client keeps its dimensions for the whole run. No other client ever gets them, not even after it is revoked.
     """
     with connect(url, token_file) as client:
         owned = list(client.dimension_assignments(find_run(client, run)))
@@ -21,11 +22,11 @@ def show_dimensions(
         rows = [(view.client_id, len(view.dimensions), ranges(view.dimensions)) for view in owned]
         show_table(["client", "#dimensions", "which"], rows)
     else:
-        note("the run assigns no dimensions: its method divides none, or its first round has not been opened")
+        note("the run has no dimensions assigned: its method does not divide them, or its first round is not open yet")
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Sorted numbers in short.
+    """Format sorted numbers as ranges.
 
     >>> ranges([0, 1, 2, 5, 8, 9])
     '0-2, 5, 8-9'

@@ -1,11 +1,12 @@
-"""`fedssl run distillations` and `run cancel-distillation`: what the coordinator itself trains (FLESD, FedCA)."""
+"""`fedssl run distillations` and `run cancel-distillation`: training by the coordinator itself (FLESD, FedCA)."""
 
 from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
 import typer
 
-from fedssl.cli.connection.target import RunArgument, TokenFileOption, UrlOption, connect, find_run, short
+from fedssl.cli.arguments import RunArgument, TokenFileOption, UrlOption
+from fedssl.cli.connection.connect import connect, find_run, short
 from fedssl.cli.errors import NoSuchJob
 from fedssl.cli.output import Format, FormatOption, duration, note, show_json, show_table
 
@@ -16,14 +17,15 @@ if TYPE_CHECKING:
 def list_distillations(
     run: RunArgument,
     *,
-    job: Annotated[UUID | None, typer.Option(metavar="JOB", help="Only this one, by its whole id.")] = None,
+    job: Annotated[UUID | None, typer.Option(metavar="JOB", help="Only the job with this id, given in full.")] = None,
     url: UrlOption = None,
     token_file: TokenFileOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """List what the coordinator itself has trained in a run: how far each is, its loss and the time left.
+    """List the training jobs of the coordinator in a run: their progress, loss and remaining time.
 
-    Methods that only combine their clients' weights have none. Round 0 is before the first: FedCA's base model.
+    Methods that only combine their clients' weights have no such jobs. Round 0 is the job before the first round:
+    FedCA's base model.
     """
     with connect(url, token_file) as client:
         if job is not None:
@@ -39,20 +41,21 @@ def list_distillations(
 def cancel_distillation(
     run: RunArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
 ) -> None:
-    """Call off the coordinator's training that waits or runs in a run, and pause the run.
+    """Cancel the coordinator's queued or running training job in a run, and pause the run.
 
-    It stops at its next epoch. `fedssl run resume` begins the same training anew; `fedssl run stop` ends the run.
+    The job stops after its current epoch. `fedssl run resume` restarts the job from scratch; `fedssl run stop` ends the
+    run.
     """
     with connect(url, token_file) as client:
         view = client.run(find_run(client, run))
         if view.distillation is None:
-            raise NoSuchJob(f"run {short(view.id)} has no distillation in progress: nothing to cancel")
+            raise NoSuchJob(f"run {short(view.id)} has no distillation in progress, so there is nothing to cancel")
         job = client.cancel_distillation(view.distillation.id)
     if output is Format.JSON:
         show_json(job)
     else:
         _show([job])
-        note(f"run {short(view.id)} is paused; `fedssl run resume` begins the training anew")
+        note(f"run {short(view.id)} is paused; `fedssl run resume` restarts the training from scratch")
 
 
 def _show(jobs: "list[DistillationJobView]") -> None:

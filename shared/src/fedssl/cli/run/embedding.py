@@ -1,11 +1,12 @@
-"""`fedssl run embedding`: the map of a run's representations after a round, as a picture."""
+"""`fedssl run embedding`: a map of a run's representations after a round, as a picture."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedssl.cli.connection.target import RunArgument, TokenFileOption, UrlOption, connect, find_run
+from fedssl.cli.arguments import RunArgument, TokenFileOption, UrlOption
+from fedssl.cli.connection.connect import connect, find_run
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import Format, FormatOption, note, show_json
 
@@ -19,19 +20,21 @@ def draw_embedding(
     *,
     round_number: Annotated[
         int | None,
-        typer.Option("--round", min=0, help="After which round; 0: before training.  [default: the newest mapped]"),
+        typer.Option(
+            "--round", min=0, help="Draw the map after this round; 0: before training.  [default: the newest map]"
+        ),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The PNG to write.", dir_okay=False)] = Path(
-        "map.png"
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="The PNG file to write.", dir_okay=False)
+    ] = Path("map.png"),
     url: UrlOption = None,
     token_file: TokenFileOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Draw the map of a run's embeddings: every test image a point, coloured by its class.
+    """Draw a map of a run's embeddings: each test image is a point, coloured by its class.
 
-    The coordinator keeps a map for every round that is judged with one: `embedding_map = "pca"` (or `"tsne"`) under
-    [evaluation] in the spec, or `fedssl run evaluate RUN --map pca`. `--format json` prints the points instead.
+    The coordinator computes a map with an evaluation if the spec has `embedding_map = "pca"` (or `"tsne"`) under
+    [evaluation], or for `fedssl run evaluate RUN --map pca`. `--format json` prints the points instead.
     """
     with connect(url, token_file) as client:
         found = client.evaluation_map(_mapped(client, run, round_number).id)
@@ -43,7 +46,7 @@ def draw_embedding(
 
 
 def _mapped(client: "Client", run: str, round_number: int | None) -> "EvaluationView":
-    """The newest of the run's evaluations that kept a map. Raises UsageError where there is none."""
+    """Return the run's newest evaluation with a map. Raises UsageError if there is none."""
     run_id = find_run(client, run)
     rows = [row for row in client.evaluations(run_id) if row.config.embedding_map is not None]
     of_round = [row for row in rows if round_number in (None, row.round_number)]
@@ -53,11 +56,11 @@ def _mapped(client: "Client", run: str, round_number: int | None) -> "Evaluation
     which = "" if round_number is None else f" --round {round_number}"
     asking = f"`fedssl run evaluate {run}{which} --map pca --wait`"
     if of_round:
-        raise UsageError(f"the map is not drawn yet, its evaluation is {of_round[-1].state}: try again in a moment")
+        raise UsageError(f"the map is not ready, because its evaluation is {of_round[-1].state}: try again in a moment")
     if rows:
         known = ", ".join(str(row.round_number) for row in rows[-10:])
-        raise UsageError(f"round {round_number} has no map, rounds {known} have: have it drawn with {asking}")
-    raise UsageError(f"no round of the run has a map: have one drawn with {asking}")
+        raise UsageError(f"round {round_number} has no map (rounds with a map: {known}): request one with {asking}")
+    raise UsageError(f"no round of the run has a map: request one with {asking}")
 
 
 def _draw(found: "EmbeddingMapView", out: Path) -> None:

@@ -1,37 +1,30 @@
-"""`fedssl run evaluate`, `run evaluations` and `run cancel-evaluation`: encoders judged on the coordinator."""
+"""`fedssl run evaluate`, `run evaluations` and `run cancel-evaluation`: encoders evaluated by the coordinator."""
 
 import math
 import time
-from enum import StrEnum
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import ValidationError
 
-from fedssl.cli.connection.target import MIN_PREFIX, RunArgument, TokenFileOption, UrlOption, connect, find_run, short
+from fedssl.cli.arguments import RunArgument, TokenFileOption, UrlOption
+from fedssl.cli.connection.connect import MIN_PREFIX, connect, find_run, short
 from fedssl.cli.errors import EvaluationNotCompleted, NoSuchJob, UsageError
-from fedssl.cli.evaluate.command import SettingsName
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_table
+from fedssl.protocol.evaluation import JudgingConfig, MapMethod, Settings
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.views import EvaluationView
+from fedssl.selection import choose_best
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from fedssl.client import Client
-    from fedssl.protocol.evaluation import JudgingConfig
-    from fedssl.protocol.runs import RunSpec
-    from fedssl.protocol.views import EvaluationView
 
 POLL_SECONDS = 0.5
 PATIENCE_SECONDS = 120.0
 _ACCURACIES = ("probe", "knn")
 _NUMBERS = ("uniformity", "alignment", "effective_rank", "feature_std")
 _ENDED = ("completed", "failed", "cancelled")
-
-
-class MapName(StrEnum):
-    """How a map is drawn."""
-
-    PCA = "pca"
-    TSNE = "tsne"
 
 
 def request_evaluation(
@@ -43,39 +36,52 @@ def request_evaluation(
     ] = None,
     round_number: Annotated[
         int | None,
-        typer.Option("--round", min=0, help="After which round; 0: before training.  [default: the newest]"),
+        typer.Option(
+            "--round",
+            min=0,
+            help="Evaluate the encoder after this round; 0: before training.  [default: the newest round]",
+        ),
     ] = None,
     measures: Annotated[
         str | None,
-        typer.Option(metavar="LIST", help="Of probe, knn and geometry, with commas.  [default: the spec's, else all]"),
+        typer.Option(
+            metavar="LIST",
+            help="What to measure: any of probe, knn and geometry, separated by commas.  "
+            "[default: the spec's, else all]",
+        ),
     ] = None,
     settings: Annotated[
-        SettingsName | None, typer.Option(help="The linear probe's settings.  [default: the spec's, else fast]")
+        Settings | None,
+        typer.Option(help="Whose settings to use for the linear probe.  [default: the spec's, else fast]"),
     ] = None,
     num_labels: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="Labelled training images that classifiers may see; 0: all.  [default: the spec's, else 10000]",
+            help="Number of labelled training images for the classifiers; 0: all.  [default: the spec's, else 10000]",
         ),
     ] = None,
     num_test: Annotated[
-        int | None, typer.Option(min=0, help="Test images; 0: all.  [default: the spec's, else all]")
+        int | None, typer.Option(min=0, help="Number of test images; 0: all.  [default: the spec's, else all]")
     ] = None,
     embedding_map: Annotated[
-        MapName | None,
-        typer.Option("--map", help="Keep a map of the test images too: see `fedssl run embedding`."),
+        MapMethod | None,
+        typer.Option("--map", help="Also compute a map of the test images, for `fedssl run embedding`."),
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for the numbers; exit with 1 if there are none.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for the results. Exits with 1 if the evaluation fails or is cancelled.")
+    ] = False,
     url: UrlOption = None,
     token_file: TokenFileOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Have the coordinator judge a run's encoder on a labelled data set that is registered with it.
+    """Ask the coordinator to evaluate a run's encoder on a labelled data set that is registered with it.
 
-    The run goes on meanwhile. What the run's spec says of its own evaluation holds for what is not given. Asked for
-    twice, the same is done once; one that failed or was cancelled is done anew. `fedssl evaluation-dataset ls` lists
-    the data sets, and `fedssl evaluate` judges an encoder on this machine.
+    Example: `fedssl run evaluate RUN --data held-out --wait`
+
+    The run continues meanwhile. Options that you leave out are taken from the [evaluation] of the run's spec. The same
+    evaluation is done only once; if it failed or was cancelled, asking again repeats it. `fedssl evaluation-dataset ls`
+    lists the data sets. `fedssl evaluate` evaluates an encoder on this machine instead.
     """
     given = {
         "dataset": data,
@@ -103,9 +109,9 @@ def request_evaluation(
 def list_evaluations(
     run: RunArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
 ) -> None:
-    """List how good a run's encoder was after which round, with the last and the best round marked.
+    """List the evaluations of a run's encoder, round by round, with the last and the best round marked.
 
-    The best is chosen on the test set itself: report it only beside the last.
+    The best round is chosen on the test set itself, so report it only together with the last.
     """
     with connect(url, token_file) as client:
         rows = list(client.evaluations(find_run(client, run)))
@@ -117,12 +123,14 @@ def list_evaluations(
 
 def cancel_evaluation(
     run: RunArgument,
-    evaluation: Annotated[str, typer.Argument(metavar="EVALUATION", help="Its id, or its beginning.")],
+    evaluation: Annotated[
+        str, typer.Argument(metavar="EVALUATION", help="An evaluation's id, or the first characters of it.")
+    ],
     url: UrlOption = None,
     token_file: TokenFileOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Call off an evaluation that waits or runs. The run does not notice; the same can be asked for again."""
+    """Cancel a queued or running evaluation. The run is not affected, and you can request the evaluation again."""
     with connect(url, token_file) as client:
         row = client.cancel_evaluation(_find(client, run, evaluation).id)
     if output is Format.JSON:
@@ -131,20 +139,18 @@ def cancel_evaluation(
         _show([row])
 
 
-def best_rounds(rows: "Sequence[EvaluationView]") -> "tuple[dict[Any, list[str]], list[str]]":
-    """Marks by evaluation, `last` and `best by ...`, and for each data set a sentence on what the best was chosen on.
+def best_rounds(rows: Sequence[EvaluationView]) -> tuple[dict[Any, list[str]], list[str]]:
+    """Return marks (`last`, `best by ...`) by evaluation, and a sentence per data set on how the best was chosen.
 
-    Only rounds that were judged alike are compared.
+    Only rounds with the same evaluation settings are compared.
     """
-    from fedssl.selection import choose_best
-
-    alike: dict[str, list[EvaluationView]] = {}
+    same_settings: dict[str, list[EvaluationView]] = {}
     for row in rows:
         if row.state == "completed":
-            alike.setdefault(row.config.model_dump_json(), []).append(row)
+            same_settings.setdefault(row.config.model_dump_json(), []).append(row)
     marks: dict[Any, list[str]] = {}
     sentences = []
-    for group in alike.values():
+    for group in same_settings.values():
         history = [(row.round_number, _numbers(row)) for row in group]
         measure = next((name for name in _ACCURACIES if name in history[0][1]), None)
         if measure is None or len(group) == 1:
@@ -157,25 +163,21 @@ def best_rounds(rows: "Sequence[EvaluationView]") -> "tuple[dict[Any, list[str]]
     return marks, sentences
 
 
-def _config(spec: "RunSpec", given: dict[str, Any], limits: dict[str, int | None]) -> "JudgingConfig":
-    """What is asked for: what is given, and for the rest the run's own evaluation. Raises UsageError."""
-    from pydantic import ValidationError
-
-    from fedssl.protocol.evaluation import JudgingConfig
-
+def _config(spec: RunSpec, given: dict[str, Any], limits: dict[str, int | None]) -> JudgingConfig:
+    """Return the evaluation of the run's spec, changed by what is given. Raises UsageError."""
     wanted = {} if spec.evaluation is None else spec.evaluation.model_dump(exclude={"every"})
     wanted |= {name: value for name, value in given.items() if value is not None}
     wanted |= {name: value or None for name, value in limits.items() if value is not None}  # 0: no limit
     if "dataset" not in wanted:
-        raise UsageError("the run's spec names no evaluation data set: give --data NAME")
+        raise UsageError("the run's spec has no evaluation data set: give --data NAME")
     try:
         return JudgingConfig.model_validate(wanted)
     except ValidationError as error:
-        mistake = error.errors()[0]
-        raise UsageError(f"{'.'.join(map(str, mistake['loc']))}: {mistake['msg']}") from None
+        first = error.errors()[0]
+        raise UsageError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
-def _find(client: "Client", run: str, text: str) -> "EvaluationView":
+def _find(client: "Client", run: str, text: str) -> EvaluationView:
     wanted = text.lower().replace("-", "")
     if len(wanted) < MIN_PREFIX:
         raise UsageError(
@@ -184,12 +186,13 @@ def _find(client: "Client", run: str, text: str) -> "EvaluationView":
     fitting = [row for row in client.evaluations(find_run(client, run)) if row.id.hex.startswith(wanted)]
     if len(fitting) != 1:
         raise NoSuchJob(
-            f"{len(fitting)} of the run's evaluations begin with {text}: see `fedssl run evaluations {run}`"
+            f"{len(fitting)} evaluations of the run have ids that begin with {text}: `fedssl run evaluations {run}` "
+            "lists them"
         )
     return fitting[0]
 
 
-def _show(rows: "Sequence[EvaluationView]") -> None:
+def _show(rows: Sequence[EvaluationView]) -> None:
     marks, sentences = best_rounds(rows)
     names = [*_ACCURACIES, *_NUMBERS]
     lines = []
@@ -205,8 +208,8 @@ def _show(rows: "Sequence[EvaluationView]") -> None:
         note(sentence)
 
 
-def _numbers(row: "EvaluationView") -> dict[str, float]:
-    """What is known so far; NaN where training has diverged."""
+def _numbers(row: EvaluationView) -> dict[str, float]:
+    """Return the results so far; NaN if training diverged."""
     so_far = {} if row.progress is None else row.progress.results
     found = so_far if row.results is None else row.results
     return {name: math.nan if value is None else value for name, value in found.items()}
@@ -218,7 +221,7 @@ def _cell(name: str, value: float | None) -> str | None:
     return f"{100 * value:.2f} %" if name in _ACCURACIES else f"{value:.4g}"
 
 
-def _state(row: "EvaluationView") -> str:
+def _state(row: EvaluationView) -> str:
     if row.state == "running" and row.progress is not None and row.progress.doing:
         share = "" if row.progress.share is None else f" {100 * row.progress.share:.0f} %"
         return f"{row.state}: {row.progress.doing}{share}"

@@ -1,4 +1,4 @@
-"""A run's numbers for other programs: CSV, JSON, TensorBoard's event files, an MLflow run."""
+"""A run's numbers in the formats of other programs: CSV, JSON, TensorBoard's event files, an MLflow run."""
 
 import csv
 import importlib.util
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from fedssl.errors import ExportError
 from fedssl.experiments.files import write_json, write_text
@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from fedssl.client import Client
     from fedssl.protocol.views import RunView
 
-_MLFLOW_BATCH = 1_000  # the most metrics that MLflow takes at once
+MetricFormat = Literal["csv", "json", "tensorboard", "mlflow"]
+
+_MLFLOW_BATCH = 1_000  # the most metrics that MLflow accepts at once
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """One number of a run; `client` None: of the whole round."""
+    """One number of a run. `client` is None if it is a number of the whole round."""
 
     round_number: int
     client: str | None
@@ -30,22 +32,22 @@ class Number:
 
     @property
     def series(self) -> str:
-        """The name of the curve that it is a point of."""
+        """The name of the curve to which it belongs."""
         return self.name if self.client is None else f"{self.name}/{self.client}"
 
 
 def numbers_of(client: "Client", run: "RunView") -> list[Number]:
-    """What clients and rounds have reported, and how the encoder was judged, under `DATASET.MEASURE`."""
+    """Return the metrics of clients and rounds, and the results of evaluations as `DATASET.MEASURE`."""
     found = [Number(row.round_number, row.client_id, row.name, row.value) for row in client.metrics(run.id)]
-    for judged in client.evaluations(run.id):
-        for name, value in (judged.results or {}).items():
+    for evaluation in client.evaluations(run.id):
+        for name, value in (evaluation.results or {}).items():
             if value is not None:
-                found.append(Number(judged.round_number, None, f"{judged.dataset}.{name}", value))
+                found.append(Number(evaluation.round_number, None, f"{evaluation.dataset}.{name}", value))
     return sorted(found, key=lambda number: (number.round_number, number.series))
 
 
 def write_csv(run: "RunView", numbers: Sequence[Number], out: Path) -> None:
-    """One line a number: round, client (empty: the whole round), name, value."""
+    """Write a line per number: round, client (empty for the whole round), name, value."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["round", "client", "name", "value"])
@@ -54,13 +56,13 @@ def write_csv(run: "RunView", numbers: Sequence[Number], out: Path) -> None:
 
 
 def write_document(run: "RunView", numbers: Sequence[Number], out: Path) -> None:
-    """One JSON document with the run's name, method and spec."""
+    """Write one JSON document, with the run's name and spec."""
     described = {"run": str(run.id), "name": run.name, "spec": run.spec.model_dump(mode="json")}
     write_json(out, {**described, "numbers": [asdict(number) for number in numbers]})
 
 
 def write_tensorboard(run: "RunView", numbers: Sequence[Number], out: Path) -> None:
-    """An event file in the folder `out`. Raises ExportError where TensorBoard is not installed."""
+    """Write an event file into the folder `out`. Raises ExportError if TensorBoard is not installed."""
     _require("tensorboard", "torch")
     from torch.utils.tensorboard import SummaryWriter
 
@@ -70,9 +72,9 @@ def write_tensorboard(run: "RunView", numbers: Sequence[Number], out: Path) -> N
 
 
 def send_to_mlflow(run: "RunView", numbers: Sequence[Number], out: Path) -> None:
-    """A run of the experiment that is named as `out` is, where MLFLOW_TRACKING_URI says.
+    """Create a run in the experiment whose name is that of `out`, on the server MLFLOW_TRACKING_URI.
 
-    Raises ExportError where MLflow is not installed, or does not take them.
+    Raises ExportError if MLflow is not installed, or does not accept the numbers.
     """
     _require("mlflow")
     import mlflow
@@ -90,10 +92,10 @@ def send_to_mlflow(run: "RunView", numbers: Sequence[Number], out: Path) -> None
             for start in range(0, len(points), _MLFLOW_BATCH):
                 client.log_batch(theirs, metrics=points[start : start + _MLFLOW_BATCH])
     except MlflowException as error:
-        raise ExportError(f"MLflow does not take it (MLFLOW_TRACKING_URI says where it is): {error}") from None
+        raise ExportError(f"MLflow does not accept the run (MLFLOW_TRACKING_URI is its address): {error}") from None
 
 
-WRITERS: dict[str, Callable[["RunView", Sequence[Number], Path], None]] = {
+WRITERS: dict[MetricFormat, Callable[["RunView", Sequence[Number], Path], None]] = {
     "csv": write_csv,
     "json": write_document,
     "tensorboard": write_tensorboard,

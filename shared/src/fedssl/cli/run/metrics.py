@@ -1,20 +1,22 @@
-"""`fedssl run rounds`, `run metrics` and `run export-metrics`: how rounds ended, and every number that a run has."""
+"""`fedssl run rounds`, `run metrics` and `run export-metrics`: how rounds ended, and all numbers of a run."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from fedssl.cli.connection.target import RunArgument, TokenFileOption, UrlOption, connect, find_run, short
+from fedssl.cli.arguments import RunArgument, TokenFileOption, UrlOption
+from fedssl.cli.connection.connect import connect, find_run, short
 from fedssl.cli.output import Format, FormatOption, duration, note, show_json, show_table
+from fedssl.cli.run.metric_files import WRITERS, MetricFormat, numbers_of
 
-_NOT_ACCEPTED_SHOWN = 4
+_MAX_MISSING = 4
 
 
 def list_rounds(
     run: RunArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
 ) -> None:
-    """List a run's rounds: how each ended, how long it took, and who did not deliver, and why."""
+    """List a run's rounds: how each ended, how long it took, and which clients did not deliver an update, and why."""
     with connect(url, token_file) as client:
         found = list(client.rounds(find_run(client, run)))
     if output is Format.JSON:
@@ -24,11 +26,11 @@ def list_rounds(
     for view in found:
         newest = {part.client_id: part for part in view.assignments}
         missing = [f"{name}: {part.reason or part.state}" for name, part in newest.items() if part.state != "accepted"]
-        more = f"; and {len(missing) - _NOT_ACCEPTED_SHOWN} more" if len(missing) > _NOT_ACCEPTED_SHOWN else ""
+        more = f"; and {len(missing) - _MAX_MISSING} more" if len(missing) > _MAX_MISSING else ""
         took = None if view.closed_at is None else duration((view.closed_at - view.opened_at).total_seconds())
         rows.append(
             (view.number, view.verdict or view.state, f"{len(newest) - len(missing)}/{len(newest)}", view.opened_at,
-             took, view.reason, "; ".join(missing[:_NOT_ACCEPTED_SHOWN]) + more)
+             took, view.reason, "; ".join(missing[:_MAX_MISSING]) + more)
         )  # fmt: skip
     show_table(["#round", "verdict", "#updates", "opened", "#took", "reason", "not accepted"], rows)
 
@@ -37,13 +39,13 @@ def list_metrics(
     run: RunArgument,
     *,
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only numbers of this name, `loss` for example.")
+        str | None, typer.Option(metavar="NAME", help="Only the numbers with this name, for example `loss`.")
     ] = None,
     url: UrlOption = None,
     token_file: TokenFileOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """List a run's numbers: those of each client, and those of the whole round (client `-`)."""
+    """List a run's numbers: those of each client, and those of the whole round, whose client is `-`."""
     with connect(url, token_file) as client:
         found = list(client.metrics(find_run(client, run), name))
     if output is Format.JSON:
@@ -56,24 +58,25 @@ def list_metrics(
 def export_metrics(
     run: RunArgument,
     *,
-    to: Annotated[Literal["csv", "json", "tensorboard", "mlflow"], typer.Option(help="The form.")],
+    to: Annotated[MetricFormat, typer.Option(help="The format.")],
     out: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="The file; TensorBoard's folder; MLflow's experiment.  [default: by run]"),
+        typer.Option(
+            metavar="PATH",
+            help="The file, TensorBoard's folder or MLflow's experiment.  [default: named after the run]",
+        ),
     ] = None,
     url: UrlOption = None,
     token_file: TokenFileOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Write all numbers of a run, and of its evaluations, for other programs.
+    """Export all numbers of a run and of its evaluations, for other programs.
 
     \b
     csv, json    a file
     tensorboard  an event file in a folder, for `tensorboard --logdir`; needs pip install tensorboard
-    mlflow       a run in an experiment, where MLFLOW_TRACKING_URI says; needs pip install mlflow
+    mlflow       a run in an experiment of the server MLFLOW_TRACKING_URI; needs pip install mlflow
     """
-    from fedssl.cli.run.metric_files import WRITERS, numbers_of
-
     with connect(url, token_file, patience_seconds=30) as client:
         view = client.run(find_run(client, run))
         numbers = numbers_of(client, view)

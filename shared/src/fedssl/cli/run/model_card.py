@@ -1,4 +1,4 @@
-"""What is written beside a pulled encoder: a card for people, and its lineage, digest by digest, for programs."""
+"""The files next to a pulled encoder: a card for people, and for programs its lineage, digest by digest."""
 
 import hashlib
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ _SCORES = ("probe", "knn", "uniformity", "alignment", "effective_rank")
 
 
 def write_card(client: "Client", run: "RunView", model: str, encoder: Path, folder: Path) -> dict[str, str]:
-    """Write both files; `model` is the digest of the run's weights, `encoder` the file that was cut out of them.
+    """Write both files. `model` is the digest of the run's weights, `encoder` the file extracted from them.
 
-    The run may have gone on since: what came after the rounds that `run` counts is left out.
+    Rounds that were closed after `run` was fetched are left out.
     """
     rounds = [view for view in client.rounds(run.id) if view.number <= run.rounds_closed]
     evaluations = [
@@ -33,7 +33,7 @@ def write_card(client: "Client", run: "RunView", model: str, encoder: Path, fold
 
 
 def lineage_of(run: "RunView", rounds: "Sequence[RoundView]", model: str, encoder: str) -> dict[str, Any]:
-    """From which files the weights came: what went down in each round, and what was accepted of what came up."""
+    """Return the files from which the weights were made: each round's broadcast, and the updates it accepted."""
     return {
         "run": str(run.id),
         "method": {"name": run.method, "version": run.spec.method.info.version},
@@ -56,14 +56,14 @@ def lineage_of(run: "RunView", rounds: "Sequence[RoundView]", model: str, encode
 def card(
     run: "RunView", rounds: "Sequence[RoundView]", evaluations: "Sequence[EvaluationView]", lineage: dict[str, Any]
 ) -> str:
-    """The card, in Markdown."""
+    """Return the card, in Markdown."""
     info, spec = run.spec.method.info, run.spec
     verdicts = [view.verdict for view in rounds if view.verdict is not None]
     counted = {verdict: verdicts.count(verdict) for verdict in dict.fromkeys(verdicts)}
     parts = [
         f"---\nlibrary_name: fedssl\ntags: [self-supervised, federated, {run.method}]\n---\n\n# {run.name}",
         f"An encoder, {spec.model.encoder}, trained without labels by {len(_examples(rounds))} data owners who shared "
-        f"no image. Made by fedssl, run `{run.id}`.",
+        f"no images. Made by fedssl, run `{run.id}`.",
         '```python\nfrom fedssl.models import load_encoder\n\nencoder = load_encoder(".")  # this folder\n```',
         "## Method",
         f"{info.title} (`{run.method}`, version {info.version}). {info.paper}",
@@ -74,7 +74,7 @@ def card(
                 ("local epochs, batch size", f"{spec.training.local_epochs}, {spec.training.batch_size}"),
                 ("seed", str(spec.seed)),
                 ("left the clients", info.leaves_the_client),
-                ("stayed with them", info.stays_on_the_client),
+                ("stayed on the clients", info.stays_on_the_client),
             ],
         ),
         "## Data",
@@ -82,7 +82,7 @@ def card(
         "## Scores",
         _scores(evaluations),
         "## Lineage",
-        "By sha256; every round's files are in [lineage.json](lineage.json).",
+        "The sha256 of each file. The files of every round are listed in [lineage.json](lineage.json).",
         _table(
             ("file", "sha256"),
             [
@@ -97,7 +97,7 @@ def card(
 
 
 def _examples(rounds: "Sequence[RoundView]") -> dict[str, int]:
-    """How many images each client has trained on, as it said last, of those whose updates the weights are made of."""
+    """Return the images per client, as last reported, for the clients whose updates are part of the weights."""
     return {
         part.client_id: part.num_examples or 0
         for view in rounds
@@ -111,21 +111,23 @@ def _data(run: "RunView", rounds: "Sequence[RoundView]") -> str:
     data, examples = run.spec.data, _examples(rounds)
     shape = f"{data.channels} x {data.image_size} x {data.image_size}"
     normalised = "not normalised" if data.mean is None else f"normalised by mean {data.mean} and std {data.std}"
-    said = f"Images of {shape}, values 0..1, {normalised}; each client's own, {sum(examples.values()):,} in all."
+    text = f"Images of {shape}, values 0..1, {normalised}; each client's own, {sum(examples.values()):,} in total."
     if run.spec.partition is not None:
-        said += f" They were dealt from `{run.spec.partition.dataset}`."
+        text += f" They are a partition of `{run.spec.partition.dataset}`."
     rows = [(name, f"{count:,}") for name, count in sorted(examples.items())]
-    return f"{said}\n\n{_table(('client', 'images'), rows)}" if rows else said
+    return f"{text}\n\n{_table(('client', 'images'), rows)}" if rows else text
 
 
 def _scores(evaluations: "Sequence[EvaluationView]") -> str:
     if not evaluations:
-        return "None: this encoder was not judged. `fedssl run evaluate` or `fedssl evaluate` does it."
+        return "None: this encoder was not evaluated. `fedssl run evaluate` and `fedssl evaluate` do that."
     rows = [
         (row.dataset, str(row.round_number), *(cell((row.results or {}).get(name)) for name in _SCORES))
         for row in evaluations
     ]
-    return "Probe and kNN are shares of the test images, 0..1.\n\n" + _table(("data set", "round", *_SCORES), rows)
+    return "Probe and kNN are the shares of test images classified correctly, 0..1.\n\n" + _table(
+        ("data set", "round", *_SCORES), rows
+    )
 
 
 def _counts(counted: dict[Any, int]) -> str:

@@ -1,4 +1,4 @@
-"""Models as files for people: the weights, the encoder by itself, and the spec that describes it. Needs no torch."""
+"""The files of a pulled model: the weights, the encoder on its own, and the spec that describes it. Needs no torch."""
 
 import json
 from pathlib import Path
@@ -13,10 +13,10 @@ _PREFIX = "encoder."
 
 
 def export_encoder(model: Path, destination: Path) -> None:
-    """Copy the tensors `encoder.*` of a safetensors file, byte for byte and under their names, into one of their own.
+    """Copy the tensors `encoder.*` of a safetensors file, byte for byte and under their names, into another file.
 
     Raises:
-        ArtifactError: the file is no model, or holds no encoder.
+        ArtifactError: if the file is not a model, or holds no encoder.
     """
     with model.open("rb") as source:
         header = read_header(source)
@@ -29,7 +29,7 @@ def export_encoder(model: Path, destination: Path) -> None:
             described[entry.name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": [offset, end]}
             offset = end
         text = json.dumps(described).encode()
-        text += b" " * (-len(text) % LENGTH_BYTES)  # as the format wants it: tensors begin aligned
+        text += b" " * (-len(text) % LENGTH_BYTES)  # the format requires that tensors begin aligned
         partial = destination.with_name(f".{destination.name}.partial")
         with partial.open("wb") as target:
             target.write(len(text).to_bytes(LENGTH_BYTES, "little") + text)

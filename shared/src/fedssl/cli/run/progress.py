@@ -1,20 +1,21 @@
-"""What a run in progress looks like: a live picture on a terminal, a line for each change where output is piped."""
+"""The progress of a run: a live display on a terminal, else a line per change."""
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from fedssl.cli.output import cell, duration
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from fedssl.protocol.views import AssignmentView, DistillationJobView, RunView
-    from fedssl.protocol.work import Progress
+from fedssl.protocol.views import AssignmentView, DistillationJobView, RunView
+from fedssl.protocol.work import Progress
 
 CLIENTS_SHOWN = 16
-# What a person wants to see first when not all clients fit.
+# Which clients to show first if there is no room for all.
 _ORDER = {"rejected": 0, "declined": 1, "expired": 2, "leased": 3, "submitted": 4, "offered": 5, "accepted": 6}
 _TROUBLE = ("rejected", "declined", "expired")
 
@@ -23,24 +24,24 @@ _TROUBLE = ("rejected", "declined", "expired")
 class Snapshot:
     """A run at one moment.
 
-    `losses`: the mean loss of each closed round up to `losses_through`; `seconds_left` None: not known yet.
+    `losses`: the mean loss of each closed round up to `losses_through`; `seconds_left` is None if it is not known yet.
     """
 
-    run: "RunView"
+    run: RunView
     losses: Mapping[int, float]
     losses_through: int
     seconds_left: float | None = None
 
     @property
-    def assignments(self) -> "list[AssignmentView]":
-        """The newest assignment of each client in the round in progress, in name order."""
+    def assignments(self) -> list[AssignmentView]:
+        """The newest assignment of each client in the current round, in name order."""
         current = self.run.current_round
         newest = {} if current is None else {part.client_id: part for part in current.assignments}
         return [newest[client] for client in sorted(newest)]
 
     @property
     def images_per_second(self) -> float:
-        """Of all clients that train at this moment together."""
+        """The sum over all clients that are training at this moment."""
         return sum(
             part.progress.images_per_second or 0.0
             for part in self.assignments
@@ -49,7 +50,7 @@ class Snapshot:
 
     @property
     def share_done(self) -> float:
-        """How much of the run is done, 0..1, the round in progress included as far as its clients are."""
+        """How much of the run is done, 0..1, including the progress of the clients in the current round."""
         current, closed = self.run.current_round, self.run.rounds_closed
         if current is not None and current.number > closed and (parts := self.assignments):
             closed_and_open = closed + self._share_of_round(current.number, sum(map(_share, parts)) / len(parts))
@@ -58,7 +59,7 @@ class Snapshot:
         return min(1.0, closed_and_open / self.run.num_rounds)
 
     def _share_of_round(self, number: int, clients: float) -> float:
-        """What the clients have done of it; where the coordinator trains too, its epochs count as much as they do."""
+        """Return how much of the round is done. If the coordinator trains too, that counts for half of the round."""
         num_epochs = self.run.spec.method.distillation_epochs(number)
         if not num_epochs:
             return clients
@@ -71,32 +72,14 @@ class Snapshot:
         return self.losses[max(self.losses)] if self.losses else None
 
 
-class Clock:
-    """Estimates the time that is left from the progress seen so far, so that pauses before now do not count."""
-
-    def __init__(self, now: float | None = None) -> None:
-        self._start = time.monotonic() if now is None else now
-        self._first: float | None = None
-
-    def seconds_left(self, share_done: float, now: float | None = None) -> float | None:
-        """None until enough has been seen."""
-        moment = time.monotonic() if now is None else now
-        if self._first is None:
-            self._start, self._first = moment, share_done
-        gained = share_done - self._first
-        if gained < 0.01 or moment - self._start < 2:
-            return None
-        return (1 - share_done) * (moment - self._start) / gained
-
-
 @dataclass(slots=True)
 class PlainDisplay:
-    """Writes a line for every closed round and for whatever goes wrong in between."""
+    """Prints a line per closed round, and a line for each problem in between."""
 
-    console: "Console"
+    console: Console
     _closed: int | None = None
     _speed: float = 0.0
-    _said: set[tuple[Any, ...]] = field(default_factory=set)
+    _printed: set[tuple[Any, ...]] = field(default_factory=set)
 
     def __enter__(self) -> Self:
         return self
@@ -109,7 +92,7 @@ class PlainDisplay:
             self.console.print(line, soft_wrap=True)
 
     def lines(self, snapshot: Snapshot) -> list[str]:
-        """What has happened since the last snapshot."""
+        """Return a line for each change since the last snapshot."""
         run = snapshot.run
         found = []
         if run.reason and run.state.value != "finished":
@@ -123,7 +106,7 @@ class PlainDisplay:
                 text = f"{part.client_id} {part.state.value}: {cell(part.reason)}"
                 found += self._once((part.id, part.state), text)
         self._speed = snapshot.images_per_second or self._speed
-        if self._closed is None:  # of what happened before we looked, only the last round is told
+        if self._closed is None:  # of the rounds before the first snapshot, only the last is shown
             self._closed = max(0, snapshot.losses_through - 1)
         for number in range(self._closed + 1, snapshot.losses_through + 1):
             found.append(round_line(snapshot, number, self._speed))
@@ -131,18 +114,16 @@ class PlainDisplay:
         return found
 
     def _once(self, key: tuple[Any, ...], text: str) -> list[str]:
-        if key in self._said:
+        if key in self._printed:
             return []
-        self._said.add(key)
+        self._printed.add(key)
         return [text]
 
 
 class LiveDisplay:
-    """Redraws the run's picture in place, below a line for every round that has closed and whatever went wrong."""
+    """Redraws the state of the run in place, below the lines that PlainDisplay prints."""
 
-    def __init__(self, console: "Console") -> None:
-        from rich.live import Live
-
+    def __init__(self, console: Console) -> None:
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._above = PlainDisplay(console)
 
@@ -159,7 +140,7 @@ class LiveDisplay:
 
 
 def round_line(snapshot: Snapshot, number: int, images_per_second: float = 0.0) -> str:
-    """One closed round in one line."""
+    """Describe one closed round in one line."""
     run, loss = snapshot.run, snapshot.losses.get(number)
     parts = [f"loss {loss:.4f}" if loss is not None else "no loss was reported"]
     if images_per_second:
@@ -170,9 +151,7 @@ def round_line(snapshot: Snapshot, number: int, images_per_second: float = 0.0) 
 
 
 def picture(snapshot: Snapshot) -> Any:
-    """The whole run: a bar, the numbers of the moment, and a line for each client."""
-    from rich.console import Group
-
+    """Draw the whole run: a bar, the current numbers, and a line per client."""
     rows = [_headline(snapshot), _numbers(snapshot)]
     if snapshot.assignments:
         rows.append(_clients(snapshot.assignments))
@@ -180,10 +159,6 @@ def picture(snapshot: Snapshot) -> Any:
 
 
 def _headline(snapshot: Snapshot) -> Any:
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-    from rich.text import Text
-
     run = snapshot.run
     line = Table.grid(padding=(0, 1))
     for _ in range(3):
@@ -198,8 +173,6 @@ def _headline(snapshot: Snapshot) -> Any:
 
 
 def _numbers(snapshot: Snapshot) -> Any:
-    from rich.text import Text
-
     run, current = snapshot.run, snapshot.run.current_round
     parts = [run.state.value]
     if run.state.value == "running" and current is not None:
@@ -217,28 +190,24 @@ def _numbers(snapshot: Snapshot) -> Any:
     return Text("  ".join(parts), style="dim")
 
 
-def _distilling(job: "DistillationJobView") -> list[str]:
+def _distilling(job: DistillationJobView) -> list[str]:
     if job.state.value == "queued":
-        return ["waits to distil"]
+        return ["waiting to distil"]
     parts = [f"distilling epoch {job.epoch} of {job.num_epochs}"]
     if job.loss is not None:
-        parts.append(f"its loss {job.loss:.4f}")
+        parts.append(f"distillation loss {job.loss:.4f}")
     if job.eta_seconds is not None:
-        parts.append(f"{duration(job.eta_seconds)} left of it")
+        parts.append(f"{duration(job.eta_seconds)} of distillation left")
     if job.reason:
         parts.append(cell(job.reason))
     return parts
 
 
-def _round(job: "DistillationJobView") -> str:
+def _round(job: DistillationJobView) -> str:
     return f"round {job.round_number}" if job.round_number else "before the first round"
 
 
-def _clients(assignments: "Sequence[AssignmentView]") -> Any:
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-    from rich.text import Text
-
+def _clients(assignments: Sequence[AssignmentView]) -> Any:
     shown = sorted(assignments, key=lambda part: _ORDER[part.state.value])[:CLIENTS_SHOWN]
     grid = Table.grid(padding=(0, 2))
     for justify in ("left", "left", "left", "right", "right"):
@@ -258,24 +227,24 @@ def _clients(assignments: "Sequence[AssignmentView]") -> Any:
     return grid
 
 
-def _doing(part: "AssignmentView") -> str:
+def _doing(part: AssignmentView) -> str:
     if part.state.value == "offered":
-        return "waits"
+        return "waiting"
     if part.state.value == "leased":
         if part.progress is None:
-            return "starts"
+            return "starting"
         epochs = _epochs(part.progress)
         return f"{part.progress.phase}{epochs}"
     return part.state.value if not part.reason else f"{part.state.value}: {cell(part.reason)[:40]}"
 
 
-def _epochs(progress: "Progress") -> str:
+def _epochs(progress: Progress) -> str:
     shown = progress.phase == "training" and progress.num_epochs > 1
     return f" epoch {progress.epoch} of {progress.num_epochs}" if shown else ""
 
 
-def _share(part: "AssignmentView") -> float:
-    """How much of its assignment a client has done, 0..1."""
+def _share(part: AssignmentView) -> float:
+    """Return how much of its assignment a client has done, 0..1."""
     if part.state.value in ("submitted", "accepted"):
         return 1.0
     if part.state.value != "leased" or part.progress is None:

@@ -1,11 +1,12 @@
-"""`fedssl run state`: what a run's method keeps on the coordinator."""
+"""`fedssl run state`: the state of a run's method on the coordinator."""
 
 import math
 from typing import TYPE_CHECKING
 
 import typer
 
-from fedssl.cli.connection.target import RunArgument, TokenFileOption, UrlOption, connect, find_run
+from fedssl.cli.arguments import RunArgument, TokenFileOption, UrlOption
+from fedssl.cli.connection.connect import connect, find_run
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_table
 
 if TYPE_CHECKING:
@@ -15,9 +16,9 @@ if TYPE_CHECKING:
 def show_state(
     run: RunArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
 ) -> None:
-    """Show what a run's method keeps on the coordinator: global weights, and centers, control variates and the like.
+    """Show the state of a run's method on the coordinator: global weights, and for example centers or control variates.
 
-    One line for all tensors of a part; with `--format json` each tensor. `fedssl run pull` fetches the values.
+    The table has a line per part; `--format json` lists each tensor. `fedssl run pull` fetches the weights.
     """
     with connect(url, token_file) as client:
         view = client.run(find_run(client, run))
@@ -28,7 +29,7 @@ def show_state(
         show_json({"run": str(view.id), "rounds_closed": view.rounds_closed, "artifact": digest, "tensors": tensors})
         return
     if digest is None:
-        note("the run has no state yet: start it, and wait for its first round")
+        note("the run has no state yet: start it, and wait for its first round to open")
         return
     parts: dict[str, list[Entry]] = {}
     for entry in sorted(entries, key=lambda entry: entry.name):

@@ -5,52 +5,49 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from uuid import UUID
 
-from fedssl.cli.errors import RunNotCompleted, RunPaused, RunStopped, WaitedTooLong, printable
-from fedssl.cli.output import console
-from fedssl.cli.run.progress import Clock, LiveDisplay, PlainDisplay, Snapshot
+from rich.console import Console
 
-if TYPE_CHECKING:
-    from uuid import UUID
-
-    from rich.console import Console
-
-    from fedssl.client import Client
-    from fedssl.protocol.views import EventView, RunView
+from fedssl.cli.errors import RunNotCompleted, RunPaused, RunStopped, WaitedTooLong
+from fedssl.cli.output import console, printable
+from fedssl.cli.remaining_time import RemainingTime
+from fedssl.cli.run.progress import LiveDisplay, PlainDisplay, Snapshot
+from fedssl.client import Client
+from fedssl.protocol.views import EventView, RunView
 
 POLL_SECONDS = 0.4
-NEWS_SECONDS = 2.0
+EVENTS_SECONDS = 2.0
 PATIENCE_SECONDS = 120.0
 _NEXT = {
-    RunNotCompleted: "`fedssl run logs {run}` tells what happened",
+    RunNotCompleted: "`fedssl run logs {run}` shows what happened",
     RunStopped: "`fedssl run pull {run}` fetches the weights so far",
-    RunPaused: "`fedssl run resume {run}` lets it go on",
-    WaitedTooLong: "It goes on; `fedssl run watch {run}` shows what it does",
+    RunPaused: "`fedssl run resume {run}` resumes it",
+    WaitedTooLong: "It continues; `fedssl run watch {run}` shows its progress",
 }
-_NEWS: "dict[str, Callable[[EventView], str]]" = {
+_EVENTS_SHOWN: dict[str, Callable[[EventView], str]] = {
     "run.alarm": lambda event: f"warning: round {event.round_number}: {printable(event.message)}",
-    "evaluation.completed": lambda event: f"judged: {printable(event.message)}",
+    "evaluation.completed": lambda event: f"evaluated: {printable(event.message)}",
 }
 
 
 def watch(
-    client: "Client", run_id: "UUID", *, on_poll: Callable[[], None] = lambda: None, screen: "Console | None" = None
-) -> "RunView":
-    """Show a run's progress on standard error until it has finished, and return it then.
+    client: Client, run_id: UUID, *, on_poll: Callable[[], None] = lambda: None, screen: Console | None = None
+) -> RunView:
+    """Show a run's progress on standard error until it has finished, and return the finished run.
 
-    `on_poll` is called between two looks and may raise. Raises ClientError.
+    `on_poll` is called between two polls and may raise. Raises ClientError.
     """
     screen = screen or console(stderr=True)
-    clock, losses, news = Clock(), _Losses(client, run_id), _News(client, run_id)
+    remaining, losses, events = RemainingTime(), _Losses(client, run_id), _Events(client, run_id)
     with _client_warnings_on(screen), LiveDisplay(screen) if screen.is_terminal else PlainDisplay(screen) as display:
         while True:
             run = client.run(run_id)
             known = losses.up_to(run)
             snapshot = Snapshot(run, known, losses.through)
-            left = clock.seconds_left(snapshot.share_done) if run.state.value == "running" else None
+            left = remaining.seconds_left(snapshot.share_done) if run.state.value == "running" else None
             display.show(replace(snapshot, seconds_left=left))
-            for line in news.since_last(run):
+            for line in events.since_last(run):
                 screen.print(line, soft_wrap=True)
             if run.state.value == "finished":
                 return run
@@ -59,9 +56,9 @@ def watch(
 
 
 def wait(
-    client: "Client", run_id: "UUID", *, timeout_seconds: float | None = None, through_pauses: bool = False
-) -> "RunView":
-    """Block, showing nothing, until a run has ended, is paused or the time is up. Raises ClientError."""
+    client: Client, run_id: UUID, *, timeout_seconds: float | None = None, through_pauses: bool = False
+) -> RunView:
+    """Block without output until a run has ended or is paused, or the time is up. Raises ClientError."""
     end = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     while True:
         run = client.run(run_id)
@@ -72,27 +69,27 @@ def wait(
         time.sleep(POLL_SECONDS)
 
 
-def require_completed(run: "RunView") -> None:
-    """Raise unless the run has completed: RunStopped, RunPaused, WaitedTooLong, or RunNotCompleted where it failed."""
+def require_completed(run: RunView) -> None:
+    """Raise unless the run has completed: RunStopped, RunPaused, WaitedTooLong, or RunNotCompleted if it failed."""
     how = run.state.value if run.outcome is None else run.outcome.value
     if how == "completed":
         return
     kind = {"stopped": RunStopped, "failed": RunNotCompleted, "paused": RunPaused}.get(how, WaitedTooLong)
-    said = f"run {run.id} is {how}" + (f": {run.reason}" if run.reason else "")
-    raise kind(f"{said}. {_NEXT[kind].format(run=str(run.id)[:8])}")
+    message = f"run {run.id} is {how}" + (f": {run.reason}" if run.reason else "")
+    raise kind(f"{message}. {_NEXT[kind].format(run=str(run.id)[:8])}")
 
 
 class _Losses:
-    """The rounds' losses, fetched when a round has closed, and the less often the longer the list takes to come."""
+    """The losses of the rounds. They are fetched when a round has closed, and less often the longer fetching takes."""
 
-    def __init__(self, client: "Client", run_id: "UUID") -> None:
+    def __init__(self, client: Client, run_id: UUID) -> None:
         self._client = client
         self._run_id = run_id
         self._known: dict[int, float] = {}
         self.through = 0
         self._not_before = 0.0
 
-    def up_to(self, run: "RunView") -> dict[int, float]:
+    def up_to(self, run: RunView) -> dict[int, float]:
         finished = run.state.value == "finished"
         if run.rounds_closed > self.through and (finished or time.monotonic() >= self._not_before):
             began = time.monotonic()
@@ -103,29 +100,29 @@ class _Losses:
         return self._known
 
 
-class _News:
-    """What is told in a line of its own when it happens: alarms, and the numbers of judged rounds."""
+class _Events:
+    """Events that get a line of their own when they happen: alarms, and the results of evaluations."""
 
-    def __init__(self, client: "Client", run_id: "UUID") -> None:
+    def __init__(self, client: Client, run_id: UUID) -> None:
         self._client = client
         self._run_id = run_id
-        self._last_id: int | None = None  # None: what happened before we looked is no news
+        self._last_id: int | None = None  # None: events before the first poll are not shown
         self._not_before = 0.0
 
-    def since_last(self, run: "RunView") -> list[str]:
+    def since_last(self, run: RunView) -> list[str]:
         if time.monotonic() < self._not_before and run.state.value != "finished":
             return []
         began = time.monotonic()
-        found = {event.id: event for kind in _NEWS for event in self._client.event_log(self._run_id, kind)}
-        self._not_before = began + max(NEWS_SECONDS, 10 * (time.monotonic() - began))
+        found = {event.id: event for kind in _EVENTS_SHOWN for event in self._client.event_log(self._run_id, kind)}
+        self._not_before = began + max(EVENTS_SECONDS, 10 * (time.monotonic() - began))
         seen, self._last_id = self._last_id, max(found, default=self._last_id or 0)
         new = [found[number] for number in sorted(found) if seen is not None and number > seen]
-        return [_NEWS[event.kind](event) for event in new]
+        return [_EVENTS_SHOWN[event.kind](event) for event in new]
 
 
 @contextmanager
-def _client_warnings_on(screen: "Console") -> Iterator[None]:
-    """The client's `Trying again in ...` above the live picture, not through it."""
+def _client_warnings_on(screen: Console) -> Iterator[None]:
+    """Print the client's warnings, such as `Trying again in ...`, above the live display."""
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
