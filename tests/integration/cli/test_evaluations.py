@@ -131,7 +131,7 @@ def test_watching_tells_of_alarms_and_of_judged_rounds(
     [result] = said
     assert result.exit_code == 0, result.output
     assert "warning: round 1: client-0: effective_rank" in result.stderr
-    assert "judged: before training, on digits: probe " in result.stderr
+    assert "evaluated: before training, on digits: probe " in result.stderr
 
 
 def test_a_map_is_asked_for_and_drawn(cast: DistillingCast, fedssl: Fedssl, tmp_path: Path) -> None:

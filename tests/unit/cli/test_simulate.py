@@ -150,7 +150,7 @@ def test_the_written_spec_simulates_again(out: Path, tmp_path: Path) -> None:
         (["evaluate", "{out}/none.safetensors", "--data", "digits"], "there is no"),
         (["evaluate", "{out}/history.json", "--data", "digits"], "does not hold an encoder"),
         (["evaluate", "{spec}", "--data", "digits"], "give the run's spec with --spec"),
-        (["evaluate", "{out}/model.safetensors", "--data", "digits", "--spec", "{wide}"], "does not hold an encoder"),
+        (["evaluate", "{out}/model.safetensors", "--data", "digits", "--spec", "{wide}"], "does not hold the encoder"),
     ],
 )
 def test_wrong_usage_is_one_line_and_2(spec: Path, out: Path, tmp_path: Path, arguments: list[str], said: str) -> None:

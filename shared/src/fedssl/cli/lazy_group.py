@@ -10,17 +10,17 @@ from typer.core import TyperGroup
 _NO_LIMIT = 1000
 
 
-class Entry(NamedTuple):
+class LazyCommand(NamedTuple):
     """Where a command, or a group of commands, is defined (`module:name`), and its help in one line."""
 
     target: str
     short_help: str
 
 
-class LazyCommands(MutableMapping[str, Any]):
+class CommandTable(MutableMapping[str, Any]):
     """Commands by name. Iterating over the names imports nothing; looking up a command imports its module."""
 
-    def __init__(self, table: Mapping[str, Entry], commands: Mapping[str, Any]) -> None:
+    def __init__(self, table: Mapping[str, LazyCommand], commands: Mapping[str, Any]) -> None:
         self._table = table
         self._loaded = dict(commands)
 
@@ -56,30 +56,30 @@ class Group(TyperGroup):
 class LazyGroup(TyperGroup):
     """A group with the commands of `table`. Its help lists them from the table, without importing them."""
 
-    table: Mapping[str, Entry] = {}
+    table: Mapping[str, LazyCommand] = {}
 
     def __init__(self, **attrs: Any) -> None:
         super().__init__(**attrs)
-        self.commands = LazyCommands(self.table, self.commands)
+        self.commands = CommandTable(self.table, self.commands)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, entry.short_help) for name, entry in self.table.items()])
+            formatter.write_dl([(name, command.short_help) for name, command in self.table.items()])
 
 
-def _load(name: str, entry: Entry) -> Any:
-    """Import the function or the Typer app that the entry names, and return it as a command."""
-    module, _, attribute = entry.target.partition(":")
+def _load(name: str, command: LazyCommand) -> Any:
+    """Import the function or the Typer app, and return it as a command of Typer's."""
+    module, _, attribute = command.target.partition(":")
     found = getattr(importlib.import_module(module), attribute)
     parent = typer.Typer(rich_markup_mode=None, add_completion=False)
     parent.callback()(_ignore)
     if isinstance(found, typer.Typer):
         parent.add_typer(found, name=name, cls=Group)
     else:
-        parent.command(name, short_help=entry.short_help)(found)
+        parent.command(name, short_help=command.short_help)(found)
     group = typer.main.get_command(parent)
     assert isinstance(group, TyperGroup), "an app with a callback becomes a group"
     return group.commands[name]

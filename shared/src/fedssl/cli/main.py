@@ -9,31 +9,37 @@ from fedssl.cli.command_group import CommandGroup
 from fedssl.cli.connection.choice import CONNECTION_HELP, chosen_connection
 from fedssl.cli.connection.completion import complete_connection
 from fedssl.cli.exit_codes import EXIT_CODES
-from fedssl.cli.lazy_group import Entry
+from fedssl.cli.lazy_group import LazyCommand
 
 COMMANDS = {
-    "demo": Entry("fedssl.cli.demo:demo", "Train a federation on this machine and show what it learnt."),
-    "up": Entry("fedssl.cli.up:up", "Run a federation on this machine until Ctrl-C."),
-    "doctor": Entry("fedssl.cli.doctor.command:doctor", "Check this machine and the connection to the coordinator."),
-    "partition": Entry(
+    "demo": LazyCommand("fedssl.cli.demo:demo", "Train a federation on this machine and show what it learnt."),
+    "up": LazyCommand("fedssl.cli.up:up", "Run a federation on this machine until Ctrl-C."),
+    "doctor": LazyCommand(
+        "fedssl.cli.doctor.command:doctor", "Check this machine and the connection to the coordinator."
+    ),
+    "partition": LazyCommand(
         "fedssl.cli.datasets.partition:partition", "Show which client would get which images, as a table or picture."
     ),
-    "simulate": Entry("fedssl.cli.simulate:simulate", "Train a spec in this process, without servers."),
-    "compare": Entry("fedssl.cli.compare.command:compare", "Compare methods on the same clients and budget."),
-    "reproduce": Entry("fedssl.cli.reproduce.command:reproduce", "Rerun the papers' tables, in full or scaled down."),
-    "evaluate": Entry("fedssl.cli.evaluate.command:evaluate", "Evaluate an encoder by linear probe, kNN and more."),
-    "export": Entry("fedssl.cli.export:export", "Convert a pulled encoder to ONNX, torchvision or timm."),
-    "run": Entry("fedssl.cli.run.commands:app", "Submit runs, follow them and fetch their results."),
-    "method": Entry("fedssl.cli.methods:app", "Show the methods that can be trained."),
-    "client": Entry("fedssl.cli.clients:app", "Show data owners, and revoke their access."),
-    "token": Entry("fedssl.cli.tokens:app", "Create and revoke access tokens."),
-    "artifact": Entry("fedssl.cli.artifacts:app", "Fetch a file of a run by its digest."),
-    "connection": Entry("fedssl.cli.connection.commands:app", "Name the coordinators that you work with."),
-    "public-dataset": Entry("fedssl.cli.datasets.public:app", "Register public images that workers may fetch."),
-    "evaluation-dataset": Entry(
+    "simulate": LazyCommand("fedssl.cli.simulate:simulate", "Train a spec in this process, without servers."),
+    "compare": LazyCommand("fedssl.cli.compare.command:compare", "Compare methods on the same clients and budget."),
+    "reproduce": LazyCommand(
+        "fedssl.cli.reproduce.command:reproduce", "Rerun the papers' tables, in full or scaled down."
+    ),
+    "evaluate": LazyCommand(
+        "fedssl.cli.evaluate.command:evaluate", "Evaluate an encoder by linear probe, kNN and more."
+    ),
+    "export": LazyCommand("fedssl.cli.export:export", "Convert a pulled encoder to ONNX, torchvision or timm."),
+    "run": LazyCommand("fedssl.cli.run.commands:app", "Submit runs, follow them and fetch their results."),
+    "method": LazyCommand("fedssl.cli.methods:app", "Show the methods that can be trained."),
+    "client": LazyCommand("fedssl.cli.clients:app", "Show data owners, and revoke their access."),
+    "token": LazyCommand("fedssl.cli.tokens:app", "Create and revoke access tokens."),
+    "artifact": LazyCommand("fedssl.cli.artifacts:app", "Fetch a file of a run by its digest."),
+    "connection": LazyCommand("fedssl.cli.connection.commands:app", "Name the coordinators that you work with."),
+    "public-dataset": LazyCommand("fedssl.cli.datasets.public:app", "Register public images that workers may fetch."),
+    "evaluation-dataset": LazyCommand(
         "fedssl.cli.datasets.evaluation:app", "Register labelled images to evaluate encoders on."
     ),
-    "data": Entry("fedssl.cli.datasets.commands:app", "List the data sets on this machine, and download more."),
+    "data": LazyCommand("fedssl.cli.datasets.commands:app", "List the data sets on this machine, and download more."),
 }
 
 _EPILOG = "\n\n".join(

@@ -22,7 +22,7 @@ def show_dimensions(
         rows = [(view.client_id, len(view.dimensions), ranges(view.dimensions)) for view in owned]
         show_table(["client", "#dimensions", "which"], rows)
     else:
-        note("the run has no dimensions assigned: its method does not divide them, or its first round is not open yet")
+        note("the run assigns no dimensions: its method does not divide them, or its first round is not open yet")
 
 
 def ranges(numbers: Sequence[int]) -> str:
