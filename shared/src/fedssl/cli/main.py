@@ -34,7 +34,7 @@ COMMANDS = {
     "client": LazyCommand("fedssl.cli.clients:app", "Show data owners, and revoke their access."),
     "token": LazyCommand("fedssl.cli.tokens:app", "Create and revoke access tokens."),
     "artifact": LazyCommand("fedssl.cli.artifacts:app", "Fetch a file of a run by its digest."),
-    "connection": LazyCommand("fedssl.cli.connection.commands:app", "Name the coordinators that you work with."),
+    "connection": LazyCommand("fedssl.cli.connections:app", "Name the coordinators that you work with."),
     "public-dataset": LazyCommand("fedssl.cli.datasets.public:app", "Register public images that workers may fetch."),
     "evaluation-dataset": LazyCommand(
         "fedssl.cli.datasets.evaluation:app", "Register labelled images to evaluate encoders on."

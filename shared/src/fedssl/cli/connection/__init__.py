@@ -1,1 +1,1 @@
-"""Which coordinator a command connects to, and `fedssl connection`, which names coordinators."""
+"""Which coordinator a command connects to, and how it does."""
