@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from fedssl.cli.datasets.fetching import data_folder, ensure
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import note
+from fedssl.protocol.runs import RunSpec
 
 if TYPE_CHECKING:
     from fedssl.experiments.runs import Machine
-    from fedssl.protocol.runs import RunSpec
 
 
-def datasets_of(spec: "RunSpec") -> set[str]:
+def datasets_of(spec: RunSpec) -> set[str]:
     """Return the names of the data sets that a simulation of the spec reads."""
     found = {spec.partition and spec.partition.dataset, spec.evaluation and spec.evaluation.dataset}
     return {name for name in found if name}

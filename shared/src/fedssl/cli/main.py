@@ -1,6 +1,5 @@
 """`fedssl`: the command tree."""
 
-from importlib.metadata import version as installed_version
 from typing import Annotated
 
 import typer
@@ -72,7 +71,9 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001 - typer's signature
     if wanted:
-        typer.echo(f"fedssl {installed_version('fedssl')}")
+        from importlib.metadata import version
+
+        typer.echo(f"fedssl {version('fedssl')}")
         raise typer.Exit
 
 

@@ -1,7 +1,7 @@
 """`fedssl token`: the secrets that authenticate people and workers."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated
 from uuid import UUID
 
 import typer
@@ -13,9 +13,8 @@ from fedssl.cli.connection.completion import complete_client
 from fedssl.cli.connection.connect import connect
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_table
-
-if TYPE_CHECKING:
-    from fedssl.protocol.views import TokenCreated
+from fedssl.protocol.tokens import LastingRole
+from fedssl.protocol.views import TokenCreated
 
 app = typer.Typer(help="Create and revoke access tokens.", epilog=CONNECTION_HINT, no_args_is_help=True)
 
@@ -28,9 +27,7 @@ OutOption = Annotated[
 
 @app.command()
 def create(
-    role: Annotated[
-        Literal["admin", "operator", "viewer", "worker"], typer.Option(help="What the owner of the token may do.")
-    ],
+    role: Annotated[LastingRole, typer.Option(help="What the owner of the token may do.")],
     client_name: Annotated[
         str | None,
         typer.Option("--client", help="The data owner's name, for a worker's token.", autocompletion=complete_client),
@@ -141,7 +138,7 @@ def _usage_error(error: ValidationError, client: str) -> UsageError:
     return UsageError(f"{client if 'client_id' in first['loc'] else '--label'}: {first['msg']}")
 
 
-def _show_secret(created: "TokenCreated", out: Path | None, output: Format) -> None:
+def _show_secret(created: TokenCreated, out: Path | None, output: Format) -> None:
     if out is not None:
         from fedssl.local.server import write_private
 

@@ -1,6 +1,6 @@
 """`fedssl run distillations` and `run cancel-distillation`: training by the coordinator itself (FLESD, FedCA)."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 from uuid import UUID
 
 import typer
@@ -9,9 +9,7 @@ from fedssl.cli.arguments import RunArgument, TokenFileOption, UrlOption
 from fedssl.cli.connection.connect import connect, find_run, short
 from fedssl.cli.errors import NoSuchJob
 from fedssl.cli.output import Format, FormatOption, duration, note, show_json, show_table
-
-if TYPE_CHECKING:
-    from fedssl.protocol.views import DistillationJobView
+from fedssl.protocol.views import DistillationJobView
 
 
 def list_distillations(
@@ -58,7 +56,7 @@ def cancel_distillation(
         note(f"run {short(view.id)} is paused; `fedssl run resume` restarts the training from scratch")
 
 
-def _show(jobs: "list[DistillationJobView]") -> None:
+def _show(jobs: list[DistillationJobView]) -> None:
     rows = [
         (short(job.id), job.round_number, job.state, f"{job.epoch}/{job.num_epochs}", job.loss,
          None if job.eta_seconds is None else duration(job.eta_seconds), job.started_at, job.reason)

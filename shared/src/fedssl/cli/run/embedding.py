@@ -9,10 +9,10 @@ from fedssl.cli.arguments import RunArgument, TokenFileOption, UrlOption
 from fedssl.cli.connection.connect import connect, find_run
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import Format, FormatOption, note, show_json
+from fedssl.protocol.views import EmbeddingMapView, EvaluationView
 
 if TYPE_CHECKING:
     from fedssl.client import Client
-    from fedssl.protocol.views import EmbeddingMapView, EvaluationView
 
 
 def draw_embedding(
@@ -45,7 +45,7 @@ def draw_embedding(
     note(f"{len(found.points):,} test images of {found.dataset} {_when(found.round_number)}: {out}")
 
 
-def _mapped(client: "Client", run: str, round_number: int | None) -> "EvaluationView":
+def _mapped(client: "Client", run: str, round_number: int | None) -> EvaluationView:
     """Return the run's newest evaluation with a map. Raises UsageError if there is none."""
     run_id = find_run(client, run)
     rows = [row for row in client.evaluations(run_id) if row.config.embedding_map is not None]
@@ -63,7 +63,7 @@ def _mapped(client: "Client", run: str, round_number: int | None) -> "Evaluation
     raise UsageError(f"no round of the run has a map: request one with {asking}")
 
 
-def _draw(found: "EmbeddingMapView", out: Path) -> None:
+def _draw(found: EmbeddingMapView, out: Path) -> None:
     import numpy as np
 
     from fedssl.evaluation import plot_map

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Literal
 
 from fedssl.errors import ExportError
 from fedssl.experiments.files import write_json, write_text
+from fedssl.protocol.views import RunView
 
 if TYPE_CHECKING:
     from fedssl.client import Client
-    from fedssl.protocol.views import RunView
 
 MetricFormat = Literal["csv", "json", "tensorboard", "mlflow"]
 
@@ -36,7 +36,7 @@ class Number:
         return self.name if self.client is None else f"{self.name}/{self.client}"
 
 
-def numbers_of(client: "Client", run: "RunView") -> list[Number]:
+def numbers_of(client: "Client", run: RunView) -> list[Number]:
     """Return the metrics of clients and rounds, and the results of evaluations as `DATASET.MEASURE`."""
     found = [Number(row.round_number, row.client_id, row.name, row.value) for row in client.metrics(run.id)]
     for evaluation in client.evaluations(run.id):
@@ -46,7 +46,7 @@ def numbers_of(client: "Client", run: "RunView") -> list[Number]:
     return sorted(found, key=lambda number: (number.round_number, number.series))
 
 
-def write_csv(run: "RunView", numbers: Sequence[Number], out: Path) -> None:
+def write_csv(run: RunView, numbers: Sequence[Number], out: Path) -> None:
     """Write a line per number: round, client (empty for the whole round), name, value."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -55,13 +55,13 @@ def write_csv(run: "RunView", numbers: Sequence[Number], out: Path) -> None:
     write_text(out, text.getvalue())
 
 
-def write_document(run: "RunView", numbers: Sequence[Number], out: Path) -> None:
+def write_document(run: RunView, numbers: Sequence[Number], out: Path) -> None:
     """Write one JSON document, with the run's name and spec."""
     described = {"run": str(run.id), "name": run.name, "spec": run.spec.model_dump(mode="json")}
     write_json(out, {**described, "numbers": [asdict(number) for number in numbers]})
 
 
-def write_tensorboard(run: "RunView", numbers: Sequence[Number], out: Path) -> None:
+def write_tensorboard(run: RunView, numbers: Sequence[Number], out: Path) -> None:
     """Write an event file into the folder `out`. Raises ExportError if TensorBoard is not installed."""
     _require("tensorboard", "torch")
     from torch.utils.tensorboard import SummaryWriter
@@ -71,7 +71,7 @@ def write_tensorboard(run: "RunView", numbers: Sequence[Number], out: Path) -> N
             writer.add_scalar(number.series, number.value, number.round_number)
 
 
-def send_to_mlflow(run: "RunView", numbers: Sequence[Number], out: Path) -> None:
+def send_to_mlflow(run: RunView, numbers: Sequence[Number], out: Path) -> None:
     """Create a run in the experiment whose name is that of `out`, on the server MLFLOW_TRACKING_URI.
 
     Raises ExportError if MLflow is not installed, or does not accept the numbers.
@@ -95,7 +95,7 @@ def send_to_mlflow(run: "RunView", numbers: Sequence[Number], out: Path) -> None
         raise ExportError(f"MLflow does not accept the run (MLFLOW_TRACKING_URI is its address): {error}") from None
 
 
-WRITERS: dict[MetricFormat, Callable[["RunView", Sequence[Number], Path], None]] = {
+WRITERS: dict[MetricFormat, Callable[[RunView, Sequence[Number], Path], None]] = {
     "csv": write_csv,
     "json": write_document,
     "tensorboard": write_tensorboard,

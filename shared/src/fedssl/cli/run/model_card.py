@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from fedssl.cli.output import cell
 from fedssl.experiments.files import write_json, write_text
+from fedssl.protocol.views import EvaluationView, RoundView, RunView
 
 if TYPE_CHECKING:
     from fedssl.client import Client
-    from fedssl.protocol.views import EvaluationView, RoundView, RunView
 
 CARD, LINEAGE = "model-card.md", "lineage.json"
 _AGGREGATED = ("aggregated", "partial")
 _SCORES = ("probe", "knn", "uniformity", "alignment", "effective_rank")
 
 
-def write_card(client: "Client", run: "RunView", model: str, encoder: Path, folder: Path) -> dict[str, str]:
+def write_card(client: "Client", run: RunView, model: str, encoder: Path, folder: Path) -> dict[str, str]:
     """Write both files. `model` is the digest of the run's weights, `encoder` the file extracted from them.
 
     Rounds that were closed after `run` was fetched are left out.
@@ -32,7 +32,7 @@ def write_card(client: "Client", run: "RunView", model: str, encoder: Path, fold
     return {"card": str(folder / CARD), "lineage": str(folder / LINEAGE)}
 
 
-def lineage_of(run: "RunView", rounds: "Sequence[RoundView]", model: str, encoder: str) -> dict[str, Any]:
+def lineage_of(run: RunView, rounds: Sequence[RoundView], model: str, encoder: str) -> dict[str, Any]:
     """Return the files from which the weights were made: each round's broadcast, and the updates it accepted."""
     return {
         "run": str(run.id),
@@ -54,7 +54,7 @@ def lineage_of(run: "RunView", rounds: "Sequence[RoundView]", model: str, encode
 
 
 def card(
-    run: "RunView", rounds: "Sequence[RoundView]", evaluations: "Sequence[EvaluationView]", lineage: dict[str, Any]
+    run: RunView, rounds: Sequence[RoundView], evaluations: Sequence[EvaluationView], lineage: dict[str, Any]
 ) -> str:
     """Return the card, in Markdown."""
     info, spec = run.spec.method.info, run.spec
@@ -96,7 +96,7 @@ def card(
     return "\n\n".join(parts) + "\n"
 
 
-def _examples(rounds: "Sequence[RoundView]") -> dict[str, int]:
+def _examples(rounds: Sequence[RoundView]) -> dict[str, int]:
     """Return the images per client, as last reported, for the clients whose updates are part of the weights."""
     return {
         part.client_id: part.num_examples or 0
@@ -107,7 +107,7 @@ def _examples(rounds: "Sequence[RoundView]") -> dict[str, int]:
     }
 
 
-def _data(run: "RunView", rounds: "Sequence[RoundView]") -> str:
+def _data(run: RunView, rounds: Sequence[RoundView]) -> str:
     data, examples = run.spec.data, _examples(rounds)
     shape = f"{data.channels} x {data.image_size} x {data.image_size}"
     normalised = "not normalised" if data.mean is None else f"normalised by mean {data.mean} and std {data.std}"
@@ -118,7 +118,7 @@ def _data(run: "RunView", rounds: "Sequence[RoundView]") -> str:
     return f"{text}\n\n{_table(('client', 'images'), rows)}" if rows else text
 
 
-def _scores(evaluations: "Sequence[EvaluationView]") -> str:
+def _scores(evaluations: Sequence[EvaluationView]) -> str:
     if not evaluations:
         return "None: this encoder was not evaluated. `fedssl run evaluate` and `fedssl evaluate` do that."
     rows = [

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
+from uuid import UUID
 
 import typer
 
@@ -12,8 +13,6 @@ from fedssl.cli.progress_bar import progress_bar
 from fedssl.cli.run import model_card, model_files
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     from fedssl.client import Client
 
 
@@ -56,6 +55,6 @@ def pull(
     show_pairs({**files, "sha256": digest, "rounds": f"{view.rounds_closed} of {view.num_rounds}"})
 
 
-def _fetch(client: "Client", run_id: "UUID", model: Path, which: Literal["latest", "initial"]) -> str:
+def _fetch(client: "Client", run_id: UUID, model: Path, which: Literal["latest", "initial"]) -> str:
     with progress_bar("fetching", None, 1e6, " MB") as fetched:
         return client.download_model(run_id, model, which, on_bytes=fetched, on_size=lambda size: fetched(0, size))

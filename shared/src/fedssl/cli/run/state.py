@@ -1,16 +1,13 @@
 """`fedssl run state`: the state of a run's method on the coordinator."""
 
 import math
-from typing import TYPE_CHECKING
 
 import typer
 
+from fedssl.artifacts.header import Entry
 from fedssl.cli.arguments import RunArgument, TokenFileOption, UrlOption
 from fedssl.cli.connection.connect import connect, find_run
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_table
-
-if TYPE_CHECKING:
-    from fedssl.artifacts.header import Entry
 
 
 def show_state(
@@ -38,7 +35,7 @@ def show_state(
     typer.echo(f"after {view.rounds_closed} of {view.num_rounds} rounds, artifact {digest}")
 
 
-def _row(name: str, entries: "list[Entry]") -> tuple[object, ...]:
+def _row(name: str, entries: list[Entry]) -> tuple[object, ...]:
     numbers = sum(math.prod(entry.shape) for entry in entries)
     size = sum(entry.stop - entry.start for entry in entries)
     shape = " x ".join(map(str, entries[0].shape)) if len(entries) == 1 else None
