@@ -78,7 +78,7 @@ def test_distillations_are_listed_watched_and_cancelled(
     assert fedssl("run", "watch", run).exit_code == 0
 
 
-def test_a_run_without_any(coordinator: Coordinator, fedssl: Fedssl) -> None:
+def test_a_run_without_any_jobs_or_state(coordinator: Coordinator, fedssl: Fedssl) -> None:
     run = coordinator.client.create_run(tiny_spec()).id
     assert _document(fedssl("run", "distillations", run, "--format", "json")) == []
     assert fedssl("run", "distillations", run).exit_code == 0

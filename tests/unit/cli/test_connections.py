@@ -60,7 +60,7 @@ def test_added_listed_used_and_removed(two: None, home: Path) -> None:
         target()
 
 
-def test_what_wins(two: None) -> None:
+def test_precedence_of_connections(two: None) -> None:
     assert target() == Target(ONE, "secret-one")
     assert target(FEDSSL_CONNECTION="two") == Target(TWO, "secret-two")
     assert target(FEDSSL_CONNECTION="two", FEDSSL_TOKEN="mine") == Target(TWO, "mine")
@@ -82,7 +82,7 @@ def test_what_wins(two: None) -> None:
         (["rm", "three"], "fedssl connection add"),
     ],
 )
-def test_what_cannot_be(two: None, arguments: list[str], said: str) -> None:
+def test_impossible_changes_of_connections_are_refused(two: None, arguments: list[str], said: str) -> None:
     before = connections_path().read_text()
     result = fedssl("connection", *arguments)
     assert (result.exit_code, said in result.stderr) == (2, True), result.output

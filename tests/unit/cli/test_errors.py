@@ -81,19 +81,19 @@ def test_interruption_is_130() -> None:
     assert CliRunner().invoke(command(KeyboardInterrupt()), ["fail"]).exit_code == 130
 
 
-def test_what_nobody_foresaw_keeps_its_traceback() -> None:
+def test_an_unexpected_error_keeps_its_traceback() -> None:
     result = CliRunner().invoke(command(ZeroDivisionError()), ["fail"])
 
     assert isinstance(result.exception, ZeroDivisionError)
 
 
-def test_a_coordinator_s_words_cannot_redraw_the_terminal() -> None:
+def test_a_coordinator_s_message_cannot_redraw_the_terminal() -> None:
     result = CliRunner().invoke(command(problem("no\x1b[2J\rrun")), ["fail"])
 
     assert result.stderr == "error: no?[2J?run\n"
 
 
-def test_what_computes_says_what_to_install() -> None:
+def test_a_missing_package_names_the_extra_to_install() -> None:
     result = CliRunner().invoke(command(ModuleNotFoundError("No module named 'torch'", name="torch")), ["fail"])
     assert (result.exit_code, "pip install 'fedssl[train]'" in result.output) == (USAGE, True)
     with pytest.raises(ModuleNotFoundError):

@@ -80,7 +80,7 @@ def test_a_malformed_change_says_how_to_write_it(change: str) -> None:
         apply_change({}, change)
 
 
-def test_a_change_below_a_value_is_refused() -> None:
+def test_a_change_of_a_key_below_a_value_is_refused() -> None:
     with pytest.raises(SpecError, match=r"num_rounds is a value"):
         apply_change({"num_rounds": 3}, "num_rounds.more=1")
 
@@ -148,7 +148,7 @@ def test_unreadable_files_are_explained(tmp_path: Path, text: str, name: str, sa
     assert said in refusal(tmp_path, text, name=name)
 
 
-def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
+def test_files_that_cannot_be_opened_are_reported(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="No such file"):
         read_values(str(tmp_path / "missing.toml"))
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")

@@ -94,7 +94,7 @@ def test_json_and_csv_are_all_of_standard_output(spec: Path, tmp_path: Path) -> 
     assert [row["variant"] for row in rows] == ["fedsimclr", "fedsimclr+proximal"]
 
 
-def test_by_itself_it_compares_the_spec_s_own_method(spec: Path) -> None:
+def test_without_methods_it_compares_the_spec_s_own(spec: Path) -> None:
     base, variants = read_variants(str(spec), None, [], ["num_rounds=3"])
 
     assert base["num_rounds"] == 3
@@ -136,7 +136,7 @@ def test_wrong_usage_is_one_line(spec: Path, tmp_path: Path, arguments: list[str
     assert "Traceback" not in result.output
 
 
-def test_another_comparison_s_folder_is_refused_unless_it_begins_anew(spec: Path, tmp_path: Path) -> None:
+def test_another_comparison_s_folder_is_refused_unless_restart_is_given(spec: Path, tmp_path: Path) -> None:
     assert fedssl("compare", spec, "--out", tmp_path, "--set", "num_rounds=1").exit_code == 0
 
     refused = fedssl("compare", spec, "--out", tmp_path)

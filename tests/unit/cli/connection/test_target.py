@@ -48,19 +48,19 @@ def test_options_come_before_the_environment_and_that_before_the_folder(folder: 
     assert find_target(None, None, environment=environment, folder=folder) == Target(OTHER, "two"), "empty is not set"
 
 
-def test_the_local_token_goes_to_its_own_coordinator_alone(folder: Path) -> None:
+def test_the_local_token_goes_only_to_its_own_coordinator(folder: Path) -> None:
     assert find_target(f"{URL}/", None, environment={}, folder=folder).token == "local-secret"
     with pytest.raises(UsageError, match="no token for http://elsewhere"):
         find_target(OTHER, None, environment={}, folder=folder)
 
 
-def test_without_anything_the_ways_to_name_one_are_told(tmp_path: Path) -> None:
+def test_if_nothing_names_a_coordinator_the_error_lists_the_ways(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--url.*FEDSSL_URL.*fedssl up"):
         find_target(None, None, environment={}, folder=tmp_path / ".fedssl")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"port": "x"}', '{"port": null}', "{}"])
-def test_a_damaged_record_is_no_federation(folder: Path, text: str) -> None:
+def test_a_damaged_record_is_not_a_federation(folder: Path, text: str) -> None:
     (folder / "federation.json").write_text(text)
 
     with pytest.raises(UsageError, match="no coordinator"):
@@ -98,6 +98,6 @@ def test_a_run_is_found_by_the_beginning_of_its_id(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "error"), [("aaaa", NoSuchRun), ("bbbb", NoSuchRun), ("aaa", UsageError), ("demo", UsageError)]
 )
-def test_a_run_that_is_not_told_apart(text: str, error: type[Exception]) -> None:
+def test_an_ambiguous_or_unknown_prefix_of_a_run_is_refused(text: str, error: type[Exception]) -> None:
     with pytest.raises(error):
         find_run(cast("Client", Runs()), text)

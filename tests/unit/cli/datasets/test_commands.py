@@ -13,7 +13,7 @@ from fedssl.cli.main import app
 from fedssl.data import DATASETS
 
 
-def test_they_are_kept_for_all_federations_of_a_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_downloads_are_shared_by_all_federations_of_a_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert data_folder() == tmp_path / "fedssl"
     monkeypatch.delenv("XDG_CACHE_HOME")
@@ -21,12 +21,12 @@ def test_they_are_kept_for_all_federations_of_a_user(monkeypatch: pytest.MonkeyP
     assert data_folder() == tmp_path / ".cache" / "fedssl"
 
 
-def test_other_names_are_left_to_whoever_reads_them() -> None:
+def test_unknown_names_are_left_to_the_reader() -> None:
     assert ensure("digits", pytest.fail)
     assert ensure("/no/such/folder", pytest.fail)
 
 
-def test_a_folder_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr("fedssl.data.fetch.find_fashion_mnist", lambda root: None)
@@ -50,7 +50,7 @@ def _listed() -> dict[str, dict[str, object]]:
     return {entry["name"]: entry for entry in json.loads(result.stdout)}
 
 
-def test_list_says_what_is_here_and_how_to_get_the_rest(nothing_here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_shows_what_is_here_and_how_to_get_the_rest(nothing_here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert tuple(_listed()) == DATASETS
     assert [name for name, entry in _listed().items() if entry["here"]] == ["digits"]
     folder = nothing_here / "mine"
@@ -65,7 +65,7 @@ def test_list_says_what_is_here_and_how_to_get_the_rest(nothing_here: Path, monk
     assert "imagenet100.txt" in result.stderr
 
 
-def test_fetching_what_is_here_does_nothing(nothing_here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetching_a_data_set_that_is_here_does_nothing(nothing_here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: pytest.fail("downloaded"))
     (nothing_here / "fedssl" / "svhn").mkdir(parents=True)
     for split in ("train", "test"):
@@ -84,7 +84,9 @@ def test_fetching_what_is_here_does_nothing(nothing_here: Path, monkeypatch: pyt
         ("svhn", "To get it by hand: "),
     ],
 )
-def test_what_cannot_be_fetched(nothing_here: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: str) -> None:
+def test_a_data_set_that_cannot_be_downloaded_says_how_to_get_it(
+    nothing_here: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: str
+) -> None:
     def nobody_answers(*_: object, **__: object) -> None:
         raise OSError("no route to host")
 
@@ -94,7 +96,7 @@ def test_what_cannot_be_fetched(nothing_here: Path, monkeypatch: pytest.MonkeyPa
     assert words in " ".join(result.stderr.split())
 
 
-def test_whoever_waits_is_told_how_the_reading_goes() -> None:
+def test_progress_of_reading_images_is_forwarded() -> None:
     first: list[str] = []
     second: list[str] = []
     log = logging.getLogger("fedssl.data")

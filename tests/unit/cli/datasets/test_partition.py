@@ -93,7 +93,7 @@ def test_no_partition_is_wrong_usage(tmp_path: Path) -> None:
         ("partition.share=0", "share"),
     ],
 )
-def test_what_cannot_be_dealt_is_wrong_usage(spec: str, change: str, words: str) -> None:
+def test_an_impossible_partition_is_wrong_usage(spec: str, change: str, words: str) -> None:
     result = CliRunner().invoke(app, ["partition", spec, "--set", change])
     assert result.exit_code == 2
     assert words in result.stderr

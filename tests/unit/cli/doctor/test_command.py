@@ -35,11 +35,11 @@ def doctor(*arguments: object, code: int = 1) -> dict[str, Any]:
     return {check["name"]: check["what"] for check in checks if check["found"] == "wrong"}
 
 
-def test_without_a_coordinator_the_machine_alone_is_looked_at() -> None:
+def test_without_a_coordinator_only_the_machine_is_checked() -> None:
     assert doctor(code=0) == {}
 
 
-def test_a_coordinator_that_is_behind_and_lacks_its_servers() -> None:
+def test_a_coordinator_with_a_late_clock_and_missing_servers_is_reported() -> None:
     unavailable = {"status": "unavailable", "checks": {"postgres": "OperationalError"}}
     known = {
         ("GET", "/healthz"): {"status": "ok"},
@@ -55,13 +55,13 @@ def test_a_coordinator_that_is_behind_and_lacks_its_servers() -> None:
     assert "fedbyol" in wrong["token and methods"]
 
 
-def test_nobody_at_the_address() -> None:
+def test_no_coordinator_at_the_address() -> None:
     with answering({}) as server:
         url = server.url
     assert doctor("--url", url).keys() == {"coordinator"}
 
 
-def test_data_that_is_not_there_and_a_full_disk(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_data_and_a_full_disk_are_reported(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "empty").mkdir()
     assert "does not exist" in doctor("--data", home / "missing")["data"]
     assert "is empty" in doctor("--data", home / "empty")["data"]
@@ -69,7 +69,7 @@ def test_data_that_is_not_there_and_a_full_disk(home: Path, monkeypatch: pytest.
     assert doctor().keys() == {"disk space here", "disk space for data sets"}
 
 
-def test_others_can_read_the_connections(home: Path) -> None:
+def test_connections_that_other_users_can_read_are_reported(home: Path) -> None:
     path = home / "fedssl" / "connections.json"
     path.parent.mkdir()
     path.write_text("{}")

@@ -86,7 +86,7 @@ def test_the_numbers_are_those_of_judge(folder: Path) -> None:
     assert (found["data"], found["settings"], found["num_labels"], found["num_test"]) == ("digits", "fast", 1437, 360)
 
 
-def test_a_paper_s_settings_report_the_last_and_the_best_and_say_what_was_chosen_on(folder: Path) -> None:
+def test_a_paper_s_settings_report_last_and_best_and_how_it_was_chosen(folder: Path) -> None:
     arguments = (folder / MODEL, "--settings", "fedrlc", "--num-labels", 100, "--num-test", 50, "--measures", "probe")
     found = document(*arguments)
     full = found["linear_probe_in_full"]
@@ -159,7 +159,7 @@ def test_torchvision_s_network_without_a_spec(tmp_path: Path) -> None:
     assert json.loads(result.stdout)["knn"] > 0.1
 
 
-def test_a_diverged_model_is_told_from_a_bad_one(folder: Path, tmp_path: Path) -> None:
+def test_a_diverged_model_is_distinguished_from_a_bad_one(folder: Path, tmp_path: Path) -> None:
     tensors = load_tensors(folder / MODEL)
     name = next(name for name in tensors if name.startswith("encoder.") and name.endswith("weight"))
     save_tensors({**tensors, name: torch.full_like(tensors[name], math.nan)}, tmp_path / MODEL)
@@ -201,7 +201,7 @@ def test_a_spec_without_data_needs_the_option(folder: Path, tmp_path: Path) -> N
     assert "the spec names no data set: give a labelled one with --data" in result.stderr
 
 
-def test_a_model_that_is_not_there_is_said_before_its_spec(tmp_path: Path) -> None:
+def test_a_missing_model_is_reported_before_its_missing_spec(tmp_path: Path) -> None:
     result = fedssl("evaluate", tmp_path / "encoder.safetensors", "--data", "digits")
     assert result.exit_code == 2
     assert f"there is no file {tmp_path / 'encoder.safetensors'}" in result.stderr.replace("\n", "")

@@ -41,7 +41,7 @@ def mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleTy
     mlflow.set_tracking_uri(None)
 
 
-def test_mlflow_keeps_what_it_is_sent(
+def test_mlflow_stores_what_it_is_sent(
     mlflow: ModuleType, run: RunView, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metric_files, "_MLFLOW_BATCH", 2)
@@ -60,7 +60,7 @@ def test_mlflow_keeps_what_it_is_sent(
         send_to_mlflow(run, [Number(1, None, "what?!", 1.0)], tmp_path / "federation")
 
 
-def test_what_is_missing_is_named(run: RunView, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_export_package_is_named(run: RunView, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ExportError, match="mlflow is not installed here: pip install mlflow"):
         send_to_mlflow(run, NUMBERS, tmp_path)

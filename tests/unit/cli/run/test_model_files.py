@@ -21,7 +21,7 @@ TENSORS = {
 }
 
 
-def test_the_encoder_keeps_its_bits_and_nothing_else_comes_along(tmp_path: Path) -> None:
+def test_the_encoder_is_copied_bit_for_bit_and_nothing_else(tmp_path: Path) -> None:
     save_tensors(TENSORS, tmp_path / "model")
     export_encoder(tmp_path / "model", tmp_path / "encoder")
 

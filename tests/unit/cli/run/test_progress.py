@@ -82,13 +82,13 @@ def test_a_closed_round_is_not_counted_twice() -> None:
     assert shot(run(4, [part("a", "accepted")], number=4, state="finished")).share_done == 1.0
 
 
-def test_only_those_who_train_have_a_speed() -> None:
+def test_only_training_clients_count_towards_the_speed() -> None:
     parts = [part("a", step=1), part("b", step=2), part("c", "accepted", step=9), part("d", step=0, phase="uploading")]
 
     assert shot(run(0, parts)).images_per_second == 1000
 
 
-def test_the_time_left_comes_from_what_was_seen() -> None:
+def test_the_remaining_time_is_estimated_from_observed_progress() -> None:
     clock = RemainingTime(now=0)
 
     assert clock.seconds_left(0.5, now=100) is None  # half was done before we looked
@@ -96,7 +96,7 @@ def test_the_time_left_comes_from_what_was_seen() -> None:
     assert clock.seconds_left(0.6, now=110) == pytest.approx(40)
 
 
-def test_plain_output_tells_every_round_once() -> None:
+def test_plain_output_shows_every_round_once() -> None:
     display = PlainDisplay(Console(file=io.StringIO()))
 
     assert display.lines(shot(run(0, [part("a", step=1), part("b", step=1)]))) == []
@@ -108,13 +108,13 @@ def test_plain_output_tells_every_round_once() -> None:
     assert display.lines(shot(run(4, state="finished"), {1: -1, 3: -2, 4: -3}, left=9))[-1].endswith("images/s")
 
 
-def test_plain_output_of_a_run_long_under_way_begins_with_its_last_round() -> None:
+def test_plain_output_of_a_run_in_progress_begins_with_its_last_round() -> None:
     display = PlainDisplay(Console(file=io.StringIO()))
 
     assert display.lines(shot(run(3), {1: -1, 2: -2, 3: -3})) == ["round 3 of 4: loss -3.0000"]
 
 
-def test_plain_output_tells_troubles_once() -> None:
+def test_plain_output_shows_each_problem_once() -> None:
     display = PlainDisplay(Console(file=io.StringIO()))
     view = run(0, [part("a", "declined", reason="wrong \x1b[31mshape")], reason="waiting for clients: 1 of 2")
 
@@ -133,7 +133,7 @@ def test_the_picture_shows_round_clients_loss_speed_and_time() -> None:
         assert word in text
 
 
-def test_the_picture_of_many_clients_keeps_those_in_trouble() -> None:
+def test_the_picture_of_many_clients_keeps_those_with_problems() -> None:
     parts = [part(f"c{number:02}", "accepted") for number in range(30)] + [part("zz", "rejected", reason="NaN")]
 
     text = drawn(shot(run(0, parts)))
@@ -173,7 +173,7 @@ def test_the_coordinator_s_epochs_are_half_of_a_round() -> None:
     assert shot(trains).share_done == pytest.approx((1 + 0.75 / 2) / 4)
 
 
-def test_plain_output_tells_a_distillation_and_its_trouble_once() -> None:
+def test_plain_output_shows_a_distillation_and_its_failure_once() -> None:
     display = PlainDisplay(Console(file=io.StringIO()))
 
     assert display.lines(shot(distilling(None))) == ["round 1: the coordinator trains for 40 epochs"]
@@ -186,7 +186,7 @@ def test_plain_output_tells_a_distillation_and_its_trouble_once() -> None:
     ]
 
 
-def test_the_picture_of_a_run_that_has_not_begun() -> None:
+def test_the_picture_of_a_run_that_has_not_started() -> None:
     assert "waiting for clients" in drawn(shot(run(0, reason="waiting for clients: 0 of 4")))
 
 
