@@ -19,14 +19,10 @@ def datasets_of(spec: RunSpec) -> set[str]:
     return {name for name in found if name}
 
 
-def limit_threads(threads: int) -> None:
-    """Limit the CPU threads of numerical libraries. They read the limit when they are imported, so call this first."""
-    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
-
-
 def prepare(device: str, threads: int, data_root: Path | None, datasets: set[str]) -> "Machine":
     """Download the data sets that can be downloaded, and set up torch. Raises UsageError if the device is unusable."""
-    limit_threads(threads)
+    # Numerical libraries read these when they are imported.
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
     for name in sorted(datasets) if data_root is None else ():
         ensure(name, note)
     import torch

@@ -7,7 +7,7 @@ import typer
 
 from fedssl.cli.arguments import DataFolderOption, DeviceOption, SpecArgument, read_seeds
 from fedssl.cli.compare.arguments import ResultFormat, read_variants
-from fedssl.cli.machine import datasets_of, limit_threads, prepare
+from fedssl.cli.machine import datasets_of, prepare
 from fedssl.cli.output import note
 
 
@@ -68,7 +68,6 @@ def compare(
 
     Writes a folder per run, comparison.json, comparison.csv and comparison.png.
     """
-    limit_threads(threads)
     base, variants = read_variants(spec, methods, variant or [], set_ or [])
     folder = out or Path(f"compared-{str(base.get('name', 'unnamed')).replace(' ', '-')}")
     from fedssl.cli.compare import report

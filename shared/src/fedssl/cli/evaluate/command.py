@@ -7,7 +7,7 @@ import typer
 
 from fedssl.cli.arguments import DataFolderOption, DeviceOption
 from fedssl.cli.errors import UsageError
-from fedssl.cli.machine import limit_threads, prepare
+from fedssl.cli.machine import prepare
 from fedssl.cli.output import Format, FormatOption
 from fedssl.protocol.evaluation import MapMethod, Measure, Settings
 
@@ -90,7 +90,6 @@ def evaluate(
     Accuracies are those after the last epoch. If a protocol reports the best epoch, chosen on the test set, that one is
     shown too. docs/evaluation.md describes the settings, and how `fast` agrees with those of the papers.
     """
-    limit_threads(threads)
     from fedssl.cli.evaluate import report, steps
     from fedssl.cli.evaluate.models import read_model
 

@@ -8,7 +8,6 @@ import typer
 
 from fedssl.cli.arguments import DataFolderOption, DeviceOption, SetOption, ThreadsOption, read_seeds
 from fedssl.cli.errors import UsageError
-from fedssl.cli.machine import limit_threads
 from fedssl.cli.output import Format, FormatOption
 
 FOLDER = Path("reproductions")
@@ -54,7 +53,6 @@ def reproduce(
     fits. The clients, their sampling and the concentration of the partition stay. If the command is interrupted, run
     it again to continue.
     """
-    limit_threads(threads)
     from fedssl.cli.reproduce import steps, tables
 
     if report:
