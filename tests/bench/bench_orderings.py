@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedssl.cli.datasets import data_folder, ensure
+from fedssl.cli.datasets.fetching import data_folder, ensure
 from fedssl.data import normalize, random_view, to_float
 from fedssl.data.partitioning import deal
 from fedssl.dimensions import client_dimensions

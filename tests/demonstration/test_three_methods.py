@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from fedssl.artifacts.tensors import load_tensors
-from fedssl.cli.datasets import data_folder
+from fedssl.cli.datasets.fetching import data_folder
 from fedssl.client import Client, Retry
 from fedssl.data import ImageData, load_dataset
 from fedssl.protocol.methods.distillation import distillation_of

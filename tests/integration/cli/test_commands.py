@@ -13,8 +13,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from typer.testing import CliRunner, Result
 
 from fedssl.artifacts.tensors import load_tensors
-from fedssl.cli import model_card
 from fedssl.cli.main import app
+from fedssl.cli.run import model_card
 from fedssl.cli.specs import read_spec
 from fedssl.client import Client, WorkerClient
 from fedssl.protocol.ledger import LedgerAnchor
@@ -115,7 +115,7 @@ def test_a_run_from_submission_to_its_files(
     assert Path("out/initial.safetensors").exists()
 
 
-def test_the_card_of_a_run_in_progress_is_of_the_weights_beside_it(
+def test_the_card_of_a_run_in_progress_describes_the_weights_next_to_it(
     coordinator: Coordinator, fedssl: Fedssl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = tiny_spec(name="tiny", num_rounds=3, cohort={"min_clients": 2, "min_updates": 2})
@@ -207,7 +207,7 @@ def test_clients_and_tokens(coordinator: Coordinator, fedssl: Fedssl, tmp_path: 
     assert (refused.exit_code, "revoked" in refused.stderr) == (5, True)
 
 
-def test_tokens_that_end_and_tokens_that_serve_once(coordinator: Coordinator, fedssl: Fedssl, tmp_path: Path) -> None:
+def test_tokens_that_expire_and_single_use_tokens(coordinator: Coordinator, fedssl: Fedssl, tmp_path: Path) -> None:
     viewer = fedssl("token", "create", "--role", "viewer", "--expires", "30d", "--out", "viewer", "--format", "json")
     made = document(viewer)
     created, expires = (datetime.fromisoformat(made[key]) for key in ("created_at", "expires_at"))
@@ -265,7 +265,9 @@ def test_rounds_metrics_and_artifacts(coordinator: Coordinator, fedssl: Fedssl, 
     assert closed["round_number"] == 1
 
 
-def test_the_doctor_finds_a_coordinator_well(coordinator: Coordinator, fedssl: Fedssl, tmp_path: Path) -> None:
+def test_the_doctor_finds_no_problem_with_a_healthy_coordinator(
+    coordinator: Coordinator, fedssl: Fedssl, tmp_path: Path
+) -> None:
     found = document(fedssl("doctor", "--data", tmp_path, "--format", "json"))
     assert found["ok"] is True
     checks = {check["name"]: check["found"] for check in found["checks"]}
@@ -298,7 +300,7 @@ def complete(line: str) -> list[str]:
     ("arguments", "code", "said"),
     [
         (["run", "show", "00000000-0000-4000-8000-000000000000"], 5, "no run"),
-        (["run", "show", "abcd"], 5, "no run's id begins with abcd"),
+        (["run", "show", "abcd"], 5, "no run has an id that begins with abcd"),
         (["run", "show", "abc"], 2, "at least the first 4"),
         (["client", "show", "nobody"], 5, "no client nobody"),
         (["client", "show", "No Body"], 2, "client_id"),
@@ -335,7 +337,7 @@ def test_a_wrong_token_exits_with_4(coordinator: Coordinator, fedssl: Fedssl, tm
         assert said in result.stderr
 
 
-def test_nobody_at_the_address_exits_with_3(fedssl: Fedssl) -> None:
+def test_no_coordinator_at_the_address_exits_with_3(fedssl: Fedssl) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"

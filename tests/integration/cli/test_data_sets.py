@@ -93,7 +93,7 @@ def test_an_evaluation_set(coordinator: Coordinator, fedssl: Fedssl, scans: Path
         (["public-dataset", "add", "digits", "digits", "--max-images", "5"], 2, "only the whole of it"),
         (["public-dataset", "add", "x", "missing.npz"], 2, "found no data set at missing.npz"),
         (["public-dataset", "add", "x", "scans.npz"], 2, "20 x 16 pixels: give --image-size"),
-        (["public-dataset", "add", "x", "digits", "--channels", "2"], 2, "--channels is 1 or 3"),
+        (["public-dataset", "add", "x", "digits", "--channels", "2"], 2, "--channels must be 1 or 3"),
         (["evaluation-dataset", "add", "x", "plain.npz"], 2, "test_images"),
         (["evaluation-dataset", "add", "x", "unlabelled.npz"], 2, "no labels"),
         (["public-dataset", "show", "nothing"], 5, "no data set nothing"),

@@ -60,7 +60,7 @@ def test_the_table_marks_the_last_and_the_best(cast: DistillingCast, fedssl: Fed
     assert "best is round 1 of 3 judged, chosen on the test set by probe itself" in shown.stderr
 
 
-def test_only_what_was_judged_alike_is_compared(cast: DistillingCast, fedssl: Fedssl) -> None:
+def test_only_evaluations_with_the_same_settings_are_compared(cast: DistillingCast, fedssl: Fedssl) -> None:
     _evaluate(cast)
     _document(fedssl("run", "evaluate", cast.id, "--round", 1, "--num-test", 50, "--format", "json"))
     _evaluate(cast)
@@ -69,7 +69,7 @@ def test_only_what_was_judged_alike_is_compared(cast: DistillingCast, fedssl: Fe
     assert len(shown.stderr.splitlines()) == 1  # of the run's own two; the third stands alone
 
 
-def test_asking_takes_what_the_spec_says_and_what_is_given(cast: DistillingCast, fedssl: Fedssl) -> None:
+def test_a_request_combines_the_spec_s_evaluation_with_the_options(cast: DistillingCast, fedssl: Fedssl) -> None:
     own = _document(fedssl("run", "evaluate", cast.id, "--format", "json"))
     assert own["id"] in {str(row.id) for row in cast.coordinator.client.evaluations(cast.id)}  # due anyhow
     asked = _document(
@@ -93,7 +93,7 @@ def test_asking_takes_what_the_spec_says_and_what_is_given(cast: DistillingCast,
     assert fedssl("run", "evaluate", plain, "--data", "digits", "--round", 5).exit_code == 5
 
 
-def test_waiting_for_the_numbers(cast: DistillingCast, fedssl: Fedssl) -> None:
+def test_waiting_for_the_results_of_an_evaluation(cast: DistillingCast, fedssl: Fedssl) -> None:
     def work() -> None:
         time.sleep(0.3)
         _evaluate(cast)
@@ -115,7 +115,7 @@ def test_cancelling(cast: DistillingCast, fedssl: Fedssl) -> None:
     assert "cancelled by an operator" in cancelled.stdout
 
 
-def test_watching_tells_of_alarms_and_of_judged_rounds(
+def test_watching_shows_alarms_and_evaluated_rounds(
     coordinator: Coordinator, tables: Tables, fedssl: Fedssl, tmp_path: Path
 ) -> None:
     register_digits(coordinator.client, tmp_path)
@@ -131,10 +131,10 @@ def test_watching_tells_of_alarms_and_of_judged_rounds(
     [result] = said
     assert result.exit_code == 0, result.output
     assert "warning: round 1: client-0: effective_rank" in result.stderr
-    assert "judged: before training, on digits: probe " in result.stderr
+    assert "evaluated: before training, on digits: probe " in result.stderr
 
 
-def test_a_map_is_asked_for_and_drawn(cast: DistillingCast, fedssl: Fedssl, tmp_path: Path) -> None:
+def test_a_map_is_requested_and_drawn(cast: DistillingCast, fedssl: Fedssl, tmp_path: Path) -> None:
     none = fedssl("run", "embedding", cast.id)
     assert (none.exit_code, "fedssl run evaluate" in none.stderr) == (2, True)
     asked = ("run", "evaluate", cast.id, "--measures", "knn", "--map", "pca")

@@ -62,7 +62,7 @@ def test_distillations_are_listed_watched_and_cancelled(
     cancelled = fedssl("run", "cancel-distillation", run)
     assert cancelled.exit_code == 0, cancelled.output
     assert "cancelled" in cancelled.stdout
-    assert f"run {run} is paused; `fedssl run resume` begins the training anew" in cancelled.stderr
+    assert f"run {run} is paused; `fedssl run resume` restarts the training from scratch" in cancelled.stderr
     assert (cast.run.state, cast.job.state) == (RunState.PAUSED, JobState.CANCELLED)
     assert "resume the run to begin it anew" in fedssl("run", "show", run).stdout
     again = fedssl("run", "cancel-distillation", run)
@@ -78,7 +78,7 @@ def test_distillations_are_listed_watched_and_cancelled(
     assert fedssl("run", "watch", run).exit_code == 0
 
 
-def test_a_run_without_any(coordinator: Coordinator, fedssl: Fedssl) -> None:
+def test_a_run_without_any_jobs_or_state(coordinator: Coordinator, fedssl: Fedssl) -> None:
     run = coordinator.client.create_run(tiny_spec()).id
     assert _document(fedssl("run", "distillations", run, "--format", "json")) == []
     assert fedssl("run", "distillations", run).exit_code == 0

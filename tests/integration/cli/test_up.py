@@ -108,7 +108,7 @@ def assert_one_trace(spans: list[Received], run: str) -> None:
     assert len(submits) == 2
 
 
-def test_up_trains_stops_without_a_trace_and_goes_on(folder: Path, started: list[Up], receiver: Receiver) -> None:
+def test_up_trains_stops_without_a_trace_and_continues(folder: Path, started: list[Up], receiver: Receiver) -> None:
     started.append(up := Up(folder, "up", "--spec", "tiny.toml", "--port", "0", "--format", "json"))
     first = up.introduction()
     assert sum(first["clients"].values()) == 300
@@ -162,7 +162,7 @@ def test_up_trains_stops_without_a_trace_and_goes_on(folder: Path, started: list
     assert alive(below) == set()
 
 
-def test_the_demo_can_be_interrupted_and_ends_with_proof(folder: Path, started: list[Up]) -> None:
+def test_the_demo_can_be_interrupted_and_resumed(folder: Path, started: list[Up]) -> None:
     arguments = ("demo", "--spec", "tiny.toml", "--set", "num_rounds=15", "--format", "json")
     started.append(demo := Up(folder, *arguments))
     while "round 2 of 15" not in demo.said():
@@ -175,7 +175,7 @@ def test_the_demo_can_be_interrupted_and_ends_with_proof(folder: Path, started: 
     done = fedssl(folder, *arguments)
 
     assert done.returncode == 0, done.stderr
-    assert "taking up run" in done.stderr
+    assert "resuming run" in done.stderr
     result = json.loads(done.stdout)
     assert 0 < result["before"]["linear_probe"] < 1
     assert 0 < result["after"]["knn"] < 1

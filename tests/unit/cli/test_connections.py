@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from fedssl.cli.connection import Target, find_target
-from fedssl.cli.connection_file import connections_path
+from fedssl.cli.connection.file import connections_path
+from fedssl.cli.connection.target import Target, find_target
 from fedssl.cli.errors import UsageError
 from fedssl.cli.main import app
 
@@ -60,7 +60,7 @@ def test_added_listed_used_and_removed(two: None, home: Path) -> None:
         target()
 
 
-def test_what_wins(two: None) -> None:
+def test_precedence_of_connections(two: None) -> None:
     assert target() == Target(ONE, "secret-one")
     assert target(FEDSSL_CONNECTION="two") == Target(TWO, "secret-two")
     assert target(FEDSSL_CONNECTION="two", FEDSSL_TOKEN="mine") == Target(TWO, "mine")
@@ -78,11 +78,11 @@ def test_what_wins(two: None) -> None:
         (["add", "three", "ftp://x"], "URL: The coordinator's address must be"),
         (["add", "three", ONE, "--token-file", "missing"], "No such file"),
         (["add", "three", ONE, "--copy-token"], "needs --token-file"),
-        (["use", "three"], "there are: one, two"),
+        (["use", "three"], "known: one, two"),
         (["rm", "three"], "fedssl connection add"),
     ],
 )
-def test_what_cannot_be(two: None, arguments: list[str], said: str) -> None:
+def test_impossible_changes_of_connections_are_refused(two: None, arguments: list[str], said: str) -> None:
     before = connections_path().read_text()
     result = fedssl("connection", *arguments)
     assert (result.exit_code, said in result.stderr) == (2, True), result.output

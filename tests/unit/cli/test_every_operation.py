@@ -126,7 +126,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Answers]
         yield running
 
 
-def test_every_operation_is_somebody_s() -> None:
+def test_every_operation_of_the_api_has_a_command() -> None:
     assert sorted(COMMANDS.keys() | FOR_PROGRAMS) == OPERATIONS
     assert not COMMANDS.keys() & FOR_PROGRAMS
 

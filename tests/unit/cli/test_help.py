@@ -7,7 +7,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from fedssl.cli.errors import EXIT_CODES
+from fedssl.cli.exit_codes import EXIT_CODES
 from fedssl.cli.main import app
 from fedssl.protocol.methods import METHOD_CONFIGS
 
@@ -32,12 +32,12 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["run", "--help"], ["run", "submit", "--help"], ["demo", "--help"]])
-def test_a_command_s_help_imports_nothing_heavy_but_what_typer_needs(arguments: list[str]) -> None:
+def test_help_of_a_command_imports_nothing_heavy_except_pydantic(arguments: list[str]) -> None:
     assert imported_by(*arguments).isdisjoint(set(HEAVY) - {"pydantic"})
 
 
 @pytest.mark.parametrize("arguments", [["method", "ls"], ["method", "show", "fedbyol"]])
-def test_looking_at_methods_needs_neither_torch_nor_a_coordinator(arguments: list[str]) -> None:
+def test_showing_methods_needs_neither_torch_nor_a_coordinator(arguments: list[str]) -> None:
     assert imported_by(*arguments).isdisjoint({"torch", "numpy", "httpx"})
 
 

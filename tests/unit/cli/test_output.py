@@ -33,7 +33,7 @@ def test_a_duration_is_readable(seconds: float, shown: str) -> None:
     assert duration(seconds) == shown
 
 
-def test_what_comes_from_elsewhere_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_from_a_coordinator_is_not_markup(capsys: pytest.CaptureFixture[str]) -> None:
     show_table(["name", "#n"], [("[bold]x[/bold] :smile:", 1)])
     show_pairs({"name": "[red]y"})
 

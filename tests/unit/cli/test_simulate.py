@@ -72,7 +72,7 @@ def test_it_gives_the_library_s_bits(spec: Path, out: Path) -> None:
         assert all(torch.equal(found[key], tensors[key]) for key in found)
 
 
-def test_the_history_tells_each_round_and_client(out: Path) -> None:
+def test_the_history_has_each_round_and_client(out: Path) -> None:
     history = json.loads((out / "history.json").read_text())
 
     assert [entry["round"] for entry in history] == [1, 2]
@@ -92,7 +92,7 @@ def test_the_results_can_be_evaluated(out: Path) -> None:
     assert "linear probe" in fedssl("evaluate", out / "model.safetensors", "--data", "digits").stdout
 
 
-def test_a_killed_simulation_goes_on_and_says_so(spec: Path, tmp_path: Path) -> None:
+def test_a_killed_simulation_resumes_and_reports_it(spec: Path, tmp_path: Path) -> None:
     long = ("simulate", str(spec), "--set", "num_rounds=60", "--set", "training.local_epochs=2")
     folder = tmp_path / "out"
     with subprocess.Popen([sys.executable, "-m", "fedssl.cli.main", *long, "--out", str(folder)], stderr=-3) as process:
@@ -108,11 +108,11 @@ def test_a_killed_simulation_goes_on_and_says_so(spec: Path, tmp_path: Path) -> 
 
     assert refused.exit_code == 5
     assert "checkpoint of another spec: take another folder, or begin anew with --restart" in refused.stderr
-    assert f"going on after round {len(manifest['history'])}," in resumed.stderr
+    assert f"resuming after round {len(manifest['history'])}," in resumed.stderr
     assert json.loads(resumed.stdout)["rounds"] == 60
 
 
-def test_a_finished_simulation_is_kept_and_begins_anew_when_asked(spec: Path, tmp_path: Path) -> None:
+def test_a_finished_simulation_is_kept_unless_restart_is_given(spec: Path, tmp_path: Path) -> None:
     judged = ("--set", 'evaluation={dataset="digits",every=1,max_train=200,measures=["probe"]}', "--out", tmp_path)
     first = fedssl("simulate", spec, *judged, "--format", "json")
     kept = fedssl("simulate", spec, *judged)
@@ -120,7 +120,7 @@ def test_a_finished_simulation_is_kept_and_begins_anew_when_asked(spec: Path, tm
     other = fedssl("simulate", spec, "--out", tmp_path)
 
     assert "after round 0: linear probe" in first.stderr
-    assert "holds this very run, finished" in kept.stderr
+    assert "holds this run, finished" in kept.stderr
     assert "round 1 of 2" not in kept.stderr
     assert "chosen on the test set" in kept.stdout
     assert "round 1 of 2" in anew.stderr
@@ -148,7 +148,7 @@ def test_the_written_spec_simulates_again(out: Path, tmp_path: Path) -> None:
         (["simulate", "{spec}", "--set", "training.batch_size=1"], "training.batch_size: "),
         (["simulate", "missing.toml"], "No such file"),
         (["evaluate", "{out}/none.safetensors", "--data", "digits"], "there is no"),
-        (["evaluate", "{out}/history.json", "--data", "digits"], "does not hold the encoder"),
+        (["evaluate", "{out}/history.json", "--data", "digits"], "does not hold an encoder"),
         (["evaluate", "{spec}", "--data", "digits"], "give the run's spec with --spec"),
         (["evaluate", "{out}/model.safetensors", "--data", "digits", "--spec", "{wide}"], "does not hold the encoder"),
     ],

@@ -80,7 +80,7 @@ def test_a_malformed_change_says_how_to_write_it(change: str) -> None:
         apply_change({}, change)
 
 
-def test_a_change_below_a_value_is_refused() -> None:
+def test_a_change_of_a_key_below_a_value_is_refused() -> None:
     with pytest.raises(SpecError, match=r"num_rounds is a value"):
         apply_change({"num_rounds": 3}, "num_rounds.more=1")
 
@@ -103,7 +103,7 @@ def test_changes_come_after_the_file_and_in_order(tmp_path: Path) -> None:
         ('[method]\nname = "fedsimclr"\ntemperature = -1', "method.temperature: should be greater than 0 (it is -1)"),
         ('[method]\nname = "fedsimclr"\n[method.merge]\nname = "no"', "method.merge.name: there is no 'no' here"),
         ('[method]\nname = "fedsimclr"\n[method.merge]\nname = "overwrite"\nx = 1', "method.merge.x: there is no such"),
-        ("[training.optimizer]\nlr = 1", "training.optimizer.lr: there is no such key; there are name, learning_rate"),
+        ("[training.optimizer]\nlr = 1", "training.optimizer.lr: there is no such key; known: name, learning_rate"),
         ("[model.encoder]\nwidths = [8, 0]", "model.encoder.widths.1: should be greater than or equal to 1 (it is 0)"),
         ("training = 3", "training: must be a table of keys and values (it is 3)"),
         ("[data]\nchannels = 1\nmean = [1, 2]", "data.mean needs 1 values, one a channel; got 2"),
@@ -141,14 +141,14 @@ def test_very_many_wrong_keys_are_counted(tmp_path: Path) -> None:
         ("training:\n  batch_size: 4\n  batch_size: 8", "a.yaml", "batch_size is given twice, again in line 3"),
         ("!!python/object/apply:os.system [ls]", "a.yaml", "not valid YAML"),
         ("1: 2", "a.yaml", "1: Keys should be strings"),
-        ("num_rounds = 1", "a.txt", "ends in .toml, .yaml or .json"),
+        ("num_rounds = 1", "a.txt", "must end in .toml, .yaml or .json"),
     ],
 )
 def test_unreadable_files_are_explained(tmp_path: Path, text: str, name: str, said: str) -> None:
     assert said in refusal(tmp_path, text, name=name)
 
 
-def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
+def test_files_that_cannot_be_opened_are_reported(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="No such file"):
         read_values(str(tmp_path / "missing.toml"))
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")

@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path / "federation")
 
 
-def test_dealing_gives_each_client_a_file_of_its_own(folder: Folder) -> None:
+def test_partitioning_gives_each_client_a_file_of_its_own(folder: Folder) -> None:
     record = folder.deal(DIGITS, GREY, None)
 
     assert record.clients == ["client-0", "client-1", "client-2"]
@@ -49,7 +49,7 @@ def test_dealing_gives_each_client_a_file_of_its_own(folder: Folder) -> None:
     assert folder.read() == record
 
 
-def test_a_dealing_that_was_cut_short_is_done_again(folder: Folder) -> None:
+def test_an_interrupted_partition_is_repeated(folder: Folder) -> None:
     (folder.shards / "client-9.npz").parent.mkdir()
     folder.shard("client-9").write_bytes(b"half of it")
 
@@ -79,7 +79,7 @@ def test_a_data_set_s_path_may_have_any_letters(folder: Folder, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("own", "dealt"), [((530, 520), 512), ((40, 7), 8), ((40, 30), 30)])
-def test_photographs_are_dealt_in_a_size_that_runs_can_have(
+def test_photographs_are_partitioned_in_a_size_that_runs_can_have(
     tmp_path: Path, own: tuple[int, int], dealt: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedssl.data.folders.decode_to_memory", lambda *_: pytest.fail("decoded for its shape alone"))
@@ -98,7 +98,7 @@ def test_the_shape_of_arrays_is_their_own() -> None:
     assert (shape.channels, shape.image_size) == (1, 16)
 
 
-def test_the_same_dealing_again_is_accepted(folder: Folder) -> None:
+def test_the_same_partition_again_is_accepted(folder: Folder) -> None:
     record = folder.deal(DIGITS, GREY, None)
 
     folder.require_same(record, DIGITS.model_dump())
@@ -115,7 +115,9 @@ def test_the_same_dealing_again_is_accepted(folder: Folder) -> None:
         ({"alpha": 0.1}, "alpha is None, not 0.1"),
     ],
 )
-def test_another_dealing_is_refused_by_name(folder: Folder, wanted: dict[str, Any], said: str) -> None:
+def test_a_different_partition_is_refused_and_names_the_difference(
+    folder: Folder, wanted: dict[str, Any], said: str
+) -> None:
     with pytest.raises(SpecError, match=said) as caught:
         folder.require_same(folder.deal(DIGITS, GREY, None), wanted)
     assert "--directory" in str(caught.value)
@@ -133,7 +135,7 @@ def test_a_folder_of_other_things_is_refused(folder: Folder, tmp_path: Path) -> 
     folder.require_usable()
 
 
-def test_a_record_that_cannot_be_read_is_no_licence_to_deal_anew(folder: Folder) -> None:
+def test_an_unreadable_record_does_not_cause_a_new_partition(folder: Folder) -> None:
     folder.record_path.write_text('{"format": 2}')
 
     with pytest.raises(LocalError, match="another version"):
@@ -149,7 +151,7 @@ def test_the_url_is_known_without_reading_the_rest(folder: Folder) -> None:
     assert stat.S_IMODE(folder.record_path.stat().st_mode) == 0o600
 
 
-def test_options_alone_are_all_that_is_required() -> None:
+def test_only_given_options_are_required_of_an_existing_folder() -> None:
     dealing = dealing_of(None, {"dataset": "digits", "alpha": 0.5})
 
     assert dealing.partition == PartitionConfig(dataset="digits", alpha=0.5)
@@ -186,7 +188,7 @@ def test_ports_stay_where_they_can() -> None:
     assert _choose_port(port, 1) == port
 
 
-def test_a_user_s_own_variables_are_not_for_the_federation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_s_environment_variables_do_not_reach_the_federation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDSSL_TOKEN", "of another federation")
     monkeypatch.setenv("FEDSSL_DATA", "/data")
     with _own_variables():
@@ -195,7 +197,7 @@ def test_a_user_s_own_variables_are_not_for_the_federation(monkeypatch: pytest.M
     assert os.environ["FEDSSL_TOKEN"] == "of another federation"
 
 
-def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_of_the_federation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     require_installed()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "fedssl_worker" else object())
 

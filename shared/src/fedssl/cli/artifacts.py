@@ -1,36 +1,43 @@
-"""`fedssl artifact`: files of the coordinator's store by their digests."""
+"""`fedssl artifact`: files in the coordinator's store, by digest."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedssl.cli.connection import CONNECTION_HELP, TokenFileOption, UrlOption, connect
+from fedssl.cli.arguments import TokenFileOption, UrlOption
+from fedssl.cli.connection.choice import CONNECTION_HINT
+from fedssl.cli.connection.connect import connect
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import Format, FormatOption, note, show_json
 
 app = typer.Typer(
-    help="Fetch what a run refers to by digest: broadcasts, updates, server states.",
-    epilog=CONNECTION_HELP,
+    help="Fetch a file of a run by its digest: a broadcast, an update or a server state.",
+    epilog=CONNECTION_HINT,
     no_args_is_help=True,
 )
 
 
 @app.command()
 def get(
-    digest: Annotated[str, typer.Argument(metavar="DIGEST", help="The sha256 of the file, 64 characters.")],
+    digest: Annotated[str, typer.Argument(metavar="DIGEST", help="The file's sha256: 64 hexadecimal digits.")],
     *,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to.  [default: ./DIGEST.safetensors]")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The file to write.  [default: ./DIGEST.safetensors]")
+    ] = None,
     url: UrlOption = None,
     token_file: TokenFileOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Fetch an artifact, checked against its digest. The file appears whole or not at all.
+    """Fetch an artifact and check it against its digest. The file appears only when it is complete.
 
-    `fedssl run show --format json` names a run's: `model`, `server_state`, and each assignment's `update`.
+    `fedssl run show RUN --format json` lists a run's digests: `model`, `server_state`, and `update` of each assignment.
     """
     if len(digest) != 64 or set(digest) - set("0123456789abcdef"):
-        raise UsageError(f"{digest!r} is no digest, which has 64 characters: `fedssl run show RUN --format json`")
+        raise UsageError(
+            f"{digest!r} is not a digest of 64 lower-case hexadecimal digits: "
+            "`fedssl run show RUN --format json` lists a run's digests"
+        )
     path = out or Path(f"{digest}.safetensors")
     with connect(url, token_file, patience_seconds=30) as client:
         client.download_artifact(digest, path)

@@ -1,25 +1,20 @@
 """`fedssl client`: the data owners that a coordinator knows."""
 
-from typing import Annotated
-
 import typer
 
-from fedssl.cli.completion import complete_client
-from fedssl.cli.connection import CONNECTION_HELP, TokenFileOption, UrlOption, connect
+from fedssl.cli.arguments import ClientArgument, TokenFileOption, UrlOption
+from fedssl.cli.connection.choice import CONNECTION_HINT
+from fedssl.cli.connection.connect import connect
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table
 
-app = typer.Typer(help="Look at data owners, and shut them out.", epilog=CONNECTION_HELP, no_args_is_help=True)
-
-ClientArgument = Annotated[
-    str, typer.Argument(metavar="CLIENT", help="A data owner's name.", autocompletion=complete_client)
-]
+app = typer.Typer(help="Show data owners, and revoke their access.", epilog=CONNECTION_HINT, no_args_is_help=True)
 
 
 @app.command("ls")
 def list_clients(
     url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
 ) -> None:
-    """List data owners."""
+    """List the data owners."""
     with connect(url, token_file) as client:
         found = list(client.clients())
     if output is Format.JSON:
@@ -56,7 +51,7 @@ def show(
 def revoke(
     name: ClientArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
 ) -> None:
-    """Shut a data owner out: its tokens and its leases end now, and no further round counts on it."""
+    """Revoke a data owner's access: its tokens and leases end now, and no further round includes it."""
     with connect(url, token_file) as client:
         view = client.revoke_client(name)
     if output is Format.JSON:
@@ -69,10 +64,10 @@ def revoke(
 def anchors(
     name: ClientArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
 ) -> None:
-    """List how far a data owner's ledger went, for `fedssl-worker ledger verify --anchors`.
+    """List the anchors of a data owner's ledger, for `fedssl-worker ledger verify --anchors`.
 
-    An anchor is the number and the hash of the ledger's newest entry at that time. One that contradicts an earlier one
-    shows that the ledger was cut, rewritten or restored from a copy.
+    An anchor is the number and the hash of the newest entry that the ledger had at that time. An anchor that
+    contradicts an earlier one shows that the ledger was truncated, rewritten or restored from a copy.
     """
     with connect(url, token_file) as client:
         found = list(client.ledger_anchors(name))

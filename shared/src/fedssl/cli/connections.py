@@ -1,24 +1,34 @@
-"""`fedssl connection`: coordinators by name, in one file of the user's."""
+"""`fedssl connection`: the user's named coordinators."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from pydantic import SecretStr, ValidationError
 
-from fedssl.cli.completion import complete_connection
-from fedssl.cli.connection import TokenFileOption, read_token
+from fedssl.cli.arguments import TokenFileOption
+from fedssl.cli.connection.completion import complete_connection
+from fedssl.cli.connection.file import (
+    Connections,
+    NamedConnection,
+    connections_path,
+    read_connections,
+    write_connections,
+)
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_table
 
-if TYPE_CHECKING:
-    from fedssl.cli.connection_file import NamedConnection
-
 _EPILOG = (
-    "They are kept in connections.json in $XDG_CONFIG_HOME/fedssl, else in ~/.config/fedssl, which only you can read. "
-    "`fedssl --connection NAME ...` takes one for a command, FEDSSL_CONNECTION for a shell, `fedssl connection use` "
-    "for every command that nothing else tells where to go."
+    "The names are kept in connections.json in $XDG_CONFIG_HOME/fedssl, or in ~/.config/fedssl if that is not set. "
+    "Only you can read the file. `fedssl --connection NAME ...` uses a connection for one command, FEDSSL_CONNECTION "
+    "for one shell, and `fedssl connection use NAME` for every command that is not given another coordinator."
 )
 
-app = typer.Typer(help="Name the coordinators that you work with.", epilog=_EPILOG, no_args_is_help=True)
+app = typer.Typer(
+    help="Name the coordinators that you work with.\n\n"
+    "Example: `fedssl connection add hospital https://fl.example.org --token-file token`",
+    epilog=_EPILOG,
+    no_args_is_help=True,
+)
 
 NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="A connection's name.", autocompletion=complete_connection)
@@ -28,30 +38,28 @@ NameArgument = Annotated[
 @app.command()
 def add(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Lower-case letters, digits, `.`, `_` and `-`.")],
-    url: Annotated[str, typer.Argument(metavar="URL", help="Address of the coordinator, https://HOST for example.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="Address of the coordinator, for example https://HOST.")],
     *,
     token_file: TokenFileOption = None,
     copy_token: Annotated[
-        bool, typer.Option("--copy-token", help="Keep the token itself, and not only where its file is.")
+        bool, typer.Option("--copy-token", help="Store the token itself, not only the path of its file.")
     ] = False,
-    use: Annotated[bool, typer.Option("--use", help="Use it from now on.")] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="In place of one of that name.")] = False,
+    use: Annotated[bool, typer.Option("--use", help="Use this connection from now on.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace the connection that has this name.")] = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Name a coordinator. Without --token-file its token comes from FEDSSL_TOKEN or FEDSSL_TOKEN_FILE.
+    """Give a coordinator a name.
 
-    The first one is used from now on, as with --use.
+    Without --token-file, its token comes from FEDSSL_TOKEN or FEDSSL_TOKEN_FILE. The first connection that you add is
+    used from now on, as with --use.
     """
-    from pydantic import SecretStr, ValidationError
-
-    from fedssl.cli.connection_file import Connections, NamedConnection, connections_path, read_connections
-    from fedssl.cli.connection_file import write_connections as write
+    from fedssl.cli.connection.target import read_token
 
     if copy_token and token_file is None:
-        raise UsageError("--copy-token needs --token-file FILE, which holds the token to copy")
+        raise UsageError("--copy-token needs --token-file FILE, the file with the token to copy")
     known = read_connections()
     if name in known.connections and not replace:
-        raise UsageError(f"there is a connection {name!r}: take another name, or --replace")
+        raise UsageError(f"there is a connection {name!r} already: choose another name, or give --replace")
     token = None if token_file is None else read_token(token_file)
     try:
         added = NamedConnection(
@@ -65,18 +73,17 @@ def add(
         first = error.errors(include_input=False)[0]
         where = "URL" if first["loc"][-1:] == ("url",) else "NAME"
         raise UsageError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None
-    write(changed)
+    write_connections(changed)
     if output is Format.JSON:
         show_json(_document(name, added, is_current=current == name))
     else:
-        note(f"{name} is {added.url}, in {connections_path()}" + ("; in use" if current == name else ""))
+        in_use = "; it is in use" if current == name else ""
+        note(f"{name} is {added.url}, stored in {connections_path()}{in_use}")
 
 
 @app.command("ls")
 def list_connections(output: FormatOption = Format.TABLE) -> None:
-    """List the connections; of their tokens only where they are."""
-    from fedssl.cli.connection_file import read_connections
-
+    """List the connections. Tokens are not shown, only where they are stored."""
     known = read_connections()
     found = [_document(name, known.connections[name], is_current=name == known.current) for name in known.connections]
     if output is Format.JSON:
@@ -91,9 +98,7 @@ def list_connections(output: FormatOption = Format.TABLE) -> None:
 
 @app.command()
 def use(name: NameArgument, output: FormatOption = Format.TABLE) -> None:
-    """Use a connection from now on, wherever nothing else says where to go."""
-    from fedssl.cli.connection_file import read_connections, write_connections
-
+    """Use a connection from now on, for every command that is not given another coordinator."""
     known = read_connections()
     chosen = known.get(name)
     write_connections(known.model_copy(update={"current": name}))
@@ -105,21 +110,19 @@ def use(name: NameArgument, output: FormatOption = Format.TABLE) -> None:
 
 @app.command("rm")
 def remove(name: NameArgument, output: FormatOption = Format.TABLE) -> None:
-    """Forget a connection. The coordinator, and a token's own file, stay as they are."""
-    from fedssl.cli.connection_file import read_connections, write_connections
-
+    """Remove a connection. The coordinator and the token's file are not changed."""
     known = read_connections()
-    gone = known.get(name)
-    left = {other: connection for other, connection in known.connections.items() if other != name}
+    removed = known.get(name)
+    kept = {other: connection for other, connection in known.connections.items() if other != name}
     current = None if known.current == name else known.current
-    write_connections(known.model_copy(update={"current": current, "connections": left}))
+    write_connections(known.model_copy(update={"current": current, "connections": kept}))
     if output is Format.JSON:
-        show_json(_document(name, gone, is_current=False))
+        show_json(_document(name, removed, is_current=False))
     else:
-        note(f"{name} is forgotten" + ("; no connection is in use now" if known.current == name else ""))
+        note(f"{name} is removed" + ("; no connection is in use now" if known.current == name else ""))
 
 
-def _document(name: str, connection: "NamedConnection", *, is_current: bool) -> dict[str, object]:
+def _document(name: str, connection: NamedConnection, *, is_current: bool) -> dict[str, object]:
     place = None if connection.token is None else "kept here"
     if connection.token_file is not None:
         place = str(connection.token_file)

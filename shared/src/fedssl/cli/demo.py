@@ -1,4 +1,4 @@
-"""`fedssl demo`: from nothing to a trained encoder and the proof that it learnt something."""
+"""`fedssl demo`: train an encoder from scratch, and show that it learnt something."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,17 +6,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedssl.cli.connection import short
+from fedssl.cli.accuracies import ACCURACIES
+from fedssl.cli.arguments import SetOption
+from fedssl.cli.connection.connect import short
+from fedssl.cli.datasets.fetching import data_folder, ensure
 from fedssl.cli.errors import UsageError
-from fedssl.cli.output import Format, FormatOption, console, note, show_json
-from fedssl.cli.simulate import ACCURACIES
-from fedssl.cli.specs import SetOption, read_spec
-from fedssl.cli.up import DeviceOption, DirectoryOption, PortOption, ThreadsOption, dealing_of, tell
+from fedssl.cli.output import Format, FormatOption, console, note, show_json, show_pairs, show_table
+from fedssl.cli.run import model_files
+from fedssl.cli.specs import read_spec, require_partition
+from fedssl.cli.up import DeviceOption, DirectoryOption, ThreadsOption, dealing_of, show_event
+from fedssl.protocol.evaluation import EvaluationConfig
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.views import RunView
 
 if TYPE_CHECKING:
     from fedssl.client import Client
-    from fedssl.protocol.runs import RunSpec
-    from fedssl.protocol.views import RunView
 
 DIRECTORY = Path(".fedssl-demo")
 SPEC, FALLBACK = "demo.toml", "digits.toml"
@@ -26,9 +30,9 @@ Results = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A completed run, and what was fetched of it. `losses`: for each client (round, loss)."""
+    """A completed run, and what was fetched from it. `losses`: (round, loss) pairs per client."""
 
-    run: "RunView"
+    run: RunView
     folder: Path
     losses: dict[str, list[tuple[int, float]]]
 
@@ -39,16 +43,16 @@ def demo(
         str | None, typer.Option(metavar="SPEC", help="What to train.  [default: examples/demo.toml]")
     ] = None,
     set_: SetOption = None,
-    port: PortOption = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the API; 0: any.")] = 0,
     device: DeviceOption = "cpu",
     threads: ThreadsOption = 1,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Train a federation of four on this machine in about two minutes, and show what it learnt.
+    """Train a federation of four clients on this machine in about two minutes, and show what it learnt.
 
-    Fetches Fashion-MNIST (else it takes scikit-learn's digits), starts a federation as `fedssl up` does, submits a run,
-    follows it, and compares the encoder before and after training on held-out images. Ctrl-C stops everything; started
-    again on the same folder, it takes up an unfinished run, or makes a new one.
+    Downloads Fashion-MNIST (or uses scikit-learn's digits if that fails), starts a federation as `fedssl up` does,
+    submits a run, follows it, and compares the encoder before and after training on held-out images. Ctrl-C stops
+    everything. When you start it again on the same folder, it resumes an unfinished run, or else starts a new one.
     """
     wanted = _choose_spec(spec, set_)
     trained = _train(directory, wanted, port, device, threads)
@@ -73,32 +77,29 @@ def demo(
     _show(trained, before, after, files)
 
 
-def _choose_spec(spec: str | None, changes: list[str] | None) -> "RunSpec":
-    """The spec that was asked for, else the one whose images can be had."""
-    from fedssl.cli.datasets import data_folder, ensure
-
-    wanted = read_spec(spec or str(_example(SPEC)), changes)
-    if wanted.partition is None:
-        raise UsageError(f"{spec} has no [partition], which says whose images to train on: see examples/demo.toml")
-    if ensure(wanted.partition.dataset, note) or spec is not None:
+def _choose_spec(spec: str | None, changes: list[str] | None) -> RunSpec:
+    """Return the given spec, or else an example whose images are available."""
+    source = spec or str(_example(SPEC))
+    wanted = read_spec(source, changes)
+    if ensure(require_partition(wanted, source).dataset, note) or spec is not None:
         return wanted
-    note(f"going on with scikit-learn's digits, which are real images too; once the files are in {data_folder()}, "
-         "remove the folder of this demo and start it again")  # fmt: skip
+    note(f"continuing with scikit-learn's digits, which are real images too; to use Fashion-MNIST, put its files into "
+         f"{data_folder()}, remove the folder of this demo and start it again")  # fmt: skip
     return read_spec(str(_example(FALLBACK)), changes)
 
 
 def _example(name: str) -> Path:
-    """A file of the folder examples/: here, else beside the sources that this runs from."""
+    """Return the path of a file in examples/: in this directory, or else next to the sources that this runs from."""
     places = [Path("examples") / name, Path(__file__).parents[4] / "examples" / name]
     for place in places:
         if place.is_file():
             return place
-    raise UsageError(f"there is no {places[0]} here: run this in the project's folder, or name a spec with --spec")
+    raise UsageError(f"there is no {places[0]} here: run this in the project's folder, or give a spec with --spec")
 
 
-def _train(directory: Path, spec: "RunSpec", port: int | None, device: str, threads: int) -> Trained:
-    """Start the federation, train, fetch what came of it, and stop the federation. Raises RunNotCompleted."""
-    from fedssl.cli.watch import require_completed, watch
+def _train(directory: Path, spec: RunSpec, port: int, device: str, threads: int) -> Trained:
+    """Start the federation, train, fetch the results, and stop the federation. Raises RunNotCompleted."""
+    from fedssl.cli.run.watch import require_completed, watch
     from fedssl.local.federation import Machine, running_federation
     from fedssl.local.folder import Folder
 
@@ -109,11 +110,11 @@ def _train(directory: Path, spec: "RunSpec", port: int | None, device: str, thre
         dealing_of(spec, {}),
         machine,
         on_step=note,
-        on_event=lambda name, what: tell(name, what, screen),
+        on_event=lambda name, what: show_event(name, what, screen),
     ) as federation:
-        screen.print(f"the coordinator is at {federation.url}; its operator's token is in {folder.operator_token}")
+        screen.print(f"the coordinator is at {federation.url}; the operator's token is in {folder.operator_token}")
         with federation.client(patience_seconds=60) as client:
-            run = _take_up(client, spec) or client.create_run(spec)
+            run = _resume_run(client, spec) or client.create_run(spec)
             screen.print(f"run {short(run.id)}: {run.method}, {run.num_rounds} rounds with {len(run.clients)} clients")
             run = watch(client, run.id, on_poll=federation.raise_if_failed, screen=screen)
             require_completed(run)
@@ -122,28 +123,26 @@ def _train(directory: Path, spec: "RunSpec", port: int | None, device: str, thre
         return trained
 
 
-def _take_up(client: "Client", spec: "RunSpec") -> "RunView | None":
-    """An unfinished run of this spec, going again."""
+def _resume_run(client: "Client", spec: RunSpec) -> RunView | None:
+    """Resume an unfinished run of this spec, and return it, or None if there is none."""
     for summary in client.runs():
         if summary.state.value == "finished":
             continue
         run = client.run(summary.id)
         if run.spec != spec:
             continue
-        note(f"taking up run {short(run.id)}, of which {run.rounds_closed} rounds are done")
+        note(f"resuming run {short(run.id)} after {run.rounds_closed} rounds")
         if run.state.value == "created":
             return client.start(run.id)
         return client.resume(run.id) if run.state.value == "paused" else run
     return None
 
 
-def _fetch(client: "Client", run: "RunView", folder: Path) -> Trained:
-    from fedssl.cli import export
-
-    client.download_model(run.id, folder / export.INITIAL, "initial")
-    client.download_model(run.id, folder / export.MODEL)
-    export.export_encoder(folder / export.MODEL, folder / export.ENCODER)
-    export.write_spec(run.spec, folder / export.SPEC)
+def _fetch(client: "Client", run: RunView, folder: Path) -> Trained:
+    client.download_model(run.id, folder / model_files.INITIAL, "initial")
+    client.download_model(run.id, folder / model_files.MODEL)
+    model_files.export_encoder(folder / model_files.MODEL, folder / model_files.ENCODER)
+    model_files.write_spec(run.spec, folder / model_files.SPEC)
     losses: dict[str, list[tuple[int, float]]] = {}
     for metric in client.metrics(run.id, "loss"):
         if metric.client_id is not None:
@@ -152,16 +151,13 @@ def _fetch(client: "Client", run: "RunView", folder: Path) -> Trained:
 
 
 def _compare(trained: Trained, device: str) -> tuple[Results, Results]:
-    """The accuracies before and after training."""
+    """Return the accuracies before and after training."""
     import torch
 
     from fedssl.artifacts.tensors import load_tensors
-    from fedssl.cli import export
-    from fedssl.cli.datasets import data_folder
     from fedssl.evaluation.suite import judge, load_encoder, load_labelled
-    from fedssl.protocol.evaluation import EvaluationConfig
 
-    torch.set_num_threads(1)  # several are little faster for such small work, and far slower where cores are shared
+    torch.set_num_threads(1)  # more threads are hardly faster for so little work, and much slower on shared cores
     spec, where = trained.run.spec, "cpu" if device == "auto" else device
     assert spec.partition is not None, "the demo's spec has one"
     config = EvaluationConfig(dataset=spec.partition.dataset, measures=("probe", "knn"))
@@ -169,7 +165,7 @@ def _compare(trained: Trained, device: str) -> tuple[Results, Results]:
     labelled = load_labelled(config.dataset, spec.data, **limits, seed=spec.seed, root=data_folder())
     before, after = (
         judge(load_encoder(load_tensors(trained.folder / name), spec), labelled, config, spec.data, device=where)
-        for name in (export.INITIAL, export.MODEL)
+        for name in (model_files.INITIAL, model_files.MODEL)
     )
     return before, after
 
@@ -184,13 +180,11 @@ def _draw(trained: Trained, before: Results, after: Results) -> Path:
 
 
 def _show(trained: Trained, before: Results, after: Results, files: dict[str, Any]) -> None:
-    from fedssl.cli.output import show_pairs, show_table
-
     rows = []
     for name, text in ACCURACIES.items():
         first, second = 100 * before[name], 100 * after[name]
         rows.append((text, f"{first:.1f} %", f"{second:.1f} %", f"{second - first:+.1f}"))
     dataset = trained.run.spec.partition.dataset if trained.run.spec.partition else ""
-    typer.echo(f"Accuracy on held-out images of {dataset}, by the same probe before and after training:")
+    typer.echo(f"Accuracy on held-out images of {dataset}, by the same probes before and after training:")
     show_table(["", "#untrained", "#trained", "#points"], rows)
     show_pairs(files)

@@ -1,39 +1,52 @@
-"""Models as files for people: the weights, the encoder by itself, and the spec that describes it. Needs no torch."""
+"""`fedssl export`: a pulled encoder in the formats of other programs."""
 
-import json
 from pathlib import Path
+from typing import Annotated, Literal
 
-from fedssl.artifacts.header import LENGTH_BYTES, read_header
-from fedssl.errors import ArtifactError
-from fedssl.experiments.files import ENCODER, INITIAL, MODEL, SPEC, write_spec
+import typer
 
-__all__ = ["ENCODER", "INITIAL", "MODEL", "SPEC", "export_encoder", "write_spec"]
+from fedssl.cli.output import Format, FormatOption, note, show_json
 
-_PREFIX = "encoder."
+_NAMES = {"onnx": "encoder.onnx", "torchvision": "encoder-torchvision.safetensors", "timm": "encoder-timm.safetensors"}
 
 
-def export_encoder(model: Path, destination: Path) -> None:
-    """Copy the tensors `encoder.*` of a safetensors file, byte for byte and under their names, into one of their own.
+def export(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FOLDER", help="A folder that `fedssl run pull` or `fedssl simulate` wrote, or a model file in it."
+        ),
+    ],
+    *,
+    to: Annotated[Literal["onnx", "torchvision", "timm"], typer.Option(help="The format.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The file to write.  [default: in the model's folder]")
+    ] = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Convert an encoder to an ONNX graph, or to a state dict for the ResNets of torchvision or timm.
 
-    Raises:
-        ArtifactError: the file is no model, or holds no encoder.
+    Example: `fedssl export run-1a2b3c4d --to onnx`
+
+    \b
+    onnx               images float32 (N, C, S, S) with values 0..1 -> representations (N, H). The graph normalises the
+                       images. Needs pip install 'fedssl[onnx]'
+    torchvision, timm  safetensors with the names of that library, without a classifier. Load with strict=False, and
+                       normalise the images as [data] of spec.yaml says
+
+    In Python you do not need this: `fedssl.models.load_encoder(FOLDER)` loads the encoder.
     """
-    with model.open("rb") as source:
-        header = read_header(source)
-        chosen = [entry for entry in header.entries if entry.name.startswith(_PREFIX)]
-        if not chosen:
-            raise ArtifactError(f"{model} holds no tensor whose name begins with {_PREFIX}: it is not a fedssl model")
-        described, offset = {}, 0
-        for entry in chosen:
-            end = offset + entry.stop - entry.start
-            described[entry.name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": [offset, end]}
-            offset = end
-        text = json.dumps(described).encode()
-        text += b" " * (-len(text) % LENGTH_BYTES)  # as the format wants it: tensors begin aligned
-        partial = destination.with_name(f".{destination.name}.partial")
-        with partial.open("wb") as target:
-            target.write(len(text).to_bytes(LENGTH_BYTES, "little") + text)
-            for entry in chosen:
-                source.seek(header.data_start + entry.start)
-                target.write(source.read(entry.stop - entry.start))
-        partial.replace(destination)
+    from fedssl.models import load_encoder
+    from fedssl.models.exporting import export_onnx, export_state_dict
+
+    encoder = load_encoder(source)
+    folder = source if source.is_dir() else source.parent
+    path = out or folder / _NAMES[to]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (export_onnx if to == "onnx" else export_state_dict)(encoder, path)
+    shape = [encoder.data.channels, encoder.data.image_size, encoder.data.image_size]
+    if output is Format.JSON:
+        normalised = {"mean": encoder.data.mean, "std": encoder.data.std}
+        show_json({"file": str(path), "to": to, "image_shape": shape, "width": encoder.feature_dim, **normalised})
+    else:
+        note(f"{path}: {encoder.config}, images {shape} -> representations of {encoder.feature_dim}")

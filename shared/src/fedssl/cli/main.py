@@ -4,52 +4,67 @@ from typing import Annotated
 
 import typer
 
-from fedssl.cli import (
-    artifacts,
-    clients,
-    compare,
-    connections,
-    datasets,
-    demo,
-    dimensions,
-    distillation,
-    doctor,
-    embedding,
-    evaluate,
-    evaluation_datasets,
-    evaluations,
-    exporting,
-    methods,
-    numbers,
-    partition,
-    public_datasets,
-    reproduce,
-    runs,
-    simulate,
-    state,
-    tokens,
-    up,
-)
-from fedssl.cli.completion import complete_connection
-from fedssl.cli.connection import CONNECTION_HELP, chosen_connection
-from fedssl.cli.errors import EXIT_CODES, CommandGroup
+from fedssl.cli.command_group import CommandGroup
+from fedssl.cli.connection.choice import CONNECTION_HELP, chosen_connection
+from fedssl.cli.connection.completion import complete_connection
+from fedssl.cli.exit_codes import EXIT_CODES
+from fedssl.cli.lazy_group import LazyCommand
+
+COMMANDS = {
+    "demo": LazyCommand("fedssl.cli.demo:demo", "Train a federation on this machine and show what it learnt."),
+    "up": LazyCommand("fedssl.cli.up:up", "Run a federation on this machine until Ctrl-C."),
+    "doctor": LazyCommand(
+        "fedssl.cli.doctor.command:doctor", "Check this machine and the connection to the coordinator."
+    ),
+    "partition": LazyCommand(
+        "fedssl.cli.datasets.partition:partition", "Show which client would get which images, as a table or picture."
+    ),
+    "simulate": LazyCommand("fedssl.cli.simulate:simulate", "Train a spec in this process, without servers."),
+    "compare": LazyCommand("fedssl.cli.compare.command:compare", "Compare methods on the same clients and budget."),
+    "reproduce": LazyCommand(
+        "fedssl.cli.reproduce.command:reproduce", "Rerun the papers' tables, in full or scaled down."
+    ),
+    "evaluate": LazyCommand(
+        "fedssl.cli.evaluate.command:evaluate", "Evaluate an encoder by linear probe, kNN and more."
+    ),
+    "export": LazyCommand("fedssl.cli.export:export", "Convert a pulled encoder to ONNX, torchvision or timm."),
+    "run": LazyCommand("fedssl.cli.run.commands:app", "Submit runs, follow them and fetch their results."),
+    "method": LazyCommand("fedssl.cli.methods:app", "Show the methods that can be trained."),
+    "client": LazyCommand("fedssl.cli.clients:app", "Show data owners, and revoke their access."),
+    "token": LazyCommand("fedssl.cli.tokens:app", "Create and revoke access tokens."),
+    "artifact": LazyCommand("fedssl.cli.artifacts:app", "Fetch a file of a run by its digest."),
+    "connection": LazyCommand("fedssl.cli.connections:app", "Name the coordinators that you work with."),
+    "public-dataset": LazyCommand("fedssl.cli.datasets.public:app", "Register public images that workers may fetch."),
+    "evaluation-dataset": LazyCommand(
+        "fedssl.cli.datasets.evaluation:app", "Register labelled images to evaluate encoders on."
+    ),
+    "data": LazyCommand("fedssl.cli.datasets.commands:app", "List the data sets on this machine, and download more."),
+}
 
 _EPILOG = "\n\n".join(
     [
         CONNECTION_HELP,
-        "Results go to standard output, everything else to standard error; --format json writes one JSON document.",
-        # \b keeps the lines as they are
+        "Results go to standard output, everything else to standard error. --format json writes one JSON document.",
+        # \b keeps the line breaks
         "\b\nExit codes:\n" + "\n".join(f"{code:>4}  {meaning}" for code, meaning in EXIT_CODES.items()),
     ]
 )
 
+
+class Fedssl(CommandGroup):
+    """The group of all commands."""
+
+    table = COMMANDS
+
+
 app = typer.Typer(
     name="fedssl",
-    cls=CommandGroup,
-    help="Train one image encoder with data owners who can share neither images nor labels.",
+    cls=Fedssl,
+    help="Train one image encoder across data owners who cannot share images or labels.\n\n"
+    "`fedssl demo` shows it all on this machine in about two minutes.",
     epilog=_EPILOG,
     no_args_is_help=True,
-    rich_markup_mode=None,  # plain text: rich would take `[partition]` for markup, and costs a tenth of a second
+    rich_markup_mode=None,  # plain text: rich would read `[partition]` as markup, and takes 0.1 s to import
     pretty_exceptions_show_locals=False,
 )
 
@@ -69,8 +84,8 @@ def _root(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="A coordinator by the name that `fedssl connection add` gave it; may stand anywhere in a command.  "
-            "[env: FEDSSL_CONNECTION]",
+            help="Use the coordinator with this name, given by `fedssl connection add`. Accepted anywhere on the "
+            "command line.  [env: FEDSSL_CONNECTION]",
             autocompletion=complete_connection,
         ),
     ] = None,
@@ -78,39 +93,9 @@ def _root(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Holds what all commands have in common; its help is the app's."""
+    """Apply the options that all commands share. The help text of the root is the app's."""
     chosen_connection.set(connection)
 
-
-app.command("demo", short_help="Train a federation on this machine and show what it learnt.")(demo.demo)
-app.command("up", short_help="Run a federation on this machine until Ctrl-C.")(up.up)
-app.command("doctor", short_help="Check this machine, and the way to the coordinator.")(doctor.doctor)
-runs.app.command("rounds")(numbers.list_rounds)
-runs.app.command("metrics")(numbers.list_metrics)
-runs.app.command("export-metrics")(numbers.export_metrics)
-runs.app.command("state")(state.show_state)
-runs.app.command("dimensions")(dimensions.show_dimensions)
-runs.app.command("distillations")(distillation.list_distillations)
-runs.app.command("cancel-distillation")(distillation.cancel_distillation)
-runs.app.command("evaluate")(evaluations.request_evaluation)
-runs.app.command("evaluations")(evaluations.list_evaluations)
-runs.app.command("embedding")(embedding.draw_embedding)
-runs.app.command("cancel-evaluation")(evaluations.cancel_evaluation)
-app.add_typer(runs.app, name="run")
-app.add_typer(methods.app, name="method")
-app.add_typer(clients.app, name="client")
-app.add_typer(tokens.app, name="token")
-app.add_typer(artifacts.app, name="artifact")
-app.add_typer(connections.app, name="connection")
-app.add_typer(public_datasets.app, name="public-dataset")
-app.add_typer(evaluation_datasets.app, name="evaluation-dataset")
-app.add_typer(datasets.app, name="data")
-app.command("partition", short_help="Show who would hold which images, as a table and a picture.")(partition.partition)
-app.command("simulate", short_help="Train a spec in this process, without servers.")(simulate.simulate)
-app.command("compare", short_help="Compare methods on the same clients and budgets.")(compare.compare)
-app.command("reproduce", short_help="Run the papers' tables again, in full or scaled down.")(reproduce.reproduce)
-app.command("evaluate", short_help="Judge an encoder by a linear probe and kNN.")(evaluate.evaluate)
-app.command("export", short_help="Write a pulled encoder as ONNX, or for torchvision and timm.")(exporting.export)
 
 if __name__ == "__main__":
     app()

@@ -1,26 +1,31 @@
-"""`fedssl method`: what can be trained, read from this installation, or from a coordinator where that is asked for."""
+"""`fedssl method`: the methods that can be trained, as this installation or a coordinator has them."""
 
 import json
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from fedssl.cli.completion import complete_method
-from fedssl.cli.connection import CONNECTION_HELP, TokenFileOption, UrlOption, connect
+from fedssl.cli.arguments import TokenFileOption, UrlOption
+from fedssl.cli.connection.choice import CONNECTION_HINT
+from fedssl.cli.connection.connect import connect
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table
-
-if TYPE_CHECKING:
-    from fedssl.protocol.methods import MethodConfig
+from fedssl.protocol.methods import METHOD_CONFIGS, MethodConfig
 
 app = typer.Typer(
-    help="Look at the methods that can be trained (no coordinator needed).",
-    epilog=f"With --remote: {CONNECTION_HELP}",
+    help="Show the methods that can be trained. Needs no coordinator.",
+    epilog=CONNECTION_HINT,
     no_args_is_help=True,
 )
 
-RemoteOption = Annotated[bool, typer.Option("--remote", help="As the coordinator has it, not this installation.")]
+RemoteOption = Annotated[bool, typer.Option("--remote", help="Ask the coordinator instead of this installation.")]
+
+
+def complete_method(incomplete: str) -> list[tuple[str, str]]:
+    """Offer the methods of this installation to the shell."""
+    return [(name, config.info.title) for name, config in METHOD_CONFIGS.items() if name.startswith(incomplete)]
 
 
 @app.command("ls")
@@ -35,8 +40,6 @@ def list_methods(
     if remote:
         _list_remote(url, token_file, output)
         return
-    from fedssl.protocol.methods import METHOD_CONFIGS
-
     if output is Format.JSON:
         show_json([_document(config) for config in METHOD_CONFIGS.values()])
         return
@@ -52,7 +55,7 @@ def show(
     *,
     everything: Annotated[
         bool,
-        typer.Option("--all", help="The parameters of all parts, not only of those that the method has by default."),
+        typer.Option("--all", help="Show the parameters of every part, not only of the method's default parts."),
     ] = False,
     remote: RemoteOption = False,
     url: UrlOption = None,
@@ -61,19 +64,16 @@ def show(
 ) -> None:
     """Show a method: its paper, what leaves the client, and every parameter.
 
-    With --remote the coordinator's answer, whose parameters are shown as JSON schema with `--format json`.
+    Example: `fedssl method show fedbyol`. With --remote, the parameters are shown only with `--format json`, as a JSON
+    schema.
     """
     if remote:
         _show_remote(name, url, token_file, output)
         return
-    from difflib import get_close_matches
-
-    from fedssl.protocol.methods import METHOD_CONFIGS
-
     config = METHOD_CONFIGS.get(name)
     if config is None:
         close = get_close_matches(name, METHOD_CONFIGS, n=1)
-        known = f"did you mean {close[0]}?" if close else f"there are {', '.join(METHOD_CONFIGS)}"
+        known = f"did you mean {close[0]}?" if close else f"known methods: {', '.join(METHOD_CONFIGS)}"
         raise UsageError(f"there is no method {name!r}; {known}")
     if output is Format.JSON:
         show_json(_document(config))
@@ -93,7 +93,7 @@ def show(
     )
     show_table(["parameter", "default", "allowed", "meaning"], _parameters(config, everything=everything))
     if not everything:
-        note("--all shows the parameters of the other parts too")
+        note("--all also shows the parameters of the other parts")
 
 
 def _list_remote(url: str | None, token_file: Path | None, output: Format) -> None:
@@ -115,7 +115,7 @@ def _show_remote(name: str, url: str | None, token_file: Path | None, output: Fo
         show_pairs({key.replace("_", " "): value for key, value in view if key != "config_schema"})
 
 
-def _document(config: "type[MethodConfig]") -> dict[str, Any]:
+def _document(config: type[MethodConfig]) -> dict[str, Any]:
     return {
         "name": config.model_fields["name"].default,
         **config.info.model_dump(),
@@ -124,8 +124,8 @@ def _document(config: "type[MethodConfig]") -> dict[str, Any]:
     }
 
 
-def _parameters(config: "type[MethodConfig]", *, everything: bool) -> list[tuple[object, ...]]:
-    """Every parameter under the name that it has in a spec; those of a part say which part they go with."""
+def _parameters(config: type[MethodConfig], *, everything: bool) -> list[tuple[object, ...]]:
+    """Return a row per parameter: its name in a spec, default, allowed values, and meaning with the part it is for."""
     schema = config.model_json_schema()
     listing = _Listing(schema.get("$defs", {}), everything=everything)
     listing.add(schema["properties"], config.model_validate({}).model_dump(mode="json"), "method.", "")
@@ -133,7 +133,7 @@ def _parameters(config: "type[MethodConfig]", *, everything: bool) -> list[tuple
 
 
 class _Listing:
-    """Walks through a config's JSON schema; what a method can be made of comes after its own parameters."""
+    """Walks through a config's JSON schema. The method's own parameters come first, then those of its parts."""
 
     def __init__(self, shared: dict[str, Any], *, everything: bool) -> None:
         self.rows: list[tuple[object, ...]] = []
@@ -148,7 +148,7 @@ class _Listing:
             about = entry.get("description", "")
             meaning = f"with {part}: {about}" if part and about else f"with {part}" if part else about
             allowed = " | ".join(filter(None, tables[key])) or ("table" if tables[key] else _allowed(entry))
-            self.rows.append((place, _shown(default), allowed, meaning))
+            self.rows.append((place, _short_default(default), allowed, meaning))
             inside = f"{place}[]." if _item(entry) is not entry else f"{place}."
             chosen = {_name(part): part for part in (default if isinstance(default, list) else [default])}
             used = {"": default} if "" in tables[key] else chosen
@@ -159,7 +159,7 @@ class _Listing:
 
 
 def _item(entry: dict[str, Any]) -> dict[str, Any]:
-    """A list's items, anything else itself."""
+    """Return the schema of a list's items, or the schema itself if it is not a list's."""
     items: dict[str, Any] = entry.get("items", entry) if entry.get("type") == "array" else entry
     return items
 
@@ -169,7 +169,10 @@ def _name(table: object) -> str:
 
 
 def _parts(entry: dict[str, Any], shared: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The tables that a parameter can be, by the name that chooses one ("": there is only this); none for a value."""
+    """Return the tables that a parameter can be, by the name that selects one, or by "" if there is only one.
+
+    A parameter that is a plain value has none.
+    """
     references = [part["$ref"] for part in (entry, *entry.get("oneOf", ()), *entry.get("anyOf", ())) if "$ref" in part]
     found = {}
     for reference in references:
@@ -179,8 +182,8 @@ def _parts(entry: dict[str, Any], shared: dict[str, Any]) -> dict[str, dict[str,
     return found
 
 
-def _shown(value: object) -> str:
-    """A default, short: of a part its name."""
+def _short_default(value: object) -> str:
+    """Format a default; a part is shown by its name."""
     if isinstance(value, list) and all(isinstance(item, dict) for item in value):
         return ", ".join(map(_name, value)) or "[]"
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What goes to standard output (results) and to standard error (everything else)."""
+"""What the command prints: results to standard output, everything else to standard error."""
 
 import json
 import sys
@@ -8,8 +8,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-
-from fedssl.cli.errors import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,45 +24,45 @@ class Format(StrEnum):
 
 FormatOption = Annotated[
     Format,
-    typer.Option("--format", help="`json`: one document on standard output and nothing else there."),
+    typer.Option("--format", help="`json` writes one document to standard output, and nothing else there."),
 ]
 
 
 def console(*, stderr: bool = False) -> "Console":
-    """A console that prints strings as they are: what comes from a coordinator is no markup."""
+    """Return a console that prints strings unchanged: text from a coordinator is not markup."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else PIPE_WIDTH  # not cut to a terminal that is not there
+    width = None if stream.isatty() else PIPE_WIDTH  # a pipe has no terminal whose width could be used
     return Console(stderr=stderr, markup=False, highlight=False, emoji=False, width=width)
 
 
 def note(text: str) -> None:
-    """A remark for the person, never part of the result."""
+    """Print a remark for a person, which is not part of the result."""
     typer.echo(text, err=True)
 
 
 def show_json(value: Any) -> None:
-    """One JSON document on standard output. Models (and lists of them) are dumped."""
+    """Print one JSON document. Pydantic models, also inside lists and tables, are dumped."""
     typer.echo(json.dumps(_plain(value), indent=2, ensure_ascii=False))
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table on standard output; columns whose name begins with `#` are numbers, aligned to the right."""
+    """Print a table. Columns whose name begins with `#` hold numbers and are aligned to the right."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in columns:
-        drawn.add_column(name.removeprefix("#"), justify="right" if name.startswith("#") else "left", overflow="fold")
+        table.add_column(name.removeprefix("#"), justify="right" if name.startswith("#") else "left", overflow="fold")
     for row in rows:
-        drawn.add_row(*(Text(cell(value)) for value in row))
-    console().print(drawn)
+        table.add_row(*(Text(cell(value)) for value in row))
+    console().print(table)
 
 
 def show_pairs(pairs: Mapping[str, object]) -> None:
-    """Names and values, one pair a line."""
+    """Print names and values, one pair per line."""
     from rich.table import Table
     from rich.text import Text
 
@@ -77,7 +75,7 @@ def show_pairs(pairs: Mapping[str, object]) -> None:
 
 
 def cell(value: object) -> str:
-    """A value as people read it: nothing as a dash, times in UTC to the second.
+    """Format a value for people: None as a dash, times in UTC to the second.
 
     >>> cell(None), cell(0.5), cell(12000)
     ('-', '0.5', '12,000')
@@ -95,8 +93,17 @@ def cell(value: object) -> str:
     return printable(str(value))
 
 
+def printable(text: str) -> str:
+    """Replace control characters, with which a worker's message could redraw the terminal.
+
+    >>> printable("declined: \\x1b[2Jno")
+    'declined: ?[2Jno'
+    """
+    return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)
+
+
 def duration(seconds: float) -> str:
-    """Seconds as minutes and seconds, or with hours.
+    """Format seconds as minutes and seconds, with hours if there are any.
 
     >>> duration(65), duration(3700)
     ('1:05', '1:01:40')

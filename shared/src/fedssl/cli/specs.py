@@ -1,48 +1,31 @@
-"""Reading run specs: TOML or YAML, changed by `--set key=value`, with errors that say which key to mend and how."""
+"""Reading run specs: TOML or YAML, changed by `--set key=value`, with errors that say which key to correct and how."""
 
 import sys
 import tomllib
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-import typer
+from pydantic import BaseModel, ValidationError
 
+from fedssl.cli.errors import UsageError
 from fedssl.errors import SpecError
+from fedssl.protocol.data import PartitionConfig
+from fedssl.protocol.runs import RunSpec
 
 if TYPE_CHECKING:
     import yaml
-    from pydantic import BaseModel, ValidationError
-
-    from fedssl.protocol.runs import RunSpec
-
-SpecArgument = Annotated[
-    str, typer.Argument(metavar="SPEC", help="A run spec: a .toml, .yaml or .json file, or - for standard input.")
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Change one key of the spec: `--set training.batch_size=64`. The value is read as TOML, `null` clears, "
-        "anything else is taken as text. May be given several times.",
-    ),
-]
 
 _MAX_LINES = 20
 
 
-def read_spec(source: str, changes: Sequence[str] | None = None) -> "RunSpec":
-    """The spec in a file, or on standard input for `-`, with the changes applied.
+def read_spec(source: str, changes: Sequence[str] | None = None) -> RunSpec:
+    """Read the spec in a file, or on standard input for `-`, and apply the changes.
 
     Raises:
-        SpecError: it cannot be read, or is not a run spec; one line for each key that is wrong.
+        SpecError: if it cannot be read, or is not a run spec. The message has a line per wrong key.
     """
-    from pydantic import ValidationError
-
-    from fedssl.protocol.runs import RunSpec
-
     values = read_values(source)
     for change in changes or ():
         apply_change(values, change)
@@ -53,15 +36,24 @@ def read_spec(source: str, changes: Sequence[str] | None = None) -> "RunSpec":
         raise SpecError(f"{name} is not a run spec:\n" + "\n".join(explain(error, RunSpec))) from None
 
 
+def require_partition(spec: RunSpec, source: str) -> PartitionConfig:
+    """Return the partition of a spec. Raises UsageError if it has none."""
+    if spec.partition is None:
+        raise UsageError(
+            f"{source} has no [partition] section, which says which images to train on: see examples/demo.toml"
+        )
+    return spec.partition
+
+
 def read_values(source: str) -> dict[str, Any]:
-    """The keys and values in a file or on standard input, not yet checked. Raises SpecError."""
+    """Read the keys and values in a file or on standard input, without checking them. Raises SpecError."""
     if source == "-":
         text, name, suffix = sys.stdin.read(), "the spec on standard input", ""
     else:
         path = Path(source)
         name, suffix = source, path.suffix.lower()
         if suffix not in (".toml", ".yaml", ".yml", ".json"):
-            raise SpecError(f"{source}: a spec's name ends in .toml, .yaml or .json")
+            raise SpecError(f"{source}: the name of a spec must end in .toml, .yaml or .json")
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -73,7 +65,7 @@ def read_values(source: str) -> dict[str, Any]:
 
 
 def apply_change(values: dict[str, Any], change: str) -> None:
-    """Set one key of nested tables, making those that are missing. Raises SpecError.
+    """Set one key of nested tables, and create missing tables. Raises SpecError.
 
     >>> values = {"training": {"batch_size": 128}}
     >>> apply_change(values, "training.batch_size=64")
@@ -89,12 +81,12 @@ def apply_change(values: dict[str, Any], change: str) -> None:
     for depth, key in enumerate(keys[:-1], start=1):
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
-            raise SpecError(f"--set {change}: {'.'.join(keys[:depth])} is a value, it has no keys of its own")
+            raise SpecError(f"--set {change}: {'.'.join(keys[:depth])} is a value, which has no keys")
     table[keys[-1]] = _value(text.strip())
 
 
-def explain(error: "ValidationError", model: "type[BaseModel]") -> list[str]:
-    """One line for each wrong key, as it is written in the spec: `training.batch_size: ...`."""
+def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
+    """Describe each wrong key in one line, under its name in the spec: `training.batch_size: ...`."""
     found = error.errors(include_url=False)
     lines = [_line(dict(entry), model) for entry in found[:_MAX_LINES]]
     return lines if len(found) <= _MAX_LINES else [*lines, f"and {len(found) - _MAX_LINES} more"]
@@ -105,7 +97,7 @@ def _parse(text: str, suffix: str, name: str) -> Any:
         return _parse_toml(text, name)
     if suffix:
         return _parse_yaml(text, name)
-    # Standard input has no name to go by. No YAML table is TOML, or the other way round.
+    # Standard input has no file name that would tell the format. No text is a table in both TOML and YAML.
     try:
         return _parse_toml(text, name)
     except SpecError as not_toml:
@@ -141,7 +133,7 @@ def _parse_yaml(text: str, name: str) -> Any:
 
 
 def _repeated_key(node: "yaml.Node") -> "yaml.Node | None":
-    """The first key that a YAML mapping has twice: PyYAML would silently take the last."""
+    """Return the first key that a YAML mapping has twice. PyYAML would silently use the last value."""
     import yaml
 
     if isinstance(node, yaml.MappingNode):
@@ -167,7 +159,7 @@ def _value(text: str) -> Any:
     return parsed["value"] if parsed.keys() == {"value"} else text
 
 
-def _line(entry: dict[str, Any], model: "type[BaseModel]") -> str:
+def _line(entry: dict[str, Any], model: type[BaseModel]) -> str:
     kind, context, given = entry["type"], entry.get("ctx", {}), entry.get("input")
     place, owner = _place(entry["loc"], model)
     if kind == "extra_forbidden":
@@ -181,17 +173,17 @@ def _line(entry: dict[str, Any], model: "type[BaseModel]") -> str:
         return f"  {place}: must be given"
     if kind in ("model_type", "model_attributes_type"):
         return f"  {place}: must be a table of keys and values (it is {given!r})"
-    said = str(entry["msg"]).removeprefix("Value error, ").removeprefix("Input ")
-    if kind == "value_error":  # ours: it names the keys itself
-        return f"  {said}"
-    shown = f" (it is {given!r})" if isinstance(given, str | int | float | bool | None) else ""
-    return f"  {place or 'the spec'}: {said}{shown}"
+    message = str(entry["msg"]).removeprefix("Value error, ").removeprefix("Input ")
+    if kind == "value_error":  # raised by a validator of fedssl, whose message names the keys
+        return f"  {message}"
+    actual = f" (it is {given!r})" if isinstance(given, str | int | float | bool | None) else ""
+    return f"  {place or 'the spec'}: {message}{actual}"
 
 
-def _place(location: Sequence[str | int], model: "type[BaseModel]") -> tuple[str, "type[BaseModel] | None"]:
-    """The key as written in the spec, and the model that holds it.
+def _place(location: Sequence[str | int], model: type[BaseModel]) -> tuple[str, type[BaseModel] | None]:
+    """Return the key as written in the spec, and the model that has it.
 
-    Where a table's `name` decides what else it holds, pydantic's location has that name as one more step.
+    If a table's `name` decides which keys it has, pydantic's location contains that name as one more step.
     """
     written: list[str] = []
     owner: type[BaseModel] | None = model
@@ -210,20 +202,18 @@ def _place(location: Sequence[str | int], model: "type[BaseModel]") -> tuple[str
     return ".".join(written), owner
 
 
-def _models(annotation: Any) -> "list[type[BaseModel]]":
-    """The models that an annotation mentions."""
-    from pydantic import BaseModel
-
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    """Return the models that an annotation mentions."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [kind for part in get_args(annotation) for kind in _models(part)]
 
 
-def _fields(owner: "type[BaseModel] | None") -> dict[str, Any]:
+def _fields(owner: type[BaseModel] | None) -> dict[str, Any]:
     return {} if owner is None else dict(owner.model_fields)
 
 
 def _suggestion(word: str, known: Sequence[str]) -> str:
     if close := get_close_matches(word, known, n=1):
         return f"; did you mean {close[0]}?"
-    return f"; there are {', '.join(known)}" if known else ""
+    return f"; known: {', '.join(known)}" if known else ""

@@ -1,66 +1,66 @@
-"""`fedssl token`: the secrets by which people and workers are known."""
+"""`fedssl token`: the secrets that authenticate people and workers."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated
 from uuid import UUID
 
 import typer
+from pydantic import ValidationError
 
-from fedssl.cli.completion import complete_client
-from fedssl.cli.connection import CONNECTION_HELP, TokenFileOption, UrlOption, connect
-from fedssl.cli.errors import UsageError, seconds_of
+from fedssl.cli.arguments import TokenFileOption, UrlOption, seconds_of
+from fedssl.cli.connection.choice import CONNECTION_HINT
+from fedssl.cli.connection.completion import complete_client
+from fedssl.cli.connection.connect import connect
+from fedssl.cli.errors import UsageError
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_table
+from fedssl.protocol.tokens import LastingRole
+from fedssl.protocol.views import TokenCreated
 
-if TYPE_CHECKING:
-    from pydantic import ValidationError
+app = typer.Typer(help="Create and revoke access tokens.", epilog=CONNECTION_HINT, no_args_is_help=True)
 
-    from fedssl.protocol.views import TokenCreated
-
-app = typer.Typer(help="Make and revoke access tokens.", epilog=CONNECTION_HELP, no_args_is_help=True)
-
-LabelOption = Annotated[str, typer.Option(help="A note for people.")]
+LabelOption = Annotated[str, typer.Option(help="A remark that helps people to recognise the token.")]
 OutOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write the secret to a new file that only you can read.")
+    Path | None,
+    typer.Option(metavar="FILE", help="Write the secret to a new file that only you can read, and do not print it."),
 ]
 
 
 @app.command()
 def create(
-    role: Annotated[
-        Literal["admin", "operator", "viewer", "worker"], typer.Option(help="What the token's owner may do.")
-    ],
+    role: Annotated[LastingRole, typer.Option(help="What the owner of the token may do.")],
     client_name: Annotated[
         str | None,
         typer.Option("--client", help="The data owner's name, for a worker's token.", autocompletion=complete_client),
     ] = None,
     label: LabelOption = "",
     expires: Annotated[
-        str | None, typer.Option(metavar="TIME", help="For how long it is valid: 30d, 12h.  [default: until revoked]")
+        str | None,
+        typer.Option(metavar="TIME", help="How long the token is valid: 30d, 12h.  [default: until revoked]"),
     ] = None,
     out: OutOption = None,
     url: UrlOption = None,
     token_file: TokenFileOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Make a token. Its secret is shown this once, alone on standard output, or goes to the file in --out.
+    """Create a token. Its secret is printed only now, or written to the file in --out.
+
+    Example: `fedssl token create --role operator --label alice --out alice.token`
 
     \b
-    admin     everything: also makes and revokes tokens, and shuts data owners out
-    operator  runs, data sets, evaluations, and enrolling data owners
-    viewer    looks at all of that, and changes nothing
-    worker    trains for one data owner; `fedssl token enrol` is safer to hand out
+    admin     may do everything, including to create and revoke tokens and revoke data owners
+    operator  may manage runs, data sets and evaluations, and enrol data owners
+    viewer    may read all of that, and change nothing
+    worker    may train for one data owner; `fedssl token enrol` is safer to hand out
     """
     if (role == "worker") != (client_name is not None):
-        raise UsageError("a worker's token needs --client NAME; every other has none")
+        raise UsageError("--role worker needs --client NAME; the other roles do not take --client")
     _require_new(out)
     seconds = None if expires is None else seconds_of("--expires", expires)
-    from pydantic import ValidationError
-
     with connect(url, token_file) as client:
         try:
             created = client.create_token(role, client_id=client_name, label=label, lifetime_seconds=seconds)
         except ValidationError as error:
-            raise _wrong(error, "--client") from None
+            raise _usage_error(error, "--client") from None
     _show_secret(created, out, output)
 
 
@@ -68,29 +68,27 @@ def create(
 def enrol(
     client_name: Annotated[str, typer.Argument(metavar="CLIENT", help="The data owner's name.")],
     label: LabelOption = "",
-    expires: Annotated[str, typer.Option(metavar="TIME", help="Until when it must be used: 7d, 24h.")] = "24h",
+    expires: Annotated[str, typer.Option(metavar="TIME", help="How long the token can be used: 7d, 24h.")] = "24h",
     out: OutOption = None,
     url: UrlOption = None,
     token_file: TokenFileOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Make a token that makes somebody a data owner's worker, once; an unused one of before opens nothing any more.
+    """Create a single-use enrolment token for a data owner's worker. Revokes an earlier unused one.
 
-    The secret is for the worker's first start: `fedssl-worker run --enrolment-token-file FILE`. The worker then makes a
-    token of its own, which nobody else ever sees. Who comes second with the same secret is refused, which shows
-    that it went astray.
+    The worker needs the secret for its first start: `fedssl-worker run --enrolment-token-file FILE`. It then creates a
+    token of its own, which nobody else ever sees. A second worker with the same secret is refused, which shows that
+    somebody else has used it.
 
-    For a data owner who has had a worker this needs an admin's token.
+    If the data owner already had a worker, this needs an admin's token.
     """
     _require_new(out)
     seconds = seconds_of("--expires", expires)
-    from pydantic import ValidationError
-
     with connect(url, token_file) as client:
         try:
             created = client.create_enrolment_token(client_name, label=label, lifetime_seconds=seconds)
         except ValidationError as error:
-            raise _wrong(error, "CLIENT") from None
+            raise _usage_error(error, "CLIENT") from None
     _show_secret(created, out, output)
 
 
@@ -124,7 +122,7 @@ def revoke(
     url: UrlOption = None,
     token_file: TokenFileOption = None,
 ) -> None:
-    """Make a token worthless from now on."""
+    """Revoke a token. It is refused from now on."""
     with connect(url, token_file) as client:
         client.revoke_token(token)
     note(f"token {token} is revoked")
@@ -132,21 +130,21 @@ def revoke(
 
 def _require_new(out: Path | None) -> None:
     if out is not None and out.exists():
-        raise UsageError(f"{out} exists: remove it, or name another file")
+        raise UsageError(f"{out} exists: remove it, or choose another file")
 
 
-def _wrong(error: "ValidationError", client: str) -> UsageError:
+def _usage_error(error: ValidationError, client: str) -> UsageError:
     first = error.errors()[0]
     return UsageError(f"{client if 'client_id' in first['loc'] else '--label'}: {first['msg']}")
 
 
-def _show_secret(created: "TokenCreated", out: Path | None, output: Format) -> None:
+def _show_secret(created: TokenCreated, out: Path | None, output: Format) -> None:
     if out is not None:
         from fedssl.local.server import write_private
 
         out.parent.mkdir(parents=True, exist_ok=True)
         write_private(out, created.secret + "\n")
-        note(f"the secret is in {out}")
+        note(f"the secret is written to {out}")
     if output is Format.JSON:
         show_json(created.model_dump(mode="json", exclude={"secret"} if out is not None else set()))
     elif out is None:

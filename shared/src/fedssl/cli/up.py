@@ -1,50 +1,58 @@
 """`fedssl up`: a whole federation on this machine, in the foreground."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import ValidationError
 
-from fedssl.cli.connection import LOCAL_FOLDER, short
-from fedssl.cli.errors import printable
-from fedssl.cli.output import Format, FormatOption, note, show_json
-from fedssl.cli.specs import SetOption, read_spec
+from fedssl.cli.arguments import SetOption
+from fedssl.cli.connection.choice import LOCAL_FOLDER
+from fedssl.cli.connection.connect import short
+from fedssl.cli.datasets.fetching import data_folder, ensure
+from fedssl.cli.errors import UsageError
+from fedssl.cli.output import Format, FormatOption, note, printable, show_json
+from fedssl.cli.specs import read_spec
+from fedssl.protocol.data import PartitionConfig, Scheme
+from fedssl.protocol.model import EncoderConfig, read_encoder
+from fedssl.protocol.runs import RunSpec
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from fedssl.local.federation import Dealing, Federation
-    from fedssl.protocol.model import EncoderConfig
-    from fedssl.protocol.runs import RunSpec
 
-DirectoryOption = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the federation: all of it is in there.")]
+DirectoryOption = Annotated[Path, typer.Option(metavar="DIR", help="Folder that holds the whole federation.")]
 PortOption = Annotated[
     int | None,
     typer.Option(min=0, max=65535, help="Port of the API; 0: any.  [default: the last one, else 8000, else any]"),
 ]
-DeviceOption = Annotated[str, typer.Option(help="What workers and coordinator train on: cpu, cuda, cuda:N or auto.")]
-ThreadsOption = Annotated[
-    int, typer.Option(min=1, help="CPU threads of each worker; 1 gives the same bits on every machine.")
+DeviceOption = Annotated[
+    str, typer.Option(help="Device of the workers and the coordinator: cpu, cuda, cuda:N or auto.")
 ]
-Scheme = Literal["iid", "classes", "dirichlet"]
+ThreadsOption = Annotated[
+    int, typer.Option(min=1, help="CPU threads per worker. 1 gives the same bits on every machine.")
+]
 
-_QUIET = ("started (pid", "stopping", "stopped")
+_ROUTINE_EVENTS = ("started (pid", "stopping", "stopped")
 
 
 def up(
     directory: DirectoryOption = LOCAL_FOLDER,
     spec: Annotated[
-        str | None, typer.Option(metavar="SPEC", help="Deal as the [partition] of this run spec says.")
+        str | None, typer.Option(metavar="SPEC", help="Partition the images as the [partition] of this run spec says.")
     ] = None,
     set_: SetOption = None,
     data: Annotated[
         str | None, typer.Option(metavar="NAME", help="A data set: fashion-mnist, digits, a folder, an .npz file.")
     ] = None,
     clients: Annotated[int | None, typer.Option(min=1, help="Number of clients.  [default: 4]")] = None,
-    scheme: Annotated[Scheme | None, typer.Option(help="How images are dealt.  [default: dirichlet]")] = None,
-    alpha: Annotated[float | None, typer.Option(help="Concentration of dirichlet.  [default: 0.1]")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of the dealing.  [default: 0]")] = None,
-    max_images: Annotated[int | None, typer.Option(min=1, help="Deal this many images.  [default: all]")] = None,
+    scheme: Annotated[
+        Scheme | None, typer.Option(help="How images are partitioned among clients.  [default: dirichlet]")
+    ] = None,
+    alpha: Annotated[float | None, typer.Option(help="Concentration of the dirichlet scheme.  [default: 0.1]")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the partition.  [default: 0]")] = None,
+    max_images: Annotated[int | None, typer.Option(min=1, help="Use only this many images.  [default: all]")] = None,
     port: PortOption = None,
     device: DeviceOption = "cpu",
     threads: ThreadsOption = 1,
@@ -52,22 +60,24 @@ def up(
         list[str] | None,
         typer.Option(
             metavar="CLIENT=ENCODER",
-            help="The encoder that a client's worker declares, for runs in which clients may differ (FLESD): "
-            "client-1=resnet18, or a table, client-1='{ name = \"convnet\", widths = [16, 32] }'. Repeat it.",
+            help="The encoder that a client's worker declares, for runs whose clients may differ (FLESD): "
+            "client-1=resnet18, or a table, client-1='{ name = \"convnet\", widths = [16, 32] }'. Repeat the option "
+            "for more clients.",
         ),
     ] = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Run a federation on this machine until Ctrl-C: servers, coordinator, and one worker a client.
+    """Run a federation on this machine until Ctrl-C: servers, coordinator, and one worker per client.
 
-    The first time, a data set is dealt out, one file a client. Started again on the same folder, the federation goes on
-    with what it was doing: the same clients with the same images, the same runs, the same tokens.
+    Example: `fedssl up --data digits --clients 3`
+
+    The first start partitions a data set into one file per client. When you start it again on the same folder, the
+    federation continues with the same clients, images, runs and tokens.
     """
     options = {"dataset": data, "num_clients": clients, "scheme": scheme, "alpha": alpha, "seed": seed,
                "max_images": max_images}  # fmt: skip
     given = {name: value for name, value in options.items() if value is not None}
     dealing = dealing_of(read_spec(spec, set_) if spec is not None else None, given)
-    from fedssl.cli.datasets import ensure
     from fedssl.local.federation import Machine, running_federation
     from fedssl.local.folder import Folder
 
@@ -76,21 +86,16 @@ def up(
     if folder.read() is None:
         ensure(dealing.partition.dataset, note)
     machine = Machine(port=port, device=device, threads=threads, encoders=encoders_of(encoder or []))
-    with running_federation(folder, dealing, machine, on_step=note, on_event=tell) as federation:
+    with running_federation(folder, dealing, machine, on_step=note, on_event=show_event) as federation:
         _introduce(federation, output)
         federation.run_until_stopped()
-        note("stopped; `fedssl up` on the same folder goes on from here")
+        note("stopped; `fedssl up` on the same folder continues from here")
 
 
-def dealing_of(spec: "RunSpec | None", given: dict[str, Any]) -> "Dealing":
-    """What to deal: as the spec's partition says, but for the options that were given. Raises UsageError."""
-    from pydantic import ValidationError
-
-    from fedssl.cli.datasets import data_folder
-    from fedssl.cli.errors import UsageError
+def dealing_of(spec: RunSpec | None, given: dict[str, Any]) -> "Dealing":
+    """Return what to partition and how: as the spec says, except for the given options. Raises UsageError."""
     from fedssl.local.federation import Dealing
     from fedssl.local.folder import shape
-    from fedssl.protocol.data import PartitionConfig
 
     base = spec.partition.model_dump() if spec is not None and spec.partition is not None else {}
     try:
@@ -106,13 +111,8 @@ def dealing_of(spec: "RunSpec | None", given: dict[str, Any]) -> "Dealing":
     )
 
 
-def encoders_of(given: list[str]) -> "dict[str, EncoderConfig]":
-    """What `--encoder` was given, by client. Raises UsageError."""
-    from pydantic import ValidationError
-
-    from fedssl.cli.errors import UsageError
-    from fedssl.protocol.model import EncoderConfig, read_encoder
-
+def encoders_of(given: list[str]) -> dict[str, EncoderConfig]:
+    """Return the encoders given by `--encoder`, by client. Raises UsageError."""
     found = {}
     for text in given:
         client, _, encoder = text.partition("=")
@@ -125,9 +125,9 @@ def encoders_of(given: list[str]) -> "dict[str, EncoderConfig]":
     return found
 
 
-def tell(name: str, what: str, screen: "Console | None" = None) -> None:
-    """Show what happened to a process, unless it is what always happens; `screen` is one with a live picture on it."""
-    if what.startswith(_QUIET):
+def show_event(name: str, what: str, screen: "Console | None" = None) -> None:
+    """Show an event of a process, unless it is a routine one. `screen` is a console with a live display on it."""
+    if what.startswith(_ROUTINE_EVENTS):
         return
     if screen is None:
         note(f"{name} {what}")
@@ -160,8 +160,8 @@ def _introduce(federation: "Federation", output: Format) -> None:
         typer.echo(f"  run {short(run.id)} ({printable(run.name)}): {run.state}, {run.rounds_closed} of "
                    f"{run.num_rounds} rounds")  # fmt: skip
     if folder.root.absolute() == LOCAL_FOLDER.absolute():
-        typer.echo("  from this directory `fedssl run submit SPEC --watch` finds it; from elsewhere, first:")
+        typer.echo("  from this directory `fedssl run submit SPEC --watch` finds it; in another directory, first run:")
     else:
-        typer.echo("  to use it:")
+        typer.echo("  to use it, first run:")
     typer.echo(f"    export FEDSSL_URL={federation.url} FEDSSL_TOKEN_FILE={token}")
-    typer.echo(f"  logs are in {folder.log('x').parent}; Ctrl-C stops it, `fedssl up` goes on later")
+    typer.echo(f"  logs are in {folder.log('x').parent}; Ctrl-C stops it, and `fedssl up` continues later")

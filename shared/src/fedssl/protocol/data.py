@@ -18,6 +18,7 @@ KNOWN_DATASETS = (
 )
 """Those of `fedssl.data.DATASETS`: every machine finds them by name. Other names are paths, or were registered."""
 
+Scheme = Literal["iid", "classes", "dirichlet"]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Strength = Annotated[float, Field(ge=0, le=1)]
 
@@ -81,7 +82,7 @@ class PartitionConfig(StrictModel):
 
     dataset: str = Field(default="fashion-mnist", description="A data set's name, an image folder or an .npz file.")
     num_clients: int = Field(default=4, ge=1, le=10_000)
-    scheme: Literal["iid", "classes", "dirichlet"] = "dirichlet"
+    scheme: Scheme = "dirichlet"
     alpha: float | None = Field(default=0.1, gt=0, description="Concentration of the Dirichlet distribution.")
     variant: Literal["fedx", "ssd", "flesd", "orchestra"] = Field(
         default="fedx",

@@ -1,0 +1,79 @@
+"""Arguments and options that several commands share, and how their values are read."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedssl.cli.connection.completion import complete_client, complete_run
+from fedssl.cli.errors import UsageError
+from fedssl.protocol.tokens import lifetime
+
+UrlOption = Annotated[
+    str | None,
+    typer.Option("--url", metavar="URL", help="Address of the coordinator.  [env: FEDSSL_URL; else ./.fedssl]"),
+]
+TokenFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file",
+        metavar="FILE",
+        help="File with your token.  [env: FEDSSL_TOKEN, FEDSSL_TOKEN_FILE; else ./.fedssl]",
+    ),
+]
+RunArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="A run's id, or the first 4 or more characters of it if no other run's id begins like that.",
+        autocompletion=complete_run,
+    ),
+]
+ClientArgument = Annotated[
+    str, typer.Argument(metavar="CLIENT", help="A data owner's name.", autocompletion=complete_client)
+]
+SpecArgument = Annotated[
+    str, typer.Argument(metavar="SPEC", help="A run spec: a .toml, .yaml or .json file, or - for standard input.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change one key of the spec: `--set training.batch_size=64`. The value is read as TOML if it is valid "
+        "TOML, and as text otherwise; `null` clears the key. Repeat the option to change several keys.",
+    ),
+]
+DeviceOption = Annotated[str, typer.Option(help="Device to compute on: cpu, cuda or cuda:N.")]
+ThreadsOption = Annotated[int, typer.Option(min=1, help="CPU threads. 1 gives the same bits as a deployed federation.")]
+DataFolderOption = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Folder of data sets, searched before FEDSSL_DATA and the user's cache."),
+]
+
+
+def seconds_of(option: str, text: str) -> int:
+    """Return a duration such as 30m or 12h in seconds. Raises UsageError, which names the option.
+
+    >>> seconds_of("--timeout", "30m")
+    1800
+    """
+    try:
+        return lifetime(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None
+
+
+def read_seeds(text: str) -> list[int]:
+    """Return the whole numbers of `--seeds`. Raises UsageError.
+
+    >>> read_seeds("0,1")
+    [0, 1]
+    """
+    try:
+        found = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        found = []
+    if not found:
+        raise UsageError(f"--seeds {text}: give whole numbers separated by commas, for example 0,1,2")
+    return found

@@ -1,0 +1,1 @@
+"""`fedssl compare`: several methods on the same clients and budgets."""

@@ -1,0 +1,95 @@
+"""`fedssl compare`: several methods on the same clients and budget, over several seeds."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedssl.cli.arguments import DataFolderOption, DeviceOption, SpecArgument, read_seeds
+from fedssl.cli.compare.arguments import ResultFormat, read_variants
+from fedssl.cli.machine import datasets_of, prepare
+from fedssl.cli.output import note
+
+
+def compare(
+    spec: SpecArgument,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,...",
+            help="Methods by name; `fedmoco+fedx` is a method with an add-on.  [default: the spec's method]",
+        ),
+    ] = None,
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=METHOD[:KEY=VALUE,...]",
+            help="A method with other parameters, under a name of its own: `soft=ssd:dsr.alpha=5`. Repeat the option "
+            "for more variants.",
+        ),
+    ] = None,
+    seeds: Annotated[str, typer.Option(metavar="S,...", help="Seeds of the runs and of their partitions.")] = "0",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="[METHOD:]KEY=VALUE",
+            help="Change a key of the spec, for all methods or for one method or variant: "
+            "`--set fedx:training.batch_size=64`. Repeat the option to change several keys.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for the results.  [default: ./compared-NAME]")
+    ] = None,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Number of runs at the same time, each in a process with one CPU thread.")
+    ] = 1,
+    device: DeviceOption = "cpu",
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads per run, if --jobs is 1.")] = 1,
+    data_folder: DataFolderOption = None,
+    *,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Start from scratch, and delete the runs that the folder holds.")
+    ] = False,
+    output: Annotated[
+        ResultFormat, typer.Option("--format", help="`json` and `csv` go to standard output, and nothing else there.")
+    ] = ResultFormat.TABLE,
+) -> None:
+    """Train several methods on the same clients with the same budget, over several seeds, and compare them.
+
+    Example: `fedssl compare examples/demo.toml --methods fedbyol,fedu,fedsimclr --seeds 0,1,2`
+
+    Every method gets the rounds, epochs, batches, model and images of the spec. For each seed, all methods get the same
+    partition. In a KEY, the name of an add-on is followed by its parameter (`dsr.alpha`), and the name of a section of
+    the spec by its key (`training.batch_size`); any other key is a parameter of the method (`temperature`).
+
+    If the command is interrupted, run it again: it keeps finished runs, and resumes an unfinished one after its last
+    completed round. You can add methods or seeds later. If a run fails, its reason is shown and the others continue.
+
+    Writes a folder per run, comparison.json, comparison.csv and comparison.png.
+    """
+    base, variants = read_variants(spec, methods, variant or [], set_ or [])
+    folder = out or Path(f"compared-{str(base.get('name', 'unnamed')).replace(' ', '-')}")
+    from fedssl.cli.compare import report
+    from fedssl.cli.compare.progress import comparison_progress
+    from fedssl.experiments import comparison, runs, summary
+
+    entries = comparison.plan(base, variants, read_seeds(seeds), folder)
+    datasets = {name for entry in entries if entry.spec is not None for name in datasets_of(entry.spec)}
+    machine = prepare(device, threads, data_folder, datasets)
+    if restart:
+        for entry in entries:
+            runs.clear(entry.folder)
+    comparison.require_own(entries)
+    try:
+        with comparison_progress(entries) as watcher:
+            outcomes = comparison.run_all(entries, machine=machine, jobs=jobs, watcher=watcher)
+    except KeyboardInterrupt:
+        note("interrupted: run the same command again to keep what is finished and continue with the rest")
+        raise
+    lines = summary.summarise(entries, outcomes)
+    settings = comparison.settings_apart(entries)
+    report.write(folder, lines, entries, outcomes, settings)
+    report.show(folder, lines, entries, settings, output)
+    if not any(line.seeds for line in lines):
+        raise typer.Exit(1)

@@ -1,0 +1,50 @@
+"""The progress of a comparison on standard error."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fedssl.cli.accuracies import accuracies_of
+from fedssl.cli.output import console, duration, note
+from fedssl.experiments.comparison import Entry, Failure, Outcome, Watcher
+
+
+@contextmanager
+def comparison_progress(entries: Sequence[Entry]) -> Iterator[Watcher]:
+    """Show a bar over all rounds of all runs on a terminal, else a line per finished run."""
+    screen = console(stderr=True)
+    if not screen.is_terminal:
+        yield Watcher(on_end=_report_end)
+        return
+    rounds = {(entry.variant, entry.seed): entry.spec.num_rounds for entry in entries if entry.spec is not None}
+    done = dict.fromkeys(rounds, 0)
+    with Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TimeRemainingColumn(),
+        console=screen,
+        transient=True,
+    ) as progress:
+        task = progress.add_task("starting", total=sum(rounds.values()))
+
+        def advance(entry: Entry, rounds_done: int) -> None:
+            done[entry.variant, entry.seed] = rounds_done
+            text = f"{entry.variant}, seed {entry.seed}: round {rounds_done} of {rounds[entry.variant, entry.seed]}"
+            progress.update(task, completed=sum(done.values()), description=text)
+
+        def finish(entry: Entry, outcome: Outcome) -> None:
+            if entry.spec is not None:
+                done[entry.variant, entry.seed] = entry.spec.num_rounds
+                progress.update(task, completed=sum(done.values()))
+            _report_end(entry, outcome)
+
+        yield Watcher(on_round=advance, on_end=finish)
+
+
+def _report_end(entry: Entry, outcome: Outcome) -> None:
+    if isinstance(outcome, Failure):
+        note(f"{entry.variant}, seed {entry.seed}: failed: {outcome.reason}")
+    else:
+        accuracies = accuracies_of(dict(outcome.last)) or "not evaluated"
+        note(f"{entry.variant}, seed {entry.seed}: {accuracies}, {duration(outcome.seconds)}")

@@ -1,0 +1,1 @@
+"""Which coordinator a command connects to, and how it does."""

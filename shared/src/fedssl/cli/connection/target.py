@@ -1,0 +1,95 @@
+"""Which coordinator a command connects to, and with which token."""
+
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedssl.cli.connection.choice import LOCAL_FOLDER
+from fedssl.cli.connection.file import NamedConnection, connections_path, read_connections
+from fedssl.cli.errors import UsageError
+from fedssl.cli.output import note
+from fedssl.local.folder import Folder
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A coordinator's address and a token for it. The repr hides the token."""
+
+    url: str
+    token: str
+
+    def __repr__(self) -> str:
+        return f"Target({self.url!r})"
+
+
+def find_target(
+    url: str | None,
+    token_file: Path | None,
+    *,
+    connection: str | None = None,
+    environment: Mapping[str, str] = os.environ,
+    folder: Path = LOCAL_FOLDER,
+) -> Target:
+    """Choose by the options first, then the environment, the local federation in `folder`, the chosen connection.
+
+    Raises:
+        UsageError: if nothing names a coordinator, or a token for it.
+    """
+    local = Folder(folder)
+    local_url = local.url()
+    named = None
+    if not url and (connection or not environment.get("FEDSSL_URL")):
+        named = _find_connection(connection, environment, use_current=local_url is None)
+    chosen = url or (named.url if named else environment.get("FEDSSL_URL") or local_url)
+    if not chosen:
+        raise UsageError(
+            "no coordinator: give --url, set FEDSSL_URL, name one with `fedssl connection add NAME URL`, or start one "
+            "with `fedssl up` and run this command in the same directory"
+        )
+    if token_file is None and connection and (token := _token_of(named)):
+        return Target(chosen, token)
+    given = environment.get("FEDSSL_TOKEN", "").strip()
+    file = token_file or (None if given else environment.get("FEDSSL_TOKEN_FILE"))
+    if file:
+        return Target(chosen, read_token(Path(file)))
+    if token := given or _token_of(named):
+        return Target(chosen, token)
+    # The local token goes to its own coordinator only: never send a secret to another one to see whether it fits.
+    if local_url is not None and chosen.rstrip("/") == local_url and local.operator_token.exists():
+        return Target(chosen, read_token(local.operator_token))
+    raise UsageError(f"no token for {chosen}: give --token-file, or set FEDSSL_TOKEN_FILE or FEDSSL_TOKEN")
+
+
+def read_token(path: Path) -> str:
+    """Read the token in a file. Raises UsageError."""
+    try:
+        if stat.S_IMODE(path.stat().st_mode) & 0o044:
+            note(f"warning: other users can read the token in {path}: run chmod 600 {path}")
+        token = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the token in {path}: {getattr(error, 'strerror', 'not a text file')}") from None
+    if not token:
+        raise UsageError(f"{path} is empty: write a token into it")
+    return token
+
+
+def _find_connection(
+    wanted: str | None, environment: Mapping[str, str], *, use_current: bool
+) -> NamedConnection | None:
+    """Return the connection that the option or the environment names, or the current one if `use_current`."""
+    name = wanted or environment.get("FEDSSL_CONNECTION")
+    if not name and not use_current:
+        return None
+    known = read_connections(connections_path(environment))
+    return None if not (name := name or known.current) else known.get(name)
+
+
+def _token_of(named: NamedConnection | None) -> str:
+    """Return the connection's own token, or an empty string if it has none."""
+    if named is None:
+        return ""
+    if named.token_file is not None:
+        return read_token(named.token_file.expanduser())
+    return "" if named.token is None else named.token.get_secret_value()

@@ -1,0 +1,1 @@
+"""Data sets: `fedssl data`, `partition`, `public-dataset` and `evaluation-dataset`."""

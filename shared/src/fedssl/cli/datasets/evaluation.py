@@ -1,0 +1,102 @@
+"""`fedssl evaluation-dataset`: labelled images on the coordinator, to evaluate encoders on while a run trains."""
+
+from typing import Annotated
+
+import typer
+
+from fedssl.cli.arguments import TokenFileOption, UrlOption
+from fedssl.cli.connection.choice import CONNECTION_HINT
+from fedssl.cli.connection.connect import connect
+from fedssl.cli.datasets.registration import (
+    REGISTRATION_HELP,
+    ChannelsOption,
+    ImageSizeOption,
+    NameArgument,
+    SeedOption,
+    SourceArgument,
+    check_channels,
+    check_name,
+    read_split,
+    temporary_file,
+)
+from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table
+from fedssl.cli.progress_bar import progress_bar
+
+app = typer.Typer(
+    help="Register labelled images to evaluate encoders on. They stay on the coordinator: no worker can fetch them.\n\n"
+    "Example: `fedssl evaluation-dataset add held-out folder-of-images --max-test 2000`",
+    epilog=CONNECTION_HINT,
+    no_args_is_help=True,
+)
+
+
+@app.command(epilog=f"A run uses the images if its spec has `dataset = NAME` under [evaluation]. {REGISTRATION_HELP}")
+def add(
+    name: NameArgument,
+    source: SourceArgument,
+    *,
+    image_size: ImageSizeOption = None,
+    channels: ChannelsOption = None,
+    max_train: Annotated[
+        int | None,
+        typer.Option(min=2, help="Register at most this many training images, chosen by --seed.  [default: all]"),
+    ] = None,
+    max_test: Annotated[
+        int | None,
+        typer.Option(min=2, help="Register at most this many test images, chosen by --seed.  [default: all]"),
+    ] = None,
+    seed: SeedOption = 0,
+    url: UrlOption = None,
+    token_file: TokenFileOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Register a labelled data set with a training and a test split."""
+    check_name(name)
+    from fedssl.data.dataset_files import Choice, own_shape, write_labelled
+
+    with connect(url, token_file, patience_seconds=30) as client, temporary_file() as file:
+        next(client.evaluation_datasets(), None)  # report a wrong token before the images are read
+        train = read_split(source, "train", image_size, check_channels(channels))
+        shape = own_shape(train, image_size, check_channels(channels))
+        test = read_split(source, "test", shape[1], shape[0])
+        total = min(len(train), max_train or len(train)) + min(len(test), max_test or len(test))
+        with progress_bar("writing", total, suffix=" images") as written:
+            write_labelled(train, test, file, shape, (Choice(max_train, seed), Choice(max_test, seed)), written)
+        with progress_bar("sending", file.stat().st_size, 1e6, " MB") as sent:
+            view = client.add_evaluation_dataset(name, file, on_bytes=sent)
+    if output is Format.JSON:
+        show_json(view)
+    else:
+        images = f"{view.num_train:,} training and {view.num_test:,} test images of {view.num_classes} classes"
+        note(f"{view.name} is registered: {images}, digest {view.digest}")
+
+
+@app.command("ls")
+def list_evaluation_datasets(
+    url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
+) -> None:
+    """List the evaluation data sets."""
+    with connect(url, token_file) as client:
+        found = list(client.evaluation_datasets())
+    if output is Format.JSON:
+        show_json(found)
+        return
+    rows = [
+        (view.name, view.num_train, view.num_test, view.num_classes, view.channels, view.image_size, view.digest[:12],
+         view.created_at)
+        for view in found
+    ]  # fmt: skip
+    show_table(["name", "#train", "#test", "#classes", "#channels", "#size", "digest", "registered"], rows)
+
+
+@app.command()
+def show(
+    name: NameArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
+) -> None:
+    """Show one evaluation data set."""
+    with connect(url, token_file) as client:
+        view = client.evaluation_dataset(name)
+    if output is Format.JSON:
+        show_json(view)
+    else:
+        show_pairs({key.replace("_", " ").replace("created at", "registered"): value for key, value in view})

@@ -1,0 +1,106 @@
+"""`fedssl public-dataset`: images that all workers of a run may fetch, registered once with the coordinator."""
+
+from typing import Annotated, Literal
+
+import typer
+
+from fedssl.cli.arguments import TokenFileOption, UrlOption
+from fedssl.cli.connection.choice import CONNECTION_HINT
+from fedssl.cli.connection.connect import connect
+from fedssl.cli.datasets.registration import (
+    REGISTRATION_HELP,
+    ChannelsOption,
+    ImageSizeOption,
+    NameArgument,
+    SeedOption,
+    SourceArgument,
+    check_channels,
+    check_name,
+    read_split,
+    temporary_file,
+)
+from fedssl.cli.errors import UsageError
+from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table
+from fedssl.cli.progress_bar import progress_bar
+from fedssl.protocol.data import KNOWN_DATASETS
+
+app = typer.Typer(
+    help="Register public images (FLESD, FedCA), which workers fetch from the coordinator by their digest.\n\n"
+    "Example: `fedssl public-dataset add public folder-of-images --max-images 5000`",
+    epilog=CONNECTION_HINT,
+    no_args_is_help=True,
+)
+
+
+@app.command(epilog=f"A run uses the images if its spec has `dataset = NAME` under [public_data]. {REGISTRATION_HELP}")
+def add(
+    name: NameArgument,
+    source: SourceArgument,
+    *,
+    split: Annotated[Literal["train", "test"], typer.Option(help="Which split of the source to register.")] = "train",
+    image_size: ImageSizeOption = None,
+    channels: ChannelsOption = None,
+    max_images: Annotated[
+        int | None, typer.Option(min=2, help="Register at most this many images, chosen by --seed.  [default: all]")
+    ] = None,
+    seed: SeedOption = 0,
+    url: UrlOption = None,
+    token_file: TokenFileOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Register public images, without labels. All workers of a run that uses them can see the images."""
+    check_name(name)
+    _check_known_name(name, source, is_whole=(image_size, channels, max_images) == (None, None, None))
+    from fedssl.data.dataset_files import Choice, own_shape, write_public
+
+    with connect(url, token_file, patience_seconds=30) as client, temporary_file() as file:
+        next(client.public_datasets(), None)  # report a wrong token before the images are read
+        images = read_split(source, split, image_size, check_channels(channels))
+        shape = own_shape(images, image_size, check_channels(channels))
+        with progress_bar("writing", min(len(images), max_images or len(images)), suffix=" images") as written:
+            write_public(images, file, shape, Choice(max_images, seed), written)
+        with progress_bar("sending", file.stat().st_size, 1e6, " MB") as sent:
+            view = client.add_public_dataset(name, file, split=split, on_bytes=sent)
+    if output is Format.JSON:
+        show_json(view)
+    else:
+        note(f"{view.name} is registered: {view.num_images:,} images, digest {view.digest}")
+
+
+@app.command("ls")
+def list_public_datasets(
+    url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
+) -> None:
+    """List the public data sets."""
+    with connect(url, token_file) as client:
+        found = list(client.public_datasets())
+    if output is Format.JSON:
+        show_json(found)
+        return
+    rows = [
+        (view.name, view.split, view.num_images, view.channels, view.image_size, view.digest[:12], view.created_at)
+        for view in found
+    ]
+    show_table(["name", "split", "#images", "#channels", "#size", "digest", "registered"], rows)
+
+
+@app.command()
+def show(
+    name: NameArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
+) -> None:
+    """Show one public data set."""
+    with connect(url, token_file) as client:
+        view = client.public_dataset(name)
+    if output is Format.JSON:
+        show_json(view)
+    else:
+        show_pairs({key.replace("_", " ").replace("created at", "registered"): value for key, value in view})
+
+
+def _check_known_name(name: str, source: str, *, is_whole: bool) -> None:
+    """Raise UsageError if a known name would mean other images here than everywhere else, simulations included."""
+    if name in KNOWN_DATASETS and not (source == name and is_whole):
+        raise UsageError(
+            f"{name} is a known data set: only the whole of it, unchanged, can be registered under its name "
+            f"(fedssl public-dataset add {name} {name}); choose another name for these images"
+        )

@@ -1,0 +1,74 @@
+"""What `fedssl public-dataset add` and `fedssl evaluation-dataset add` have in common."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from pydantic import TypeAdapter, ValidationError
+
+from fedssl.cli.datasets.fetching import data_folder, ensure
+from fedssl.cli.errors import UsageError
+from fedssl.cli.output import note
+from fedssl.protocol.base import RegisteredName
+
+if TYPE_CHECKING:
+    from fedssl.data import ImageData
+
+NameArgument = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="The name for runs to use: lower-case letters, digits, dots, hyphens."),
+]
+SourceArgument = Annotated[
+    str, typer.Argument(metavar="SOURCE", help="The images: a folder, an .npz file, or the name of a known data set.")
+]
+ImageSizeOption = Annotated[
+    int | None, typer.Option(min=8, max=512, help="Scale to this height and width.  [default: the images' own size]")
+]
+ChannelsOption = Annotated[
+    int | None,
+    typer.Option(min=1, max=3, help="1: grey; 3: RGB.  [default: the images' own channels]", show_default=False),
+]
+SeedOption = Annotated[int, typer.Option(min=0, help="Seed of the choice of images, if only some are registered.")]
+
+REGISTRATION_HELP = (
+    "You can register the same images under the same name again; other images under that name are refused. The images "
+    "are first written to a temporary file (in TMPDIR), and only what the coordinator lacks is sent."
+)
+
+
+def check_name(name: str) -> None:
+    """Raise UsageError if no data set can be registered under the name."""
+    try:
+        TypeAdapter(RegisteredName).validate_python(name)
+    except ValidationError:
+        raise UsageError(
+            f"{name!r} cannot be a name: use at most 63 lower-case letters and digits, with single dots, hyphens or "
+            "underscores between them"
+        ) from None
+
+
+def check_channels(given: int | None) -> Literal[1, 3] | None:
+    """Return the value of `--channels`. Raises UsageError."""
+    if given == 2:
+        raise UsageError("--channels must be 1 or 3")
+    return None if given is None else 1 if given == 1 else 3
+
+
+def read_split(
+    source: str, split: Literal["train", "test"], image_size: int | None, channels: Literal[1, 3] | None
+) -> "ImageData":
+    """Read one split of the source, after downloading it if possible. Raises DataError."""
+    from fedssl.data.dataset_files import load_own
+
+    ensure(source, note)
+    return load_own(source, split, data_folder(), image_size=image_size, channels=channels)
+
+
+@contextmanager
+def temporary_file() -> Iterator[Path]:
+    """Yield a path for the file to send. It is deleted after the block."""
+    with tempfile.TemporaryDirectory(prefix="fedssl-") as folder:
+        yield Path(folder) / "images.safetensors"

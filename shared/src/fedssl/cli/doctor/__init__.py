@@ -1,0 +1,1 @@
+"""`fedssl doctor`: checks of this machine and of the coordinator."""

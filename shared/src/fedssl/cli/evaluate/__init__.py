@@ -1,0 +1,1 @@
+"""`fedssl evaluate`: measure how good an encoder is."""

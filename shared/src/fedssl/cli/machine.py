@@ -1,0 +1,37 @@
+"""Preparing this machine to compute: data sets, threads and device."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedssl.cli.datasets.fetching import data_folder, ensure
+from fedssl.cli.errors import UsageError
+from fedssl.cli.output import note
+from fedssl.protocol.runs import RunSpec
+
+if TYPE_CHECKING:
+    from fedssl.experiments.runs import Machine
+
+
+def datasets_of(spec: RunSpec) -> set[str]:
+    """Return the names of the data sets that a simulation of the spec reads."""
+    found = {spec.partition and spec.partition.dataset, spec.evaluation and spec.evaluation.dataset}
+    return {name for name in found if name}
+
+
+def prepare(device: str, threads: int, data_root: Path | None, datasets: set[str]) -> "Machine":
+    """Download the data sets that can be downloaded, and set up torch. Raises UsageError if the device is unusable."""
+    # Numerical libraries read these when they are imported.
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
+    for name in sorted(datasets) if data_root is None else ():
+        ensure(name, note)
+    import torch
+
+    from fedssl.experiments.runs import Machine
+
+    torch.set_num_threads(threads)
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"--device {device} cannot be used here: {str(error).splitlines()[0]}") from None
+    return Machine(device=device, data_root=data_root or data_folder())

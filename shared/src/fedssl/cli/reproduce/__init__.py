@@ -1,0 +1,1 @@
+"""`fedssl reproduce`: the tables of the papers."""

@@ -1,0 +1,138 @@
+"""Running cells of the papers' tables, in full or scaled down to a budget."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+
+from fedssl.cli.errors import UsageError
+from fedssl.cli.machine import prepare
+from fedssl.cli.output import duration, note
+from fedssl.cli.simulation_progress import simulation_progress
+from fedssl.cli.specs import apply_change, explain
+from fedssl.errors import SpecError
+from fedssl.experiments import papers
+from fedssl.experiments.budget import Speeds, fit, kept_fit, training_seconds
+from fedssl.experiments.papers import Cell
+from fedssl.experiments.reproduction import CellResult, Task, place_datasets, run_task
+from fedssl.experiments.scaling import scaled
+from fedssl.protocol.runs import RunSpec
+
+LONG_SECONDS = 3600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What to run. `budget_seconds` None: the papers' own settings; `allow_long`: even if they take over an hour."""
+
+    what: str | None
+    budget_seconds: float | None
+    seeds: list[int]
+    changes: Sequence[str]
+    out: Path
+    device: str
+    threads: int
+    data_folder: Path | None
+    allow_long: bool
+    restart: bool
+
+
+def read_tasks(what: str | None, changes: Sequence[str]) -> list[Task]:
+    """Return the cells with the papers' own settings and the changes. Raises SpecError."""
+    return [_changed(Task(cell, cell.spec), changes) for cell in select_cells(what)]
+
+
+def select_cells(what: str | None) -> list[Cell]:
+    """Return the cells that `what` selects, or all."""
+    return [cell for name in ([what] if what else papers.tables()) for cell in papers.select(name)]
+
+
+def run(request: Request) -> list[CellResult]:
+    """Run the cells. Raises UsageError if they would take more than an hour and that was not allowed."""
+    cells = select_cells(request.what)
+    datasets = {part.dataset for each in cells for part in (each.spec.partition, each.spec.evaluation) if part}
+    machine = prepare(request.device, request.threads, request.data_folder, datasets)
+    speeds = Speeds(request.device, on_measuring=lambda text: note(f"measuring {text}"))
+    tasks = read_tasks(request.what, request.changes)
+    seeds = request.seeds
+    place_datasets(tasks, machine.data_root)  # report missing data before anything is measured
+    if request.budget_seconds is None:
+        _require_time(tasks, len(seeds), speeds, allow_long=request.allow_long)
+    else:
+        smaller, seeds = _scaled(cells, request.budget_seconds, request, speeds)
+        tasks = [_changed(task, request.changes) for task in smaller]
+    results = []
+    for task in place_datasets(tasks, machine.data_root):
+        note(f"{task.cell.name}: {_size(task.spec)}")
+        results.append(
+            run_task(
+                task,
+                seeds,
+                request.out,
+                machine=machine,
+                device_name=_device_name(request.device, request.threads),
+                display=simulation_progress,
+                on_measuring=lambda name: note(f"measuring {name}"),
+                restart=request.restart,
+            )
+        )
+    return results
+
+
+def _scaled(cells: Sequence[Cell], seconds: float, request: Request, speeds: Speeds) -> tuple[list[Task], list[int]]:
+    """Scale the cells to the largest size that fits, and return them with the seeds that fit.
+
+    The scale is kept in a file, so that the same command uses the same one when it is run again.
+    """
+    asked = repr(([each.name for each in cells], seconds, request.seeds, speeds.device))
+    plan = request.out / "plans" / f"{hashlib.sha256(asked.encode()).hexdigest()[:16]}.json"
+    if request.restart:
+        plan.unlink(missing_ok=True)
+    found = kept_fit(plan, lambda: fit(cells, seconds, request.seeds, speeds))
+    note(f"scaled down to about {duration(found.seconds)} for {len(cells)} cells and {len(found.seeds)} seeds")
+    if len(found.seeds) < len(request.seeds):
+        note(f"the budget is enough for {len(found.seeds)} of {len(request.seeds)} seeds")
+    return [Task(each, scaled(each, found.scale, speeds.device)) for each in cells], list(found.seeds)
+
+
+def _changed(task: Task, changes: Sequence[str]) -> Task:
+    if not changes:
+        return task
+    values = task.spec.model_dump(mode="json")
+    for change in changes:
+        apply_change(values, change)
+    try:
+        return Task(task.cell, RunSpec.model_validate(values))
+    except ValidationError as error:
+        reasons = "\n".join(explain(error, RunSpec))
+        raise SpecError(f"{task.cell.name} cannot be changed like this:\n{reasons}") from None
+
+
+def _require_time(tasks: Sequence[Task], num_seeds: int, speeds: Speeds, *, allow_long: bool) -> None:
+    """Report how long the papers' own settings will take. Raises UsageError if that is too long and not allowed."""
+    seconds = num_seeds * sum(training_seconds(task.cell, task.spec, speeds) for task in tasks)
+    if seconds == float("inf"):
+        note("the time that this will take is unknown, because the size of the data set is")
+        return
+    note(f"this will take about {duration(seconds)}, plus the time for evaluation")
+    if seconds > LONG_SECONDS and not allow_long:
+        raise UsageError(
+            f"that is more than an hour ({duration(seconds)}): --budget 5m scales it down, --yes starts it"
+        )
+
+
+def _size(spec: RunSpec) -> str:
+    images = spec.partition.max_images if spec.partition is not None else None
+    return (
+        f"{spec.model.encoder.name}, {spec.num_rounds} rounds of {spec.training.local_epochs} epochs, "
+        f"{'all' if images is None else f'{images:,}'} images"
+    )
+
+
+def _device_name(device: str, threads: int) -> str:
+    if device.startswith("cuda"):
+        return str(torch.cuda.get_device_name(torch.device(device)))
+    return f"{threads} CPU thread{'s' if threads > 1 else ''}"

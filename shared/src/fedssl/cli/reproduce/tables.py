@@ -1,0 +1,98 @@
+"""What `fedssl reproduce` shows: the tables and their costs, specs, results and the report."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+import yaml
+
+from fedssl.cli.output import Format, cell, show_json, show_table
+from fedssl.experiments import costs
+from fedssl.experiments import report as markdown
+from fedssl.experiments.files import finite
+from fedssl.experiments.papers import Cell
+from fedssl.experiments.reproduction import CellResult, Task, read_results
+from fedssl.experiments.summary import spread
+
+_HOUR_SECONDS = 3600
+
+
+def show_list(cells: Sequence[Cell], output: Format, *, every_column: bool) -> None:
+    """Show what each run costs: a line per row of a table, or a line per cell if `every_column`."""
+    work = [costs.flops(one.spec, one.public_client) or 0.0 for one in cells]
+    if output is Format.JSON:
+        keys = ("table", "row", "column", "published")
+        show_json(
+            [
+                {**{key: getattr(one, key) for key in keys}, "flops": each, "gpu_seconds": each / costs.GPU_FLOPS}
+                for one, each in zip(cells, work, strict=True)
+            ]
+        )
+        return
+    groups: dict[tuple[str, str, str], list[int]] = {}
+    for at, one in enumerate(cells):
+        groups.setdefault((one.table, one.row, one.column if every_column else ""), []).append(at)
+    rows = []
+    for (table, row, column), members in groups.items():
+        names = [cells[at].column for at in members]
+        columns = column or (", ".join(names) if len(names) <= 4 else f"{len(names)}, {names[0]} to {names[-1]}")
+        most = max(work[at] for at in members)
+        rows.append((table, row, columns, f"{most:.1e}", _time_in_words(most / costs.GPU_FLOPS)))
+    show_table(["table", "row", "columns", "#FLOPs per run", "#on an H200"], rows)
+    typer.echo(
+        "Costs are those of the most expensive column, without evaluation. The time is for 67 TFLOP/s, which is "
+        "an assumption; --budget measures this machine first."
+    )
+
+
+def show_specs(tasks: Sequence[Task], output: Format) -> None:
+    """Show the specs as YAML or JSON."""
+    specs = {task.cell.name: task.spec.model_dump(mode="json") for task in tasks}
+    if output is Format.JSON:
+        show_json(specs)
+        return
+    for name, values in specs.items():
+        typer.echo(f"# {name}\n{yaml.safe_dump(values, sort_keys=False, allow_unicode=True)}", nl=False)
+
+
+def show_results(results: Sequence[CellResult], output: Format) -> None:
+    """Show published and measured numbers, and the settings that differ from the paper's."""
+    if output is Format.JSON:
+        show_json([_document(result) for result in results])
+        return
+    rows: list[Sequence[Any]] = []
+    for result in results:
+        for name, published in result.published.items():
+            found = spread(result.measured[name])
+            difference = "-" if found is None else f"{found.mean - published:+.2f}"
+            place = (result.table, result.row, result.column)
+            rows.append((*place, name, f"{published:.2f}", markdown.shown(found), difference, cell(len(result.seeds))))
+    show_table(["table", "row", "column", "measure", "#published", "#measured", "#difference", "#seeds"], rows)
+    for result in results:
+        typer.echo(f"{result.table}:{result.row}@{result.column}, settings that differ from the paper's:")
+        for each in result.differences:
+            typer.echo(f"  {each.key}: {markdown.value(each.paper)} -> {markdown.value(each.here)}")
+        if not result.differences:
+            typer.echo("  none")
+        for text in result.notes:
+            typer.echo(f"  note: {text}")
+
+
+def show_report(folder: Path, output: Format) -> None:
+    """Show all results in the folder as Markdown or JSON."""
+    results = read_results(folder)
+    if output is Format.JSON:
+        show_json([_document(result) for result in results])
+        return
+    typer.echo(markdown.render(results), nl=False)
+
+
+def _time_in_words(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds < _HOUR_SECONDS else f"{seconds / 3600:.1f} h"
+
+
+def _document(result: CellResult) -> dict[str, Any]:
+    document = {name: getattr(result, name) for name in type(result).__slots__}
+    changed = [{"key": each.key, "paper": each.paper, "here": each.here} for each in result.differences]
+    return dict(finite({**document, "differences": changed}))

@@ -1,0 +1,1 @@
+"""`fedssl run`: submit runs, follow them, and read what they recorded."""

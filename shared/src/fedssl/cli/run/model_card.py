@@ -1,0 +1,139 @@
+"""The files next to a pulled encoder: a card for people, and for programs its lineage, digest by digest."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedssl.cli.output import cell
+from fedssl.experiments.files import write_json, write_text
+from fedssl.protocol.views import EvaluationView, RoundView, RunView
+
+if TYPE_CHECKING:
+    from fedssl.client import Client
+
+CARD, LINEAGE = "model-card.md", "lineage.json"
+_AGGREGATED = ("aggregated", "partial")
+_SCORES = ("probe", "knn", "uniformity", "alignment", "effective_rank")
+
+
+def write_card(client: "Client", run: RunView, model: str, encoder: Path, folder: Path) -> dict[str, str]:
+    """Write both files. `model` is the digest of the run's weights, `encoder` the file extracted from them.
+
+    Rounds that were closed after `run` was fetched are left out.
+    """
+    rounds = [view for view in client.rounds(run.id) if view.number <= run.rounds_closed]
+    evaluations = [
+        row for row in client.evaluations(run.id) if row.state == "completed" and row.round_number <= run.rounds_closed
+    ]
+    lineage = lineage_of(run, rounds, model, hashlib.sha256(encoder.read_bytes()).hexdigest())
+    write_json(folder / LINEAGE, lineage)
+    write_text(folder / CARD, card(run, rounds, evaluations, lineage))
+    return {"card": str(folder / CARD), "lineage": str(folder / LINEAGE)}
+
+
+def lineage_of(run: RunView, rounds: Sequence[RoundView], model: str, encoder: str) -> dict[str, Any]:
+    """Return the files from which the weights were made: each round's broadcast, and the updates it accepted."""
+    return {
+        "run": str(run.id),
+        "method": {"name": run.method, "version": run.spec.method.info.version},
+        "spec_sha256": hashlib.sha256(run.spec.model_dump_json().encode()).hexdigest(),
+        "initial_model": run.initial_model,
+        "rounds": [
+            {
+                "number": view.number,
+                "verdict": view.verdict,
+                "broadcast": view.broadcast,
+                "updates": {part.client_id: part.update for part in view.assignments if part.state == "accepted"},
+            }
+            for view in rounds
+        ],
+        "model": model,
+        "encoder": encoder,
+    }
+
+
+def card(
+    run: RunView, rounds: Sequence[RoundView], evaluations: Sequence[EvaluationView], lineage: dict[str, Any]
+) -> str:
+    """Return the card, in Markdown."""
+    info, spec = run.spec.method.info, run.spec
+    verdicts = [view.verdict for view in rounds if view.verdict is not None]
+    counted = {verdict: verdicts.count(verdict) for verdict in dict.fromkeys(verdicts)}
+    parts = [
+        f"---\nlibrary_name: fedssl\ntags: [self-supervised, federated, {run.method}]\n---\n\n# {run.name}",
+        f"An encoder, {spec.model.encoder}, trained without labels by {len(_examples(rounds))} data owners who shared "
+        f"no images. Made by fedssl, run `{run.id}`.",
+        '```python\nfrom fedssl.models import load_encoder\n\nencoder = load_encoder(".")  # this folder\n```',
+        "## Method",
+        f"{info.title} (`{run.method}`, version {info.version}). {info.paper}",
+        _table(
+            ("", ""),
+            [
+                ("rounds", f"{run.rounds_closed} of {run.num_rounds}: {_counts(counted)}"),
+                ("local epochs, batch size", f"{spec.training.local_epochs}, {spec.training.batch_size}"),
+                ("seed", str(spec.seed)),
+                ("left the clients", info.leaves_the_client),
+                ("stayed on the clients", info.stays_on_the_client),
+            ],
+        ),
+        "## Data",
+        _data(run, rounds),
+        "## Scores",
+        _scores(evaluations),
+        "## Lineage",
+        "The sha256 of each file. The files of every round are listed in [lineage.json](lineage.json).",
+        _table(
+            ("file", "sha256"),
+            [
+                ("spec", lineage["spec_sha256"]),
+                ("weights before training", lineage["initial_model"]),
+                ("model", lineage["model"]),
+                ("encoder", lineage["encoder"]),
+            ],
+        ),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _examples(rounds: Sequence[RoundView]) -> dict[str, int]:
+    """Return the images per client, as last reported, for the clients whose updates are part of the weights."""
+    return {
+        part.client_id: part.num_examples or 0
+        for view in rounds
+        if view.verdict in _AGGREGATED
+        for part in view.assignments
+        if part.state == "accepted"
+    }
+
+
+def _data(run: RunView, rounds: Sequence[RoundView]) -> str:
+    data, examples = run.spec.data, _examples(rounds)
+    shape = f"{data.channels} x {data.image_size} x {data.image_size}"
+    normalised = "not normalised" if data.mean is None else f"normalised by mean {data.mean} and std {data.std}"
+    text = f"Images of {shape}, values 0..1, {normalised}; each client's own, {sum(examples.values()):,} in total."
+    if run.spec.partition is not None:
+        text += f" They are a partition of `{run.spec.partition.dataset}`."
+    rows = [(name, f"{count:,}") for name, count in sorted(examples.items())]
+    return f"{text}\n\n{_table(('client', 'images'), rows)}" if rows else text
+
+
+def _scores(evaluations: Sequence[EvaluationView]) -> str:
+    if not evaluations:
+        return "None: this encoder was not evaluated. `fedssl run evaluate` and `fedssl evaluate` do that."
+    rows = [
+        (row.dataset, str(row.round_number), *(cell((row.results or {}).get(name)) for name in _SCORES))
+        for row in evaluations
+    ]
+    return "Probe and kNN are the shares of test images classified correctly, 0..1.\n\n" + _table(
+        ("data set", "round", *_SCORES), rows
+    )
+
+
+def _counts(counted: dict[Any, int]) -> str:
+    return ", ".join(f"{count} {verdict}" for verdict, count in counted.items()) or "none closed"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(str(value).replace("|", "\\|") for value in line) + " |" for line in lines)

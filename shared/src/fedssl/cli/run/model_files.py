@@ -1,0 +1,39 @@
+"""The files of a pulled model: the weights, the encoder on its own, and the spec that describes it. Needs no torch."""
+
+import json
+from pathlib import Path
+
+from fedssl.artifacts.header import LENGTH_BYTES, read_header
+from fedssl.errors import ArtifactError
+from fedssl.experiments.files import ENCODER, INITIAL, MODEL, SPEC, write_spec
+
+__all__ = ["ENCODER", "INITIAL", "MODEL", "SPEC", "export_encoder", "write_spec"]
+
+_PREFIX = "encoder."
+
+
+def export_encoder(model: Path, destination: Path) -> None:
+    """Copy the tensors `encoder.*` of a safetensors file, byte for byte and under their names, into another file.
+
+    Raises:
+        ArtifactError: if the file is not a model, or holds no encoder.
+    """
+    with model.open("rb") as source:
+        header = read_header(source)
+        chosen = [entry for entry in header.entries if entry.name.startswith(_PREFIX)]
+        if not chosen:
+            raise ArtifactError(f"{model} holds no tensor whose name begins with {_PREFIX}: it is not a fedssl model")
+        described, offset = {}, 0
+        for entry in chosen:
+            end = offset + entry.stop - entry.start
+            described[entry.name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": [offset, end]}
+            offset = end
+        text = json.dumps(described).encode()
+        text += b" " * (-len(text) % LENGTH_BYTES)  # the format requires that tensors begin aligned
+        partial = destination.with_name(f".{destination.name}.partial")
+        with partial.open("wb") as target:
+            target.write(len(text).to_bytes(LENGTH_BYTES, "little") + text)
+            for entry in chosen:
+                source.seek(header.data_start + entry.start)
+                target.write(source.read(entry.stop - entry.start))
+        partial.replace(destination)

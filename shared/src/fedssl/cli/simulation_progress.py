@@ -1,0 +1,91 @@
+"""The progress of a simulation on standard error: a bar on a terminal, else a line per round."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fedssl.cli.accuracies import accuracies_of
+from fedssl.cli.output import console, duration, note
+from fedssl.cli.remaining_time import RemainingTime
+from fedssl.engine import LocalProgress
+from fedssl.experiments.runs import Calls
+from fedssl.protocol.runs import RunSpec
+from fedssl.simulation import RoundRecord
+
+
+class _Display(Protocol):
+    def on_round(self, record: RoundRecord) -> None: ...
+    def on_progress(self, number: int, client: str, progress: LocalProgress) -> None: ...
+    def on_step(self, number: int, text: str) -> None: ...
+
+
+class _Bar:
+    """A bar on a terminal."""
+
+    def __init__(self, progress: Progress, spec: RunSpec) -> None:
+        self._progress = progress
+        self._task = progress.add_task("starting", total=spec.num_rounds, what="")
+        self._num_rounds = spec.num_rounds
+
+    def on_round(self, record: RoundRecord) -> None:
+        loss = "" if record.loss is None else f"loss {record.loss:.4f}"
+        self._progress.update(self._task, completed=record.round_number, what=loss)
+
+    def on_progress(self, number: int, client: str, progress: LocalProgress) -> None:
+        self.on_step(number, f"{client}, {progress.images_per_second:,.0f} images/s")
+
+    def on_step(self, number: int, text: str) -> None:
+        self._progress.update(self._task, description=f"round {number} of {self._num_rounds}: {text}")
+
+
+class _Lines:
+    """A line per round, for output that is piped."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self._remaining = RemainingTime()
+        self._remaining.seconds_left(0.0)
+        self._num_rounds = spec.num_rounds
+
+    def on_round(self, record: RoundRecord) -> None:
+        left = self._remaining.seconds_left(record.round_number / self._num_rounds)
+        ending = "" if not left else f", {duration(left)} left"
+        loss = "no loss" if record.loss is None else f"loss {record.loss:.4f}"
+        note(f"round {record.round_number} of {self._num_rounds}: {loss}{ending}")
+
+    def on_progress(self, number: int, client: str, progress: LocalProgress) -> None:
+        pass
+
+    def on_step(self, number: int, text: str) -> None:
+        pass
+
+
+@contextmanager
+def simulation_progress(spec: RunSpec) -> Iterator[Calls]:
+    """Show the progress of a run inside the block; yields what the run is to call."""
+    screen = console(stderr=True)
+    if not screen.is_terminal:
+        yield _calls(_Lines(spec))
+        return
+    text = TextColumn("{task.description}", markup=False)
+    columns = (text, BarColumn(), TextColumn("{task.fields[what]}", markup=False), TimeRemainingColumn())
+    with Progress(*columns, console=screen, transient=True) as progress:
+        yield _calls(_Bar(progress, spec))
+
+
+def _calls(display: _Display) -> Calls:
+    def on_round(record: RoundRecord) -> None:
+        display.on_round(record)
+        if record.alarms:
+            more = f", and {len(record.alarms) - 1} more like it" if len(record.alarms) > 1 else ""
+            note(f"warning: after round {record.round_number}, {record.alarms[0]}{more}")
+
+    return Calls(
+        on_resume=lambda done: note(f"resuming after round {done}, the last that an earlier start completed"),
+        on_round=on_round,
+        on_progress=display.on_progress,
+        on_distillation=lambda number, p: display.on_step(number, f"distilling, epoch {p.epoch} of {p.num_epochs}"),
+        on_judging=lambda number, what, share: display.on_step(number, f"evaluating, {what}"),
+        on_evaluation=lambda number, values: note(f"after round {number}: {accuracies_of(values)}"),
+    )

@@ -1,0 +1,154 @@
+"""`fedssl compare`, in this process."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from fedssl.cli.compare.arguments import read_variants
+from fedssl.cli.main import app
+
+SPEC = """
+name = "tiny"
+num_rounds = 2
+[method]
+name = "fedsimclr"
+temperature = 0.3
+[model.encoder]
+widths = [4, 8]
+[model.projector]
+hidden_dims = [8]
+out_dim = 8
+[data]
+channels = 1
+image_size = 16
+[training]
+batch_size = 32
+[evaluation]
+dataset = "digits"
+every = 1
+max_train = 200
+max_test = 100
+measures = ["probe", "geometry"]
+[partition]
+dataset = "digits"
+num_clients = 2
+scheme = "iid"
+max_images = 160
+"""
+
+
+def fedssl(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("spec") / "tiny.toml"
+    path.write_text(SPEC)
+    return path
+
+
+def test_the_table_has_every_method_and_the_files_are_there(spec: Path, tmp_path: Path) -> None:
+    result = fedssl(
+        "compare", spec, "--methods", "fedsimclr,fedbyol,flesd", "--variant", "cold=fedsimclr:temperature=0.05",
+        "--seeds", "0,1", "--set", "fedbyol:training.local_epochs=2", "--out", tmp_path,
+    )  # fmt: skip
+
+    assert result.exit_code == 0, result.output
+    rows = {line.split()[0]: line for line in result.stdout.splitlines() if line.strip()}
+    for name in ("fedsimclr", "fedbyol", "cold"):
+        assert "±" in result.stdout.split(f" {name} ", 1)[1].splitlines()[0]
+        assert "2 of 2" in result.stdout
+    assert "0 of 2" in result.stdout
+    assert "flesd failed (seed 0, 1): distillation needs images" in result.stdout
+    assert "fedbyol has settings of its own: training.local_epochs=2" in result.stdout
+    assert "best rounds are chosen on the test set" in result.stdout
+    assert "picture" in rows
+    assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "cold-seed1" / "encoder.safetensors").exists()
+    document = json.loads((tmp_path / "comparison.json").read_text())
+    assert [variant["name"] for variant in document["variants"]] == ["fedsimclr", "fedbyol", "flesd", "cold"]
+    assert set(document["variants"][0]["mean"]) >= {
+        "probe_last",
+        "probe_best",
+        "uniformity",
+        "effective_rank",
+        "seconds",
+    }
+
+
+def test_json_and_csv_are_all_of_standard_output(spec: Path, tmp_path: Path) -> None:
+    asked = ("compare", spec, "--methods", "fedsimclr,fedsimclr+proximal", "--out", tmp_path)
+
+    document = json.loads(fedssl(*asked, "--format", "json").stdout)
+    again = fedssl(*asked, "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(again.stdout)))
+
+    assert [variant["runs"][0]["probe_last"] for variant in document["variants"]] == [
+        float(row["probe_last"]) for row in rows
+    ]
+    assert [row["variant"] for row in rows] == ["fedsimclr", "fedsimclr+proximal"]
+
+
+def test_without_methods_it_compares_the_spec_s_own(spec: Path) -> None:
+    base, variants = read_variants(str(spec), None, [], ["num_rounds=3"])
+
+    assert base["num_rounds"] == 3
+    assert [(variant.name, variant.method) for variant in variants] == [("fedsimclr", "fedsimclr")]
+
+
+def test_variants_and_changes_are_read(spec: Path) -> None:
+    _, variants = read_variants(
+        str(spec),
+        "fedmoco+fedx, ssd",
+        ["soft=ssd:dsr.alpha=5,training.batch_size=16", 'two=fedbyol:add_ons=[{name="fedx"},{name="proximal"}]'],
+        ["ssd:dsr.gamma=0.5", "soft:temperature=1"],
+    )
+
+    moco, ssd, soft, two = variants
+    assert (moco.name, moco.method, moco.add_ons) == ("fedmoco+fedx", "fedmoco", ("fedx",))
+    assert ssd.changes == {"dsr": {"gamma": 0.5}}
+    assert soft.changes == {"dsr": {"alpha": 5}, "training": {"batch_size": 16}, "temperature": 1}
+    assert two.changes == {"add_ons": [{"name": "fedx"}, {"name": "proximal"}]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--methods", "fedsimcl"], 2, "did you mean fedsimclr"),
+        (["--variant", "fedsimclr"], 2, "write it as NAME=METHOD"),
+        (["--seeds", "a"], 2, "give whole numbers"),
+        (["--set", "fedx:training.batch_size=64"], 2, "is for a method that is not compared"),
+        (["--methods", "flesd"], 2, "no run is possible: flesd: distillation needs images"),
+        (["--set", "partition=null"], 2, "add a [partition] section"),
+        (["--device", "cuda:99"], 2, "--device cuda:99 cannot be used here"),
+    ],
+)
+def test_wrong_usage_is_one_line(spec: Path, tmp_path: Path, arguments: list[str], code: int, said: str) -> None:
+    result = fedssl("compare", spec, "--out", tmp_path, *arguments)
+
+    assert result.exit_code == code, result.output
+    assert said in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_another_comparison_s_folder_is_refused_unless_restart_is_given(spec: Path, tmp_path: Path) -> None:
+    assert fedssl("compare", spec, "--out", tmp_path, "--set", "num_rounds=1").exit_code == 0
+
+    refused = fedssl("compare", spec, "--out", tmp_path)
+    anew = fedssl("compare", spec, "--out", tmp_path, "--restart")
+
+    assert refused.exit_code == 5
+    assert "--restart" in refused.stderr
+    assert anew.exit_code == 0, anew.output
+
+
+def test_when_every_run_fails_the_command_does_too(spec: Path, tmp_path: Path) -> None:
+    result = fedssl("compare", spec, "--out", tmp_path, "--set", "evaluation.dataset=nowhere")
+
+    assert result.exit_code == 1
+    assert "fedsimclr failed (seed 0): found no data set at nowhere" in result.stdout

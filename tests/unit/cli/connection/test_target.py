@@ -1,0 +1,103 @@
+"""Which coordinator, as whom, and which run."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+from uuid import UUID
+
+import pytest
+
+from fedssl.cli.connection.connect import find_run
+from fedssl.cli.connection.target import Target, find_target
+from fedssl.cli.errors import NoSuchRun, UsageError
+from fedssl.client import Client
+
+URL, OTHER = "http://127.0.0.1:8123", "http://elsewhere:9000"
+RUNS = [UUID("aaaa1111-0000-4000-8000-000000000000"), UUID("aaaa2222-0000-4000-8000-000000000000")]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of a local federation."""
+    root = tmp_path / ".fedssl"
+    (root / "tokens").mkdir(parents=True)
+    (root / "federation.json").write_text(json.dumps({"port": 8123}))
+    return secret(root / "tokens" / "operator", "local-secret").parents[1]
+
+
+def secret(path: Path, text: str) -> Path:
+    path.write_text(f"{text}\n")
+    path.chmod(0o600)
+    return path
+
+
+def test_the_local_federation_is_found(folder: Path) -> None:
+    assert find_target(None, None, environment={}, folder=folder) == Target(URL, "local-secret")
+
+
+def test_options_come_before_the_environment_and_that_before_the_folder(folder: Path, tmp_path: Path) -> None:
+    one, two = secret(tmp_path / "one", "one"), secret(tmp_path / "two", "two")
+    environment = {"FEDSSL_URL": OTHER, "FEDSSL_TOKEN": "from-environment", "FEDSSL_TOKEN_FILE": str(two)}
+
+    assert find_target(None, None, environment=environment, folder=folder) == Target(OTHER, "from-environment")
+    assert find_target(URL, one, environment=environment, folder=folder) == Target(URL, "one")
+    del environment["FEDSSL_TOKEN"]
+    assert find_target(None, None, environment=environment, folder=folder) == Target(OTHER, "two")
+    environment["FEDSSL_TOKEN"] = ""
+    assert find_target(None, None, environment=environment, folder=folder) == Target(OTHER, "two"), "empty is not set"
+
+
+def test_the_local_token_goes_only_to_its_own_coordinator(folder: Path) -> None:
+    assert find_target(f"{URL}/", None, environment={}, folder=folder).token == "local-secret"
+    with pytest.raises(UsageError, match="no token for http://elsewhere"):
+        find_target(OTHER, None, environment={}, folder=folder)
+
+
+def test_if_nothing_names_a_coordinator_the_error_lists_the_ways(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--url.*FEDSSL_URL.*fedssl up"):
+        find_target(None, None, environment={}, folder=tmp_path / ".fedssl")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"port": "x"}', '{"port": null}', "{}"])
+def test_a_damaged_record_is_not_a_federation(folder: Path, text: str) -> None:
+    (folder / "federation.json").write_text(text)
+
+    with pytest.raises(UsageError, match="no coordinator"):
+        find_target(None, None, environment={}, folder=folder)
+
+
+def test_token_files_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match="No such file"):
+        find_target(URL, tmp_path / "missing", environment={}, folder=tmp_path)
+    with pytest.raises(UsageError, match="is empty"):
+        find_target(URL, secret(tmp_path / "empty", ""), environment={}, folder=tmp_path)
+    open_to_all = secret(tmp_path / "open", "x")
+    open_to_all.chmod(0o644)
+    assert find_target(URL, open_to_all, environment={}, folder=tmp_path).token == "x"
+    assert f"chmod 600 {open_to_all}" in capsys.readouterr().err
+
+
+def test_a_target_hides_its_token() -> None:
+    assert "secret" not in repr(Target(URL, "secret"))
+
+
+class Runs:
+    """A coordinator that has two runs."""
+
+    def runs(self) -> Iterator[object]:
+        for run_id in RUNS:
+            yield type("Summary", (), {"id": run_id})()
+
+
+@pytest.mark.parametrize("text", ["aaaa1", "AAAA1111", "aaaa1111-0", str(RUNS[0]), RUNS[0].hex])
+def test_a_run_is_found_by_the_beginning_of_its_id(text: str) -> None:
+    assert find_run(cast("Client", Runs()), text) == RUNS[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "error"), [("aaaa", NoSuchRun), ("bbbb", NoSuchRun), ("aaa", UsageError), ("demo", UsageError)]
+)
+def test_an_ambiguous_or_unknown_prefix_of_a_run_is_refused(text: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        find_run(cast("Client", Runs()), text)

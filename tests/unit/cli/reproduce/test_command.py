@@ -1,0 +1,114 @@
+"""`fedssl reproduce`, in this process."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from fedssl.cli.main import app
+from fedssl.cli.reproduce.command import seconds_of
+from fedssl.data import ImageData, load_dataset, save_npz
+from fedssl.experiments import budget
+from fedssl.protocol.runs import RunSpec
+
+
+def fedssl(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Digits in CIFAR-10's place."""
+    folder = tmp_path_factory.mktemp("data")
+    splits = [load_dataset("digits", split) for split in ("train", "test")]  # type: ignore[arg-type]
+    save_npz(folder / "cifar10.npz", *(ImageData(np.repeat(s.images, 3, axis=1), s.labels) for s in splits))
+    return folder
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine of known speed, so that the scale does not depend on what else runs here."""
+    speeds = {"resnet18": 10.0, "convnet": 10_000.0}
+    monkeypatch.setattr(budget.calibration, "training_speed", lambda spec, device: speeds[spec.model.encoder.name])
+    monkeypatch.setattr(budget.calibration, "judging_seconds", lambda spec, labelled, device: 0.5)
+
+
+def test_the_list_shows_every_table_and_what_its_rows_cost() -> None:
+    document = json.loads(fedssl("reproduce", "--list", "--format", "json").stdout)
+    shown = fedssl("reproduce", "--list").stdout
+    cells = fedssl("reproduce", "fedx-1:simclr", "--list").stdout
+
+    assert len(document) == 369
+    assert document[0]["published"] == {"last": 51.31, "best": 52.88}
+    assert document[0]["flops"] == pytest.approx(3.3e17, rel=0.02)
+    assert "fedrlc-4" in shown
+    assert "an assumption" in shown
+    assert cells.count("fedx-1") == 3
+
+
+def test_a_spec_is_shown_as_it_would_be_run() -> None:
+    result = fedssl("reproduce", "fedx-3a:FedSimCLR@10%", "--spec", "--set", "seed=5")
+
+    spec = RunSpec.model_validate(yaml.safe_load(result.stdout))
+    assert spec.partition is not None
+    assert (spec.partition.share, spec.num_rounds, spec.seed) == (0.1, 100, 5)
+
+
+SMALLER = [
+    "--set", "model.encoder.widths=[8,16]", "--set", "model.projector.out_dim=16", "--set", "num_rounds=2",
+    "--set", "training.local_epochs=1", "--set", "partition.num_clients=3", "--set", "evaluation.max_train=200",
+]  # fmt: skip
+
+
+def test_a_budget_scales_a_row_down_and_shows_what_differs(root: Path, tmp_path: Path, fast: None) -> None:
+    asked = ("reproduce", "fedx-1:SimCLR+FedX@cifar10", "--budget", "5m", "--data-folder", root, "--out", tmp_path)
+    result = fedssl(*asked, *SMALLER)
+
+    assert result.exit_code == 0, result.output
+    for text in ("56.88", "57.95", "num_rounds: 100 -> 2", "model.encoder.name: resnet18 -> convnet", "note: "):
+        assert text in result.stdout
+    assert "scaled down to about" in result.stderr
+    again = fedssl(*asked, *SMALLER, "--format", "json")
+    document = json.loads(again.stdout)
+    assert len(document) == 1
+    assert "measuring" not in again.stderr, "the plan was kept"
+    assert "round 1" not in again.stderr, "the run was kept"
+    report = fedssl("reproduce", "--report", "--out", tmp_path)
+    assert "| FedSimCLR+FedX | cifar10 | last | 56.88 |" in report.stdout
+    assert json.loads(fedssl("reproduce", "--report", "--out", tmp_path, "--format", "json").stdout) == document
+
+
+def test_more_than_an_hour_needs_yes(root: Path, tmp_path: Path, fast: None) -> None:
+    result = fedssl("reproduce", "fedx-1:SimCLR@cifar10", "--data-folder", root, "--out", tmp_path)
+
+    assert result.exit_code == 2
+    assert "this will take about" in result.stderr
+    assert "--budget 5m scales it down, --yes starts it" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["fedx-9"], "there is no table called 'fedx-9'"),
+        (["fedx-1:SimCLR@cifar10", "--budget", "soon"], "give a duration such as 90s, 5m or 2h"),
+        (["fedx-1:SimCLR@cifar10", "--seeds", ""], "give whole numbers"),
+        (["fedx-1:SimCLR@svhn", "--budget", "5m"], "missing data: SVHN"),
+        (["fedx-1:SimCLR@cifar10", "--set", "training.batch=1"], "there is no such key; did you mean batch_size"),
+    ],
+)
+def test_wrong_usage_is_one_error(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    monkeypatch.delenv("FEDSSL_DATA", raising=False)
+    result = fedssl("reproduce", *arguments, "--data-folder", root, "--out", tmp_path)
+
+    assert result.exit_code == 2, result.output
+    assert said in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_times_are_read() -> None:
+    assert [seconds_of(text) for text in ("90s", "5m", "1.5h", "30")] == [90.0, 300.0, 5400.0, 30.0]
