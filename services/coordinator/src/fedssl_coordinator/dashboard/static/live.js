@@ -6,17 +6,38 @@ import { $ } from "./shell.js";
 const BEAT = 5000; /* progress is no event: while work goes on it is asked for */
 
 export function live(root, url, onChange) {
-  const sign = $(".top .live"), ago = $("#ago");
-  let source = null, after = root.dataset.after, pending = null, kinds = new Set(), changed = Date.now(), beat = null, again = null;
-  const say = (text, isOff) => { sign.hidden = false; sign.classList.toggle("off", isOff); $("span", sign).textContent = text; };
+  const sign = $(".top .live"),
+    ago = $("#ago");
+  let source = null,
+    after = root.dataset.after,
+    pending = null,
+    kinds = new Set(),
+    changed = Date.now(),
+    beat = null,
+    again = null;
+  const say = (text, isOff) => {
+    sign.hidden = false;
+    sign.classList.toggle("off", isOff);
+    $("span", sign).textContent = text;
+  };
   const change = (kind) => {
     kinds.add(kind);
-    pending ??= setTimeout(() => { pending = null; onChange(kinds); kinds = new Set(); }, 1000);
+    pending ??= setTimeout(() => {
+      pending = null;
+      onChange(kinds);
+      kinds = new Set();
+    }, 1000);
   };
   const isOver = () => root.dataset.state === "finished";
   const ask = () => {
-    if (isOver()) { source?.close(); source = null; }
-    if (root.dataset.live) { change(isOver() ? "evaluation.awaited" : "beat"); return; }
+    if (isOver()) {
+      source?.close();
+      source = null;
+    }
+    if (root.dataset.live) {
+      change(isOver() ? "evaluation.awaited" : "beat");
+      return;
+    }
     close();
     say("Finished", false);
     sign.classList.add("still");
@@ -24,7 +45,10 @@ export function live(root, url, onChange) {
   const open = () => {
     if (beat || document.hidden || !root.dataset.live) return;
     beat = setInterval(ask, BEAT);
-    if (isOver()) { say("Live", false); return; }
+    if (isOver()) {
+      say("Live", false);
+      return;
+    }
     source = new EventSource(`${url}/stream?after=${after}`);
     source.onopen = () => say("Live", false);
     source.onerror = () => {
@@ -37,19 +61,38 @@ export function live(root, url, onChange) {
       after = message.lastEventId;
       const { kind } = JSON.parse(message.data);
       change(kind);
-      if (kind === "run.finished") { root.dataset.state = "finished"; ask(); }
+      if (kind === "run.finished") {
+        root.dataset.state = "finished";
+        ask();
+      }
     };
   };
-  const close = () => { source?.close(); source = null; clearInterval(beat); beat = null; clearTimeout(again); };
-  document.addEventListener("visibilitychange", () => { if (document.hidden) close(); else { open(); if (root.dataset.live) ask(); } });
+  const close = () => {
+    source?.close();
+    source = null;
+    clearInterval(beat);
+    beat = null;
+    clearTimeout(again);
+  };
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) close();
+    else {
+      open();
+      if (root.dataset.live) ask();
+    }
+  });
   addEventListener("pagehide", close);
   document.body.addEventListener("htmx:afterRequest", ({ detail }) => {
     if (detail.successful) changed = Date.now();
-    if (!detail.successful) say("No connection", true); else if (root.dataset.live && (isOver() || source?.readyState === EventSource.OPEN)) say("Live", false);
+    if (!detail.successful) say("No connection", true);
+    else if (root.dataset.live && (isOver() || source?.readyState === EventSource.OPEN)) say("Live", false);
   });
   if (ago && root.dataset.live) {
     ago.hidden = false;
-    setInterval(() => { const passed = Math.round((Date.now() - changed) / 1000); ago.textContent = root.dataset.live ? `Updated ${passed ? `${passed} s ago` : "now"}` : ""; }, 1000);
+    setInterval(() => {
+      const passed = Math.round((Date.now() - changed) / 1000);
+      ago.textContent = root.dataset.live ? `Updated ${passed ? `${passed} s ago` : "now"}` : "";
+    }, 1000);
   }
   open();
 }

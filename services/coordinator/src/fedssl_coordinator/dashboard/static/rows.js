@@ -10,5 +10,7 @@ const move = (step) => {
   rows().forEach((row, index) => row.classList.toggle("cur", index === current));
   $("a", here())?.focus();
 };
-document.body.addEventListener("htmx:afterSwap", () => { current = -1; });
+document.body.addEventListener("htmx:afterSwap", () => {
+  current = -1;
+});
 Object.assign(keys, { j: () => move(1), k: () => move(-1) });

@@ -2,4 +2,8 @@
 import { $, keys } from "./shell.js";
 
 keys.p = () => $("#pause")?.click();
-for (const [key, rel] of [["[", "prev"], ["]", "next"]]) keys[key] = () => $(`a[rel="${rel}"]`)?.click();
+for (const [key, rel] of [
+  ["[", "prev"],
+  ["]", "next"],
+])
+  keys[key] = () => $(`a[rel="${rel}"]`)?.click();

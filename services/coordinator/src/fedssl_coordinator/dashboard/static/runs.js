@@ -2,7 +2,8 @@
 import { $, $$, keys } from "./shell.js";
 import { here } from "./rows.js";
 
-const bar = $("#compare"), list = $("#list");
+const bar = $("#compare"),
+  list = $("#list");
 const boxes = () => $$('input[name="runs"]', list);
 const show = () => {
   const chosen = boxes().filter((box) => box.checked);
@@ -16,6 +17,14 @@ bar.addEventListener("reset", () => setTimeout(show)); /* the boxes are the form
 document.body.addEventListener("htmx:afterSwap", show);
 show();
 Object.assign(keys, {
-  x: () => { const box = here() && $('input[name="runs"]', here()); if (box) { box.checked = !box.checked; show(); } },
-  c: () => { if (boxes().filter((box) => box.checked).length > 1) bar.requestSubmit(); },
+  x: () => {
+    const box = here() && $('input[name="runs"]', here());
+    if (box) {
+      box.checked = !box.checked;
+      show();
+    }
+  },
+  c: () => {
+    if (boxes().filter((box) => box.checked).length > 1) bar.requestSubmit();
+  },
 });
