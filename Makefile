@@ -28,17 +28,19 @@ test: $(VENV)/.installed-dev ## Run the whole test suite, on servers that it sta
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 .PHONY: lint
-lint: $(VENV)/.installed-dev ## Check style (ruff), types (mypy), who imports whom (import-linter) and Dockerfiles (hadolint)
+lint: $(VENV)/.installed-dev ## Check style (ruff), types (mypy), who imports whom (import-linter), Dockerfiles (hadolint) and the web page (prettier, eslint)
 	@$(BIN)/ruff check $(SOURCES)
 	@$(BIN)/ruff format --check $(SOURCES)
 	@$(BIN)/mypy shared/src services/coordinator/src services/worker/src
 	@$(BIN)/lint-imports
 	@$(BIN)/hadolint services/*/Dockerfile deploy/*/Dockerfile
+	@bash services/coordinator/web/check_style.sh
 
 .PHONY: format
 format: $(VENV)/.installed-dev ## Format the code
 	@$(BIN)/ruff check --fix --quiet $(SOURCES) || true
 	@$(BIN)/ruff format $(SOURCES)
+	@bash services/coordinator/web/check_style.sh --write
 
 .PHONY: fuzz
 fuzz: $(VENV)/.installed-dev ## Fuzz the artifact reader and the API for longer than the test suite does: about 10 minutes

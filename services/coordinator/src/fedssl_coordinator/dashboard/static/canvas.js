@@ -19,11 +19,11 @@ const RAMPS = {
 };
 const parts = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 export const ramp = (share) => {
-  const stops = RAMPS[isDark() ? "dark" : "light"],
-    x = Math.max(0, Math.min(0.9999, share)) * 8,
-    i = Math.floor(x);
-  const from = parts(stops[i]),
-    to = parts(stops[i + 1]);
+  const stops = RAMPS[isDark() ? "dark" : "light"];
+  const x = Math.max(0, Math.min(0.9999, share)) * 8;
+  const i = Math.floor(x);
+  const from = parts(stops[i]);
+  const to = parts(stops[i + 1]);
   return from.map((value, k) => Math.round(value + (to[k] - value) * (x - i)));
 };
 
@@ -69,9 +69,9 @@ export function picture(element, height, draw) {
   element.replaceChildren();
   const canvas = element.appendChild(document.createElement("canvas"));
   const redraw = () => {
-    const width = element.clientWidth,
-      ratio = devicePixelRatio || 1,
-      tall = typeof height === "function" ? height(width) : height;
+    const width = element.clientWidth;
+    const ratio = devicePixelRatio || 1;
+    const tall = typeof height === "function" ? height(width) : height;
     if (!width) return;
     canvas.width = Math.round(width * ratio);
     canvas.height = Math.round(tall * ratio);
@@ -101,9 +101,9 @@ export function showTip(title, rows, x, y) {
   tip.replaceChildren(
     head,
     ...rows.map(([label, value]) => {
-      const row = document.createElement("div"),
-        name = document.createElement("span"),
-        shown = document.createElement("em");
+      const row = document.createElement("div");
+      const name = document.createElement("span");
+      const shown = document.createElement("em");
       name.textContent = label;
       shown.textContent = value ?? "";
       row.append(name, shown);

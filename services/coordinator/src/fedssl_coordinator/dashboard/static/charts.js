@@ -131,10 +131,10 @@ function extent([least, most], a, b) {
   return [least ?? a - pad, most ?? b + pad];
 }
 
-function annotate(plot, { series, marks, x }) {
-  const g = plot.ctx,
-    ratio = devicePixelRatio || 1,
-    { left, width, top, height } = plot.bbox;
+function annotate(plot, { series, marks }) {
+  const g = plot.ctx;
+  const ratio = devicePixelRatio || 1;
+  const { left, width, top, height } = plot.bbox;
   g.save();
   g.font = FONT.replace("11px", `${11 * ratio}px`);
   g.textBaseline = "middle";

@@ -9,8 +9,8 @@ const element = $("#bytes");
 if (!element.dataset.empty) {
   const answer = await fetch(`/clients/${$("#client").dataset.clientId}/bytes.json`);
   if (answer.ok) {
-    const found = await answer.json(),
-      MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(" ");
+    const found = await answer.json();
+    const MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(" ");
     const day = (index) => {
       const [, month, date] = (found.days[index] ?? "").split("-");
       return month ? `${+date} ${MONTHS[month - 1]}` : "";

@@ -8,8 +8,8 @@ import { bytes, number, percent, seconds } from "./format.js";
 const root = $("#compare");
 empties();
 if (root) {
-  const answer = await fetch(root.dataset.url),
-    { runs } = answer.ok ? await answer.json() : { runs: [] };
+  const answer = await fetch(root.dataset.url);
+  const { runs } = answer.ok ? await answer.json() : { runs: [] };
   const [axisName, write] = {
     round: ["rounds", (x) => number(x)],
     bytes: ["bytes", bytes],
@@ -57,8 +57,8 @@ if (root) {
     .filter((path) => path.points.length);
   if (paths.length) plane($("#plane"), () => paths);
   let pinned = null;
-  const key = $("#ckey"),
-    of = (event) => event.target.closest("button")?.dataset.client;
+  const key = $("#ckey");
+  const of = (event) => event.target.closest("button")?.dataset.client;
   key.addEventListener("mouseover", (event) => {
     if (of(event)) focusClient(of(event));
   });

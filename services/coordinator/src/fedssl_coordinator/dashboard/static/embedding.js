@@ -3,10 +3,10 @@ import { $, isDark, token } from "./shell.js";
 import { BOLD, FONT, hideTip, picture, showTip } from "./canvas.js";
 import { number } from "./format.js";
 
-const TALL = 330,
-  PAD = 14,
-  NAMED = 20,
-  STEP = 700;
+const TALL = 330;
+const PAD = 14;
+const NAMED = 20;
+const STEP = 700;
 /* Petroff's ten (2021), as in the pictures that the command line draws; the palest are darker on white */
 const COLOURS = [
   "#3f90da",
@@ -20,30 +20,30 @@ const COLOURS = [
   "#717581",
   "#92dadd",
 ];
-const ON_WHITE = { 1: "#e09000", 4: "#7f918f", 7: "#a3954f", 9: "#4fb3b8" },
-  ON_BLACK = { 2: "#e8523a", 3: "#b072dc" };
+const ON_WHITE = { 1: "#e09000", 4: "#7f918f", 7: "#a3954f", 9: "#4fb3b8" };
+const ON_BLACK = { 2: "#e8523a", 3: "#b072dc" };
 const colour = (label) => (isDark() ? ON_BLACK : ON_WHITE)[label % 10] ?? COLOURS[label % 10];
 const when = (round) => (round ? `Round ${number(round)}` : "Before training");
 const middle = (values) => values.sort((a, b) => a - b)[values.length >> 1];
 
 export function embedding(load) {
-  const element = $("#embedding"),
-    slider = $("#embedding-round"),
-    play = $("#embedding-play"),
-    says = $("#embedding-says");
-  let list = null,
-    shown = null,
-    redraw = null,
-    focused = null,
-    dots = [],
-    timer = null,
-    wanted = 0;
+  const element = $("#embedding");
+  const slider = $("#embedding-round");
+  const play = $("#embedding-play");
+  const says = $("#embedding-says");
+  let list = null;
+  let shown = null;
+  let redraw = null;
+  let focused = null;
+  let dots = [];
+  let timer = null;
+  let wanted = 0;
   const kept = new Map();
 
   function draw(g, w, h) {
     if (!shown) return;
-    const { points, labels } = shown,
-      half = Math.min(w, h * 1.7) / 2;
+    const { points, labels } = shown;
+    const half = Math.min(w, h * 1.7) / 2;
     const reach = points
       .map(([x, y]) => Math.max((Math.abs(x) * (h / 2 - PAD)) / (half - PAD), Math.abs(y)))
       .sort((a, b) => a - b);
@@ -52,8 +52,8 @@ export function embedding(load) {
       Math.max(reach[Math.floor(reach.length * 0.995)], 1e-6); /* a far point or two may lie at the edge */
     const at = (value, most) => Math.max(4, Math.min(most - 4, most / 2 + value * scale));
     dots = points.map(([x, y]) => [at(x, w), at(-y, h)]);
-    const size = points.length > 800 ? 1.6 : 2.4,
-      order = dots.map((_, i) => (i * 7919) % dots.length); /* no class always on top */
+    const size = points.length > 800 ? 1.6 : 2.4;
+    const order = dots.map((_, i) => (i * 7919) % dots.length); /* no class always on top */
     for (const i of order) {
       g.globalAlpha = focused == null || labels[i] === focused ? 0.8 : 0.08;
       g.fillStyle = colour(labels[i]);
@@ -80,8 +80,8 @@ export function embedding(load) {
       return [middle(own.map(([x]) => x)), middle(own.map(([, y]) => y)), title(label)];
     });
     for (const [x, start, text] of places.sort((a, b) => a[1] - b[1])) {
-      const wide = g.measureText(text).width / 2 + 2,
-        left = Math.max(wide, Math.min(w - wide, x));
+      const wide = g.measureText(text).width / 2 + 2;
+      const left = Math.max(wide, Math.min(w - wide, x));
       let y = start;
       while (
         taken.some(([otherX, otherY, other]) => Math.abs(otherX - left) < wide + other && Math.abs(otherY - y) < 13)
@@ -111,7 +111,8 @@ export function embedding(load) {
     says.textContent = when(round);
     element.setAttribute(
       "aria-label",
-      `Map of ${number(shown.points.length)} test images of ${list.dataset}, coloured by class: ${when(round).toLowerCase()}. The scores of the round are under Jobs.`,
+      `Map of ${number(shown.points.length)} test images of ${list.dataset}, coloured by class: ` +
+        `${when(round).toLowerCase()}. The scores of the round are under Jobs.`,
     );
     if (redraw) redraw();
     else {
@@ -151,11 +152,11 @@ export function embedding(load) {
   };
   element.addEventListener("mousemove", (event) => {
     if (!shown) return;
-    const box = element.getBoundingClientRect(),
-      x = event.clientX - box.left,
-      y = event.clientY - box.top;
-    let best = -1,
-      least = 64;
+    const box = element.getBoundingClientRect();
+    const x = event.clientX - box.left;
+    const y = event.clientY - box.top;
+    let best = -1;
+    let least = 64;
     dots.forEach(([a, b], i) => {
       const far = (a - x) ** 2 + (b - y) ** 2;
       if (far < least) {
@@ -183,8 +184,8 @@ export function embedding(load) {
 
   /* Newly judged rounds appear; the one being looked at stays, unless it was the newest. */
   return async () => {
-    const before = list,
-      found = await load("embeddings.json");
+    const before = list;
+    const found = await load("embeddings.json");
     if (!found.rounds.length) return;
     list = found;
     slider.max = found.rounds.length - 1;

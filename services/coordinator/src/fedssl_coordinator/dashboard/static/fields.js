@@ -5,9 +5,9 @@ import { short } from "./format.js";
 
 const TALL = 288;
 const nice = (low, high) => {
-  const span = high - low || 1,
-    unit = 10 ** Math.floor(Math.log10(span)),
-    step = [1, 2, 5, 10].map((k) => (k * unit) / 2).find((s) => span / s <= 5) ?? unit;
+  const span = high - low || 1;
+  const unit = 10 ** Math.floor(Math.log10(span));
+  const step = [1, 2, 5, 10].map((k) => (k * unit) / 2).find((s) => span / s <= 5) ?? unit;
   const ticks = [];
   for (let t = Math.ceil(low / step) * step; t <= high + 1e-9; t += step) ticks.push(+t.toFixed(6));
   return ticks;
@@ -16,21 +16,21 @@ const nice = (low, high) => {
 /* `paths`: [{label, slot?, points: [[alignment, uniformity, round], ...]}] */
 export function plane(element, read) {
   return picture(element, TALL, (g, w, h) => {
-    const paths = read(),
-      all = paths.flatMap((path) => path.points);
+    const paths = read();
+    const all = paths.flatMap((path) => path.points);
     if (!all.length) return;
-    const L = 44,
-      B = 36,
-      R = 12,
-      T = 10,
-      grow = (a, b) => {
-        const pad = (b - a || Math.abs(a) || 1) * 0.08;
-        return [a - pad, b + pad];
-      };
-    const [x0, x1] = grow(Math.min(...all.map((p) => p[0])), Math.max(...all.map((p) => p[0]))),
-      [y0, y1] = grow(Math.min(...all.map((p) => p[1])), Math.max(...all.map((p) => p[1])));
-    const X = (a) => L + ((a - x0) / (x1 - x0)) * (w - L - R),
-      Y = (u) => T + ((y1 - u) / (y1 - y0)) * (h - T - B);
+    const L = 44;
+    const B = 36;
+    const R = 12;
+    const T = 10;
+    const grow = (a, b) => {
+      const pad = (b - a || Math.abs(a) || 1) * 0.08;
+      return [a - pad, b + pad];
+    };
+    const [x0, x1] = grow(Math.min(...all.map((p) => p[0])), Math.max(...all.map((p) => p[0])));
+    const [y0, y1] = grow(Math.min(...all.map((p) => p[1])), Math.max(...all.map((p) => p[1])));
+    const X = (a) => L + ((a - x0) / (x1 - x0)) * (w - L - R);
+    const Y = (u) => T + ((y1 - u) / (y1 - y0)) * (h - T - B);
     for (const tick of nice(y0, y1)) {
       g.fillStyle = token("line");
       g.fillRect(L, Y(tick), w - L - R, 1);
@@ -59,8 +59,8 @@ export function plane(element, read) {
         g.stroke();
       });
       g.lineCap = "butt";
-      const [first, end] = [path.points[0], path.points.at(-1)],
-        right = X(end[0]) < w - 60;
+      const [first, end] = [path.points[0], path.points.at(-1)];
+      const right = X(end[0]) < w - 60;
       if (path.slot != null) {
         drawGlyph(g, path.slot, X(end[0]), Y(end[1]), 11);
         continue;
@@ -94,10 +94,10 @@ export function plane(element, read) {
 }
 
 export function heat(element, read, slots) {
-  const ROW = 22,
-    L = 52,
-    R = 46,
-    T = 4;
+  const ROW = 22;
+  const L = 52;
+  const R = 46;
+  const T = 4;
   const tall = () => {
     const n = read()?.clients.length ?? 0;
     return n > 40 ? Math.max(TALL, T + n * 2.4 + 26) : Math.max(TALL, T + n * ROW + 26);
@@ -105,11 +105,11 @@ export function heat(element, read, slots) {
   const redraw = picture(element, tall, (g, w, h) => {
     const data = read();
     if (!data) return;
-    const { rounds, clients, bytes } = data,
-      rh = (h - T - 26) / Math.max(clients.length, 1),
-      bw = (w - L - R) / Math.max(rounds.length, 1);
-    const image = new ImageData(Math.max(rounds.length, 1), Math.max(clients.length, 1)),
-      colors = Array.from({ length: 255 }, (_, i) => ramp(0.06 + 0.92 * (i / 254)));
+    const { rounds, clients, bytes } = data;
+    const rh = (h - T - 26) / Math.max(clients.length, 1);
+    const bw = (w - L - R) / Math.max(rounds.length, 1);
+    const image = new ImageData(Math.max(rounds.length, 1), Math.max(clients.length, 1));
+    const colors = Array.from({ length: 255 }, (_, i) => ramp(0.06 + 0.92 * (i / 254)));
     bytes.forEach((cell, i) => {
       if (cell < 255) {
         image.data.set(colors[cell], i * 4);
@@ -123,8 +123,8 @@ export function heat(element, read, slots) {
       const gap = rh > 8 ? 1 : 0;
       g.drawImage(small, 0, i, rounds.length, 1, L, T + i * rh + gap, w - L - R, rh - 2 * gap);
       if (rh < 11) return;
-      const named = slots.get(client),
-        y = T + i * rh + rh / 2;
+      const named = slots.get(client);
+      const y = T + i * rh + rh / 2;
       if (named?.slot < 12) drawGlyph(g, named.slot, 5, y);
       g.fillStyle = token("text-2");
       g.textAlign = "left";
@@ -141,11 +141,11 @@ export function heat(element, read, slots) {
     }
   });
   element.addEventListener("mousemove", (event) => {
-    const data = read(),
-      box = element.getBoundingClientRect();
+    const data = read();
+    const box = element.getBoundingClientRect();
     if (!data) return;
-    const row = Math.floor((event.clientY - box.top - T) / ((tall() - T - 26) / data.clients.length)),
-      column = Math.floor(((event.clientX - box.left - L) / (box.width - L - R)) * data.rounds.length);
+    const row = Math.floor((event.clientY - box.top - T) / ((tall() - T - 26) / data.clients.length));
+    const column = Math.floor(((event.clientX - box.left - L) / (box.width - L - R)) * data.rounds.length);
     if (!data.clients[row] || data.rounds[column] == null) {
       hideTip();
       return;

@@ -3,16 +3,16 @@ import { $, $$, token } from "./shell.js";
 import { BOLD, FONT, hatch, hideTip, picture, showTip } from "./canvas.js";
 import { bytes, clock, seconds } from "./format.js";
 
-const ROW = 22,
-  TOP = 62,
-  MARKS = {
-    a: [3, 16, "line-2"],
-    e: [9, 10, "warn-fill"],
-    r: [1, 20, "bad-fill"],
-    d: [9, 4, "text-3"],
-    l: [6, 10, "fill"],
-    o: [10, 2, "text-3"],
-  };
+const ROW = 22;
+const TOP = 62;
+const MARKS = {
+  a: [3, 16, "line-2"],
+  e: [9, 10, "warn-fill"],
+  r: [1, 20, "bad-fill"],
+  d: [9, 4, "text-3"],
+  l: [6, 10, "fill"],
+  o: [10, 2, "text-3"],
+};
 const WORDS = { a: "accepted", e: "expired", r: "rejected", d: "declined", l: "at work", o: "offered" };
 const RIBBON = { a: [7, "quiet"], p: [13, "warn-fill"], s: [4, "line-2"], f: [20, "bad-fill"], d: [7, "fill"] };
 const KEYS = {
@@ -31,18 +31,18 @@ const KEYS = {
 };
 
 export function gantt(root, load) {
-  const element = $("#gantt"),
-    named = () => $$("#names [data-client]").map((item) => item.dataset.client);
-  let names = named(),
-    mode = "clock",
-    last = null,
-    verdicts = "",
-    frame = null,
-    ahead = 0,
-    asked = 0,
-    outcomes = null,
-    hits = [],
-    cell = [0, 0];
+  const element = $("#gantt");
+  const named = () => $$("#names [data-client]").map((item) => item.dataset.client);
+  let names = named();
+  let mode = "clock";
+  let last = null;
+  let verdicts = "";
+  let frame = null;
+  let ahead = 0;
+  let asked = 0;
+  let outcomes = null;
+  let hits = [];
+  let cell = [0, 0];
   const everybody = () => Object.keys(outcomes?.clients ?? {});
   const dense = () =>
     mode === "all" && everybody().length > 24; /* a row for each of them, three pixels high, without names */
@@ -52,9 +52,9 @@ export function gantt(root, load) {
 
   function draw(g, w, h) {
     hits = [];
-    const count = Math.max(verdicts.length, 1),
-      bar = w / count,
-      base = 24;
+    const count = Math.max(verdicts.length, 1);
+    const bar = w / count;
+    const base = 24;
     [...verdicts].forEach((letter, index) => {
       const [tall, name] = RIBBON[letter];
       g.fillStyle = token(name);
@@ -77,8 +77,8 @@ export function gantt(root, load) {
       g.textAlign = n === 1 ? "left" : "center";
       g.fillText(n === 1 ? "round 1" : String(n), (n - 1) * bar + (n === 1 ? 0 : bar / 2), 44);
     }
-    const tall = dense() ? 3 : ROW,
-      colors = Object.fromEntries(Object.entries(MARKS).map(([key, [, , name]]) => [key, token(name)]));
+    const tall = dense() ? 3 : ROW;
+    const colors = Object.fromEntries(Object.entries(MARKS).map(([key, [, , name]]) => [key, token(name)]));
     rows().forEach((client, row) =>
       [...(outcomes.clients[client] ?? "")].forEach((letter, index) => {
         if (!MARKS[letter]) return;
@@ -92,20 +92,20 @@ export function gantt(root, load) {
   }
 
   function drawClock(g, w, h, bar) {
-    const now = Date.now() / 1000 + ahead,
-      rounds = frame.rounds,
-      start = rounds[0].opened;
-    const ended = rounds.at(-1).closed,
-      end = ended ?? now,
-      span = Math.max(end - start, 1),
-      X = (t) => ((t - start) / (span * (ended ? 1.03 : 1.06))) * w;
+    const now = Date.now() / 1000 + ahead;
+    const rounds = frame.rounds;
+    const start = rounds[0].opened;
+    const ended = rounds.at(-1).closed;
+    const end = ended ?? now;
+    const span = Math.max(end - start, 1);
+    const X = (t) => ((t - start) / (span * (ended ? 1.03 : 1.06))) * w;
     const from = (rounds[0].number - 1) * bar;
     g.strokeStyle = token("text-2");
     g.lineWidth = 1.25;
     g.strokeRect(from, 2, Math.max(3, rounds.length * bar - 1), 22.5);
     rounds.forEach((round, index) => {
-      const x = X(round.opened),
-        room = X(rounds[index + 1]?.opened ?? end) - x;
+      const x = X(round.opened);
+      const room = X(rounds[index + 1]?.opened ?? end) - x;
       if (index) {
         g.fillStyle = token("line");
         g.fillRect(Math.round(x) - 2, 32, 1, h - 32);
@@ -164,9 +164,9 @@ export function gantt(root, load) {
   }
 
   function drawPart(g, part, X, y, now, w) {
-    const lost = ["expired", "rejected", "declined"].includes(part.state),
-      until = part.closed ?? now,
-      begun = part.leased ?? until;
+    const lost = ["expired", "rejected", "declined"].includes(part.state);
+    const until = part.closed ?? now;
+    const begun = part.leased ?? until;
     const title = `${part.client}, round ${part.round}${part.attempt > 1 ? `, attempt ${part.attempt}` : ""}`;
     g.fillStyle = token("line-2");
     g.fillRect(X(part.offered), y - 1, Math.max(1, X(begun) - X(part.offered)), 2);
@@ -179,8 +179,8 @@ export function gantt(root, load) {
       [["waited", seconds(begun - part.offered)]],
     ]);
     if (part.leased) {
-      const x = X(part.leased),
-        wide = Math.max(2, X(until) - x);
+      const x = X(part.leased);
+      const wide = Math.max(2, X(until) - x);
       if (lost) {
         hatch(g, x, y - 6, wide, 12, token("bad-fill"));
         g.strokeStyle = token("bad-fill");
@@ -190,14 +190,14 @@ export function gantt(root, load) {
         g.fillStyle = token("fill");
         g.fillRect(x, y - 6, wide, 12);
       }
-      const rows = [
+      const facts = [
         [
           lost ? `lost: ${part.reason ?? part.state}` : part.closed ? "worked" : "at work for",
           seconds(until - part.leased),
         ],
       ];
-      if (part.bytes) rows.push(["sent", bytes(part.bytes)]);
-      hits.push([x, y - ROW / 2, wide, ROW, title, rows]);
+      if (part.bytes) facts.push(["sent", bytes(part.bytes)]);
+      hits.push([x, y - ROW / 2, wide, ROW, title, facts]);
     }
     if (part.closed) {
       const x = X(part.closed) + 5;
@@ -220,9 +220,9 @@ export function gantt(root, load) {
 
   function drawServer(g, X, y, now) {
     for (const round of frame.rounds) {
-      const work = frame.parts.filter((part) => part.round === round.number).map((part) => part.closed ?? now),
-        until = round.closed ?? now,
-        done = Math.min(until, Math.max(round.opened, ...work));
+      const work = frame.parts.filter((part) => part.round === round.number).map((part) => part.closed ?? now);
+      const until = round.closed ?? now;
+      const done = Math.min(until, Math.max(round.opened, ...work));
       g.fillStyle = token("line-2");
       g.fillRect(X(round.opened), y - 1, X(done) - X(round.opened), 2);
       if (round.closed) {
@@ -253,17 +253,17 @@ export function gantt(root, load) {
   }
 
   const find = (event) => {
-    const box = element.getBoundingClientRect(),
-      x = event.clientX - box.left,
-      y = event.clientY - box.top;
+    const box = element.getBoundingClientRect();
+    const x = event.clientX - box.left;
+    const y = event.clientY - box.top;
     return [x, y];
   };
   element.addEventListener("mousemove", (event) => {
     const [x, y] = find(event);
     if (mode === "all" && outcomes && y > TOP) {
-      const row = Math.floor((y - TOP) / (dense() ? 3 : ROW)),
-        client = rows()[row],
-        index = Math.floor(x / (element.clientWidth / Math.max(verdicts.length, 1)));
+      const row = Math.floor((y - TOP) / (dense() ? 3 : ROW));
+      const client = rows()[row];
+      const index = Math.floor(x / (element.clientWidth / Math.max(verdicts.length, 1)));
       if (client) {
         showTip(
           client,
@@ -295,8 +295,8 @@ export function gantt(root, load) {
       Math.max(0, Math.min(frame.rounds.length - 1, cell[0] + step[0])),
       Math.max(0, Math.min(names.length - 1, cell[1] + step[1])),
     ];
-    const round = frame.rounds[cell[0]],
-      part = frame.parts.findLast((one) => one.client === names[cell[1]] && one.round === round.number);
+    const round = frame.rounds[cell[0]];
+    const part = frame.parts.findLast((one) => one.client === names[cell[1]] && one.round === round.number);
     $("#gantt-say").textContent =
       `${names[cell[1]]}, round ${round.number}: ${part ? part.state + (part.reason ? `, ${part.reason}` : "") : "no part"}`;
     redraw();
@@ -307,8 +307,8 @@ export function gantt(root, load) {
     $("#gantt-sub").textContent = mode === "clock" ? "clock time in UTC, four rounds" : "outcome of every round";
     $("#gantt-key").replaceChildren(
       ...KEYS[mode].map(([key, text]) => {
-        const item = document.createElement("span"),
-          box = document.createElement("i");
+        const item = document.createElement("span");
+        const box = document.createElement("i");
         box.className = `k-${key}`;
         item.append(box, text);
         return item;
@@ -331,8 +331,8 @@ export function gantt(root, load) {
     last = number;
     const query = new URLSearchParams(names.map((name) => ["client", name]));
     if (last) query.set("last", last);
-    const mine = (asked += 1),
-      found = await load(`timeline.json?${query}`);
+    const mine = (asked += 1);
+    const found = await load(`timeline.json?${query}`);
     if (mine !== asked) return; /* another was asked for meanwhile */
     frame = found;
     ahead = found.now - Date.now() / 1000; /* the server's clock is the axis */
@@ -340,8 +340,8 @@ export function gantt(root, load) {
   }
   /* The rows are those that stand beside the picture: whether they are others than before. */
   const rename = () => {
-    const found = named(),
-      isNew = found.join() !== names.join();
+    const found = named();
+    const isNew = found.join() !== names.join();
     names = found;
     cell = [cell[0], Math.max(0, Math.min(names.length - 1, cell[1]))];
     if (isNew) redraw();

@@ -6,15 +6,15 @@ import { $ } from "./shell.js";
 const BEAT = 5000; /* progress is no event: while work goes on it is asked for */
 
 export function live(root, url, onChange) {
-  const sign = $(".top .live"),
-    ago = $("#ago");
-  let source = null,
-    after = root.dataset.after,
-    pending = null,
-    kinds = new Set(),
-    changed = Date.now(),
-    beat = null,
-    again = null;
+  const sign = $(".top .live");
+  const ago = $("#ago");
+  let source = null;
+  let after = root.dataset.after;
+  let pending = null;
+  let kinds = new Set();
+  let changed = Date.now();
+  let beat = null;
+  let again = null;
   const say = (text, isOff) => {
     sign.hidden = false;
     sign.classList.toggle("off", isOff);

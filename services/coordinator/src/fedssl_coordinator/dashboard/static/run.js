@@ -8,8 +8,8 @@ import { percent, short } from "./format.js";
 import { gantt } from "./gantt.js";
 import { live } from "./live.js";
 
-const root = $("#run"),
-  url = `/runs/${root.dataset.run}`;
+const root = $("#run");
+const url = `/runs/${root.dataset.run}`;
 const load = async (path) => {
   const answer = await fetch(`${url}/${path}`, { headers: { Accept: "application/json" } });
   if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
@@ -55,13 +55,13 @@ const chance =
         },
       ]
     : [];
-let accuracy = null,
-  drawPlane = null,
-  track = [],
-  scores = "";
+let accuracy = null;
+let drawPlane = null;
+let track = [];
+let scores = "";
 async function showCurves() {
-  const found = await load("curves.json"),
-    { rounds, results } = found;
+  const found = await load("curves.json");
+  const { rounds, results } = found;
   timeline.verdicts(found.verdicts);
   if (JSON.stringify([rounds, results]) === scores) return; /* nothing new was judged: nothing moves */
   scores = JSON.stringify([rounds, results]);
@@ -129,10 +129,10 @@ const ALARMS = {
   embedding_std: root.dataset.zAlarm,
 };
 function clientChart(selector, buttons) {
-  const element = $(selector),
-    group = $(buttons);
-  let shown = null,
-    name = null;
+  const element = $(selector);
+  const group = $(buttons);
+  let shown = null;
+  let name = null;
   const press = () => {
     for (const button of $$("button", group)) button.setAttribute("aria-pressed", button.dataset.name === name);
   };
@@ -141,8 +141,8 @@ function clientChart(selector, buttons) {
     if (!names.length) return;
     if (!names.includes(name)) name = names[0];
     press();
-    const wanted = name,
-      pin = chosen;
+    const wanted = name;
+    const pin = chosen;
     const found = seriesOf(
       await load(`metric.json?${new URLSearchParams([["name", wanted], ...(pin ? [["pin", pin]] : [])])}`),
     );
@@ -151,8 +151,8 @@ function clientChart(selector, buttons) {
       if (!shown) showEmpty(element, "No client has sent this number yet");
       return;
     }
-    const alarm = +ALARMS[name],
-      marks = alarm ? [{ y: alarm, text: `alarm below ${short(alarm)}`, zone: true }] : [];
+    const alarm = +ALARMS[name];
+    const marks = alarm ? [{ y: alarm, text: `alarm below ${short(alarm)}`, zone: true }] : [];
     const settings = {
       ...found,
       right: found.series.some((line) => line.end) ? 44 : 14,
@@ -174,8 +174,8 @@ function clientChart(selector, buttons) {
   return show;
 }
 let chosen = $("#pin")?.value; /* a reload may have kept it */
-const showLoss = clientChart("#loss", "#terms"),
-  showWatch = clientChart("#watch", "#inside");
+const showLoss = clientChart("#loss", "#terms");
+const showWatch = clientChart("#watch", "#inside");
 key.addEventListener("change", (event) => {
   chosen = event.target.value;
   quietly(showLoss);
@@ -183,9 +183,9 @@ key.addEventListener("change", (event) => {
 });
 
 /* divergence, one cell for each client and round */
-let cells = null,
-  drawHeat = null,
-  heatNear = false;
+let cells = null;
+let drawHeat = null;
+let heatNear = false;
 async function showHeat() {
   if ($("#heat").dataset.empty && !drawHeat) return;
   const payload = await load("heat.json?name=divergence");

@@ -2,8 +2,8 @@
 import { $, $$, keys } from "./shell.js";
 import { here } from "./rows.js";
 
-const bar = $("#compare"),
-  list = $("#list");
+const bar = $("#compare");
+const list = $("#list");
 const boxes = () => $$('input[name="runs"]', list);
 const show = () => {
   const chosen = boxes().filter((box) => box.checked);

@@ -39,8 +39,8 @@ const showTheme = () => {
   themeButton.setAttribute("aria-label", `Theme: ${NAMES[theme()]}`);
 };
 const nextTheme = () => {
-  const order = ["auto", "light", "dark"],
-    chosen = order[(order.indexOf(theme()) + 1) % 3];
+  const order = ["auto", "light", "dark"];
+  const chosen = order[(order.indexOf(theme()) + 1) % 3];
   if (chosen === "auto") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = chosen;
   keep("fedssl-theme", chosen);
