@@ -1,4 +1,4 @@
-/* Pictures on a canvas: sharp on every screen, redrawn with the theme and the size, one tooltip for the page. */
+/* Canvas drawings: sharp on every screen, redrawn when the theme or size changes. One tooltip per page. */
 import { $, isDark, onPaint, token } from "./shell.js";
 
 export const GLYPHS = [
@@ -63,7 +63,7 @@ export const hatch = (g, x, y, w, h, stroke, fill) => {
   g.restore();
 };
 
-/* A canvas in an element; `draw(g, width, height)` runs again whenever something that it depends on has changed. */
+/* Put a canvas into an element. `draw(g, width, height)` runs again when the theme or the size changes. */
 export function picture(element, height, draw) {
   delete element.dataset.empty;
   element.replaceChildren();
@@ -88,7 +88,7 @@ export function picture(element, height, draw) {
   return redraw;
 }
 
-/* One tooltip, filled with text and never with markup: names come from clients. */
+/* The tooltip is filled with text, never with markup, because names come from clients. */
 const tip = document.body.appendChild(document.createElement("div"));
 tip.className = "tip";
 tip.hidden = true;
@@ -116,7 +116,7 @@ export function showTip(title, rows, x, y) {
   tip.style.top = `${y + 18 + box.height > innerHeight ? Math.max(8, y - box.height - 12) : y + 18}px`;
 }
 
-/* "No data yet" stands where the picture will be. */
+/* A sentence such as "No data yet" takes the place of the drawing. */
 export const showEmpty = (element, text) => {
   element.replaceChildren(text ?? element.dataset.empty ?? "");
   element.dataset.empty = text ?? element.dataset.empty;

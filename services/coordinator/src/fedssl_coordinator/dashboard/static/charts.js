@@ -1,4 +1,4 @@
-/* uPlot with the house's rules: few quiet gridlines, no legend box, the last value named at the line's end. */
+/* uPlot in this page's style: few light gridlines, no legend box, a label at each line's end. */
 import { onPaint, token } from "./shell.js";
 import { FONT, GLYPHS, hideTip, showTip, slotColor } from "./canvas.js";
 import { number, short } from "./format.js";
@@ -54,7 +54,7 @@ export function chart(element, options) {
         changes.series.every(
           (line, i) => line.client === current.series[i].client && line.label === current.series[i].label,
         );
-      Object.assign(current, changes); /* the plot's hooks look at this very object */
+      Object.assign(current, changes); /* in place: the plot's hooks read this object */
       if (sameLines) plot.setData([current.x, ...current.series.map((line) => line.y)]);
       else build();
     },
@@ -182,7 +182,7 @@ function annotate(plot, { series, marks }) {
         g.fillText(line.end, from, place);
         return;
       }
-      g.save(); /* a client's colour is for marks; small text needs more contrast */
+      g.save(); /* the glyph has the client's colour; small text needs more contrast */
       g.translate(from, place - 4.5 * ratio);
       g.scale((9 * ratio) / 16, (9 * ratio) / 16);
       const path = new Path2D(GLYPHS[line.slot % 6]);
@@ -222,7 +222,7 @@ function tell(plot, { series, x, axis, title, value }) {
     );
 }
 
-/* One client in front of all others, in every chart that has lines of clients. */
+/* Highlight one client in every chart that has a line per client. */
 export function focusClient(client) {
   for (const plot of charts) {
     if (!plot.clients.some((name) => name != null)) continue;

@@ -1,4 +1,4 @@
-/* One client: what it sent, day by day. */
+/* One client: the bytes it sent per day. */
 import { $ } from "./shell.js";
 import { empties } from "./canvas.js";
 import { chart } from "./charts.js";

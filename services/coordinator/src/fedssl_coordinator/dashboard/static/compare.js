@@ -1,4 +1,4 @@
-/* Runs over each other: the probe by round, bytes or time, and their paths over uniformity and alignment. */
+/* Compare runs: the probe by round, bytes or time, and the paths of uniformity against alignment. */
 import { $, $$ } from "./shell.js";
 import { empties } from "./canvas.js";
 import { chart, focusClient } from "./charts.js";
@@ -17,7 +17,7 @@ if (root) {
   }[root.dataset.x];
   const title = {
     round: (x) => `Round ${number(x)}`,
-    bytes: (x) => `${bytes(x)} sent up`,
+    bytes: (x) => `${bytes(x)} uploaded`,
     time: (x) => `after ${seconds(x)}`,
   }[root.dataset.x];
   const xs = [...new Set(runs.flatMap((run) => run[axisName].filter((x) => x != null)))].sort((a, b) => a - b);

@@ -1,4 +1,4 @@
-/* The map of embeddings, one judged round after another: every test image a point, coloured by its class. */
+/* The map of embeddings, one evaluated round at a time: one point per test image, coloured by its class. */
 import { $, isDark, token } from "./shell.js";
 import { BOLD, FONT, hideTip, picture, showTip } from "./canvas.js";
 import { number } from "./format.js";
@@ -7,7 +7,7 @@ const TALL = 330;
 const PAD = 14;
 const NAMED = 20;
 const STEP = 700;
-/* Petroff's ten (2021), as in the pictures that the command line draws; the palest are darker on white */
+/* Petroff's ten colours (2021), as in the command line's figures; the palest are darker on white */
 const COLOURS = [
   "#3f90da",
   "#ffa90e",
@@ -48,12 +48,11 @@ export function embedding(load) {
       .map(([x, y]) => Math.max((Math.abs(x) * (h / 2 - PAD)) / (half - PAD), Math.abs(y)))
       .sort((a, b) => a - b);
     const scale =
-      (h / 2 - PAD) /
-      Math.max(reach[Math.floor(reach.length * 0.995)], 1e-6); /* a far point or two may lie at the edge */
+      (h / 2 - PAD) / Math.max(reach[Math.floor(reach.length * 0.995)], 1e-6); /* outliers are drawn at the edge */
     const at = (value, most) => Math.max(4, Math.min(most - 4, most / 2 + value * scale));
     dots = points.map(([x, y]) => [at(x, w), at(-y, h)]);
     const size = points.length > 800 ? 1.6 : 2.4;
-    const order = dots.map((_, i) => (i * 7919) % dots.length); /* no class always on top */
+    const order = dots.map((_, i) => (i * 7919) % dots.length); /* mixed, so that no class covers the others */
     for (const i of order) {
       g.globalAlpha = focused == null || labels[i] === focused ? 0.8 : 0.08;
       g.fillStyle = colour(labels[i]);
@@ -104,7 +103,7 @@ export function embedding(load) {
       kept.set(id, await load(`embedding.json?evaluation=${id}`));
       if (kept.size > 40) kept.delete(kept.keys().next().value);
     }
-    if (wanted !== index) return; /* the slider has moved on meanwhile */
+    if (wanted !== index) return; /* the slider has moved meanwhile */
     shown = kept.get(id);
     slider.value = index;
     slider.setAttribute("aria-valuetext", when(round));
@@ -112,7 +111,7 @@ export function embedding(load) {
     element.setAttribute(
       "aria-label",
       `Map of ${number(shown.points.length)} test images of ${list.dataset}, coloured by class: ` +
-        `${when(round).toLowerCase()}. The scores of the round are under Jobs.`,
+        `${when(round).toLowerCase()}. The Jobs tab has the scores of the round.`,
     );
     if (redraw) redraw();
     else {
@@ -182,7 +181,7 @@ export function embedding(load) {
     focus(null);
   });
 
-  /* Newly judged rounds appear; the one being looked at stays, unless it was the newest. */
+  /* Add newly evaluated rounds. The shown round stays, unless it was the newest. */
   return async () => {
     const before = list;
     const found = await load("embeddings.json");

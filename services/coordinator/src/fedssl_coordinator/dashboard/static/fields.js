@@ -1,4 +1,4 @@
-/* Two pictures of a run: its path over uniformity and alignment, and one number of every client in every round. */
+/* Two drawings of a run: uniformity against alignment by round, and one metric per client and round. */
 import { $, token } from "./shell.js";
 import { BOLD, FONT, drawGlyph, hideTip, picture, ramp, showTip } from "./canvas.js";
 import { short } from "./format.js";
@@ -153,7 +153,7 @@ export function heat(element, read, slots) {
     const cell = data.bytes[row * data.rounds.length + column];
     showTip(
       data.clients[row],
-      [[`round ${data.rounds[column]}`, cell === 255 ? "no number" : short(valueOf(data, cell))]],
+      [[`round ${data.rounds[column]}`, cell === 255 ? "no value" : short(valueOf(data, cell))]],
       event.clientX,
       event.clientY,
     );

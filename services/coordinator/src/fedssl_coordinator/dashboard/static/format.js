@@ -1,4 +1,4 @@
-/* Numbers as the pages write them: see formats.py. */
+/* Format numbers in the same way as formats.py. */
 export const number = (value, places = 0) =>
   value == null
     ? "–"
@@ -24,7 +24,7 @@ export const bytes = (value) => {
 export const seconds = (value) => {
   if (value < 9.95) return `${value.toFixed(1)} s`;
   const whole = Math.round(value);
-  const minutes = Math.round(value / 60); /* rounded first: there is no "1 min 60 s" */
+  const minutes = Math.round(value / 60); /* rounded first, to avoid "1 min 60 s" */
   if (whole < 60) return `${whole} s`;
   if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
   return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;

@@ -1,4 +1,4 @@
-/* Rounds and clients: in clock time for four rounds, or the outcome of every round. A canvas, so many cost as few. */
+/* Rounds and clients: four rounds in clock time, or the outcome of every round. Drawn on a canvas, for many clients. */
 import { $, $$, token } from "./shell.js";
 import { BOLD, FONT, hatch, hideTip, picture, showTip } from "./canvas.js";
 import { bytes, clock, seconds } from "./format.js";
@@ -13,7 +13,7 @@ const MARKS = {
   l: [6, 10, "fill"],
   o: [10, 2, "text-3"],
 };
-const WORDS = { a: "accepted", e: "expired", r: "rejected", d: "declined", l: "at work", o: "offered" };
+const WORDS = { a: "accepted", e: "expired", r: "rejected", d: "declined", l: "working", o: "offered" };
 const RIBBON = { a: [7, "quiet"], p: [13, "warn-fill"], s: [4, "line-2"], f: [20, "bad-fill"], d: [7, "fill"] };
 const KEYS = {
   clock: [
@@ -45,7 +45,7 @@ export function gantt(root, load) {
   let cell = [0, 0];
   const everybody = () => Object.keys(outcomes?.clients ?? {});
   const dense = () =>
-    mode === "all" && everybody().length > 24; /* a row for each of them, three pixels high, without names */
+    mode === "all" && everybody().length > 24; /* one row per client, three pixels high, without names */
   const rows = () => (dense() ? everybody() : names);
   const height = () => (dense() ? TOP + rows().length * 3 + 24 : TOP + (names.length + 1) * ROW + 24);
   const redraw = picture(element, height, draw);
@@ -192,7 +192,7 @@ export function gantt(root, load) {
       }
       const facts = [
         [
-          lost ? `lost: ${part.reason ?? part.state}` : part.closed ? "worked" : "at work for",
+          lost ? `lost: ${part.reason ?? part.state}` : part.closed ? "worked" : "working for",
           seconds(until - part.leased),
         ],
       ];
@@ -267,7 +267,7 @@ export function gantt(root, load) {
       if (client) {
         showTip(
           client,
-          [[`round ${index + 1}`, WORDS[outcomes.clients[client]?.[index]] ?? "no part"]],
+          [[`round ${index + 1}`, WORDS[outcomes.clients[client]?.[index]] ?? "did not take part"]],
           event.clientX,
           event.clientY,
         );
@@ -280,7 +280,7 @@ export function gantt(root, load) {
   });
   element.addEventListener("mouseleave", hideTip);
   element.addEventListener("click", (event) => {
-    /* the ribbon is a way to any round */
+    /* a click on the ribbon shows that round */
     const [x, y] = find(event);
     if (y < 28) {
       const n = Math.ceil(x / (element.clientWidth / Math.max(verdicts.length, 1)));
@@ -298,7 +298,7 @@ export function gantt(root, load) {
     const round = frame.rounds[cell[0]];
     const part = frame.parts.findLast((one) => one.client === names[cell[1]] && one.round === round.number);
     $("#gantt-say").textContent =
-      `${names[cell[1]]}, round ${round.number}: ${part ? part.state + (part.reason ? `, ${part.reason}` : "") : "no part"}`;
+      `${names[cell[1]]}, round ${round.number}: ${part ? part.state + (part.reason ? `, ${part.reason}` : "") : "did not take part"}`;
     redraw();
   });
   for (const kind of ["focus", "blur"]) element.addEventListener(kind, redraw);
@@ -333,12 +333,12 @@ export function gantt(root, load) {
     if (last) query.set("last", last);
     const mine = (asked += 1);
     const found = await load(`timeline.json?${query}`);
-    if (mine !== asked) return; /* another was asked for meanwhile */
+    if (mine !== asked) return; /* another view was requested meanwhile */
     frame = found;
-    ahead = found.now - Date.now() / 1000; /* the server's clock is the axis */
+    ahead = found.now - Date.now() / 1000; /* the axis shows the server's clock */
     redraw();
   }
-  /* The rows are those that stand beside the picture: whether they are others than before. */
+  /* Read the clients in the list next to the canvas again. Return whether they have changed. */
   const rename = () => {
     const found = named();
     const isNew = found.join() !== names.join();

@@ -1,4 +1,4 @@
-/* Chromium under a POSIX locale calls its language "en-US@posix", which Intl refuses, and with it uPlot. */
+/* Under a POSIX locale Chromium reports the language "en-US@posix", which Intl, and therefore uPlot, rejects. */
 try {
   Intl.getCanonicalLocales(navigator.language);
 } catch {

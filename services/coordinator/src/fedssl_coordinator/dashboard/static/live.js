@@ -1,9 +1,9 @@
-/* One EventSource while the page is visible. What arrives is merged into one change a second.
+/* One EventSource while the page is visible. Events are merged into at most one change per second.
 
-   The stream ends with the run; until its last evaluation has, too, the page asks instead. */
+   The stream ends when the run ends. From then on the page polls, until the last evaluation has ended too. */
 import { $ } from "./shell.js";
 
-const BEAT = 5000; /* progress is no event: while work goes on it is asked for */
+const BEAT = 5000; /* progress sends no events, so the page polls for it */
 
 export function live(root, url, onChange) {
   const sign = $(".top .live");
@@ -54,7 +54,7 @@ export function live(root, url, onChange) {
     source.onerror = () => {
       say("No connection", true);
       if (source?.readyState !== EventSource.CLOSED) return;
-      close(); /* after an answer of an error, a proxy's say, the browser does not try again itself */
+      close(); /* the browser does not retry after an error response, such as a proxy's */
       again = setTimeout(() => (root.dataset.live ? open() : ask()), BEAT);
     };
     source.onmessage = (message) => {

@@ -1,4 +1,4 @@
-/* A new run: mistakes stand beside their fields as one types. */
+/* A new run: show mistakes next to their fields while the user types. */
 import { $, $$ } from "./shell.js";
 
 const form = $("#new");

@@ -1,4 +1,4 @@
-/* A link to an operation or object opens it. */
+/* Open the operation or object that the address links to. */
 import { $ } from "./shell.js";
 
 const open = () => {

@@ -1,4 +1,4 @@
-/* j and k through the rows of a table. */
+/* Move through the rows of a table with j and k. */
 import { $, $$, keys } from "./shell.js";
 
 let current = -1;

@@ -1,4 +1,4 @@
-/* A run's page: charts, timeline, and the patches that keep it live. */
+/* A run's page: charts, timeline, and the patches that keep it up to date. */
 import { $, $$, keys } from "./shell.js";
 import { empties, showEmpty } from "./canvas.js";
 import { chart, focusClient } from "./charts.js";
@@ -24,7 +24,7 @@ const readSlots = () => {
 readSlots();
 empties();
 
-/* one client key for the whole page */
+/* one client key for all charts */
 let pinned = null;
 const key = $("#ckey");
 key.addEventListener("mouseover", (event) => {
@@ -63,7 +63,7 @@ async function showCurves() {
   const found = await load("curves.json");
   const { rounds, results } = found;
   timeline.verdicts(found.verdicts);
-  if (JSON.stringify([rounds, results]) === scores) return; /* nothing new was judged: nothing moves */
+  if (JSON.stringify([rounds, results]) === scores) return; /* no new scores: leave the charts as they are */
   scores = JSON.stringify([rounds, results]);
   const series = [
     ["probe", "Linear probe", "Probe", "accent", 2],
@@ -94,8 +94,8 @@ async function showCurves() {
   }
 }
 
-/* numbers of the clients: a line each, or a band */
-const NEW = 12; /* whom the key does not name yet has no colour */
+/* client metrics: one line per client, or a band */
+const NEW = 12; /* the slot of clients that the key does not have yet: no colour */
 const dashes = (slot) => (slot >= 6 && slot < 12 ? [5, 3] : undefined);
 function seriesOf({ lines, band, rounds }) {
   const clients = Object.entries(lines).map(([client, y]) => ({
@@ -110,8 +110,8 @@ function seriesOf({ lines, band, rounds }) {
   return {
     x: rounds,
     series: [
-      { label: "ninetieth percentile", band: "high", y: band.high, width: 0 },
-      { label: "tenth percentile", band: "low", y: band.low, width: 0 },
+      { label: "90th percentile", band: "high", y: band.high, width: 0 },
+      { label: "10th percentile", band: "low", y: band.low, width: 0 },
       {
         label: "median",
         y: band.median,
@@ -146,9 +146,9 @@ function clientChart(selector, buttons) {
     const found = seriesOf(
       await load(`metric.json?${new URLSearchParams([["name", wanted], ...(pin ? [["pin", pin]] : [])])}`),
     );
-    if (wanted !== name || pin !== chosen) return; /* another was asked for meanwhile */
+    if (wanted !== name || pin !== chosen) return; /* another metric or client was chosen meanwhile */
     if (!found.series.some((line) => line.y.some((value) => value != null))) {
-      if (!shown) showEmpty(element, "No client has sent this number yet");
+      if (!shown) showEmpty(element, "No client has sent this metric yet");
       return;
     }
     const alarm = +ALARMS[name];
@@ -173,7 +173,7 @@ function clientChart(selector, buttons) {
   });
   return show;
 }
-let chosen = $("#pin")?.value; /* a reload may have kept it */
+let chosen = $("#pin")?.value; /* browsers may keep the choice across a reload */
 const showLoss = clientChart("#loss", "#terms");
 const showWatch = clientChart("#watch", "#inside");
 key.addEventListener("change", (event) => {
@@ -182,7 +182,7 @@ key.addEventListener("change", (event) => {
   quietly(showWatch);
 });
 
-/* divergence, one cell for each client and round */
+/* divergence, one cell per client and round */
 let cells = null;
 let drawHeat = null;
 let heatNear = false;
@@ -205,7 +205,7 @@ keys.p = () => $("#pause")?.click();
 
 const quietly = (work) =>
   work().catch((error) => console.info(error.message)); /* the page says "No connection" itself */
-/* what lies below the fold waits until somebody comes near */
+/* load what is below the fold only when it is about to be scrolled into view */
 const near = (element, work) =>
   new IntersectionObserver(
     (seen, observer) => {
@@ -229,7 +229,7 @@ near($("#embedding"), () => {
   return showMaps();
 });
 
-/* What the patches bring. A dialog or menu that somebody has open stays as it is. */
+/* Apply patches. An open dialog or menu is not replaced. */
 const patches = $("#patch");
 let shape = $("#shape").value;
 document.body.addEventListener("htmx:oobBeforeSwap", (event) => {

@@ -1,4 +1,4 @@
-/* The tables of a run: steer it from here too. */
+/* The tables of a run: the keys that also work on its page. */
 import { $, keys } from "./shell.js";
 
 keys.p = () => $("#pause")?.click();

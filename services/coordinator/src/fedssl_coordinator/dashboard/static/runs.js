@@ -1,4 +1,4 @@
-/* The list of runs: select some and compare them. */
+/* The list of runs: select runs to compare them. */
 import { $, $$, keys } from "./shell.js";
 import { here } from "./rows.js";
 
@@ -13,7 +13,7 @@ const show = () => {
   $("button.pri", bar).disabled = chosen.length < 2;
 };
 list.addEventListener("change", show);
-bar.addEventListener("reset", () => setTimeout(show)); /* the boxes are the form's own */
+bar.addEventListener("reset", () => setTimeout(show)); /* after the reset has cleared the boxes */
 document.body.addEventListener("htmx:afterSwap", show);
 show();
 Object.assign(keys, {

@@ -1,4 +1,4 @@
-/* Every page: theme, keyboard, dialogs. Without this file each of them still reads, and its forms still work. */
+/* Every page: theme, keyboard, dialogs. Without this script, pages can still be read and forms still work. */
 export const $ = (query, root = document) => root.querySelector(query);
 export const $$ = (query, root = document) => [...root.querySelectorAll(query)];
 
@@ -10,7 +10,7 @@ const keep = (name, value) => {
   }
 };
 
-/* theme: light, dark, or as the system has it */
+/* theme: light, dark, or the system's */
 const system = matchMedia("(prefers-color-scheme: dark)");
 const painters = new Set();
 export const onPaint = (paint) => {
@@ -31,7 +31,7 @@ const PICTURES = {
   dark: '<path d="M13.5 9.6A6 6 0 0 1 6.4 2.5a6 6 0 1 0 7.1 7.1z"/>',
   auto: '<circle cx="8" cy="8" r="6.25"/><path d="M8 1.75v12.5a6.25 6.25 0 0 0 0-12.5z" fill="currentColor" stroke="none"/>',
 };
-const NAMES = { light: "light", dark: "dark", auto: "as the system has it" };
+const NAMES = { light: "light", dark: "dark", auto: "system" };
 const themeButton = $("#theme");
 const theme = () => document.documentElement.dataset.theme ?? "auto";
 const showTheme = () => {
@@ -53,7 +53,7 @@ if (themeButton) {
   themeButton.addEventListener("click", nextTheme);
 }
 
-/* keyboard: single letters, which can be switched off (WCAG 2.1.4) */
+/* keyboard: single letters, which users can switch off (WCAG 2.1.4) */
 export const keys = { "?": () => $("#keys")?.showModal(), t: nextTheme, "/": () => ($("#q") ?? $("#find"))?.focus() };
 let prefix = "";
 const places = { r: "/runs", c: "/clients", d: "/public-data", e: "/events" };
@@ -91,11 +91,11 @@ if (off) {
   $("#keys-open").addEventListener("click", () => $("#keys").showModal());
 }
 
-/* Where an answer was to be, why there is none: what stood there may not be true any more. */
+/* If a request fails, replace its target with the error: what the target showed may be out of date. */
 const explain =
   (text) =>
   ({ detail: { elt, target, xhr } }) => {
-    if (elt.getAttribute("hx-swap") === "none") return; /* the live page has a sign of its own */
+    if (elt.getAttribute("hx-swap") === "none") return; /* the live page has its own indicator */
     const note = Object.assign(document.createElement("div"), { className: "note bad", role: "alert" });
     const said = new DOMParser().parseFromString(xhr.responseText, "text/html").querySelector(".note.bad");
     note.textContent = said?.textContent ?? text(xhr.status);
@@ -103,16 +103,14 @@ const explain =
   };
 document.addEventListener(
   "htmx:responseError",
-  explain(
-    (status) => `The coordinator, or a proxy before it, answers with an error (${status}). Try again in a while.`,
-  ),
+  explain((status) => `The coordinator, or a proxy in front of it, returned an error (${status}). Try again later.`),
 );
 document.addEventListener(
   "htmx:sendError",
-  explain(() => "No connection to the coordinator. Try again in a while."),
+  explain(() => "No connection to the coordinator. Try again later."),
 );
 
-/* a link to a page that asks opens the same question as a dialog instead */
+/* a link to a confirmation page opens the same question as a dialog */
 document.addEventListener("click", (event) => {
   const link = event.target.closest("[data-dialog]");
   const dialog = link && document.getElementById(link.dataset.dialog);
@@ -124,7 +122,7 @@ document.addEventListener("click", (event) => {
   for (const menu of $$("details.menu[open]")) if (!menu.contains(event.target)) menu.open = false;
 });
 document.addEventListener("input", (event) => {
-  /* what has to be typed before a button works */
+  /* enable a button only once the required text has been typed */
   const wanted = event.target.dataset?.confirm;
   if (wanted !== undefined) $("button[data-armed]", event.target.form).disabled = event.target.value !== wanted;
 });
