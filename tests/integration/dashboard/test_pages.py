@@ -147,7 +147,7 @@ def test_static_files_are_kept_by_browsers_and_nothing_else_is_served(viewer: Br
     for path in (
         f"/static/{root}/../shell.py",
         f"/static/{root}/%2e%2e/shell.py",
-        "/static/shell.js",
+        "/static/layout.js",
         f"/static/{root}/",
     ):
         assert viewer.get(path).status_code == 404, path

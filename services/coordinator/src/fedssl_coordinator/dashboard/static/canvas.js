@@ -1,5 +1,5 @@
 /* Canvas drawings: sharp on every screen, redrawn when the theme or size changes. One tooltip per page. */
-import { $, isDark, onPaint, token } from "./shell.js";
+import { $, isDark, onPaint, token } from "./layout.js";
 
 export const GLYPHS = [
   "M8 3.4a4.6 4.6 0 1 0 0 9.2 4.6 4.6 0 0 0 0-9.2",

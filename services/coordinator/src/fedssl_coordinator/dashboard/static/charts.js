@@ -1,5 +1,5 @@
 /* uPlot in this page's style: few light gridlines, no legend box, a label at each line's end. */
-import { onPaint, token } from "./shell.js";
+import { onPaint, token } from "./layout.js";
 import { FONT, GLYPHS, hideTip, showTip, slotColor } from "./canvas.js";
 import { number, short } from "./format.js";
 
@@ -118,7 +118,7 @@ function described(options, width) {
       })),
     ],
     bands: low && high ? [{ series: [high, low], fill: token("band") }] : [],
-    hooks: { draw: [(plot) => annotate(plot, options)], setCursor: [(plot) => tell(plot, options)] },
+    hooks: { draw: [(plot) => annotate(plot, options)], setCursor: [(plot) => showPoint(plot, options)] },
   };
 }
 
@@ -201,7 +201,7 @@ function annotate(plot, { series, marks }) {
   g.restore();
 }
 
-function tell(plot, { series, x, axis, title, value }) {
+function showPoint(plot, { series, x, axis, title, value }) {
   const { left, top, idx } = plot.cursor;
   if (!plot.root.matches(":hover") || idx == null || left < 0) {
     if (plot.root.matches(":hover")) hideTip();

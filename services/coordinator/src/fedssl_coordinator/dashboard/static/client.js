@@ -1,5 +1,5 @@
 /* One client: the bytes it sent per day. */
-import { $ } from "./shell.js";
+import { $ } from "./layout.js";
 import { empties } from "./canvas.js";
 import { chart } from "./charts.js";
 import { bytes } from "./format.js";

@@ -1,8 +1,8 @@
 /* Compare runs: the probe by round, bytes or time, and the paths of uniformity against alignment. */
-import { $, $$ } from "./shell.js";
+import { $, $$ } from "./layout.js";
 import { empties } from "./canvas.js";
 import { chart, focusClient } from "./charts.js";
-import { plane } from "./fields.js";
+import { plane } from "./plane_and_heat.js";
 import { bytes, number, percent, seconds } from "./format.js";
 
 const root = $("#compare");

@@ -1,5 +1,5 @@
 /* The map of embeddings, one evaluated round at a time: one point per test image, coloured by its class. */
-import { $, isDark, token } from "./shell.js";
+import { $, isDark, token } from "./layout.js";
 import { BOLD, FONT, hideTip, picture, showTip } from "./canvas.js";
 import { number } from "./format.js";
 
@@ -30,7 +30,7 @@ export function embedding(load) {
   const element = $("#embedding");
   const slider = $("#embedding-round");
   const play = $("#embedding-play");
-  const says = $("#embedding-says");
+  const caption = $("#embedding-says");
   let list = null;
   let shown = null;
   let redraw = null;
@@ -107,7 +107,7 @@ export function embedding(load) {
     shown = kept.get(id);
     slider.value = index;
     slider.setAttribute("aria-valuetext", when(round));
-    says.textContent = when(round);
+    caption.textContent = when(round);
     element.setAttribute(
       "aria-label",
       `Map of ${number(shown.points.length)} test images of ${list.dataset}, coloured by class: ` +

@@ -1,5 +1,5 @@
 /* Rounds and clients: four rounds in clock time, or the outcome of every round. Drawn on a canvas, for many clients. */
-import { $, $$, token } from "./shell.js";
+import { $, $$, token } from "./layout.js";
 import { BOLD, FONT, hatch, hideTip, picture, showTip } from "./canvas.js";
 import { bytes, clock, seconds } from "./format.js";
 

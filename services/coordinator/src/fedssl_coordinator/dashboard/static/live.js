@@ -1,7 +1,7 @@
 /* One EventSource while the page is visible. Events are merged into at most one change per second.
 
    The stream ends when the run ends. From then on the page polls, until the last evaluation has ended too. */
-import { $ } from "./shell.js";
+import { $ } from "./layout.js";
 
 const BEAT = 5000; /* progress sends no events, so the page polls for it */
 
@@ -15,7 +15,7 @@ export function live(root, url, onChange) {
   let changed = Date.now();
   let beat = null;
   let again = null;
-  const say = (text, isOff) => {
+  const showStatus = (text, isOff) => {
     sign.hidden = false;
     sign.classList.toggle("off", isOff);
     $("span", sign).textContent = text;
@@ -39,20 +39,20 @@ export function live(root, url, onChange) {
       return;
     }
     close();
-    say("Finished", false);
+    showStatus("Finished", false);
     sign.classList.add("still");
   };
   const open = () => {
     if (beat || document.hidden || !root.dataset.live) return;
     beat = setInterval(ask, BEAT);
     if (isOver()) {
-      say("Live", false);
+      showStatus("Live", false);
       return;
     }
     source = new EventSource(`${url}/stream?after=${after}`);
-    source.onopen = () => say("Live", false);
+    source.onopen = () => showStatus("Live", false);
     source.onerror = () => {
-      say("No connection", true);
+      showStatus("No connection", true);
       if (source?.readyState !== EventSource.CLOSED) return;
       close(); /* the browser does not retry after an error response, such as a proxy's */
       again = setTimeout(() => (root.dataset.live ? open() : ask()), BEAT);
@@ -84,8 +84,8 @@ export function live(root, url, onChange) {
   addEventListener("pagehide", close);
   document.body.addEventListener("htmx:afterRequest", ({ detail }) => {
     if (detail.successful) changed = Date.now();
-    if (!detail.successful) say("No connection", true);
-    else if (root.dataset.live && (isOver() || source?.readyState === EventSource.OPEN)) say("Live", false);
+    if (!detail.successful) showStatus("No connection", true);
+    else if (root.dataset.live && (isOver() || source?.readyState === EventSource.OPEN)) showStatus("Live", false);
   });
   if (ago && root.dataset.live) {
     ago.hidden = false;

@@ -1,5 +1,5 @@
 /* Open the operation or object that the address links to. */
-import { $ } from "./shell.js";
+import { $ } from "./layout.js";
 
 const open = () => {
   const found = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));

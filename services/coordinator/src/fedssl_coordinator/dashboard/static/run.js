@@ -1,9 +1,9 @@
 /* A run's page: charts, timeline, and the patches that keep it up to date. */
-import { $, $$, keys } from "./shell.js";
+import { $, $$, keys } from "./layout.js";
 import { empties, showEmpty } from "./canvas.js";
 import { chart, focusClient } from "./charts.js";
 import { embedding } from "./embedding.js";
-import { decoded, heat, plane, showScale } from "./fields.js";
+import { decoded, heat, plane, showScale } from "./plane_and_heat.js";
 import { percent, short } from "./format.js";
 import { gantt } from "./gantt.js";
 import { live } from "./live.js";

@@ -1,5 +1,5 @@
 /* The tables of a run: the keys that also work on its page. */
-import { $, keys } from "./shell.js";
+import { $, keys } from "./layout.js";
 
 keys.p = () => $("#pause")?.click();
 for (const [key, rel] of [

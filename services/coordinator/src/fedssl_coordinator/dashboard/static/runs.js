@@ -1,6 +1,6 @@
 /* The list of runs: select runs to compare them. */
-import { $, $$, keys } from "./shell.js";
-import { here } from "./rows.js";
+import { $, $$, keys } from "./layout.js";
+import { here } from "./row_keys.js";
 
 const bar = $("#compare");
 const list = $("#list");

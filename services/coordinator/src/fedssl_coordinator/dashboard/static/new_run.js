@@ -1,5 +1,5 @@
 /* A new run: show mistakes next to their fields while the user types. */
-import { $, $$ } from "./shell.js";
+import { $, $$ } from "./layout.js";
 
 const form = $("#new");
 const pick = $("#pick");

@@ -1,5 +1,5 @@
 /* Move through the rows of a table with j and k. */
-import { $, $$, keys } from "./shell.js";
+import { $, $$, keys } from "./layout.js";
 
 let current = -1;
 export const rows = () => $$("#list tbody tr");

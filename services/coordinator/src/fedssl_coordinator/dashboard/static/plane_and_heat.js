@@ -1,5 +1,5 @@
 /* Two drawings of a run: uniformity against alignment by round, and one metric per client and round. */
-import { $, token } from "./shell.js";
+import { $, token } from "./layout.js";
 import { BOLD, FONT, drawGlyph, hideTip, picture, ramp, showTip } from "./canvas.js";
 import { short } from "./format.js";
 

@@ -97,8 +97,8 @@ const explain =
   ({ detail: { elt, target, xhr } }) => {
     if (elt.getAttribute("hx-swap") === "none") return; /* the live page has its own indicator */
     const note = Object.assign(document.createElement("div"), { className: "note bad", role: "alert" });
-    const said = new DOMParser().parseFromString(xhr.responseText, "text/html").querySelector(".note.bad");
-    note.textContent = said?.textContent ?? text(xhr.status);
+    const detail = new DOMParser().parseFromString(xhr.responseText, "text/html").querySelector(".note.bad");
+    note.textContent = detail?.textContent ?? text(xhr.status);
     target.replaceChildren(note);
   };
 document.addEventListener(
