@@ -28,17 +28,19 @@ test: $(VENV)/.installed-dev ## Run the test suite, on servers that it starts it
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 .PHONY: lint
-lint: $(VENV)/.installed-dev ## Check style (ruff), types (mypy), imports between packages (import-linter) and Dockerfiles (hadolint)
+lint: $(VENV)/.installed-dev ## Check style, types, import layers, Dockerfiles and the web page's scripts
 	@$(BIN)/ruff check $(SOURCES)
 	@$(BIN)/ruff format --check $(SOURCES)
 	@$(BIN)/mypy shared/src services/coordinator/src services/worker/src
 	@$(BIN)/lint-imports
 	@$(BIN)/hadolint services/*/Dockerfile deploy/*/Dockerfile
+	@bash services/coordinator/web/check_style.sh
 
 .PHONY: format
 format: $(VENV)/.installed-dev ## Format the code
 	@$(BIN)/ruff check --fix --quiet $(SOURCES) || true
 	@$(BIN)/ruff format $(SOURCES)
+	@bash services/coordinator/web/check_style.sh --write
 
 .PHONY: fuzz
 fuzz: $(VENV)/.installed-dev ## Fuzz the artifact reader and the API longer than the test suite does: about 10 minutes

@@ -188,7 +188,7 @@ def test_the_timeline_goes_by_the_servers_clock(look: Open, run: UUID) -> None:
     box = picture.bounding_box()
     assert box is not None
     picture.hover(position={"x": box["width"] * 0.6, "y": 73})
-    expect(page.locator(".tip")).to_contain_text(re.compile("at work for3[0-9] s"))
+    expect(page.locator(".tip")).to_contain_text(re.compile("working for3[0-9] s"))
 
 
 def test_the_timeline_shows_the_rounds_that_were_asked_for_last(look: Open, run: UUID) -> None:
@@ -223,7 +223,7 @@ def test_mistakes_stand_beside_their_fields_as_one_types(look: Open, client: Cli
 def test_a_check_that_fails_does_not_leave_old_words_standing(look: Open, run: UUID) -> None:
     watched = look()
     page = watched.open("/runs/new?method=fedbyol")
-    expect(page.locator("#check")).to_contain_text("This is a possible run")
+    expect(page.locator("#check")).to_contain_text("These settings are valid")
     said = '<div class="note bad" role="alert">The database does not answer.</div>'
     wrong = [(502, "<h1>Bad gateway</h1>", "an error (502)"), (503, said, "The database does not answer.")]
     answers = iter(wrong)
@@ -236,12 +236,12 @@ def test_a_check_that_fails_does_not_leave_old_words_standing(look: Open, run: U
     for number, (_, _, words) in enumerate(wrong, start=2):
         page.fill("#f-num_rounds", str(number))
         expect(page.locator("#check")).to_contain_text(words)
-        expect(page.locator("#check")).not_to_contain_text("possible run")
+        expect(page.locator("#check")).not_to_contain_text("settings are valid")
     page.route("**/runs/new/check", lambda route: route.abort(), times=1)
     page.fill("#f-num_rounds", "7")
     expect(page.locator("#check")).to_contain_text("No connection")
     page.fill("#f-num_rounds", "8")
-    expect(page.locator("#check")).to_contain_text("This is a possible run")
+    expect(page.locator("#check")).to_contain_text("These settings are valid")
     watched.complaints.clear()  # of the answers above
 
 

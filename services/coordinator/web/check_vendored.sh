@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fetches what others have written for the web page again, and compares it with the committed files.
+# Download the vendored files of the web page again, and compare them with the committed ones.
 set -euo pipefail
 vendor="$(dirname "$0")/../src/fedssl_coordinator/dashboard/static/vendor"
 fetched="$(mktemp -d)"

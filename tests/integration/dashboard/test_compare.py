@@ -42,8 +42,8 @@ class Judged:
 
 def _cells(text: str, name: str) -> list[str]:
     """One line of the table, a cell each."""
-    [line] = re.findall(rf'<th scope="row">{name}</th>(.*?)</tr>', text)
-    return re.findall(r"<td.*?</td>", line)
+    [line] = re.findall(rf'<th scope="row">{name}</th>(.*?)</tr>', text, re.DOTALL)
+    return re.findall(r"<td.*?</td>", line, re.DOTALL)
 
 
 @pytest.fixture
@@ -95,6 +95,6 @@ def test_results_on_different_data_sets_are_named_and_not_compared(
     elsewhere = Judged(standing, tables, "other")
     elsewhere.add(1, "other", {"probe": 0.9})
     text = viewer.get(f"/compare?runs={own.id},{elsewhere.id}").text
-    assert ["held-out" in cell for cell in _cells(text, "Judged on")] == [True, False]
-    assert "other" in _cells(text, "Judged on")[1]
+    assert ["held-out" in cell for cell in _cells(text, "Evaluated on")] == [True, False]
+    assert "other" in _cells(text, "Evaluated on")[1]
     assert not [cell for cell in _cells(text, "Linear probe") if "best" in cell or "+" in cell]

@@ -147,7 +147,7 @@ def test_static_files_are_kept_by_browsers_and_nothing_else_is_served(viewer: Br
     for path in (
         f"/static/{root}/../shell.py",
         f"/static/{root}/%2e%2e/shell.py",
-        "/static/shell.js",
+        "/static/layout.js",
         f"/static/{root}/",
     ):
         assert viewer.get(path).status_code == 404, path
@@ -163,13 +163,13 @@ def test_a_client_s_page_counts_all_of_its_runs(viewer: Browser, tables: Tables)
         add_large_run(tables, num_rounds=1, num_clients=4, metrics=())
     count = tables.one("SELECT count(DISTINCT run_id) FROM assignments WHERE client_id = 'site-004'")
     text = viewer.get("/clients/site-004").text
-    assert f"in the runs that are kept: {count} runs" in text
+    assert f"in {count} existing runs; deleted runs are not counted" in text
     assert f"the newest 20 of {count} runs" in text
 
 
 def test_the_page_of_a_run_says_who_holds_it_up(viewer: Browser, cast: Cast) -> None:
     text = viewer.get(f"/runs/{cast.id}").text
-    assert "0 of 2 updates in" in text
+    assert "0 of 2 updates received" in text
     assert "has claimed round 2" in text
     assert "aggregated" in text
 
@@ -180,7 +180,7 @@ def test_a_client_that_is_silent_makes_the_run_stalled(viewer: Browser, cast: Ca
     tables.execute("UPDATE clients SET last_seen_at = now() - interval '10 minutes'")
     text = viewer.get("/runs?q=small").text
     assert "Stalled" in text
-    assert "a and b have not been seen for a while" in text
+    assert "a and b have not been seen recently" in text
     tables.execute("UPDATE clients SET last_seen_at = now()")
 
 

@@ -111,7 +111,7 @@ def test_every_methods_form_opens_and_makes_what_it_shows(
     for name in METHOD_CONFIGS[method].model_fields.keys() - {"name"}:
         assert f'name="spec.method.{name}' in page.text, name
     checked = operator.send("/runs/new/check", method=method, **fields)
-    assert "This is a possible run" in checked.text
+    assert "These settings are valid" in checked.text
     made = operator.send("/runs/new", method=method, start="later", **fields)
     assert made.status_code == 303, made.text
     spec = standing.client.run(made.headers["location"].removeprefix("/runs/")).spec
@@ -183,7 +183,7 @@ def test_a_mistake_stands_beside_its_field(operator: Browser, field: str, value:
 
 def test_a_good_spec_is_said_to_be_good(viewer: Browser) -> None:
     assert (
-        "This is a possible run"
+        "These settings are valid"
         in viewer.send("/runs/new/check", method="flesd", **{"spec.public_data.dataset": "x"}).text
     )
     assert viewer.send("/runs/new/check", method="nonsense").status_code == 404

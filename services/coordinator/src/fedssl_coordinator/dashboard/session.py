@@ -55,9 +55,9 @@ def sign_in(session: Session, secret: str) -> str:
     """The cookie for a token's owner. Raises ProblemError for anybody who may not see the page."""
     found = tokens.find(session, hash_secret(secret.strip())) if len(secret) <= _LONGEST_SECRET else None
     if found is None:
-        raise ProblemError("unauthenticated", "this is no valid token: it may have expired, or may have been revoked")
+        raise ProblemError("unauthenticated", "this token is not valid: it may have expired or been revoked")
     if found.role not in VIEWERS:
-        detail = f"this is a token of the role {found.role}; the page is for viewers, operators and admins"
+        detail = f"this token has the role {found.role}; the page is for viewers, operators and admins"
         raise ProblemError("forbidden", detail)
     return _signed(session, f"{found.id}.{int(time.time()) + LIFETIME_SECONDS}")
 
@@ -84,7 +84,7 @@ def _signed(session: Session, text: str) -> str:
 
 
 def _signed_out() -> ProblemError:
-    return ProblemError("unauthenticated", "sign in: the session is over, or its token has ended")
+    return ProblemError("unauthenticated", "sign in again: the session has ended, or its token has")
 
 
 def require_same_origin(request: Request) -> None:
@@ -96,13 +96,13 @@ def require_same_origin(request: Request) -> None:
     except ValueError:  # no address at all
         is_own = False
     if site not in ("same-origin", "none") or not is_own:
-        raise ProblemError("forbidden", "this form came from another site: open the page itself and try again")
+        raise ProblemError("forbidden", "this form was sent from another site: open the page directly and try again")
 
 
 def require_csrf(visitor: Visitor, form: dict[str, str]) -> None:
     """Raise ProblemError for a form that is not of this session's pages."""
     if not hmac.compare_digest(visitor.csrf.encode(), form.get("csrf", "").encode()):
-        raise ProblemError("forbidden", "this form is not of your session: go back, reload the page and try again")
+        raise ProblemError("forbidden", "this form is not from your session: go back, reload the page and try again")
 
 
 async def _form(request: Request) -> dict[str, str]:
@@ -110,7 +110,7 @@ async def _form(request: Request) -> dict[str, str]:
     try:
         return dict(parse_qsl(body, keep_blank_values=True, max_num_fields=_MAX_FIELDS))
     except ValueError:
-        raise ProblemError("invalid-request", f"a form of at most {_MAX_FIELDS} fields is read") from None
+        raise ProblemError("invalid-request", f"a form may have at most {_MAX_FIELDS} fields") from None
 
 
 def _visitor(request: Request, session: DB) -> Visitor:

@@ -85,8 +85,6 @@ def ask(client_id: ClientId, visitor: Viewing, session: DB) -> Response:
 def revoke(client_id: ClientId, visitor: Revoking, form: Form, session: DB) -> Response:
     """Shut a client out, once its name has been typed."""
     if form.get("name") != client_id:
-        raise ProblemError(
-            "invalid-request", f"Nothing was changed: type the client's name, {client_id}, to revoke it."
-        )
+        raise ProblemError("invalid-request", f"Nothing was changed. To revoke the client, type its name: {client_id}")
     service.revoke(session, client_id)
     return see_other(f"/clients/{client_id}")

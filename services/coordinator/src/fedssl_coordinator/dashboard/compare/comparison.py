@@ -67,8 +67,8 @@ _MEASURES = (
     _Measure("Uniformity", formats.short, _minus(formats.short), True),
     _Measure("Rounds closed", formats.number, _minus(formats.number), None),
     _Measure("Rounds aggregated in full", formats.percent, lambda value, base: formats.points(value - base), True),
-    _Measure("Sent up", formats.in_bytes, _times, False),
-    _Measure("Sent down", formats.in_bytes, _times, False),
+    _Measure("Uploaded", formats.in_bytes, _times, False),
+    _Measure("Downloaded", formats.in_bytes, _times, False),
     _Measure("Wall time", formats.seconds, _minus(formats.seconds), False),
 )
 
@@ -86,7 +86,7 @@ def compare(session: Session, run_ids: Sequence[UUID]) -> Comparison:
     ]
     if scores:
         names = [scores[run.id][-1].dataset if run.id in scores else None for run in runs]
-        results.insert(0, ("Judged on", [Cell(name or formats.NOTHING) for name in names]))
+        results.insert(0, ("Evaluated on", [Cell(name or formats.NOTHING) for name in names]))
     settings = _settings(runs)
     differing = [(key, cells) for key, cells in settings if any(cell.differs for cell in cells)]
     return Comparison(overview.rows(session, runs), results, settings, len(settings) - len(differing))

@@ -27,9 +27,9 @@ def _ids(runs: Sequence[str]) -> list[UUID]:
     try:
         found = [UUID(one) for text in runs for one in text.split(",") if one]
     except ValueError:
-        raise ProblemError("not-found", "One of these is no run: choose runs in the list, and compare them.") from None
+        raise ProblemError("not-found", "One of these is not a run: select runs in the list to compare them.") from None
     if len(found) > SLOTS:
-        raise ProblemError("invalid-request", f"At most {SLOTS} runs are compared at once.")
+        raise ProblemError("invalid-request", f"At most {SLOTS} runs can be compared at once.")
     return list(dict.fromkeys(found))
 
 

@@ -116,12 +116,15 @@ class PageRoute(APIRoute):
             except ProblemError as error:
                 response = _instead(request, error)
             except RequestValidationError:
-                response = _instead(request, ProblemError("not-found", "there is nothing at this address"))
+                response = _instead(request, ProblemError("not-found", "there is no page at this address"))
             except (DataError, UnicodeEncodeError):
-                response = _instead(request, ProblemError("invalid-request", "a text or number that cannot be stored"))
+                response = _instead(
+                    request,
+                    ProblemError("invalid-request", "the request contains a text or number that cannot be stored"),
+                )
             except UNREACHABLE as error:
                 log.warning("postgres.unreachable", error=type(error).__name__)
-                detail = "The database does not answer. Runs go on without this page: workers keep their leases."
+                detail = "The database is not answering. Runs continue without this page: workers keep their leases."
                 response = _instead(request, ProblemError("unavailable", detail))
             for name, value in _HEADERS.items():
                 response.headers.setdefault(name, value)

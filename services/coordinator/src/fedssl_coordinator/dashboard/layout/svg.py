@@ -22,7 +22,7 @@ def ribbon(rounds: Sequence[Round]) -> tuple[str, str]:
     for row in rounds:
         if row.verdict is not None:
             counts[row.verdict] = counts.get(row.verdict, 0) + 1
-    words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "no round closed yet"
+    words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "none closed yet"
     return "".join(letter(row) for row in rounds), f"last {formats.plural(len(rounds), 'round')}: {words}"
 
 

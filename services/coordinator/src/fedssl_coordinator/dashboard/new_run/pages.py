@@ -87,5 +87,7 @@ def _shown(checked: Checked) -> str:
 
 def _known(method: str) -> str:
     if method not in METHOD_CONFIGS:
-        raise ProblemError("not-found", f"There is no such method; there are: {', '.join(sorted(METHOD_CONFIGS))}.")
+        raise ProblemError(
+            "not-found", f"There is no method {method[:64]!r}: choose one of {', '.join(sorted(METHOD_CONFIGS))}."
+        )
     return method

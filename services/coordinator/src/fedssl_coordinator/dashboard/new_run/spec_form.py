@@ -160,7 +160,7 @@ def _fields(root: Mapping[str, Any], schema: Mapping[str, Any], prefix: str) -> 
         found, key = _object(root, inner), f"{prefix}{name}"
         if found.get("properties") and key.count(".") < _DEEPEST:
             if "anyOf" in inner and inner.get("default") is not None:
-                yield Field(key, "json", "Write null for none; else leave this empty.", "", is_whole=True)
+                yield Field(key, "json", "Write null for none; otherwise leave it empty.", "", is_whole=True)
             yield from _fields(root, found, f"{key}.")
         elif "const" not in found:
             yield _field(key, found)
@@ -187,8 +187,12 @@ def _value(kind: str, text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        words = {"integer": "write a whole number", "number": "write a number, as 0.05 or 1e-4", "yes-no": "choose one"}
-        raise ValueError(words.get(kind, 'write JSON, as [64, 128] or {"name": "mean"}')) from None
+        words = {
+            "integer": "write a whole number",
+            "number": "write a number like 0.05 or 1e-4",
+            "yes-no": "choose one",
+        }
+        raise ValueError(words.get(kind, 'write JSON like [64, 128] or {"name": "mean"}')) from None
 
 
 def _put(spec: dict[str, Any], path: list[str], value: Any) -> None:

@@ -128,7 +128,7 @@ def _type(schema: Mapping[str, Any]) -> str:
             return f"map to {_type(inner)}" if isinstance(inner, Mapping) else "object"
         case str() as kind:
             return str(schema.get("format", kind))
-    return "anything"
+    return "any"
 
 
 def _named(schema: Mapping[str, Any]) -> list[str]:

@@ -75,7 +75,7 @@ def show_embedding(run_id: UUID, request: Request, visitor: Viewing, session: DB
     """One round's map."""
     found = maps.embedding_map(session, evaluation)
     if found.run_id != run_id:
-        raise ProblemError("not-found", f"Evaluation {evaluation} is not of this run.")
+        raise ProblemError("not-found", f"Evaluation {evaluation} does not belong to this run.")
     return data(request, found.model_dump(mode="json"))
 
 

@@ -62,7 +62,7 @@ def show_round(
     context = _head(session, run_id)
     found = run_queries.rounds_between(session, run_id, number, number)
     if not found:
-        raise ProblemError("not-found", f"Round {number} has not been opened: the run's page shows the newest.")
+        raise ProblemError("not-found", f"Round {number} has not been opened yet: the run's page shows the newest.")
     parts = member_queries.parts_after(session, run_id, number, (after, attempt), PAGE + 1)
     metrics = rounds.metrics_by_client(session, run_id, number, sorted({part.client_id for part in parts[:PAGE]}))
     tally = overview_queries.tallies(session, [found[0].id]).get(found[0].id, {})

@@ -95,7 +95,7 @@ def get(session: Session, run_id: UUID) -> Run:
     """Raises ProblemError where there is no such run."""
     run = runs.get(session, run_id)
     if run is None:
-        raise ProblemError("not-found", f"There is no run {run_id}: the list of runs shows those that there are.")
+        raise ProblemError("not-found", f"There is no run {run_id}. The list of runs has all existing runs.")
     return run
 
 
@@ -164,7 +164,7 @@ def _doing(
 
 def _words(run: Run, current: Round | None, part: Part | None, seen_at: datetime | None) -> tuple[str, str]:
     if part is None or current is None:
-        return "offered", "has no part in this round" if current else "waits for the first round"
+        return "offered", "not part of this round" if current else "waits for the first round"
     number, is_over = current.number, run.state == RunState.FINISHED
     attempt = f", attempt {part.attempt}" if part.attempt > 1 else ""
     match part.state:
@@ -178,7 +178,7 @@ def _words(run: Run, current: Round | None, part: Part | None, seen_at: datetime
         case AssignmentState.OFFERED:
             silent = seen_at is None or datetime.now(UTC) - seen_at > timedelta(seconds=overview_queries.SEEN_SECONDS)
             if silent:
-                return "warn", f"last seen {formats.ago(seen_at)}: round {number} is not claimed{attempt}"
+                return "warn", f"last seen {formats.ago(seen_at)}: round {number} not claimed yet{attempt}"
             return "offered", f"has not claimed round {number} yet{attempt}"
         case state:
             return state, f"{state} in round {number}{attempt}: {part.reason or 'no reason given'}"
@@ -186,7 +186,7 @@ def _words(run: Run, current: Round | None, part: Part | None, seen_at: datetime
 
 def _training(part: Part) -> tuple[str, str]:
     if part.lease_expires_at is not None and part.lease_expires_at <= datetime.now(UTC):
-        return "warn", f"no heartbeat since its lease ended {formats.ago(part.lease_expires_at)}"
+        return "warn", f"no heartbeat: the lease expired {formats.ago(part.lease_expires_at)}"
     progress = part.progress or {}
     if not progress:
         return "running", f"has claimed round {part.round_number}"
@@ -239,12 +239,12 @@ def summary(spec: RunSpec) -> list[tuple[str, str]]:
     training, cohort = spec.training, spec.cohort
     needed = "all" if cohort.min_updates is None else formats.number(cohort.min_updates)
     members = "every client" if cohort.clients is None else formats.plural(len(cohort.clients), "client")
-    share = "" if cohort.fraction == 1 else f", {formats.percent(cohort.fraction, 0)} a round"
+    share = "" if cohort.fraction == 1 else f", {formats.percent(cohort.fraction, 0)} per round"
     optimizer = training.optimizer
     return [
         ("Method", spec.method.info.title),
         ("Encoder", spec.model.encoder.name),
-        ("Local", f"{formats.plural(training.local_epochs, 'epoch')}, batch {training.batch_size}"),
+        ("Local training", f"{formats.plural(training.local_epochs, 'epoch')}, batch {training.batch_size}"),
         ("Optimiser", f"{optimizer.name}, {optimizer.learning_rate:g}, {optimizer.schedule}"),
         ("Images", f"{spec.data.channels} × {spec.data.image_size} × {spec.data.image_size}"),
         ("Cohort", f"{members}{share}"),
@@ -252,5 +252,5 @@ def summary(spec: RunSpec) -> list[tuple[str, str]]:
         ("Deadline", formats.seconds(cohort.deadline_seconds)),
         ("Attempts", f"{cohort.max_attempts}, then {cohort.without_quorum}"),
         ("Seed", str(spec.seed)),
-        ("Leaves a client", spec.method.info.leaves_the_client),
+        ("Leaves the client", spec.method.info.leaves_the_client),
     ]

@@ -50,10 +50,10 @@ def standing(
 ) -> Standing:
     """`rounds`: the newest, oldest first; `tally` and `absent` are of the newest; `job`: the unfinished one."""
     if run.state == RunState.CREATED:
-        return Standing("created", "waits for somebody to start it")
+        return Standing("created", "waiting to be started")
     if run.state == RunState.PAUSED:
         return Standing(
-            "paused", run.reason or "no new work is given out; resume it to go on", needs_attention=bool(run.reason)
+            "paused", run.reason or "no new work is handed out; resume it to continue", needs_attention=bool(run.reason)
         )
     if run.state == RunState.FINISHED:
         return _ended(run)
@@ -65,7 +65,7 @@ def standing(
     if current is None:
         return _between(run, num_eligible)
     if current.state == RoundState.AGGREGATING:
-        return Standing("running", f"aggregates round {current.number}", f"round {current.number}, aggregating")
+        return Standing("running", f"aggregating round {current.number}", f"round {current.number}, aggregating")
     return _open(run, rounds, current, tally, absent)
 
 
@@ -79,24 +79,24 @@ def _ended(run: Run) -> Standing:
 
 
 def _distilling(job: DistillationJob) -> Standing:
-    where = f"round {job.round_number}" if job.round_number else "before round 1"
-    done = f"{job.epoch} of {formats.plural(job.num_epochs, 'epoch')}"
+    where = f"for round {job.round_number}" if job.round_number else "before round 1"
+    done = f"{job.epoch} of {formats.plural(job.num_epochs, 'distillation epoch')}"
     if job.reason:
-        return Standing("stalled", f"distillation of {where}: {job.reason}", needs_attention=True)
+        return Standing("stalled", f"distillation {where}: {job.reason}", needs_attention=True)
     if job.state == JobState.QUEUED and (datetime.now(UTC) - job.created_at).total_seconds() > _TAKEN_SECONDS:
-        waits = f"distillation of {where} waits for a process that serves the queue distill"
-        return Standing("stalled", f"{waits}, or for the jobs before it", needs_attention=True)
-    return Standing("distilling", f"{done} of the distillation", f"{where}, distilling")
+        waits = f"distillation {where} waits for a process that serves the queue distill"
+        return Standing("stalled", f"{waits}, or for earlier jobs", needs_attention=True)
+    return Standing("distilling", f"{done} {where}", where)
 
 
 def _between(run: Run, num_eligible: int) -> Standing:
     cohort = RunSpec.model_validate(run.spec).cohort
     if num_eligible < cohort.min_clients:
         reason = (
-            f"{num_eligible} of {formats.plural(cohort.min_clients, 'needed client')} registered: start more workers"
+            f"{num_eligible} of {formats.plural(cohort.min_clients, 'required client')} registered: start more workers"
         )
         return Standing("stalled", reason, needs_attention=True)
-    what = "makes the first weights" if run.broadcast is None else f"opens round {run.rounds_closed + 1}"
+    what = "creating the initial weights" if run.broadcast is None else f"opening round {run.rounds_closed + 1}"
     return Standing("running", what, "preparing" if run.broadcast is None else "")
 
 
@@ -106,13 +106,13 @@ def _open(
     cohort = RunSpec.model_validate(run.spec).cohort
     everybody, accepted = sum(tally.values()), tally.get(AssignmentState.ACCEPTED, 0)
     needed = min(cohort.min_updates or everybody, everybody)
-    state = f"{accepted} of {formats.plural(everybody, 'update')} in"
+    state = f"{accepted} of {formats.plural(everybody, 'update')} received"
     then = f"deadline {formats.clock(current.deadline)[:5]} UTC, then {_after(current, accepted, needed, cohort)}"
     waited_for = [one.client_id for one in absent if not one.is_seen]
     if current.deadline <= datetime.now(UTC):
         return Standing("stalled", f"round {current.number} is past its deadline: {state}", needs_attention=True)
     if waited_for and len(waited_for) == len(absent):
-        who = f"{names(waited_for)} {'has' if len(waited_for) == 1 else 'have'} not been seen for a while"
+        who = f"{names(waited_for)} {'has' if len(waited_for) == 1 else 'have'} not been seen recently"
         return Standing("stalled", f"{state}; {who}; {then}", f"round {current.number}", needs_attention=True)
     left = _left(run, rounds)
     return Standing("running", left or f"{state}; {then}", f"round {current.number}, {state}")
@@ -120,10 +120,10 @@ def _open(
 
 def _after(current: Round, accepted: int, needed: int, cohort: CohortConfig) -> str:
     if accepted >= needed:
-        return "closed as partial"
+        return "the round is closed as partial"
     if current.attempt < cohort.max_attempts:
-        return f"offered again, attempt {current.attempt + 1} of {cohort.max_attempts}"
-    return "the run fails" if cohort.without_quorum == "fail" else "skipped"
+        return f"missing updates are offered again, attempt {current.attempt + 1} of {cohort.max_attempts}"
+    return "the run fails" if cohort.without_quorum == "fail" else "the round is skipped"
 
 
 def names(client_ids: Sequence[str]) -> str:
@@ -153,7 +153,7 @@ def last_verdict(rounds: Sequence[Round], tallies: Mapping[UUID, Mapping[str, in
     """Of the newest closed round among `rounds`, with how many of its clients it had."""
     closed = [row for row in rounds if row.verdict is not None]
     if not closed:
-        return Last("", "no round closed yet")
+        return Last("", "no rounds closed yet")
     row = closed[-1]
     return Last(row.verdict or "", verdict_reason(row, tallies.get(row.id, {})), row.number)
 

@@ -1,7 +1,14 @@
-/* Pictures on a canvas: sharp on every screen, redrawn with the theme and the size, one tooltip for the page. */
-import { $, isDark, onPaint, token } from "./shell.js";
+/* Canvas drawings: sharp on every screen, redrawn when the theme or size changes. One tooltip per page. */
+import { $, isDark, onPaint, token } from "./layout.js";
 
-export const GLYPHS = ["M8 3.4a4.6 4.6 0 1 0 0 9.2 4.6 4.6 0 0 0 0-9.2", "M4 4h8v8H4z", "M8 2.6 13.4 12H2.6z", "M8 2.4 13.6 8 8 13.6 2.4 8z", "M8 13.4 2.6 4h10.8z", "M6.4 2.8h3.2v3.6h3.6v3.2H9.6v3.6H6.4V9.6H2.8V6.4h3.6z"];
+export const GLYPHS = [
+  "M8 3.4a4.6 4.6 0 1 0 0 9.2 4.6 4.6 0 0 0 0-9.2",
+  "M4 4h8v8H4z",
+  "M8 2.6 13.4 12H2.6z",
+  "M8 2.4 13.6 8 8 13.6 2.4 8z",
+  "M8 13.4 2.6 4h10.8z",
+  "M6.4 2.8h3.2v3.6h3.6v3.2H9.6v3.6H6.4V9.6H2.8V6.4h3.6z",
+];
 export const FONT = "500 11px Inter, system-ui, sans-serif";
 export const BOLD = "600 11px Inter, system-ui, sans-serif";
 export const slotColor = (slot) => (slot < 12 ? token(`c${slot}`) : token("text-3"));
@@ -12,8 +19,11 @@ const RAMPS = {
 };
 const parts = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 export const ramp = (share) => {
-  const stops = RAMPS[isDark() ? "dark" : "light"], x = Math.max(0, Math.min(0.9999, share)) * 8, i = Math.floor(x);
-  const from = parts(stops[i]), to = parts(stops[i + 1]);
+  const stops = RAMPS[isDark() ? "dark" : "light"];
+  const x = Math.max(0, Math.min(0.9999, share)) * 8;
+  const i = Math.floor(x);
+  const from = parts(stops[i]);
+  const to = parts(stops[i + 1]);
   return from.map((value, k) => Math.round(value + (to[k] - value) * (x - i)));
 };
 
@@ -22,32 +32,55 @@ export const drawGlyph = (g, slot, x, y, size = 10) => {
   g.translate(x - size / 2, y - size / 2);
   g.scale(size / 16, size / 16);
   const path = new Path2D(GLYPHS[slot % 6]);
-  if (slot < 6) { g.fillStyle = slotColor(slot); g.fill(path); } else { g.strokeStyle = slotColor(slot); g.lineWidth = 2.4; g.stroke(path); }
+  if (slot < 6) {
+    g.fillStyle = slotColor(slot);
+    g.fill(path);
+  } else {
+    g.strokeStyle = slotColor(slot);
+    g.lineWidth = 2.4;
+    g.stroke(path);
+  }
   g.restore();
 };
 
 export const hatch = (g, x, y, w, h, stroke, fill) => {
   g.save();
-  g.beginPath(); g.rect(x, y, w, h); g.clip();
-  if (fill) { g.fillStyle = fill; g.fillRect(x, y, w, h); }
-  g.strokeStyle = stroke; g.lineWidth = 1.4;
-  for (let i = x - h; i < x + w; i += 4.2) { g.beginPath(); g.moveTo(i, y + h); g.lineTo(i + h, y); g.stroke(); }
+  g.beginPath();
+  g.rect(x, y, w, h);
+  g.clip();
+  if (fill) {
+    g.fillStyle = fill;
+    g.fillRect(x, y, w, h);
+  }
+  g.strokeStyle = stroke;
+  g.lineWidth = 1.4;
+  for (let i = x - h; i < x + w; i += 4.2) {
+    g.beginPath();
+    g.moveTo(i, y + h);
+    g.lineTo(i + h, y);
+    g.stroke();
+  }
   g.restore();
 };
 
-/* A canvas in an element; `draw(g, width, height)` runs again whenever something that it depends on has changed. */
+/* Put a canvas into an element. `draw(g, width, height)` runs again when the theme or the size changes. */
 export function picture(element, height, draw) {
   delete element.dataset.empty;
   element.replaceChildren();
   const canvas = element.appendChild(document.createElement("canvas"));
   const redraw = () => {
-    const width = element.clientWidth, ratio = devicePixelRatio || 1, tall = typeof height === "function" ? height(width) : height;
+    const width = element.clientWidth;
+    const ratio = devicePixelRatio || 1;
+    const tall = typeof height === "function" ? height(width) : height;
     if (!width) return;
-    canvas.width = Math.round(width * ratio); canvas.height = Math.round(tall * ratio);
-    canvas.style.width = `${width}px`; canvas.style.height = `${tall}px`;
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(tall * ratio);
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${tall}px`;
     const g = canvas.getContext("2d");
     g.scale(ratio, ratio);
-    g.font = FONT; g.textBaseline = "middle";
+    g.font = FONT;
+    g.textBaseline = "middle";
     draw(g, width, tall);
   };
   new ResizeObserver(redraw).observe(element);
@@ -55,26 +88,40 @@ export function picture(element, height, draw) {
   return redraw;
 }
 
-/* One tooltip, filled with text and never with markup: names come from clients. */
+/* The tooltip is filled with text, never with markup, because names come from clients. */
 const tip = document.body.appendChild(document.createElement("div"));
 tip.className = "tip";
 tip.hidden = true;
-export const hideTip = () => { tip.hidden = true; };
+export const hideTip = () => {
+  tip.hidden = true;
+};
 export function showTip(title, rows, x, y) {
   const head = document.createElement("b");
   head.textContent = title;
-  tip.replaceChildren(head, ...rows.map(([label, value]) => {
-    const row = document.createElement("div"), name = document.createElement("span"), shown = document.createElement("em");
-    name.textContent = label; shown.textContent = value ?? "";
-    row.append(name, shown);
-    return row;
-  }));
+  tip.replaceChildren(
+    head,
+    ...rows.map(([label, value]) => {
+      const row = document.createElement("div");
+      const name = document.createElement("span");
+      const shown = document.createElement("em");
+      name.textContent = label;
+      shown.textContent = value ?? "";
+      row.append(name, shown);
+      return row;
+    }),
+  );
   tip.hidden = false;
   const box = tip.getBoundingClientRect();
   tip.style.left = `${Math.max(8, Math.min(innerWidth - box.width - 8, x + 14))}px`;
   tip.style.top = `${y + 18 + box.height > innerHeight ? Math.max(8, y - box.height - 12) : y + 18}px`;
 }
 
-/* "No data yet" stands where the picture will be. */
-export const showEmpty = (element, text) => { element.replaceChildren(text ?? element.dataset.empty ?? ""); element.dataset.empty = text ?? element.dataset.empty; };
-export const empties = () => { for (const element of document.querySelectorAll(".chart[data-empty]")) if (element.dataset.empty && !$("canvas", element)) element.textContent = element.dataset.empty; };
+/* A sentence such as "No data yet" takes the place of the drawing. */
+export const showEmpty = (element, text) => {
+  element.replaceChildren(text ?? element.dataset.empty ?? "");
+  element.dataset.empty = text ?? element.dataset.empty;
+};
+export const empties = () => {
+  for (const element of document.querySelectorAll(".chart[data-empty]"))
+    if (element.dataset.empty && !$("canvas", element)) element.textContent = element.dataset.empty;
+};

@@ -1,21 +1,30 @@
-/* Numbers as the pages write them: see formats.py. */
-export const number = (value, places = 0) => value == null ? "–" : value.toLocaleString("en-GB", { minimumFractionDigits: places, maximumFractionDigits: places }).replace("-", "\u2212");
+/* Format numbers in the same way as formats.py. */
+export const number = (value, places = 0) =>
+  value == null
+    ? "–"
+    : value
+        .toLocaleString("en-GB", { minimumFractionDigits: places, maximumFractionDigits: places })
+        .replace("-", "\u2212");
 export const short = (value) => {
   if (value == null) return "–";
   if (Math.abs(value) >= 100) return number(value);
   const digits = value !== 0 && Math.abs(value) < 0.001 ? value.toExponential(1) : String(+value.toPrecision(3));
   return digits.replaceAll("-", "\u2212");
 };
-export const percent = (value, places = 1) => value == null ? "–" : `${number(100 * value, places)}%`;
+export const percent = (value, places = 1) => (value == null ? "–" : `${number(100 * value, places)}%`);
 export const bytes = (value) => {
   const units = ["B", "kB", "MB", "GB", "TB"];
   let unit = 0;
-  while (value >= 1000 && unit < 4) { value /= 1000; unit += 1; }
+  while (value >= 1000 && unit < 4) {
+    value /= 1000;
+    unit += 1;
+  }
   return `${unit === 0 || value >= 100 ? Math.round(value) : value.toPrecision(3)} ${units[unit]}`;
 };
 export const seconds = (value) => {
   if (value < 9.95) return `${value.toFixed(1)} s`;
-  const whole = Math.round(value), minutes = Math.round(value / 60); /* rounded first: there is no "1 min 60 s" */
+  const whole = Math.round(value);
+  const minutes = Math.round(value / 60); /* rounded first, to avoid "1 min 60 s" */
   if (whole < 60) return `${whole} s`;
   if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
   return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;

@@ -1,2 +1,6 @@
-/* Chromium under a POSIX locale calls its language "en-US@posix", which Intl refuses, and with it uPlot. */
-try { Intl.getCanonicalLocales(navigator.language); } catch { Object.defineProperty(navigator, "language", { value: "en-US" }); }
+/* Under a POSIX locale Chromium reports the language "en-US@posix", which Intl, and therefore uPlot, rejects. */
+try {
+  Intl.getCanonicalLocales(navigator.language);
+} catch {
+  Object.defineProperty(navigator, "language", { value: "en-US" });
+}

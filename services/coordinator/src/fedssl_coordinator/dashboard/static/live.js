@@ -1,55 +1,98 @@
-/* One EventSource while the page is visible. What arrives is merged into one change a second.
+/* One EventSource while the page is visible. Events are merged into at most one change per second.
 
-   The stream ends with the run; until its last evaluation has, too, the page asks instead. */
-import { $ } from "./shell.js";
+   The stream ends when the run ends. From then on the page polls, until the last evaluation has ended too. */
+import { $ } from "./layout.js";
 
-const BEAT = 5000; /* progress is no event: while work goes on it is asked for */
+const BEAT = 5000; /* progress sends no events, so the page polls for it */
 
 export function live(root, url, onChange) {
-  const sign = $(".top .live"), ago = $("#ago");
-  let source = null, after = root.dataset.after, pending = null, kinds = new Set(), changed = Date.now(), beat = null, again = null;
-  const say = (text, isOff) => { sign.hidden = false; sign.classList.toggle("off", isOff); $("span", sign).textContent = text; };
+  const sign = $(".top .live");
+  const ago = $("#ago");
+  let source = null;
+  let after = root.dataset.after;
+  let pending = null;
+  let kinds = new Set();
+  let changed = Date.now();
+  let beat = null;
+  let again = null;
+  const showStatus = (text, isOff) => {
+    sign.hidden = false;
+    sign.classList.toggle("off", isOff);
+    $("span", sign).textContent = text;
+  };
   const change = (kind) => {
     kinds.add(kind);
-    pending ??= setTimeout(() => { pending = null; onChange(kinds); kinds = new Set(); }, 1000);
+    pending ??= setTimeout(() => {
+      pending = null;
+      onChange(kinds);
+      kinds = new Set();
+    }, 1000);
   };
   const isOver = () => root.dataset.state === "finished";
   const ask = () => {
-    if (isOver()) { source?.close(); source = null; }
-    if (root.dataset.live) { change(isOver() ? "evaluation.awaited" : "beat"); return; }
+    if (isOver()) {
+      source?.close();
+      source = null;
+    }
+    if (root.dataset.live) {
+      change(isOver() ? "evaluation.awaited" : "beat");
+      return;
+    }
     close();
-    say("Finished", false);
+    showStatus("Finished", false);
     sign.classList.add("still");
   };
   const open = () => {
     if (beat || document.hidden || !root.dataset.live) return;
     beat = setInterval(ask, BEAT);
-    if (isOver()) { say("Live", false); return; }
+    if (isOver()) {
+      showStatus("Live", false);
+      return;
+    }
     source = new EventSource(`${url}/stream?after=${after}`);
-    source.onopen = () => say("Live", false);
+    source.onopen = () => showStatus("Live", false);
     source.onerror = () => {
-      say("No connection", true);
+      showStatus("No connection", true);
       if (source?.readyState !== EventSource.CLOSED) return;
-      close(); /* after an answer of an error, a proxy's say, the browser does not try again itself */
+      close(); /* the browser does not retry after an error response, such as a proxy's */
       again = setTimeout(() => (root.dataset.live ? open() : ask()), BEAT);
     };
     source.onmessage = (message) => {
       after = message.lastEventId;
       const { kind } = JSON.parse(message.data);
       change(kind);
-      if (kind === "run.finished") { root.dataset.state = "finished"; ask(); }
+      if (kind === "run.finished") {
+        root.dataset.state = "finished";
+        ask();
+      }
     };
   };
-  const close = () => { source?.close(); source = null; clearInterval(beat); beat = null; clearTimeout(again); };
-  document.addEventListener("visibilitychange", () => { if (document.hidden) close(); else { open(); if (root.dataset.live) ask(); } });
+  const close = () => {
+    source?.close();
+    source = null;
+    clearInterval(beat);
+    beat = null;
+    clearTimeout(again);
+  };
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) close();
+    else {
+      open();
+      if (root.dataset.live) ask();
+    }
+  });
   addEventListener("pagehide", close);
   document.body.addEventListener("htmx:afterRequest", ({ detail }) => {
     if (detail.successful) changed = Date.now();
-    if (!detail.successful) say("No connection", true); else if (root.dataset.live && (isOver() || source?.readyState === EventSource.OPEN)) say("Live", false);
+    if (!detail.successful) showStatus("No connection", true);
+    else if (root.dataset.live && (isOver() || source?.readyState === EventSource.OPEN)) showStatus("Live", false);
   });
   if (ago && root.dataset.live) {
     ago.hidden = false;
-    setInterval(() => { const passed = Math.round((Date.now() - changed) / 1000); ago.textContent = root.dataset.live ? `Updated ${passed ? `${passed} s ago` : "now"}` : ""; }, 1000);
+    setInterval(() => {
+      const passed = Math.round((Date.now() - changed) / 1000);
+      ago.textContent = root.dataset.live ? `Updated ${passed ? `${passed} s ago` : "now"}` : "";
+    }, 1000);
   }
   open();
 }

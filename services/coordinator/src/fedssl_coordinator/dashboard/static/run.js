@@ -1,30 +1,40 @@
-/* A run's page: charts, timeline, and the patches that keep it live. */
-import { $, $$, keys } from "./shell.js";
+/* A run's page: charts, timeline, and the patches that keep it up to date. */
+import { $, $$, keys } from "./layout.js";
 import { empties, showEmpty } from "./canvas.js";
 import { chart, focusClient } from "./charts.js";
 import { embedding } from "./embedding.js";
-import { decoded, heat, plane, showScale } from "./fields.js";
+import { decoded, heat, plane, showScale } from "./plane_and_heat.js";
 import { percent, short } from "./format.js";
 import { gantt } from "./gantt.js";
 import { live } from "./live.js";
 
-const root = $("#run"), url = `/runs/${root.dataset.run}`;
+const root = $("#run");
+const url = `/runs/${root.dataset.run}`;
 const load = async (path) => {
   const answer = await fetch(`${url}/${path}`, { headers: { Accept: "application/json" } });
   if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
   return answer.json();
 };
 const slots = new Map();
-const readSlots = () => { slots.clear(); for (const button of $$("#ckey [data-slot]")) slots.set(button.dataset.client, { slot: +button.dataset.slot, code: button.dataset.code }); };
+const readSlots = () => {
+  slots.clear();
+  for (const button of $$("#ckey [data-slot]"))
+    slots.set(button.dataset.client, { slot: +button.dataset.slot, code: button.dataset.code });
+};
 readSlots();
 empties();
 
-/* one client key for the whole page */
+/* one client key for all charts */
 let pinned = null;
 const key = $("#ckey");
-key.addEventListener("mouseover", (event) => { const button = event.target.closest("button"); if (button) focusClient(button.dataset.client); });
+key.addEventListener("mouseover", (event) => {
+  const button = event.target.closest("button");
+  if (button) focusClient(button.dataset.client);
+});
 key.addEventListener("mouseleave", () => focusClient(pinned));
-const showPinned = () => { for (const button of $$("button", key)) button.setAttribute("aria-pressed", button.dataset.client === pinned); };
+const showPinned = () => {
+  for (const button of $$("button", key)) button.setAttribute("aria-pressed", button.dataset.client === pinned);
+};
 key.addEventListener("click", (event) => {
   const button = event.target.closest("button");
   if (!button) return;
@@ -34,48 +44,125 @@ key.addEventListener("click", (event) => {
 });
 
 /* accuracy and geometry, from evaluations */
-const chance = +root.dataset.classes > 1 ? [{ y: 1 / root.dataset.classes, text: `chance ${percent(1 / root.dataset.classes, 0)}`, color: "text-3", right: true }] : [];
-let accuracy = null, drawPlane = null, track = [], scores = "";
+const chance =
+  +root.dataset.classes > 1
+    ? [
+        {
+          y: 1 / root.dataset.classes,
+          text: `chance ${percent(1 / root.dataset.classes, 0)}`,
+          color: "text-3",
+          right: true,
+        },
+      ]
+    : [];
+let accuracy = null;
+let drawPlane = null;
+let track = [];
+let scores = "";
 async function showCurves() {
-  const found = await load("curves.json"), { rounds, results } = found;
+  const found = await load("curves.json");
+  const { rounds, results } = found;
   timeline.verdicts(found.verdicts);
-  if (JSON.stringify([rounds, results]) === scores) return; /* nothing new was judged: nothing moves */
+  if (JSON.stringify([rounds, results]) === scores) return; /* no new scores: leave the charts as they are */
   scores = JSON.stringify([rounds, results]);
-  const series = [["probe", "Linear probe", "Probe", "accent", 2], ["knn", "kNN", "kNN", "text-2", 1.5]].filter(([name]) => results[name]).map(([name, label, end, color, width]) => ({ label, end, color, width, y: results[name], bridge: true }));
+  const series = [
+    ["probe", "Linear probe", "Probe", "accent", 2],
+    ["knn", "kNN", "kNN", "text-2", 1.5],
+  ]
+    .filter(([name]) => results[name])
+    .map(([name, label, end, color, width]) => ({ label, end, color, width, y: results[name], bridge: true }));
   if (series.length && rounds.length) {
-    if (accuracy) accuracy.set({ x: rounds, series }); else accuracy = chart($("#accuracy"), { x: rounds, series, y: [0, 1], tick: (value) => percent(value, 0), value: percent, marks: chance });
+    if (accuracy) accuracy.set({ x: rounds, series });
+    else
+      accuracy = chart($("#accuracy"), {
+        x: rounds,
+        series,
+        y: [0, 1],
+        tick: (value) => percent(value, 0),
+        value: percent,
+        marks: chance,
+      });
   }
   if (results.alignment && results.uniformity) {
-    track = rounds.map((round, i) => [results.alignment[i], results.uniformity[i], round]).filter(([a, u]) => a != null && u != null);
-    if (track.length) { if (drawPlane) drawPlane(); else drawPlane = plane($("#plane"), () => [{ label: "global encoder", points: track }]); }
+    track = rounds
+      .map((round, i) => [results.alignment[i], results.uniformity[i], round])
+      .filter(([a, u]) => a != null && u != null);
+    if (track.length) {
+      if (drawPlane) drawPlane();
+      else drawPlane = plane($("#plane"), () => [{ label: "global encoder", points: track }]);
+    }
   }
 }
 
-/* numbers of the clients: a line each, or a band */
-const NEW = 12; /* whom the key does not name yet has no colour */
+/* client metrics: one line per client, or a band */
+const NEW = 12; /* the slot of clients that the key does not have yet: no colour */
 const dashes = (slot) => (slot >= 6 && slot < 12 ? [5, 3] : undefined);
 function seriesOf({ lines, band, rounds }) {
-  const clients = Object.entries(lines).map(([client, y]) => ({ client, label: client, y, width: 1.2, slot: slots.get(client)?.slot ?? (slots.size ? NEW : 0), dash: dashes(slots.get(client)?.slot) }));
+  const clients = Object.entries(lines).map(([client, y]) => ({
+    client,
+    label: client,
+    y,
+    width: 1.2,
+    slot: slots.get(client)?.slot ?? (slots.size ? NEW : 0),
+    dash: dashes(slots.get(client)?.slot),
+  }));
   if (!band) return { x: rounds, series: clients };
-  return { x: rounds, series: [{ label: "ninetieth percentile", band: "high", y: band.high, width: 0 }, { label: "tenth percentile", band: "low", y: band.low, width: 0 }, { label: "median", y: band.median, color: "accent", width: 2, end: short(band.median.findLast((value) => value != null)) }, ...clients] };
+  return {
+    x: rounds,
+    series: [
+      { label: "90th percentile", band: "high", y: band.high, width: 0 },
+      { label: "10th percentile", band: "low", y: band.low, width: 0 },
+      {
+        label: "median",
+        y: band.median,
+        color: "accent",
+        width: 2,
+        end: short(band.median.findLast((value) => value != null)),
+      },
+      ...clients,
+    ],
+  };
 }
-const ALARMS = { effective_rank: root.dataset.rankAlarm, feature_std: root.dataset.stdAlarm, embedding_std: root.dataset.zAlarm };
+const ALARMS = {
+  effective_rank: root.dataset.rankAlarm,
+  feature_std: root.dataset.stdAlarm,
+  embedding_std: root.dataset.zAlarm,
+};
 function clientChart(selector, buttons) {
-  const element = $(selector), group = $(buttons);
-  let shown = null, name = null;
-  const press = () => { for (const button of $$("button", group)) button.setAttribute("aria-pressed", button.dataset.name === name); };
+  const element = $(selector);
+  const group = $(buttons);
+  let shown = null;
+  let name = null;
+  const press = () => {
+    for (const button of $$("button", group)) button.setAttribute("aria-pressed", button.dataset.name === name);
+  };
   const show = async () => {
     const names = $$("button", group).map((button) => button.dataset.name);
     if (!names.length) return;
     if (!names.includes(name)) name = names[0];
     press();
-    const wanted = name, pin = chosen;
-    const found = seriesOf(await load(`metric.json?${new URLSearchParams([["name", wanted], ...(pin ? [["pin", pin]] : [])])}`));
-    if (wanted !== name || pin !== chosen) return; /* another was asked for meanwhile */
-    if (!found.series.some((line) => line.y.some((value) => value != null))) { if (!shown) showEmpty(element, "No client has sent this number yet"); return; }
-    const alarm = +ALARMS[name], marks = alarm ? [{ y: alarm, text: `alarm below ${short(alarm)}`, zone: true }] : [];
-    const settings = { ...found, right: found.series.some((line) => line.end) ? 44 : 14, y: alarm ? [0, null] : [null, null] };
-    if (shown?.name === name) shown.chart.set(found); else if (shown) { shown.chart.set({ ...settings, marks }); shown.name = name; } else shown = { name, chart: chart(element, { ...settings, marks }) };
+    const wanted = name;
+    const pin = chosen;
+    const found = seriesOf(
+      await load(`metric.json?${new URLSearchParams([["name", wanted], ...(pin ? [["pin", pin]] : [])])}`),
+    );
+    if (wanted !== name || pin !== chosen) return; /* another metric or client was chosen meanwhile */
+    if (!found.series.some((line) => line.y.some((value) => value != null))) {
+      if (!shown) showEmpty(element, "No client has sent this metric yet");
+      return;
+    }
+    const alarm = +ALARMS[name];
+    const marks = alarm ? [{ y: alarm, text: `alarm below ${short(alarm)}`, zone: true }] : [];
+    const settings = {
+      ...found,
+      right: found.series.some((line) => line.end) ? 44 : 14,
+      y: alarm ? [0, null] : [null, null],
+    };
+    if (shown?.name === name) shown.chart.set(found);
+    else if (shown) {
+      shown.chart.set({ ...settings, marks });
+      shown.name = name;
+    } else shown = { name, chart: chart(element, { ...settings, marks }) };
     if (pinned) focusClient(pinned);
   };
   group.addEventListener("click", (event) => {
@@ -86,19 +173,27 @@ function clientChart(selector, buttons) {
   });
   return show;
 }
-let chosen = $("#pin")?.value; /* a reload may have kept it */
-const showLoss = clientChart("#loss", "#terms"), showWatch = clientChart("#watch", "#inside");
-key.addEventListener("change", (event) => { chosen = event.target.value; quietly(showLoss); quietly(showWatch); });
+let chosen = $("#pin")?.value; /* browsers may keep the choice across a reload */
+const showLoss = clientChart("#loss", "#terms");
+const showWatch = clientChart("#watch", "#inside");
+key.addEventListener("change", (event) => {
+  chosen = event.target.value;
+  quietly(showLoss);
+  quietly(showWatch);
+});
 
-/* divergence, one cell for each client and round */
-let cells = null, drawHeat = null, heatNear = false;
+/* divergence, one cell per client and round */
+let cells = null;
+let drawHeat = null;
+let heatNear = false;
 async function showHeat() {
   if ($("#heat").dataset.empty && !drawHeat) return;
   const payload = await load("heat.json?name=divergence");
   if (!payload.clients.length || payload.high === payload.low) return;
   cells = decoded(payload);
   showScale(payload);
-  if (drawHeat) drawHeat(); else drawHeat = heat($("#heat"), () => cells, slots);
+  if (drawHeat) drawHeat();
+  else drawHeat = heat($("#heat"), () => cells, slots);
 }
 
 const showMaps = embedding(load);
@@ -108,20 +203,38 @@ keys["["] = () => timeline.move(-1);
 keys["]"] = () => timeline.move(1);
 keys.p = () => $("#pause")?.click();
 
-const quietly = (work) => work().catch((error) => console.info(error.message)); /* the page says "No connection" itself */
-/* what lies below the fold waits until somebody comes near */
-const near = (element, work) => new IntersectionObserver((seen, observer) => { if (seen.some((entry) => entry.isIntersecting)) { observer.disconnect(); quietly(work); } }, { rootMargin: "400px" }).observe(element);
+const quietly = (work) =>
+  work().catch((error) => console.info(error.message)); /* the page says "No connection" itself */
+/* load what is below the fold only when it is about to be scrolled into view */
+const near = (element, work) =>
+  new IntersectionObserver(
+    (seen, observer) => {
+      if (seen.some((entry) => entry.isIntersecting)) {
+        observer.disconnect();
+        quietly(work);
+      }
+    },
+    { rootMargin: "400px" },
+  ).observe(element);
 quietly(showCurves);
 quietly(showLoss);
 quietly(showWatch);
 quietly(() => timeline.show(null));
-near($("#heat"), () => { heatNear = true; return showHeat(); });
-near($("#embedding"), () => { mapsNear = true; return showMaps(); });
+near($("#heat"), () => {
+  heatNear = true;
+  return showHeat();
+});
+near($("#embedding"), () => {
+  mapsNear = true;
+  return showMaps();
+});
 
-/* What the patches bring. A dialog or menu that somebody has open stays as it is. */
+/* Apply patches. An open dialog or menu is not replaced. */
 const patches = $("#patch");
 let shape = $("#shape").value;
-document.body.addEventListener("htmx:oobBeforeSwap", (event) => { if (event.detail.target.closest("dialog[open], details[open]")) event.detail.shouldSwap = false; });
+document.body.addEventListener("htmx:oobBeforeSwap", (event) => {
+  if (event.detail.target.closest("dialog[open], details[open]")) event.detail.shouldSwap = false;
+});
 patches.addEventListener("htmx:afterRequest", (event) => {
   if (!event.detail.successful) return;
   const now = $("#shape");
@@ -143,7 +256,9 @@ patches.addEventListener("htmx:afterRequest", (event) => {
 live(root, url, (kinds) => {
   document.body.dispatchEvent(new CustomEvent("run:changed"));
   quietly(timeline.refresh);
-  if ([...kinds].some((kind) => kind.startsWith("round.") || kind.startsWith("evaluation.") || kind.startsWith("run."))) {
+  if (
+    [...kinds].some((kind) => kind.startsWith("round.") || kind.startsWith("evaluation.") || kind.startsWith("run."))
+  ) {
     quietly(showCurves);
     quietly(showLoss);
     quietly(showWatch);

@@ -1,5 +1,9 @@
-/* The tables of a run: steer it from here too. */
-import { $, keys } from "./shell.js";
+/* The tables of a run: the keys that also work on its page. */
+import { $, keys } from "./layout.js";
 
 keys.p = () => $("#pause")?.click();
-for (const [key, rel] of [["[", "prev"], ["]", "next"]]) keys[key] = () => $(`a[rel="${rel}"]`)?.click();
+for (const [key, rel] of [
+  ["[", "prev"],
+  ["]", "next"],
+])
+  keys[key] = () => $(`a[rel="${rel}"]`)?.click();

@@ -1,8 +1,9 @@
-/* The list of runs: select some and compare them. */
-import { $, $$, keys } from "./shell.js";
-import { here } from "./rows.js";
+/* The list of runs: select runs to compare them. */
+import { $, $$, keys } from "./layout.js";
+import { here } from "./row_keys.js";
 
-const bar = $("#compare"), list = $("#list");
+const bar = $("#compare");
+const list = $("#list");
 const boxes = () => $$('input[name="runs"]', list);
 const show = () => {
   const chosen = boxes().filter((box) => box.checked);
@@ -12,10 +13,18 @@ const show = () => {
   $("button.pri", bar).disabled = chosen.length < 2;
 };
 list.addEventListener("change", show);
-bar.addEventListener("reset", () => setTimeout(show)); /* the boxes are the form's own */
+bar.addEventListener("reset", () => setTimeout(show)); /* after the reset has cleared the boxes */
 document.body.addEventListener("htmx:afterSwap", show);
 show();
 Object.assign(keys, {
-  x: () => { const box = here() && $('input[name="runs"]', here()); if (box) { box.checked = !box.checked; show(); } },
-  c: () => { if (boxes().filter((box) => box.checked).length > 1) bar.requestSubmit(); },
+  x: () => {
+    const box = here() && $('input[name="runs"]', here());
+    if (box) {
+      box.checked = !box.checked;
+      show();
+    }
+  },
+  c: () => {
+    if (boxes().filter((box) => box.checked).length > 1) bar.requestSubmit();
+  },
 });

@@ -1,5 +1,5 @@
-/* j and k through the rows of a table. */
-import { $, $$, keys } from "./shell.js";
+/* Move through the rows of a table with j and k. */
+import { $, $$, keys } from "./layout.js";
 
 let current = -1;
 export const rows = () => $$("#list tbody tr");
@@ -10,5 +10,7 @@ const move = (step) => {
   rows().forEach((row, index) => row.classList.toggle("cur", index === current));
   $("a", here())?.focus();
 };
-document.body.addEventListener("htmx:afterSwap", () => { current = -1; });
+document.body.addEventListener("htmx:afterSwap", () => {
+  current = -1;
+});
 Object.assign(keys, { j: () => move(1), k: () => move(-1) });

@@ -1,0 +1,130 @@
+/* Every page: theme, keyboard, dialogs. Without this script, pages can still be read and forms still work. */
+export const $ = (query, root = document) => root.querySelector(query);
+export const $$ = (query, root = document) => [...root.querySelectorAll(query)];
+
+const keep = (name, value) => {
+  try {
+    return value === undefined ? localStorage.getItem(name) : localStorage.setItem(name, value);
+  } catch {
+    return null;
+  }
+};
+
+/* theme: light, dark, or the system's */
+const system = matchMedia("(prefers-color-scheme: dark)");
+const painters = new Set();
+export const onPaint = (paint) => {
+  painters.add(paint);
+  return () => painters.delete(paint);
+};
+export const isDark = () => (document.documentElement.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
+export const token = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+const repaint = () => {
+  for (const paint of painters) paint();
+};
+system.addEventListener("change", repaint);
+document.fonts.ready.then(repaint);
+
+const PICTURES = {
+  light:
+    '<circle cx="8" cy="8" r="3"/><path d="M8 .9v1.4m0 11.4v1.4M.9 8h1.4m11.4 0h1.4M3 3l1 1m8 8 1 1m0-10-1 1m-8 8-1 1"/>',
+  dark: '<path d="M13.5 9.6A6 6 0 0 1 6.4 2.5a6 6 0 1 0 7.1 7.1z"/>',
+  auto: '<circle cx="8" cy="8" r="6.25"/><path d="M8 1.75v12.5a6.25 6.25 0 0 0 0-12.5z" fill="currentColor" stroke="none"/>',
+};
+const NAMES = { light: "light", dark: "dark", auto: "system" };
+const themeButton = $("#theme");
+const theme = () => document.documentElement.dataset.theme ?? "auto";
+const showTheme = () => {
+  $("svg", themeButton).innerHTML = PICTURES[theme()];
+  themeButton.setAttribute("aria-label", `Theme: ${NAMES[theme()]}`);
+};
+const nextTheme = () => {
+  const order = ["auto", "light", "dark"];
+  const chosen = order[(order.indexOf(theme()) + 1) % 3];
+  if (chosen === "auto") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = chosen;
+  keep("fedssl-theme", chosen);
+  showTheme();
+  repaint();
+};
+if (themeButton) {
+  themeButton.hidden = false;
+  showTheme();
+  themeButton.addEventListener("click", nextTheme);
+}
+
+/* keyboard: single letters, which users can switch off (WCAG 2.1.4) */
+export const keys = { "?": () => $("#keys")?.showModal(), t: nextTheme, "/": () => ($("#q") ?? $("#find"))?.focus() };
+let prefix = "";
+const places = { r: "/runs", c: "/clients", d: "/public-data", e: "/events" };
+addEventListener("keydown", (event) => {
+  if (
+    event.target.closest("input:not([type=checkbox]), textarea, select, dialog[open]") ||
+    event.metaKey ||
+    event.ctrlKey ||
+    event.altKey
+  )
+    return;
+  if (keep("fedssl-keys") === "off" && event.key !== "?") return;
+  if (prefix === "g") {
+    prefix = "";
+    if (places[event.key]) location.href = places[event.key];
+    return;
+  }
+  if (event.key === "g") {
+    prefix = "g";
+    setTimeout(() => {
+      prefix = "";
+    }, 900);
+    return;
+  }
+  if (keys[event.key]) {
+    event.preventDefault();
+    keys[event.key](event);
+  }
+});
+const off = $("#keys-off");
+if (off) {
+  off.checked = keep("fedssl-keys") === "off";
+  off.addEventListener("change", () => keep("fedssl-keys", off.checked ? "off" : "on"));
+  $("#keys-open").hidden = false;
+  $("#keys-open").addEventListener("click", () => $("#keys").showModal());
+}
+
+/* If a request fails, replace its target with the error: what the target showed may be out of date. */
+const explain =
+  (text) =>
+  ({ detail: { elt, target, xhr } }) => {
+    if (elt.getAttribute("hx-swap") === "none") return; /* the live page has its own indicator */
+    const note = Object.assign(document.createElement("div"), { className: "note bad", role: "alert" });
+    const detail = new DOMParser().parseFromString(xhr.responseText, "text/html").querySelector(".note.bad");
+    note.textContent = detail?.textContent ?? text(xhr.status);
+    target.replaceChildren(note);
+  };
+document.addEventListener(
+  "htmx:responseError",
+  explain((status) => `The coordinator, or a proxy in front of it, returned an error (${status}). Try again later.`),
+);
+document.addEventListener(
+  "htmx:sendError",
+  explain(() => "No connection to the coordinator. Try again later."),
+);
+
+/* a link to a confirmation page opens the same question as a dialog */
+document.addEventListener("click", (event) => {
+  const link = event.target.closest("[data-dialog]");
+  const dialog = link && document.getElementById(link.dataset.dialog);
+  if (dialog) {
+    event.preventDefault();
+    dialog.showModal();
+    return;
+  }
+  for (const menu of $$("details.menu[open]")) if (!menu.contains(event.target)) menu.open = false;
+});
+document.addEventListener("input", (event) => {
+  /* enable a button only once the required text has been typed */
+  const wanted = event.target.dataset?.confirm;
+  if (wanted !== undefined) $("button[data-armed]", event.target.form).disabled = event.target.value !== wanted;
+});
+for (const input of $$("[data-confirm]"))
+  $("button[data-armed]", input.form).disabled = input.value !== input.dataset.confirm;
