@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 PROJECTS := shared/pyproject.toml services/coordinator/pyproject.toml services/worker/pyproject.toml
 # No byte-compilation at install time: only what is imported is compiled, when it is.
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
-SOURCES := shared/src services/coordinator/src services/coordinator/migrations services/worker/src tests
+SOURCES := shared/src services/coordinator/src services/coordinator/migrations services/worker/src tests .ci
 
 .PHONY: help
 help: ## Show this list
@@ -28,12 +28,13 @@ test: $(VENV)/.installed-dev ## Run the whole test suite, on servers that it sta
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 .PHONY: lint
-lint: $(VENV)/.installed-dev ## Check style (ruff), types (mypy), who imports whom (import-linter) and Dockerfiles (hadolint)
+lint: $(VENV)/.installed-dev ## Check style (ruff), types (mypy), who imports whom (import-linter), Dockerfiles (hadolint) and the English
 	@$(BIN)/ruff check $(SOURCES)
 	@$(BIN)/ruff format --check $(SOURCES)
-	@$(BIN)/mypy shared/src services/coordinator/src services/worker/src
+	@$(BIN)/mypy shared/src services/coordinator/src services/worker/src .ci/plain_english
 	@$(BIN)/lint-imports
 	@$(BIN)/hadolint services/*/Dockerfile deploy/*/Dockerfile
+	@$(BIN)/python .ci/plain_english
 
 .PHONY: format
 format: $(VENV)/.installed-dev ## Format the code
