@@ -1,7 +1,8 @@
 """Check the project's English against a word list. Exit: 0 fine, 1 findings, 2 wrong usage.
 
-In users' text (documents, help, messages, the web page) and in internal text (other docstrings, comments, names of
-tests), no word may occur more often than counts.json records; words.toml says what to write instead.
+There are two kinds of text: what users read (documents, help, messages, the web page), and internal text (other
+docstrings, comments, names of tests). In either, no word of words.toml may occur more often than counts.json records.
+The record may only fall (--write); it is to be zero for users' text, and stays there once it is.
 """
 
 import argparse

@@ -44,7 +44,7 @@ def anew(told: str) -> str:
 '''
 
 
-def test_python_messages_are_users_text_and_identifiers_are_no_text() -> None:
+def test_python_messages_are_users_text_and_identifiers_are_not_read() -> None:
     assert _hits("shared/src/fedssl/engine/steps.py", PYTHON) == [
         (1, "internal", "anew"),
         (2, "internal", "go on"),
