@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 PROJECTS := shared/pyproject.toml services/coordinator/pyproject.toml services/worker/pyproject.toml
 # No byte-compilation at install time: modules are compiled when they are imported.
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
-SOURCES := shared/src services/coordinator/src services/coordinator/migrations services/worker/src tests
+SOURCES := shared/src services/coordinator/src services/coordinator/migrations services/worker/src tests .ci
 
 .PHONY: help
 help: ## Show this list
@@ -28,13 +28,14 @@ test: $(VENV)/.installed-dev ## Run the test suite, on servers that it starts it
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 .PHONY: lint
-lint: $(VENV)/.installed-dev ## Check style, types, import layers, Dockerfiles and the web page's scripts
+lint: $(VENV)/.installed-dev ## Check style, types, import layers, Dockerfiles, the web page's scripts and the English
 	@$(BIN)/ruff check $(SOURCES)
 	@$(BIN)/ruff format --check $(SOURCES)
-	@$(BIN)/mypy shared/src services/coordinator/src services/worker/src
+	@$(BIN)/mypy shared/src services/coordinator/src services/worker/src .ci/plain_english
 	@$(BIN)/lint-imports
 	@$(BIN)/hadolint services/*/Dockerfile deploy/*/Dockerfile
 	@bash services/coordinator/web/check_style.sh
+	@$(BIN)/python .ci/plain_english
 
 .PHONY: format
 format: $(VENV)/.installed-dev ## Format the code
