@@ -195,7 +195,7 @@ def global_centroids(
     Args:
         local_ND: the local centroids of all clients, concatenated.
         num_clusters: M.
-        generator: draws the centroids to start from if `initial_MD` is None.
+        generator: draws the centroids to start from if none are given.
         initial_MD: the previous round's global centroids.
         num_steps: 500 in Orchestra's code, 50 in FedU2's.
         temperature: t.

@@ -70,9 +70,7 @@ def require_finite(*features: Tensor) -> None:
 def labels_of(data: ImageData) -> Tensor:
     """Return class numbers (N,) of int64, on the CPU. Raises DataError if the images have no labels."""
     if data.labels is None:
-        raise DataError(
-            "these images have no labels: an encoder is evaluated by how well its output predicts them"
-        )
+        raise DataError("these images have no labels: an encoder is evaluated by how well its output predicts them")
     return torch.tensor(data.labels)
 
 

@@ -39,7 +39,7 @@ def choose_best(history: Sequence[tuple[int, Mapping[str, float]]], measure: str
         measure: the name of a result of :func:`~fedssl.evaluation.suite.judge`. Larger is better, except for
             `alignment` and `loss`.
 
-    Of equal rounds the first is the best. A round whose value is NaN is never the best.
+    If rounds are equal, the first is the best. A round whose value is NaN is never the best.
 
     Raises:
         ValueError: no round has the measure.

@@ -48,8 +48,8 @@ def check_variant(variant: str, known: tuple[str, ...]) -> None:
 def full_precision(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield the tensors in one dtype, at least float32, and turn autocast off inside the block.
 
-    Autocast would compute a float32 matrix product in 16 bits. There a cosine has 3 digits, of which a temperature of
-    0.07 leaves fewer than 2.
+    Autocast would compute a float32 matrix product in 16 bits. A cosine then has 3 digits, and a temperature of 0.07
+    leaves fewer than 2 of them.
     """
     dtype = torch.float32
     for tensor in tensors:
