@@ -139,7 +139,7 @@ _ENCODERS: tuple[EncoderConfig | None, ...] = (None, *NARROWER)
 
 
 def _largest(cells: Sequence[Cell], start: Scale, budget: float, speeds: Speeds) -> tuple[Scale, float] | None:
-    """Return the scale with the most images that one seed's budget allows, and its seconds; None if they are too few."""
+    """Return the scale with the most images that one seed's budget allows, and its seconds; None if too few fit."""
     seconds = _SLACK * budget
     least = _fewest(cells)
     specs = [(cell, scaled(cell, replace(start, images=least), speeds.device)) for cell in cells]

@@ -19,7 +19,7 @@ SHARED = ("seed", "partition")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One run of a comparison. If `spec` is None, the method cannot be run like this, for the reason `problem`."""
+    """One run of a comparison. A run without a `spec` is not possible, for the reason `problem`."""
 
     variant: str
     seed: int
@@ -59,7 +59,7 @@ def plan(base: Mapping[str, Any], variants: Sequence[Variant], seeds: Sequence[i
         raise SpecError("a comparison needs at least one method and one seed")
     for what, names in (("variant", [variant.name for variant in variants]), ("seed", list(map(str, seeds)))):
         if twice := [name for name in names if names.count(name) > 1]:
-            raise SpecError(f"the {what} {twice[0]} is listed twice: list each {what} once")
+            raise SpecError(f"the {what} {twice[0]} is listed twice: list it once")
     for variant in variants:
         if wrong := [key for key in SHARED if key in variant.changes]:
             raise SpecError(f"{variant.name} has its own {wrong[0]}: change the spec's, which all methods share")
