@@ -116,8 +116,8 @@ def chunks(*tensors: Tensor, size: int = CHUNK) -> Iterator[tuple[Tensor, ...]]:
 def rounded(exact: Tensor, dtype: torch.dtype) -> Tensor:
     """Round float64 to a dtype in one step.
 
-    A conversion to fewer bits than float32 has goes through float32 and would round twice. Therefore the float32 is
-    rounded to odd, which keeps the information that the second rounding needs.
+    A conversion to a dtype with fewer bits than float32 goes through float32 and would round twice. Therefore the
+    float32 is rounded to odd, which keeps the information that the second rounding needs.
     """
     if dtype in (torch.float32, torch.float64):
         return exact.to(dtype)

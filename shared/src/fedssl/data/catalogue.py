@@ -112,9 +112,9 @@ def _find_svhn(folder: Path, split: Split) -> Path | None:
 
 
 def _read_digits(_: Path, split: Split) -> ImageData:
-    """scikit-learn's 1,797 digits of 8x8 pixels and 17 grey values, enlarged to 16x16 so that three halvings fit.
+    """Return scikit-learn's digits: 1,797 images of 8x8 pixels and 17 grey values, enlarged to 16x16.
 
-    The last 360 are the test split: other hands wrote them.
+    At 16x16 an encoder can halve the image three times. The last 360 are the test split: other people wrote them.
     """
     from sklearn.datasets import load_digits
 
