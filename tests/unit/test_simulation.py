@@ -101,7 +101,7 @@ def test_a_client_with_one_image_takes_no_step_and_one_with_none_is_refused(name
     model = simulate(spec, few).model
     assert all(bool(tensor.isfinite().all()) for tensor in model.values() if tensor.is_floating_point())
     few["client-0"] = few["client-0"].subset(torch.arange(0).numpy())
-    with pytest.raises(DataError, match=r"client-0 has no images to train on: another partition\.seed"):
+    with pytest.raises(DataError, match=r"client-0 has no images to train on: try another partition\.seed"):
         simulate(spec, few)
 
 

@@ -107,7 +107,7 @@ def test_a_killed_simulation_resumes_and_reports_it(spec: Path, tmp_path: Path) 
     resumed = fedssl("simulate", spec, *short, "--format", "json")
 
     assert refused.exit_code == 5
-    assert "checkpoint of another spec: take another folder, or begin anew with --restart" in refused.stderr
+    assert "checkpoint of another spec: take another folder, or start again with --restart" in refused.stderr
     assert f"resuming after round {len(manifest['history'])}," in resumed.stderr
     assert json.loads(resumed.stdout)["rounds"] == 60
 

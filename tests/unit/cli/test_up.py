@@ -61,7 +61,7 @@ def test_an_interrupted_partition_is_repeated(folder: Folder) -> None:
 def test_a_client_without_images_is_refused_before_anything_is_written(folder: Folder) -> None:
     partition = PartitionConfig(dataset="digits", num_clients=10, variant="ssd", alpha=0.01)
 
-    with pytest.raises(DataError, match=r"client-\d has no images to train on: another partition\.seed"):
+    with pytest.raises(DataError, match=r"client-\d has no images to train on: try another partition\.seed"):
         folder.deal(partition, GREY, None)
 
     assert list(folder.root.iterdir()) == []

@@ -260,7 +260,7 @@ def test_grey_images_with_transparency_have_one_channel(tmp_path: Path) -> None:
 def test_images_whose_range_is_not_known(tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "1.png").touch()
     monkeypatch.setattr("fedssl.data.decoding.Image.open", lambda *_, **__: Image.new(mode, (8, 8), 300))
-    with pytest.raises(DataError, match=r"1\.png: its values have no known range; save it with 8 bits"):
+    with pytest.raises(DataError, match=r"1\.png: the range of its values is unknown; save it with 8 bits"):
         load_dataset(str(tmp_path), "train")
 
 
@@ -378,7 +378,7 @@ def test_bad_npz(tmp_path: Path, arrays: dict[str, np.ndarray], words: str) -> N
 def test_npz_with_a_member_that_is_no_array(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "set.npz", "w") as archive:
         archive.writestr("images", b"raw")
-    with pytest.raises(DataError, match="images is no array"):
+    with pytest.raises(DataError, match="images is not an array"):
         load_dataset(str(tmp_path / "set.npz"), "train")
 
 
@@ -469,7 +469,7 @@ def test_every_known_set_is_found_nowhere_or_says_how_to_get_it(tmp_path: Path) 
 def test_a_set_that_is_not_complete_is_remarked_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     _write_fashion_mnist(tmp_path)
     load_dataset("fashion-mnist", "train", tmp_path)
-    assert "7 train images are here, 60,000 were published" in caplog.text
+    assert "there are 7 train images, but 60,000 were published" in caplog.text
     caplog.clear()
     load_dataset("digits", "train")
     assert caplog.text == ""
@@ -485,6 +485,6 @@ def test_an_array_that_no_memory_holds(tmp_path: Path, monkeypatch: pytest.Monke
 def test_more_images_than_memory_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Image.new("L", (9, 9)).save(tmp_path / "1.png")
     monkeypatch.setattr("fedssl.data.images.os.sysconf", lambda _: 8)
-    with pytest.raises(DataError, match=r"GB at 9 x 9 pixels, this machine has .* smaller image size"):
+    with pytest.raises(DataError, match=r"GB at 9 x 9 pixels, but this machine has .* smaller image size"):
         load_dataset(str(tmp_path), "train")
     assert load_dataset(str(tmp_path), "train", image_size=8).images.shape == (1, 1, 8, 8)

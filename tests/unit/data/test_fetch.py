@@ -129,7 +129,7 @@ def test_a_server_that_sends_without_end_or_nonsense(
     monkeypatch.setattr("fedssl.data.fetch._MOST_BYTES", 10)
     found, said = _fetch(tmp_path / "data")
     assert found is None
-    assert "longer than what is published" in said
+    assert "longer than the published file" in said
     with socket.create_server(("127.0.0.1", 0)) as listener:
         monkeypatch.setattr("fedssl.data.fetch._SERVER", f"http://127.0.0.1:{listener.getsockname()[1]}")
         threading.Thread(target=_answer_nonsense, args=(listener,), daemon=True).start()

@@ -104,12 +104,12 @@ def test_labels_are_read_without_decoding(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "split", "words"),
     [
-        ("wnids.txt", b"", "train", "one WordNet id a line"),
+        ("wnids.txt", b"", "train", "one WordNet id per line"),
         ("wnids.txt", b"n00000001\nn00000001\n", "train", "each once"),
         ("wnids.txt", b"n00000001\n../../etc\n", "train", "WordNet id"),
         ("wnids.txt", b"n00000001\nn00000003\n", "train", "no images of the class n00000003"),
-        ("wnids.txt", b"n00000001\n", "test", r"val_annotations\.txt gives val_0\.JPEG no class"),
-        ("val/val_annotations.txt", b"val_0.JPEG\n", "test", r"val_0\.JPEG no class"),
+        ("wnids.txt", b"n00000001\n", "test", r"val_annotations\.txt has no class of wnids\.txt for val_0\.JPEG"),
+        ("val/val_annotations.txt", b"val_0.JPEG\n", "test", r"has no class of wnids\.txt for val_0\.JPEG"),
         ("val/val_annotations.txt", b"\xff\xfe\t\t\n\n", "test", "no class"),
     ],
 )
@@ -155,9 +155,9 @@ def test_mini_imagenet_splits_the_images_of_all_classes(tmp_path: Path) -> None:
     [
         ("", "filename,label"),
         ("image,class\na.jpg,n1\n", "filename,label"),
-        ("filename,label\n../../../etc/passwd.jpg,n1\n", "names no image"),
-        ("filename,label\n/etc/passwd,n1\n", "names no image"),
-        ("filename,label\nn0000000000.jpg\n", "names no image"),
+        ("filename,label\n../../../etc/passwd.jpg,n1\n", "not an image and its class"),
+        ("filename,label\n/etc/passwd,n1\n", "not an image and its class"),
+        ("filename,label\nn0000000000.jpg\n", "not an image and its class"),
         ("filename,label\nn0100000000.jpg,n09\nn0100000000.jpg,n09\n", "twice"),
         ("filename,label\nmissing.jpg,n1\n", r"lacks 1 of the .* missing\.jpg"),
     ],

@@ -100,7 +100,7 @@ def test_a_public_client_with_few_images_has_a_smaller_queue(root: Path, tmp_pat
 
     assert result.measured["probe"][0] > 20
     assert "seed 0: client-0 holds" in result.notes[-1]
-    assert "and the queue 16 in place of 256" in result.notes[-1] or "and the queue 32 in" in result.notes[-1]
+    assert "and the queue 16 instead of 256" in result.notes[-1] or "and the queue 32 in" in result.notes[-1]
 
 
 def test_fine_tuning_is_measured_once_and_kept(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +190,7 @@ def test_the_report_is_a_table_with_its_settings_below() -> None:
     assert "| proj +DSR | cifar10-k10 | probe | 81.05 | 81.00 ± 1.41 | -0.05 | 2 | 2 min | 1 |" in text
     assert text.index("noproj +DSR") < text.index("| proj +DSR"), "rows are in the paper's order"
     assert "Run: 2 of 4 cells." in text
-    assert render([]) == "Nothing was run yet.\n"
+    assert render([]) == "There are no results yet.\n"
 
 
 def test_the_report_names_files_but_not_their_folders(root: Path, tmp_path: Path) -> None:

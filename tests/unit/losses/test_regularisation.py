@@ -122,5 +122,5 @@ def test_weights_that_do_not_fit_are_refused() -> None:
             proximal(live, reference, 0.1)
     with pytest.raises(ValueError, match="names differ"):
         proximal({"a": one}, {"b": one}, 0.1)
-    with pytest.raises(ValueError, match="both go by name"):
+    with pytest.raises(ValueError, match="both be mappings by name"):
         proximal({"a": one}, [one], 0.1)

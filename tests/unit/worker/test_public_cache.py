@@ -155,7 +155,7 @@ def test_a_file_that_is_not_a_public_set(setting: Setting) -> None:
 
 def test_too_few_images(setting: Setting) -> None:
     config = PublicDataConfig(dataset="scans", num_images=13, digest=setting.coordinator.put(public_bytes()))
-    with pytest.raises(DataError, match="scans has 12 images here, the run's public_data needs 13"):
+    with pytest.raises(DataError, match="scans has 12 images here, but the run's public_data needs 13"):
         PublicImages(CPU, cache=_cache(setting)).load(config, DATA)
 
 

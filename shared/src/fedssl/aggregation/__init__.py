@@ -1,8 +1,8 @@
-"""How the server combines what clients send: pure functions of tensors, without I/O, clocks or global random state.
+"""The server's ways of combining updates: pure functions of tensors, without I/O, clocks or global random state.
 
 Shape suffixes: N samples, D embedding width, K clients, P parameters, M centers. Updates are mappings from tensor
-names to tensors, whose values may load as they are asked for; results come in name order. Sums are taken in
-float64, in the order given, and rounded once. `AggregationError`, a ValueError, says what cannot be combined.
+names to tensors, which may be loaded on access; results are in name order. Sums are computed in float64, in the order
+given, and rounded once. `AggregationError`, a ValueError, is raised if updates cannot be combined.
 """
 
 from fedssl.aggregation.clustering import (

@@ -27,24 +27,24 @@ class Clustering(NamedTuple):
 def spherical_kmeans(
     embeddings_ND: Tensor, num_clusters: int, *, generator: torch.Generator, num_iterations: int = 20
 ) -> Clustering:
-    """K-means by cosine, from a random choice of samples.
+    """Run k-means by cosine, starting from randomly chosen samples.
 
         s_i = argmax_m cos(z_i, c_m),   c_m = n(sum_{i: s_i = m} n(z_i))
 
-    A cluster that loses all its members starts again at the sample that fits its own centroid worst. Ties go to the
-    smaller index. Clusters may still be empty at the end.
+    A cluster that loses all its members starts again at the sample that is farthest from its own centroid. The smaller
+    index wins a tie. Clusters may still be empty at the end.
 
     Args:
         embeddings_ND: N >= num_clusters embeddings.
         num_clusters: M.
         generator: draws the samples to start from.
-        num_iterations: updates of the centroids.
+        num_iterations: the number of updates of the centroids.
 
     Returns:
         The centroids and the assignments to them.
 
     Raises:
-        AggregationError: for fewer samples than clusters.
+        AggregationError: there are fewer samples than clusters.
 
     Example:
         >>> import torch
@@ -53,8 +53,8 @@ def spherical_kmeans(
         >>> bool(s[0] == s[1] != s[2] == s[3])
         True
 
-    Reference: PCL (Li et al. 2021), the E-step. Deviation: cosine k-means and one start, where the authors' code takes
-    the best of 5 Euclidean runs on unit vectors.
+    Reference: PCL (Li et al. 2021), the E-step. Deviation: one start of cosine k-means; the authors' code takes the
+    best of 5 Euclidean runs on unit vectors.
     """
     unit_ND = _checked_units(embeddings_ND, num_clusters)
     centroids_MD = unit_ND[_distinct(len(unit_ND), num_clusters, generator, unit_ND.device)]
@@ -66,7 +66,10 @@ def spherical_kmeans(
 
 
 def _nearest(unit_ND: Tensor, centroids_MD: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest cosine and whose it is. With N/25 clusters all of them at once would be N^2/25 numbers."""
+    """Return each sample's largest cosine and the index of that centroid.
+
+    Computes some rows at a time: with N/25 clusters, all cosines at once would be N^2/25 numbers.
+    """
     rows = max(1, _MOST_COSINES // len(centroids_MD))
     found = [(part_ND @ centroids_MD.T).max(dim=1) for part_ND in torch.split(unit_ND, rows)]
     return torch.cat([part.values for part in found]), torch.cat([part.indices for part in found])
@@ -81,7 +84,7 @@ def balanced_kmeans(
     sharpness: float = 25.0,
     sinkhorn_iterations: int = 10,
 ) -> Clustering:
-    """K-means by cosine with clusters of nearly equal size, from a random choice of samples.
+    """Run k-means by cosine with clusters of nearly equal size, starting from randomly chosen samples.
 
         s_i = argmax_m sinkhorn_assignment(cos(z, c))_im,   c_m = n(sum_{i: s_i = m} n(z_i))
 
@@ -89,16 +92,16 @@ def balanced_kmeans(
 
     Args:
         embeddings_ND: N >= num_clusters embeddings: the client's memory of projections.
-        num_clusters: M, the client's local centroids.
+        num_clusters: M, the number of the client's local centroids.
         generator: draws the samples to start from.
-        num_iterations: updates of the centroids.
-        sharpness, sinkhorn_iterations: of `sinkhorn_assignment`.
+        num_iterations: the number of updates of the centroids.
+        sharpness, sinkhorn_iterations: passed to `sinkhorn_assignment`.
 
     Returns:
         The centroids, which are all that leaves the client, and the assignments to them.
 
     Raises:
-        AggregationError: for fewer samples than clusters.
+        AggregationError: there are fewer samples than clusters.
 
     Example:
         >>> import torch
@@ -125,17 +128,18 @@ def balanced_kmeans(
 def sinkhorn_assignment(
     scores_NM: Tensor, sharpness: float = 25.0, num_iterations: int = 100, tolerance: float = 1e-2
 ) -> Tensor:
-    """Soft assignments with clusters of equal size, by Sinkhorn's alternating normalisation.
+    """Return soft assignments to clusters of equal size, by Sinkhorn's alternating normalisation.
 
         A = diag(r) softmax(sharpness * scores) diag(c)   with rows that sum to 1 and columns that sum to N/M
 
-    The rows are normalised last and sum to 1; the columns do as nearly as the iterations allow. Every tenth
-    iteration it stops if the row factors have changed by less than the tolerance in all. No gradient.
+    The rows are normalised last, so they sum to 1; the columns sum to N/M as nearly as the iterations allow. Every
+    tenth iteration it checks whether the row factors have changed by less than the tolerance in all, and stops if so.
+    There is no gradient.
 
     Args:
         scores_NM: similarities of N samples to M centroids.
         sharpness: lambda.
-        num_iterations: at most so many.
+        num_iterations: the largest number of iterations.
         tolerance: the sum over the samples of the relative change of their factors.
 
     Returns:
@@ -147,7 +151,8 @@ def sinkhorn_assignment(
         >>> sinkhorn_assignment(scores).argmax(dim=1).tolist()
         [0, 0, 1, 1]
 
-    Reference: Orchestra (Lubana et al. 2022), after Cuturi (2013); numbers of iterations and stop as in its code.
+    Reference: Orchestra (Lubana et al. 2022), after Cuturi (2013); the number of iterations and the stopping rule are
+    those of its code.
     """
     if scores_NM.ndim != 2 or 0 in scores_NM.shape:
         raise AggregationError(f"scores_NM must be a matrix with rows and columns, not {tuple(scores_NM.shape)}")
@@ -184,13 +189,13 @@ def global_centroids(
 
         minimise  -mean_i cos( sinkhorn_assignment(Z C^T)_i , softmax(Z C^T / t)_i )   over C,   Z = n(local)
 
-    with C taken back to unit length after each step of SGD with momentum. The Sinkhorn assignments are targets and get
-    no gradient.
+    with C scaled back to unit length after each step of SGD with momentum. The Sinkhorn assignments are targets and
+    get no gradient.
 
     Args:
-        local_ND: the local centroids of all clients, one after the other.
+        local_ND: the local centroids of all clients, concatenated.
         num_clusters: M.
-        generator: draws the centroids to start from, where none are given.
+        generator: draws the centroids to start from if none are given.
         initial_MD: the previous round's global centroids.
         num_steps: 500 in Orchestra's code, 50 in FedU2's.
         temperature: t.
@@ -200,7 +205,7 @@ def global_centroids(
         C_MD, of unit length.
 
     Raises:
-        AggregationError: for no local centroids or initial ones of another shape.
+        AggregationError: there are no local centroids, or the initial ones have another shape.
 
     Example:
         >>> import torch
@@ -211,7 +216,7 @@ def global_centroids(
         True
 
     Reference: Orchestra (Lubana et al. 2022), the global clustering. Deviation: random centroids to start from are of
-    unit length, where the authors' code takes a linear layer's initial weights.
+    unit length; the authors' code takes a linear layer's initial weights.
     """
     unit_ND = _checked_units(local_ND, num_clusters=1)
     shape = (num_clusters, unit_ND.shape[1])
@@ -237,7 +242,7 @@ def global_centroids(
 
 
 def _checked_units(embeddings_ND: Tensor, num_clusters: int) -> Tensor:
-    """Unit vectors in float32 at least; refuse fewer than there are clusters."""
+    """Return unit vectors in at least float32. Raises AggregationError if there are fewer of them than clusters."""
     if embeddings_ND.ndim != 2 or 0 in embeddings_ND.shape:
         raise AggregationError(f"embeddings must be a matrix with rows and columns, not {tuple(embeddings_ND.shape)}")
     if not 1 <= num_clusters <= len(embeddings_ND):
@@ -251,7 +256,10 @@ def _distinct(population: int, size: int, generator: torch.Generator, device: to
 
 
 def _recentred(unit_ND: Tensor, assignments_N: Tensor, centroids_MD: Tensor, spare_MD: Tensor) -> Tensor:
-    """Directions of the members' sums; an empty cluster takes the next spare, one whose members cancel stays."""
+    """Return the directions of the sums of the members of each cluster.
+
+    An empty cluster takes the next spare; a cluster whose members cancel keeps its centroid.
+    """
     sum_MD = torch.zeros_like(centroids_MD).index_add(0, assignments_N, unit_ND)
     empty_M = assignments_N.bincount(minlength=len(centroids_MD)) == 0
     sum_MD[empty_M] = spare_MD[: int(empty_M.sum())]

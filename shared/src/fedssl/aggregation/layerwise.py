@@ -1,4 +1,4 @@
-"""L-DAWA: the mean of updates, each tensor weighted by how far it still points where the global one did."""
+"""L-DAWA: the mean of updates, each tensor scaled by how well its direction agrees with the previous global one."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,7 +11,7 @@ BATCH_NORM_BUFFERS = frozenset({"running_mean", "running_var", "num_batches_trac
 
 
 def is_batch_norm_buffer(name: str) -> bool:
-    """Say whether a tensor's name is that of a BatchNorm statistic.
+    """Return whether a tensor's name is that of a BatchNorm statistic.
 
     Example:
         >>> is_batch_norm_buffer("encoder.bn1.running_mean"), is_batch_norm_buffer("encoder.bn1.weight")
@@ -25,25 +25,26 @@ def layerwise_divergence_aware(
     previous: Mapping[str, Tensor],
     plain: Callable[[str], bool] = is_batch_norm_buffer,
 ) -> dict[str, Tensor]:
-    """Mean of the updates with each tensor scaled by its cosine to the previous global one.
+    """Return the mean of the updates with each tensor scaled by its cosine to the previous global one.
 
         theta_g^l = 1/K sum_k min(1, cos(theta_k^l, theta_prev^l)) theta_k^l
 
-    Every client counts the same and the factors are not renormalised, so disagreement shrinks a tensor. A tensor whose
-    norm is zero, on either side, has no angle and is not scaled; nor are integer tensors (which stay integral) and
-    single numbers. The updates are consumed once and in order, one tensor at a time, as in `weighted_mean`.
+    Every client has the same weight and the factors are not renormalised, so disagreement shrinks a tensor. If either
+    tensor has norm zero, there is no angle and the update's tensor is not scaled; nor are integer tensors (which stay
+    integral) and single numbers. The updates are consumed once and in order, one tensor at a time, as in
+    `weighted_mean`.
 
     Args:
         updates: mappings from names to tensors.
         previous: the global tensors that were broadcast, by the same names, with the same dtypes and shapes.
-        plain: says by name which tensors are averaged plainly. By default the BatchNorm statistics, which are no
-            directions; `lambda name: False` scales them too, as the authors' code does.
+        plain: returns whether a tensor is averaged without scaling, by its name. By default these are the BatchNorm
+            statistics, which are not directions; `lambda name: False` scales them too, as the authors' code does.
 
     Returns:
         The combined tensors, in name order, with the dtypes and shapes of the updates.
 
     Raises:
-        AggregationError: for no updates, or names, dtypes or shapes that differ.
+        AggregationError: there are no updates, or their names, dtypes or shapes differ.
 
     Example:
         >>> import torch
@@ -51,7 +52,7 @@ def layerwise_divergence_aware(
         >>> layerwise_divergence_aware(updates, {"w": torch.tensor([1.0, 0.0])})  # cosines 1 and 0
         {'w': tensor([1., 0.])}
 
-    Reference: L-DAWA (Rehman et al. 2023). Deviation from the authors' code: BatchNorm statistics are averaged plainly.
+    Reference: L-DAWA (Rehman et al. 2023). Deviation from the authors' code: BatchNorm statistics are not scaled.
     """
 
     def factor(name: str, tensor: Tensor) -> float:
@@ -73,7 +74,7 @@ def _uniform(
 
 
 def _capped_cosine(a: Tensor, b: Tensor) -> float:
-    """min(1, cos(a, b)), or 1 where either has no length; exactly 1 where a and b are equal."""
+    """Return min(1, cos(a, b)), or 1 if either has length zero; exactly 1 if a and b are equal."""
     dot = length_a = length_b = 0.0
     for piece_a, piece_b in chunks(a, b):
         exact_a, exact_b = piece_a.double(), piece_b.double()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-# Elements taken to float64 at a time: small enough for the cache, large enough to hide the calls.
+# Elements converted to float64 at a time: few enough for the cache, and enough to hide the cost of the calls.
 CHUNK = 1 << 18
 
 
@@ -15,15 +15,15 @@ class AggregationError(ValueError):
 
 
 def weighted_mean(updates: Iterable[Mapping[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
-    """Weighted mean of every tensor over the updates.
+    """Return the weighted mean of every tensor over the updates.
 
         mean = sum_k w_k x_k / sum_k w_k
 
-    The updates are consumed once and in order, one tensor at a time, so memory is one float64 accumulator and one
-    tensor whatever the size of the cohort. The mean runs in float64, moving towards each update by its share of the
-    weight so far, so that equal updates come out unchanged, bit for bit, whatever the weights; it is rounded once
-    to the tensor's dtype. Integer tensors become the mean rounded half to even. Where one update is not finite
-    the mean is not either.
+    The updates are consumed once and in order, one tensor at a time, so memory holds one float64 accumulator and one
+    tensor whatever the size of the cohort. The running mean is in float64 and moves towards each update by its share
+    of the weight so far, so that equal updates come out unchanged, bit for bit, whatever the weights; it is rounded
+    once to the tensor's dtype. The mean of integer tensors is rounded half to even. If one update is not finite, the
+    mean is not finite either.
 
     Args:
         updates: mappings from names to tensors, all with the same names, dtypes and shapes.
@@ -33,8 +33,8 @@ def weighted_mean(updates: Iterable[Mapping[str, Tensor]], weights: Sequence[flo
         The mean of each tensor, in name order, with the dtypes and shapes of the updates.
 
     Raises:
-        AggregationError: for no updates, names, dtypes or shapes that differ, boolean or complex tensors, or
-            weights that do not fit.
+        AggregationError: there are no updates, their names, dtypes or shapes differ, tensors are boolean or complex,
+            or the weights do not fit.
 
     Example:
         >>> import torch
@@ -49,7 +49,7 @@ def weighted_mean(updates: Iterable[Mapping[str, Tensor]], weights: Sequence[flo
 
 
 def checked_weights(weights: Sequence[float]) -> list[float]:
-    """Return the weights as numbers, or refuse what is not positive and finite."""
+    """Return the weights as numbers. Raises AggregationError unless all are positive and their sum is finite."""
     numbers = [float(weight) for weight in weights]
     for index, number in enumerate(numbers):
         if not (number > 0 and math.isfinite(number)):
@@ -62,7 +62,7 @@ def checked_weights(weights: Sequence[float]) -> list[float]:
 def streamed_mean(
     pairs: Iterable[tuple[Mapping[str, Tensor], float]], factor: Callable[[str, Tensor], float] | None = None
 ) -> dict[str, Tensor]:
-    """Return the mean of `factor(name, x) * x`, of integer tensors the plain mean, over (update, weight) pairs."""
+    """Return the mean of `factor(name, x) * x` over (update, weight) pairs; the factor of integer tensors is 1."""
     means: dict[str, _FloatMean | _IntegerMean] = {}
     count = 0
     with torch.no_grad():
@@ -85,36 +85,39 @@ def streamed_mean(
 
 
 def averages_as_float(name: str, tensor: Tensor) -> bool:
-    """Say whether a tensor averages as a float or, else, as an integer; refuse those that do neither."""
+    """Return whether a tensor is averaged as a float; otherwise it is averaged as an integer.
+
+    Raises AggregationError for boolean and complex tensors, which have no mean.
+    """
     if tensor.dtype == torch.bool or tensor.is_complex():
         raise AggregationError(f"{name}: there is no mean of {tensor.dtype}")
     return tensor.is_floating_point()
 
 
 def check_names(expected: Iterable[str], found: Iterable[str], where: str) -> None:
-    """Refuse names that are missing or unexpected."""
+    """Raise AggregationError if names are missing or unexpected."""
     missing, extra = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
     if missing or extra:
         raise AggregationError(f"{where} has other names: missing {missing}, unexpected {extra}")
 
 
 def check_like(name: str, like: Tensor, tensor: Tensor, where: str) -> None:
-    """Refuse a tensor of another dtype or shape."""
+    """Raise AggregationError if a tensor has another dtype or shape."""
     if tensor.dtype != like.dtype or tensor.shape != like.shape:
         expected, found = (f"{t.dtype} {tuple(t.shape)}" for t in (like, tensor))
         raise AggregationError(f"{where} has {name} as {found}, not {expected}")
 
 
 def chunks(*tensors: Tensor, size: int = CHUNK) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the tensors, flattened, piece by piece."""
+    """Yield the flattened tensors piece by piece."""
     return zip(*(torch.split(tensor.reshape(-1), size) for tensor in tensors), strict=True)
 
 
 def rounded(exact: Tensor, dtype: torch.dtype) -> Tensor:
-    """Round float64 to a dtype once.
+    """Round float64 to a dtype in one step.
 
-    A conversion to fewer bits than float32's goes through float32 and would round twice: there the float32 is
-    rounded to odd, which keeps what the second rounding must know.
+    A conversion to a dtype with fewer bits than float32 goes through float32 and would round twice. Therefore the
+    float32 is rounded to odd, which keeps the information that the second rounding needs.
     """
     if dtype in (torch.float32, torch.float64):
         return exact.to(dtype)
@@ -145,7 +148,10 @@ class _FloatMean:
 
 
 class _IntegerMean:
-    """A running weighted mean of integers, as float64 offsets from the first, so that large equal ones stay exact."""
+    """A running weighted mean of integers.
+
+    It is kept as float64 offsets from the first integers, so that large equal ones stay exact.
+    """
 
     def __init__(self, first: Tensor) -> None:
         self.like = torch.empty_like(first, device="meta")

@@ -5,28 +5,28 @@ from torch import Tensor
 
 from fedssl.aggregation.mean import AggregationError
 
-# Relative to the longest gradient's square: what counts as no further descent, and as no weight.
+# A descent, or a weight, that is smaller counts as zero. Relative to the square of the longest gradient.
 TOLERANCE = 1e-12
-# Columns of the gradients taken to float64 at a time.
+# Columns of the gradients converted to float64 at a time.
 COLUMNS = 1 << 16
 
 
 def min_norm_weights(gradients_KP: Tensor) -> Tensor:
-    """Weights of the shortest convex combination of gradients.
+    """Return the weights of the shortest convex combination of gradients.
 
         w = argmin_{w >= 0, sum w = 1} || sum_k w_k g_k ||^2
 
-    The combination -sum_k w_k g_k is a descent direction for every client that is not yet at a stationary point of all.
-    Where several weights give the same shortest vector, one of them is returned.
+    The combination -sum_k w_k g_k is a descent direction for every client, unless the weights are already at a
+    stationary point of all clients. If several weights give the same shortest vector, one of them is returned.
 
     Args:
-        gradients_KP: one gradient a client.
+        gradients_KP: one gradient per client.
 
     Returns:
         w_K, in the gradients' dtype (float32 at least), on their device.
 
     Raises:
-        AggregationError: for no gradients or numbers that are not finite.
+        AggregationError: there are no gradients, or they are not finite.
 
     Example:
         >>> import torch
@@ -34,8 +34,8 @@ def min_norm_weights(gradients_KP: Tensor) -> Tensor:
         tensor([0.2000, 0.8000])
 
     Reference: MGDA (Desideri 2012; Sener and Koltun 2018, Eq. 3-4), the core of FedU2's aggregation. Deviation from the
-    authors' code: an exact active-set method (Wolfe 1976) in place of 20 steps of projected gradient, whose two-client
-    case moreover stops at 0.001 and 0.999.
+    authors' code: an exact active-set method (Wolfe 1976) instead of 20 steps of projected gradient, which also limit
+    the weights of two clients to 0.001 and 0.999.
     """
     if gradients_KP.ndim != 2 or 0 in gradients_KP.shape:
         raise AggregationError(f"gradients_KP must be a matrix with rows and columns, not {tuple(gradients_KP.shape)}")
@@ -48,11 +48,11 @@ def min_norm_weights(gradients_KP: Tensor) -> Tensor:
 
 
 def min_norm_weights_from_gram(gram_KK: Tensor) -> Tensor:
-    """Weights of the shortest convex combination of gradients, given all their scalar products.
+    """Return the weights of the shortest convex combination of gradients, given all their scalar products.
 
         w = argmin_{w >= 0, sum w = 1} w^T G w
 
-    Optimal where no gradient has a smaller product with the combination than the combination's own square.
+    The weights are optimal if no gradient's product with the combination is smaller than the combination's own square.
 
     Args:
         gram_KK: G, symmetric and positive semidefinite.
@@ -61,7 +61,7 @@ def min_norm_weights_from_gram(gram_KK: Tensor) -> Tensor:
         w_K in float64, on the Gram matrix's device.
 
     Raises:
-        AggregationError: for a matrix that is not square or not finite.
+        AggregationError: the matrix is not square or not finite.
 
     Example:
         >>> import torch
@@ -82,7 +82,7 @@ def min_norm_weights_from_gram(gram_KK: Tensor) -> Tensor:
     support = [int(gram.diagonal().argmin())]
     weights = torch.zeros(num_clients, dtype=torch.float64)
     weights[support] = 1.0
-    for _ in range(10 * num_clients + 10):  # each pass shortens the vector; this bound is for rounding only
+    for _ in range(10 * num_clients + 10):  # each pass shortens the vector; the bound only guards against rounding
         products = gram @ weights
         entering = int(products.argmin())
         if entering in support or products[entering] >= weights @ products - TOLERANCE:
@@ -93,7 +93,10 @@ def min_norm_weights_from_gram(gram_KK: Tensor) -> Tensor:
 
 
 def _descend(gram: Tensor, weights: Tensor, support: list[int]) -> list[int]:
-    """Move the weights to the shortest vector of the support's affine hull; who falls to 0 on the way leaves it."""
+    """Move the weights to the shortest vector of the support's affine hull, and return the remaining support.
+
+    A client whose weight becomes 0 on the way leaves the support.
+    """
     while True:
         target = _affine_minimiser(gram[support][:, support])
         current = weights[support]
@@ -109,7 +112,7 @@ def _descend(gram: Tensor, weights: Tensor, support: list[int]) -> list[int]:
 
 
 def _affine_minimiser(gram: Tensor) -> Tensor:
-    """Return weights that sum to 1, of any sign, for the shortest combination."""
+    """Return the weights of the shortest combination whose weights sum to 1, of any sign."""
     if len(gram) == 1:
         return torch.ones(1, dtype=gram.dtype)
     # Relative to the first: x = g_0 + sum_j t_j (g_j - g_0), where t solves the normal equations.

@@ -15,17 +15,17 @@ def ensemble_similarity(
     anchors: Tensor | Sequence[int],
     temperature: float,
 ) -> Tensor:
-    """Target distribution of given samples over given anchors, by the mean of all clients' sharpened similarities.
+    """Return the target distribution of given samples over given anchors: the mean of all clients' similarities.
 
         M_ij = 1/K sum_k exp(cos(R_k,i, R_k,j) / t),   p_ij = M_ij / sum_u M_iu   over the anchors u
 
-    Only the len(rows) x len(anchors) entries asked for are computed, as p = softmax_j logsumexp_k(cos / t). A shift
-    of a row that is the same for all clients does not change p; the authors' code shifts by each client's row
-    maximum, which is the unit diagonal and so the same 1 for all. A row that is among its own anchors keeps its
-    similarity of 1 to itself.
+    The similarities are sharpened by the temperature. Only the len(rows) x len(anchors) entries of the arguments are
+    computed, as p = softmax_j logsumexp_k(cos / t). Shifting a row by the same number for all clients does not change
+    p; the authors' code shifts by each client's row maximum, which is 1 for all clients, the diagonal. A row that is
+    among its own anchors keeps its similarity of 1 to itself.
 
     Args:
-        representations: one (N, d_k) tensor a client, of the same N samples; the widths d_k may differ.
+        representations: one (N, d_k) tensor per client, of the same N samples; the widths d_k may differ.
         rows: indices of samples.
         anchors: indices of samples, which may repeat.
         temperature: t.
@@ -34,11 +34,11 @@ def ensemble_similarity(
         p of shape (len(rows), len(anchors)), rows that sum to 1, in the representations' dtype (float32 at least).
 
     Raises:
-        AggregationError: for no clients, no anchors, other shapes or a temperature that is not positive.
+        AggregationError: there are no clients or no anchors, the shapes differ, or the temperature is not positive.
 
     Example:
         >>> import torch
-        >>> clients = [torch.eye(2), torch.tensor([[1.0], [3.0]])]  # to one client opposite ends, to the other the same
+        >>> clients = [torch.eye(2), torch.tensor([[1.0], [3.0]])]  # orthogonal to one client, equal to the other
         >>> ensemble_similarity(clients, rows=[0], anchors=[0, 1], temperature=1.0)  # 2e to 1 + e
         tensor([[0.5938, 0.4062]])
 
@@ -50,13 +50,13 @@ def ensemble_similarity(
         raise AggregationError(f"temperature must be positive, not {temperature}")
     sizes = [tuple(representation.shape) for representation in representations]
     if any(len(size) != 2 for size in sizes) or len({size[0] for size in sizes}) > 1:
-        raise AggregationError(f"every client must represent the same samples, one a row; shapes are {sizes}")
+        raise AggregationError(f"every client must represent the same samples, one per row; the shapes are {sizes}")
     device, dtype = representations[0].device, torch.float32
     for representation in representations:
         dtype = torch.promote_types(dtype, representation.dtype)
     row_index, anchor_index = (torch.as_tensor(index, dtype=torch.long, device=device) for index in (rows, anchors))
     if row_index.ndim != 1 or anchor_index.ndim != 1 or len(anchor_index) == 0:
-        raise AggregationError("rows and anchors must be lists of indices, and there must be anchors")
+        raise AggregationError("rows and anchors must be lists of indices, with at least one anchor")
     ensemble_RA = torch.full((len(row_index), len(anchor_index)), -torch.inf, dtype=dtype, device=device)
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         for representation in representations:

@@ -19,7 +19,7 @@ from fedssl.aggregation.mean import (
 )
 from fedssl.aggregation.min_norm import min_norm_weights_from_gram
 
-# Float64 elements of all clients together that are held at a time.
+# The number of float64 elements, over all clients, that are in memory at a time.
 BUDGET = 1 << 22
 
 
@@ -36,21 +36,21 @@ def efficient_unified_aggregation(
         w = argmin_{w >= 0, sum w = 1} || sum_k w_k Ghat_k ||,   theta_g <- theta_g - eta sum_k w_k Ghat_k
 
     Each tensor is read twice from every update, K tensors of one name at a time: once for the scalar products, once for
-    the step. Clients that did not move have no direction and no weight; where nobody moved, the parameters stay.
+    the step. Clients that did not move have no direction and no weight; if no client moved, the parameters stay.
 
     Args:
         updates: mappings from names to tensors, which are read more than once.
         previous: the global tensors theta_g that were broadcast.
         weights: a positive number for each update (FedU2: its batches), for the tensors that are averaged.
         server_learning_rate: eta.
-        plain: says by name which tensors are averaged with `weights` instead; by default the BatchNorm statistics.
-            Integer tensors always are.
+        plain: returns whether a tensor is averaged with `weights` instead, by its name; by default these are the
+            BatchNorm statistics. Integer tensors are always averaged.
 
     Returns:
         The new global tensors, in name order, with the dtypes and shapes of the previous ones.
 
     Raises:
-        AggregationError: for no updates, or names, dtypes, shapes or weights that do not fit.
+        AggregationError: there are no updates, or their names, dtypes, shapes or weights do not fit.
 
     Example:
         >>> import torch
@@ -59,8 +59,7 @@ def efficient_unified_aggregation(
         >>> efficient_unified_aggregation(updates, previous, [1, 1], server_learning_rate=0.5)
         {'w': tensor([0.5000, 0.5000])}
 
-    Reference: FedU2 (Liao et al. 2024), the aggregator as its authors' code has it. Deviation: the min-norm point is
-    exact.
+    Reference: FedU2 (Liao et al. 2024), the aggregator as in its authors' code. Deviation: the min-norm point is exact.
     """
     numbers = checked_weights(weights)
     if len(updates) != len(numbers) or not updates:
@@ -79,7 +78,7 @@ def efficient_unified_aggregation(
 
 
 def _step_sizes(updates: Sequence[Mapping[str, Tensor]], previous: Mapping[str, Tensor], names: list[str]) -> Tensor:
-    """The factor of each client's unnormalised drift: 2 w_k / ||G_k||, and 0 for a client that did not move."""
+    """Return the factor of each client's unnormalised drift: 2 w_k / ||G_k||, or 0 if the client did not move."""
     gram = torch.zeros(len(updates), len(updates), dtype=torch.float64)
     for name in names:
         tensors = [update[name] for update in updates]

@@ -1,18 +1,18 @@
 """Random views, computed for a whole batch at once on the device that holds it.
 
-Every sample draws its own parameters. Geometry (crop, flip, rotation) is one affine map a sample and one `grid_sample`;
-colour (brightness, contrast, saturation, hue, greyscale) is one affine map of the pixel values a sample, since each of
-the operations is one. On two CPU cores this makes tens of thousands of views a second, against some thousands for
-transforms of single images.
+Every sample draws its own parameters. Geometry (crop, flip, rotation) is one affine map per sample and one
+`grid_sample`; colour (brightness, contrast, saturation, hue, greyscale) is one affine map of the pixel values per
+sample, because each of these operations is affine. Two CPU cores compute tens of thousands of views per second; with
+transforms of single images they compute some thousands.
 
-Where the views differ from those of `torchvision.transforms`, which published code uses:
+The views differ from those of `torchvision.transforms`, which published code uses:
 
-- the operations come in the fixed order that `AugmentationConfig` states, torchvision shuffles those of colour;
-- values are clamped to 0..1 once, after all of the colour operations, not after each;
-- hue turns the colour about the grey axis in YIQ, torchvision turns the hue of HSV;
-- a resized crop that would not fit is made to fit by shortening its longer side, torchvision draws again;
+- the operations have the fixed order that `AugmentationConfig` states; torchvision shuffles those of colour;
+- values are clamped to 0..1 once, after all colour operations, not after each of them;
+- hue rotates the colour about the grey axis in YIQ; torchvision rotates the hue of HSV;
+- a resized crop that does not fit is made to fit by shortening its longer side; torchvision draws another one;
 - crops start at fractions of a pixel and are interpolated linearly;
-- rotation samples the image beyond the crop's corners where there is one, torchvision fills the corners with black.
+- rotation samples the image beyond the crop's corners if the image extends there; torchvision fills them with black.
 """
 
 import functools
@@ -25,8 +25,8 @@ from torch import Tensor
 from fedssl.data.batches import on_device
 from fedssl.protocol.data import AugmentationConfig, DataConfig
 
-# One column of uniform numbers for each purpose, whether or not the config uses it: the same generator then gives the
-# same crop with and without blur, on any device. New purposes go to the end.
+# One column of uniform numbers for each purpose, whether or not the config uses it, so that the same generator gives
+# the same crop with and without blur, on any device. Append new purposes at the end.
 _COLUMNS = (
     "area", "aspect", "top", "left", "flip", "rotation", "jitter", "brightness", "contrast", "saturation", "hue",
     "greyscale", "blur", "blur_sigma", "solarize",
@@ -35,16 +35,16 @@ _ASPECT = (3 / 4, 4 / 3)
 _LUMA = (0.299, 0.587, 0.114)
 _RGB_TO_YIQ = torch.tensor([_LUMA, (0.596, -0.274, -0.322), (0.211, -0.523, 0.312)], dtype=torch.float64)
 _SOLARIZE_THRESHOLD = 128 / 255
-_MOST_TAPS = 5  # from 7 on a grouped convolution is as fast on a CPU, and at 23 taps twice as fast
+_MOST_TAPS = 5  # with 7 taps a grouped convolution is as fast on a CPU, with 23 taps it is twice as fast
 
 
 def to_float(images: Tensor) -> Tensor:
-    """uint8 pixels 0..255 of any shape to float32 values 0..1."""
+    """Convert uint8 pixels 0..255 of any shape to float32 values 0..1."""
     return images.to(torch.float32).mul_(1 / 255)
 
 
 def normalize(images_BCHW: Tensor, config: DataConfig) -> Tensor:
-    """(x - mean) / std for each channel of images with values 0..1; the images themselves where neither is set."""
+    """Return (x - mean) / std for each channel of images with values 0..1, or the images if neither is set."""
     if config.mean is None and config.std is None:
         return images_BCHW
     device, dtype = images_BCHW.device, images_BCHW.dtype
@@ -60,24 +60,24 @@ def random_view(
     *,
     aspect: tuple[float, float] = _ASPECT,
 ) -> Tensor:
-    """One random view of every image.
+    """Return one random view of every image.
 
     Args:
         images_BCHW: float32 values 0..1, of one or three channels, on any device. They are not changed.
         config: the operations and their strengths.
-        generator: all random numbers come from it: one draw of (B, 15) uniform numbers, whatever the config says. Its
+        generator: the source of all randomness: one draw of (B, 15) uniform numbers, whatever the config is. Its
             device may differ from that of the images; a CPU generator gives the same views on every device.
-        aspect: smallest and largest of a resized crop's width over its height.
+        aspect: the smallest and the largest ratio of a resized crop's width to its height.
 
     Returns:
         Views of the same shape, dtype and device, with values 0..1; the images themselves if `config` does nothing.
 
-    Nothing is read back from the device, and no shape depends on what was drawn: a GPU never waits for the host.
+    Nothing is read back from the device, and no shape depends on the random numbers, so a GPU never waits for the host.
     """
     shape = (len(images_BCHW), len(_COLUMNS))
     uniform = torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float32)
     draw = dict(zip(_COLUMNS, on_device(uniform, images_BCHW.device).unbind(1), strict=True))
-    with torch.autocast(images_BCHW.device.type, enabled=False):  # a colour matrix in bf16 would leave 8 bits of it
+    with torch.autocast(images_BCHW.device.type, enabled=False):  # in bf16 a colour matrix would have only 8 bits
         x_BCHW = _geometry(images_BCHW, config, draw, aspect)
         x_BCHW = _colour(x_BCHW, config, draw)
         if config.blur > 0:
@@ -90,7 +90,7 @@ def random_view(
 
 @functools.lru_cache(maxsize=64)
 def _constant(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """A constant vector, sent to the device once: every copy from the host's memory makes it wait."""
+    """Return a constant vector that is copied to the device only once, because the device waits for every copy."""
     with torch.inference_mode(mode=False):
         return torch.tensor(values, device=device, dtype=dtype)
 
@@ -98,13 +98,13 @@ def _constant(values: tuple[float, ...], device: torch.device, dtype: torch.dtyp
 def _geometry(
     x_BCHW: Tensor, config: AugmentationConfig, draw: dict[str, Tensor], crop_aspect: tuple[float, float]
 ) -> Tensor:
-    """Crop, flip and rotation, as one affine map from the view's pixels to the image's."""
+    """Apply crop, flip and rotation as one affine map from the view's pixels to the image's."""
     if config.crop == "none" and config.flip == 0 and config.rotation_degrees == 0:
         return x_BCHW
     height, width = x_BCHW.shape[-2:]
     scale_y, scale_x, top, left = _crop_box(config, draw, height, width, crop_aspect)
-    # With align_corners the coordinates -1 and 1 are the centres of the first and the last pixel. A view's pixel i is
-    # centred at left + (i + 1/2) scale in pixels from the image's edge, hence these shifts.
+    # With align_corners the coordinates -1 and 1 are the centres of the first and the last pixel. The centre of a
+    # view's pixel i is at left + (i + 1/2) scale, in pixels from the image's edge, hence these shifts.
     shift_x = scale_x - 1 + (2 * left + scale_x - 1) / (width - 1)
     shift_y = scale_y - 1 + (2 * top + scale_y - 1) / (height - 1)
     mirrored = 1 - 2 * (draw["flip"] < config.flip).to(x_BCHW.dtype)
@@ -112,7 +112,7 @@ def _geometry(
     cos, sin = angle.cos(), angle.sin()
     aspect = (width - 1) / (height - 1)
     y_H, x_W = (torch.linspace(-1, 1, n, device=x_BCHW.device, dtype=x_BCHW.dtype) for n in (height, width))
-    # Out of the view: rotate, mirror, then into the crop's box. affine_grid would do the same seven times slower.
+    # From the view to the image: rotate, mirror, then map to the crop's box. affine_grid would take seven times longer.
     column_x = (scale_x * mirrored * cos).view(-1, 1, 1) * x_W + shift_x.view(-1, 1, 1)
     row_y = (scale_y * cos).view(-1, 1, 1) * y_H.view(-1, 1) + shift_y.view(-1, 1, 1)
     if config.rotation_degrees > 0:
@@ -127,7 +127,7 @@ def _geometry(
 def _crop_box(
     config: AugmentationConfig, draw: dict[str, Tensor], height: int, width: int, aspect: tuple[float, float]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Each (B,): height and width as shares of the image, and the upper left corner in pixels."""
+    """Return height and width as shares of the image, and top and left of the corner in pixels, each (B,)."""
     one, zero = torch.ones_like(draw["area"]), torch.zeros_like(draw["area"])
     if config.crop == "padded":
         steps = 2 * config.padding + 1
@@ -144,14 +144,14 @@ def _crop_box(
 
 
 def _outside(config: AugmentationConfig) -> str:
-    """What grid_sample takes for pixels outside the image."""
+    """Return grid_sample's mode for pixels outside the image."""
     if config.crop == "resized" and config.rotation_degrees == 0:
-        return "border"  # only half a pixel can lie outside, and resizing repeats the edge there
+        return "border"  # at most half a pixel is outside, and resizing repeats the edge there
     return "reflection" if config.padding_mode == "reflect" else "zeros"
 
 
 def _colour(x_BCHW: Tensor, config: AugmentationConfig, draw: dict[str, Tensor]) -> Tensor:
-    """Brightness, contrast, saturation, hue and greyscale, clamped to 0..1."""
+    """Apply brightness, contrast, saturation, hue and greyscale, and clamp to 0..1."""
     channels = x_BCHW.shape[1]
     strengths = (config.brightness, config.contrast, *((config.saturation, config.hue) if channels == 3 else ()))
     jittered = config.jitter > 0 and any(strengths)
@@ -167,29 +167,32 @@ def _colour(x_BCHW: Tensor, config: AugmentationConfig, draw: dict[str, Tensor])
     luma_C = _constant(_LUMA, x_BCHW.device, x_BCHW.dtype)
     offset = brightness * (1 - contrast) * (flat_BCP.mean(dim=2) @ luma_C)
     mix_B33 = _chroma_matrix(config, draw, x_BCHW.dtype) * (brightness * contrast).view(-1, 1, 1)
-    # Saturation, hue and greyscale leave greys as they are, so the offset passes through them unchanged.
+    # Saturation, hue and greyscale do not change greys, so the offset passes through them unchanged.
     return torch.baddbmm(offset.view(-1, 1, 1), mix_B33, flat_BCP).clamp_(0, 1).view_as(x_BCHW)
 
 
 def _factor(name: str, strength: float, config: AugmentationConfig, draw: dict[str, Tensor]) -> Tensor:
-    """(B,) uniform in 1 - strength .. 1 + strength where a sample's colours are jittered, else 1."""
+    """Return (B,): uniform in 1 - strength .. 1 + strength for samples whose colours are jittered, else 1."""
     return 1 + (draw["jitter"] < config.jitter) * strength * (2 * draw[name] - 1)
 
 
 def _chroma_matrix(config: AugmentationConfig, draw: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
-    """(B, 3, 3): hue after saturation, or the grey of the pixel. Rows sum to 1: greys stay."""
+    """Return (B, 3, 3): hue after saturation, or the grey of the pixel. Rows sum to 1, so greys do not change."""
     saturation = _factor("saturation", config.saturation, config, draw)
     saturation = torch.where(draw["greyscale"] < config.greyscale, 0.0, saturation)
     turn = (draw["jitter"] < config.jitter) * config.hue * (2 * draw["hue"] - 1) * (2 * math.pi)
-    # In YIQ the grey axis is Y; saturation scales the (I, Q) plane and hue turns it: Y part + cos part + sin part.
+    # In YIQ the grey axis is Y; saturation scales the (I, Q) plane and hue rotates it: Y part + cos part + sin part.
     weights_B3 = torch.stack([torch.ones_like(turn), saturation * turn.cos(), saturation * turn.sin()], dim=1)
     return (weights_B3.to(dtype) @ _constant(_chroma_parts(), turn.device, dtype).view(3, 9)).view(-1, 3, 3)
 
 
 @functools.cache
 def _chroma_parts() -> tuple[float, ...]:
-    """Three matrices of RGB (3, 3), row by row: what keeps the grey, the (I, Q) plane, and the plane turned by 90
-    degrees from red to yellow, as in HSV."""
+    """Return three matrices of RGB (3, 3), row by row.
+
+    They project to the grey axis, project to the (I, Q) plane, and rotate that plane by 90 degrees from red to yellow,
+    as in HSV.
+    """
     to_yiq, to_rgb = _RGB_TO_YIQ, torch.linalg.inv(_RGB_TO_YIQ)
     grey, plane = torch.outer(to_rgb[:, 0], to_yiq[0]), to_rgb[:, 1:] @ to_yiq[1:]
     turned = torch.outer(to_rgb[:, 1], to_yiq[2]) - torch.outer(to_rgb[:, 2], to_yiq[1])
@@ -197,9 +200,10 @@ def _chroma_parts() -> tuple[float, ...]:
 
 
 def _blur(x_BCHW: Tensor, config: AugmentationConfig, draw: dict[str, Tensor]) -> Tensor:
-    """Gaussian blur of the chosen samples, its kernel about a tenth of the image as in SimCLR and at least 3 pixels.
+    """Apply Gaussian blur to the chosen samples, with a kernel of a tenth of the image, as in SimCLR, or 3 pixels.
 
-    All are filtered, so that no shape depends on how many are chosen; the others' kernel is a single 1.
+    All samples are filtered, so that no shape depends on the number of chosen ones; the other samples' kernel is a
+    single 1.
     """
     low, high = config.blur_sigma
     sigma_B1 = (low + (high - low) * draw["blur_sigma"]).unsqueeze(1)
@@ -213,13 +217,13 @@ def _blur(x_BCHW: Tensor, config: AugmentationConfig, draw: dict[str, Tensor]) -
 
 
 def _filtered_by_taps(x_BCHW: Tensor, kernel_BS: Tensor) -> Tensor:
-    """Each sample filtered with its kernel, downwards and across: a sum of shifted copies."""
+    """Filter each sample with its kernel, vertically and horizontally, as a sum of shifted copies."""
     batch, size = kernel_BS.shape
     first, *others = kernel_BS.view(batch, size, 1, 1, 1).unbind(1)
     for dim in (2, 3):
         length, reach = x_BCHW.shape[dim], size // 2
         before, after = x_BCHW.narrow(dim, 1, reach), x_BCHW.narrow(dim, length - 1 - reach, reach)
-        padded = torch.cat([before.flip(dim), x_BCHW, after.flip(dim)], dim)  # reflected, faster than F.pad does it
+        padded = torch.cat([before.flip(dim), x_BCHW, after.flip(dim)], dim)  # reflected; faster than F.pad
         x_BCHW = padded.narrow(dim, 0, length) * first
         for start, tap in enumerate(others, 1):
             x_BCHW.addcmul_(padded.narrow(dim, start, length), tap)
@@ -227,7 +231,7 @@ def _filtered_by_taps(x_BCHW: Tensor, kernel_BS: Tensor) -> Tensor:
 
 
 def _filtered_by_convolution(x_BCHW: Tensor, kernel_BS: Tensor) -> Tensor:
-    """The same, with one group a channel and sample: for many taps."""
+    """Do the same with a convolution that has one group per channel and sample, for many taps."""
     batch, channels, height, width = x_BCHW.shape
     kernels, size = kernel_BS.repeat_interleave(channels, 0), kernel_BS.shape[1]
     flat = F.pad(x_BCHW.reshape(1, batch * channels, height, width), [size // 2] * 4, mode="reflect")

@@ -1,11 +1,11 @@
-"""How an epoch is cut into batches."""
+"""The batches of an epoch."""
 
 import torch
 from torch import Tensor
 
 
 def num_batches(num_images: int, batch_size: int, drop_last: bool) -> int:  # noqa: FBT001
-    """How many batches `epoch_batches` makes. Raises ValueError for a `batch_size` below 2."""
+    """Return the number of batches of `epoch_batches`. Raises ValueError if `batch_size` is below 2."""
     if batch_size < 2:
         raise ValueError(f"batch_size must be at least 2, got {batch_size}")
     whole, rest = divmod(num_images, batch_size)
@@ -13,7 +13,7 @@ def num_batches(num_images: int, batch_size: int, drop_last: bool) -> int:  # no
 
 
 def num_trained(num_images: int, batch_size: int, drop_last: bool) -> int:  # noqa: FBT001
-    """How many images are in them."""
+    """Return the number of images in the batches of `epoch_batches`."""
     return min(num_images, num_batches(num_images, batch_size, drop_last) * batch_size)
 
 
@@ -24,17 +24,17 @@ def epoch_batches(
     drop_last: bool,  # noqa: FBT001
     device: torch.device | None = None,
 ) -> list[Tensor]:
-    """One epoch: every image once, in random order.
+    """Return the batches of one epoch, which has every image once, in random order.
 
     Args:
-        num_images: how many images there are; with none the epoch is empty.
-        batch_size: at least 2, since BatchNorm and contrastive losses compare the images of a batch.
+        num_images: the number of images; with 0 the epoch is empty.
+        batch_size: at least 2, because BatchNorm and contrastive losses compare the images of a batch.
         generator: decides the order; one permutation is drawn whatever the other arguments are.
-        drop_last: leave an incomplete last batch out, unless it is the only one.
-        device: where the batches are to be; None: on the generator's device. The order travels once for the epoch.
+        drop_last: leave out an incomplete last batch, unless it is the only one.
+        device: the device of the batches; None means the generator's. The order is copied once per epoch.
 
     Returns:
-        Index tensors (B,) of int64. None has length 1: one image alone cannot be trained on, so a client that has no
+        Index tensors (B,) of int64. None has length 1: a single image cannot be trained on, so a client that has no
         more takes no step.
 
     Raises:
@@ -47,7 +47,7 @@ def epoch_batches(
 
 
 def on_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on `device`. Nobody waits for a copy to a GPU: it goes from pinned memory, in its turn."""
+    """Return the tensor on `device`. The host does not wait for a copy to a GPU, which is made from pinned memory."""
     if device.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""The data sets that are known by name: what their authors distribute, and how it is read."""
+"""The data sets that are known by name: the files that their authors distribute, and how they are read."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -37,17 +37,18 @@ class KnownDataset:
     """One data set.
 
     Attributes:
-        name: as specs and commands give it.
-        title: as people call it.
+        name: its name in specs and commands.
+        title: its name in messages.
         num_classes, num_train, num_test: as published.
-        channels, image_size: of the images as they are read where nothing else is asked for.
-        files: what must lie in the folder of data sets, or in one of `folders`.
-        source: where its authors give it out.
-        folders: sub-folders of a folder of data sets where it is looked for, besides the folder itself.
-        find: whether a folder holds a split: where exactly, or None. Without it the set needs no files.
-        fetchable: whether `fedssl data fetch` gets it.
-        read: reads a split of images that lie in arrays, from where `find` found it.
-        listing: lists a split of images that lie in files; they are decoded to the size that is asked for.
+        channels, image_size: the default shape of the images.
+        files: what must be in the folder of data sets, or in one of `folders`.
+        source: where its authors distribute it.
+        folders: sub-folders of a folder of data sets that are searched for it, besides the folder itself.
+        find: returns the path of a split in a folder, or None if the folder does not hold it. Without `find`, the set
+            needs no files.
+        fetchable: whether `fedssl data fetch` can download it.
+        read: reads a split whose images are stored as arrays, from the path that `find` returned.
+        listing: lists a split whose images are stored as files, which are decoded to the size that is asked for.
     """
 
     name: str
@@ -67,7 +68,7 @@ class KnownDataset:
 
 
 def fashion_mnist_file(folder: Path, split: str, kind: Literal["images", "labels"]) -> Path | None:
-    """The idx file, compressed or not, or None."""
+    """Return the path of an idx file, compressed or not, or None if there is no such file."""
     stem = f"{'train' if split == 'train' else 't10k'}-{kind}-idx{3 if kind == 'images' else 1}-ubyte"
     return next((path for path in (folder / f"{stem}.gz", folder / stem) if path.is_file()), None)
 
@@ -111,9 +112,9 @@ def _find_svhn(folder: Path, split: Split) -> Path | None:
 
 
 def _read_digits(_: Path, split: Split) -> ImageData:
-    """scikit-learn's 1,797 digits of 8x8 pixels and 17 grey values, enlarged to 16x16 so that three halvings fit.
+    """Return scikit-learn's digits: 1,797 images of 8x8 pixels and 17 grey values, enlarged to 16x16.
 
-    The last 360 are the test split: other hands wrote them.
+    At 16x16 an encoder can halve the image three times. The last 360 are the test split: other people wrote them.
     """
     from sklearn.datasets import load_digits
 
@@ -174,17 +175,17 @@ _ALL = (
     ),
     KnownDataset(
         name="imagenet-100", title="ImageNet-100", num_classes=100, num_train=126_689, num_test=5_000, image_size=224,
-        files="imagenet-100/ (or imagenet/) with train/ and val/ of ImageNet, both in class folders, and beside it or "
-        "in it imagenet100.txt, the list of the 100 classes (not needed where the folder holds these alone)",
+        files="imagenet-100/ (or imagenet/) with train/ and val/ of ImageNet, both in class folders, and next to it or "
+        "in it imagenet100.txt, the list of the 100 classes (not needed if the folder holds only these)",
         source="https://image-net.org and https://github.com/HobbitLong/CMC/blob/master/imagenet100.txt",
         folders=("imagenet-100", "imagenet100", "imagenet", "ImageNet"),
         find=lambda folder, split: find_imagenet100(folder), listing=list_imagenet100,
     ),
     KnownDataset(
         name="digits", title="scikit-learn's digits", num_classes=10, num_train=1437, num_test=360, channels=1,
-        image_size=16, files="nothing", source="scikit-learn brings it", read=_read_digits,
+        image_size=16, files="nothing", source="scikit-learn contains it", read=_read_digits,
     ),
 )  # fmt: skip
 
 KNOWN: Final[Mapping[str, KnownDataset]] = MappingProxyType({known.name: known for known in _ALL})
-"""By name."""
+"""The known data sets by name."""

@@ -1,6 +1,6 @@
-"""Data sets as files that are registered with a coordinator (`artifacts.images`), from images and back.
+"""Convert images to and from the data-set files that are registered with a coordinator (`artifacts.images`).
 
-The source is read once and goes through in parts: neither a second copy of it nor the file is ever in memory.
+The source is read once, in parts: neither a second copy of it nor the file is ever in memory.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,15 +33,15 @@ from fedssl.protocol.data import DataConfig
 _CHUNK = 2048
 
 Shape = tuple[Literal[1, 3], int]
-"""Channels, and height and width in pixels."""
+"""The number of channels, and the height and width in pixels."""
 
 OnImages = Callable[[int], None]
-"""Called with how many images have been written."""
+"""Called with the number of images that have been written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """At most `max_images` of a split, drawn by the seed; None: all of them, in their order."""
+    """At most `max_images` of a split, drawn by the seed; with None all images, in their order."""
 
     max_images: int | None = None
     seed: int = 0
@@ -55,9 +55,9 @@ def load_own(
     image_size: int | None = None,
     channels: Literal[1, 3] | None = None,
 ) -> ImageData:
-    """:func:`fedssl.data.load_dataset` of images whose shape :func:`own_shape` will be asked for.
+    """Call :func:`fedssl.data.load_dataset` for images that are written in their own shape, see :func:`own_shape`.
 
-    Photographs without an `image_size` are refused before they are decoded. Raises DataError.
+    Raises DataError, for photographs without an `image_size` before they are decoded.
     """
     if image_size is None and (found := file_shape(name_or_path, split, root)) is not None:
         _require_size(found[1])
@@ -65,7 +65,7 @@ def load_own(
 
 
 def own_shape(images: ImageData, image_size: int | None = None, channels: Literal[1, 3] | None = None) -> Shape:
-    """Those given, else the images' own; where these are not square a size must be given. Raises DataError."""
+    """Return the given shape, or the images' own. Raises DataError if they are not square and no size is given."""
     _, own_channels, height, width = images.images.shape
     if image_size is None and height != width:
         raise DataError(f"the images are {height} x {width} pixels: give --image-size to have squares cut out of them")
@@ -86,12 +86,12 @@ def write_public(
     choice: Choice = Choice(),
     on_images: OnImages = lambda count: None,
 ) -> str:
-    """Write a public set, labels left out, and return the file's sha256. Raises DataError where there are no images."""
+    """Write a public set without labels, and return the file's sha256. Raises DataError if there are no images."""
     return write_streams(destination, _public_streams(images, shape, choice, on_images))
 
 
 def has_digest(images: ImageData, digest: str) -> bool:
-    """Whether this is the sha256 of the file that `write_public` makes of all the images as they are."""
+    """Return whether `digest` is the sha256 of the file that `write_public` makes of all images in their own shape."""
     _, channels, height, width = images.images.shape
     if height != width or not len(images):
         return False
@@ -106,24 +106,25 @@ def write_labelled(
     choices: tuple[Choice, Choice] = (Choice(), Choice()),
     on_images: OnImages = lambda count: None,
 ) -> str:
-    """Write a labelled set and return the file's sha256. `choices`: of the training and of the test images.
+    """Write a labelled set and return the file's sha256. `choices` are those of the training and the test images.
 
-    Raises DataError where a split is empty or has no labels.
+    Raises DataError if a split is empty or has no labels.
     """
     if train.labels is None or test.labels is None:
-        raise DataError("the images have no labels, by which encoders are judged: give files or folders by class")
+        raise DataError(
+            "the images have no labels, which the evaluation of encoders needs: give files with labels, or one folder "
+            "per class"
+        )
     chosen = tuple(_chosen(len(split), choice) for split, choice in zip((train, test), choices, strict=True))
     labels = (train.labels[chosen[0]], test.labels[chosen[1]])
     if (highest := max(int(part.max()) for part in labels)) >= MAX_CLASSES:
-        raise DataError(
-            f"there is a label {highest}: at most {MAX_CLASSES} classes, numbered from 0, can be told apart"
-        )
+        raise DataError(f"there is a label {highest}: at most {MAX_CLASSES} classes, numbered from 0, are supported")
     channels, size = shape
     streams = labelled_streams(
         LabelledShape(len(chosen[0]), len(chosen[1]), channels, size),
         _parts(train, chosen[0], shape, lambda count: on_images(len(chosen[1]) + count)),
         labels[0],
-        _parts(test, chosen[1], shape, on_images),  # they come first in the file
+        _parts(test, chosen[1], shape, on_images),  # the test images come first in the file
         labels[1],
         train.class_names if highest < len(train.class_names) <= MAX_CLASSES else (),
     )
@@ -131,12 +132,15 @@ def write_labelled(
 
 
 def open_public(path: Path) -> ImageData:
-    """The images of a public set's file, memory-mapped. Raises ArtifactError where it is none."""
+    """Return the images of a public set's file, memory-mapped. Raises ArtifactError if it is not such a file."""
     return ImageData(map_public(path))
 
 
 def open_labelled(path: Path) -> tuple[ImageData, ImageData]:
-    """Training and test images of a labelled set's file, memory-mapped. Raises ArtifactError where it is none."""
+    """Return the training and test images of a labelled set's file, memory-mapped.
+
+    Raises ArtifactError if it is not such a file.
+    """
     found = map_labelled(path)
     return (
         ImageData(found.train_images, found.train_labels, found.class_names),
@@ -153,7 +157,7 @@ def _public_streams(
 
 def _chosen(num_images: int, choice: Choice) -> NDArray[np.int64]:
     if not num_images:
-        raise DataError("there are no images to register: give a folder, an .npz file or a name that has some")
+        raise DataError("there are no images to register: give a folder, an .npz file or a data set's name")
     return choose_images(num_images, choice.max_images, choice.seed)
 
 

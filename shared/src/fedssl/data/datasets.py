@@ -1,4 +1,4 @@
-"""Data sets by name or path."""
+"""Load data sets by name or path."""
 
 import os
 from collections.abc import Iterator
@@ -19,12 +19,12 @@ from fedssl.errors import DataError
 from fedssl.protocol.data import DataConfig
 
 DATASETS = tuple(KNOWN)
-"""The names that :func:`load_dataset` knows; anything else is a path."""
+"""The names that :func:`load_dataset` knows; any other argument is a path."""
 
 DATA_VARIABLE = "FEDSSL_DATA"
-"""Environment variable: a folder to look for data sets in."""
+"""The environment variable that names a folder of data sets."""
 
-_SYSTEM_FOLDER = Path("/usr/share/datasets")  # where Debian's data set packages put theirs
+_SYSTEM_FOLDER = Path("/usr/share/datasets")  # where Debian's packages install data sets
 
 
 def load_dataset(
@@ -35,22 +35,22 @@ def load_dataset(
     image_size: int | None = None,
     channels: Literal[1, 3] | None = None,
 ) -> ImageData:
-    """Reads one split of a data set.
+    """Read one split of a data set.
 
     Args:
-        name_or_path: one of :data:`DATASETS`, an image folder, or an `.npz` file. A relative path is looked up in the
-            working directory, then in `root`, the folder that `FEDSSL_DATA` names and that of fetched sets.
+        name_or_path: one of :data:`DATASETS`, an image folder, or an `.npz` file. A relative path is resolved in the
+            working directory, then in `root`, the folder that `FEDSSL_DATA` names, and the folder of fetched sets.
         split: "train" or "test".
-        root: folder of data sets, looked through first; then come `FEDSSL_DATA`, the folder of fetched sets and
-            `/usr/share/datasets`. A set may lie in the folder itself or in a sub-folder of its name.
-        image_size: for images that lie in files: the size to decode to; None takes the set's own, or that of a folder's
-            first image. Arrays have a size of their own; :func:`fedssl.data.conform` changes it.
-        channels: for images that lie in files: 1 or 3; None goes by the set, or by a folder's first image.
+        root: a folder of data sets, which is searched first, before `FEDSSL_DATA`, the folder of fetched sets and
+            `/usr/share/datasets`. A set may be in the folder itself or in a sub-folder with its name.
+        image_size: for images stored as files: the size to decode to; None means the set's own, or that of a folder's
+            first image. Arrays keep their own size; :func:`fedssl.data.conform` changes it.
+        channels: for images stored as files: 1 or 3; None means the set's own, or those of a folder's first image.
 
-    Images of a known set that lie in files (ImageNet's subsets) are decoded once and then memory-mapped.
+    The images of a known set that are stored as files (ImageNet's subsets) are decoded once and then memory-mapped.
 
     Raises:
-        DataError: the data cannot be found or read; the message says what to do.
+        DataError: the data cannot be found or read; the message explains what to do.
     """
     _require_split(split)
     if (known := KNOWN.get(name_or_path)) is not None:
@@ -64,15 +64,15 @@ def load_dataset(
 
 
 def load_conformed(name_or_path: str, split: Split, data: DataConfig, root: Path | None = None) -> ImageData:
-    """The same in the size and with the channels of a run. Image files are decoded to that size at once."""
+    """Read one split of a data set with the size and channels of a run. Image files are decoded to that size."""
     images = load_dataset(name_or_path, split, root, image_size=data.image_size, channels=data.channels)
     return conform(images, data)
 
 
 def file_shape(name_or_path: str, split: Split, root: Path | None = None) -> tuple[int, int] | None:
-    """(channels, shorter side in pixels) that :func:`load_dataset` decodes images in files to if nothing else is asked.
+    """Return the default (channels, shorter side in pixels) to which :func:`load_dataset` decodes image files.
 
-    Only the first is opened for it. None where the images are arrays. Raises DataError.
+    Opens only the first image. Returns None if the images are arrays. Raises DataError.
     """
     _require_split(split)
     if (known := KNOWN.get(name_or_path)) is not None:
@@ -84,7 +84,7 @@ def file_shape(name_or_path: str, split: Split, root: Path | None = None) -> tup
 def load_labels(
     name_or_path: str, split: Split, root: Path | None = None
 ) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
-    """Labels (N,) and class names of the images that :func:`load_dataset` reads; no image file is decoded."""
+    """Return labels (N,) and class names of the images of :func:`load_dataset`, without decoding image files."""
     _require_split(split)
     known = KNOWN.get(name_or_path)
     if known is None:
@@ -100,9 +100,9 @@ def load_labels(
 
 
 def find_dataset(name: str, split: Split = "train", root: Path | None = None) -> Path | None:
-    """Where a known set lies on this machine, looked for as in :func:`load_dataset`; None where it does not.
+    """Return the path of a known set on this machine, searched for as in :func:`load_dataset`, or None.
 
-    A set that needs no files has no place either.
+    Returns None also for a set that needs no files.
     """
     known = KNOWN[name]
     if known.find is None:
@@ -112,14 +112,14 @@ def find_dataset(name: str, split: Split = "train", root: Path | None = None) ->
 
 
 def find_fashion_mnist(root: Path | None = None) -> Path | None:
-    """The folder that holds all four idx files of Fashion-MNIST, looked for as in :func:`load_dataset`, or None."""
+    """Return the folder with all four idx files of Fashion-MNIST, searched for as in :func:`load_dataset`, or None."""
     return find_dataset("fashion-mnist", "train", root)
 
 
 def how_to_get(known: KnownDataset) -> str:
-    """What a person has to do for a set to be found."""
+    """Return instructions for a person to make a set available."""
     fetch = f"run `fedssl data fetch {known.name}`, or " if known.fetchable else ""
-    return f"{fetch}get {known.files} from {known.source}, put that into a folder and set {DATA_VARIABLE} to the folder"
+    return f"{fetch}get {known.files} from {known.source}, put it into a folder and set {DATA_VARIABLE} to the folder"
 
 
 def _load_known(
@@ -127,7 +127,7 @@ def _load_known(
 ) -> ImageData:
     path = Path() if known.find is None else _require(known, split, root)
     if known.listing is None:
-        assert known.read is not None, "a known set is read in one of two ways"
+        assert known.read is not None, "a known set has `listing` or `read`"
         return known.read(path, split)
     files = known.listing(path, split)
     images = decoded(files, channels or known.channels, image_size or known.image_size)
@@ -145,17 +145,17 @@ def _compare(known: KnownDataset, split: Split, num_images: int) -> None:
     published = known.num_train if split == "train" else known.num_test
     if num_images != published:
         log.warning(
-            "%s: %s %s images are here, %s were published", known.title, f"{num_images:,}", split, f"{published:,}"
+            "%s: there are %s %s images, but %s were published", known.title, f"{num_images:,}", split, f"{published:,}"
         )
 
 
 def _require_split(split: str) -> None:
     if split not in ("train", "test"):
-        raise DataError(f"there is no split {split!r}: it is train or test")
+        raise DataError(f"there is no split {split!r}: take train or test")
 
 
 def _places(root: Path | None, *names: str) -> Iterator[Path]:
-    """Where a data set may lie, in order."""
+    """Yield the places where a data set may be, in the order of the search."""
     variable = os.environ.get(DATA_VARIABLE)
     for folder in (root, Path(variable).expanduser() if variable else None, cache_folder()):
         if folder is not None:
@@ -165,7 +165,7 @@ def _places(root: Path | None, *names: str) -> Iterator[Path]:
 
 
 def _find_path(name: str, root: Path | None) -> Path:
-    """A folder or an .npz file."""
+    """Return the path of a folder or an .npz file. Raises DataError if there is none."""
     path = Path(name).expanduser()
     if not path.exists():
         found = (place for place in _places(root, name) if place.exists() and place.name == path.name)

@@ -1,9 +1,9 @@
 """Decoded images of public data sets, kept as memory maps so that the second start is quick and memory stays bounded.
 
-Each set of images lies in `decoded/<key>/` below the cache folder, as `images.npy` (uint8, (N, C, H, W)) with
-`about.json` for whoever wonders what it is. The key is a sha256 over the files' names and contents (checksums in an
-archive, size and time of change in a folder), the shape asked for, and the decoder: whatever changes the pixels changes
-the key, and nothing here is ever out of date. Any of it can be removed at any time.
+Each set of images is in `decoded/<key>/` below the cache folder, as `images.npy` (uint8, (N, C, H, W)) with a
+description in `about.json`. The key is a sha256 over the files' names and contents (checksums in an archive, size and
+time of change in a folder), the shape, and the decoder. A change of the pixels therefore changes the key, and nothing
+here is ever out of date. Everything here can be removed at any time.
 """
 
 import fcntl
@@ -22,18 +22,18 @@ from fedssl.cache import cache_folder
 from fedssl.data.decoding import ImageFiles, decode_chunks, log
 from fedssl.errors import DataError
 
-_VERSION = 2  # of how images are decoded
+_VERSION = 2  # the version of the decoding
 _IMAGES, _ABOUT = "images.npy", "about.json"
 
 
 def decoded(files: ImageFiles, channels: int, size: int) -> NDArray[np.uint8]:
-    """All images, (N, channels, size, size), read-only and memory-mapped; decoded where nobody has done it yet.
+    """Return all images, (N, channels, size, size), read-only and memory-mapped; decode them if that was not done yet.
 
-    One process decodes, others that want the same images wait for it. A process that is killed leaves nothing that
-    counts, and the next one begins anew. Images come from the cache folder only if they are complete.
+    One process decodes; other processes that need the same images wait for it. What a killed process has written is not
+    used: the next process starts again. Images are read from the cache folder only if they are complete.
 
     Raises:
-        DataError: an image cannot be decoded, or the decoded ones cannot be kept.
+        DataError: an image cannot be decoded, or the decoded images cannot be stored.
     """
     shape = (len(files), channels, size, size)
     place = cache_folder() / "decoded" / _key(files, channels, size)
@@ -42,13 +42,13 @@ def decoded(files: ImageFiles, channels: int, size: int) -> NDArray[np.uint8]:
         return images
     try:
         with _locked(place):
-            images = _kept(place, shape)  # another process may just have decoded them
+            images = _kept(place, shape)  # another process may have decoded them in the meantime
             if images is None:
                 _decode_into(place, files, shape)
                 images = _kept(place, shape)
     except OSError as error:
         raise DataError(
-            f"decoded images of {files.title} cannot be kept in {place.parent} ({error.strerror}): "
+            f"decoded images of {files.title} cannot be stored in {place.parent} ({error.strerror}): "
             "make room there, or set XDG_CACHE_HOME to another folder"
         ) from error
     if images is None:
@@ -64,7 +64,7 @@ def _key(files: ImageFiles, channels: int, size: int) -> str:
 
 
 def _kept(place: Path, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
-    """The images in a folder of the cache, or None where they are not there, or not as they should be."""
+    """Return the images in a folder of the cache, or None if they are missing or damaged."""
     try:
         images = np.load(place / _IMAGES, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError):
@@ -74,7 +74,7 @@ def _kept(place: Path, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
 
 @contextmanager
 def _locked(place: Path) -> Iterator[None]:
-    """Holds the lock on a folder of the cache; the kernel drops it if this process dies."""
+    """Hold the lock on a folder of the cache; the kernel releases it if this process dies."""
     place.parent.mkdir(parents=True, exist_ok=True)
     with place.with_suffix(".lock").open("w") as file:
         try:
@@ -86,7 +86,7 @@ def _locked(place: Path) -> Iterator[None]:
 
 
 def _decode_into(place: Path, files: ImageFiles, shape: tuple[int, int, int, int]) -> None:
-    """Writes the images beside their place and then moves them there, so that half of them never counts."""
+    """Write the images to a temporary folder next to their place, and then rename it, so that they appear complete."""
     num_bytes = int(np.prod(shape, dtype=np.int64))
     free = shutil.disk_usage(place.parent).free
     if num_bytes > free:
@@ -94,19 +94,19 @@ def _decode_into(place: Path, files: ImageFiles, shape: tuple[int, int, int, int
             f"the decoded images of {files.title} take {num_bytes / 1e9:.1f} GB and {place.parent} has "
             f"{free / 1e9:.1f} GB left: make room there, or set XDG_CACHE_HOME to another folder"
         )
-    log.info("decoding %s images of %s, once; they are kept in %s", f"{len(files):,}", files.title, place)
+    log.info("decoding %s images of %s once; they are stored in %s", f"{len(files):,}", files.title, place)
     partial = place.with_suffix(".partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed
     partial.mkdir()
     try:
-        # Written, not mapped: a full disk is an error then, and not the end of the process.
+        # Written, not mapped, so that a full disk raises an error and does not kill the process.
         with (partial / _IMAGES).open("wb") as file:
             np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
             for chunk in decode_chunks(files, *shape[1:3]):
                 file.write(chunk.data)
         about = {"images": files.title, "from": str(files.tree.path), "shape": shape, "decoder": PIL.__version__}
         (partial / _ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-        shutil.rmtree(place, ignore_errors=True)  # damaged, or it would have been read
+        shutil.rmtree(place, ignore_errors=True)  # damaged, otherwise it would have been read
         partial.rename(place)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

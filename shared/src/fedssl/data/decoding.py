@@ -1,4 +1,4 @@
-"""Decoding image files, many at once, in bounded memory."""
+"""Decode image files, many at a time, in bounded memory."""
 
 import logging
 import os
@@ -20,25 +20,25 @@ from fedssl.errors import DataError
 log = logging.getLogger("fedssl.data")
 
 _FORMATS = ("JPEG", "PNG", "BMP", "WEBP")
-# What PIL and its plugins raise on damaged files; a decompression bomb is an Exception of its own.
+# What PIL and its plugins raise for damaged files. The error for a decompression bomb derives from Exception directly.
 _IMAGE_ERRORS = (OSError, ValueError, TypeError, SyntaxError, LookupError, ArithmeticError, EOFError, struct.error,
                  Image.DecompressionBombError)  # fmt: skip
 _GREY = ("1", "L", "LA")
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")  # grey too
 _CHUNK_IMAGES, _CHUNK_BYTES = 1024, 32 << 20
 _MAX_THREADS = 16
-# PIL lets other threads run while it decodes; for smaller images, taking turns costs more than it gains.
+# PIL releases the GIL while it decodes; for smaller images, switching threads costs more than it gains.
 _THREADS_FROM_PIXELS = 128 * 128
 _NUM_REPORTS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFiles:
-    """Images that lie in files, not decoded yet.
+    """Images that are stored as files and not decoded yet.
 
     Attributes:
-        title: what they are called in messages.
-        tree: where they lie.
+        title: their name in messages.
+        tree: the folder or archive that holds them.
         names: the files, in the order of the images.
         labels: int64 class numbers (N,), or None.
         class_names: the classes by number.
@@ -55,7 +55,7 @@ class ImageFiles:
 
 
 def shape_of_first(files: ImageFiles, image_size: int | None, channels: int | None) -> tuple[int, int]:
-    """(channels, size) as asked for, or as the first image has them: its shorter side, 1 channel if it is grey."""
+    """Return (channels, size) as given, or those of the first image: its shorter side, and 1 channel if it is grey."""
     with _opened(files, files.names[0]) as first:
         size = image_size if image_size is not None else min(first.size)
         grey = channels == 1 or (channels is None and first.mode in (*_GREY, *_SIXTEEN_BITS))
@@ -63,9 +63,9 @@ def shape_of_first(files: ImageFiles, image_size: int | None, channels: int | No
 
 
 def decode_chunks(files: ImageFiles, channels: int, size: int) -> Iterator[NDArray[np.uint8]]:
-    """All images in their order, as arrays (n, channels, size, size) of at most some tens of megabytes.
+    """Yield all images in order, as arrays (n, channels, size, size) of at most some tens of megabytes.
 
-    The shorter side is scaled to `size` and the middle is cut out. Progress goes to the logger `fedssl.data`.
+    The shorter side is scaled to `size` and the middle is cut out. Progress is logged to `fedssl.data`.
 
     Raises:
         DataError: an image cannot be decoded; the message names it.
@@ -90,11 +90,11 @@ def decode_chunks(files: ImageFiles, channels: int, size: int) -> Iterator[NDArr
 
 
 def decode_to_memory(files: ImageFiles, channels: int, size: int) -> NDArray[np.uint8]:
-    """All images, (N, channels, size, size). Raises DataError."""
+    """Return all images, (N, channels, size, size). Raises DataError."""
     needed, memory = len(files) * channels * size * size, memory_bytes()
     if needed > memory:
         raise DataError(
-            f"the images of {files.title} take {needed / 1e9:,.1f} GB at {size} x {size} pixels, this machine has "
+            f"the images of {files.title} take {needed / 1e9:,.1f} GB at {size} x {size} pixels, but this machine has "
             f"{memory / 1e9:,.1f} GB of memory: take a smaller image size, or fewer images"
         )
     images = np.empty((len(files), channels, size, size), np.uint8)
@@ -131,7 +131,7 @@ def _opened(files: ImageFiles, name: str) -> Image.Image:
 def _decode(files: ImageFiles, name: str, mode: str, size: int) -> NDArray[np.uint8]:
     with _opened(files, name) as image:
         try:
-            # Photographs say in their EXIF data which side is up.
+            # The EXIF data of photographs records their orientation.
             upright = _in_bytes(ImageOps.exif_transpose(image)).convert(mode)
         except _IMAGE_ERRORS as error:
             raise _damaged(files, name, error) from error
@@ -141,14 +141,14 @@ def _decode(files: ImageFiles, name: str, mode: str, size: int) -> NDArray[np.ui
 
 
 def _in_bytes(image: Image.Image) -> Image.Image:
-    """With values of 8 bits, of which PIL's own conversion makes white wherever there is more than 255."""
+    """Return the image with values of 8 bits. PIL's own conversion would turn every value above 255 white."""
     if image.mode in _SIXTEEN_BITS:
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise ValueError("its values have no known range; save it with 8 bits, choosing what is black and what white")
+        raise ValueError("the range of its values is unknown; save it with 8 bits, which sets black and white")
     return image
 
 
 def _damaged(files: ImageFiles, name: str, error: Exception) -> DataError:
     path: Path = files.tree.path / name
-    return DataError(f"cannot decode {path}: {error}; repair the image or take it away")
+    return DataError(f"cannot decode {path}: {error}; repair the image or remove it")

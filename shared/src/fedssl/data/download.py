@@ -1,4 +1,4 @@
-"""Downloading data sets from their authors' servers, checked against the checksums of the published files."""
+"""Download data sets from their authors' servers, and check them against the checksums of the published files."""
 
 import hashlib
 import http.client
@@ -23,13 +23,13 @@ _NUM_REPORTS = 10
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """One file of a data set: nothing of another length or content is kept.
+    """One file of a data set. A file of another length or content is not kept.
 
     Attributes:
-        url: on its authors' server.
+        url: its address on its authors' server.
         num_bytes: its length.
-        sha256: of its content.
-        folder: of a tar archive: the folder in it that is unpacked; "": the file is kept as it is.
+        sha256: the digest of its content.
+        folder: the folder in a tar archive that is unpacked; empty if the file is kept as it is.
         members: the files in that folder.
     """
 
@@ -44,7 +44,7 @@ class Download:
         return self.url.rpartition("/")[2]
 
 
-# Servers without https are good enough: the checksums are those of the files that everybody uses.
+# Servers without https are sufficient, because the checksums are those of the published files.
 DOWNLOADS: Final[Mapping[str, tuple[Download, ...]]] = MappingProxyType(
     {
         "cifar10": (
@@ -79,19 +79,19 @@ DOWNLOADS: Final[Mapping[str, tuple[Download, ...]]] = MappingProxyType(
         ),
     }
 )  # fmt: skip
-"""By the data set's name. ImageNet's own images are given out only to those who have agreed to its terms."""
+"""The downloads by the data set's name. ImageNet's own images are available only after agreeing to its terms."""
 
 
 def download(name: str, directory: Path, progress: Progress) -> Path | None:
-    """Downloads a data set into `directory/name`, which appears only once all of it is there and right.
+    """Download a data set into `directory/name`. Files appear there only when all have arrived and were checked.
 
     Args:
         name: one of :data:`DOWNLOADS`.
-        directory: folder of data sets; made if it is missing.
-        progress: called with a sentence about each step, and with what went wrong.
+        directory: the folder of data sets, which is created if it is missing.
+        progress: called with a sentence about each step, and with the error if the download fails.
 
     Returns:
-        The folder that holds the files, or None where they could not be had.
+        The folder that holds the files, or None if the download failed.
     """
     target = directory / name
     directory.mkdir(parents=True, exist_ok=True)
@@ -109,18 +109,18 @@ def download(name: str, directory: Path, progress: Progress) -> Path | None:
 
 
 def _fetch(file: Download, path: Path, progress: Progress) -> str:
-    """Writes the file; returns what is wrong with it, or ""."""
+    """Write the file. Returns what is wrong with it, or ""."""
     progress(f"downloading {file.name} ({file.num_bytes / 1e6:,.0f} MB)")
     try:
         with urllib.request.urlopen(file.url, timeout=_SOCKET_SECONDS) as response, path.open("wb") as out:
             digest = _copy(response, out, file, progress)
     except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
         return f"the download failed: {error}"
-    return "" if digest == file.sha256 else "what arrived is not the published file"
+    return "" if digest == file.sha256 else "the downloaded file is not the published one"
 
 
 def _copy(response: BinaryIO, out: BinaryIO, file: Download, progress: Progress) -> str:
-    """The sha256 of what arrived; no more than one chunk beyond the published length is read."""
+    """Copy the response, at most one chunk beyond the published length. Returns the sha256 of the copy."""
     digest = hashlib.sha256()
     arrived, reported = 0, 0
     while arrived <= file.num_bytes and (chunk := response.read(_CHUNK_BYTES)):
@@ -134,13 +134,13 @@ def _copy(response: BinaryIO, out: BinaryIO, file: Download, progress: Progress)
 
 
 def _unpack(file: Download, archive: Path, ready: Path) -> str:
-    """Takes the known files out of a tar archive, and nothing else; returns what is wrong with it, or ""."""
+    """Unpack only the known files from a tar archive. Returns what is wrong with it, or ""."""
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for name in file.members:
                 content = tar.extractfile(f"{file.folder}/{name}")
                 if content is None:
-                    return f"{name} in it is no file"
+                    return f"{name} in it is not a file"
                 with content, (ready / name).open("wb") as out:
                     while chunk := content.read(_CHUNK_BYTES):
                         out.write(chunk)
@@ -150,7 +150,7 @@ def _unpack(file: Download, archive: Path, ready: Path) -> str:
 
 
 def _publish(ready: Path, target: Path) -> None:
-    """Moves all files to where they are looked for, one by one: each appears whole."""
+    """Move all files to their target, one by one, so that each appears whole."""
     target.mkdir(parents=True, exist_ok=True)
     for path in sorted(ready.iterdir()):
         os.replace(path, target / path.name)

@@ -1,4 +1,4 @@
-"""Fetching Fashion-MNIST: 31 MB, checked against the checksums of the published files."""
+"""Fetch Fashion-MNIST, 31 MB, and check it against the checksums of the published files."""
 
 import gzip
 import hashlib
@@ -17,7 +17,7 @@ from fedssl.data.datasets import DATA_VARIABLE, find_fashion_mnist
 
 Progress = Callable[[str], None]
 
-# Length and sha256 of the files' content once decompressed: Debian compresses the same content with another header.
+# Length and sha256 of the files' decompressed content, because Debian compresses the same content with another header.
 _FILES = {
     "train-images-idx3-ubyte": (47_040_016, "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888"),
     "train-labels-idx1-ubyte": (60_008, "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9"),
@@ -25,28 +25,28 @@ _FILES = {
     "t10k-labels-idx1-ubyte": (10_008, "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34"),
 }
 _PACKAGE = "dataset-fashion-mnist"
-# Its authors' server, where torchvision takes the files from too. It has no https; the checksums stand in for that.
+# The authors' server, which torchvision uses too. It has no https; the checksums replace that.
 _SERVER = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
 _APT_SECONDS = 45.0
 _SOCKET_SECONDS = 15.0
 _CHUNK_BYTES = 1 << 20
-_MOST_BYTES = 32 << 20  # the longest of the four has 26.4 MB, packed
+_MOST_BYTES = 32 << 20  # the longest of the four files has 26.4 MB compressed
 
 
 def fetch_fashion_mnist(directory: Path, progress: Progress) -> Path | None:
-    """Makes sure that Fashion-MNIST is on this machine and intact.
+    """Make sure that Fashion-MNIST is on this machine and intact.
 
-    Looks in `directory` and the other places of :func:`~fedssl.data.load_dataset`; then asks apt for the Debian
-    package, which is unpacked but not installed and needs no root; then downloads from the authors' server. The files
-    go to `directory/fashion-mnist`, and only once all four are complete and their checksums right.
+    Searches `directory` and the other places of :func:`~fedssl.data.load_dataset`. If it is not there, asks apt for the
+    Debian package, which is unpacked but not installed and needs no root, and otherwise downloads the files from the
+    authors' server. They are moved to `directory/fashion-mnist` when all four are complete and their checksums match.
 
     Args:
-        directory: folder of data sets; made if it is missing.
+        directory: the folder of data sets, which is created if it is missing.
         progress: called with a sentence about each step, and with instructions if all of them fail.
 
     Returns:
-        The folder that holds the files, or None. No step waits for longer than a minute: without a network it takes
-        seconds, where packets vanish silently about two minutes.
+        The folder that holds the files, or None. No step waits for longer than a minute: without a network it fails
+        within seconds, and if packets are dropped silently, within about two minutes.
     """
     target = directory / "fashion-mnist"
     found = find_fashion_mnist(directory)
@@ -67,7 +67,7 @@ def fetch_fashion_mnist(directory: Path, progress: Progress) -> Path | None:
                 _publish(fetched, target)
                 progress(f"Fashion-MNIST is in {target}")
                 return target
-            progress(f"what arrived is damaged ({', '.join(damaged)})")
+            progress(f"the fetched files are damaged ({', '.join(damaged)})")
     progress(
         f"could not fetch Fashion-MNIST. By hand: put {', '.join(f'{name}.gz' for name in _FILES)} into {target}, "
         f"or into any folder and set {DATA_VARIABLE} to it; the Debian package {_PACKAGE} installs them too"
@@ -76,41 +76,41 @@ def fetch_fashion_mnist(directory: Path, progress: Progress) -> Path | None:
 
 
 def damaged_files(folder: Path) -> list[str]:
-    """Names of Fashion-MNIST's files that `folder` lacks, compressed or not, or whose content is not as published."""
+    """Return the names of Fashion-MNIST's files that `folder` lacks, or whose content is not the published one."""
     return [name for name, (length, digest) in _FILES.items() if _content_digest(folder / name, length) != digest]
 
 
 def _content_digest(path: Path, length: int) -> str | None:
-    """sha256 of the content of `path` or `path`.gz, None if it cannot be read or has another length."""
+    """Return the sha256 of the content of `path` or `path`.gz, or None if it is unreadable or has another length."""
     zipped = path.with_name(f"{path.name}.gz")
     try:
         with gzip.open(zipped) if zipped.is_file() else path.open("rb") as file:
-            content = file.read(length + 1)  # no more: a damaged header may promise gigabytes
+            content = file.read(length + 1)  # bounded, because a damaged header may announce gigabytes
     except (OSError, EOFError, zlib.error):
         return None
     return hashlib.sha256(content).hexdigest() if len(content) == length else None
 
 
 def _publish(fetched: Path, target: Path) -> None:
-    """Moves the files to where they are looked for. Each appears whole, and fewer than four never count as the set."""
+    """Move the files to their target. Each appears whole, and fewer than four are never taken for the set."""
     target.mkdir(parents=True, exist_ok=True)
     for name in _FILES:
         os.replace(fetched / f"{name}.gz", target / f"{name}.gz")
 
 
 def _from_debian(folder: Path, progress: Progress) -> Path | None:
-    """Downloads and unpacks the Debian package where apt serves it."""
+    """Download and unpack the Debian package, if apt provides it."""
     if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
         return None
     progress(f"asking apt for {_PACKAGE}")
     if not _download_package(folder, []):
-        # Old or empty package lists: read new ones, into this folder, so that the machine's own stay as they are.
+        # The package lists may be old or empty: read new ones into this folder, and leave the machine's own unchanged.
         private = [f"Dir::State::Lists={folder}/lists", f"Dir::Cache={folder}/cache"]
         for name in ("lists/partial", "cache/archives/partial"):
             (folder / name).mkdir(parents=True)
         progress("reading new package lists")
         if not _apt(["update"], folder, private) or not _download_package(folder, private):
-            progress(f"apt does not serve {_PACKAGE} here")
+            progress(f"apt does not provide {_PACKAGE} on this machine")
             return None
     for package in folder.glob(f"{_PACKAGE}*.deb"):
         if _run(["dpkg-deb", "-x", str(package), str(folder / "unpacked")], folder):
@@ -123,14 +123,14 @@ def _download_package(folder: Path, options: list[str]) -> bool:
 
 
 def _apt(arguments: list[str], folder: Path, options: list[str]) -> bool:
-    # apt's own download user could not write to this folder, so apt stays who it is.
+    # apt's own download user could not write to this folder, so apt keeps the user of this process.
     timeouts = [f"Acquire::{scheme}::Timeout={_SOCKET_SECONDS:.0f}" for scheme in ("http", "https")]
     options = ["APT::Sandbox::User=root", "Acquire::Retries=0", *timeouts, *options]
     return _run(["apt-get", "-q", *(part for option in options for part in ("-o", option)), *arguments], folder)
 
 
 def _run(command: list[str], folder: Path) -> bool:
-    """Whether the command ended well in time. Its output goes nowhere: a pipe that a child holds would outlast it."""
+    """Return whether the command succeeded in time. Its output is discarded: a child could keep a pipe open."""
     quiet = subprocess.DEVNULL
     try:
         done = subprocess.run(
@@ -142,7 +142,7 @@ def _run(command: list[str], folder: Path) -> bool:
 
 
 def _from_server(folder: Path, progress: Progress) -> Path | None:
-    """Downloads the four files from the authors' server."""
+    """Download the four files from the authors' server."""
     for name in _FILES:
         progress(f"downloading {name}.gz")
         try:
@@ -152,7 +152,7 @@ def _from_server(folder: Path, progress: Progress) -> Path | None:
             ):
                 while chunk := response.read(_CHUNK_BYTES):
                     if file.tell() + len(chunk) > _MOST_BYTES:
-                        raise ValueError(f"{name}.gz is longer than what is published")
+                        raise ValueError(f"{name}.gz is longer than the published file")
                     file.write(chunk)
         except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
             progress(f"the download failed: {error}")

@@ -1,4 +1,4 @@
-"""Image folders: one sub-folder a class, or loose images without labels."""
+"""Image folders: one sub-folder per class, or loose images without labels."""
 
 import os
 from pathlib import Path
@@ -12,14 +12,14 @@ from fedssl.errors import DataError
 
 
 def read_folder(folder: Path, split: str, image_size: int | None = None, channels: int | None = None) -> ImageData:
-    """Decodes all images below a folder, into memory: somebody's own images are copied to nowhere else.
+    """Decode all images below a folder into memory. A data owner's own images are not copied to any other place.
 
     Args:
-        folder: the data set, as :func:`list_folder` has it.
+        folder: the data set, laid out as in :func:`list_folder`.
         split: "train" or "test".
-        image_size: shorter side after scaling, in pixels; the middle square is cut out. None: the shorter side of the
-            first image.
-        channels: 3 or 1; None: 1 if the first image is grey, else 3.
+        image_size: the shorter side after scaling, in pixels; the middle square is cut out. None means the shorter side
+            of the first image.
+        channels: 3 or 1; None means 1 if the first image is grey, else 3.
 
     Raises:
         DataError: there are no images, or one cannot be decoded; the message names it.
@@ -30,27 +30,27 @@ def read_folder(folder: Path, split: str, image_size: int | None = None, channel
 
 
 def list_folder(folder: Path, split: str) -> ImageFiles:
-    """The images below a folder, not decoded.
+    """List the images below a folder without decoding them.
 
-    The classes are the sub-folders in the order of their names, and so are the images of a class. Images that lie in
-    the folder itself are unlabelled. A folder with sub-folders `train` and `test` (or `val`, where there is no `test`)
-    holds both splits; any other is a training split.
+    The classes are the sub-folders in the order of their names; the images of a class are in that order too. Images in
+    the folder itself are unlabelled. A folder with sub-folders `train` and `test` (or `val` if there is no `test`)
+    holds both splits; any other folder is a training split.
 
     Raises:
-        DataError: there are none, or the folder cannot be read.
+        DataError: there are no images, or the folder cannot be read.
     """
     tree = FolderTree(_split_folder(folder, split))
     classes, loose = tree.folders(""), tree.images("")
     if loose and classes:
         raise DataError(
-            f"{tree.path} holds both images and sub-folders: move the images into a class, or the folders away"
+            f"{tree.path} holds both images and sub-folders: move the images into a class, or remove the folders"
         )
     names = loose or [f"{name}/{image}" for name in classes for image in tree.images(name)]
     if not names:
         packed = next((path.name for path in sorted(tree.path.glob("*.npz"))), None) if tree.path.is_dir() else None
         hint = f", or name the file: {packed}" if packed else ""
         raise DataError(
-            f"{tree.path} holds no images: put them into one sub-folder a class ({', '.join(SUFFIXES)}){hint}"
+            f"{tree.path} holds no images: put them into one sub-folder per class ({', '.join(SUFFIXES)}){hint}"
         )
     if loose:
         return ImageFiles(str(folder), tree, tuple(names))
@@ -60,7 +60,7 @@ def list_folder(folder: Path, split: str) -> ImageFiles:
 
 
 def _readable(name: str) -> str:
-    """A folder's name as a text: what is not UTF-8 in it can be shown and sent nowhere."""
+    """Return a folder's name as text, with bytes replaced that are not UTF-8 and could not be displayed or sent."""
     return os.fsencode(name).decode("utf-8", errors="replace")
 
 

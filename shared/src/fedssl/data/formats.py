@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from fedssl.data.images import ImageData, memory_bytes
 from fedssl.errors import DataError
 
-_IDX_UINT8 = 8  # the format's code for unsigned bytes, the only type that image sets use
+_IDX_UINT8 = 8  # the format's code for unsigned bytes, the only type used by image sets
 _ARRAY_ERRORS = (OSError, EOFError, ValueError, KeyError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error)
-_MAX_BYTES = 1 << 30  # of one idx or CIFAR file, uncompressed: five times the largest
+_MAX_BYTES = 1 << 30  # the largest size of one idx or CIFAR file, uncompressed: five times the largest that exists
 _GZIP = 31  # zlib's code for a gzip stream
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """The array in an idx file of unsigned bytes, gzip-compressed if its name ends in `.gz`.
+    """Read the array in an idx file of unsigned bytes, which is gzip-compressed if its name ends in `.gz`.
 
     Raises:
         DataError: the file cannot be read, or its length is not what its header announces.
@@ -50,7 +50,7 @@ def _read_bounded(path: Path) -> bytes:
 
 
 def read_idx_pair(images: Path, labels: Path, class_names: tuple[str, ...]) -> ImageData:
-    """One split of an MNIST-like set: images (N, H, W) of one channel and labels (N,)."""
+    """Read one split of an MNIST-like set: images (N, H, W) of one channel and labels (N,)."""
     pixels, numbers = read_idx(images), read_idx(labels)
     if pixels.ndim != 3 or numbers.shape != (len(pixels),):
         raise DataError(f"{images} has shape {pixels.shape} and {labels} {numbers.shape}: they do not belong together")
@@ -62,15 +62,15 @@ def read_idx_pair(images: Path, labels: Path, class_names: tuple[str, ...]) -> I
 
 
 def read_cifar(files: list[Path], num_classes: int, names: Path | None) -> ImageData:
-    """CIFAR's binary version: records of a label and 3 x 32 x 32 bytes, with a coarse label first where there are 100.
+    """Read CIFAR's binary version: records of a label (CIFAR-100: a coarse and a fine label) and 3 x 32 x 32 bytes.
 
     Args:
-        files: in order; CIFAR-10's training set has five.
+        files: the files in order; CIFAR-10's training set has five.
         num_classes: 10 or 100.
-        names: text file of class names, one a line, or None.
+        names: a text file of class names, one per line, or None.
 
     Raises:
-        DataError: a file cannot be read, does not hold whole records, or has a label that is no class.
+        DataError: a file cannot be read, does not hold whole records, or has a label that is not a class.
     """
     label_bytes = 1 if num_classes == 10 else 2
     length = label_bytes + 3 * 32 * 32
@@ -92,7 +92,7 @@ def read_cifar(files: list[Path], num_classes: int, names: Path | None) -> Image
 
 
 def _class_names(path: Path | None) -> tuple[str, ...]:
-    """One name a line; none where the file is missing or unreadable: they are only for people."""
+    """Return one name per line, or no names if the file is missing or unreadable, because only people read them."""
     try:
         return tuple(path.read_text(encoding="utf-8", errors="replace").split()) if path is not None else ()
     except OSError:
@@ -100,10 +100,10 @@ def _class_names(path: Path | None) -> tuple[str, ...]:
 
 
 def read_npz(path: Path, split: str) -> ImageData:
-    """One split of an `.npz` file.
+    """Read one split of an `.npz` file.
 
-    Keys: `images` (uint8, (N, H, W), (N, H, W, C) or (N, C, H, W)), `labels` (whole numbers (N,), may be missing) and
-    `class_names` (strings, may be missing). The test split has the same keys with `test_` before them.
+    Its keys are `images` (uint8, (N, H, W), (N, H, W, C) or (N, C, H, W)), `labels` (whole numbers (N,), optional) and
+    `class_names` (strings, optional). The test split has the same keys with the prefix `test_`.
 
     Raises:
         DataError: the file cannot be read, a key is missing or an array is not as described.
@@ -129,7 +129,7 @@ def read_npz(path: Path, split: str) -> ImageData:
 
 
 def save_npz(path: Path, data: ImageData, test: ImageData | None = None) -> None:
-    """Writes images, and labels and class names where there are any, for :func:`read_npz`; `test` is the test split."""
+    """Write images, labels and class names, if there are any, for :func:`read_npz`; `test` is the test split."""
     arrays: dict[str, NDArray[np.generic]] = {"images": data.images}
     if data.labels is not None:
         arrays["labels"] = data.labels
@@ -140,14 +140,14 @@ def save_npz(path: Path, data: ImageData, test: ImageData | None = None) -> None
         if test.labels is not None:
             arrays["test_labels"] = test.labels
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:  # an open file: np.savez would add a suffix to a name without one
+    with path.open("wb") as file:  # an open file, because np.savez would add a suffix to a name without one
         np.savez(file, allow_pickle=False, **arrays)
 
 
 def _array(archive: "np.lib.npyio.NpzFile", key: str) -> NDArray[np.generic]:
     found = archive[key]
-    if not isinstance(found, np.ndarray):  # numpy gives a member that is no array as its bytes
-        raise ValueError(f"its member {key} is no array")
+    if not isinstance(found, np.ndarray):  # numpy returns the bytes of a member that is not an array
+        raise ValueError(f"its member {key} is not an array")
     return found
 
 
@@ -156,7 +156,7 @@ def _require_memory(path: Path) -> None:
         needed = max((member.file_size for member in archive.infolist()), default=0)
     memory = memory_bytes()
     if needed > memory:
-        raise ValueError(f"an array takes {needed / 1e9:,.1f} GB, this machine has {memory / 1e9:,.1f} GB of memory")
+        raise ValueError(f"an array takes {needed / 1e9:,.1f} GB, but the machine has {memory / 1e9:,.1f} GB of memory")
 
 
 def _channels_first(images: NDArray[np.generic], path: Path) -> NDArray[np.uint8]:

@@ -1,6 +1,6 @@
-"""Subsets of ImageNet: Tiny-ImageNet, Mini-ImageNet and ImageNet-100, listed as their authors distribute them.
+"""Subsets of ImageNet, as their authors distribute them: Tiny-ImageNet, Mini-ImageNet and ImageNet-100.
 
-Classes are numbered in the order of their WordNet ids, as torchvision's ImageFolder numbers them.
+Classes are numbered in the order of their WordNet ids, as in torchvision's ImageFolder.
 """
 
 import csv
@@ -19,27 +19,27 @@ IMAGENET100_LIST = "imagenet100.txt"
 MINI_LISTS = ("train.csv", "val.csv", "test.csv")
 
 _WORDNET_ID = re.compile(r"n\d{8}")
-_MINI_TEST_PART = 6  # of each class's 600 images, the last sixth
+_MINI_TEST_PART = 6  # the last sixth of each class's 600 images are test images
 
 
 def find_tiny(folder: Path) -> Path | None:
-    """Tiny-ImageNet in `folder`: the unpacked set, or else the archive."""
+    """Return the path of Tiny-ImageNet in `folder`: the unpacked set, otherwise the archive, or None."""
     if (folder / "wnids.txt").is_file() and (folder / "train").is_dir() and (folder / "val").is_dir():
         return folder
     return folder / TINY_ZIP if (folder / TINY_ZIP).is_file() else None
 
 
 def list_tiny(path: Path, split: str) -> ImageFiles:
-    """Tiny-ImageNet: 200 classes, 64 x 64 pixels. The papers' test images are `val`; those in `test` have no labels.
+    """List Tiny-ImageNet: 200 classes, 64 x 64 pixels. The papers test on `val`; the images in `test` have no labels.
 
     Args:
         path: the folder or the archive that :func:`find_tiny` found.
-        split: "train": `train/<class>/images/*.JPEG`; "test": `val/images/*.JPEG` with their classes in
-            `val_annotations.txt`. Class folders without `images`, and a `val` that somebody has sorted into class
-            folders, are read too.
+        split: "train" is `train/<class>/images/*.JPEG`; "test" is `val/images/*.JPEG` with the classes in
+            `val_annotations.txt`. Class folders without `images`, and a `val` that was sorted into class folders, are
+            read too.
 
     Raises:
-        DataError: something is missing, or does not fit together.
+        DataError: a file is missing, or the files do not fit together.
     """
     tree, prefix = (ZipTree(path), f"{TINY_FOLDER}/") if path.suffix == ".zip" else (FolderTree(path), "")
     classes = sorted(_wordnet_ids(tree, f"{prefix}wnids.txt"))
@@ -48,24 +48,24 @@ def list_tiny(path: Path, split: str) -> ImageFiles:
         found = _by_class(tree, f"{prefix}train", classes)
     else:
         found = _tiny_val(tree, f"{prefix}val", classes)
-        found.sort(key=lambda item: item[0].rpartition("/")[2])  # the same order, however it has been sorted
+        found.sort(key=lambda item: item[0].rpartition("/")[2])  # the same order for both layouts
     labels = np.array([numbers[name] for _, name in found], np.int64)
     names = _class_words(tree, f"{prefix}words.txt", classes)
     return _files("Tiny-ImageNet", tree, [name for name, _ in found], labels, names)
 
 
 def find_mini(folder: Path) -> Path | None:
-    """Mini-ImageNet in `folder`: the three lists of Ravi and Larochelle and the images."""
+    """Return `folder` if it holds Mini-ImageNet, the three lists of Ravi and Larochelle and the images, or None."""
     complete = (folder / "images").is_dir() and all((folder / name).is_file() for name in MINI_LISTS)
     return folder if complete else None
 
 
 def list_mini(path: Path, split: str) -> ImageFiles:
-    """Mini-ImageNet: 100 classes of 600 images.
+    """List Mini-ImageNet: 100 classes of 600 images.
 
-    Its lists split the classes (64, 16 and 20) for few-shot learning. FedU trains on all of them, so here the images of
-    each class are split: the last sixth in the order of their names are test images, the others training images (50,000
-    and 10,000).
+    Its lists split the classes (64, 16 and 20) for few-shot learning. FedU trains on all classes, so here the images of
+    each class are split: in the order of their names, the last sixth are test images and the others training images
+    (10,000 and 50,000).
 
     Args:
         path: a folder with train.csv, val.csv and test.csv (columns `filename` and `label`) and `images/`.
@@ -85,7 +85,7 @@ def list_mini(path: Path, split: str) -> ImageFiles:
             by_class.setdefault(label, []).append(image)
     if missing := sorted(seen - set(tree.images("images"))):
         raise DataError(
-            f"{path / 'images'} lacks {len(missing):,} of the {len(seen):,} listed images, {missing[0]} for one: "
+            f"{path / 'images'} lacks {len(missing):,} of the {len(seen):,} listed images, for example {missing[0]}: "
             "put all of them there"
         )
     classes = sorted(by_class)
@@ -100,7 +100,11 @@ def list_mini(path: Path, split: str) -> ImageFiles:
 
 
 def find_imagenet100(folder: Path) -> Path | None:
-    """ImageNet-100 in `folder`: sorted into classes, with the list beside it or with exactly 100 classes."""
+    """Return `folder` if it holds ImageNet-100, or None.
+
+    The images must be sorted into classes. The list must be in the folder or next to it, or there must be exactly 100
+    classes.
+    """
     if not ((folder / "train").is_dir() and (folder / "val").is_dir()):
         return None
     if _list_beside(folder) is not None:
@@ -109,11 +113,11 @@ def find_imagenet100(folder: Path) -> Path | None:
 
 
 def list_imagenet100(path: Path, split: str) -> ImageFiles:
-    """ImageNet-100: those 100 classes of ImageNet that a list names (Tian et al., Contrastive Multiview Coding).
+    """List ImageNet-100: the 100 classes of ImageNet that a list names (Tian et al., Contrastive Multiview Coding).
 
     Args:
         path: a folder with `train/<class>/*.JPEG` and `val/<class>/*.JPEG`, of these classes or of all of ImageNet. The
-            list, imagenet100.txt, lies in the folder or beside it; without one all the folder's classes are taken.
+            list, imagenet100.txt, is in the folder or next to it; without a list, all classes of the folder are taken.
         split: "train", or "test", which is ImageNet's `val`.
 
     Raises:
@@ -140,7 +144,10 @@ def _files(title: str, tree: Tree, names: Sequence[str], labels: np.ndarray, cla
 
 
 def _by_class(tree: Tree, part: str, classes: Sequence[str]) -> list[tuple[str, str]]:
-    """(file, class) of all images in `part/<class>` or `part/<class>/images`. Raises DataError for an empty class."""
+    """Return (file, class) of all images in `part/<class>` and `part/<class>/images`.
+
+    Raises DataError if a class is empty.
+    """
     found = []
     for name in classes:
         folders = (f"{part}/{name}", f"{part}/{name}/images")
@@ -152,7 +159,7 @@ def _by_class(tree: Tree, part: str, classes: Sequence[str]) -> list[tuple[str, 
 
 
 def _tiny_val(tree: Tree, part: str, classes: Sequence[str]) -> list[tuple[str, str]]:
-    """(file, class) of the validation images."""
+    """Return (file, class) of the validation images."""
     images = tree.images(f"{part}/images")
     if not images:
         return _by_class(tree, part, classes)
@@ -162,19 +169,19 @@ def _tiny_val(tree: Tree, part: str, classes: Sequence[str]) -> list[tuple[str, 
     known = set(classes)
     for image in images:
         if labels.get(image) not in known:
-            raise DataError(f"{tree.path / annotations} gives {image} no class of wnids.txt; fetch the set again")
+            raise DataError(f"{tree.path / annotations} has no class of wnids.txt for {image}; fetch the set again")
     return [(f"{part}/images/{image}", labels[image]) for image in images]
 
 
 def _mini_rows(tree: FolderTree, name: str) -> list[tuple[str, str]]:
-    """(file, class) of one list. A file's name must be no path: the list comes from elsewhere."""
+    """Return (file, class) of one list. A file's name must not be a path, because the list comes from a third party."""
     rows = list(csv.reader(tree.text(name).splitlines()))
     if not rows or [cell.strip() for cell in rows[0]] != ["filename", "label"]:
         raise DataError(f"{tree.path / name} must begin with the line filename,label; fetch the list again")
     found = []
     for row in rows[1:]:
         if len(row) != 2 or "/" in row[0] or not is_image(row[0]) or not row[1].strip():
-            raise DataError(f"{tree.path / name} has the line {','.join(row)[:80]!r}, which names no image and class")
+            raise DataError(f"{tree.path / name} has the line {','.join(row)[:80]!r}, not an image and its class")
         found.append((row[0].strip(), row[1].strip()))
     return found
 
@@ -186,10 +193,10 @@ def _list_beside(folder: Path) -> Path | None:
 
 
 def _wordnet_ids(tree: Tree, name: str) -> list[str]:
-    """The first word of each line, all of them WordNet ids."""
+    """Return the first word of each line. Raises DataError unless all are WordNet ids."""
     ids = [line.split()[0] for line in tree.text(name).splitlines() if line.strip()]
     if not ids or len(set(ids)) != len(ids) or not all(map(_is_wordnet_id, ids)):
-        raise DataError(f"{tree.path / name} must hold one WordNet id a line (n02869837), each once")
+        raise DataError(f"{tree.path / name} must hold one WordNet id per line (n02869837), each once")
     return ids
 
 
@@ -198,7 +205,7 @@ def _is_wordnet_id(name: str) -> bool:
 
 
 def _class_words(tree: Tree, name: str, classes: Sequence[str]) -> list[str]:
-    """The first name that words.txt has for each class; its id where there is none."""
+    """Return the first name that words.txt has for each class, or the class's id if there is no name."""
     rows = (line.partition("\t") for line in (tree.text(name).splitlines() if tree.has(name) else ()))
     words = {identifier: text.partition(",")[0].strip() for identifier, _, text in rows}
     return [words.get(identifier) or identifier for identifier in classes]

@@ -1,4 +1,4 @@
-"""Images in memory, whatever format they came from."""
+"""Images in memory, independent of the format from which they were read."""
 
 import os
 from dataclasses import dataclass, replace
@@ -18,19 +18,19 @@ _MOST_CLASSES = 1_000_000
 
 
 def memory_bytes() -> int:
-    """Of this machine, all in all."""
+    """Return the size of this machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @dataclass(frozen=True, slots=True)
 class ImageData:
-    """Images of one size, with labels where there are any.
+    """Images of one size, with or without labels.
 
     Attributes:
         images: uint8 array (N, C, H, W), values 0..255; it may be memory-mapped and is never written to.
             Its strides are those of C order.
         labels: int64 array (N,) of class numbers, or None for unlabelled images.
-        class_names: the classes by number; empty where the format has no names.
+        class_names: the classes by number; empty if the format has no names.
 
     Raises :class:`~fedssl.errors.DataError` if the arrays do not fit together.
     """
@@ -45,35 +45,35 @@ class ImageData:
                 f"images must be a uint8 array (N, C, H, W) with 1 or 3 channels; "
                 f"got {self.images.dtype} of shape {self.images.shape}"
             )
-        # One layout in memory, however they were read. With one channel an array can be contiguous and still have
-        # other strides, by which torch chooses its kernels: equal images would give different bits.
+        # Every reader gives the same layout in memory. With one channel an array can be contiguous and still have other
+        # strides, by which torch chooses its kernels, so equal images would give different bits.
         object.__setattr__(self, "images", self.images.reshape(-1).reshape(self.images.shape))
         if self.labels is None:
             return
         if self.labels.dtype != np.int64 or self.labels.shape != (len(self.images),):
             raise DataError(
-                f"labels must be one int64 number an image, shape ({len(self.images)},); "
+                f"labels must be one int64 number per image, shape ({len(self.images)},); "
                 f"got {self.labels.dtype} of shape {self.labels.shape}"
             )
         if len(self.labels) and int(self.labels.min()) < 0:
             raise DataError("labels must be 0 or larger; leave them out for unlabelled images")
-        if len(self.labels) and int(self.labels.max()) >= _MOST_CLASSES:  # tables of all classes are made
+        if len(self.labels) and int(self.labels.max()) >= _MOST_CLASSES:  # bounds the tables of all classes
             raise DataError(f"labels must be class numbers below {_MOST_CLASSES}; got {int(self.labels.max())}")
 
     def __len__(self) -> int:
         return len(self.images)
 
     def subset(self, indices: NDArray[np.int64]) -> "ImageData":
-        """The images at `indices`, in that order."""
+        """Return the images at `indices`, in that order."""
         labels = None if self.labels is None else self.labels[indices]
         return replace(self, images=self.images[indices], labels=labels)
 
 
 def conform(data: ImageData, config: DataConfig) -> ImageData:
-    """The same images with the size and the number of channels that the run asks for.
+    """Return the images with the size and the number of channels that the run asks for.
 
-    The shorter side is scaled to `config.image_size` and the middle is cut out; one channel is repeated three times,
-    three become their luma. Images that already fit are returned as they are, without a copy.
+    The shorter side is scaled to `config.image_size` and the middle is cut out. One channel is repeated three times;
+    three channels are converted to their luma. Images that already fit are returned without a copy.
     """
     _, channels, height, width = data.images.shape
     if (channels, height, width) == (config.channels, config.image_size, config.image_size):

@@ -1,4 +1,4 @@
-"""The picture of a partition: who holds how many images of which class."""
+"""The picture of a partition: how many images of each class each client holds."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from fedssl.data.partitions import effective_classes
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Paul Tol's `muted` colours, told apart by colour-blind readers too. More classes take a colour map instead.
+# Paul Tol's `muted` colours, which colour-blind readers can tell apart too. More classes use a colour map instead.
 _COLOURS = (
     "#332288",
     "#88CCEE",
@@ -27,7 +27,7 @@ _COLOURS = (
 )
 _COLOUR_MAP = "viridis"
 _INK, _BLUE, _GRID = "#333333", "#0072B2", "#E5E5E5"
-_MANY_CLIENTS = 30  # from here on bars touch, and only some are numbered
+_MANY_CLIENTS = 30  # with this many clients the bars touch, and only some are numbered
 _MIN_WIDTH, _MAX_WIDTH = 6.4, 14.0
 
 
@@ -39,17 +39,17 @@ def plot_partition(
     title: str = "",
     subtitle: str = "",
 ) -> None:
-    """Writes a PNG: for each client a bar of its images, coloured by class, and its effective number of classes.
+    """Write a PNG: for each client a bar of its images, coloured by class, and its effective number of classes.
 
     Args:
-        path: of the PNG; folders on the way are made.
-        counts_KC: images of each class (C columns) that each client (K rows) has.
-        class_names: by number; numbers stand in for names that are missing.
-        title: what was dealt out.
-        subtitle: how.
+        path: where the PNG is written; missing folders are created.
+        counts_KC: the number of images of each class (C columns) that each client (K rows) has.
+        class_names: the names by number; a missing name is replaced by the number.
+        title: the data set that was partitioned.
+        subtitle: the parameters of the partition.
 
-    Up to ten classes have a colour and a name each, more are shades of one scale, every other one lighter. The picture
-    depends on the arguments alone: no pyplot, no global state, no date.
+    Up to ten classes each have their own colour and name; more classes are shades of one scale, every other one
+    lighter. The picture depends only on the arguments: no pyplot, no global state, no date.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -113,7 +113,7 @@ def _draw_diversity(axes: "Axes", counts_KC: NDArray[np.int64]) -> None:
 
 
 def _add_legend(axes: "Axes", class_names: Sequence[str]) -> None:
-    """Names beside the bars, from the top as they are stacked; a scale where there are too many."""
+    """Draw the names next to the bars, in the order of the stack, or a scale if there are too many."""
     num_classes = len(class_names)
     if num_classes <= len(_COLOURS):
         from matplotlib.patches import Patch
@@ -136,7 +136,7 @@ def _add_legend(axes: "Axes", class_names: Sequence[str]) -> None:
 
 
 def _colours(num_classes: int) -> NDArray[np.float64]:
-    """RGBA a class, (C, 4)."""
+    """Return the RGBA colour of each class, (C, 4)."""
     from matplotlib import colormaps
     from matplotlib.colors import to_rgba_array
 

@@ -1,4 +1,4 @@
-"""Deals one data set out to clients, the same for `fedssl simulate` and `fedssl up`."""
+"""Partition one data set among clients, in the same way for `fedssl simulate` and `fedssl up`."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -24,14 +24,14 @@ from fedssl.protocol.data import DataConfig, PartitionConfig, PublicDataConfig
 
 
 def client_names(num_clients: int) -> list[str]:
-    """`client-0`, `client-1`, ..., padded so that name order is number order."""
+    """Return `client-0`, `client-1`, ..., padded so that name order is number order."""
     width = len(str(num_clients - 1))
     return [f"client-{number:0{width}d}" for number in range(num_clients)]
 
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """Every client's images, and how many of each class it has: `counts` (K, number of classes)."""
+    """Every client's images, and its number of images of each class: `counts` (K, number of classes)."""
 
     by_client: dict[str, ImageData]
     counts: NDArray[np.int64]
@@ -39,12 +39,12 @@ class Shards:
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """Which images each client holds.
+    """The assignment of images to clients.
 
     Attributes:
         by_client: for each client the sorted indices of its images in the training split.
-        counts: (K, number of classes).
-        class_names: by number; empty where the data set has none.
+        counts: the number of images of each class, (K, number of classes).
+        class_names: the names by number; empty if the data set has no names.
     """
 
     by_client: dict[str, NDArray[np.int64]]
@@ -53,13 +53,14 @@ class Holdings:
 
 
 def allot(config: PartitionConfig, labels: NDArray[np.int64] | None, class_names: tuple[str, ...] = ()) -> Holdings:
-    """Who holds which images, from the labels (N,) alone: chosen, partitioned, and then cut down to `share`.
+    """Assign images to clients by the labels (N,): choose images, partition them, and keep `share` of each part.
 
     Raises DataError.
     """
     if labels is None:
         raise DataError(
-            f"{config.dataset} has no labels: a partition by class needs them, as files or folders by class"
+            f"{config.dataset} has no labels, which a partition by class needs: give files with labels, or one folder "
+            "per class"
         )
     chosen = choose_images(len(labels), config.max_images, config.seed)
     if config.pooled:
@@ -75,7 +76,7 @@ def allot(config: PartitionConfig, labels: NDArray[np.int64] | None, class_names
 def deal(config: PartitionConfig, data: DataConfig, root: Path | None = None) -> Shards:
     """Load the training images, choose and partition them. Raises DataError.
 
-    `root`: a folder to look for the data set in, before the usual places.
+    `root` is a folder in which to search for the data set before the usual places.
     """
     images = load_conformed(config.dataset, "train", data, root)
     held = allot(config, images.labels, images.class_names)
@@ -83,24 +84,24 @@ def deal(config: PartitionConfig, data: DataConfig, root: Path | None = None) ->
 
 
 def require_images(clients: Mapping[str, ImageData], names: Iterable[str]) -> None:
-    """Raise DataError where one of these clients was dealt none."""
+    """Raise DataError if one of these clients has no images."""
     for name in names:
         if not len(clients[name]):
             raise DataError(
-                f"{name} has no images to train on: another partition.seed, fewer clients or a larger partition.alpha "
-                "gives everybody some"
+                f"{name} has no images to train on: try another partition.seed, fewer clients or a larger "
+                "partition.alpha"
             )
 
 
 def holdings(config: PartitionConfig, root: Path | None = None) -> Holdings:
-    """Who holds which images after :func:`deal`; no image file is decoded for it. Raises DataError."""
+    """Return the assignment of images that :func:`deal` makes, without decoding image files. Raises DataError."""
     return allot(config, *load_labels(config.dataset, "train", root))
 
 
 def find_public(config: PublicDataConfig, folder: Path | None) -> PublicDataConfig:
-    """The same config with the images' place on this machine: a known data set, or what lies in `folder`.
+    """Return the config with the images' place on this machine: a known data set, or a path in `folder`.
 
-    A run's spec comes from elsewhere: it must not be able to name any other file. Raises DataError.
+    A run's spec comes from another party, so it must not be able to name any other file. Raises DataError.
     """
     if config.dataset in DATASETS:
         return config
@@ -116,25 +117,25 @@ def find_public(config: PublicDataConfig, folder: Path | None) -> PublicDataConf
 
 
 def load_public(config: PublicDataConfig, data: DataConfig, root: Path | None = None) -> ImageData:
-    """The images that everybody holds, found by name, without labels, in the run's shape. Raises DataError.
+    """Load the public images, found by name, without labels, in the run's shape. Raises DataError.
 
-    `root`: a folder to look for the data set in, before the usual places.
+    `root` is a folder in which to search for the data set before the usual places.
     """
     images = load_dataset(config.dataset, config.split, root)
     if config.digest is not None and not has_digest(images, config.digest):
         raise DataError(
             f"the {config.split} split of {config.dataset} here is not what was registered with the coordinator under "
-            "that name, whose digest the spec names: take public_data.digest out of it to use what is here"
+            "that name, whose digest is in the spec: take public_data.digest out of the spec to use the images here"
         )
     return choose_public(images, config, data)
 
 
 def choose_public(images: ImageData, config: PublicDataConfig, data: DataConfig) -> ImageData:
-    """Those of a whole set's images that the run uses, without labels, in its shape. Raises DataError."""
+    """Return the images of a whole set that the run uses, without labels, in its shape. Raises DataError."""
     if len(images) < config.num_images:
         raise DataError(
-            f"the {config.split} split of {config.dataset} has {len(images)} images here, the run's public_data needs "
-            f"{config.num_images}: every machine must hold the same ones"
+            f"the {config.split} split of {config.dataset} has {len(images)} images here, but the run's public_data "
+            f"needs {config.num_images}: every machine must hold the same images"
         )
     chosen = choose_images(len(images), config.num_images, config.seed)
     return conform(ImageData(images.images[chosen]), data)

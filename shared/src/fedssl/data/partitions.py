@@ -1,7 +1,7 @@
-"""Dealing one labelled data set out to clients, as the papers do it in their experiments.
+"""Partition one labelled data set among clients, as in the papers' experiments.
 
-Every variant is a rule for the number of images that each client gets of each class; the images are then dealt out at
-random. All random numbers come from one generator made of the seed, and the redraws of a rule stop at a bound.
+Every variant is a rule for the number of images that each client gets of each class; the images themselves are drawn at
+random. All random numbers come from one generator, which the seed determines. The redraws of a rule are bounded.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ MIN_IMAGES = 10
 
 _MAX_DRAWS = 10_000
 _NUM_NORMALISATIONS = 100
-_PARTITION_STREAM, _SUBSET_STREAM, _SHARE_STREAM = 0, 1, 2  # so that no two ever draw the same numbers
+_PARTITION_STREAM, _SUBSET_STREAM, _SHARE_STREAM = 0, 1, 2  # so that no two functions draw the same numbers
 
 
 def partition(
@@ -34,27 +34,28 @@ def partition(
     alpha: float | None = None,
     variant: Variant = "fedx",
 ) -> list[Indices]:
-    """Splits N labelled images among clients.
+    """Split N labelled images among clients.
 
     Args:
         labels: class numbers (N,).
         num_clients: K.
-        scheme: `iid`: at random, sizes differ by one image at most. `classes`: client i gets the i-th run of whole
-            classes (two of CIFAR-10 with five clients); where K exceeds the number of classes, the clients of one class
-            share its images. `dirichlet`: every class is spread over the clients by a draw from Dirichlet(alpha).
+        scheme: `iid` splits at random; sizes differ by at most one image. `classes` gives client i the i-th sequence of
+            whole classes (two of CIFAR-10 with five clients); if K exceeds the number of classes, the clients of one
+            class share its images. `dirichlet` spreads every class over the clients by a draw from Dirichlet(alpha).
         seed: 0 or larger; the same seed gives the same split.
-        alpha: concentration, needed for `dirichlet`: the smaller, the fewer classes a client has.
-        variant: how `dirichlet` goes about sizes.
-            `fedx` (FedX, FedU, FedEMA): a client with N/K images gets none of the classes still to come; drawn again
-            until every client has 10. `ssd` (SSD, FedU2): neither; clients may end up empty. `flesd`: drawn again until
-            every client's shares, summed over classes, exceed 0.5/K; numbers are rounded down, so up to K images a
-            class belong to nobody. `orchestra`: the shares are balanced until all clients have equally many images.
+        alpha: the concentration, needed for `dirichlet`: the smaller it is, the fewer classes a client has.
+        variant: how `dirichlet` treats sizes.
+            `fedx` (FedX, FedU, FedEMA): a client that has N/K images gets none of the remaining classes, and the draw
+            is repeated until every client has 10 images. `ssd` (SSD, FedU2): sizes are not corrected, and clients may
+            be empty. `flesd`: the draw is repeated until every client's shares, summed over classes, exceed 0.5/K;
+            numbers are rounded down, so up to K images per class belong to no client. `orchestra`: the shares are
+            balanced until all clients have the same number of images.
 
     Returns:
         K sorted index arrays, disjoint, together all N images (except with `flesd`).
 
     Raises:
-        DataError: the split cannot be made; the message says what to change.
+        DataError: there is no such split; the message explains what to change.
     """
     labels = np.asarray(labels, np.int64)
     if num_clients < 1:
@@ -70,28 +71,28 @@ def partition(
     if scheme != "dirichlet" or variant not in _RULES:
         raise DataError(f"there is no partition {scheme!r}, {variant!r}: take iid, classes or dirichlet")
     if alpha is None or not alpha > 0:
-        raise DataError(f"a dirichlet partition needs alpha, a number above 0; got {alpha}")
+        raise DataError(f"a dirichlet partition needs alpha, a number above 0, but got {alpha}")
     return _deal(labels, _RULES[variant](class_sizes, num_clients, alpha, rng), rng)
 
 
 def describe_partition(labels: NDArray[np.int64], parts: list[Indices]) -> NDArray[np.int64]:
-    """Counts (K, number of classes): how many images of each class each client has."""
+    """Return how many images of each class each client has, (K, number of classes)."""
     labels = np.asarray(labels, np.int64)
     num_classes = int(labels.max(initial=-1)) + 1
     return np.stack([np.bincount(labels[part], minlength=num_classes) for part in parts]).astype(np.int64)
 
 
 def keep_share(parts: Sequence[Indices], share: float, seed: int) -> list[Indices]:
-    """The same share of every client's images, drawn at random: FedX's Table 3a.
+    """Return the same share of every client's images, drawn at random, as in FedX's Table 3a.
 
     Args:
-        parts: one index array a client.
+        parts: one index array per client.
         share: above 0, at most 1. A client keeps `share` times its images, rounded half up, and at least one if it has
             any.
-        seed: decides the draw, for each client by itself. A smaller share is part of a larger one with the same seed.
+        seed: decides the draw of each client separately. With the same seed, a smaller share is part of a larger one.
 
     Returns:
-        K sorted index arrays; `parts` as they are where `share` is 1.
+        K sorted index arrays; `parts` unchanged if `share` is 1.
     """
     if not 0 < share <= 1:
         raise DataError(f"share must be above 0 and at most 1, got {share}")
@@ -100,16 +101,17 @@ def keep_share(parts: Sequence[Indices], share: float, seed: int) -> list[Indice
     kept = []
     for client, part in enumerate(parts):
         rng = np.random.default_rng([seed, _SHARE_STREAM, client])
-        # The share as it was written: in binary 0.29 * 50 is a little less than 14.5.
+        # The share in decimal, as it was written: in binary 0.29 * 50 is a little less than 14.5.
         num_kept = min(len(part), max(1, int(Fraction(str(share)) * len(part) + Fraction(1, 2))))
         kept.append(np.sort(rng.permutation(part)[:num_kept]))
     return kept
 
 
 def effective_classes(counts_KC: NDArray[np.int64]) -> NDArray[np.float64]:
-    """How many classes each client has, as if all were equally large: the exponential of the entropy of its labels.
+    """Return each client's effective number of classes: the exponential of the entropy of its labels.
 
-    1 where a client has one class, the number of classes where it has as many images of each, 0 where it has none.
+    It is 1 if all images are of one class, the number of classes if it has the same number of images of each, and 0 if
+    it has no images.
     """
     sizes_K = counts_KC.sum(axis=1, keepdims=True)
     shares_KC = counts_KC / np.maximum(sizes_K, 1)
@@ -118,7 +120,7 @@ def effective_classes(counts_KC: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def choose_images(num_images: int, max_images: int | None, seed: int) -> Indices:
-    """Sorted indices of `max_images` images drawn at random, or of all where there are no more or no limit is set."""
+    """Return sorted indices of `max_images` images drawn at random, or of all images if that is not a limit."""
     if max_images is None or max_images >= num_images:
         return np.arange(num_images, dtype=np.int64)
     rng = np.random.default_rng([seed, _SUBSET_STREAM])
@@ -126,7 +128,7 @@ def choose_images(num_images: int, max_images: int | None, seed: int) -> Indices
 
 
 def _deal(labels: NDArray[np.int64], counts_CK: NDArray[np.int64], rng: np.random.Generator) -> list[Indices]:
-    """Random images of each class in the numbers given."""
+    """Draw the given numbers of images of each class at random."""
     parts: list[list[Indices]] = [[] for _ in range(counts_CK.shape[1])]
     for label, counts_K in enumerate(counts_CK):
         members = rng.permutation(np.flatnonzero(labels == label))
@@ -161,7 +163,7 @@ def _fedx(
         for label, size in enumerate(class_sizes):
             shares_K = rng.dirichlet(np.full(num_clients, alpha))
             shares_K *= counts_CK.sum(axis=0) < total / num_clients
-            if not shares_K.sum() > 0:  # a small alpha can give everything to clients that are full
+            if not shares_K.sum() > 0:  # with a small alpha, clients that are full can get all shares
                 break
             counts_CK[label] = _cut(shares_K / shares_K.sum(), int(size))
         if counts_CK.sum() == total and counts_CK.sum(axis=0).min() >= MIN_IMAGES:
@@ -200,9 +202,9 @@ def _orchestra(
 def _rounded(
     wanted_CK: NDArray[np.float64], class_sizes: NDArray[np.int64], target_K: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Whole numbers near `wanted_CK` whose rows sum to the class sizes and columns to the clients' sizes."""
+    """Return whole numbers near `wanted_CK` whose rows sum to the class sizes and columns to the clients' sizes."""
     counts_CK = np.zeros(wanted_CK.shape, np.int64)
-    # Twice through the cells: first what is wanted, rounded down; then what is left, largest remainders first.
+    # Two passes over the cells: first the wanted numbers, rounded down; then the rest, largest remainders first.
     for cells_CK, limit_CK in ((wanted_CK, np.floor(wanted_CK)), (wanted_CK % 1, np.full(wanted_CK.shape, np.inf))):
         for cell in np.argsort(-cells_CK, axis=None, kind="stable"):
             label, client = np.unravel_index(cell, counts_CK.shape)
@@ -212,8 +214,8 @@ def _rounded(
 
 
 def _cut(shares_K: NDArray[np.float64], size: int) -> NDArray[np.int64]:
-    """Cuts `size` images at the running sum of the shares; nothing is lost to rounding."""
-    # Without the tolerance a running sum of 0.99...9 would leave one image over for a last client with a share of zero.
+    """Cut `size` images at the running sum of the shares; no image is lost to rounding."""
+    # Without the tolerance a running sum of 0.99...9 would give one image to a last client whose share is zero.
     cuts = (np.cumsum(shares_K)[:-1] * size + 1e-6).astype(np.int64).clip(0, size)
     return np.diff(cuts, prepend=0, append=size)
 

@@ -1,4 +1,4 @@
-"""Augmentations, pixel statistics and partitions of the published code, and of this project where there is none."""
+"""Augmentations, pixel statistics and partitions of the published code, or of this project if no code is published."""
 
 from types import MappingProxyType
 from typing import Final
@@ -35,13 +35,13 @@ AUGMENTATIONS: Final = MappingProxyType(
         ),
         "orchestra-1": _ORCHESTRA.model_copy(update={"blur": 0.5}),
         "orchestra-2": _ORCHESTRA.model_copy(update={"blur": 0.1, "solarize": 0.2}),
-        # No published code: FedX's figures for Fashion-MNIST come without an augmentation.
+        # Not published: FedX's figures for Fashion-MNIST come without an augmentation.
         "fashion-mnist": AugmentationConfig(
             crop="padded", padding=4, flip=0.5, jitter=1, brightness=0.4, contrast=0.4, saturation=0, hue=0, greyscale=0
         ),
     }
 )  # fmt: skip
-"""Views by the code that uses them. Orchestra's third view is `orchestra-1` turned by a multiple of 90 degrees."""
+"""Augmentations by the code that uses them. Orchestra rotates its third view, `orchestra-1`, by multiples of 90°."""
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 
@@ -54,7 +54,7 @@ NORMALIZATIONS: Final[MappingProxyType[str, Statistics]] = MappingProxyType(
         "fashion-mnist": ((0.2860,), (0.3530,)),
     }
 )
-"""Mean and standard deviation a channel, of pixels in 0..1. EasyFL, SSD and FedU2 do not normalise."""
+"""Mean and standard deviation of each channel, for pixels in 0..1. EasyFL, SSD and FedU2 do not normalise."""
 
 _CIFAR10 = PartitionConfig(dataset="cifar10")
 _FIVE = _CIFAR10.model_copy(update={"num_clients": 5})
@@ -67,7 +67,7 @@ PARTITIONS: Final[MappingProxyType[str, PartitionConfig]] = MappingProxyType(
         "ssd-cross-device": _CIFAR10.model_copy(update={"num_clients": 50, "alpha": 0.1, "variant": "ssd"}),
         "fedu-iid": _FIVE.model_copy(update={"scheme": "iid", "alpha": None}),
         "fedu-classes": _FIVE.model_copy(update={"scheme": "classes", "alpha": None}),
-        # Also with alpha 0.5. No code was published; EasyFL's, which FedRLC builds on, partitions as FedX does.
+        # Also with alpha 0.5. FedRLC published no code; EasyFL, on which it builds, partitions as FedX does.
         "fedrlc-dirichlet": _FIVE.model_copy(update={"alpha": 0.1}),
         # Also with alpha 100 and 0.01. client-0's images are public, and it does not train.
         "flesd": _CIFAR10.model_copy(update={"num_clients": 6, "alpha": 1.0, "variant": "flesd"}),
@@ -75,4 +75,4 @@ PARTITIONS: Final[MappingProxyType[str, PartitionConfig]] = MappingProxyType(
         "orchestra": _CIFAR10.model_copy(update={"num_clients": 100, "alpha": 0.1, "variant": "orchestra"}),
     }
 )
-"""The papers' partitions, of CIFAR-10; a copy with another `dataset`, `alpha` or `share` gives their other columns."""
+"""The papers' partitions of CIFAR-10. Change `dataset`, `alpha` or `share` in a copy for the tables' other columns."""

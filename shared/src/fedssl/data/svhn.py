@@ -1,8 +1,8 @@
 """Street View House Numbers, from the cropped digits in its authors' MAT-files.
 
-The format is MATLAB's version 5 (The MathWorks, "MAT-File Format"): a header, then one element a variable, each of them
-compressed or not. Only arrays of numbers are understood, which is all that there is to read here: scipy's reader, which
-knows the rest of the format too, ends the process on some damaged files.
+The format is MATLAB's version 5 (The MathWorks, "MAT-File Format"): a header, then one element per variable, compressed
+or not. This reader supports only arrays of numbers, which is all that these files contain. scipy's reader, which
+supports the whole format, crashes the process on some damaged files.
 """
 
 import struct
@@ -27,7 +27,7 @@ _SIDE = 32
 
 
 def read_svhn(path: Path) -> ImageData:
-    """One split: `X` (32, 32, 3, N) of bytes and `y` (N, 1) with 1 to 10, where 10 stands for the digit 0.
+    """Read one split: `X` (32, 32, 3, N) of bytes and `y` (N, 1) with 1 to 10, where 10 stands for the digit 0.
 
     Raises:
         DataError: the file is damaged, not a MAT-file of this kind, or would take more than 2 GiB.
@@ -50,7 +50,7 @@ def read_svhn(path: Path) -> ImageData:
 
 
 def _arrays(file: BinaryIO) -> Iterator[tuple[str, NDArray[np.generic]]]:
-    """Names and values of the numeric variables."""
+    """Yield the names and values of the numeric variables."""
     order = _ORDERS.get(file.read(_HEADER_BYTES)[_HEADER_BYTES - 2 :])
     if order is None:
         raise ValueError("it is not a MAT-file of version 5")
@@ -78,7 +78,7 @@ def _inflate(content: memoryview, limit: int) -> bytes:
 
 
 def _array(content: memoryview, order: str) -> tuple[str, NDArray[np.generic]] | None:
-    """A variable's name and value; None if it is no array of real numbers."""
+    """Return a variable's name and value, or None if it is not an array of real numbers."""
     parts = _parts(content, order)
     _, flags = next(parts)
     (word,) = struct.unpack(f"{order}I", flags[:4])
@@ -93,7 +93,7 @@ def _array(content: memoryview, order: str) -> tuple[str, NDArray[np.generic]] |
 
 
 def _parts(content: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
-    """Type and bytes of each part of a variable. Up to four bytes are packed into the part's own tag."""
+    """Yield the type and the bytes of each part of a variable. Up to four bytes are packed into the part's own tag."""
     at = 0
     while True:
         kind, length = struct.unpack(f"{order}II", content[at : at + 8])

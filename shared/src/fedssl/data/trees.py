@@ -1,4 +1,4 @@
-"""Where image files lie: in a folder, or in a zip archive that is read as it is. Nothing is ever unpacked to disk."""
+"""Trees of image files: a folder, or a zip archive that is read without unpacking it to disk."""
 
 import io
 import os
@@ -25,32 +25,32 @@ class Tree(Protocol):
     def path(self) -> Path: ...
 
     def folders(self, below: str) -> list[str]:
-        """The last parts of the names of the sub-folders, sorted; none where there is no such folder."""
+        """Return the last parts of the names of the sub-folders, sorted; an empty list if there is no such folder."""
         ...
 
     def images(self, below: str) -> list[str]:
-        """The last parts of the names of the image files, by their suffixes, sorted."""
+        """Return the last parts of the names of the image files, recognised by their suffixes, sorted."""
         ...
 
     def has(self, name: str) -> bool:
-        """Whether there is a file of this name."""
+        """Return whether there is a file of this name."""
         ...
 
     def text(self, name: str) -> str:
-        """A text file's content. Raises DataError."""
+        """Return a text file's content. Raises DataError."""
         ...
 
     def open(self, name: str) -> Path | io.BytesIO:
-        """What PIL can open. Raises DataError."""
+        """Return a path or stream that PIL can open. Raises DataError."""
         ...
 
     def stamp(self, name: str) -> str:
-        """Changes where the file's content does. Raises DataError."""
+        """Return a text that changes when the file's content changes. Raises DataError."""
         ...
 
 
 class FolderTree:
-    """Files on disk. Links to folders are followed: a subset of ImageNet is often made of them."""
+    """Files on disk. Links to folders are followed, because a subset of ImageNet often consists of links."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -95,14 +95,14 @@ class FolderTree:
             return []
         except OSError as error:
             raise DataError(
-                f"cannot look through {folder}: {error.strerror}; give the user of this process leave to read it"
+                f"cannot list {folder}: {error.strerror}; give the user of this process permission to read it"
             ) from error
 
 
 class ZipTree:
-    """Files in a zip archive. What it says about itself is bounded and believed only as far as it is read.
+    """Files in a zip archive. The sizes that it announces are bounded, and checked when its files are read.
 
-    Raises DataError where the file is no archive, names files outside of it, or announces absurd sizes.
+    Raises DataError if the file is not an archive, names files outside of it, or announces absurd sizes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -171,13 +171,13 @@ class ZipTree:
             raise DataError(f"{name} in {self._path} would unpack to {member.file_size:,} bytes: do not trust it")
         try:
             with self._archive.open(member) as file:
-                return file.read(_MAX_MEMBER_BYTES + 1)  # stops at the announced size, and checks the checksum there
+                return file.read(_MAX_MEMBER_BYTES + 1)  # stops at the announced size and verifies the checksum
         except _ZIP_ERRORS as error:
             raise DataError(f"cannot read {name} in {self._path}: {error}; fetch the file again") from error
 
 
 def is_image(name: str) -> bool:
-    """Whether a file's name says that it is an image."""
+    """Return whether a file's name has the suffix of an image."""
     return name.lower().endswith(SUFFIXES)
 
 

@@ -1,4 +1,4 @@
-"""How good an encoder is: probes, neighbours, geometry of the representations, and pictures."""
+"""Evaluation of encoders: probes, nearest neighbours, the geometry of the representations, and pictures."""
 
 import lazy_loader
 

@@ -11,13 +11,13 @@ from fedssl.evaluation.geometry import angle_between, inter_class_angles
 
 @dataclass(frozen=True, slots=True)
 class Angles:
-    """All in degrees.
+    """Angles between embeddings, in degrees.
 
     Attributes:
         local_global: mean angle between the two models' embeddings of an image (Eq. 14).
         by_class: the same for the images of each class, by its number (Fig. 6a); classes without images are left out.
         inter_class_local, inter_class_global: mean angle between the mean embeddings of two classes (Eq. 15-16,
-            Fig. 6b), of each model; NaN where there is one class only.
+            Fig. 6b), of each model; NaN if there is only one class.
     """
 
     local_global: float
@@ -27,7 +27,7 @@ class Angles:
 
 
 def compare_embeddings(local_ND: Tensor, global_ND: Tensor, labels_N: Tensor) -> Angles:
-    """FedX's angles of a client's model and the global one.
+    """Return FedX's angles between a client's model and the global one.
 
     Args:
         local_ND, global_ND: projector outputs (N, D) of the same test images under the two models. FedX reports mean

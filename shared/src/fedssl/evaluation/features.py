@@ -23,28 +23,28 @@ def extract_features(
     seed: int = 0,
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> Tensor:
-    """h of every image: float32 (N, H) on `device`, in the order of the data.
+    """Return h of every image: float32 (N, H) on `device`, in the order of the data.
 
-    The encoder runs in eval mode, without gradients and in float32, on `device`, where it must already be; its training
-    flags are as before afterwards. Not in bfloat16 or TF32, whose rounding an effective rank would count as dimensions.
+    The encoder must already be on `device`. It runs in eval mode and without gradients; its training flags are restored
+    afterwards. It runs in float32, not in bfloat16 or TF32, whose rounding an effective rank would count as dimensions.
 
     Args:
         encoder: from (B, C, S, S) to (B, H).
         data: images, streamed in batches.
         config: shape and normalisation of the images.
         augmentation: one random view of each image instead of the image itself.
-        seed: of the views.
+        seed: the seed of the views.
         on_progress: called after every batch with the share of the images that is done.
 
     Raises:
-        DataError: the images do not have the shape that `config` says (:func:`fedssl.data.conform` gives it to them).
+        DataError: the images do not have the shape of `config` (:func:`fedssl.data.conform` changes it).
     """
     require_shape(data, config)
     generator = torch.Generator().manual_seed(seed)
     parts = [torch.zeros(0, device=device)]
     with in_eval_mode(encoder), torch.no_grad(), exact_float32(device):
         for start in range(0, len(data), batch_size):
-            # A copy: the array may be memory-mapped and read-only, which torch does not take.
+            # A copy, because the array may be memory-mapped and read-only, which torch does not accept.
             x_BCHW = to_float(torch.tensor(data.images[start : start + batch_size]).to(device))
             if augmentation is not None:
                 x_BCHW = random_view(x_BCHW, augmentation, generator)
@@ -55,30 +55,28 @@ def extract_features(
 
 
 def require_shape(data: ImageData, config: DataConfig) -> None:
-    """Refuse images that do not have the shape that `config` says. Raises DataError."""
+    """Raise DataError unless the images have the shape of `config`."""
     shape = (config.channels, config.image_size, config.image_size)
     if data.images.shape[1:] != shape:
         raise DataError(f"the images have shape {data.images.shape[1:]}, the run's are {shape}: conform them first")
 
 
 def require_finite(*features: Tensor) -> None:
-    """Raise ValueError where representations are no numbers: an accuracy of them would only look like one."""
+    """Raise ValueError if representations are not finite: an accuracy computed from them would be meaningless."""
     if not all(bool(each.isfinite().all()) for each in features):
         raise ValueError("the features must be finite: the encoder's training has diverged")
 
 
 def labels_of(data: ImageData) -> Tensor:
-    """Class numbers (N,) of int64, on the CPU. Raises DataError where the images have none."""
+    """Return class numbers (N,) of int64, on the CPU. Raises DataError if the images have no labels."""
     if data.labels is None:
-        raise DataError(
-            "these images have no labels: an encoder is judged by how well they can be told from its output"
-        )
+        raise DataError("these images have no labels: an encoder is evaluated by how well its output predicts them")
     return torch.tensor(data.labels)
 
 
 @contextmanager
 def in_eval_mode(module: nn.Module) -> Iterator[None]:
-    """Every part of the module in eval mode inside, as it was afterwards."""
+    """Put every part of the module into eval mode inside the block, and restore its mode afterwards."""
     training = {part: part.training for part in module.modules()}
     module.eval()
     try:

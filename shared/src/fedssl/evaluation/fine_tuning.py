@@ -28,18 +28,18 @@ class FineTuneSettings:
 
     Attributes:
         selection: which images keep their labels, see :func:`labelled_share`.
-        optimizer: with `momentum` (SGD only) and `weight_decay`.
-        encoder_learning_rate: None keeps the encoder's weights.
-        head_learning_rate: of the classifier.
-        schedule: `cosine` takes both learning rates to 0, epoch by epoch.
+        optimizer: used with `momentum` (SGD only) and `weight_decay`.
+        encoder_learning_rate: with None the encoder's weights are not changed.
+        head_learning_rate: the learning rate of the classifier.
+        schedule: `cosine` decreases both learning rates to 0, epoch by epoch.
         hidden_dim: None for a linear classifier, else the width of one hidden layer with BatchNorm and ReLU.
         batch_size, epochs: over the labelled images; a last incomplete batch is used.
         batch_norm_epochs: epochs in which BatchNorm normalises with the batch and its statistics follow the images,
-            whether or not the encoder's weights do; afterwards the network trains in eval mode. None: all epochs.
+            whether or not the encoder's weights do; afterwards the network trains in eval mode. None means all epochs.
         evaluate_every: epochs between two tests; the last epoch is always tested.
-        augmentation: of the training images; None for none.
-        aspect: of the augmentation's crops, smallest and largest.
-        seed: of the classifier's first weights, the order and the views.
+        augmentation: how training images are augmented; with None they are not.
+        aspect: the smallest and the largest aspect ratio of the augmentation's crops.
+        seed: the seed of the classifier's first weights, of the order and of the views.
     """
 
     selection: Selection = "stratified"
@@ -61,14 +61,15 @@ class FineTuneSettings:
 
 @dataclass(frozen=True, slots=True)
 class FineTuneResult:
-    """Accuracies are shares of the test set, 0..1.
+    """The accuracies of a fine-tuned network, as shares of the test set, 0..1.
 
     Attributes:
         accuracy: after the last epoch.
-        best_accuracy: the best of the tests, chosen on the test set as some papers do: report it only beside the last.
-        best_epoch: the first one that reached it, counted from 1.
-        num_tests: how many tests it is the best of.
-        num_epochs, num_labelled: epochs, and labelled images.
+        best_accuracy: the best of the tests, chosen on the test set as in some papers. Report it only next to the
+            last.
+        best_epoch: the first epoch that reached it, counted from 1.
+        num_tests: the number of tests among which it is the best.
+        num_epochs, num_labelled: the numbers of epochs and of labelled images.
     """
 
     accuracy: float
@@ -80,7 +81,7 @@ class FineTuneResult:
 
     @property
     def chosen(self) -> str:
-        """What `best_accuracy` was chosen on, as a sentence."""
+        """A sentence that describes how `best_accuracy` was chosen."""
         if self.best_epoch == self.num_epochs:
             return "the last is the best"
         return (
@@ -92,7 +93,7 @@ class FineTuneResult:
 _CROP_AND_FLIP = AugmentationConfig(min_scale=0.64, jitter=0, greyscale=0, flip=0.5)
 
 _SSD = FineTuneSettings(augmentation=_CROP_AND_FLIP, aspect=(1.0, 1.0))
-# FedU states the whole network and 100 epochs, FedRLC Adam and 0.001 too; the rest is as in EasyFL, FedU's code.
+# FedU states the whole network and 100 epochs, FedRLC also Adam and 0.001; the rest is as in EasyFL, FedU's code.
 _FEDU = FineTuneSettings(
     optimizer="adam", encoder_learning_rate=1e-3, head_learning_rate=1e-3, hidden_dim=4096, epochs=100, evaluate_every=1
 )
@@ -102,30 +103,30 @@ FINE_TUNINGS: Final = MappingProxyType(
         # A quarter of SSD's epochs; the encoder's learning rate adds up to about the same.
         "fast": replace(_SSD, encoder_learning_rate=7e-3, schedule="cosine", epochs=50),
         "ssd": _SSD,
-        # FedX states SGD, 0.001 and 100 epochs: the rest is as it trains.
+        # FedX states SGD, 0.001 and 100 epochs; the rest is as in its training.
         "fedx": FineTuneSettings(
             head_learning_rate=1e-3, weight_decay=1e-5, epochs=100, evaluate_every=10,
             augmentation=AUGMENTATIONS["fedx-cifar10"],
         ),
         "fedu": _FEDU,
-        # EasyFL's code: only the classifier is trained; the first test leaves the network in eval mode for good.
+        # EasyFL's code trains only the classifier, and its first test leaves the network in eval mode permanently.
         "fedu-reference": replace(_FEDU, selection="first", encoder_learning_rate=None, batch_norm_epochs=1),
         "fedrlc": _FEDU,
     }
 )  # fmt: skip
-"""Settings by the paper that they come from; `-reference` where its code does something else. FLESD has none."""
+"""Settings by the paper that they come from; `-reference` if its code does something else. FLESD has no settings."""
 
 
 def labelled_share(
     labels: NDArray[np.int64], share: float, seed: int, rule: Selection = "stratified"
 ) -> NDArray[np.int64]:
-    """Sorted indices of the images that keep their labels.
+    """Return the sorted indices of the images that keep their labels.
 
     Args:
         labels: class numbers (N,).
-        share: of the images, in (0, 1].
-        seed: of the choice.
-        rule: `stratified` takes the share of each class at random, one image at least; `first` takes the first images
+        share: the share of the images, in (0, 1].
+        seed: the seed of the choice.
+        rule: `stratified` takes the share of each class at random, at least one image; `first` takes the first images
             of the set, as EasyFL does.
     """
     if not 0 < share <= 1:
@@ -148,7 +149,7 @@ def semi_supervised(
     device: torch.device | str = "cpu",
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> FineTuneResult:
-    """:func:`fine_tune` on that share of the training images, chosen as the settings say and by their seed."""
+    """Call :func:`fine_tune` on a share of the training images, chosen by the rule and the seed of the settings."""
     chosen = labelled_share(labels_of(train).numpy(), share, settings.seed, settings.selection)
     few = train.subset(chosen)
     return fine_tune(encoder, few, test, config, settings=settings, device=device, on_progress=on_progress)
@@ -164,19 +165,19 @@ def fine_tune(
     device: torch.device | str = "cpu",
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> FineTuneResult:
-    """Trains a copy of the encoder with a classifier on the labelled images and tests it.
+    """Train a copy of the encoder with a classifier on the labelled images, and test it.
 
     Args:
         encoder: from images to (B, H); it is not changed.
         train: the labelled images; :func:`labelled_share` chooses them.
         test: the labelled test set.
         config: shape and normalisation of the images.
-        settings: one of :data:`FINE_TUNINGS` or one's own.
-        device: does the work.
+        settings: one of :data:`FINE_TUNINGS`, or your own.
+        device: where everything is computed.
         on_progress: called after every epoch with the share that is done.
 
     Raises:
-        DataError: a set has no labels or no images, or not the shape that `config` says.
+        DataError: a set has no labels or no images, or not the shape of `config`.
         ValueError: the encoder's features are not finite.
     """
     if train.labels is None or test.labels is None or not len(train) or not len(test):
@@ -221,7 +222,7 @@ def _epochs(
     settings: FineTuneSettings,
     device: torch.device | str,
 ) -> Iterator[int]:
-    """Trains an epoch each time it is asked for the next; epochs are counted from 1."""
+    """Train one epoch per item, and yield its number, counted from 1."""
     generator = torch.Generator().manual_seed(settings.seed)
     optimizer = _optimizer(encoder, head, settings)
     rates = [float(group["lr"]) for group in optimizer.param_groups]
@@ -260,7 +261,7 @@ def _decay(epoch: int, settings: FineTuneSettings) -> float:
 
 
 def _accuracy(head: nn.Module, features_NH: Tensor, labels_N: Tensor) -> float:
-    """NaN where fine-tuning has diverged: the largest of no numbers is the first class."""
+    """Return the accuracy, or NaN if fine-tuning diverged: argmax over NaN scores would report class 0."""
     head.eval()
     with torch.no_grad():
         scores_NC = head(features_NH).cpu()

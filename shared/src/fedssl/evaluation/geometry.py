@@ -1,7 +1,7 @@
-"""How representations lie in their space: rank, spread and angles. No labels needed but for the classes' angles.
+"""The geometry of representations: rank, spread and angles. Only the angles between classes need labels.
 
-Everything is computed in pieces and summed in float64: memory beside the representations themselves grows with H x H,
-never with N x N.
+Everything is computed in pieces and summed in float64: besides the representations themselves, memory grows with
+H x H, never with N x N.
 """
 
 import math
@@ -15,7 +15,7 @@ _ROWS = 2048
 
 
 def effective_rank(h_NH: Tensor, *, center: bool = False, normalize: bool = False) -> float:
-    """exp of the entropy of the normalised singular values (SSD Eq. 11, after Roy and Vetterli 2007).
+    """Return exp of the entropy of the normalised singular values (SSD Eq. 11, after Roy and Vetterli 2007).
 
     Args:
         h_NH: representations (N, H) of a test set.
@@ -23,20 +23,20 @@ def effective_rank(h_NH: Tensor, *, center: bool = False, normalize: bool = Fals
         normalize: scale each representation to length 1 first.
 
     Returns:
-        Between 1 (all on one line) and min(N, H); 0 if all are zero, NaN if a training run that
-        diverged left values that are not finite. SSD does not say how it prepares h; the default takes it raw, as its
-        Eq. 11 does.
+        A number between 1 (all on one line) and min(N, H); 0 if all representations are zero, NaN if some values are
+        not finite because the training diverged. SSD does not state how it prepares h; the default does not change it,
+        like Eq. 11.
     """
     if not bool(h_NH.isfinite().all()):
         return math.nan
-    # Singular values are the roots of the eigenvalues of H^T H, or of H H^T where that is smaller.
+    # Singular values are the roots of the eigenvalues of H^T H, or of H H^T if that is smaller.
     wide = h_NH.shape[0] < h_NH.shape[1]
     pieces = [torch.cat(list(_pieces(h_NH, center=center, normalize=normalize))).T] if wide else None
     gram = sum(x.T @ x for x in pieces or _pieces(h_NH, center=center, normalize=normalize))
     if not isinstance(gram, Tensor):
         return 0.0
     eigenvalues = torch.linalg.eigvalsh(gram).clamp_min(0)
-    # What float64 cannot tell from zero is zero: its root would count as a dimension.
+    # Set to zero what float64 cannot distinguish from zero: its root would count as a dimension.
     eigenvalues[eigenvalues < eigenvalues.max() * max(h_NH.shape) * torch.finfo(torch.float64).eps] = 0
     sigma = eigenvalues.sqrt()
     if float(sigma.sum()) == 0:
@@ -45,7 +45,7 @@ def effective_rank(h_NH: Tensor, *, center: bool = False, normalize: bool = Fals
 
 
 def feature_std(h_NH: Tensor) -> float:
-    """Standard deviation of the unit vectors' coordinates, averaged over coordinates (SimSiam, section 4.1).
+    """Return the standard deviation of the unit vectors' coordinates, averaged over coordinates (SimSiam, section 4.1).
 
     1/sqrt(H) for directions spread evenly over the sphere, 0 for collapsed representations.
     """
@@ -54,12 +54,14 @@ def feature_std(h_NH: Tensor) -> float:
 
 
 def uniformity(h_NH: Tensor, t: float = 2.0) -> float:
-    """How evenly the directions fill the sphere: -log mean_{i<j} exp(-t || n(h_i) - n(h_j) ||^2), larger is better.
+    """Return how evenly the directions fill the sphere; larger is better.
 
-    The papers' -Lu (Wang and Isola 2020; SSD, section 5). About 3.98 for directions spread evenly in 512 dimensions,
-    4t at most, 0 where all coincide, as zero vectors do. NaN for fewer than two representations, which have no pair.
+    This is -log mean_{i<j} exp(-t || n(h_i) - n(h_j) ||^2), the papers' -Lu (Wang and Isola 2020; SSD, section 5). It
+    is about 3.98 for directions spread evenly in 512 dimensions, at most 4t, and 0 if all directions coincide, as those
+    of zero vectors do. It is NaN for fewer than two representations, which have no pair.
 
-    Each piece of rows meets those after it alone, in float32; the potentials are summed in float64.
+    Each piece of rows is compared, in float32, only with itself and the rows after it; the potentials are summed in
+    float64.
     """
     num_pairs = len(h_NH) * (len(h_NH) - 1) / 2
     if num_pairs == 0:
@@ -77,7 +79,7 @@ def uniformity(h_NH: Tensor, t: float = 2.0) -> float:
 
 
 def alignment(first_NH: Tensor, second_NH: Tensor) -> float:
-    """Mean squared distance between the directions of two views' representations (SSD Eq. 3); smaller is better."""
+    """Return the mean squared distance between the directions of two views (SSD Eq. 3); smaller is better."""
     total = torch.zeros((), dtype=torch.float64, device=first_NH.device)
     for start in range(0, len(first_NH), _ROWS):
         u, v = (F.normalize(x[start : start + _ROWS].detach().double(), dim=1) for x in (first_NH, second_NH))
@@ -86,7 +88,7 @@ def alignment(first_NH: Tensor, second_NH: Tensor) -> float:
 
 
 def angle_between(local_ND: Tensor, global_ND: Tensor) -> Tensor:
-    """Angle in degrees between the two embeddings of each sample (FedX Eq. 14): (N,), from 0 to 180.
+    """Return the angle in degrees between the two embeddings of each sample (FedX Eq. 14): (N,), from 0 to 180.
 
     Args:
         local_ND, global_ND: embeddings of the same N samples under a client's model and the global one. FedX reports
@@ -98,7 +100,10 @@ def angle_between(local_ND: Tensor, global_ND: Tensor) -> Tensor:
 
 
 def inter_class_angles(z_ND: Tensor, labels_N: Tensor) -> Tensor:
-    """Angles in degrees between the mean embeddings of every two classes (FedX Eq. 15-16): (C (C - 1) / 2,)."""
+    """Return the angles in degrees between the mean embeddings of every two classes (FedX Eq. 15-16).
+
+    Their shape is (C (C - 1) / 2,).
+    """
     classes = torch.unique(labels_N)
     means_CD = torch.stack([z_ND[labels_N == label].detach().double().mean(dim=0) for label in classes])
     first, second = torch.triu_indices(len(classes), len(classes), offset=1, device=means_CD.device)
@@ -106,7 +111,7 @@ def inter_class_angles(z_ND: Tensor, labels_N: Tensor) -> Tensor:
 
 
 def _pieces(h_NH: Tensor, *, center: bool, normalize: bool) -> Iterator[Tensor]:
-    """The rows in float64, a piece at a time, of unit length and with the mean subtracted where asked."""
+    """Yield the rows in float64 in pieces, scaled to unit length and with the mean subtracted if asked for."""
 
     def prepared(start: int) -> Tensor:
         rows = h_NH[start : start + _ROWS].detach().double()

@@ -1,4 +1,4 @@
-"""A map of the representations: every image a point, coloured by its class."""
+"""A map of the representations: every image is a point, coloured by its class."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,33 +15,33 @@ from torch import Tensor
 
 from fedssl.protocol.evaluation import MapMethod
 
-# Petroff's ten colours (2021), chosen by a survey among those that colour-blind readers can tell apart.
+# Petroff's ten colours (2021), chosen by a survey from colours that colour-blind readers can tell apart.
 _COLOURS = (
     "#3f90da", "#ffa90e", "#bd1f01", "#832db6", "#94a4a2", "#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd",
 )  # fmt: skip
-_MARKERS = ("o", "^", "s", "X", "v", "D", "P", "<", "*", ">")  # past ten classes, a shape for every ten
+_MARKERS = ("o", "^", "s", "X", "v", "D", "P", "<", "*", ">")  # with more than ten classes, one shape per ten
 _INK = "#333333"
-_MOST_NAMED = 20  # classes whose names stand on the map itself
+_MOST_NAMED = 20  # with at most this many classes, their names are written on the map
 _MOST_LISTED = 100  # classes that the legend lists
 _LEGEND_ROWS = 34
 _PERPLEXITY = 30.0
-_REDUCED = 50  # dimensions that t-SNE starts from, as its authors do
-_ROUNDING = 1e-12  # of the largest value: what float64 makes of equal ones
+_REDUCED = 50  # dimensions to which PCA reduces before t-SNE, as its authors do
+_ROUNDING = 1e-12  # the spread of equal values in float64, relative to the largest
 
 
 def project(features_NH: Tensor, method: MapMethod = "tsne", *, seed: int = 0) -> NDArray[np.float64]:
-    """Two coordinates (N, 2) for every representation (N, H).
+    """Return two coordinates (N, 2) for every representation (N, H).
 
     Args:
-        features_NH: at least two, finite.
+        features_NH: at least two representations, all finite.
         method: `pca` keeps the two directions of the largest variance, signed so that the largest weight of each is
             positive; `tsne` keeps neighbourhoods (van der Maaten and Hinton 2008), starting from PCA.
-        seed: of t-SNE.
+        seed: the seed of t-SNE.
 
-    Representations that are all the same, those of a collapsed encoder, are all at 0.
+    If all representations are equal, as those of a collapsed encoder are, all points are at 0.
 
     Raises:
-        ValueError: fewer than two representations, or some that are not finite.
+        ValueError: there are fewer than two representations, or some are not finite.
     """
     x_NH = features_NH.detach().to("cpu", torch.float64)
     if len(x_NH) < 2 or not bool(x_NH.isfinite().all()):
@@ -54,7 +54,7 @@ def project(features_NH: Tensor, method: MapMethod = "tsne", *, seed: int = 0) -
     from sklearn.manifold import TSNE
 
     perplexity = min(_PERPLEXITY, (len(x_NH) - 1) / 3)
-    # Of unit size, whatever the representations': t-SNE's C code ends the process where float32 makes zeros of them.
+    # Scaled to unit size: t-SNE's C code ends the process if float32 rounds the representations to zeros.
     reduced = (_principal(x_NH, min(_REDUCED, *x_NH.shape)) / spread).to(torch.float32).numpy()
     points = TSNE(2, perplexity=perplexity, init="pca", learning_rate="auto", random_state=seed).fit_transform(reduced)
     return np.asarray(points, np.float64)
@@ -63,14 +63,14 @@ def project(features_NH: Tensor, method: MapMethod = "tsne", *, seed: int = 0) -
 def aligned_map(
     features_NH: Tensor, method: MapMethod, before_N2: NDArray[np.float64] | None = None, *, seed: int = 0
 ) -> NDArray[np.float64]:
-    """A map (N, 2) that can be laid beside others of the same images: one round of a run after another.
+    """Return a map (N, 2) that can be compared with other maps of the same images, such as those of other rounds.
 
     Args:
         features_NH, method, seed: as in :func:`project`.
-        before_N2: the map of the round before. This one is turned, and mirrored if need be, to lie onto it as closely
-            as it can (orthogonal Procrustes), which changes no distance.
+        before_N2: the map of the round before. The new map is rotated, and mirrored if necessary, to match it as
+            closely as possible (orthogonal Procrustes), which does not change any distance.
 
-    The points are centred, with a root mean square distance of 1 from the centre. Raises ValueError as `project` does.
+    The points are centred, with a root mean square distance of 1 from the centre. Raises ValueError like `project`.
     """
     drawn_N2 = project(features_NH, method, seed=seed)
     drawn_N2 = drawn_N2 - drawn_N2.mean(axis=0)
@@ -85,17 +85,17 @@ def aligned_map(
 def plot_map(
     path: Path, points_N2: NDArray[np.float64], labels_N: NDArray[np.int64], class_names: Sequence[str], title: str
 ) -> None:
-    """Writes a PNG of the points, coloured by class, with the classes' names.
+    """Write a PNG of the points, coloured by class, with the classes' names.
 
     Args:
-        path: of the PNG; folders on the way are made.
+        path: where the PNG is written; missing folders are created.
         points_N2: from :func:`project`.
         labels_N: class numbers.
-        class_names: by number; classes without one are called by their number.
-        title: says the data, the number of images and the method.
+        class_names: the names by number; a class without a name is shown by its number.
+        title: names the data, the number of images and the method.
 
-    Every ten classes share their colours with the next ten and differ from them in shape. The picture depends on the
-    arguments alone: no pyplot, no global state, no date.
+    Every ten classes share their colours with the next ten and differ from them in shape. The picture depends only on
+    the arguments: no pyplot, no global state, no date.
     """
     classes = [int(label) for label in np.unique(labels_N)]
     names = {label: class_names[label] if label < len(class_names) else f"class {label}" for label in classes}
@@ -117,9 +117,9 @@ def plot_map(
 
 
 def _principal(x_NH: Tensor, num: int) -> Tensor:
-    """Coordinates (N, num) along the directions of the largest variance; zeros where there are fewer."""
+    """Return coordinates (N, num) along the directions of the largest variance, padded with zeros if necessary."""
     x_NH = x_NH - x_NH.mean(dim=0)
-    # From the covariance: its size does not grow with the number of images.
+    # Computed from the covariance, whose size does not grow with the number of images.
     directions = torch.linalg.eigh(x_NH.T @ x_NH).eigenvectors.flip(1)[:, :num]
     largest = directions.gather(0, directions.abs().argmax(dim=0, keepdim=True))
     points = x_NH @ (directions * largest.sign())
@@ -128,7 +128,7 @@ def _principal(x_NH: Tensor, num: int) -> Tensor:
 
 def _draw_points(axes: Any, points_N2: NDArray[np.float64], labels_N: NDArray[np.int64], *, many: bool) -> None:
     size = float(np.clip(40_000 / len(points_N2), 5, 40))
-    # In random order, or the last class would lie on top of the others.
+    # In random order, so that the last class does not cover the others.
     order = np.random.default_rng(0).permutation(len(points_N2))
     for group in np.unique(labels_N // len(_COLOURS)):
         rows = order[labels_N[order] // len(_COLOURS) == group]
@@ -140,7 +140,7 @@ def _draw_points(axes: Any, points_N2: NDArray[np.float64], labels_N: NDArray[np
 def _write_names(
     figure: Figure, axes: Any, points_N2: NDArray[np.float64], labels_N: NDArray[np.int64], names: dict[int, str]
 ) -> None:
-    """Each class's name at the median of its points, or as far below as it takes to leave the others readable."""
+    """Write each class's name at the median of its points, or below it, so that names do not overlap."""
     outline = [withStroke(linewidth=3, foreground="white")]
     texts = []
     for label, name in names.items():
@@ -149,7 +149,7 @@ def _write_names(
             axes.text(x, y, name, ha="center", va="center", fontsize="small", fontweight="bold", color=_INK,
                       path_effects=outline)
         )  # fmt: skip
-    figure.draw_without_rendering()  # only now is known where everything lies
+    figure.draw_without_rendering()  # computes the positions of everything
     figure.set_layout_engine("none")
     taken: list[Any] = []
     for text in sorted(texts, key=lambda text: -float(text.get_position()[1])):

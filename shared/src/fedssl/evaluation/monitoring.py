@@ -1,4 +1,4 @@
-"""Which clients' numbers cross a run's thresholds. Without torch: the coordinator asks too."""
+"""Find the clients whose metrics cross a run's thresholds. Does not import torch: the API process uses it too."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ DIVERGENCE = "divergence"
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """One number beyond its threshold."""
+    """One metric of a client that crossed its threshold."""
 
     client_id: str
     name: str
@@ -25,7 +25,7 @@ class Alarm:
 
 
 def find_alarms(config: WatchConfig, round_number: int, metrics: Mapping[str, Mapping[str, float]]) -> list[Alarm]:
-    """What is beyond a threshold in one round's metrics by client, in client-id order; metrics not sent are not."""
+    """Return the metrics of one round that cross a threshold, in client-id order; missing metrics do not."""
     if round_number < config.first_round:
         return []
     least = {
@@ -46,6 +46,6 @@ def find_alarms(config: WatchConfig, round_number: int, metrics: Mapping[str, Ma
 
 
 def describe(alarms: list[Alarm], most: int = 3) -> str:
-    """One line for people."""
+    """Return one line for people to read, with at most `most` alarms in full."""
     more = len(alarms) - most
     return "; ".join(str(alarm) for alarm in alarms[:most]) + (f"; and {more} more" if more > 0 else "")

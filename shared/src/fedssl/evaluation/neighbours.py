@@ -16,12 +16,12 @@ def knn_accuracy(
     k: int = 200,
     temperature: float = 0.1,
 ) -> float:
-    """Share of the test set, 0..1, that its neighbours in the training set classify rightly.
+    """Return the share of the test set, 0..1, that its neighbours in the training set classify correctly.
 
     Args:
         train_features, test_features: float (N, H), on one device; they are normalised here.
         train_labels, test_labels: int64 (N,).
-        k: neighbours that vote; all of them where the training set has fewer.
+        k: the number of neighbours that vote; all of them if the training set is smaller.
         temperature: a neighbour of cosine s votes with weight exp(s / temperature).
 
     Goes through the test set in pieces, so memory grows with the training set only.
@@ -34,7 +34,7 @@ def knn_accuracy(
     chunk = max(1, min(_CHUNK, _MAX_COSINES // len(train_NH)))
     for start in range(0, len(test_NH), chunk):
         cosine, index = (test_NH[start : start + chunk] @ train_NH.T).topk(min(k, len(train_NH)), dim=1)
-        # Less 1 in the exponent: the same order of the classes, and no overflow at small temperatures.
+        # Subtracting 1 keeps the order of the classes and avoids an overflow at small temperatures.
         weights = ((cosine - 1) / temperature).exp()
         votes = torch.zeros(len(cosine), num_classes, device=device)
         votes.scatter_add_(1, train_labels[index], weights)

@@ -1,4 +1,4 @@
-"""The picture of a run: its losses over the rounds, and what the training was good for."""
+"""The picture of a run: its losses over the rounds, and accuracies before and after training."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,20 +10,20 @@ from matplotlib.ticker import MaxNLocator
 
 Curve = Sequence[tuple[int, float]]
 
-# Okabe and Ito's colours, told apart by colour-blind readers too. Blue is kept for what the reader looks for first.
+# Okabe and Ito's colours, which colour-blind readers can tell apart too. Blue is reserved for the most important curve.
 _BLUE, _GREY, _INK = "#0072B2", "#8C8C8C", "#333333"
 _CLIENT_COLOURS = ("#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#B8A500")
 
 
 def plot_curves(path: Path, loss_by_client: Mapping[str, Curve], accuracies: Mapping[str, tuple[float, float]]) -> None:
-    """Writes a PNG: the loss of each client and their mean over the rounds, and accuracies before and after training.
+    """Write a PNG: the loss of each client and their mean over the rounds, and accuracies before and after training.
 
     Args:
-        path: of the PNG; folders on the way are made.
+        path: where the PNG is written; missing folders are created.
         loss_by_client: for each client (round, mean loss) in the order of the rounds; rounds may be missing.
         accuracies: for each protocol its name and the accuracy before and after, as shares 0..1.
 
-    A side without data is left out. The picture depends on the arguments alone: no pyplot, no global state, no date.
+    A side without data is left out. The picture depends only on the arguments: no pyplot, no global state, no date.
     """
     sides = [side for side, data in (("loss", loss_by_client), ("accuracy", accuracies)) if data]
     figure = Figure(figsize=(6.4 if len(sides) < 2 else 11, 4.2), dpi=150, layout="constrained")
@@ -40,7 +40,7 @@ def plot_curves(path: Path, loss_by_client: Mapping[str, Curve], accuracies: Map
 
 
 def mean_curve(loss_by_client: Mapping[str, Curve]) -> list[tuple[int, float]]:
-    """For every round the mean over the clients that took part in it."""
+    """Return for every round the mean over the clients that took part in it."""
     by_round: dict[int, list[float]] = {}
     for curve in loss_by_client.values():
         for number, loss in curve:
@@ -67,7 +67,7 @@ def _draw_losses(axes: Any, loss_by_client: Mapping[str, Curve]) -> None:
 
 
 def _draw_accuracies(axes: Any, accuracies: Mapping[str, tuple[float, float]]) -> None:
-    """One row a protocol: a hollow point before, a full one after, and a line between them."""
+    """Draw one row per protocol: a hollow point before, a full one after, and a line between them."""
     for row, (before, after) in enumerate(accuracies.values()):
         left, right = 100 * before, 100 * after
         axes.plot([left, right], [row, row], color=_BLUE, linewidth=3, alpha=0.35, solid_capstyle="round", zorder=1)

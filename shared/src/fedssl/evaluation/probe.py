@@ -1,11 +1,11 @@
-"""Linear probe: how well a linear classifier does on frozen representations.
+"""Linear probe: the accuracy of a linear classifier on frozen representations.
 
-The papers train it in ways of their own; :data:`PROBES` holds their settings by name. `fast` is none of them: it solves
-the regularised problem to the end with L-BFGS, which takes about a second instead of minutes, has no learning rate to
-choose and depends neither on the order of the data nor on the scale of the representations. docs/evaluation.md shows
+Each paper trains it in its own way; :data:`PROBES` holds their settings by name. `fast` is not one of them: it solves
+the regularised problem to convergence with L-BFGS, which takes about a second instead of minutes, needs no learning
+rate, and depends neither on the order of the data nor on the scale of the representations. docs/evaluation.md shows
 how it agrees with the papers' settings.
 
-Every classifier starts from zero weights, where published code draws small random ones: the problem is convex.
+Every classifier starts from zero weights. Published code draws small random ones, but the problem is convex.
 """
 
 import math
@@ -34,11 +34,12 @@ class ProbeSettings:
         l2: `lbfgs` only: the objective is the mean cross-entropy + (l2 / 2N) ||W||^2, biases left out: scikit-learn's
             `LogisticRegression(C=1 / l2)`.
         max_iterations: `lbfgs` only.
-        learning_rate, momentum (SGD only), weight_decay, batch_size, epochs: of the other optimisers.
-        schedule: `steps` multiplies the learning rate by 0.1 at `milestones` (epochs), `cosine` takes it to 0.
-        shuffle: False goes through the data in its order, as EasyFL's probe does.
-        augmentation: a new random view of every training image in every epoch; None: representations are taken once.
-        seed: of the order and of the views; `lbfgs` uses no random numbers.
+        learning_rate, momentum (SGD only), weight_decay, batch_size, epochs: for the other optimisers.
+        schedule: `steps` multiplies the learning rate by 0.1 at `milestones` (epochs), `cosine` decreases it to 0.
+        shuffle: with False the order of the data is kept, as in EasyFL's probe.
+        augmentation: takes a new random view of every training image in every epoch; with None representations are
+            computed once.
+        seed: the seed of the order and of the views; `lbfgs` uses no random numbers.
     """
 
     optimizer: Literal["lbfgs", "adam", "adamw", "sgd"] = "lbfgs"
@@ -59,14 +60,15 @@ class ProbeSettings:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """Accuracies are shares of the test set, 0..1.
+    """The accuracies of a linear classifier, as shares of the test set, 0..1.
 
     Attributes:
-        accuracy: of the classifier as training left it.
-        best_accuracy: the best of all epochs, chosen on the test set as some papers do: report it only beside the last.
-        best_epoch: the first one that reached it, counted from 1.
-        train_accuracy: of the final classifier on the training set.
-        num_epochs: epochs, or iterations of L-BFGS; there the best is the last.
+        accuracy: after the last epoch.
+        best_accuracy: the best of all epochs, chosen on the test set as in some papers. Report it only next to the
+            last.
+        best_epoch: the first epoch that reached it, counted from 1.
+        train_accuracy: the accuracy of the final classifier on the training set.
+        num_epochs: the number of epochs, or of iterations of L-BFGS, whose best is the last.
     """
 
     accuracy: float
@@ -77,7 +79,7 @@ class ProbeResult:
 
     @property
     def chosen(self) -> str:
-        """What `best_accuracy` was chosen on, as a sentence."""
+        """A sentence that describes how `best_accuracy` was chosen."""
         if self.best_epoch == self.num_epochs:
             return "the last is the best"
         return f"last: epoch {self.num_epochs}; best: epoch {self.best_epoch}, chosen on the test set"
@@ -91,7 +93,7 @@ PROBES: Final = MappingProxyType(
         "fedx": ProbeSettings(
             optimizer="adam", standardise=False, learning_rate=1e-3, weight_decay=1e-6, batch_size=64, epochs=100
         ),
-        # As the code has it; the paper says 100 epochs.
+        # As in the code; the paper says 100 epochs.
         "fedu": ProbeSettings(
             optimizer="adam", standardise=False, learning_rate=3e-3, batch_size=2048, epochs=200, shuffle=False
         ),
@@ -122,27 +124,27 @@ def linear_probe(
     settings: ProbeSettings = PROBES["fast"],
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> ProbeResult:
-    """Trains a linear classifier on representations and tests it.
+    """Train a linear classifier on representations, and test it.
 
     Args:
-        train_features, test_features: float (N, H), on one device, which does the work.
+        train_features, test_features: float (N, H), on one device, where everything is computed.
         train_labels, test_labels: int64 (N,).
-        settings: one of :data:`PROBES` or one's own, without an augmentation: :func:`probe_encoder` takes those.
+        settings: one of :data:`PROBES`, or your own, without an augmentation: :func:`probe_encoder` accepts those.
         on_progress: called after every epoch with the share that is done.
 
-    The result depends on the arguments alone; no global random state is read or changed.
+    The result depends only on the arguments; no global random state is read or changed.
 
     Raises:
-        ValueError: features that are not finite, or settings with an augmentation.
+        ValueError: the features are not finite, or the settings have an augmentation.
     """
     if settings.augmentation is not None:
-        raise ValueError("these settings augment the training images: probe_encoder takes the images")
+        raise ValueError("these settings augment the training images: call probe_encoder, which takes images")
     train_x, test_x = train_features.detach().float(), test_features.detach().float()
     require_finite(train_x, test_x)
     train_y, test_y = train_labels.to(train_x.device), test_labels.to(train_x.device)
     if settings.standardise:
         mean, std = train_x.mean(dim=0), train_x.std(dim=0, correction=0)
-        # A dead feature carries nothing: dividing by its deviation would only enlarge rounding errors.
+        # A dead feature has no information: dividing by its deviation would only enlarge rounding errors.
         scale = torch.where(std > 1e-6 * std.max(), 1 / std, torch.zeros_like(std))
         train_x, test_x = (train_x - mean) * scale, (test_x - mean) * scale
     num_classes = int(max(train_y.max(), test_y.max())) + 1
@@ -170,12 +172,13 @@ def probe_encoder(
     device: torch.device | str = "cpu",
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> ProbeResult:
-    """The same for an encoder and labelled images, with settings that augment the training images or do not.
+    """Train a linear classifier on an encoder's representations of labelled images, and test it.
 
-    With an augmentation the frozen encoder, in eval mode, sees a new view of every image in every epoch.
+    If the settings have an augmentation, the frozen encoder, in eval mode, gets a new view of every training image in
+    every epoch.
 
     Raises:
-        DataError: a set has no labels, or not the shape that `config` says.
+        DataError: a set has no labels, or not the shape of `config`.
         ValueError: the encoder's representations are not finite.
     """
     train_y, test_y = labels_of(train).to(device), labels_of(test).to(device)
@@ -208,7 +211,7 @@ def _result(accuracies: list[float], train_accuracy: float) -> ProbeResult:
 
 
 def _zero_linear(in_dim: int, out_dim: int, device: torch.device) -> nn.Linear:
-    # Made without values first, since torch would draw the usual first weights from the global generator.
+    # Created without values first, because torch would draw the usual first weights from the global generator.
     classifier = nn.Linear(in_dim, out_dim, device="meta").to_empty(device=device)
     nn.init.zeros_(classifier.weight)
     nn.init.zeros_(classifier.bias)
@@ -216,10 +219,10 @@ def _zero_linear(in_dim: int, out_dim: int, device: torch.device) -> nn.Linear:
 
 
 def _solve(classifier: nn.Linear, x_NH: Tensor, labels_N: Tensor, settings: ProbeSettings) -> int:
-    """Minimises the mean cross-entropy + (l2 / 2N) ||W||^2; returns the number of iterations.
+    """Minimise the mean cross-entropy + (l2 / 2N) ||W||^2, and return the number of iterations.
 
-    In coordinates in which the Hessian at zero weights, X^T X / NK + l2 / N for every class, is the identity: features
-    that go together are what makes L-BFGS slow otherwise. The minimum is the same.
+    It uses coordinates in which the Hessian at zero weights, X^T X / NK + l2 / N for every class, is the identity.
+    Otherwise correlated features make L-BFGS slow. The minimum is the same.
     """
     l2 = settings.l2 / len(x_NH)
     eigenvalues, vectors = torch.linalg.eigh((x_NH.T @ x_NH).double() / len(x_NH))
@@ -251,7 +254,7 @@ def _solve(classifier: nn.Linear, x_NH: Tensor, labels_N: Tensor, settings: Prob
 def _epochs(
     classifier: nn.Linear, inputs: Callable[[Tensor], Tensor], labels_N: Tensor, settings: ProbeSettings
 ) -> Iterator[int]:
-    """Trains an epoch each time it is asked for the next. `inputs`: from row numbers (B,) to features (B, H)."""
+    """Train one epoch per item, and yield its index. `inputs` maps row numbers (B,) to features (B, H)."""
     generator = torch.Generator().manual_seed(settings.seed)
     optimizer = _optimizer(classifier, settings)
     num_rows = len(labels_N)

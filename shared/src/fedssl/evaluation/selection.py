@@ -1,4 +1,4 @@
-"""The last and the best round of a run, and what the best was chosen on. Without torch: the command line asks too."""
+"""The last and the best round of a run, and how the best was chosen. Does not import torch, for the command line."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ _SMALLER_IS_BETTER = frozenset({"alignment", "loss"})
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One measure's values in the last judged round and in the best one. `num_rounds`: how many were judged."""
+    """One measure's values in the last and in the best of the `num_rounds` evaluated rounds."""
 
     measure: str
     last: float
@@ -20,26 +20,26 @@ class Choice:
 
     @property
     def chosen(self) -> str:
-        """What the best was chosen on, as a sentence."""
+        """A sentence that describes how the best round was chosen."""
         if self.num_rounds == 1:
             return f"{self.measure}: only round {self.last_round} was judged"
         if self.best_round == self.last_round:
             return f"{self.measure}: the last round, {self.last_round}, is the best of {self.num_rounds} judged"
         return (
             f"{self.measure}: last is round {self.last_round}; best is round {self.best_round} of {self.num_rounds} "
-            f"judged, chosen on the test set by {self.measure} itself: report it only beside the last"
+            f"judged, chosen on the test set by {self.measure} itself: report it only next to the last"
         )
 
 
 def choose_best(history: Sequence[tuple[int, Mapping[str, float]]], measure: str) -> Choice:
-    """The last and the best of the rounds in which a measure was taken.
+    """Return the last and the best of the rounds in which a measure was taken.
 
     Args:
         history: rounds and their results, in any order; rounds without the measure are left out.
-        measure: a name that :func:`~fedssl.evaluation.suite.judge` gives. Larger is better, except for `alignment`
-            and `loss`.
+        measure: the name of a result of :func:`~fedssl.evaluation.suite.judge`. Larger is better, except for
+            `alignment` and `loss`.
 
-    The first of equals is the best. A round whose value is not a number cannot be.
+    If rounds are equal, the first is the best. A round whose value is NaN is never the best.
 
     Raises:
         ValueError: no round has the measure.

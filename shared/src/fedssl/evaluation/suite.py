@@ -1,7 +1,7 @@
-"""How good an encoder is, in numbers: what `simulate`, `compare`, the demo, the command line and the coordinator ask.
+"""The evaluation of an encoder that `simulate`, `compare`, the demo, the command line and the coordinator share.
 
 Names of results: `probe` and `knn` are shares of the test set, 0..1; `uniformity`, `alignment`, `effective_rank`,
-`effective_rank_centered` and `feature_std` are of the representations of the test set.
+`effective_rank_centered` and `feature_std` are computed from the representations of the test set.
 """
 
 import math
@@ -33,10 +33,10 @@ from fedssl.protocol.evaluation import JudgingConfig, Measure
 from fedssl.protocol.runs import RunSpec
 
 OnProgress = Callable[[str, float | None], None]
-"""Called with what is being done and the share of it that is done, None where that is not known."""
+"""Called with the name of the current step and the share of it that is done, None if that is unknown."""
 
 OnResults = Callable[[dict[str, float]], None]
-"""Called with the results of each measure, by name, as soon as it is done."""
+"""Called with the results of each measure, by name, as soon as they are computed."""
 
 RESULTS: Mapping[Measure, tuple[str, ...]] = {
     "probe": ("probe",),
@@ -46,12 +46,12 @@ RESULTS: Mapping[Measure, tuple[str, ...]] = {
 """The results that each measure gives, by name."""
 
 MAX_CLASSES = 65_536
-_FIRST_VIEW, _SECOND_VIEW = 0, 1  # seeds of the views that alignment compares
+_FIRST_VIEW, _SECOND_VIEW = 0, 1  # the seeds of the views that alignment compares
 
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """Labelled images of the run's shape: classifiers see `train`, everything is measured on `test`."""
+    """Labelled images of the run's shape: classifiers are trained on `train`, everything is measured on `test`."""
 
     train: ImageData
     test: ImageData
@@ -59,11 +59,11 @@ class Labelled:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What was found out about an encoder.
+    """The evaluation of an encoder.
 
     Attributes:
-        results: by name; NaN, all of them, for an encoder whose training diverged.
-        probe: the linear probe in full, with the best of its epochs; None where it was not asked for, or diverged.
+        results: the results by name; all are NaN if the encoder's training diverged.
+        probe: the full result of the linear probe; None if it was not asked for, or if the training diverged.
         test_features: representations (N, H) of the test images, on the device.
     """
 
@@ -81,14 +81,14 @@ def load_labelled(
     seed: int,
     root: Path | None = None,
 ) -> Labelled:
-    """Both splits of a data set, in the shape of the run's images.
+    """Load both splits of a data set, in the shape of the run's images.
 
     Args:
         name_or_path: as in :func:`fedssl.data.load_dataset`.
-        data: the shape of the run's images, which these are brought to.
-        max_train, max_test: use this many images, drawn by the seed; None: all of them.
-        seed: of the choice.
-        root: a folder to look for the data set in, before the usual places.
+        data: the shape of the run's images, to which these are converted.
+        max_train, max_test: use this many images, drawn by the seed; None means all of them.
+        seed: the seed of the choice.
+        root: a folder in which to search for the data set before the usual places.
 
     Raises:
         DataError: the images cannot be read, have no labels or far too many classes.
@@ -98,8 +98,8 @@ def load_labelled(
         images = load_conformed(name_or_path, split, data, root)
         if images.labels is None:
             raise DataError(
-                f"the {split} split of {name_or_path} has no labels: an encoder is judged by how well they can be told "
-                "from its output"
+                f"the {split} split of {name_or_path} has no labels: an encoder is evaluated by how well its output "
+                "predicts them"
             )
         if not len(images) or int(images.labels.max()) >= MAX_CLASSES:
             raise DataError(f"the {split} split of {name_or_path} needs images of at most {MAX_CLASSES} classes")
@@ -109,12 +109,12 @@ def load_labelled(
 
 
 def load_encoder(tensors: Mapping[str, Tensor], spec: RunSpec) -> nn.Module:
-    """The encoder among a model's tensors. Raises SpecError where they do not hold the one that the spec describes."""
+    """Load the encoder from a model's tensors. Raises SpecError if they do not hold the one that the spec describes."""
     return encoder_of(tensors, spec.model.encoder, spec.data.channels)
 
 
 def load_projected(tensors: Mapping[str, Tensor], spec: RunSpec) -> nn.Module:
-    """Encoder and projector, from images to embeddings z. Raises SpecError where the tensors do not hold them."""
+    """Load encoder and projector, from images to embeddings z. Raises SpecError if the tensors do not hold them."""
     if (head := spec.model.projector) is None:
         raise SpecError("the spec's model has no projector: its embeddings are the representations")
     projector = initialised(lambda: build_mlp(head, spec.model.encoder.feature_dim), 0)
@@ -131,7 +131,7 @@ def judge(
     on_progress: OnProgress = lambda what, share: None,
     on_results: OnResults = lambda results: None,
 ) -> dict[str, float]:
-    """The results that `config.measures` asks for, by name: those of :func:`examine`."""
+    """Return the results of :func:`examine` by name."""
     found = examine(encoder, labelled, config, data, device=device, on_progress=on_progress, on_results=on_results)
     return found.results
 
@@ -146,19 +146,19 @@ def examine(
     on_progress: OnProgress = lambda what, share: None,
     on_results: OnResults = lambda results: None,
 ) -> Judgement:
-    """What `config.measures` asks for.
+    """Evaluate an encoder by the measures of `config.measures`.
 
     Args:
-        encoder: from images to (B, H); it is moved to `device` and otherwise left as it is.
+        encoder: from images to (B, H); it is moved to `device` and otherwise unchanged.
         labelled: from :func:`load_labelled`.
         config: the measures and the probe's settings.
         data: shape, normalisation and augmentation of the run's images.
-        device: does all of the work.
+        device: where everything is computed.
         on_progress: see :data:`OnProgress`.
         on_results: see :data:`OnResults`.
 
-    Equal arguments give equal numbers on one CPU thread, and each measure the same whichever others are asked for; no
-    global random state is read or changed.
+    Equal arguments give equal numbers on one CPU thread. The numbers of a measure do not depend on which other measures
+    are asked for. No global random state is read or changed.
     """
     encoder.to(device)
 

@@ -1,4 +1,7 @@
-"""Transfer: an encoder trained on one data set is judged on another (FedU, section 4.4; SSD's tables on other sets)."""
+"""Transfer: an encoder trained on one data set is evaluated on another.
+
+FedU does so in section 4.4, SSD in its tables on other data sets.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,7 +16,7 @@ from fedssl.evaluation.fine_tuning import FineTuneResult, FineTuneSettings, fine
 from fedssl.evaluation.probe import PROBES, ProbeResult, ProbeSettings, probe_encoder
 from fedssl.protocol.data import AugmentationConfig, DataConfig
 
-# FedU states that all is tuned for 100 epochs; the rest is as it trains its encoders, with crops and flips.
+# FedU states that the whole network is tuned for 100 epochs; the rest is as in its training, with crops and flips.
 _FEDU = FineTuneSettings(
     encoder_learning_rate=0.032,
     head_learning_rate=0.032,
@@ -25,12 +28,17 @@ _FEDU = FineTuneSettings(
 )
 
 TRANSFERS: Final = MappingProxyType({"fast": replace(_FEDU, epochs=20, evaluate_every=20), "fedu": _FEDU})
-"""How the whole network is tuned on the other data set. Other papers transfer by a linear probe alone, if at all."""
+"""Settings for tuning the whole network on the other data set. Other papers use a linear probe only, if anything."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransferResult:
-    """`probe`: of the frozen representations; `fine_tuned`: of the whole network, where it was tuned."""
+    """The results of a transfer.
+
+    Attributes:
+        probe: for the frozen representations.
+        fine_tuned: for the whole network; None if it was not tuned.
+    """
 
     probe: ProbeResult
     fine_tuned: FineTuneResult | None
@@ -47,15 +55,15 @@ def transfer(
     device: torch.device | str = "cpu",
     on_progress: Callable[[str, float], None] = lambda what, share: None,
 ) -> TransferResult:
-    """Judges an encoder on labelled images of another data set.
+    """Evaluate an encoder on labelled images of another data set.
 
     Args:
-        encoder: from images of `config`'s shape to (B, H); it is moved to `device` and otherwise left as it is.
-        train, test: labelled images of any shape: they are brought to the encoder's.
+        encoder: from images of `config`'s shape to (B, H); it is moved to `device` and otherwise unchanged.
+        train, test: labelled images of any shape, which are converted to the encoder's.
         config: shape and normalisation that the encoder was trained with.
-        probe: of :data:`~fedssl.evaluation.PROBES`, or one's own.
-        tuning: of :data:`TRANSFERS`, or one's own; None: the linear probe alone.
-        on_progress: called with what is being done and the share of it that is done.
+        probe: settings of :data:`~fedssl.evaluation.PROBES`, or your own.
+        tuning: settings of :data:`TRANSFERS`, or your own; with None only the linear probe is trained.
+        on_progress: called with the name of the current step and the share of it that is done.
 
     Raises:
         DataError: a set has no labels or no images.

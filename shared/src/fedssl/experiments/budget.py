@@ -1,4 +1,4 @@
-"""The largest scale at which some cells of a table fit into a time."""
+"""The largest scale at which some cells of a table fit into a time budget."""
 
 import dataclasses
 import math
@@ -18,19 +18,19 @@ from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.runs import RunSpec
 
 FEWEST_IMAGES, FEWEST_A_CLIENT = 5000, 100
-"""Fewer images, of all clients or of one, are only taken once everything else is as small as it gets."""
+"""Fewer images, in total or per client, are only taken if everything else is already as small as possible."""
 
 _EPOCHS = (1.0, 0.5, 0.2, 0.1, 0.05, 0.01)
-_SLACK = 0.85  # what is planned for, of the budget: other work on the machine, and what is not estimated
-_JUDGING = 0.2  # at most this share of it for judging
+_SLACK = 0.85  # the share of the budget that is planned; the rest is for other work and for what is not estimated
+_JUDGING = 0.2  # the largest share of the planned time for evaluations
 _MOST_EVALUATIONS = 5
 _NUM_TEST = 10_000
-_SOMETHING = 20  # images that a client has on average at the very least
+_SOMETHING = 20  # the smallest average number of images per client
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What fits: the scale, the seeds that are left, and the seconds that all of it should take."""
+    """A plan that fits: the scale, the remaining seeds, and the estimated seconds for all of it."""
 
     scale: Scale
     seeds: tuple[int, ...]
@@ -38,8 +38,10 @@ class Fit:
 
 
 def kept_fit(path: Path, make: Callable[[], Fit]) -> Fit:
-    """The fit that is kept in a file, else a new one, which is kept there: measured speeds differ from time to time,
-    and a run goes on only at the scale at which it began. Raises ResultsError where the file is damaged.
+    """Return the fit that is stored in a file; if there is no file, make a fit and store it there.
+
+    Measured speeds vary, and a run can continue only at the scale at which it began. Raises ResultsError if the file is
+    damaged.
     """
     document = read_json(path)
     if document is None:
@@ -56,12 +58,12 @@ def kept_fit(path: Path, make: Callable[[], Fit]) -> Fit:
         narrower = None if encoder is None else EncoderConfig.model_validate(encoder)
         return Fit(Scale(encoder=narrower, **scale), tuple(document["seeds"]), document["seconds"])
     except (KeyError, TypeError, ValueError) as error:
-        raise ResultsError(f"{path} is not a plan ({error!r}): remove it, or begin anew with --restart") from error
+        raise ResultsError(f"{path} is not a plan ({error!r}): remove it, or start again with --restart") from error
 
 
 @dataclass(slots=True)
 class Speeds:
-    """This machine's speeds, each measured once: of a method on an encoder at a size of image."""
+    """This machine's speeds, each measured once per method, encoder and image size."""
 
     device: str = "cpu"
     on_measuring: Callable[[str], None] = lambda what: None
@@ -69,7 +71,7 @@ class Speeds:
     _judging: dict[object, float] = field(default_factory=dict)
 
     def training(self, spec: RunSpec) -> float:
-        """Images a second of local training."""
+        """Return images per second of local training."""
         method = spec.method
         key = (method.name, *(add_on.name for add_on in method.add_ons), spec.model, spec.data.image_size)
         if key not in self._training:
@@ -78,21 +80,24 @@ class Speeds:
         return self._training[key]
 
     def judging(self, spec: RunSpec) -> float:
-        """Seconds that judging an encoder once takes."""
+        """Return the seconds that one evaluation of an encoder takes."""
         config = spec.evaluation
-        assert config is not None, "every cell judges"
+        assert config is not None, "every cell has an evaluation"
         known = KNOWN.get(config.dataset)
         num_classes = 10 if known is None else known.num_classes
         key = (spec.model.encoder, spec.data.image_size, num_classes)
         if key not in self._judging:
-            self.on_measuring(f"how long judging {_called(spec.model.encoder)} takes")
+            self.on_measuring(f"how long the evaluation of {_called(spec.model.encoder)} takes")
             labelled = calibration.noise(spec, config.max_train or _NUM_TEST, _NUM_TEST, num_classes)
             self._judging[key] = calibration.judging_seconds(spec, labelled, self.device)
         return self._judging[key]
 
 
 def training_seconds(cell: Cell, spec: RunSpec, speeds: Speeds) -> float:
-    """Training and fine-tuning of one run of a cell at a scale; judging comes on top. Infinite where not known."""
+    """Return the seconds that one run of a cell at a scale takes for training and fine-tuning, without evaluations.
+
+    Returns infinity if the size of the data set is unknown.
+    """
     trained = trained_images(spec, cell.public_client)
     if trained is None:
         return math.inf
@@ -101,19 +106,19 @@ def training_seconds(cell: Cell, spec: RunSpec, speeds: Speeds) -> float:
 
 
 def num_encoders(spec: RunSpec) -> int:
-    """How many encoders are judged: each client's, where nothing is sent."""
+    """Return the number of encoders that are evaluated: one, or one per client if clients send nothing."""
     alone = spec.method.merge.name == "local" and spec.partition is not None
     return spec.partition.num_clients if alone and spec.partition is not None else 1
 
 
 def fit(cells: Sequence[Cell], budget_seconds: float, seeds: Sequence[int], speeds: Speeds) -> Fit:
-    """The scale for all of the cells together, so that they can be compared.
+    """Choose one scale for all cells, so that they can be compared.
 
-    First images are left out, then the encoder is made narrower, then epochs are dropped, at last seeds. Raises
-    SpecError where not even the smallest scale fits.
+    First the number of images is reduced, then the encoder's width, then epochs, and finally seeds. Raises SpecError if
+    not even the smallest scale fits.
     """
     if unknown := [cell.name for cell in cells if num_images(cell.spec) is None]:
-        raise SpecError(f"the size of the data set of {unknown[0]} is not known: run it without a budget")
+        raise SpecError(f"the size of the data set of {unknown[0]} is unknown: run it without a budget")
     tries = (
         (count, epochs, encoder) for count in range(len(seeds), 0, -1) for epochs in _EPOCHS for encoder in _ENCODERS
     )
@@ -134,12 +139,12 @@ _ENCODERS: tuple[EncoderConfig | None, ...] = (None, *NARROWER)
 
 
 def _largest(cells: Sequence[Cell], start: Scale, budget: float, speeds: Speeds) -> tuple[Scale, float] | None:
-    """The most images at this scale that one seed's budget allows, and its seconds; None where they are too few."""
+    """Return the scale with the most images that one seed's budget allows, and its seconds; None if too few fit."""
     seconds = _SLACK * budget
     least = _fewest(cells)
     specs = [(cell, scaled(cell, replace(start, images=least), speeds.device)) for cell in cells]
     total = 0.0
-    for cell, spec in specs:  # one too many is enough: what is hopeless need not be measured for every method
+    for cell, spec in specs:  # stop early, so that not every method is measured at a scale that cannot fit
         total += training_seconds(cell, spec, speeds)
         if total > seconds:
             return None
@@ -161,24 +166,24 @@ def _largest(cells: Sequence[Cell], start: Scale, budget: float, speeds: Speeds)
 
 
 def _more_rounds(cells: Sequence[Cell], scale: Scale, seconds: float, speeds: Speeds) -> Scale:
-    """As many of the paper's rounds as fit, where all images do."""
+    """Return the scale with as many of the paper's rounds as fit, given that all images fit."""
     shares = [share for share in (1.0, 0.75, 0.5, 0.35) if share > scale.rounds]
     candidates = [replace(scale, rounds=share) for share in shares]
     return next((each for each in candidates if _seconds(cells, each, speeds) <= seconds), scale)
 
 
 def _rounds(cells: Sequence[Cell]) -> float:
-    """The share of the rounds that leaves 20 to the cell with the fewest of those that have more."""
+    """Return the share of the rounds that leaves at least 20 in every cell that has more than 20."""
     many = [cell.spec.num_rounds for cell in cells if cell.spec.num_rounds > MIN_ROUNDS]
     return MIN_ROUNDS / min(many) if many else 1.0
 
 
 def _fewest(cells: Sequence[Cell]) -> float:
-    """The smallest share of the images: enough in the largest cell, and something for every client in the smallest."""
+    """Return the smallest share of the images: enough in the largest cell, and some per client in every cell."""
     enough, something = [], []
     for cell in cells:
         held, partition = num_images(cell.spec), cell.spec.partition
-        assert held is not None, "asked for known data sets alone"
+        assert held is not None, "only called for known data sets"
         clients = 1 if partition is None or partition.pooled else partition.num_clients
         enough.append(max(FEWEST_IMAGES, FEWEST_A_CLIENT * clients) / held)
         something.append(_SOMETHING * clients / held)
@@ -186,11 +191,11 @@ def _fewest(cells: Sequence[Cell]) -> float:
 
 
 def _seconds(cells: Sequence[Cell], scale: Scale, speeds: Speeds) -> float:
-    """What all cells take at a scale, for one seed."""
+    """Return the seconds that all cells take at a scale, for one seed."""
     total = 0.0
     for cell in cells:
         spec = scaled(cell, scale, speeds.device)
-        assert spec.evaluation is not None, "every cell judges"
+        assert spec.evaluation is not None, "every cell has an evaluation"
         due = sum(spec.evaluation.is_due(number, spec.num_rounds) for number in range(spec.num_rounds + 1))
         total += training_seconds(cell, spec, speeds) + due * num_encoders(spec) * speeds.judging(spec)
     return total

@@ -1,4 +1,4 @@
-"""How fast this machine trains and judges, measured in a few seconds on images of noise."""
+"""Measure how fast this machine trains and evaluates, in a few seconds on images of noise."""
 
 import contextlib
 import time
@@ -21,12 +21,12 @@ from fedssl.protocol.runs import RunSpec
 
 SECONDS = 1.5
 _MAX_IMAGES, _MAX_PUBLIC = 2048, 256
-_NUM_WARM = 10  # steps on a GPU
-_CPU_BATCH = 16  # of ResNets, whose steps would last longer than the measurement
+_NUM_WARM = 10  # the number of warm-up steps on a GPU
+_CPU_BATCH = 16  # the batch size of ResNets, whose steps would otherwise take longer than the measurement
 
 
 def training_speed(spec: RunSpec, device: str = "cpu", seconds: float = SECONDS) -> float:
-    """Images a second of this spec's local training, views and all, as the engine trains it."""
+    """Return images per second of this spec's local training in the engine, including the computation of views."""
     spec = _quick(spec, device)
     generator = torch.Generator().manual_seed(0)
     shape = (spec.data.channels, spec.data.image_size, spec.data.image_size)
@@ -37,7 +37,7 @@ def training_speed(spec: RunSpec, device: str = "cpu", seconds: float = SECONDS)
     names = client_names(spec.partition.num_clients if spec.partition is not None else 1)
     ctx = Context(
         spec=spec,
-        round_number=spec.num_rounds,  # past every warm-up
+        round_number=spec.num_rounds,  # after every warm-up
         client_id=names[0],
         device=torch.device(device),
         dimensions=client_dimensions(spec, names).get(names[0]),
@@ -53,9 +53,10 @@ def training_speed(spec: RunSpec, device: str = "cpu", seconds: float = SECONDS)
 
 
 class _Stopwatch:
-    """Ends a round once it was measured for some seconds: `speed` is its images a second.
+    """Ends a round after measuring it for some seconds. `speed` is its images per second.
 
-    The first `num_warm` steps do not count: on a GPU libraries choose their kernels in them, and one is recorded.
+    The first `num_warm` steps do not count: on a GPU, libraries choose their kernels in them, and one step is captured
+    as a CUDA graph.
     """
 
     def __init__(self, seconds: float, images_per_step: float, num_warm: int) -> None:
@@ -77,8 +78,8 @@ class _Stopwatch:
 
 
 def judging_seconds(spec: RunSpec, labelled: Labelled, device: str = "cpu") -> float:
-    """How long judging an encoder as the spec says takes."""
-    assert spec.evaluation is not None, "asked for specs that judge"
+    """Return the seconds that the spec's evaluation of an encoder takes."""
+    assert spec.evaluation is not None, "only called for specs with an evaluation"
     encoder = initialised(lambda: build_encoder(spec.model.encoder, spec.data.channels), 0)
     started = time.monotonic()
     judge(encoder, labelled, spec.evaluation, spec.data, device=device)
@@ -86,7 +87,7 @@ def judging_seconds(spec: RunSpec, labelled: Labelled, device: str = "cpu") -> f
 
 
 def noise(spec: RunSpec, num_train: int, num_test: int, num_classes: int) -> Labelled:
-    """Labelled images of noise in a spec's shape, where only time is of interest."""
+    """Return labelled images of noise in a spec's shape, for measuring time."""
     generator = torch.Generator().manual_seed(0)
     shape = (spec.data.channels, spec.data.image_size, spec.data.image_size)
 
@@ -98,8 +99,8 @@ def noise(spec: RunSpec, num_train: int, num_test: int, num_classes: int) -> Lab
 
 
 def _quick(spec: RunSpec, device: str) -> RunSpec:
-    """The same step, with nothing expensive before it and no end before the measurement's."""
-    # A compiler's minute would be all that is measured, and pays off only in a run that is long.
+    """Return a spec with the same step, with nothing expensive before it, that lasts longer than the measurement."""
+    # Compilation would take longer than the measurement, and pays off only in a long run.
     values: Values = {"training": {"local_epochs": 10_000, "gpu_steps": "recorded"}}
     if isinstance(spec.method, FedCAConfig):
         values["method"] = {"num_base_epochs": 1}

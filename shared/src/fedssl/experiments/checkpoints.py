@@ -1,7 +1,7 @@
-"""A simulation on disk after every round: safetensors files, and one manifest that says which of them belong together.
+"""A simulation's checkpoint after every round: safetensors files, and a manifest that lists those that belong together.
 
-A round writes only what it changed, beside what is there; replacing the manifest is the one moment at which the new
-round becomes the state; what it no longer names is removed afterwards. So a process may be killed at any time.
+A round writes only what it changed, into new files. The new round becomes the state at the moment when the manifest is
+replaced; files that it no longer lists are removed afterwards. Therefore a process may be killed at any time.
 """
 
 import dataclasses
@@ -24,11 +24,11 @@ from fedssl.simulation import Result, RoundRecord
 MANIFEST = "manifest.json"
 _FORMAT = 1
 _SUFFIX = ".safetensors"
-_HINT = "take another folder, or begin anew with --restart"
+_HINT = "take another folder, or start again with --restart"
 
 
 def code_version(spec: RunSpec) -> dict[str, str]:
-    """What must be the same for two halves of one run to fit: versions of fedssl, of the run's method and of torch."""
+    """Return the versions of fedssl, of the run's method and of torch, which must not change within a run."""
     method = spec.method.name
     return {
         "fedssl": version("fedssl"),
@@ -38,25 +38,25 @@ def code_version(spec: RunSpec) -> dict[str, str]:
 
 
 def run_key(spec: RunSpec) -> str:
-    """sha256 of the spec and the code that runs it, in hexadecimal.
+    """Return the sha256 of the spec and the code that runs it, in hexadecimal.
 
-    Without `watch`, which changes no weight: a run that it paused goes on under other thresholds.
+    It leaves out `watch`, which does not change any weight: a run that it paused may continue with other thresholds.
     """
     text = json.dumps([_FORMAT, spec.model_dump(mode="json", exclude={"watch"}), code_version(spec)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 class FolderCheckpoint:
-    """A simulation's checkpoint in a folder of its own, kept until `discard`."""
+    """A simulation's checkpoint in its own folder, kept until `discard`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files: dict[str, str | None] = {}
 
     def load(self, spec: RunSpec) -> Result | None:
-        """The simulation as far as it had come; None before its first round was saved.
+        """Load the simulation after its last saved round; None if no round was saved.
 
-        Raises ResultsError where the folder holds another run's checkpoint, or a damaged one.
+        Raises ResultsError if the folder holds another run's checkpoint, or a damaged one.
         """
         try:
             manifest = json.loads((self._folder / MANIFEST).read_text(encoding="utf-8"))
@@ -65,7 +65,7 @@ class FolderCheckpoint:
         except ValueError as error:
             raise self._damaged(error) from error
         if not isinstance(manifest, dict):
-            raise self._damaged(ValueError("its manifest is no object"))
+            raise self._damaged(ValueError("its manifest is not an object"))
         if manifest.get("key") != run_key(spec):
             raise ResultsError(f"{self._folder} holds the checkpoint of {_difference(manifest, spec)}: {_HINT}")
         try:
@@ -75,7 +75,7 @@ class FolderCheckpoint:
             raise self._damaged(error) from error
 
     def save(self, result: Result) -> None:
-        """Make the round that was just finished the state."""
+        """Save the round that was just finished, so that the run continues after it."""
         self._folder.mkdir(parents=True, exist_ok=True)
         number = result.rounds_done
         changed = {"model": result.model, **{f"client.{name}": result.client_states[name] for name in _cohort(result)}}
@@ -104,7 +104,7 @@ class FolderCheckpoint:
         self._remove_others()
 
     def discard(self) -> None:
-        """The run is done, or begins anew: remove the folder. The manifest goes first."""
+        """Remove the folder, the manifest first, because the run is finished or starts again."""
         self._files = {}
         if self._folder.is_dir():
             (self._folder / MANIFEST).unlink(missing_ok=True)
@@ -128,7 +128,7 @@ class FolderCheckpoint:
         )
 
     def _remove_others(self) -> None:
-        """Remove this class's files that the manifest does not name."""
+        """Remove this class's files that the manifest does not list."""
         for path in self._folder.iterdir():
             ours = path.name.endswith((_SUFFIX, f"{_SUFFIX}.incoming")) or path.name == f"{MANIFEST}.incoming"
             if ours and path.name not in self._files.values():
@@ -139,7 +139,7 @@ class FolderCheckpoint:
 
 
 def _cohort(result: Result) -> list[str]:
-    """The clients whose state the last round may have changed."""
+    """Return the clients whose state the last round may have changed."""
     return sorted(result.history[-1].clients)
 
 
@@ -148,7 +148,7 @@ def _same(first: Tensors, second: Tensors) -> bool:
 
 
 def _difference(manifest: dict[str, Any], spec: RunSpec) -> str:
-    """What sets the run on disk apart, in a few words."""
+    """Return in a few words how the run on disk differs."""
     ours, theirs = code_version(spec), manifest.get("code")
     if isinstance(theirs, dict) and manifest.get("spec") == spec.model_dump(mode="json", exclude={"watch"}):
         changed = [f"{name} {theirs.get(name)}, now {ours[name]}" for name in ours if theirs.get(name) != ours[name]]
@@ -167,7 +167,7 @@ def _replace_durably(path: Path, text: str) -> None:
     incoming = path.with_name(f"{path.name}.incoming")
     incoming.write_text(text, encoding="utf-8")
     _sync(incoming)
-    _sync(path.parent)  # the files that the text names are there before it is
+    _sync(path.parent)  # the files that the text lists must be durable before the text is
     os.replace(incoming, path)
     _sync(path.parent)
 

@@ -1,4 +1,4 @@
-"""Several methods on identical partitions and budgets: which runs there are, and running what is left of them."""
+"""Compare several methods on identical partitions and budgets: plan the runs, and run those that are not finished."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from fedssl.experiments.variants import Variant, build_spec, values_of
 from fedssl.protocol.runs import RunSpec
 
 SHARED = ("seed", "partition")
-"""Sections of the spec that no variant may have for itself: who holds which images is the same for all."""
+"""Sections of the spec that no variant may change, so that clients hold the same images in all runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One run of a comparison. `spec` None: the method cannot be run like this, for the reason `problem`."""
+    """One run of a comparison. A run without a `spec` is not possible, for the reason `problem`."""
 
     variant: str
     seed: int
@@ -30,7 +30,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A run that did not finish, and why."""
+    """The reason why a run did not finish."""
 
     reason: str
 
@@ -40,7 +40,7 @@ Outcome = FinishedRun | Failure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watcher:
-    """What a comparison tells on its way. `on_resume` and `on_round` say how many of a run's rounds are done."""
+    """Callbacks of a comparison. `on_round` gets the number of a run's finished rounds, also when the run resumes."""
 
     on_start: Callable[[Entry], None] = lambda entry: None
     on_round: Callable[[Entry, int], None] = lambda entry, rounds_done: None
@@ -51,18 +51,18 @@ QUIET = Watcher()
 
 
 def plan(base: Mapping[str, Any], variants: Sequence[Variant], seeds: Sequence[int], folder: Path) -> list[Entry]:
-    """Every variant at every seed, seed by seed, so that all methods are there early.
+    """Return every variant at every seed, ordered by seed, so that all methods have results early.
 
-    Raises SpecError where names repeat, a variant changes what all share, or no variant can be run at all.
+    Raises SpecError if names repeat, a variant changes what all share, or no variant can be run at all.
     """
     if not variants or not seeds:
         raise SpecError("a comparison needs at least one method and one seed")
     for what, names in (("variant", [variant.name for variant in variants]), ("seed", list(map(str, seeds)))):
         if twice := [name for name in names if names.count(name) > 1]:
-            raise SpecError(f"the {what} {twice[0]} is named twice")
+            raise SpecError(f"the {what} {twice[0]} is listed twice: list it once")
     for variant in variants:
         if wrong := [key for key in SHARED if key in variant.changes]:
-            raise SpecError(f"{variant.name} has a {wrong[0]} of its own: change the spec's, which is all methods'")
+            raise SpecError(f"{variant.name} has its own {wrong[0]}: change the spec's, which all methods share")
     entries = [_entry(base, variant, seed, folder) for seed in seeds for variant in variants]
     if all(entry.spec is None for entry in entries):
         raise SpecError(f"no run is possible: {entries[0].variant}: {entries[0].problem}")
@@ -78,17 +78,17 @@ def _entry(base: Mapping[str, Any], variant: Variant, seed: int, folder: Path) -
 
 
 def require_own(entries: Sequence[Entry]) -> None:
-    """Raise ResultsError where a run's folder holds another run, so that nothing starts that could not end."""
+    """Raise ResultsError if a run's folder holds another run, before any run starts."""
     for entry in entries:
         if entry.spec is not None and not runs.is_of(entry.spec, entry.folder):
             raise ResultsError(
                 f"{entry.folder} holds another spec's run, or was made by other code: take another folder for this "
-                "comparison, or begin anew with --restart"
+                "comparison, or start again with --restart"
             )
 
 
 def settings_apart(entries: Sequence[Entry]) -> dict[str, dict[str, Any]]:
-    """What a variant's spec has apart from its method that the first variant's has not: nothing, where all is equal."""
+    """Return the settings outside of the method in which each variant's spec differs from that of the first variant."""
     first = next(entry for entry in entries if entry.spec is not None)
     base = first.spec.model_dump(mode="json") if first.spec is not None else {}
     found: dict[str, dict[str, Any]] = {}
@@ -105,10 +105,10 @@ def settings_apart(entries: Sequence[Entry]) -> dict[str, dict[str, Any]]:
 def run_all(
     entries: Sequence[Entry], *, machine: Machine, jobs: int = 1, watcher: Watcher = QUIET
 ) -> dict[tuple[str, int], Outcome]:
-    """Run what is not finished yet. A run that fails does not end the others; started again, it is tried again.
+    """Run all entries that are not finished. A run that fails does not end the others; the next call tries it again.
 
-    `jobs` above 1: that many processes, of one CPU thread each. Raises FolderInUseError where another process works in
-    one of the folders.
+    If `jobs` is above 1, that many processes are started, each with one CPU thread. Raises FolderInUseError if another
+    process works in one of the folders.
     """
     outcomes: dict[tuple[str, int], Outcome] = {}
 

@@ -1,7 +1,7 @@
-"""What a run costs in arithmetic: multiply-adds of its encoder, and how often its images pass through it.
+"""The arithmetic cost of a run: multiply-adds of its encoder, and how often its images pass through it.
 
-Counted are the encoder's passes alone, a backward pass as two forward ones; heads, losses, augmentation and judging
-are left out. It is an estimate for choosing what to run, and the papers' tables differ by factors of 1000.
+Only the encoder's passes count, and a backward pass counts as two forward ones; heads, losses, augmentation and
+evaluation are left out. This is an estimate for choosing what to run: the papers' tables differ by factors of 1000.
 """
 
 import functools
@@ -22,25 +22,27 @@ from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.runs import RunSpec
 
 GPU_FLOPS = 67e12
-"""Floating-point operations a second that an H200 is taken to sustain on a ResNet-18 at 32 x 32 in bf16, about 20,000
-images a second of training. An assumption: a machine's own speed is measured before anything is scaled to it."""
+"""The assumed floating-point operations per second of an H200 that trains a ResNet-18 at 32 x 32 in bf16.
+
+They correspond to about 20,000 images per second. A machine's own speed is measured before anything is scaled to it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """How often an image of the batch, its views and streams together, passes an encoder."""
+    """The number of times that an image of the batch passes an encoder, in all its views."""
 
     with_gradients: int
     without: int
 
     @property
     def units(self) -> int:
-        """In forward passes."""
+        """The cost in forward passes."""
         return 3 * self.with_gradients + self.without
 
 
 def passes(method: ComposedConfig) -> Passes:
-    """A training step's passes, as the methods' equations need them.
+    """Return the passes of a training step, as the method's equations require them.
 
     >>> from fedssl.protocol.methods.fedbyol import FedBYOLConfig
     >>> passes(FedBYOLConfig())
@@ -52,7 +54,7 @@ def passes(method: ComposedConfig) -> Passes:
     if isinstance(method, FedCAConfig) and method.alignment_weight:
         trained, frozen = trained + 1, frozen + 1  # public images, by the client's network and by the base model
     if isinstance(method, OrchestraConfig):
-        trained, frozen = trained + 1, frozen + 1  # the turned images; the target network
+        trained, frozen = trained + 1, frozen + 1  # the rotated images; the target network
     for add_on in method.add_ons:
         if isinstance(add_on, FedXConfig):
             if add_on.local_relational or add_on.global_relational:
@@ -64,14 +66,14 @@ def passes(method: ComposedConfig) -> Passes:
 
 @functools.cache
 def multiply_adds(encoder: EncoderConfig, channels: int, image_size: int) -> int:
-    """Of one image's forward pass."""
+    """Return the multiply-adds of one image's forward pass."""
     with torch.device("meta"):  # shapes are enough: nothing is drawn or computed
         network = build_encoder(encoder, channels)
     return num_multiply_adds(network, (channels, image_size, image_size))
 
 
 def num_images(spec: RunSpec, public_client: str | None = None) -> float | None:
-    """Images that the clients hold together; None where the data set is not known here."""
+    """Return the number of images that all clients hold together; None if the data set is not a known one."""
     partition = spec.partition
     if partition is None or partition.dataset not in KNOWN:
         return None
@@ -81,13 +83,19 @@ def num_images(spec: RunSpec, public_client: str | None = None) -> float | None:
 
 
 def trained_images(spec: RunSpec, public_client: str | None = None) -> float | None:
-    """Images trained on by all clients in all rounds, each as often as it is, before incomplete batches are dropped."""
+    """Return the number of images that all clients train on in all rounds, counting repetitions.
+
+    It includes the images of incomplete batches that are dropped. None if the data set is not a known one.
+    """
     held = num_images(spec, public_client)
     return None if held is None else held * spec.cohort.fraction * spec.num_rounds * spec.training.local_epochs
 
 
 def server_images(spec: RunSpec) -> float:
-    """Public images trained on by the coordinator in all rounds, in the same unit: passes of a plain method's image."""
+    """Return the number of public images that the coordinator trains on in all rounds.
+
+    It is scaled to the cost of an image that passes twice with gradients.
+    """
     method, public = spec.method, spec.public_data
     if public is None:
         return 0.0
@@ -99,7 +107,7 @@ def server_images(spec: RunSpec) -> float:
 
 
 def flops(spec: RunSpec, public_client: str | None = None) -> float | None:
-    """Floating-point operations of a whole run; None where the data set is not known here."""
+    """Return the floating-point operations of a whole run; None if the data set is not a known one."""
     trained = trained_images(spec, public_client)
     if trained is None:
         return None

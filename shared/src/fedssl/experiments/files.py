@@ -1,4 +1,4 @@
-"""The files of a run's folder, and how they are written: whole or not at all. Importing this needs no torch."""
+"""The files of a run's folder, which are written whole or not at all. Does not import torch."""
 
 import json
 import math
@@ -17,7 +17,7 @@ HISTORY, RESULT, CHECKPOINT, LOCK = "history.json", "result.json", "checkpoint",
 
 
 def write_spec(spec: "RunSpec", destination: Path) -> None:
-    """Write a spec as YAML, which `fedssl run submit` and `fedssl simulate` read again."""
+    """Write a spec as YAML, which `fedssl run submit` and `fedssl simulate` can read."""
     import yaml
 
     text = yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
@@ -25,19 +25,19 @@ def write_spec(spec: "RunSpec", destination: Path) -> None:
 
 
 def write_json(destination: Path, value: Any) -> None:
-    """Write JSON as every reader takes it: what is not a finite number becomes null."""
+    """Write JSON that every reader accepts: numbers that are not finite become null."""
     write_text(destination, json.dumps(finite(value), indent=2, ensure_ascii=False) + "\n")
 
 
 def write_text(destination: Path, text: str) -> None:
-    """Replace a file whole."""
+    """Replace a file as a whole."""
     incoming = destination.with_name(f".{destination.name}.incoming")
     incoming.write_text(text, encoding="utf-8")
     os.replace(incoming, destination)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a file; None where there is no file. Raises ResultsError where it holds anything else."""
+    """Return the JSON object in a file, or None if there is no file. Raises ResultsError if it holds anything else."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -45,12 +45,12 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except ValueError as error:
         raise ResultsError(f"{path} cannot be read ({error}): remove it, and run this again") from error
     if not isinstance(value, dict):
-        raise ResultsError(f"{path} holds no JSON object: remove it, and run this again")
+        raise ResultsError(f"{path} does not hold a JSON object: remove it, and run this again")
     return value
 
 
 def finite(value: Any) -> Any:
-    """The same without infinities and NaN.
+    """Return the value with infinities and NaN replaced by None.
 
     >>> finite({"a": [1.5, float("nan")]})
     {'a': [1.5, None]}

@@ -1,9 +1,9 @@
-"""Runs in processes of their own, one CPU thread each.
+"""Run simulations in their own processes, each with one CPU thread.
 
     python -m fedssl.experiments.jobs FOLDER
 
-runs what `FOLDER/job.json` describes. Each finished round is a line on standard output; what goes wrong is the last
-line on standard error.
+runs the job in `FOLDER/job.json`. It prints a line on standard output for each finished round. If the run fails, the
+reason is the last line on standard error.
 """
 
 import json
@@ -25,7 +25,7 @@ from fedssl.protocol.runs import RunSpec
 JOB, LOG = "job.json", "job.log"
 
 FAILURES = (FedSSLError, RuntimeError, ValueError, ArithmeticError, MemoryError)
-"""What one run may raise without ending the others: our errors, torch's, and memory that does not suffice."""
+"""The errors of one run that do not end the others: fedssl's own, torch's, and insufficient memory."""
 
 E = TypeVar("E")
 
@@ -37,9 +37,9 @@ def run_in_processes(
     on_start: Callable[[E], None] = lambda entry: None,
     on_round: Callable[[E, int], None] = lambda entry, rounds_done: None,
 ) -> Iterator[tuple[E, str | None]]:
-    """Run every task, at most `num_processes` at a time, and yield each as it ends, with the reason if it failed.
+    """Run every task, at most `num_processes` at a time, and yield each when it ends, with the reason if it failed.
 
-    Leaving the loop early, also by Ctrl-C, ends the processes; their checkpoints stay.
+    If the loop is left early, also by Ctrl-C, the processes are ended; their checkpoints stay.
     """
     waiting = list(reversed(tasks))
     told: SimpleQueue[tuple[E, subprocess.Popen[str], int | None]] = SimpleQueue()
@@ -83,7 +83,7 @@ def _start(spec: RunSpec, folder: Path, machine: Machine) -> "subprocess.Popen[s
 def _follow(
     entry: E, process: "subprocess.Popen[str]", told: "SimpleQueue[tuple[E, subprocess.Popen[str], int | None]]"
 ) -> None:
-    assert process.stdout is not None, "it was asked for"
+    assert process.stdout is not None, "it was requested"
     for line in process.stdout:
         if line.strip().isdigit():
             told.put((entry, process, int(line)))

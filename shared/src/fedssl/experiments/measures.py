@@ -1,4 +1,4 @@
-"""What a table's columns say of a finished run: accuracies in percent, uniformity and effective rank as they are."""
+"""Compute the columns of a table for a finished run: accuracies in percent, uniformity and effective rank unscaled."""
 
 import dataclasses
 import hashlib
@@ -33,7 +33,7 @@ def measure_cell(
     machine: Machine,
     on_measuring: OnMeasuring = lambda name: None,
 ) -> dict[str, float]:
-    """Every measure of the cell, by name. What takes long is kept in the run's folder and not done twice."""
+    """Return every measure of the cell by name. Expensive measures are stored in the run's folder and not repeated."""
     kept = read_json(folder / MEASURES) or {}
     found: dict[str, float] = {}
     for name, measure in cell.measures.items():
@@ -50,7 +50,7 @@ def measure_cell(
 
 
 def tuning_images(cell: Cell, spec: RunSpec) -> float:
-    """Images that the cell's fine-tunings train on, each as often as it is."""
+    """Return the number of images that the cell's fine-tunings train on, counting repetitions."""
     total = 0.0
     for measure in cell.measures.values():
         if measure.kind in _TUNINGS and spec.evaluation is not None:
@@ -62,13 +62,13 @@ def tuning_images(cell: Cell, spec: RunSpec) -> float:
 
 
 def settings_of(measure: Measure) -> FineTuneSettings:
-    """The fine-tuning that a measure names."""
+    """Return the settings of the fine-tuning that a measure names."""
     assert measure.settings is not None, "a fine-tuning names its settings"
     return _TUNINGS[measure.kind][measure.settings]
 
 
 def _from_run(measure: Measure, run: FinishedRun) -> float | None:
-    """What was measured while the run trained; None for measures of another kind."""
+    """Return a measure that was computed during the run; None for measures of another kind."""
     match measure.kind:
         case "probe":
             return 100 * _required(run.last, "probe")
@@ -85,7 +85,7 @@ def _from_run(measure: Measure, run: FinishedRun) -> float | None:
 
 def _required(values: dict[str, float], name: str) -> float:
     if name not in values:
-        raise ResultsError(f"the run's {name} was not measured: leave evaluation.measures as the table has it")
+        raise ResultsError(f"the run's {name} was not measured: do not change the table's evaluation.measures")
     return values[name]
 
 
@@ -112,7 +112,7 @@ def _from_models(measure: Measure, spec: RunSpec, folder: Path, machine: Machine
 
 def _labelled(spec: RunSpec, machine: Machine) -> Labelled:
     config = spec.evaluation
-    assert config is not None, "every cell judges"
+    assert config is not None, "every cell has an evaluation"
     return load_labelled(
         config.dataset,
         spec.data,
@@ -124,7 +124,7 @@ def _labelled(spec: RunSpec, machine: Machine) -> Labelled:
 
 
 def _classifier_accuracy(spec: RunSpec, labelled: Labelled, folder: Path, device: str) -> float:
-    """The test accuracy of the linear classifier that a supervised run trained."""
+    """Return the test accuracy of the linear classifier that a supervised run trained."""
     model = load_tensors(folder / MODEL)
     encoder = load_encoder(model, spec).to(device)
     h_NH = extract_features(encoder, labelled.test, spec.data, device)
@@ -134,7 +134,7 @@ def _classifier_accuracy(spec: RunSpec, labelled: Labelled, folder: Path, device
 
 
 def _key(measure: Measure, spec: RunSpec) -> str:
-    """What decides the number, given the run."""
+    """Return a digest of everything that determines the measure of a given run."""
     config = spec.evaluation
     limits = None if config is None else [config.dataset, config.max_train, config.max_test]
     settings = dataclasses.asdict(settings_of(measure)) if measure.kind in _TUNINGS else None

@@ -1,4 +1,4 @@
-"""Specs made of layers: nested tables of keys and values, each laid over the ones before."""
+"""Build specs from layers: nested tables of keys and values, each of which overrides the ones before."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -8,9 +8,9 @@ Values = dict[str, Any]
 
 
 def overlay(base: Mapping[str, Any], change: Mapping[str, Any]) -> Values:
-    """`change` laid over `base`: tables are merged key by key, anything else is replaced.
+    """Return `base` with `change` applied: tables are merged key by key, anything else is replaced.
 
-    A table that names another part than the one below it replaces it whole: keys of one method mean nothing to another.
+    A table with another `name` replaces the whole table, because the keys of one method mean nothing to another.
 
     >>> overlay({"method": {"name": "fedu", "mu": 1}, "seed": 0}, {"method": {"name": "fedema"}})
     {'method': {'name': 'fedema'}, 'seed': 0}
@@ -31,7 +31,7 @@ def overlay(base: Mapping[str, Any], change: Mapping[str, Any]) -> Values:
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """The keys whose values differ, as written in a spec, with both values; None stands for a key that is not there.
+    """Yield the keys whose values differ, as written in a spec, with both values; None stands for a missing key.
 
     >>> list(differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}}))
     [('a.c', 2, 3)]

@@ -1,7 +1,7 @@
-"""The tables of the five papers: every published number, and the run that would give it.
+"""The tables of the five papers: every published number, and the run that reproduces it.
 
-`tables/published.json` holds the numbers with their sources; `tables/PAPER.yaml` the settings, as layers that are laid
-over one another. Nothing else in the project repeats either.
+`tables/published.json` holds the numbers with their sources. `tables/PAPER.yaml` holds the settings as layers, each of
+which overrides the ones before. Nothing else in the project repeats them.
 """
 
 import functools
@@ -34,38 +34,38 @@ class Measure(StrictModel):
     """How one column of a table is measured on a finished run."""
 
     kind: Kind = Field(
-        description="`probe`: of the last round; `best_probe`: of the best judged round; `worst_probe`: the worst "
-        "client's; `uniformity`, `effective_rank`: of the test set's representations; `fine_tune`: encoder and "
-        "classifier on a share of the labels; `transfer`: the same, tuned as FedU transfers to another data set; "
-        "`classifier`: the accuracy of a supervised run's own."
+        description="`probe`: accuracy after the last round; `best_probe`: after the best evaluated round; "
+        "`worst_probe`: of the worst client; `uniformity`, `effective_rank`: of the test set's representations; "
+        "`fine_tune`: of encoder and classifier, tuned on a share of the labels; `transfer`: the same, tuned as in "
+        "FedU's transfer to another data set; `classifier`: of a supervised run's own classifier."
     )
-    settings: str | None = Field(default=None, description="Of the fine-tuning, by name.")
-    share: float | None = Field(default=None, gt=0, le=1, description="Of the training images that keep their labels.")
+    settings: str | None = Field(default=None, description="The name of the fine-tuning's settings.")
+    share: float | None = Field(default=None, gt=0, le=1, description="Share of the training images with labels.")
     use: Literal["last", "best"] = Field(default="last", description="Epoch of the fine-tuning; best on the test set.")
 
 
 class Layer(StrictModel):
-    """Settings for the cells whose table, row and column match one of the patterns each."""
+    """Settings for the cells whose table, row and column each match one of the patterns."""
 
     tables: tuple[str, ...] = ("*",)
     rows: tuple[str, ...] = ("*",)
     columns: tuple[str, ...] = ("*",)
     spec: Values = {}
-    dataset: str | None = Field(default=None, description="What is partitioned and, unless said otherwise, judged on.")
-    augmentation: str | None = Field(default=None, description="By its name among the presets.")
-    normalization: str | None = Field(default=None, description="By its name among the presets.")
+    dataset: str | None = Field(default=None, description="The data set for training and, by default, for evaluation.")
+    augmentation: str | None = Field(default=None, description="The name of a preset.")
+    normalization: str | None = Field(default=None, description="The name of a preset.")
     measures: dict[str, Measure] = {}
-    public_client: ClientId | None = Field(default=None, description="Whose images everybody holds (FLESD).")
+    public_client: ClientId | None = Field(default=None, description="The client whose images are public (FLESD).")
     notes: tuple[str, ...] = ()
 
     def matches(self, table: str, row: str, column: str) -> bool:
-        """Whether the layer counts for a cell."""
+        """Return whether the layer applies to a cell."""
         asked = ((self.tables, table), (self.rows, row), (self.columns, column))
         return all(any(fnmatchcase(name, pattern) for pattern in patterns) for patterns, name in asked)
 
 
 class Paper(StrictModel):
-    """One paper's settings. `notes`: where what runs here differs from its code, whatever the cell."""
+    """One paper's settings. `notes` are the differences to the paper's code that apply to every cell."""
 
     paper: str
     notes: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ class Paper(StrictModel):
 class Cell:
     """One run of a table: its place, its spec, the published numbers and how each is measured.
 
-    Numbers are in percent, but for uniformity and effective rank.
+    Numbers are in percent, except for uniformity and effective rank.
     """
 
     table: str
@@ -90,30 +90,30 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """TABLE:ROW@COLUMN, by which it is asked for."""
+        """The cell's name, TABLE:ROW@COLUMN."""
         return f"{self.table}:{self.row}@{self.column}"
 
 
 @functools.cache
 def published() -> dict[str, dict[str, Any]]:
-    """By table: `source`, `title` and `rows`, each with the numbers by column and measure."""
+    """Return the tables by name: `source`, `title` and `rows`, each with the numbers by column and measure."""
     tables: dict[str, dict[str, Any]] = json.loads(_read("published.json"))
     return tables
 
 
 @functools.cache
 def settings(paper: str) -> Paper:
-    """One paper's layers."""
+    """Return one paper's settings."""
     return Paper.model_validate(yaml.safe_load(_read(f"{paper}.yaml")))
 
 
 def tables() -> list[str]:
-    """The names of the tables, `fedx-1` to `flesd-1`."""
+    """Return the names of the tables, `fedx-1` to `flesd-1`."""
     return list(published())
 
 
 def cells(table: str) -> Iterator[Cell]:
-    """A table's cells, row by row."""
+    """Yield a table's cells, row by row."""
     for row, columns in published()[table]["rows"].items():
         for column in columns:
             yield cell(table, row, column)
@@ -121,7 +121,7 @@ def cells(table: str) -> Iterator[Cell]:
 
 @functools.cache
 def cell(table: str, row: str, column: str) -> Cell:
-    """One cell. Its names must be those of the published numbers."""
+    """Return one cell. The arguments must be the names in the published numbers."""
     numbers = published()[table]["rows"][row][column]
     paper = settings(table.partition("-")[0])
     values: Values = {}
@@ -151,9 +151,9 @@ def cell(table: str, row: str, column: str) -> Cell:
 
 
 def select(text: str) -> list[Cell]:
-    """The cells that TABLE[:ROW][@COLUMN] means; a row or column that is left out means all of them.
+    """Return the cells that TABLE[:ROW][@COLUMN] selects; without a row or a column, all of them are selected.
 
-    Case, blanks and a leading `Fed` do not matter. Raises SpecError, naming what there is.
+    Case, blanks and a leading `Fed` do not matter. If nothing matches, raises SpecError with the known names.
     """
     head, _, column = text.partition("@")
     table, _, row = head.partition(":")
@@ -181,7 +181,7 @@ def _plain(text: str) -> str:
 
 
 def _values(layer: Layer) -> Values:
-    """A layer's part of the spec, with the names in it looked up."""
+    """Return a layer's part of the spec, with presets replaced by their values."""
     values = layer.spec
     if layer.dataset is not None:
         named = {"partition": {"dataset": layer.dataset}, "evaluation": {"dataset": layer.dataset}}

@@ -1,4 +1,4 @@
-"""The picture of a comparison: accuracy by round and by bytes sent, a line a method with its deviation over seeds."""
+"""The picture of a comparison: accuracy by round and by traffic, one line per method with its deviation over seeds."""
 
 import math
 import statistics
@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedssl.experiments.runs import FinishedRun
 
-# Okabe and Ito's colours, told apart by colour-blind readers too; line styles and markers say the same again in grey.
+# Okabe and Ito's colours, which colour-blind readers can tell apart too; line styles and markers also work in grey.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C8C")
 _STYLES = ("-", "--", "-.", ":")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -23,7 +23,7 @@ _NAMES = {"probe": "linear probe", "knn": "kNN"}
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One method's accuracy in percent at each judged round, mean and deviation over seeds; megabytes until then."""
+    """One method's accuracy in percent at each evaluated round, mean and deviation over seeds, and traffic so far."""
 
     rounds: list[int]
     megabytes: list[float]
@@ -32,11 +32,11 @@ class Curve:
 
 
 def plot_comparison(path: Path, finished: Mapping[str, Sequence[FinishedRun]], measure: str = "probe") -> None:
-    """Writes a PNG of the finished runs of each variant, by name.
+    """Write a PNG of the finished runs of each variant, by name.
 
-    Left: accuracy against the round, with a band of one standard deviation where there are several seeds. Right: the
-    same against the bytes that all clients sent and received until then. Only rounds that were judged for every
-    seed are shown. The picture depends on the arguments alone.
+    The left side shows accuracy against the round, with a band of one standard deviation if there are several seeds.
+    The right side shows it against the bytes that all clients sent and received until then. Only rounds that were
+    evaluated for every seed are shown. The picture depends only on the arguments.
     """
     curves = {name: curve_of(runs, measure) for name, runs in finished.items() if runs}
     curves = {name: curve for name, curve in curves.items() if curve.rounds}
@@ -62,7 +62,7 @@ def plot_comparison(path: Path, finished: Mapping[str, Sequence[FinishedRun]], m
 
 
 def curve_of(runs: Sequence[FinishedRun], measure: str) -> Curve:
-    """The rounds that were judged for every seed; an encoder that diverged has no accuracy."""
+    """Return the curve over the rounds that were evaluated for every seed; an encoder that diverged has no accuracy."""
     judged = [
         {at for at, values in run.evaluations.items() if math.isfinite(values.get(measure, math.nan))} for run in runs
     ]
@@ -85,7 +85,7 @@ def _draw(axes: Any, places: Sequence[float], curve: Curve, number: int, name: s
     )  # fmt: skip
     if any(curve.deviation):
         lower, upper = ([m + sign * d for m, d in zip(curve.mean, curve.deviation, strict=True)] for sign in (-1, 1))
-        faint = 0.15 if num_curves <= 4 else 0.07  # many bands lie over one another
+        faint = 0.15 if num_curves <= 4 else 0.07  # many bands overlap
         axes.fill_between(places, lower, upper, color=colour, alpha=faint, linewidth=0)
 
 

@@ -1,4 +1,4 @@
-"""Published against measured, as Markdown: every result of a folder, a section a table."""
+"""Published and measured numbers as Markdown: all results of a folder, one section per table."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -9,21 +9,21 @@ from fedssl.experiments.reproduction import CellResult, Difference
 from fedssl.experiments.summary import Spread, spread
 
 UNSCALED = ("uniformity", "effective rank")
-"""Measures that are no accuracies in percent."""
+"""Measures that are not accuracies in percent."""
 
 
 def render(results: Sequence[CellResult]) -> str:
-    """A Markdown document's body: a table for each of the papers' tables of which something was run.
+    """Return the body of a Markdown document, with a table for each of the papers' tables that has results.
 
-    Numbers are percent of the test set but for uniformity and effective rank; means over seeds with their sample
-    standard deviation. Settings that are not the paper's stand below each table, numbered.
+    Numbers are percent of the test set, except for uniformity and effective rank: means over seeds with their sample
+    standard deviation. Settings that differ from the paper's are listed below each table, numbered.
     """
     sections = []
     for table in papers.tables():
         own = [result for result in results if result.table == table]
         if own:
             sections.append("\n".join(_section(table, own)))
-    return "\n\n".join(sections) + "\n" if sections else "Nothing was run yet.\n"
+    return "\n\n".join(sections) + "\n" if sections else "There are no results yet.\n"
 
 
 def _section(table: str, results: Sequence[CellResult]) -> Iterator[str]:
@@ -58,14 +58,14 @@ def _rows(result: CellResult, number: int) -> Iterator[str]:
 
 
 def describe(result: CellResult) -> str:
-    """Where it ran, the settings that are not the paper's, and what else differs, in one line."""
+    """Return one line with the device, the settings that differ from the paper's, and other differences."""
     settings = ", ".join(_difference(each) for each in result.differences) or "the paper's settings"
     notes = "".join(f"; {note}" for note in result.notes)
     return f"{result.device}: {settings}{notes}."
 
 
 def shown(found: Spread | None) -> str:
-    """A mean and its deviation."""
+    """Return a mean and its deviation as text."""
     if found is None:
         return "-"
     return f"{found.mean:.2f}" if found.deviation is None else f"{found.mean:.2f} ± {found.deviation:.2f}"
@@ -76,7 +76,7 @@ def _difference(each: Difference) -> str:
 
 
 def value(given: Any) -> str:
-    """A setting as it is written: files by their name alone, since the folder is this machine's.
+    """Return a setting as text. Files are given only by name, because their folder is specific to this machine.
 
     >>> value("/data/sets/cifar10"), value([512]), value(None)
     ('cifar10 (own files)', '[512]', 'none')

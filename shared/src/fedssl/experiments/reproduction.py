@@ -1,4 +1,4 @@
-"""Running cells of the papers' tables, and what came of it beside the published numbers."""
+"""Run cells of the papers' tables, and store the results together with the published numbers."""
 
 import hashlib
 import json
@@ -25,12 +25,12 @@ from fedssl.protocol.runs import RunSpec
 
 RUNS, RESULTS = "runs", "results"
 
-_UNSAID = ("name", "seed", "partition.seed")  # no paper gives its seeds
+_UNSAID = ("name", "seed", "partition.seed")  # no paper publishes its seeds
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One setting that is not the paper's."""
+    """One setting that differs from the paper's."""
 
     key: str
     paper: Any
@@ -39,14 +39,14 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A cell with the spec that is run for it, which may be smaller than the paper's or changed by hand."""
+    """A cell with the spec that is run for it, which may be scaled down or changed by hand."""
 
     cell: Cell
     spec: RunSpec
 
     @property
     def differences(self) -> tuple[Difference, ...]:
-        """What sets the spec apart from the paper's, seeds left out."""
+        """The settings in which the spec differs from the paper's, without seeds."""
         found = differences(self.cell.spec.model_dump(mode="json"), self.spec.model_dump(mode="json"))
         unsaid = (*_UNSAID, *(("public_data.num_images",) if self.cell.public_client else ()))
         return tuple(Difference(*each) for each in found if each[0] not in unsaid)
@@ -54,7 +54,12 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """A cell that was run. `measured`: by measure, one value a seed; `seconds`: of training, all seeds together."""
+    """The result of a cell.
+
+    Attributes:
+        measured: one value per seed, by measure.
+        seconds: the training time of all seeds together.
+    """
 
     table: str
     row: str
@@ -69,9 +74,9 @@ class CellResult:
 
 
 def place_datasets(tasks: Sequence[Task], root: Path | None) -> list[Task]:
-    """The tasks with every data set found: by its name, else as an image folder or .npz file of that name in `root`.
+    """Return the tasks with the place of every data set: its name, or an image folder or .npz file in `root`.
 
-    Raises DataError, which says what is missing, where to get it and what is there.
+    Raises DataError if a data set is missing. The message explains where to get it and which ones were found.
     """
     names = sorted({name for task in tasks for name in _datasets(task)})
     places = {name: _place(name, root) for name in names}
@@ -79,8 +84,8 @@ def place_datasets(tasks: Sequence[Task], root: Path | None) -> list[Task]:
         wanted = "; ".join(f"{KNOWN[name].title}: {how_to_get(KNOWN[name])}" for name in missing)
         here = [known.title for name, known in KNOWN.items() if _place(name, root) is not None]
         raise DataError(
-            f"missing data: {wanted}. --data-folder names a folder; a folder of images or an .npz file by the data "
-            f"set's name in it will do. Found here: {', '.join(here)}"
+            f"missing data: {wanted}. Or put a folder of images or an .npz file with the data set's name into a "
+            f"folder, and pass that as --data-folder. Found here: {', '.join(here)}"
         )
     return [Task(task.cell, _placed(task.spec, places)) for task in tasks]
 
@@ -96,9 +101,10 @@ def run_task(
     on_measuring: Callable[[str], None] = lambda name: None,
     restart: bool = False,
 ) -> CellResult:
-    """Run a cell at every seed, or what is left of it, and keep what came of it in `folder`.
+    """Run a cell at every seed that is not finished, and store the results in `folder`.
 
-    Runs of one spec serve all cells that need them. `restart`: begin anew. Raises what a run raises.
+    Cells with the same spec share their runs. With `restart`, finished and interrupted runs start again. Raises the
+    errors of a run.
     """
     measured: dict[str, list[float]] = {name: [] for name in task.cell.published}
     seconds, notes = 0.0, list(task.cell.notes)
@@ -133,8 +139,7 @@ def run_task(
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One seed's run: its final spec, its folder, its images where they are not simply the partition's, and what is to
-    be said of it."""
+    """One seed's run: its final spec, its folder, its images if they are not the partition's, and a note."""
 
     spec: RunSpec
     folder: Path
@@ -155,7 +160,7 @@ def _prepare(cell: Cell, spec: RunSpec, folder: Path, machine: Machine) -> _Run:
             values["method"] = {"reducer": queue}
             note = (
                 f"seed {spec.seed}: {cell.public_client} holds {len(public)} images, and the queue "
-                f"{queue['num_anchors']} in place of {reducer.num_anchors}"
+                f"{queue['num_anchors']} instead of {reducer.num_anchors}"
             )
         spec = _changed(spec, values)
     name = re.sub("[^a-z0-9.+-]+", "-", spec.name.lower())
@@ -163,7 +168,7 @@ def _prepare(cell: Cell, spec: RunSpec, folder: Path, machine: Machine) -> _Run:
 
 
 def write_result(result: CellResult, spec: RunSpec, folder: Path) -> Path:
-    """Keep a cell's result as JSON, by its name and its settings. Returns the file."""
+    """Write a cell's result as JSON, in a file named by the cell and its settings. Returns the file."""
     text = json.dumps(_seeded(spec, 0).model_dump(mode="json"), sort_keys=True)
     name = re.sub("[^A-Za-z0-9.+@-]+", "_", f"{result.table}-{result.row}@{result.column}")
     path = folder / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
@@ -175,7 +180,7 @@ def write_result(result: CellResult, spec: RunSpec, folder: Path) -> Path:
 
 
 def read_results(folder: Path) -> list[CellResult]:
-    """All results that are kept in a folder, in order of their files' names. Raises ResultsError."""
+    """Return all results in a folder, in the order of their files' names. Raises ResultsError."""
     return [_parse(path) for path in sorted((folder / RESULTS).glob("*.json"))]
 
 
@@ -210,7 +215,7 @@ def _changed(spec: RunSpec, values: Values) -> RunSpec:
 
 
 def _datasets(task: Task) -> set[str]:
-    """The known data sets that a task reads."""
+    """Return the known data sets that a task reads."""
     spec = task.spec
     found = {part.dataset for part in (spec.partition, spec.evaluation) if part is not None}
     if spec.public_data is not None and task.cell.public_client is None:
@@ -219,7 +224,7 @@ def _datasets(task: Task) -> set[str]:
 
 
 def _place(name: str, root: Path | None) -> str | None:
-    """What to call a known data set so that it is found: its name, or a path in `root`; None where it is not there."""
+    """Return the name of a known data set, or its path in `root`, whichever is found; None if it is missing."""
     if KNOWN[name].find is None or all(find_dataset(name, split, root) for split in ("train", "test")):
         return name
     for candidate in () if root is None else (root / name, root / f"{name}.npz"):

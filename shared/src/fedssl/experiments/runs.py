@@ -1,4 +1,4 @@
-"""One simulation in a folder of its own: interrupted at any time, it goes on where it was, and finished it stays."""
+"""Run one simulation in its own folder. It can be interrupted at any time and resumed; its results are kept."""
 
 import math
 import shutil
@@ -42,10 +42,12 @@ _PREFIX = "encoder."
 
 @dataclass(frozen=True, slots=True)
 class FinishedRun:
-    """What a finished run leaves, apart from its models.
+    """The results of a finished run, without its models.
 
-    `evaluations`: what was measured, by round, 0 before training. `megabytes_by_round`: sent and received by the whole
-    cohort up to and including a round, in 10^6 bytes. `losses`: one a round.
+    Attributes:
+        evaluations: the measures by round; round 0 is before training.
+        megabytes_by_round: 10^6 bytes that all clients sent and received up to and including a round.
+        losses: one loss per round.
     """
 
     num_rounds: int
@@ -59,13 +61,14 @@ class FinishedRun:
 
     @property
     def last(self) -> dict[str, float]:
-        """What was measured on the last round; empty where nothing was."""
+        """The measures of the last evaluated round; empty if there was no evaluation."""
         return self.evaluations[max(self.evaluations)] if self.evaluations else {}
 
     def best(self, measure: str) -> tuple[int, float] | None:
-        """The trained round with the largest value, and the value; the earliest of equals; None where none was judged.
+        """Return the trained round with the largest value, and the value; None if no round has a finite value.
 
-        It is chosen on the test set, as the papers do: report it only beside the last.
+        If several rounds are equal, it is the first. It is chosen on the test set, as in the papers: report it only
+        next to the last.
         """
         judged = sorted((at, values) for at, values in self.evaluations.items() if at > 0)
         found = [(at, values[measure]) for at, values in judged if math.isfinite(values.get(measure, math.nan))]
@@ -74,7 +77,7 @@ class FinishedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calls:
-    """What a run tells on its way, as :func:`fedssl.simulation.simulate` does. `on_resume`: rounds done before."""
+    """Callbacks of a run, as in :func:`fedssl.simulation.simulate`. `on_resume` gets the number of finished rounds."""
 
     on_resume: Callable[[int], None] = lambda rounds_done: None
     on_round: Callable[[RoundRecord], None] = lambda record: None
@@ -86,7 +89,7 @@ class Calls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Where a run computes, and where its images are looked for before the usual places."""
+    """The device on which a run computes, and a folder in which its images are searched before the usual places."""
 
     device: str = "cpu"
     data_root: Path | None = None
@@ -104,15 +107,15 @@ def run_in_folder(
     clients: dict[str, ImageData] | None = None,
     public: ImageData | None = None,
 ) -> FinishedRun:
-    """Run a simulation in `folder`, or what is left of it; a finished one is only read.
+    """Run or resume a simulation in `folder`; if it is finished, only read its results.
 
-    Writes the models, the encoder (each client's, where nothing is sent), the spec, `history.json` and, last of all,
-    `result.json`. `clients` and `public` are :func:`fedssl.simulation.simulate`'s.
+    Writes the models, the encoder (each client's, if clients send nothing), the spec, `history.json` and, last,
+    `result.json`. `clients` and `public` are those of :func:`fedssl.simulation.simulate`.
 
-    Raises ResultsError where the folder is another run's, FolderInUseError where another process works in it, and what
-    a simulation raises.
+    Raises ResultsError if the folder is another run's, FolderInUseError if another process works in it, and the errors
+    of a simulation.
     """
-    folder.mkdir(parents=True, exist_ok=True)  # as other folders are, not as the lock would make it
+    folder.mkdir(parents=True, exist_ok=True)  # with the usual permissions, not those that the lock would set
     lock = FolderLock(folder, LOCK)
     lock.acquire()
     try:
@@ -143,39 +146,39 @@ def run_in_folder(
 
 
 def _remove_if_unused(folder: Path) -> None:
-    """A run that failed before its first round leaves nothing behind."""
+    """Remove the folder if it holds only the lock, because the run failed before its first round."""
     if [path.name for path in folder.iterdir()] == [LOCK]:
         (folder / LOCK).unlink()
         folder.rmdir()
 
 
 def find_finished(spec: RunSpec, folder: Path) -> FinishedRun | None:
-    """The run that was finished in this folder, if it was. Raises ResultsError where it is another one."""
+    """Return the finished run in this folder, or None. Raises ResultsError if the folder holds another run."""
     document = read_json(folder / RESULT)
     if document is None:
         return None
     if document.get("key") != run_key(spec):
         raise ResultsError(
-            f"{folder} holds the results of another spec, or of other code: take another folder, or begin anew with "
+            f"{folder} holds the results of another spec, or of other code: take another folder, or start again with "
             "--restart"
         )
     return parse_result(document)
 
 
 def encoders(folder: Path) -> list[Path]:
-    """The files that hold a finished run's encoders: one, or one a client where nothing was sent."""
+    """Return the files of a finished run's encoders: one, or one per client if clients sent nothing."""
     return sorted(folder.glob("encoder-*.safetensors")) or [folder / ENCODER]
 
 
 def is_of(spec: RunSpec, folder: Path) -> bool:
-    """Whether the folder is free for this run or already its own."""
+    """Return whether the folder is free for this run, or already its own."""
     manifest = read_json(folder / CHECKPOINT / "manifest.json")
     found = [document for document in (read_json(folder / RESULT), manifest) if document is not None]
     return all(document.get("key") == run_key(spec) for document in found)
 
 
 def clear(folder: Path) -> None:
-    """Remove a run's result and checkpoint, so that it begins anew. Raises FolderInUseError where it is going."""
+    """Remove a run's result and checkpoint, so that it starts again. Raises FolderInUseError if it is running."""
     if not folder.exists():
         return
     lock = FolderLock(folder, LOCK)
@@ -189,7 +192,7 @@ def clear(folder: Path) -> None:
 
 
 def parse_result(document: Mapping[str, Any]) -> FinishedRun:
-    """A run from its `result.json`. Raises ResultsError where that is not one."""
+    """Parse a run's `result.json`. Raises ResultsError if it is not valid."""
     try:
         evaluations = {int(at): _numbers(values) for at, values in document["evaluations"].items()}
         return FinishedRun(
@@ -203,7 +206,7 @@ def parse_result(document: Mapping[str, Any]) -> FinishedRun:
             losses=list(document["losses"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ResultsError(f"result.json is not a run's result ({error!r}): begin anew with --restart") from error
+        raise ResultsError(f"result.json is not a run's result ({error!r}): start again with --restart") from error
 
 
 def _numbers(values: Mapping[str, float | None]) -> dict[str, float]:

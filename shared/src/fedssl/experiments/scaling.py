@@ -1,9 +1,9 @@
-"""A paper's run made smaller, in a way that keeps what the comparison is about.
+"""Scale a paper's run down without changing the subject of the comparison.
 
-Clients, their share in a round and the concentration of the partition stay; so do at least 20 rounds where the paper
-has them. Images, the encoder's width, epochs and at last seeds are what shrinks. What else changes follows from these:
-heads in proportion to the encoder, batches that leave a client some steps an epoch, and moving averages that can still
-follow in fewer steps.
+The clients, their share in a round, the concentration of the partition and at least 20 of the paper's rounds stay. The
+number of images, the encoder's width, epochs and finally seeds are reduced. Other changes follow from these: heads
+shrink in proportion to the encoder, batches leave a client some steps per epoch, and moving averages become faster, so
+that they can follow in fewer steps.
 """
 
 from dataclasses import dataclass
@@ -26,18 +26,20 @@ SMALL_IMAGE = 32
 MIN_HEAD = 64
 
 NARROWER = tuple(EncoderConfig(widths=widths) for widths in ((32, 64, 128, 256), (32, 64, 128), (16, 32, 64)))
-"""What stands in for a ResNet where that is too slow, the largest first."""
+"""The replacements for a ResNet that is too slow, the largest first."""
 
 _MIN_BATCH, _STEPS_AN_EPOCH = 16, 8
 _HORIZON = 10  # a moving average looks back over at most a tenth of the steps
-_FEW_STEPS, _LIVELY = 2000, 0.05  # BYOL hardly moves in few steps at the papers' rates
+_FEW_STEPS, _LIVELY = 2000, 0.05  # with the papers' rates, BYOL hardly moves in few steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How much of a paper's run is left. Shares are of the paper's number; `encoder` None: the paper's.
+    """How much of a paper's run remains, as shares of the paper's numbers.
 
-    `num_evaluations`: how often the encoder is judged while it trains.
+    Attributes:
+        encoder: None keeps the paper's encoder.
+        num_evaluations: how often the encoder is evaluated during training.
     """
 
     encoder: EncoderConfig | None = None
@@ -48,7 +50,7 @@ class Scale:
 
 
 def scaled(cell: Cell, scale: Scale, device: str = "cpu") -> RunSpec:
-    """The cell's spec at a scale. Judged by the fast probe on at most 10,000 labels."""
+    """Return the cell's spec at a scale. It is evaluated by the fast probe on at most 10,000 labels."""
     spec = cell.spec
     rounds = (
         spec.num_rounds if spec.num_rounds <= MIN_ROUNDS else max(MIN_ROUNDS, round(scale.rounds * spec.num_rounds))
@@ -73,7 +75,7 @@ def scaled(cell: Cell, scale: Scale, device: str = "cpu") -> RunSpec:
 
 
 def steps(spec: RunSpec, public_client: str | None = None) -> float:
-    """Local steps of one client in the whole run, about."""
+    """Return the approximate number of local steps of one client in the whole run."""
     rounds = spec.num_rounds * spec.cohort.fraction
     return max(1.0, rounds * spec.training.local_epochs * _per_client(spec, public_client) / spec.training.batch_size)
 
@@ -98,7 +100,7 @@ def _per_client(spec: RunSpec, public_client: str | None) -> float:
 
 
 def _narrower(spec: RunSpec, encoder: EncoderConfig) -> Values:
-    """Another encoder, heads in proportion to its width, and images no larger than it is made for."""
+    """Return settings with another encoder, heads in proportion to its width, and images that are not too large."""
     ratio = encoder.feature_dim / spec.model.encoder.feature_dim
 
     def head(config: MLPConfig) -> Values:
@@ -111,14 +113,14 @@ def _narrower(spec: RunSpec, encoder: EncoderConfig) -> Values:
     if "predictor" in spec.method.traits:
         model["predictor"] = head(spec.model.predictor)
     values: Values = {"model": model, "data": {"image_size": min(spec.data.image_size, SMALL_IMAGE)}}
-    if isinstance(spec.method.reducer, EUAConfig):  # its step has one length whatever the model's is
+    if isinstance(spec.method.reducer, EUAConfig):  # the length of its step does not depend on the model's size
         length = (_num_weights(encoder, spec) / _num_weights(spec.model.encoder, spec)) ** 0.5
         values["method"] = {"reducer": {"server_learning_rate": spec.method.reducer.server_learning_rate * length}}
     return values
 
 
 def _following(spec: RunSpec, public_client: str | None, scale: Scale) -> Values:
-    """What must follow from fewer images, rounds and epochs."""
+    """Return the changes that follow from fewer images, rounds and epochs."""
     per_client = _per_client(spec, public_client)
     batch = min(spec.training.batch_size, max(_MIN_BATCH, _power_of_two(per_client / _STEPS_AN_EPOCH)))
     values: Values = {"training": {"batch_size": batch}, "method": {}}
@@ -135,8 +137,8 @@ def _following(spec: RunSpec, public_client: str | None, scale: Scale) -> Values
 
 
 def _public(spec: RunSpec, public_client: str | None, scale: Scale) -> Values:
-    """Fewer public images, and a queue and passes over them that fit."""
-    assert spec.public_data is not None, "asked for methods with public images alone"
+    """Return settings with fewer public images, and with a queue and passes that fit."""
+    assert spec.public_data is not None, "only called for methods with public images"
     given = spec.public_data.num_images
     per_client = round(_per_client(spec, public_client))
     size = min(given, per_client) if public_client is not None else max(500, round(scale.images * given))
@@ -154,7 +156,7 @@ def _public(spec: RunSpec, public_client: str | None, scale: Scale) -> Values:
 
 
 def fitting_queue(reducer: DistillationConfig, num_images: int) -> dict[str, int]:
-    """A queue that so many public images fill a few times an epoch, and batches of which it holds a few."""
+    """Return the sizes of a queue that the public images fill a few times per epoch and that holds a few batches."""
     anchors = min(reducer.num_anchors, _power_of_two(num_images / 4))
     return {"num_anchors": anchors, "batch_size": min(reducer.batch_size, max(2, anchors // 4))}
 
@@ -168,7 +170,7 @@ def _in_proportion(width: int, ratio: float) -> int:
 
 
 def _power_of_two(limit: float) -> int:
-    """The largest that is no larger than `limit`, and at least 2."""
+    """Return the largest power of two that is at most `limit`, and at least 2."""
     power = 2
     while 2 * power <= limit:
         power *= 2

@@ -1,4 +1,4 @@
-"""A comparison in numbers: means over seeds, what they cost, and the same as JSON and CSV."""
+"""The numbers of a comparison: means over seeds and their costs, also as JSON and CSV."""
 
 import csv
 import io
@@ -23,7 +23,7 @@ COLUMNS = (
     "seconds",
     "points_per_gigabyte",
 )
-"""Accuracies are shares of the test set; `points_per_gigabyte` is percent of accuracy for 10^9 bytes both ways."""
+"""The columns. Accuracies are shares of the test set; `points_per_gigabyte` is percent per 10^9 bytes both ways."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,12 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One variant. `values`: for every column that was measured, one value a finished seed; `failures` by seed."""
+    """The results of one variant.
+
+    Attributes:
+        values: for every column that was measured, one value per finished seed.
+        failures: the reasons by seed.
+    """
 
     variant: str
     seeds: tuple[int, ...]
@@ -44,12 +49,12 @@ class Line:
     failures: Mapping[int, str]
 
     def spread(self, column: str) -> Spread | None:
-        """Mean and deviation of a column; None where it was not measured."""
+        """Return the mean and deviation of a column; None if it was not measured."""
         return spread(self.values.get(column, ()))
 
 
 def spread(values: Sequence[float]) -> Spread | None:
-    """Mean and sample standard deviation; NaN where a value is none, as of an encoder that diverged.
+    """Return mean and sample standard deviation; NaN if a value is not finite because an encoder diverged.
 
     >>> spread([1.0, 3.0])
     Spread(mean=2.0, deviation=1.4142135623730951)
@@ -62,7 +67,7 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 
 def summarise(entries: Sequence[Entry], outcomes: Mapping[tuple[str, int], Outcome]) -> list[Line]:
-    """One line a variant, in the order in which they were named."""
+    """Return one line per variant, in the order in which they were given."""
     lines = []
     for variant in dict.fromkeys(entry.variant for entry in entries):
         finished: list[tuple[int, FinishedRun]] = []
@@ -82,7 +87,7 @@ def summarise(entries: Sequence[Entry], outcomes: Mapping[tuple[str, int], Outco
 
 
 def figures(run: FinishedRun) -> dict[str, float]:
-    """The columns of one run."""
+    """Return the columns of one run."""
     found: dict[str, float] = {}
     for name in ACCURACIES:
         if name in run.last and max(run.evaluations) > 0:
@@ -101,7 +106,7 @@ def figures(run: FinishedRun) -> dict[str, float]:
 def to_document(
     lines: Sequence[Line], entries: Sequence[Entry], apart: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Everything as one JSON document."""
+    """Return everything as one JSON document."""
     folders = {(entry.variant, entry.seed): str(entry.folder) for entry in entries}
     return {
         "best_chosen_on": "test",
@@ -127,7 +132,7 @@ def to_document(
 
 
 def to_csv(lines: Sequence[Line]) -> str:
-    """One row a run: variant, seed, the columns, and the reason of a run that failed."""
+    """Return CSV with one row per run: variant, seed, the columns, and the reason if the run failed."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["variant", "seed", *COLUMNS, "failure"])

@@ -1,4 +1,4 @@
-"""What a comparison compares: methods by name, methods with add-ons, and methods with other parameters."""
+"""The variants of a comparison: methods by name, methods with add-ons, and methods with other parameters."""
 
 import re
 from collections.abc import Mapping
@@ -23,10 +23,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,59}")
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One contestant: a method, add-ons beside those that it has by itself, and changes of the spec.
+    """One method of a comparison, add-ons besides its own ones, and changes of the spec.
 
-    `changes` are nested tables. Keys of the spec stand as they are (`training`), an add-on's name leads to its
-    parameters (`dsr`), and all other keys are the method's (`temperature`, `merge`).
+    `changes` are nested tables. Their keys are those of the spec (`training`), names of add-ons with their parameters
+    (`dsr`), or keys of the method (`temperature`, `merge`).
     """
 
     name: str
@@ -36,14 +36,14 @@ class Variant:
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
-            raise SpecError(f"{self.name!r} cannot name a variant: take letters, digits and . _ + -, at most 60")
+            raise SpecError(f"{self.name!r} cannot name a variant: use at most 60 letters, digits and . _ + -")
         _require(self.method, METHOD_CONFIGS, "method")
         for name in self.add_ons:
             _require(name, ADD_ONS, "add-on")
 
 
 def parse_method(text: str) -> tuple[str, tuple[str, ...]]:
-    """A method and the add-ons put onto it.
+    """Return a method's name and the names of its add-ons.
 
     >>> parse_method("fedmoco+fedx")
     ('fedmoco', ('fedx',))
@@ -53,10 +53,10 @@ def parse_method(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def values_of(base: Mapping[str, Any], variant: Variant, seed: int) -> Values:
-    """The spec of one contestant at one seed, not yet checked.
+    """Return the spec of one variant at one seed, without validating it.
 
-    The seed is the run's and the partition's, so that every method gets the same clients. The base's own method keeps
-    its parameters; any other starts from its defaults.
+    The seed applies to the run and to the partition, so that every method gets the same clients. The base's own method
+    keeps its parameters; any other method starts from its defaults.
     """
     own = dict(base.get("method") or {})
     method = own if own.get("name") == variant.method else {"name": variant.method}
@@ -77,7 +77,7 @@ def values_of(base: Mapping[str, Any], variant: Variant, seed: int) -> Values:
 
 
 def build_spec(values: Mapping[str, Any]) -> RunSpec:
-    """A contestant's spec, with an evaluation where it has none. Raises SpecError with the first reasons."""
+    """Return a variant's validated spec; if it has no evaluation, add one. Raises SpecError with the first reasons."""
     try:
         spec = RunSpec.model_validate(values)
     except ValidationError as error:
@@ -92,7 +92,7 @@ def build_spec(values: Mapping[str, Any]) -> RunSpec:
 
 
 def _with_add_on(method: Values, name: str, parameters: Mapping[str, Any]) -> Values:
-    """The method with one of its add-ons changed, or one more."""
+    """Return the method with one of its add-ons changed, or with another add-on."""
     config = METHOD_CONFIGS[method["name"]]
     default = config.model_fields["add_ons"].default
     present = method.get(

@@ -1,13 +1,14 @@
-"""Losses as pure functions of tensors, one family a module.
+"""Losses as pure functions of tensors, one module per family.
 
 Shape suffixes: B batch, N samples, D embedding width, H representation width, M centers (or keys), Q queue, R
-references, J tangent points, P projections. Every loss takes un-normalised embeddings (it normalises where the
-method does), returns a scalar averaged over the batch, computes in float32 at least (float64 stays float64)
-whatever the dtype of its inputs and whether or not autocast is on, and never waits for the device. An input that is
-stopped, such as a target, gets no gradient; the docstring says which. Rows of zero length have the unit vector zero
-and get no gradient, never a NaN.
+references, J tangent points, P projections. Every loss takes un-normalised embeddings and normalises them itself if
+the method does. It returns a scalar averaged over the batch, computes in at least float32 (float64 stays float64)
+whatever the dtype of its inputs and whether or not autocast is on, and never waits for the device. The docstring
+names the inputs that get no gradient, such as targets. The unit vector of a row of zero length is zero, and the row
+gets no gradient, never a NaN.
 
-`variant="paper"` is an equation as printed, `variant="reference"` the authors' code where the two differ.
+If a paper and its authors' code differ, `variant="paper"` is the equation as printed and `variant="reference"` the
+code.
 """
 
 from fedssl.losses.alignment import alignment, uniformity

@@ -9,7 +9,7 @@ from fedssl.losses._embeddings import check_batch, check_positive, full_precisio
 
 
 def alignment(z1_BD: Tensor, z2_BD: Tensor) -> Tensor:
-    """Mean squared distance between the unit vectors of two views.
+    """Return the mean squared distance between the unit vectors of two views.
 
         L = mean_i || n(z1_i) - n(z2_i) ||^2
 
@@ -34,11 +34,11 @@ def alignment(z1_BD: Tensor, z2_BD: Tensor) -> Tensor:
 
 
 def uniformity(z_BD: Tensor, t: float = 2.0) -> Tensor:
-    """Logarithm of the mean Gaussian potential over all pairs of unit vectors.
+    """Return the logarithm of the mean Gaussian potential over all pairs of unit vectors.
 
         L = log mean_{i<j} exp(-t || n(z_i) - n(z_j) ||^2)
 
-    Minimised by a uniform distribution on the sphere. Rows that coincide have a gradient of zero with respect to each
+    A uniform distribution on the sphere minimises it. Rows that coincide have a gradient of zero with respect to each
     other.
 
     Args:
@@ -49,15 +49,15 @@ def uniformity(z_BD: Tensor, t: float = 2.0) -> Tensor:
         The logarithm, between -4t and 0.
 
     Raises:
-        ValueError: for fewer than 2 rows, which have no pair.
+        ValueError: there are fewer than 2 rows, so there is no pair.
 
     Example:
         >>> import torch
         >>> float(uniformity(torch.tensor([[1.0, 0.0], [-5.0, 0.0]])))  # -2 * 2^2
         -8.0
 
-    Reference: Wang and Isola (2020); SSD Eq. 4. Deviation from Eq. 4 as printed, which has the opposite sign: like the
-    authors' code it is the value to minimise.
+    Reference: Wang and Isola (2020); SSD Eq. 4. Deviation from Eq. 4 as printed, which has the opposite sign: this is
+    the value to minimise, as in the authors' code.
     """
     check_batch(2, z_BD=z_BD)
     check_positive(t=t)

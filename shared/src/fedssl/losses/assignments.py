@@ -8,7 +8,7 @@ from fedssl.losses._embeddings import check_batch, check_positive, check_width, 
 
 
 def student_t_assignment(z_BD: Tensor, centers_MD: Tensor, exponent: float = -0.5) -> Tensor:
-    """Soft assignment to centers by a heavy-tailed kernel of the squared distance.
+    """Return soft assignments to centers, by a heavy-tailed kernel of the squared distance.
 
         q_im = (1 + ||z_i - mu_m||^2)^e / sum_n (1 + ||z_i - mu_n||^2)^e
 
@@ -35,7 +35,7 @@ def student_t_assignment(z_BD: Tensor, centers_MD: Tensor, exponent: float = -0.
     if not exponent < 0:
         raise ValueError(f"exponent must be negative, not {exponent}")
     with full_precision(z_BD, centers_MD) as (z_BD, centers_MD):
-        # Distances do not change with the origin; one amid the centers keeps the cancellation small.
+        # Distances do not depend on the origin; one in the middle of the centers keeps the cancellation small.
         origin_D = centers_MD.detach().mean(dim=0)
         z_BD, centers_MD = z_BD - origin_D, centers_MD - origin_D
         length_B1, length_M = z_BD.square().sum(dim=1, keepdim=True), centers_MD.square().sum(dim=1)
@@ -44,7 +44,7 @@ def student_t_assignment(z_BD: Tensor, centers_MD: Tensor, exponent: float = -0.
 
 
 def target_distribution(q_BM: Tensor) -> Tensor:
-    """Sharpened assignments, balanced by how often each cluster is chosen in the batch.
+    """Return sharpened assignments, balanced by how often each cluster is chosen in the batch.
 
         p_im = (q_im^2 / sum_j q_jm) / sum_n (q_in^2 / sum_j q_jn)
 
@@ -72,12 +72,12 @@ def target_distribution(q_BM: Tensor) -> Tensor:
 
 
 def assignment_divergence(p_BM: Tensor, q_BM: Tensor) -> Tensor:
-    """Mean divergence between two sets of soft assignments.
+    """Return the mean divergence between two sets of soft assignments.
 
         L = mean_i KL(p_i || q_i)
 
-    Gradients flow into both. FedRLC's mixing weight of the centers is this, of the global assignments from the
-    local ones.
+    Gradients flow into both. FedRLC mixes centers with a weight that is the divergence of the global assignments from
+    the local ones.
 
     Args:
         p_BM, q_BM: soft assignments of the same samples, rows that sum to 1.
@@ -98,12 +98,12 @@ def assignment_divergence(p_BM: Tensor, q_BM: Tensor) -> Tensor:
 
 
 def crossed_kl(q_online_a: Tensor, q_online_b: Tensor, q_target_a: Tensor, q_target_b: Tensor) -> Tensor:
-    """Pull each view's online assignments to the other view's target distribution, where their hard labels agree.
+    """Pull each view's online assignments to the other view's target distribution if their hard labels agree.
 
         L = 1/B sum_i [argmax qT(b)_i = argmax qO(a)_i] KL(pT(b)_i || qO(a)_i)  +  the same with a and b swapped
 
-    with pT = target_distribution(qT). Samples whose labels disagree count as 0 in the mean over B; ties go to the
-    smaller index. The gradient flows into the online assignments only, and through them into the centers.
+    with pT = target_distribution(qT). Samples whose labels disagree count as 0 in the mean over B; the smaller index
+    wins a tie. The gradient flows into the online assignments only, and through them into the centers.
 
     Args:
         q_online_a, q_online_b: (B, M) assignments of the two views by the online network.
@@ -132,7 +132,7 @@ def crossed_kl(q_online_a: Tensor, q_online_b: Tensor, q_target_a: Tensor, q_tar
 
 
 def cluster_assignment(online_BD: Tensor, target_BD: Tensor, centroids_MD: Tensor, temperature: float = 0.1) -> Tensor:
-    """Predict from one view which global centroids the target network sees in the other.
+    """Predict from one view the global centroids to which the target network assigns the other view.
 
         L = mean_i -sum_m softmax(n(tz_i) C^T / t)_m log softmax(n(z_i) C^T / t)_m
 
@@ -165,6 +165,9 @@ def cluster_assignment(online_BD: Tensor, target_BD: Tensor, centroids_MD: Tenso
 
 
 def _kl_rows(p_BM: Tensor, q_BM: Tensor) -> Tensor:
-    """KL of each row; zeros count as the smallest positive number, so that neither values nor gradients are NaN."""
+    """Return the KL divergence of each row.
+
+    Zeros count as the smallest positive number, so that neither values nor gradients are NaN.
+    """
     smallest = torch.finfo(q_BM.dtype).tiny
     return (p_BM * (p_BM.clamp_min(smallest).log() - q_BM.clamp_min(smallest).log())).sum(dim=1)

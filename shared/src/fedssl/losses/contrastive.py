@@ -1,4 +1,4 @@
-"""Contrastive losses: one positive among many, by cross entropy over cosines."""
+"""Contrastive losses: find one positive among many samples, by cross entropy over cosines."""
 
 import torch
 from torch import Tensor
@@ -8,14 +8,15 @@ from fedssl.losses._embeddings import check_batch, check_positive, check_width, 
 
 
 def nt_xent(z1_BD: Tensor, z2_BD: Tensor, temperature: float) -> Tensor:
-    """Normalised temperature-scaled cross entropy over both views of a batch.
+    """Return the normalised temperature-scaled cross entropy over both views of a batch.
 
     With z the 2B rows of both views and i+ the other view of i,
 
         L = mean_i -log[ exp(cos(z_i, z_i+) / t) / sum_{k != i} exp(cos(z_i, z_k) / t) ]
 
-    Both views are anchors, the anchor itself is left out and the positive stays in the denominator. Gradients flow into
-    both views; FedX's global term passes a teacher's output, which has none. A batch of 1 has no negatives: 0.
+    Both views are anchors. The denominator leaves out the anchor itself and includes the positive. Gradients flow into
+    both views; FedX's global term passes a teacher's output, which has none. The loss of a batch of 1 is 0, because
+    there are no negatives.
 
     Args:
         z1_BD, z2_BD: two views of B samples.
@@ -31,8 +32,8 @@ def nt_xent(z1_BD: Tensor, z2_BD: Tensor, temperature: float) -> Tensor:
         0.5514
 
     Reference: SimCLR (Chen et al. 2020); FedX Eq. 2 and, on (prediction, teacher), Eq. 9. Deviation from Eq. 9 as
-    printed, whose denominator leaves the positive out: like the authors' code it is included, symmetrically over 2B
-    anchors.
+    printed, whose denominator leaves the positive out: here it is included, symmetrically over 2B anchors, as in the
+    authors' code.
     """
     check_batch(z1_BD=z1_BD, z2_BD=z2_BD)
     check_positive(temperature=temperature)
@@ -83,8 +84,8 @@ def cross_view_info_nce(z1_BD: Tensor, z2_BD: Tensor, temperature: float) -> Ten
 
         L = mean_i -log[ exp(cos(z1_i, z2_i) / t) / sum_j exp(cos(z1_i, z2_j) / t) ]
 
-    One direction only: z1 anchors, z2 holds the positive and the B-1 negatives. Gradients flow into both. A batch
-    of 1 has no negatives: 0.
+    Only one direction: the anchors come from z1, the positive and the B-1 negatives from z2. Gradients flow into both.
+    The loss of a batch of 1 is 0, because there are no negatives.
 
     Args:
         z1_BD, z2_BD: two views of B samples.
@@ -99,7 +100,7 @@ def cross_view_info_nce(z1_BD: Tensor, z2_BD: Tensor, temperature: float) -> Ten
         >>> round(float(cross_view_info_nce(z, z, temperature=1.0)), 4)  # log(1 + 1/e)
         0.3133
 
-    Reference: FLESD Eq. 3 as its authors' code has it, with the negatives of the other view only.
+    Reference: FLESD Eq. 3, as in its authors' code, which takes negatives from the other view only.
     """
     check_batch(z1_BD=z1_BD, z2_BD=z2_BD)
     check_positive(temperature=temperature)

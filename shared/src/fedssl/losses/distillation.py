@@ -14,10 +14,10 @@ def projector_distillation(
     temperature: float = 0.5,
     variant: Literal["reference", "paper", "mse"] = "reference",
 ) -> Tensor:
-    """Divergence between a representation and the embedding that the projector makes of it.
+    """Return the divergence between representations and the embeddings that the projector computes from them.
 
         reference: L = mean_i KL(softmax(z_i / t) || softmax(h_i / t))     (no factor t^2)
-        paper:     L = mean_i KL(softmax(h_i) || softmax(z_i))             (t is 1 whatever the argument)
+        paper:     L = mean_i KL(softmax(h_i) || softmax(z_i))             (t is 1, the argument is ignored)
         mse:       L = mean over all entries of (h - z)^2                  (t unused)
 
     h and z are used as they are, un-normalised. Gradients flow into both.
@@ -37,8 +37,8 @@ def projector_distillation(
         >>> [round(float(projector_distillation(h, z, variant=v)), 4) for v in ("reference", "paper", "mse")]
         [0.3278, 0.1201, 0.5]
 
-    Reference: SSD Eq. 9 and Table 5 (MSE). Deviation of the default from Eq. 9: reversed direction and t = 0.5, as in
-    the authors' code.
+    Reference: SSD Eq. 9 and Table 5 (MSE). Deviation of the default from Eq. 9: the direction is reversed and t is 0.5,
+    as in the authors' code.
     """
     check_batch(h_BD=h_BD, z_BD=z_BD)
     check_positive(temperature=temperature)
@@ -60,7 +60,7 @@ def similarity_distillation(
     temperature: float = 0.1,
     variant: Literal["reference", "paper"] = "reference",
 ) -> Tensor:
-    """Make a student's softmax over a queue of keys follow given target rows.
+    """Pull a student's softmax over a queue of keys to given target rows.
 
         q_ij = exp(cos(s_i, k_j) / t) / sum_u exp(cos(s_i, k_u) / t)
         reference: L = mean_i -sum_j p_ij log q_ij        (cross entropy)

@@ -6,7 +6,7 @@ from fedssl.losses._embeddings import check_batch, full_precision, unit
 
 
 def byol_regression(prediction_BD: Tensor, target_BD: Tensor) -> Tensor:
-    """Squared distance between the unit vectors of a prediction and its target.
+    """Return the squared distance between the unit vectors of a prediction and its target.
 
         L = mean_i || n(p_i) - n(sg(t_i)) ||^2 = mean_i (2 - 2 cos(p_i, sg(t_i)))
 
@@ -30,7 +30,7 @@ def byol_regression(prediction_BD: Tensor, target_BD: Tensor) -> Tensor:
 
 
 def negative_cosine(prediction_BD: Tensor, target_BD: Tensor) -> Tensor:
-    """Negative cosine between a prediction and its target.
+    """Return the negative cosine between a prediction and its target.
 
         L = mean_i -cos(p_i, sg(z_i))
 

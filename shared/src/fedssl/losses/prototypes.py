@@ -1,4 +1,4 @@
-"""ProtoCL: contrast with the prototypes of clusters, each at a temperature of its own."""
+"""ProtoCL: contrast with the prototypes of clusters, each with its own temperature."""
 
 import torch
 from torch import Tensor
@@ -6,14 +6,14 @@ from torch.nn import functional as F
 
 from fedssl.losses._embeddings import check_positive, check_width, full_precision, unit
 
-# The smallest concentration over the temperature: only clusters whose members coincide come near it.
+# The smallest concentration, as a share of the temperature. Only clusters whose members coincide come near it.
 FLOOR = 1e-3
 
 
 def prototype_contrast(
     query_BD: Tensor, prototypes_MD: Tensor, assignments_B: Tensor, concentrations_M: Tensor
 ) -> Tensor:
-    """Contrast each query's own prototype with all the others.
+    """Contrast each query's own prototype with all other prototypes.
 
         L = mean_i -log[ exp(q_i . c_s / phi_s) / sum_j exp(q_i . c_j / phi_j) ],   s = the cluster of i
 
@@ -35,8 +35,8 @@ def prototype_contrast(
         >>> round(float(loss), 4)  # log(1 + 1/e)
         0.3133
 
-    Reference: PCL (Li et al. 2021), Eq. 11. Deviation from the authors' code: all prototypes are negatives, and none
-    are sampled.
+    Reference: PCL (Li et al. 2021), Eq. 11. Deviation from the authors' code: all prototypes are negatives, not a
+    sample of them.
     """
     check_width(query_BD=query_BD, prototypes_MD=prototypes_MD)
     if assignments_B.shape != (len(query_BD),):
@@ -54,14 +54,14 @@ def prototype_contrast(
 def prototype_concentrations(
     embeddings_ND: Tensor, prototypes_MD: Tensor, assignments_N: Tensor, temperature: float
 ) -> Tensor:
-    """Estimate how tight each cluster is, as its temperature.
+    """Return a temperature for each cluster: the tighter the cluster, the smaller.
 
         phi_c = mean_{i in c} ||n(z_i) - c|| / log(n_c + 10)
 
-    Clusters of fewer than two members get the largest phi; then all are clipped to the 10th to 90th percentile (linear
-    interpolation) and scaled to a mean of `temperature`. Where members coincide so often that the clipped phi is 0
-    it is raised to a thousandth of the temperature, and where all of them do, every phi is the temperature. No
-    gradient.
+    Clusters of fewer than two members get the largest phi. Then every phi is clipped to the 10th to 90th percentile
+    (linear interpolation) and scaled to a mean of `temperature`. If so many members coincide that a clipped phi is 0,
+    it is raised to a thousandth of the temperature; if all members of all clusters coincide, every phi is the
+    temperature. There is no gradient.
 
     Args:
         embeddings_ND: the embeddings that were clustered.

@@ -1,4 +1,4 @@
-"""Regularisers that go onto any objective: decorrelation of features, proximity of weights."""
+"""Regularisers that can be added to any objective: decorrelation of features, proximity of weights."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -9,20 +9,20 @@ from torch import Tensor
 
 from fedssl.losses._embeddings import check_variant, check_width, full_precision
 
-# Added to a variance before its root is taken; the authors' value.
+# Added to a variance before taking its root; the authors' value.
 EPSILON = 1e-8
 
 
 def decorrelation(z_BD: Tensor, variant: Literal["reference", "paper"] = "reference") -> Tensor:
-    """Penalty on the correlation between features, against dimensional collapse.
+    """Return a penalty on the correlation between features, against dimensional collapse.
 
     With x the features standardised over the batch,
 
         reference: L = 1/B mean_{m != n} (x^T x)_mn^2     (x by the unbiased variance, plus 1e-8)
         paper:     L = 1/D^2 ||K||_F^2                    (K the correlation matrix, diagonal included)
 
-    x^T x is not divided by B, so the reference is about B times the paper's value. Gradients flow through the mean
-    and the variance too. A batch of 1 has no correlation: 0, as in the authors' code.
+    x^T x is not divided by B, so the reference is about B times the paper's value. Gradients also flow through the
+    mean and the variance. The penalty of a batch of 1, which has no correlation, is 0, as in the authors' code.
 
     Args:
         z_BD: features, of width D >= 2.
@@ -37,13 +37,13 @@ def decorrelation(z_BD: Tensor, variant: Literal["reference", "paper"] = "refere
         >>> round(float(decorrelation(z)), 4), round(float(decorrelation(z, variant="paper")), 4)
         (0.5, 1.0)
 
-    Reference: FedDecorr (Shi et al. 2023). Deviation of the default from it: the authors' code, which sums over the
-    batch and leaves the diagonal out.
+    Reference: FedDecorr (Shi et al. 2023). Deviation of the default: it sums over the batch and leaves the diagonal
+    out, as in the authors' code.
     """
     check_width(z_BD=z_BD)
     batch, width = z_BD.shape
     if width < 2:
-        raise ValueError("undefined for fewer than 2 features: there is no pair")
+        raise ValueError("decorrelation is undefined for fewer than 2 features: there is no pair")
     check_variant(variant, ("reference", "paper"))
     with full_precision(z_BD) as (z_BD,):
         if batch == 1:
@@ -60,17 +60,17 @@ def decorrelation(z_BD: Tensor, variant: Literal["reference", "paper"] = "refere
 def proximal(
     parameters: Mapping[str, Tensor] | Iterable[Tensor], reference: Mapping[str, Tensor] | Iterable[Tensor], mu: float
 ) -> Tensor:
-    """Half the squared distance of the weights from the round's global weights.
+    """Return half the squared distance of the weights from the round's global weights, times mu.
 
         L = mu/2 sum_l || w_l - sg(w_g,l) ||^2
 
-    The gradient flows into the parameters only. The reference must be a copy: weights that share memory with the
-    live ones move along with them and the term stays 0.
+    The gradient flows into the parameters only. The reference must be a copy: if it shared memory with the live
+    weights, it would move with them and the term would stay 0.
 
     Args:
         parameters: the live weights, in order or by name.
         reference: the global weights, in the same order or by the same names.
-        mu: the strength, not negative; 0.01 where nothing is published. FLESD's code leaves the 1/2 out: pass twice
+        mu: the strength, not negative; 0.01 if no value is published. FLESD's code leaves the 1/2 out: pass twice
             its mu.
 
     Returns:
@@ -91,7 +91,7 @@ def proximal(
         reference = [reference[name] for name in parameters]
         parameters = parameters.values()
     elif isinstance(parameters, Mapping) or isinstance(reference, Mapping):
-        raise ValueError("parameters and reference must both go by name or both by order")
+        raise ValueError("parameters and reference must both be mappings by name, or both be in order")
     live, fixed = list(parameters), list(reference)
     if not live or [p.shape for p in live] != [r.shape for r in fixed]:
         raise ValueError(f"shapes differ: {[tuple(p.shape) for p in live]} and {[tuple(r.shape) for r in fixed]}")

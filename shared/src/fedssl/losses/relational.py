@@ -1,4 +1,4 @@
-"""FedX's relational loss: two views should stand in the same relation to the same references."""
+"""FedX's relational loss: two views should be equally similar to the same references."""
 
 import math
 from typing import Literal
@@ -17,13 +17,13 @@ def relational_divergence(
     temperature: float,
     variant: Literal["reference", "paper"] = "reference",
 ) -> Tensor:
-    """Divergence between two views' softmax similarities to a set of references.
+    """Return the divergence between two views' softmax similarities to a set of references.
 
         r(a)_j = exp(cos(a, A_j) / t) / sum_k exp(cos(a, A_k) / t),   m = (r(a) + r(b)) / 2
         reference: L = mean_i [KL(m || r(a)) + KL(m || r(b))] / 2
         paper:     L = mean_i [KL(r(a) || m) + KL(r(b) || m)] / 2     (the Jensen-Shannon divergence)
 
-    Gradients flow into both views, into the references and through m. Both variants are 0 where the views coincide.
+    Gradients flow into both views, into the references and through m. Both variants are 0 if the views coincide.
 
     Args:
         a_BD, b_BD: two views of B samples: projections for the local loss, predictions for the global one.

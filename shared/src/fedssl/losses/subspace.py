@@ -1,4 +1,4 @@
-"""SSD's dimension-scaled regularisation: each client leans towards dimensions of its own."""
+"""SSD's dimension-scaled regularisation: each client is drawn towards its own dimensions."""
 
 import math
 from typing import Literal
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedssl.losses._embeddings import check_variant, check_width, full_precision, unit
 
-# A target this close to its embedding, in units of the rounding error, is the embedding itself.
+# A target that is closer than this to its embedding, in units of the rounding error, counts as equal to it.
 ROUNDING = 64
 
 
@@ -18,21 +18,21 @@ def dimension_scaled(
     rotation_DD: Tensor | None = None,
     variant: Literal["reference", "paper"] = "reference",
 ) -> Tensor:
-    """Distance from the embeddings to a copy stretched along the client's own dimensions.
+    """Return the distance from the embeddings to a copy that is stretched along the client's own dimensions.
 
-    With S = Q diag(d) Q^T (Q the identity without a rotation),
+    With S = Q diag(d) Q^T (without a rotation, Q is the identity),
 
         reference: L = || U - n(sg(U S)) ||_F / B,   U = n(z)     (the root of the batch's sum, unsquared, over B)
-        paper:     L = mean_i || z_i - sg(z_i S) ||^2,            (z as given: the caller normalises it or not)
+        paper:     L = mean_i || z_i - sg(z_i S) ||^2,            (z as given, normalised or not)
 
-    The gradient flows through the embedding only, not through its stretched copy. Where the two are equal but for
-    rounding, as for d = 1, the reference variant is 0 with a gradient of 0 (the unsquared norm would turn the
-    rounding error into a step of full length).
+    The gradient flows through the embedding only, not through its stretched copy. If the two are equal except for
+    rounding, as with d = 1, the reference variant is 0 with a gradient of 0 (the gradient of the unsquared norm would
+    turn the rounding error into a step of full length).
 
     Args:
         z_BD: embeddings.
         scale_D: d, the client's alpha on its own dimensions and 1 elsewhere.
-        rotation_DD: Q, an orthonormal basis in which the dimensions are meant; columns are basis vectors.
+        rotation_DD: Q, the orthonormal basis to which the dimensions refer; its columns are the basis vectors.
         variant: "reference" by default, because the published numbers come from the authors' code. Its gradient is
             about 0.016 times that of the paper's equation on unit vectors, so gamma = 1 means different things.
 
@@ -48,7 +48,7 @@ def dimension_scaled(
         9.0
 
     Reference: SSD Eq. 6-7. Deviations of the default from Eq. 7, as in the authors' code: unit vectors, a rotation, a
-    renormalised target, no square.
+    renormalised target, and no square.
     """
     check_width(z_BD=z_BD)
     width = z_BD.shape[1]

@@ -1,31 +1,31 @@
-"""FedU2's flexible uniform regulariser: match uniform samples of the sphere, seen from many tangent planes."""
+"""FedU2's flexible uniform regulariser: match uniform samples of the sphere, projected to many tangent planes."""
 
 import torch
 from torch import Tensor
 
 from fedssl.losses._embeddings import check_batch, check_positive, check_width, full_precision, unit
 
-# Below this 1 - cos, angle / sine comes from its power series: the quotient is 0/0 at 0.
+# If 1 - cos is smaller than this, angle / sine is taken from its power series: at 0 the quotient is 0/0.
 SERIES_BELOW = 1e-3
 # angle / sine as a power series in u = 1 - cos, highest power first; the next term is below 1e-16.
 SERIES = (8 / 315, 2 / 35, 2 / 15, 1 / 3, 1.0)
-# Closer to the antipode than this the log map has no direction.
+# Closer than this to the antipode, the log map has no direction.
 ANTIPODE = 1e-6
 
 
 def tangent_sliced_wasserstein(
     z_BD: Tensor, samples_BD: Tensor, tangents_JD: Tensor, projections_JPD: Tensor
 ) -> Tensor:
-    """Sliced Wasserstein-2 distance between embeddings and samples, in the tangent planes of given points.
+    """Return the sliced Wasserstein-2 distance between embeddings and samples, in the tangent planes of given points.
 
         L = mean_{j,p,i} ( sort_i <Log_tj(n(z)), w_jp> - sort_i <Log_tj(n(s)), w_jp> )^2
 
     where Log_t(x) = angle(t, x) (x - <x, t> t) / ||x - <x, t> t|| is the log map of the unit sphere. All tangent
-    points are done at once. The gradient flows into z only.
+    points are computed at once. The gradient flows into z only.
 
     Args:
         z_BD: embeddings.
-        samples_BD: as many points to match.
+        samples_BD: the points to match, as many as there are embeddings.
         tangents_JD: the tangent points t.
         projections_JPD: P directions w for each tangent point.
 
@@ -38,7 +38,7 @@ def tangent_sliced_wasserstein(
         >>> round(float(tangent_sliced_wasserstein(north, east, east, north[None])), 4)  # (pi/2)^2
         2.4674
 
-    Reference: FedU2 (Liao et al. 2024), the regulariser as its authors' code has it.
+    Reference: FedU2 (Liao et al. 2024), the regulariser as in its authors' code.
     """
     check_batch(z_BD=z_BD, samples_BD=samples_BD)
     check_width(z_BD=z_BD, tangents_JD=tangents_JD)
@@ -57,7 +57,7 @@ def tangent_sliced_wasserstein(
 def flexible_uniform_regularizer(
     z_BD: Tensor, generator: torch.Generator, num_projections: int = 6, divisor: float = 6.0
 ) -> Tensor:
-    """Distance of the embeddings from a uniform distribution on the sphere, by random tangent planes.
+    """Return the distance of the embeddings from a uniform distribution on the sphere, by random tangent planes.
 
         L = B/divisor * tangent_sliced_wasserstein(z, S, t, w)
           = 1/divisor sum_{j=1..B} mean_{p,i} ( sort_i <Log_tj(n(z)), w_jp> - sort_i <Log_tj(S), w_jp> )^2
@@ -67,9 +67,9 @@ def flexible_uniform_regularizer(
 
     Args:
         z_BD: embeddings.
-        generator: the source of all randomness; one on z's device spares a copy.
+        generator: the source of all randomness; a generator on z's device avoids a copy.
         num_projections: directions for each tangent point.
-        divisor: the reference code divides the sum over all B tangent points by 6, and so grows with B.
+        divisor: the reference code divides the sum over all B tangent points by 6, so its value grows with B.
 
     Returns:
         The regulariser; the method adds 0.01 times it for each view.
@@ -83,7 +83,7 @@ def flexible_uniform_regularizer(
         True
 
     Reference: FedU2 (Liao et al. 2024). Deviation from the paper, which states an unbalanced transport to a spherical
-    Gaussian: the tangent-space distance of the authors' code, vectorised over the tangent points.
+    Gaussian: this is the tangent-space distance of the authors' code, vectorised over the tangent points.
     """
     check_width(z_BD=z_BD)
     check_positive(num_projections=num_projections, divisor=divisor)
@@ -99,7 +99,7 @@ def flexible_uniform_regularizer(
 
 
 def _projected_log_map(x_BD: Tensor, tangents_JD: Tensor, projections_JPD: Tensor) -> Tensor:
-    """<Log_t(x), w> for unit x and t, without the (J, B, D) tensor of log maps."""
+    """Return <Log_t(x), w> for unit x and t, without allocating the (J, B, D) tensor of log maps."""
     cosine_JB = tangents_JD @ x_BD.T
     along_JP = (projections_JPD * tangents_JD[:, None]).sum(dim=2)
     tangential_JPB = projections_JPD @ x_BD.T - along_JP[:, :, None] * cosine_JB[:, None]
@@ -107,13 +107,13 @@ def _projected_log_map(x_BD: Tensor, tangents_JD: Tensor, projections_JPD: Tenso
 
 
 def _angle_over_sine(cosine: Tensor) -> Tensor:
-    """The angle over its sine, smooth up to the point itself and bounded at the antipode."""
+    """Return the angle divided by its sine, smooth where the angle is 0 and bounded at the antipode."""
     u = (1 - cosine).clamp(0, 2 - ANTIPODE)
     near = u < SERIES_BELOW
     series = torch.zeros_like(u)
     for coefficient in SERIES:
         series = series * u + coefficient
-    # The quotient is computed on values for which its gradient is finite also where the series is taken.
+    # Where the series is taken, the quotient is computed from 1, so that its gradient is finite everywhere.
     safe = torch.where(near, 1.0, u)
     quotient = (1 - safe).acos() * (safe * (2 - safe)).rsqrt()
     return torch.where(near, series, quotient)
