@@ -30,7 +30,8 @@ from fedssl.engine import start_run
 from fedssl.engine.optimization import optimizer_for, take_step, total_loss
 from fedssl.methods import METHODS
 from fedssl.methods.api import Batch, ClientAlgorithm, ClientData, Context
-from fedssl.methods.composition import OVERWRITE, ComposedClient
+from fedssl.methods.composition.client import ComposedClient
+from fedssl.methods.merges.overwrite import OVERWRITE
 from fedssl.models.encoders import Encoder
 from fedssl.protocol.runs import RunSpec
 from support.methods import CONFIGS, PUBLIC

@@ -25,9 +25,10 @@ from fedssl.engine import LocalProgress, release_trainer, run_local_round, start
 from fedssl.losses import alignment, nt_xent, uniformity
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData, Context, Method
-from fedssl.methods.composition import ComposedClient, ComposedServer
-from fedssl.methods.fedsimclr import SimCLR
-from fedssl.methods.reducers import mean
+from fedssl.methods.composition.client import ComposedClient
+from fedssl.methods.composition.server import ComposedServer
+from fedssl.methods.objectives.simclr import SimCLR
+from fedssl.methods.reducers.means import mean
 from fedssl.models import import_torchvision
 from fedssl.models.encoders import Encoder
 from fedssl.protocol.methods.reducers import MeanConfig

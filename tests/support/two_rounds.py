@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedssl.engine import LocalResult, run_local_round
-from fedssl.engine.recording import on_own_stream
+from fedssl.engine.cuda_graphs import on_own_stream
 from fedssl.engine.trainer import borrow_trainer
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData

@@ -23,7 +23,7 @@ from fedssl.engine import (
     run_local_round,
     start_run,
 )
-from fedssl.engine.robustness import UPDATE_NORM
+from fedssl.engine.norm_bounding import UPDATE_NORM
 from fedssl.errors import Paused, SpecError
 from fedssl.judging import Labelled, judge, load_encoder, load_labelled
 from fedssl.methods import METHODS

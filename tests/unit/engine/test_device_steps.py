@@ -16,12 +16,12 @@ import fedssl.data.augment as augment
 from fedssl.data import normalize, random_view, to_float
 from fedssl.engine.optimization import optimizer_for, take_step, total_loss
 from fedssl.engine.steps import eager_step
+from fedssl.methods.add_ons.flexible_uniform import _Sampler
 from fedssl.methods.api import ClientData, Context, Distillation
-from fedssl.methods.fedca import BaseTraining
-from fedssl.methods.fedprotocl import Clusterings, Prototypes
-from fedssl.methods.flexible_uniform import _Sampler
-from fedssl.methods.similarity import Ensemble
-from fedssl.methods.similarity_distillation import SimilarityDistillation
+from fedssl.methods.objectives.dictionary_contrast import BaseTraining
+from fedssl.methods.objectives.protocl import Clusterings, Prototypes
+from fedssl.methods.reducers.similarity import Ensemble
+from fedssl.methods.reducers.similarity_distillation import SimilarityDistillation
 from fedssl.protocol.data import AugmentationConfig, DataConfig
 from fedssl.protocol.methods.distillation import DistillationConfig
 from support.combinations import ALL_COMBINATIONS, combined_spec

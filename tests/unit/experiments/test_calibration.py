@@ -3,7 +3,7 @@
 import pytest
 
 from fedssl.engine import LocalProgress
-from fedssl.engine.recording import COMPILE_FROM, wants_compiling
+from fedssl.engine.cuda_graphs import COMPILE_FROM, wants_compiling
 from fedssl.errors import Cancelled
 from fedssl.experiments.calibration import _quick, _Stopwatch, training_speed
 from fedssl.methods import METHODS

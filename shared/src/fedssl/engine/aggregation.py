@@ -11,7 +11,7 @@ import torch
 from fedssl.aggregation import AggregationError
 from fedssl.artifacts.tensors import Tensors, check_tensors, in_name_order
 from fedssl.engine.distillation import Checkpoint, OnEpoch, run_distillation
-from fedssl.engine.robustness import NO_NORMS, Norms, bounded, check_bound
+from fedssl.engine.norm_bounding import NO_NORMS, Norms, bounded, check_bound
 from fedssl.errors import MethodError
 from fedssl.methods.api import Context, Distil, Method, Metrics, ServerState, Update
 

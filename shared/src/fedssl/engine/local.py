@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from fedssl.artifacts.tensors import Tensors, check_tensors, in_name_order
+from fedssl.engine.cuda_graphs import on_own_stream
 from fedssl.engine.distillation import DistillationProgress, run_distillation
-from fedssl.engine.recording import on_own_stream
 from fedssl.engine.trainer import Trainer, borrow_trainer
 from fedssl.errors import MethodError
 from fedssl.methods.api import ClientData, ClientState, Context, Method, Metrics, Schedule
-from fedssl.methods.observation import observe
+from fedssl.methods.diagnostics import observe
 from fedssl.precision import exact_float32
 
 _REMEDY = "lower training.optimizer.learning_rate"

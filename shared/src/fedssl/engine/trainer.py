@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from fedssl.artifacts.tensors import Tensors
+from fedssl.engine.cuda_graphs import CapturedSteps, can_capture
 from fedssl.engine.optimization import optimizer_for
-from fedssl.engine.recording import RecordedSteps, can_record
 from fedssl.engine.steps import Step, eager_step
 from fedssl.methods.api import Context, Method, Schedule
 
@@ -25,7 +25,7 @@ class Trainer:
         self.modules = self.algorithm.build(ctx)
         self.modules.to(ctx.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._initial = {name: tensor.clone() for name, tensor in self._tensors().items()}
-        self._recorded: RecordedSteps | None = None
+        self._captured: CapturedSteps | None = None
         self.last_used = time.monotonic()
 
     def _tensors(self) -> Tensors:
@@ -40,13 +40,13 @@ class Trainer:
 
     def start_round(self, broadcast: Tensors, schedule: Schedule, ctx: Context) -> Step:
         """The step of a round whose broadcast the modules have received, with an optimiser that is as new."""
-        if not can_record(ctx.device):
+        if not can_capture(ctx.device):
             optimizer = optimizer_for(self.modules, ctx.spec.training.optimizer, schedule.learning_rate)
             return eager_step(self.algorithm, self.modules, optimizer, broadcast, ctx)
-        if self._recorded is None:
+        if self._captured is None:
             num_steps = schedule.num_epochs * schedule.steps_per_epoch
-            self._recorded = RecordedSteps(self.algorithm, self.modules, ctx, num_steps)
-        return self._recorded.start_round(broadcast, schedule.learning_rate, ctx)
+            self._captured = CapturedSteps(self.algorithm, self.modules, ctx, num_steps)
+        return self._captured.start_round(broadcast, schedule.learning_rate, ctx)
 
 
 _lock = threading.Lock()

@@ -5,8 +5,8 @@ term on the representation: the method `supervised` with this add-on on "h". Wha
 same loss and optimiser as its other rows, with the method's component added, is what fits its numbers.
 """
 
-from fedssl.methods.compose import composed_method
-from fedssl.methods.fedalignuniform import AlignUniform
+from fedssl.methods.objectives.align_uniform import AlignUniform
+from fedssl.methods.registry import composed_method
 from fedssl.protocol.methods.feddecorr import FedDecorrConfig
 
 FEDDECORR = composed_method(FedDecorrConfig, AlignUniform)

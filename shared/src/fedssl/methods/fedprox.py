@@ -4,8 +4,8 @@ Li et al. 2020; the equation and the deviations are in `proximal.py`. FLESD's ba
 0.1 and 1 without the 1/2: double those.
 """
 
-from fedssl.methods.compose import composed_method
-from fedssl.methods.fedsimclr import SimCLR
+from fedssl.methods.objectives.simclr import SimCLR
+from fedssl.methods.registry import composed_method
 from fedssl.protocol.methods.fedprox import FedProxConfig
 
 FEDPROX = composed_method(FedProxConfig, SimCLR)

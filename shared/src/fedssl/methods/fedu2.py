@@ -15,8 +15,8 @@ and evens out the clients' numbers of steps; SSD's row stands for the two compon
 min-norm point is exact. Others could not reproduce FedU2's published numbers from its code.
 """
 
-from fedssl.methods.compose import composed_method
-from fedssl.methods.fedalignuniform import AlignUniform
+from fedssl.methods.objectives.align_uniform import AlignUniform
+from fedssl.methods.registry import composed_method
 from fedssl.protocol.methods.fedu2 import FedU2Config
 
 FEDU2 = composed_method(FedU2Config, AlignUniform)

@@ -11,8 +11,8 @@ Deviations: BatchNorm's statistics are no directions and are averaged plainly (`
 scales them too ("scaled"). FedU2's port, which SSD's row may have run, takes one cosine for a whole network.
 """
 
-from fedssl.methods.compose import composed_method
-from fedssl.methods.fedalignuniform import AlignUniform
+from fedssl.methods.objectives.align_uniform import AlignUniform
+from fedssl.methods.registry import composed_method
 from fedssl.protocol.methods.ldawa import LDAWAMethodConfig
 
 LDAWA = composed_method(LDAWAMethodConfig, AlignUniform)

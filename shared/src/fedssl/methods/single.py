@@ -11,8 +11,8 @@ momentum starts anew every round: take one round of all epochs for none of that.
 does not train in it.
 """
 
-from fedssl.methods.compose import composed_method
-from fedssl.methods.fedbyol import BYOL
+from fedssl.methods.objectives.byol import BYOL
+from fedssl.methods.registry import composed_method
 from fedssl.protocol.methods.single import SingleConfig
 
 SINGLE = composed_method(SingleConfig, BYOL)

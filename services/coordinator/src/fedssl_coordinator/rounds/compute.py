@@ -18,7 +18,7 @@ from fedssl.artifacts.tensors import LazyTensors, Tensors, load_tensors, seriali
 from fedssl.data import ImageData
 from fedssl.engine import run_aggregation, start_run
 from fedssl.engine.aggregation import ServerResult
-from fedssl.engine.robustness import Norms
+from fedssl.engine.norm_bounding import Norms
 from fedssl.errors import DataError, MethodError
 from fedssl.image_files import open_public
 from fedssl.methods import METHODS

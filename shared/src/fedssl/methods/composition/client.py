@@ -1,0 +1,205 @@
+"""The client's half of a composed method."""
+
+import math
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from fedssl.artifacts.tensors import Tensors
+from fedssl.data.augment import normalize, random_view, to_float
+from fedssl.data.batches import epoch_batches, num_batches
+from fedssl.errors import MethodError
+from fedssl.methods.api import (
+    Batch,
+    ClientData,
+    ClientState,
+    Context,
+    Losses,
+    Schedule,
+)
+from fedssl.methods.composition.modules import declare, learning_rate, load_modules, run_online, tensors_of
+from fedssl.methods.composition.part import ENCODER, PROJECTOR, Merge, Objective, Part
+from fedssl.methods.composition.streams import ROTATED, draw_streams, turned
+from fedssl.models import build_encoder, build_mlp, initialised
+from fedssl.protocol.model import EncoderConfig
+from fedssl.protocol.plan import ArtifactPlan
+from fedssl.protocol.runs import RunSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ComposedClient:
+    """A client that trains one objective with its add-ons and sends the modules that they share, unless its merge rule
+    sends nothing or `upload` goes up in their place."""
+
+    host: Objective
+    merge_rule: Merge
+    add_ons: tuple[Part, ...] = ()
+    upload: Part | None = None
+    encoders: Mapping[str, EncoderConfig] = field(default_factory=dict)
+    """Clients, by name, with an encoder of their own: their networks stay with them and do not take the global ones."""
+    own_merge: Merge | None = None
+    """What such a client does with the global model instead; None: nothing."""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Objective first, merge rule after the add-ons: the order in which their modules are built."""
+        return (self.host, *self.add_ons, self.merge_rule, *(() if self.upload is None else (self.upload,)))
+
+    @property
+    def sends_modules(self) -> bool:
+        """Whether the shared modules go up."""
+        return self.merge_rule.sends and self.upload is None
+
+    @property
+    def compiles(self) -> bool:
+        """Encoders of different clients would be compiled in turn, round after round."""
+        return not self.encoders and all(part.compiles for part in self.parts)
+
+    def architecture(self, ctx: Context) -> Hashable:
+        return self.encoders.get(ctx.client_id)
+
+    def build(self, ctx: Context) -> nn.ModuleDict:
+        return initialised(lambda: self.modules(ctx), Context(spec=ctx.spec, round_number=0).seed("model"))
+
+    def modules(self, ctx: Context) -> nn.ModuleDict:
+        """All modules with fresh weights, from the generator and on the device of the moment."""
+        model = ctx.spec.model
+        encoder = build_encoder(self.encoders.get(ctx.client_id, model.encoder), ctx.spec.data.channels)
+        modules = nn.ModuleDict({ENCODER: encoder})
+        if PROJECTOR in self.host.shared and model.projector is not None:
+            modules[PROJECTOR] = build_mlp(model.projector, encoder.feature_dim)
+        for part in sorted(self.parts, key=lambda part: part.built_last):
+            for name, module in part.heads(modules, ctx).items():
+                if name in modules:
+                    raise MethodError(f"two parts of the method bring a module {name!r}")
+                modules[name] = module
+        return modules
+
+    def schedule(self, num_images: int, ctx: Context) -> Schedule:
+        training = ctx.spec.training
+        schedule = Schedule(
+            num_epochs=training.local_epochs,
+            steps_per_epoch=num_batches(num_images, training.batch_size, training.drop_last),
+            learning_rate=learning_rate(ctx),
+        )
+        for part in self.parts:
+            schedule = part.schedule(schedule, num_images, ctx)
+        return schedule
+
+    def merge(
+        self,
+        modules: nn.ModuleDict,
+        broadcast: Tensors,
+        state: ClientState | None,
+        data: ClientData,
+        ctx: Context,
+    ) -> None:
+        if state is not None:
+            load_modules(modules, self._kept(modules, ctx), state, "client state")
+        rule = self.own_merge if ctx.client_id in self.encoders else self.merge_rule
+        if rule is not None:
+            rule.receive(modules, self.sent(modules), broadcast, cold=state is None, ctx=ctx)
+        for part in self.parts if state is None else ():
+            part.start_cold(modules, ctx)
+        for part in self.parts:
+            part.begin(modules, broadcast, data, ctx)
+
+    def begin_epoch(self, modules: nn.ModuleDict, data: ClientData, epoch: int, ctx: Context) -> None:
+        for part in self.parts:
+            part.begin_epoch(modules, data, epoch, ctx)
+
+    def batches(self, data: ClientData, epoch: int, ctx: Context) -> Iterator[Batch]:
+        training, num_views = ctx.spec.training, self.host.num_views
+        # Batches are drawn on the CPU, so that every device sees the images in one order.
+        order = torch.Generator().manual_seed(ctx.seed(f"batches/{epoch}"))
+        views = ctx.generator(f"views/{epoch}")
+        draw = draw_streams(frozenset(stream for part in self.parts for stream in part.streams), data, epoch, ctx)
+        batches = epoch_batches(len(data), training.batch_size, order, training.drop_last, data.images.device)
+        for number, indices in enumerate(batches):
+            streams = draw(number, indices)
+            own = data.images.index_select(0, indices)  # several times as fast as data.images[indices]
+            images = torch.cat([own] * num_views + [*streams.values()])
+            augmented = random_view(to_float(images), ctx.spec.data.augmentation, views)
+            parts = normalize(augmented, ctx.spec.data).chunk(num_views + len(streams))
+            extra = dict(zip(streams, parts[num_views:], strict=True))
+            if ROTATED in extra:
+                extra[ROTATED] = turned(extra[ROTATED])
+            labels = None if data.labels is None else data.labels[indices]
+            yield Batch(views=parts[:num_views], indices=indices, labels=labels, extra=extra)
+
+    def objective(self, modules: nn.ModuleDict, batch: Batch, broadcast: Tensors, ctx: Context) -> Losses:
+        online = run_online(modules, batch, joint=self.host.is_joint())
+        for part in self.parts:
+            online = part.transform(online, modules, ctx)
+        online = self.host.complete(online, modules, batch, ctx)
+        weight = math.prod([part.objective_weight for part in self.parts])
+        terms = self.host.terms(online, modules, batch, ctx) if weight else {}
+        losses = terms if weight == 1 else {name: weight * term for name, term in terms.items()}
+        for part in self.parts[1:]:
+            losses.update(part.terms(online, modules, batch, ctx))
+        return losses
+
+    def step_constants(self, modules: nn.ModuleDict, ctx: Context) -> Hashable:
+        return tuple(part.step_constants(modules, ctx) for part in self.parts)
+
+    def after_step(self, modules: nn.ModuleDict, ctx: Context) -> None:
+        # Corrections of the online network come before the objective's moving averages of it.
+        for part in (*self.add_ons, self.host, self.merge_rule):
+            part.after_step(modules, ctx)
+
+    def finish(
+        self, modules: nn.ModuleDict, data: ClientData, broadcast: Tensors, state: ClientState | None, ctx: Context
+    ) -> tuple[Tensors, ClientState]:
+        schedule = self.schedule(len(data), ctx)
+        for part in self.parts:
+            part.end(modules, data, schedule, ctx)
+        update = self._module_update(modules) if self.sends_modules else {}
+        for part in self.parts:
+            update.update(part.extra_update(modules, data, ctx))
+        return update, tensors_of(modules, self._kept(modules, ctx))
+
+    def _module_update(self, modules: nn.ModuleDict) -> Tensors:
+        sources = {name: modules[self.merge_rule.source(name)] for name in self.sent(modules)}
+        return {
+            f"{name}.{key}": value for name, module in sources.items() for key, value in module.state_dict().items()
+        }
+
+    def sent(self, modules: nn.ModuleDict) -> tuple[str, ...]:
+        """The names of the modules that travel: down always, and up where `sends_modules`."""
+        return (ENCODER, *(name for part in self.parts for name in part.shared if name in modules))
+
+    def reduced(self, ctx: Context) -> frozenset[str]:
+        """The names of the tensors that the reducer combines: the sent modules', or those in their place."""
+        with torch.device("meta"):
+            modules = self.modules(ctx)
+        if self.upload is not None:
+            return frozenset(tensor.name for tensor in self.upload.extra_plan(modules, ctx)[1])
+        apart = {name for part in self.parts for name in part.reduced_apart}
+        names = [name for name in self.sent(modules) if name not in apart]
+        return frozenset(f"{name}.{key}" for name in names for key in modules[name].state_dict())
+
+    def _kept(self, modules: nn.ModuleDict, ctx: Context) -> tuple[str, ...]:
+        kept = tuple(name for part in self.parts for name in part.kept)
+        own = ctx.client_id in self.encoders or not self.merge_rule.sends
+        return (*self.sent(modules), *kept) if own else kept
+
+    def plan(self, spec: RunSpec) -> ArtifactPlan:
+        """The sent modules' tensors and the parts' own, from a build on the meta device that computes nothing."""
+        ctx = Context(spec=spec, round_number=0)
+        with torch.device("meta"):
+            modules = self.modules(ctx)
+        kinds = {name: kind for part in self.parts for name, kind in part.kinds.items()}
+        weights = tuple(
+            declare(f"{module}.{name}", tensor, kinds.get(module, "weights"))
+            for module in sorted(self.sent(modules))
+            for name, tensor in sorted(modules[module].state_dict().items())
+        )
+        extra = [part.extra_plan(modules, ctx) for part in self.parts]
+        if not self.merge_rule.sends and any(up for _, up in extra):
+            raise MethodError("a merge rule that sends nothing cannot stand beside a part that must send tensors")
+        return ArtifactPlan(
+            broadcast=weights + tuple(spec for down, _ in extra for spec in down),
+            update=(weights if self.sends_modules else ()) + tuple(spec for _, up in extra for spec in up),
+        )

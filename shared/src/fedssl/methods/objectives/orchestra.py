@@ -1,0 +1,185 @@
+"""Orchestra: every client's views agree on clusters that are found from all clients' centroids.
+
+Lubana et al. 2022, Orchestra: Unsupervised Federated Learning via Globally Consistent Clustering; sizes and steps as in
+the authors' code. With z = g(f(x)) of the online network, t of the target network, C the global centroids:
+
+    L = -sum_m softmax(n(t(x1)) C / T)_m log softmax(n(z(x2)) C / T)_m  +  CE(rotation head(z(x3)), quarter turns of x3)
+
+T is `temperature`; x3 is the stream `rotated`. Before every forward pass t = m t + (1 - m) z, parameters only, m is
+`target_momentum`. The memory is a FIFO of the last n(t(x1)); after training a client clusters it into local centroids
+by k-means with clusters of equal size, and sends those. The coordinator clusters all of them into the next C, from
+where C was. C is frozen on clients; in round 1 it is random, and `clustering_round` makes that round cluster only.
+
+`target` "shared" (default) sends and averages the target network with the online one, as the authors' code does unless
+its clients are stateful; "kept" leaves it to the client. The memory is kept, which the authors' code means to do, while
+its simulated clients forget it. Cold start: the memory is filled from one augmented view of random images of the
+client, repeated where there are few, by the target network, whose statistics stay as they are; a kept target copies the
+online network just received.
+
+As in the authors' code x1 passes the online network too, which moves its BatchNorm statistics and feeds add-ons.
+Deviations: all views come from the one augmentation of the spec, where the code blurs less and solarizes in view 2;
+turns are dealt evenly within a batch, where the code draws them. Clients with few images have small clusters: what a
+local centroid hides among `memory_size` / `num_local_centroids` embeddings may be views of a single image.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedssl.aggregation import balanced_kmeans, global_centroids
+from fedssl.artifacts.tensors import Tensors
+from fedssl.losses import cluster_assignment
+from fedssl.methods.api import Batch, ClientData, Context, Losses, Schedule, Update
+from fedssl.methods.composition.embedding import embed_views
+from fedssl.methods.composition.modules import copy_of, move_towards
+from fedssl.methods.composition.part import PROJECTOR, TARGETS, Objective, Online
+from fedssl.methods.composition.streams import ROTATED, quarter_turns
+from fedssl.methods.registry import composed_method
+from fedssl.protocol.methods.orchestra import OrchestraConfig
+from fedssl.protocol.plan import TensorSpec
+
+ROTATION, MEMORY = "rotation", "memory"
+GLOBAL, LOCAL = "global_centroids", "local_centroids"
+
+
+class Memory(nn.Module):
+    """A client's last target embeddings, unit vectors, oldest first."""
+
+    embeddings: torch.Tensor
+    is_filled: torch.Tensor
+
+    def __init__(self, size: int, width: int) -> None:
+        super().__init__()
+        self.register_buffer("embeddings", torch.zeros(size, width))
+        self.register_buffer("is_filled", torch.zeros((), dtype=torch.int64))
+
+    @torch.no_grad()
+    def push(self, embeddings_BD: torch.Tensor) -> None:
+        """Take in new ones; the oldest leave."""
+        newest = F.normalize(embeddings_BD.detach().float(), dim=1)
+        self.embeddings.copy_(torch.cat([self.embeddings, newest])[-len(self.embeddings) :])
+        self.is_filled.fill_(1)
+
+
+class Centroids(nn.Module):
+    """C (M, D), as received."""
+
+    current: torch.Tensor
+
+    def __init__(self, size: int, width: int) -> None:
+        super().__init__()
+        self.register_buffer("current", torch.zeros(size, width))
+
+
+@dataclass(frozen=True)
+class Orchestra(Objective):
+    """Predict the cluster of the other view, and how far a third is turned; the target network is kept."""
+
+    config: OrchestraConfig
+
+    shared: ClassVar[tuple[str, ...]] = (PROJECTOR, ROTATION)
+    kept: ClassVar[tuple[str, ...]] = (*TARGETS.values(), MEMORY)
+    joint_forward: ClassVar[bool] = False
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        return (ROTATED,) if self.config.rotation_weight else ()
+
+    def schedule(self, schedule: Schedule, num_images: int, ctx: Context) -> Schedule:
+        only_clusters = self.config.clustering_round and ctx.round_number == 1
+        return replace(schedule, num_epochs=0) if only_clusters else schedule
+
+    def heads(self, modules: nn.ModuleDict, ctx: Context) -> dict[str, nn.Module]:
+        width = self.config.embedding_width(ctx.spec.model)
+        targets = {target: copy_of(modules[online]) for online, target in TARGETS.items()}
+        rotation = {ROTATION: nn.Linear(width, 4)} if self.config.rotation_weight else {}
+        memory = Memory(self.config.memory_size, width)
+        return {**targets, **rotation, MEMORY: memory, GLOBAL: Centroids(self.config.num_global_centroids, width)}
+
+    def start_cold(self, modules: nn.ModuleDict, ctx: Context) -> None:
+        if self.config.target == "kept":
+            for online, target in TARGETS.items():
+                modules[target].load_state_dict(modules[online].state_dict())
+
+    def begin(self, modules: nn.ModuleDict, broadcast: Tensors, data: ClientData, ctx: Context) -> None:
+        _centroids(modules).current.copy_(broadcast[GLOBAL])
+        if not int(_memory(modules).is_filled):
+            _memory(modules).push(embed_views([_target(modules)], data, self.config.memory_size, MEMORY, ctx))
+
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Losses:
+        for source, target in TARGETS.items():
+            move_towards(modules[target], modules[source], self.config.target_momentum)
+        with torch.no_grad():
+            t1 = _target(modules)(batch.views[0])
+        _memory(modules).push(t1)
+        centroids = _centroids(modules).current
+        losses = {"clustering": cluster_assignment(online.z[1], t1, centroids, self.config.temperature)}
+        if ROTATION in modules:
+            _, z3 = online.extra[ROTATED]
+            turns = F.cross_entropy(modules[ROTATION](z3).float(), quarter_turns(len(z3), z3.device))
+            losses["rotation"] = self.config.rotation_weight * turns
+        return losses
+
+    def extra_update(self, modules: nn.ModuleDict, data: ClientData, ctx: Context) -> Tensors:
+        # On the CPU, so that every device starts from the same embeddings.
+        generator = torch.Generator().manual_seed(ctx.seed(LOCAL))
+        embeddings = _memory(modules).embeddings
+        return {LOCAL: balanced_kmeans(embeddings, self.config.num_local_centroids, generator=generator).centroids}
+
+    def extra_plan(self, modules: nn.ModuleDict, ctx: Context) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+        width = self.config.embedding_width(ctx.spec.model)
+        sizes = ((GLOBAL, self.config.num_global_centroids), (LOCAL, self.config.num_local_centroids))
+        down, up = (
+            TensorSpec(name=name, dtype="F32", shape=(size, width), kind="centroids", reduce="method")
+            for name, size in sizes
+        )
+        return (down,), (up,)
+
+    def initial_server_state(self, modules: nn.ModuleDict, ctx: Context) -> Tensors:
+        shape = _centroids(modules).current.shape
+        return {GLOBAL: F.normalize(torch.randn(shape, generator=torch.Generator().manual_seed(ctx.seed(GLOBAL))))}
+
+    def aggregate(self, state: Tensors, updates: Sequence[Update], ctx: Context) -> Tensors:
+        local = torch.cat([update.load()[LOCAL] for update in updates])
+        found = global_centroids(
+            local,
+            self.config.num_global_centroids,
+            generator=torch.Generator().manual_seed(ctx.seed(GLOBAL)),
+            initial_MD=state[GLOBAL],
+            num_steps=self.config.num_global_steps,
+            temperature=self.config.temperature,
+        )
+        return {GLOBAL: found}
+
+
+@dataclass(frozen=True)
+class SharingOrchestra(Orchestra):
+    """The same, with a target network that is sent and averaged too."""
+
+    shared: ClassVar[tuple[str, ...]] = (PROJECTOR, ROTATION, *TARGETS.values())
+    kept: ClassVar[tuple[str, ...]] = (MEMORY,)
+
+
+def _target(modules: nn.ModuleDict) -> nn.Sequential:
+    return nn.Sequential(*(modules[target] for target in TARGETS.values()))
+
+
+def _memory(modules: nn.ModuleDict) -> Memory:
+    memory = modules[MEMORY]
+    assert isinstance(memory, Memory)
+    return memory
+
+
+def _centroids(modules: nn.ModuleDict) -> Centroids:
+    centroids = modules[GLOBAL]
+    assert isinstance(centroids, Centroids)
+    return centroids
+
+
+ORCHESTRA = composed_method(
+    OrchestraConfig, lambda config: (SharingOrchestra if config.target == "shared" else Orchestra)(config)
+)
