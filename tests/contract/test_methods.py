@@ -78,7 +78,7 @@ def test_repeats_bit_for_bit_and_depends_on_the_seed(name: str) -> None:
 
 def test_artifacts_pass_through_safetensors_and_the_plan(name: str, tmp_path: Path) -> None:
     spec = method_spec(name)
-    method, plan = METHODS[name], METHODS[name].artifacts(spec.method, spec)
+    method, plan = METHODS[name], METHODS[name].bind(spec).plan
     start = start_run(method, context(spec, 0))
     results = {client: _train(spec, start.broadcast, None, client) for client in shards(spec)}
     for client, result in results.items():
@@ -123,7 +123,7 @@ def test_a_client_that_lost_its_disk_starts_cold(name: str) -> None:
 
 def test_client_state_is_not_in_the_plan(name: str) -> None:
     spec = method_spec(name)
-    plan = METHODS[name].artifacts(spec.method, spec)
+    plan = METHODS[name].bind(spec).plan
     start = start_run(METHODS[name], context(spec, 0))
     result = _train(spec, start.broadcast, None)
     assert result.update.keys() == {tensor.name for tensor in plan.update}

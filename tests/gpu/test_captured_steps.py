@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedssl.engine import cuda_graphs, release_trainer
-from fedssl.methods.composition.client import ComposedClient
+from fedssl.methods.composition.client import ClientAlgorithm
 from support.combinations import ALL_COMBINATIONS
 from support.two_rounds import assert_same_course, two_epochs, two_rounds, two_rounds_spec
 
@@ -68,7 +68,7 @@ def test_a_step_that_cannot_be_recorded_does_no_harm(monkeypatch: pytest.MonkeyP
     spec = two_rounds_spec("fedbyol", gpu_steps="recorded")
     release_trainer()
     expected = two_rounds(spec, "cuda")
-    objective = ComposedClient.objective
+    objective = ClientAlgorithm.objective
 
     def waiting(*args: Any) -> Any:
         losses = objective(*args)
@@ -77,7 +77,7 @@ def test_a_step_that_cannot_be_recorded_does_no_harm(monkeypatch: pytest.MonkeyP
 
     release_trainer()
     with monkeypatch.context() as patch:
-        patch.setattr(ComposedClient, "objective", waiting)
+        patch.setattr(ClientAlgorithm, "objective", waiting)
         with pytest.warns(UserWarning, match="cannot be recorded"):
             found = two_rounds(spec, "cuda", like=expected)
     assert_same_course(expected, found)

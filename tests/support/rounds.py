@@ -11,7 +11,8 @@ from fedssl.artifacts.tensors import Tensors
 from fedssl.engine import LocalResult, run_aggregation, run_local_round, start_run
 from fedssl.engine.aggregation import ServerResult
 from fedssl.methods import METHODS
-from fedssl.methods.api import Batch, ClientAlgorithm, ClientData, Context, Losses, Update
+from fedssl.methods.api import Batch, ClientData, Context, Losses, Update
+from fedssl.methods.composition.client import ClientAlgorithm
 from fedssl.protocol.runs import RunSpec
 from support.methods import context, shards
 
@@ -63,7 +64,7 @@ class Training:
 
     def losses(self, batch: Batch) -> Losses:
         """Its terms."""
-        return self.algorithm.objective(self.modules, batch, self.broadcast, self.ctx)
+        return self.algorithm.objective(self.modules, batch, self.ctx)
 
     def values(self, batch: Batch) -> dict[str, float]:
         """Its terms as numbers."""
@@ -88,7 +89,7 @@ def training(
 ) -> Training:
     """The client at the moment before its first step."""
     ctx = context(spec, number, client)
-    algorithm = METHODS[spec.method.name].client(spec.method)
+    algorithm = METHODS[spec.method.name].bind(spec).client
     modules = algorithm.build(ctx)
     modules.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
     received = start(spec).broadcast if broadcast is None else broadcast

@@ -23,7 +23,8 @@ from fedssl.engine.optimization import optimizer_for, restart, total_loss
 from fedssl.engine.steps import Step, Terms
 from fedssl.errors import MethodError
 from fedssl.methods import METHODS
-from fedssl.methods.api import Batch, ClientAlgorithm
+from fedssl.methods.api import Batch
+from fedssl.methods.composition.client import ClientAlgorithm
 from fedssl.protocol.training import OptimizerConfig
 from support.combinations import ALL_COMBINATIONS
 from support.methods import method_spec
@@ -318,7 +319,7 @@ def test_where_it_cannot_be_taken_back_the_round_ends(failing: None, monkeypatch
 
 def _algorithm(name: str) -> ClientAlgorithm:
     spec = two_rounds_spec(name)
-    return METHODS[spec.method.name].client(spec.method)
+    return METHODS[spec.method.name].bind(spec).client
 
 
 def test_long_runs_are_compiled_and_short_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,7 +365,7 @@ def test_the_compiler_takes_a_step_in_one_piece(name: str, monkeypatch: pytest.M
     batch = one.batch()
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        found = compiled(one.algorithm.objective)(one.modules, batch, one.broadcast, one.ctx)
+        found = compiled(one.algorithm.objective)(one.modules, batch, one.ctx)
     expected = two.losses(batch)
     assert found.keys() == expected.keys()
     for term in found:
@@ -383,10 +384,10 @@ def test_a_step_that_cannot_be_compiled_stays_as_it_is(monkeypatch: pytest.Monke
     objective = compiled(client.algorithm.objective)
     batch = client.batch()
     with pytest.warns(UserWarning, match="cannot be compiled"):
-        objective(client.modules, batch, client.broadcast, client.ctx)
+        objective(client.modules, batch, client.ctx)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        objective(client.modules, batch, client.broadcast, client.ctx)
+        objective(client.modules, batch, client.ctx)
 
 
 @pytest.fixture
@@ -407,7 +408,7 @@ def test_a_backward_pass_that_cannot_be_compiled_ends_no_round(no_backward: None
     one, two = (training(method_spec("fedsimclr")) for _ in range(2))
     objective, batch = compiled(one.algorithm.objective), one.batch()
     with pytest.warns(UserWarning, match="cannot be compiled"):
-        total = total_loss(objective(one.modules, batch, one.broadcast, one.ctx))
+        total = total_loss(objective(one.modules, batch, one.ctx))
     total.backward()  # type: ignore[no-untyped-call]
     total_loss(two.losses(batch)).backward()  # type: ignore[no-untyped-call]
     for found, expected in zip(one.modules.parameters(), two.modules.parameters(), strict=True):
@@ -432,4 +433,4 @@ def test_the_compilers_advice_on_tf32_is_not_passed_on(monkeypatch: pytest.Monke
     objective = compiled(client.algorithm.objective)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        objective(client.modules, client.batch(), client.broadcast, client.ctx)
+        objective(client.modules, client.batch(), client.ctx)

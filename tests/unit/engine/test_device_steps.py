@@ -120,13 +120,13 @@ def test_an_epoch_waits_for_no_number_and_copies_its_order_alone(name: str, on_m
     data = _moved(client.data)
     assert data is not None
     step = eager_step(
-        client.algorithm, client.modules, optimizer_for(client.modules, spec.training.optimizer, 0.1), {}, ctx
+        client.algorithm, client.modules, optimizer_for(client.modules, spec.training.optimizer, 0.1), ctx
     )
     with _Copies() as copies:
         terms = [step(batch) for batch in client.algorithm.batches(data, 0, ctx)]
     assert len(terms) == len(data) // 32
     assert all(values.device == META and values.dtype == torch.float32 for _, values in terms)
-    streams = {stream for part in client.algorithm.parts for stream in part.streams} - {"rotated"}  # type: ignore[attr-defined]
+    streams = {stream for part in client.algorithm.parts for stream in part.streams} - {"rotated"}
     assert copies.seen == [(len(data),)] * (1 + len(streams))
 
 

@@ -135,7 +135,7 @@ def test_steps_report_float32() -> None:
     client = _client("fedbyol")
     optimizer = torch.optim.SGD([p for p in client.modules.parameters() if p.requires_grad], lr=0.1)
     before = copy.deepcopy(client.modules)
-    step = eager_step(client.algorithm, client.modules, optimizer, client.broadcast, client.ctx)
+    step = eager_step(client.algorithm, client.modules, optimizer, client.ctx)
     names, values = step(client.batch())
     assert names == ("loss/regression", "loss")
     assert values.dtype == torch.float32

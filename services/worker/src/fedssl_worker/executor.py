@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import structlog
 import torch
@@ -96,7 +95,7 @@ class Executor:
             public=self._public.of(item.spec.public_data, item.spec.data, on_bytes),
         )
 
-    def _method_of(self, item: WorkItem) -> Method[Any]:
+    def _method_of(self, item: WorkItem) -> Method:
         """The method, only if it is the coordinator's: same version, and no more leaves than this image's own plan."""
         name = item.spec.method.name
         method = METHODS.get(name)
@@ -107,7 +106,7 @@ class Executor:
             )
         if item.client_id != self._client_id:
             raise CannotTrain(f"the work is for {item.client_id}, this worker is {self._client_id}")
-        if item.plan != method.artifacts(item.spec.method, item.spec):
+        if item.plan != method.bind(item.spec).plan:
             raise CannotTrain(
                 f"the artifact plan sent is not that of {name} here: what may leave is decided by the method"
             )

@@ -23,11 +23,11 @@ from contextlib import contextmanager, nullcontext, suppress
 import torch
 from torch import nn
 
-from fedssl.artifacts.tensors import Tensors
 from fedssl.engine.optimization import optimizer_for, restart
-from fedssl.engine.steps import Objective, Step, Terms, eager_step
+from fedssl.engine.steps import LossFunction, Step, Terms, eager_step
 from fedssl.errors import MethodError
-from fedssl.methods.api import Batch, ClientAlgorithm, Context, Losses
+from fedssl.methods.api import Batch, Context, Losses
+from fedssl.methods.composition.client import ClientAlgorithm
 from fedssl.protocol.runs import RunSpec
 
 NUM_EAGER_STEPS = 3
@@ -49,10 +49,10 @@ class CapturedSteps:
         self._num_eager = 0
         self._capture: _Capture | None = None
 
-    def start_round(self, broadcast: Tensors, learning_rate: float, ctx: Context) -> Step:
+    def start_round(self, learning_rate: float, ctx: Context) -> Step:
         """The step of a round that is about to begin."""
         restart(self._optimizer, learning_rate)
-        given = (self._algorithm, self._modules, self._optimizer, broadcast, ctx)
+        given = (self._algorithm, self._modules, self._optimizer, ctx)
         plain, whole = eager_step(*given), eager_step(*given, self._objective)
 
         def step(batch: Batch) -> Terms:
@@ -173,27 +173,27 @@ def _has_c_compiler() -> bool:
     return bool(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"))
 
 
-def compiled(objective: Objective) -> Objective:
+def compiled(objective: LossFunction) -> LossFunction:
     """The objective, with its kernels fused by torch.compile at the first call; eager where there is no compiler."""
     # One run trains at a time. What earlier ones left would count against the compiler's limit of variants.
     torch.compiler.reset()
     fused = torch.compile(objective, dynamic=False)
     is_new, failed = True, False
 
-    def run(modules: nn.ModuleDict, batch: Batch, broadcast: Tensors, ctx: Context) -> Losses:
+    def run(modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Losses:
         nonlocal is_new, failed
         from torch._dynamo.exc import TorchDynamoException  # loads the compiler, which takes seconds
 
         if not failed:
             try:
                 with _compiled_backwards_too(), _no_advice_on_tf32() if is_new else nullcontext():
-                    losses: Losses = fused(modules, batch, broadcast, ctx)
+                    losses: Losses = fused(modules, batch, ctx)
                 is_new = False
                 return losses
             except TorchDynamoException as error:
                 failed = True
                 warnings.warn(f"the training step cannot be compiled and stays as it is: {error}", stacklevel=2)
-        return objective(modules, batch, broadcast, ctx)
+        return objective(modules, batch, ctx)
 
     return run
 

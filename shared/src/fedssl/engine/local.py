@@ -5,7 +5,6 @@ import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -14,7 +13,8 @@ from fedssl.engine.cuda_graphs import on_own_stream
 from fedssl.engine.distillation import DistillationProgress, run_distillation
 from fedssl.engine.trainer import Trainer, borrow_trainer
 from fedssl.errors import MethodError
-from fedssl.methods.api import ClientData, ClientState, Context, Method, Metrics, Schedule
+from fedssl.methods import Method
+from fedssl.methods.api import ClientData, ClientState, Context, Metrics, Schedule
 from fedssl.methods.diagnostics import observe
 from fedssl.precision import exact_float32
 
@@ -48,7 +48,7 @@ OnProgress = Callable[[LocalProgress], None]
 
 
 def run_local_round(
-    method: Method[Any],
+    method: Method,
     broadcast: Mapping[str, torch.Tensor],
     state: Mapping[str, torch.Tensor] | None,
     data: ClientData,
@@ -70,19 +70,19 @@ def run_local_round(
         kept = None if state is None else in_name_order(state)
         algorithm, modules = trainer.algorithm, trainer.modules
         algorithm.merge(modules, received, kept, data, ctx)
-        metrics = _train(trainer, data, received, ctx, on_progress)
+        metrics = _train(trainer, data, ctx, on_progress)
         metrics |= observe(modules, data, received, ctx)
-        update, next_state = algorithm.finish(modules, data, received, kept, ctx)
+        update, next_state = algorithm.finish(modules, data, ctx)
         check_tensors(update, trainer.plan.update, "update")
         result = LocalResult(_copied(update), _copied(next_state), len(data), metrics)
     _require_finite(result)
     return result
 
 
-def _train(trainer: Trainer, data: ClientData, broadcast: Tensors, ctx: Context, on_progress: OnProgress) -> Metrics:
+def _train(trainer: Trainer, data: ClientData, ctx: Context, on_progress: OnProgress) -> Metrics:
     algorithm, modules = trainer.algorithm, trainer.modules
     schedule = algorithm.schedule(len(data), ctx)
-    take_step = trainer.start_round(broadcast, schedule, ctx)
+    take_step = trainer.start_round(schedule, ctx)
     report = _Report(schedule, on_progress)
     names: tuple[str, ...] = ()
     sums = torch.zeros((), device=ctx.device)

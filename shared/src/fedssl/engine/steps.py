@@ -6,11 +6,11 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from fedssl.artifacts.tensors import Tensors
 from fedssl.engine.optimization import autocast, take_step, total_loss
-from fedssl.methods.api import Batch, ClientAlgorithm, Context, Losses
+from fedssl.methods.api import Batch, Context, Losses
+from fedssl.methods.composition.client import ClientAlgorithm
 
-Objective = Callable[[nn.ModuleDict, Batch, Tensors, Context], Losses]
+LossFunction = Callable[[nn.ModuleDict, Batch, Context], Losses]
 
 
 class Terms(NamedTuple):
@@ -30,16 +30,15 @@ def eager_step(
     algorithm: ClientAlgorithm,
     modules: nn.ModuleDict,
     optimizer: torch.optim.Optimizer,
-    broadcast: Tensors,
     ctx: Context,
-    objective: Objective | None = None,
+    objective: LossFunction | None = None,
 ) -> Step:
     """The step of one round. `objective`: the algorithm's own, or what a compiler made of it."""
     terms_of = algorithm.objective if objective is None else objective
 
     def step(batch: Batch) -> Terms:
         with autocast(ctx):
-            losses = terms_of(modules, batch, broadcast, ctx)
+            losses = terms_of(modules, batch, ctx)
             total = total_loss(losses)
         take_step(optimizer, total)
         algorithm.after_step(modules, ctx)

@@ -4,7 +4,6 @@ import threading
 import time
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
@@ -12,16 +11,16 @@ from fedssl.artifacts.tensors import Tensors
 from fedssl.engine.cuda_graphs import CapturedSteps, can_capture
 from fedssl.engine.optimization import optimizer_for
 from fedssl.engine.steps import Step, eager_step
-from fedssl.methods.api import Context, Method, Schedule
+from fedssl.methods import Method
+from fedssl.methods.api import Context, Schedule
 
 
 class Trainer:
     """The modules of one method and spec on one device, which train client after client."""
 
-    def __init__(self, method: Method[Any], ctx: Context) -> None:
-        config = ctx.spec.method
-        self.plan = method.artifacts(config, ctx.spec)
-        self.algorithm = method.client(config)
+    def __init__(self, method: Method, ctx: Context) -> None:
+        bound = method.bind(ctx.spec)
+        self.plan, self.algorithm = bound.plan, bound.client
         self.modules = self.algorithm.build(ctx)
         self.modules.to(ctx.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._initial = {name: tensor.clone() for name, tensor in self._tensors().items()}
@@ -38,15 +37,15 @@ class Trainer:
             tensor.copy_(self._initial[name])
         self.modules.train()
 
-    def start_round(self, broadcast: Tensors, schedule: Schedule, ctx: Context) -> Step:
+    def start_round(self, schedule: Schedule, ctx: Context) -> Step:
         """The step of a round whose broadcast the modules have received, with an optimiser that is as new."""
         if not can_capture(ctx.device):
             optimizer = optimizer_for(self.modules, ctx.spec.training.optimizer, schedule.learning_rate)
-            return eager_step(self.algorithm, self.modules, optimizer, broadcast, ctx)
+            return eager_step(self.algorithm, self.modules, optimizer, ctx)
         if self._captured is None:
             num_steps = schedule.num_epochs * schedule.steps_per_epoch
             self._captured = CapturedSteps(self.algorithm, self.modules, ctx, num_steps)
-        return self._captured.start_round(broadcast, schedule.learning_rate, ctx)
+        return self._captured.start_round(schedule.learning_rate, ctx)
 
 
 _lock = threading.Lock()
@@ -55,10 +54,10 @@ _idle: dict[Hashable, Trainer] = {}
 
 
 @contextmanager
-def borrow_trainer(method: Method[Any], ctx: Context) -> Iterator[Trainer]:
+def borrow_trainer(method: Method, ctx: Context) -> Iterator[Trainer]:
     """A trainer for one round, as new; the last round's where it was made for the same. It is kept for the next round
     unless this one fails, and nobody else gets it meanwhile."""
-    made_for = (method, ctx.spec.model_dump_json(), method.client(ctx.spec.method).architecture(ctx), ctx.device)
+    made_for = (method, ctx.spec.model_dump_json(), method.bind(ctx.spec).client.architecture(ctx), ctx.device)
     with _lock:
         trainer = _idle.pop(made_for, None)
         _idle.clear()  # before another is built: two may not fit onto the device

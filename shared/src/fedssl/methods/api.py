@@ -1,19 +1,17 @@
-"""What a method is: a record of pure parts that the engine calls.
+"""What methods and the engine exchange: contexts, batches, updates, and trainings on public images.
 
 Shape suffixes used throughout: B batch, C image channels, H representation width, D embedding width, K clients.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 import torch
 from torch import nn
 
 from fedssl.artifacts.tensors import Tensors
 from fedssl.errors import MethodError
-from fedssl.protocol.methods.base import MethodConfig
-from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.training import OptimizerConfig
 from fedssl.seeding import derive_seed
@@ -31,8 +29,6 @@ ServerState = Tensors
 Metrics = dict[str, float]
 
 CPU = torch.device("cpu")
-
-C = TypeVar("C", bound=MethodConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,103 +131,3 @@ class Distillation(Protocol):
 
 Distil = Callable[[Distillation, Context], tuple[Tensors, Metrics]]
 """Trains, and returns the task's result and what to tell people."""
-
-
-class ClientAlgorithm(Protocol):
-    """What a method does on a client. Without state of its own: everything that changes is in `modules`.
-
-    One set of modules serves client after client: before each round all parameters and buffers get their first values
-    again, and whatever else changes in a module, `merge` or `begin_epoch` must set.
-
-    `objective` and `after_step` are the step. A GPU records it and repeats the recording for later batches, rounds and
-    clients, so a step never waits for a number (no `float(x)`, `if x > 0`, `x[mask]` of tensors), changes tensors in
-    place, and finds what it needs of the broadcast in `modules`.
-    """
-
-    @property
-    def compiles(self) -> bool:
-        """Whether the compiler makes one program of `objective` that serves all clients and rounds."""
-        ...
-
-    def architecture(self, ctx: Context) -> Hashable:
-        """What `build` depends on beside the spec: the same for clients whose modules are alike."""
-        ...
-
-    def build(self, ctx: Context) -> nn.ModuleDict:
-        """All modules, the method's buffers included, initialised from the run's seed alone."""
-        ...
-
-    def step_constants(self, modules: nn.ModuleDict, ctx: Context) -> Hashable:
-        """What steps depend on beside the spec and the values of the modules' tensors. Where it differs from what it
-        was, they are recorded anew."""
-        ...
-
-    def schedule(self, num_images: int, ctx: Context) -> Schedule:
-        """How much and how fast to train."""
-        ...
-
-    def merge(
-        self,
-        modules: nn.ModuleDict,
-        broadcast: Tensors,
-        state: ClientState | None,
-        data: ClientData,
-        ctx: Context,
-    ) -> None:
-        """What "receive the global model" means. `state` None: the client starts cold. `modules` are in training mode
-        and on the device."""
-        ...
-
-    def begin_epoch(self, modules: nn.ModuleDict, data: ClientData, epoch: int, ctx: Context) -> None:
-        """What is computed from all images before an epoch: a clustering."""
-        ...
-
-    def batches(self, data: ClientData, epoch: int, ctx: Context) -> Iterator[Batch]:
-        """One epoch's batches."""
-        ...
-
-    def objective(self, modules: nn.ModuleDict, batch: Batch, broadcast: Tensors, ctx: Context) -> Losses:
-        """The loss terms of one batch."""
-        ...
-
-    def after_step(self, modules: nn.ModuleDict, ctx: Context) -> None:
-        """What follows an optimiser step: a target network's moving average, a queue."""
-        ...
-
-    def finish(
-        self, modules: nn.ModuleDict, data: ClientData, broadcast: Tensors, state: ClientState | None, ctx: Context
-    ) -> tuple[Tensors, ClientState]:
-        """The update to send and the state to keep."""
-        ...
-
-
-class ServerAlgorithm(Protocol):
-    """What a method does on the coordinator."""
-
-    def initial_state(self, modules: nn.ModuleDict, ctx: Context) -> ServerState:
-        """The state before the first round, from freshly built client modules."""
-        ...
-
-    def broadcast(self, state: ServerState, ctx: Context) -> Tensors:
-        """What goes down to every client of the round."""
-        ...
-
-    def aggregate(self, state: ServerState, updates: Sequence[Update], ctx: Context) -> tuple[ServerState, Metrics]:
-        """The next state. `updates` come in client-id order."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Method(Generic[C]):
-    """One method: its config, its wire surface and its two halves."""
-
-    name: str
-    config: type[C]
-    artifacts: Callable[[C, RunSpec], ArtifactPlan]
-    client: Callable[[C], ClientAlgorithm]
-    server: Callable[[C], ServerAlgorithm]
-
-    @property
-    def version(self) -> int:
-        """Differs wherever the mathematics or the plan does."""
-        return self.config.info.version

@@ -1,7 +1,7 @@
-"""From a config to a method: finds the runtime part of every config by its name."""
+"""From a config to a method: the objective, add-ons, merge rule and reducer of every config."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from fedssl.methods.add_ons.crossed_kl import CrossedKL
 from fedssl.methods.add_ons.decorrelation import Decorrelation
@@ -11,25 +11,57 @@ from fedssl.methods.add_ons.flexible_uniform import FlexibleUniform
 from fedssl.methods.add_ons.projector_distillation import ProjectorDistillation
 from fedssl.methods.add_ons.proximal import Proximal
 from fedssl.methods.add_ons.scaffold import ControlVariates
-from fedssl.methods.api import Method
-from fedssl.methods.composition.client import ComposedClient
+from fedssl.methods.composition.client import ClientAlgorithm
+from fedssl.methods.composition.method import BoundMethod, Method
 from fedssl.methods.composition.part import Merge, Objective, Part
-from fedssl.methods.composition.server import ComposedServer, Reducer
+from fedssl.methods.composition.server import Reducer, ServerAlgorithm
 from fedssl.methods.merges.centers import CenterMerge
 from fedssl.methods.merges.client_distillation import LearnFromStudent
 from fedssl.methods.merges.dapu import DivergenceAwarePredictorUpdate
 from fedssl.methods.merges.ema import DivergenceAwareEMA
 from fedssl.methods.merges.local import Local
 from fedssl.methods.merges.overwrite import OVERWRITE
+from fedssl.methods.objectives.align_uniform import AlignUniform
+from fedssl.methods.objectives.byol import BYOL
+from fedssl.methods.objectives.cross_entropy import CrossEntropy
+from fedssl.methods.objectives.cross_view import CrossView
+from fedssl.methods.objectives.dictionary_contrast import DictionaryContrast
+from fedssl.methods.objectives.moco import MomentumContrast
+from fedssl.methods.objectives.orchestra import orchestra
+from fedssl.methods.objectives.protocl import ProtoCL
+from fedssl.methods.objectives.simclr import SimCLR
+from fedssl.methods.objectives.simsiam import SimSiam
 from fedssl.methods.reducers.means import eua, ldawa, mean, none
 from fedssl.methods.reducers.similarity import SimilarityUpload
 from fedssl.methods.reducers.similarity_distillation import distillation
+from fedssl.protocol.methods import METHOD_CONFIGS
 from fedssl.protocol.methods.composed import ComposedConfig
 from fedssl.protocol.methods.distillation import distillation_of
-from fedssl.protocol.plan import ArtifactPlan, Reduction, TensorSpec
+from fedssl.protocol.methods.fedalignuniform import FedAlignUniformConfig
+from fedssl.protocol.methods.fedbyol import BYOLConfig
+from fedssl.protocol.methods.fedca import FedCAConfig
+from fedssl.protocol.methods.fedmoco import FedMoCoConfig
+from fedssl.protocol.methods.fedprotocl import FedProtoCLConfig
+from fedssl.protocol.methods.fedsimclr import FedSimCLRConfig
+from fedssl.protocol.methods.fedsimsiam import FedSimSiamConfig
+from fedssl.protocol.methods.flesd import FLESDConfig
+from fedssl.protocol.methods.orchestra import OrchestraConfig
+from fedssl.protocol.methods.supervised import SupervisedConfig
 from fedssl.protocol.runs import RunSpec
 
-C = TypeVar("C", bound=ComposedConfig)
+OBJECTIVES: dict[type[ComposedConfig], Callable[[Any], Objective]] = {
+    BYOLConfig: BYOL,
+    FLESDConfig: CrossView,
+    FedAlignUniformConfig: AlignUniform,
+    FedCAConfig: DictionaryContrast,
+    FedMoCoConfig: MomentumContrast,
+    FedProtoCLConfig: ProtoCL,
+    FedSimCLRConfig: SimCLR,
+    FedSimSiamConfig: SimSiam,
+    OrchestraConfig: orchestra,
+    SupervisedConfig: CrossEntropy,
+}
+"""The objective of a config and of the presets that inherit from it."""
 
 ADD_ONS: dict[str, Callable[[Any], Part]] = {
     "crossed_kl": CrossedKL,
@@ -60,42 +92,33 @@ REDUCERS: dict[str, Callable[[Any], Reducer]] = {
 }
 
 
-def composed_method(config: type[C], objective: Callable[[C], Objective]) -> Method[C]:
-    """The method whose objective is made from its config, with the parts that the config names."""
+def objective_of(config: ComposedConfig) -> Objective:
+    """Return the objective of a config: that of the nearest class it inherits from that has one."""
+    make = next(OBJECTIVES[kind] for kind in type(config).__mro__ if kind in OBJECTIVES)
+    return make(config)
 
-    def client(chosen: C) -> ComposedClient:
-        distils = distillation_of(chosen)
-        lesson = None if distils is None else distils.client_distillation
-        return ComposedClient(
-            host=objective(chosen),
-            add_ons=tuple(ADD_ONS[add_on.name](add_on) for add_on in chosen.add_ons),
-            merge_rule=MERGES[chosen.merge.name](chosen.merge),
-            upload=None if distils is None else SimilarityUpload(distils),
-            encoders={} if distils is None else distils.own_encoders,
-            own_merge=None if distils is None or lesson is None else LearnFromStudent(distils, lesson),
-        )
 
-    return Method(
-        name=config.model_fields["name"].default,
-        config=config,
-        artifacts=lambda chosen, spec: _reduced_by(chosen.reducer.name, client(chosen), spec),
-        client=client,
-        server=lambda chosen: ComposedServer(client(chosen), REDUCERS[chosen.reducer.name](chosen.reducer)),
+def client_of(config: ComposedConfig) -> ClientAlgorithm:
+    """Return what the clients do, with the parts that the config names."""
+    distils = distillation_of(config)
+    lesson = None if distils is None else distils.client_distillation
+    return ClientAlgorithm(
+        host=objective_of(config),
+        add_ons=tuple(ADD_ONS[add_on.name](add_on) for add_on in config.add_ons),
+        merge_rule=MERGES[config.merge.name](config.merge),
+        upload=None if distils is None else SimilarityUpload(distils),
+        encoders={} if distils is None else distils.own_encoders,
+        own_merge=None if distils is None or lesson is None else LearnFromStudent(distils, lesson),
     )
 
 
-def _reduced_by(reducer: str, client: ComposedClient, spec: RunSpec) -> ArtifactPlan:
-    """The plan with its tensors' reductions as the reducer has them: a weight's own is the mean."""
-    plan = client.plan(spec)
-    if reducer == "mean":
-        return plan
-    rule: Reduction = "keep" if reducer == "none" else "method"
-    apart = () if reducer == "none" else tuple(f"{name}." for part in client.parts for name in part.reduced_apart)
+def bind(spec: RunSpec) -> BoundMethod:
+    """Return the spec's method with the spec's settings."""
+    config = spec.method
+    assert isinstance(config, ComposedConfig), "every method's config is a composed one"
+    client = client_of(config)
+    return BoundMethod(spec, client, ServerAlgorithm(client, REDUCERS[config.reducer.name](config.reducer)))
 
-    def ruled(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-        return tuple(
-            tensor if tensor.name.startswith(apart) else tensor.model_copy(update={"reduce": rule})
-            for tensor in tensors
-        )
 
-    return ArtifactPlan(broadcast=ruled(plan.broadcast), update=ruled(plan.update))
+METHODS: dict[str, Method] = {name: Method(config, bind) for name, config in METHOD_CONFIGS.items()}
+"""Every method that this build can train, by name."""

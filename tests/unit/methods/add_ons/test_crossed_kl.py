@@ -107,7 +107,7 @@ def test_the_number_of_used_centers_is_reported_and_not_minimised() -> None:
 
 def test_centers_travel_as_centers_and_are_averaged_by_images() -> None:
     spec = _spec()
-    plan = METHODS["fedrlc"].artifacts(spec.method, spec)
+    plan = METHODS["fedrlc"].bind(spec).plan
     kinds = {tensor.name: tensor.kind for tensor in plan.update}
     assert {name for name, kind in kinds.items() if kind == "centers"} == {"centers.mu"}
     assert plan.broadcast == plan.update
@@ -123,7 +123,7 @@ def test_whatever_becomes_of_the_weights_centers_have_a_rule_of_their_own(reduce
     if reducer["name"] == "mean":
         reducer = {**reducer, "weighting": "uniform"}
     spec = method_spec("fedbyol", method={"name": "fedbyol", "add_ons": [{"name": "crossed_kl"}], "reducer": reducer})
-    rules = {tensor.name: tensor.reduce for tensor in METHODS["fedbyol"].artifacts(spec.method, spec).update}
+    rules = {tensor.name: tensor.reduce for tensor in METHODS["fedbyol"].bind(spec).plan.update}
     assert rules["centers.mu"] == "mean"
     assert rules["encoder.blocks.0.conv.weight"] == ("mean" if reducer["name"] == "mean" else "method")
     first = start(spec)
@@ -141,7 +141,7 @@ def test_centers_of_clients_who_train_alone_stay_with_them() -> None:
     spec = method_spec("fedbyol", method={"name": "fedbyol", "add_ons": [{"name": "crossed_kl"}], **alone})
     result = simulate(spec, shards(spec))
     assert torch.equal(result.model["centers.mu"], result.initial["centers.mu"])
-    assert METHODS["fedbyol"].artifacts(spec.method, spec).update == ()
+    assert METHODS["fedbyol"].bind(spec).plan.update == ()
 
 
 def test_centers_are_mixed_by_epsilon() -> None:
@@ -169,7 +169,7 @@ def test_epsilon_is_the_divergence_of_the_global_assignments_from_the_local_ones
     images = received.data.images.double() / 255
 
     def assigned(weights: Tensors, prefix: str) -> np.ndarray:
-        modules = METHODS["fedrlc"].client(spec.method).build(context(spec, 0)).double().eval()
+        modules = METHODS["fedrlc"].bind(spec).client.build(context(spec, 0)).double().eval()
         for name in ("encoder", "projector", "centers"):
             own = f"{prefix}{name}."
             modules[name].load_state_dict({n.removeprefix(own): v for n, v in weights.items() if n.startswith(own)})
@@ -189,7 +189,7 @@ def test_epsilon_is_the_divergence_of_the_global_assignments_from_the_local_ones
 
 def test_equal_networks_and_centers_do_not_diverge() -> None:
     spec = _spec()
-    modules = METHODS["fedrlc"].client(spec.method).build(context(spec, 0))
+    modules = METHODS["fedrlc"].bind(spec).client.build(context(spec, 0))
     data = client_data(spec, "client-0")
     assert float(center_divergence(modules, modules, data, context(spec, 2, "client-0"))) == 0
 

@@ -41,7 +41,7 @@ def _with_control(spec: RunSpec, seed: int) -> tuple[Tensors, Tensors]:
 def _by_the_algorithm(spec: RunSpec, broadcast: Tensors, state: Tensors, divisor: float) -> tuple[Tensors, Tensors]:
     """One round after Algorithm 1, option II, on FedSimCLR's loss: (w, c_k')."""
     host = spec.model_copy(update={"method": method_spec("fedsimclr").method})
-    algorithm, ctx = METHODS["fedsimclr"].client(host.method), context(host, 1, "client-0")
+    algorithm, ctx = METHODS["fedsimclr"].bind(host).client, context(host, 1, "client-0")
     modules = algorithm.build(ctx)
     modules.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
     data = client_data(host, "client-0")
@@ -54,7 +54,7 @@ def _by_the_algorithm(spec: RunSpec, broadcast: Tensors, state: Tensors, divisor
     for epoch in range(2):
         for batch in algorithm.batches(data, epoch, ctx):
             optimizer.zero_grad()
-            algorithm.objective(modules, batch, weights, ctx)["nt_xent"].backward()
+            algorithm.objective(modules, batch, ctx)["nt_xent"].backward()
             optimizer.step()
             num_steps += 1
             with torch.no_grad():
@@ -158,7 +158,7 @@ def test_zero_epochs_change_nothing() -> None:
 
 def test_variates_are_declared_as_control_and_parameters_only() -> None:
     spec = _spec()
-    plan = METHODS["fedsimclr"].artifacts(spec.method, spec)
+    plan = METHODS["fedsimclr"].bind(spec).plan
     down = {tensor.name: tensor for tensor in plan.broadcast if tensor.kind == "control"}
     up = {tensor.name: tensor for tensor in plan.update if tensor.kind == "control"}
     modules = training(spec).modules

@@ -37,9 +37,9 @@ def _config(spec: RunSpec) -> DistillationConfig:
 
 def test_a_client_with_its_own_encoder_keeps_its_network() -> None:
     spec = _spec(num_rounds=3)
-    plan = METHODS["flesd"].artifacts(spec.method, spec)
+    plan = METHODS["flesd"].bind(spec).plan
     alike = _spec({"client_encoders": {}})
-    assert plan == METHODS["flesd"].artifacts(alike.method, alike)
+    assert plan == METHODS["flesd"].bind(alike).plan
     result = simulate(spec, shards(spec))
     assert result.client_states["client-0"] == {}
     own = result.client_states["client-1"]
@@ -155,7 +155,7 @@ def test_it_changes_the_run_and_repeats() -> None:
 
 def test_it_sends_and_receives_no_more() -> None:
     spec, deaf = _spec(LEARNING), _spec()
-    assert METHODS["flesd"].artifacts(spec.method, spec) == METHODS["flesd"].artifacts(deaf.method, deaf)
+    assert METHODS["flesd"].bind(spec).plan == METHODS["flesd"].bind(deaf).plan
 
 
 def test_it_can_be_called_off_at_every_epoch() -> None:

@@ -24,7 +24,7 @@ def _spec(host: str, **more: Any) -> RunSpec:
 
 def test_nothing_is_sent_and_everything_is_kept(tmp_path: Any) -> None:
     spec = method_spec("single")
-    plan = METHODS["single"].artifacts(spec.method, spec)
+    plan = METHODS["single"].bind(spec).plan
     assert plan.update == ()
     result = local_round(spec, start(spec).broadcast)
     assert result.update == {}

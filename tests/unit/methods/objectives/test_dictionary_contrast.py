@@ -96,7 +96,7 @@ def test_the_base_model_is_trained_once_on_public_images_and_stays() -> None:
 def test_the_base_model_learns_the_contrast() -> None:
     """Its SimCLR loss, seen through what the engine reports, falls."""
     spec = _spec()
-    modules = METHODS["fedca"].client(spec.method).build(context(spec, 0))
+    modules = METHODS["fedca"].bind(spec).client.build(context(spec, 0))
     online = torch.nn.ModuleDict({name: modules[name] for name in ("encoder", "projector")})
     task = BaseTraining(online, num_epochs=40, temperature=0.5, optimizer=spec.training.optimizer)
     losses: list[float] = []
@@ -126,7 +126,7 @@ def test_is_refused_without_public_images() -> None:
 
 def test_dictionaries_are_declared_as_such_and_the_base_model_is_kept() -> None:
     spec = _spec()
-    plan = METHODS["fedca"].artifacts(spec.method, spec)
+    plan = METHODS["fedca"].bind(spec).plan
     assert {t.name for t in plan.update if t.kind == "dictionary"} == {"client_dictionary"}
     assert {t.name for t in plan.broadcast if t.kind == "dictionary"} == {"dictionary"}
     assert not any(t.name.startswith("base_encoder.") for t in plan.update)
@@ -136,7 +136,7 @@ def test_dictionaries_are_declared_as_such_and_the_base_model_is_kept() -> None:
 def test_a_client_with_few_images_repeats_them() -> None:
     client = training(_spec())
     few = type(client.data)(client.data.images[:3])
-    update, state = client.algorithm.finish(client.modules, few, client.broadcast, None, client.ctx)
+    update, state = client.algorithm.finish(client.modules, few, client.ctx)
     assert update["client_dictionary"].shape == (64, 8)
     assert state == {}
 

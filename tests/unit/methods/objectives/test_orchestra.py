@@ -129,7 +129,7 @@ def test_a_client_with_few_images_fills_its_memory_with_several_views() -> None:
     _memory(client).is_filled.zero_()
     client.algorithm.merge(client.modules, client.broadcast, None, few, client.ctx)
     assert bool((_memory(client).embeddings.norm(dim=1) > 0.99).all())
-    update, _ = client.algorithm.finish(client.modules, few, client.broadcast, None, client.ctx)
+    update, _ = client.algorithm.finish(client.modules, few, client.ctx)
     assert update["local_centroids"].shape == (4, 8)
 
 
@@ -182,7 +182,7 @@ def test_learns_with_a_kept_target() -> None:
 
 def test_centroids_are_declared_as_such() -> None:
     spec = _spec()
-    plan = METHODS["orchestra"].artifacts(spec.method, spec)
+    plan = METHODS["orchestra"].bind(spec).plan
     (down,) = [tensor for tensor in plan.broadcast if tensor.kind == "centroids"]
     (up,) = [tensor for tensor in plan.update if tensor.kind == "centroids"]
     assert (down.name, down.shape, down.reduce) == ("global_centroids", (16, 8), "method")

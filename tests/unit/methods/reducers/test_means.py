@@ -150,7 +150,7 @@ def test_local_training_makes_the_same_update_whatever_the_reducer() -> None:
 )
 def test_the_plan_says_how_tensors_reduce(method: str, rules: set[str]) -> None:
     spec = method_spec(method)
-    plan = METHODS[method].artifacts(spec.method, spec)
+    plan = METHODS[method].bind(spec).plan
     assert {tensor.reduce for tensor in plan.broadcast} == rules
 
 

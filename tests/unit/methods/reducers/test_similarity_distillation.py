@@ -66,7 +66,7 @@ def test_the_local_loss_has_the_negatives_of_the_other_view() -> None:
 
 def test_only_similarities_leave_a_client() -> None:
     spec = _spec()
-    plan = METHODS["flesd"].artifacts(spec.method, spec)
+    plan = METHODS["flesd"].bind(spec).plan
     (tensor,) = plan.update
     assert (tensor.name, tensor.dtype, tensor.shape, tensor.kind) == ("factor", "F32", (72, 8), "similarity")
     assert {spec.name.split(".")[0] for spec in plan.broadcast} == {"encoder", "projector"}
@@ -89,7 +89,7 @@ def test_the_data_owner_sees_what_each_packing_sends(
     packing: Packing, name: str, dtype: str, shape: tuple[int, ...], kind: str
 ) -> None:
     spec = _spec(reducer={"packing": packing})
-    (tensor,) = METHODS["flesd"].artifacts(spec.method, spec).update
+    (tensor,) = METHODS["flesd"].bind(spec).plan.update
     assert (tensor.name, tensor.dtype, tensor.shape, tensor.kind) == (name, dtype, shape, kind)
     assert local_round(spec, start(spec).broadcast).update.keys() == {name}
 
@@ -98,7 +98,7 @@ def test_the_data_owner_sees_what_each_packing_sends(
 def test_they_are_similarities_of_plain_images_in_eval_mode(packing: Packing) -> None:
     spec = _spec(reducer={"packing": packing}, training={"local_epochs": 0, "batch_size": 32})
     state = training(spec)
-    update, _ = state.algorithm.finish(state.modules, state.data, state.broadcast, None, state.ctx)
+    update, _ = state.algorithm.finish(state.modules, state.data, state.ctx)
     networks = copy.deepcopy(state.modules).double().eval()
     with torch.no_grad():
         z = networks["projector"](networks["encoder"](_public_values(spec))).numpy()
@@ -304,7 +304,7 @@ def test_other_objectives_can_be_distilled(host: str) -> None:
     spec = _spec(host)
     result = simulate(spec, shards(spec))
     assert {name.split(".")[0] for name in result.model} == {"encoder", "projector"}
-    assert METHODS[host].artifacts(spec.method, spec).update[0].kind == "similarity"
+    assert METHODS[host].bind(spec).plan.update[0].kind == "similarity"
 
 
 @pytest.mark.parametrize("add_ons", [[], [{"name": "proximal"}]])

@@ -118,7 +118,7 @@ def next_weights(
 def publish_first(session: Session, run: Run, weights: Weights) -> None:
     """Keep the plan and the first weights. The caller holds the run's lock."""
     spec = RunSpec.model_validate(run.spec)
-    plan = METHODS[spec.method.name].artifacts(spec.method, spec)
+    plan = METHODS[spec.method.name].bind(spec).plan
     _note(session, weights)
     runs.set_first_weights(session, run, plan.model_dump(mode="json"), weights.state.digest, weights.broadcast.digest)
     message = f"initial weights made from seed {spec.seed}"

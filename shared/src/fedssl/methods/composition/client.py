@@ -28,10 +28,19 @@ from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.runs import RunSpec
 
 
-@dataclass(frozen=True, slots=True)
-class ComposedClient:
-    """A client that trains one objective with its add-ons and sends the modules that they share, unless its merge rule
-    sends nothing or `upload` goes up in their place."""
+@dataclass(frozen=True)
+class ClientAlgorithm:
+    """What a method does on a client: it trains one objective with its add-ons, and sends the modules that they share
+    unless its merge rule sends nothing or `upload` replaces them.
+
+    It has no state of its own: everything that changes is in `modules`. One set of modules serves client after client:
+    before each round, all parameters and buffers get their first values again. `merge` or `begin_epoch` must set
+    whatever else changes in a module.
+
+    `objective` and `after_step` are the step. A GPU captures it and replays the capture for later
+    batches, rounds and clients. A step therefore never waits for a number (no `float(x)`, `if x > 0` or `x[mask]` on
+    tensors), changes tensors in place, and finds what it needs of the broadcast in `modules`.
+    """
 
     host: Objective
     merge_rule: Merge
@@ -49,22 +58,24 @@ class ComposedClient:
 
     @property
     def sends_modules(self) -> bool:
-        """Whether the shared modules go up."""
+        """Whether the shared modules are in the update."""
         return self.merge_rule.sends and self.upload is None
 
     @property
     def compiles(self) -> bool:
-        """Encoders of different clients would be compiled in turn, round after round."""
+        """Whether one compiled program of `objective` serves all clients and rounds."""
         return not self.encoders and all(part.compiles for part in self.parts)
 
     def architecture(self, ctx: Context) -> Hashable:
+        """Return what `build` depends on besides the spec: equal for clients with the same modules."""
         return self.encoders.get(ctx.client_id)
 
     def build(self, ctx: Context) -> nn.ModuleDict:
+        """Return all modules, including the parts' buffers, initialised from the run's seed alone."""
         return initialised(lambda: self.modules(ctx), Context(spec=ctx.spec, round_number=0).seed("model"))
 
     def modules(self, ctx: Context) -> nn.ModuleDict:
-        """All modules with fresh weights, from the generator and on the device of the moment."""
+        """Return all modules with fresh weights, drawn from torch's default generator, on torch's default device."""
         model = ctx.spec.model
         encoder = build_encoder(self.encoders.get(ctx.client_id, model.encoder), ctx.spec.data.channels)
         modules = nn.ModuleDict({ENCODER: encoder})
@@ -78,6 +89,7 @@ class ComposedClient:
         return modules
 
     def schedule(self, num_images: int, ctx: Context) -> Schedule:
+        """Return how many epochs and steps this client trains in this round, and at what learning rate."""
         training = ctx.spec.training
         schedule = Schedule(
             num_epochs=training.local_epochs,
@@ -96,6 +108,10 @@ class ComposedClient:
         data: ClientData,
         ctx: Context,
     ) -> None:
+        """Receive the global model. `state` is None if the client starts cold.
+
+        `modules` are in training mode and on the device.
+        """
         if state is not None:
             load_modules(modules, self._kept(modules, ctx), state, "client state")
         rule = self.own_merge if ctx.client_id in self.encoders else self.merge_rule
@@ -107,10 +123,12 @@ class ComposedClient:
             part.begin(modules, broadcast, data, ctx)
 
     def begin_epoch(self, modules: nn.ModuleDict, data: ClientData, epoch: int, ctx: Context) -> None:
+        """Compute what an epoch needs from all of the client's images, such as a clustering."""
         for part in self.parts:
             part.begin_epoch(modules, data, epoch, ctx)
 
     def batches(self, data: ClientData, epoch: int, ctx: Context) -> Iterator[Batch]:
+        """Yield one epoch's batches."""
         training, num_views = ctx.spec.training, self.host.num_views
         # Batches are drawn on the CPU, so that every device sees the images in one order.
         order = torch.Generator().manual_seed(ctx.seed(f"batches/{epoch}"))
@@ -129,7 +147,8 @@ class ComposedClient:
             labels = None if data.labels is None else data.labels[indices]
             yield Batch(views=parts[:num_views], indices=indices, labels=labels, extra=extra)
 
-    def objective(self, modules: nn.ModuleDict, batch: Batch, broadcast: Tensors, ctx: Context) -> Losses:
+    def objective(self, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Losses:
+        """Return the loss terms of one batch."""
         online = run_online(modules, batch, joint=self.host.is_joint())
         for part in self.parts:
             online = part.transform(online, modules, ctx)
@@ -142,16 +161,20 @@ class ComposedClient:
         return losses
 
     def step_constants(self, modules: nn.ModuleDict, ctx: Context) -> Hashable:
+        """Return what steps depend on besides the spec and the values of the modules' tensors.
+
+        A captured step is captured again when this changes.
+        """
         return tuple(part.step_constants(modules, ctx) for part in self.parts)
 
     def after_step(self, modules: nn.ModuleDict, ctx: Context) -> None:
+        """Apply what follows an optimiser step: corrections, a target network's moving average."""
         # Corrections of the online network come before the objective's moving averages of it.
         for part in (*self.add_ons, self.host, self.merge_rule):
             part.after_step(modules, ctx)
 
-    def finish(
-        self, modules: nn.ModuleDict, data: ClientData, broadcast: Tensors, state: ClientState | None, ctx: Context
-    ) -> tuple[Tensors, ClientState]:
+    def finish(self, modules: nn.ModuleDict, data: ClientData, ctx: Context) -> tuple[Tensors, ClientState]:
+        """Return the update to send and the state to keep."""
         schedule = self.schedule(len(data), ctx)
         for part in self.parts:
             part.end(modules, data, schedule, ctx)

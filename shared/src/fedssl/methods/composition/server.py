@@ -9,35 +9,66 @@ from torch import nn
 
 from fedssl.artifacts.tensors import Tensors
 from fedssl.methods.api import Context, Metrics, ServerState, Update
-from fedssl.methods.composition.client import ComposedClient
+from fedssl.methods.composition.client import ClientAlgorithm
 from fedssl.methods.composition.modules import tensors_of
-
-Reducer = Callable[[Sequence[Update], ServerState, Context], tuple[Tensors, Metrics]]
-"""The next global weights from the updates (client-id order) and the state; metrics for people beside them."""
+from fedssl.protocol.plan import ArtifactPlan, Reduction, TensorSpec
+from fedssl.protocol.runs import RunSpec
 
 
 @dataclass(frozen=True, slots=True)
-class ComposedServer:
-    """The coordinator's half: one reducer for the shared modules, and each part's own rule for its own tensors."""
+class Reducer:
+    """How the coordinator combines the shared modules of the clients.
 
-    client: ComposedClient
-    reduce: Reducer
+    `combine` returns the next global weights and metrics, from the updates (in client-id order) and the state.
+    `declares` is what the artifact plan says about every tensor that `combine` returns; None leaves a mean of each.
+    """
+
+    combine: Callable[[Sequence[Update], ServerState, Context], tuple[Tensors, Metrics]]
+    declares: Reduction | None = "method"
+
+
+@dataclass(frozen=True)
+class ServerAlgorithm:
+    """What a method does on the coordinator: one reducer for the shared modules, and each part's own rule for its own
+    tensors."""
+
+    client: ClientAlgorithm
+    reducer: Reducer
+
+    def plan(self, spec: RunSpec) -> ArtifactPlan:
+        """Return the client's plan, with each tensor's reduction as the reducer does it."""
+        plan, rule = self.client.plan(spec), self.reducer.declares
+        if rule is None:
+            return plan
+        apart = () if rule == "keep" else tuple(f"{n}." for part in self.client.parts for n in part.reduced_apart)
+
+        def ruled(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+            return tuple(
+                tensor if tensor.name.startswith(apart) else tensor.model_copy(update={"reduce": rule})
+                for tensor in tensors
+            )
+
+        return ArtifactPlan(broadcast=ruled(plan.broadcast), update=ruled(plan.update))
 
     def initial_state(self, modules: nn.ModuleDict, ctx: Context) -> ServerState:
+        """Return the state before the first round, from freshly built client modules."""
         state = tensors_of(modules, self.client.sent(modules))
         for part in self.client.parts:
             state.update(part.initial_server_state(modules, ctx))
         return state
 
     def broadcast(self, state: ServerState, ctx: Context) -> Tensors:
+        """Return what every client of the round receives."""
         return state
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], ctx: Context) -> tuple[ServerState, Metrics]:
+        """Return the next state, from the updates in client-id order. Tensors that the plan keeps stay as they are."""
         names = self.client.reduced(ctx)
-        weights, metrics = self.reduce([_only(update, names) for update in updates], state, ctx)
+        weights, metrics = self.reducer.combine([_only(update, names) for update in updates], state, ctx)
         next_state = dict(weights)
         for part in self.client.parts:
             next_state.update(part.aggregate(state, updates, ctx))
+        next_state |= {spec.name: state[spec.name] for spec in self.plan(ctx.spec).broadcast if spec.reduce == "keep"}
         return next_state, metrics
 
 

@@ -15,7 +15,6 @@ from torch import nn
 from fedssl.losses import alignment, uniformity
 from fedssl.methods.api import Batch, Context, Losses
 from fedssl.methods.composition.part import Objective, Online
-from fedssl.methods.registry import composed_method
 from fedssl.protocol.methods.fedalignuniform import FedAlignUniformConfig
 
 
@@ -35,6 +34,3 @@ class AlignUniform(Objective):
             "alignment": alignment(z1, z2),
             "uniformity": weight * (uniformity(z1, t=t) + uniformity(z2, t=t)) / 2,
         }
-
-
-FEDALIGNUNIFORM = composed_method(FedAlignUniformConfig, AlignUniform)

@@ -21,9 +21,8 @@ from fedssl.losses import byol_regression
 from fedssl.methods.api import Batch, Context, Losses
 from fedssl.methods.composition.modules import copy_of, move_towards
 from fedssl.methods.composition.part import ENCODER, PREDICTOR, PROJECTOR, TARGETS, Objective, Online
-from fedssl.methods.registry import composed_method
 from fedssl.models import build_mlp
-from fedssl.protocol.methods.fedbyol import BYOLConfig, FedBYOLConfig
+from fedssl.protocol.methods.fedbyol import BYOLConfig
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,3 @@ class BYOL(Objective):
     def after_step(self, modules: nn.ModuleDict, ctx: Context) -> None:
         for online, target in TARGETS.items():
             move_towards(modules[target], modules[online], self.config.target_momentum)
-
-
-FEDBYOL = composed_method(FedBYOLConfig, BYOL)

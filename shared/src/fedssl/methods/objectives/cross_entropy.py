@@ -15,7 +15,6 @@ from fedssl.errors import MethodError
 from fedssl.methods.api import Batch, ClientData, Context, Losses
 from fedssl.methods.composition.modules import encoder_width
 from fedssl.methods.composition.part import Objective, Online
-from fedssl.methods.registry import composed_method
 from fedssl.protocol.methods.supervised import SupervisedConfig
 
 CLASSIFIER = "classifier"
@@ -44,6 +43,3 @@ class CrossEntropy(Objective):
     def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Losses:
         assert batch.labels is not None, "`begin` has checked it"
         return {"cross_entropy": F.cross_entropy(modules[CLASSIFIER](online.h[0]).float(), batch.labels)}
-
-
-SUPERVISED = composed_method(SupervisedConfig, CrossEntropy)

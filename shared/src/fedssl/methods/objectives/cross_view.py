@@ -18,7 +18,7 @@ its code does.
 
 - FLESD-cc, "constant communication", is this method with `num_rounds` 1 and all epochs in it.
 - FLESD's FedAvg is this objective with the reducer mean, weighted uniform; its FedProx has the add-on proximal too.
-- Min-Local is `fedssl.methods.single`'s merge and reducer on this objective, the worst client's accuracy.
+- Min-Local is the merge rule `local` and the reducer `none` on this objective, the worst client's accuracy.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,6 @@ from torch import nn
 from fedssl.losses import cross_view_info_nce
 from fedssl.methods.api import Batch, Context, Losses
 from fedssl.methods.composition.part import Objective, Online
-from fedssl.methods.registry import composed_method
 from fedssl.protocol.methods.flesd import FLESDConfig
 
 
@@ -44,6 +43,3 @@ class CrossView(Objective):
     def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Losses:
         z1, z2 = online.z
         return {"contrastive": cross_view_info_nce(z1, z2, self.config.temperature)}
-
-
-FLESD = composed_method(FLESDConfig, CrossView)

@@ -44,7 +44,6 @@ from fedssl.methods.composition.embedding import embed_views
 from fedssl.methods.composition.modules import copy_of, declare, load_modules
 from fedssl.methods.composition.part import ENCODER, PROJECTOR, Objective, Online
 from fedssl.methods.composition.streams import PUBLIC
-from fedssl.methods.registry import composed_method
 from fedssl.protocol.methods.fedca import FedCAConfig
 from fedssl.protocol.plan import TensorSpec
 from fedssl.protocol.training import OptimizerConfig
@@ -172,6 +171,3 @@ def _entries(modules: nn.ModuleDict) -> torch.Tensor:
     dictionary = modules[DICTIONARY]
     assert isinstance(dictionary, Dictionary)
     return dictionary.entries
-
-
-FEDCA = composed_method(FedCAConfig, DictionaryContrast)

@@ -38,7 +38,6 @@ from fedssl.methods.composition.embedding import embed_views
 from fedssl.methods.composition.modules import copy_of, move_towards
 from fedssl.methods.composition.part import PROJECTOR, TARGETS, Objective, Online
 from fedssl.methods.composition.streams import ROTATED, quarter_turns
-from fedssl.methods.registry import composed_method
 from fedssl.protocol.methods.orchestra import OrchestraConfig
 from fedssl.protocol.plan import TensorSpec
 
@@ -164,6 +163,11 @@ class SharingOrchestra(Orchestra):
     kept: ClassVar[tuple[str, ...]] = (MEMORY,)
 
 
+def orchestra(config: OrchestraConfig) -> Orchestra:
+    """Return the objective whose target network is sent or kept, as the config says."""
+    return SharingOrchestra(config) if config.target == "shared" else Orchestra(config)
+
+
 def _target(modules: nn.ModuleDict) -> nn.Sequential:
     return nn.Sequential(*(modules[target] for target in TARGETS.values()))
 
@@ -178,8 +182,3 @@ def _centroids(modules: nn.ModuleDict) -> Centroids:
     centroids = modules[GLOBAL]
     assert isinstance(centroids, Centroids)
     return centroids
-
-
-ORCHESTRA = composed_method(
-    OrchestraConfig, lambda config: (SharingOrchestra if config.target == "shared" else Orchestra)(config)
-)

@@ -31,7 +31,6 @@ from fedssl.methods.api import Batch, ClientData, Context, Losses
 from fedssl.methods.composition.embedding import embed
 from fedssl.methods.composition.part import Online
 from fedssl.methods.objectives.moco import MomentumContrast, key_network
-from fedssl.methods.registry import composed_method
 from fedssl.protocol.methods.fedprotocl import FedProtoCLConfig
 
 _PROTOTYPES = "prototypes"
@@ -110,6 +109,3 @@ def _clusterings(modules: nn.ModuleDict) -> Clusterings:
     clusterings = modules[_PROTOTYPES]
     assert isinstance(clusterings, Clusterings)
     return clusterings
-
-
-FEDPROTOCL = composed_method(FedProtoCLConfig, ProtoCL)

@@ -13,7 +13,6 @@ from torch import nn
 from fedssl.losses import nt_xent
 from fedssl.methods.api import Batch, Context, Losses
 from fedssl.methods.composition.part import Objective, Online
-from fedssl.methods.registry import composed_method
 from fedssl.protocol.methods.fedsimclr import FedSimCLRConfig
 
 
@@ -25,6 +24,3 @@ class SimCLR(Objective):
 
     def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Losses:
         return {"nt_xent": nt_xent(online.z[0], online.z[1], self.config.temperature)}
-
-
-FEDSIMCLR = composed_method(FedSimCLRConfig, SimCLR)

@@ -15,7 +15,6 @@ from torch import nn
 from fedssl.losses import negative_cosine
 from fedssl.methods.api import Batch, Context, Losses
 from fedssl.methods.composition.part import PREDICTOR, PROJECTOR, Objective, Online
-from fedssl.methods.registry import composed_method
 from fedssl.models import build_mlp
 from fedssl.protocol.methods.fedsimsiam import FedSimSiamConfig
 
@@ -37,6 +36,3 @@ class SimSiam(Objective):
         z1, z2 = online.z
         p1, p2 = (modules[PREDICTOR](z) for z in online.z)
         return {"negative_cosine": (negative_cosine(p1, z2) + negative_cosine(p2, z1)) / 2}
-
-
-FEDSIMSIAM = composed_method(FedSimSiamConfig, SimSiam)

@@ -26,7 +26,7 @@ def eua(config: EUAConfig) -> Reducer:
         weights = [_weight(_BY_BATCHES, update.num_examples, ctx) for update in updates]
         return efficient_unified_aggregation(tensors, previous, weights, config.server_learning_rate), {}
 
-    return reduce
+    return Reducer(reduce)
 
 
 def ldawa(config: LDAWAConfig) -> Reducer:
@@ -38,7 +38,7 @@ def ldawa(config: LDAWAConfig) -> Reducer:
         previous = {name: state[name] for name in updates[0].load()}
         return layerwise_divergence_aware((update.load() for update in updates), previous, _plain(config)), {}
 
-    return reduce
+    return Reducer(reduce)
 
 
 def _plain(config: LDAWAConfig) -> Callable[[str], bool]:
@@ -52,16 +52,16 @@ def mean(config: MeanConfig) -> Reducer:
         weights = [_weight(config, update.num_examples, ctx) for update in updates]
         return weighted_mean((update.load() for update in updates), weights), {}
 
-    return reduce
+    return Reducer(reduce, declares=None)
 
 
 def none(config: NoReducerConfig) -> Reducer:
     """The global model stays as it was, whatever the clients did."""
 
     def reduce(updates: Sequence[Update], state: ServerState, ctx: Context) -> tuple[Tensors, Metrics]:
-        return dict(state), {}
+        return {}, {}
 
-    return reduce
+    return Reducer(reduce, declares="keep")
 
 
 def _weight(config: MeanConfig, num_examples: int, ctx: Context) -> int:

@@ -53,7 +53,7 @@ def distillation(config: DistillationConfig) -> Reducer:
         ensemble = Ensemble(packed, config.packing, len(public_images(ctx)))
         return ctx.distil(SimilarityDistillation(config, ensemble, state), ctx)
 
-    return reduce
+    return Reducer(reduce)
 
 
 class AnchorQueue(nn.Module):

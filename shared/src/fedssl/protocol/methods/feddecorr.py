@@ -1,4 +1,9 @@
-"""Config of FedDecorr."""
+"""FedDecorr, as in SSD's tables: FedAlignUniform with the add-on `decorrelation` on the embeddings.
+
+Shi et al. 2023; equations, variants and deviations are in the module `add_ons.decorrelation`. FedDecorr itself is
+supervised, with the term on the representation: the method `supervised` with this add-on on "h". What SSD's row ran is
+not documented; the same loss and optimiser as its other rows, with the method's component added, fit its numbers.
+"""
 
 from typing import ClassVar, Literal
 

@@ -1,4 +1,16 @@
-"""Configs of momentum contrast and of FedMoCo."""
+"""FedMoCo: FedAvg of MoCo, in its versions 1 and 2; and what it has in common with FedProtoCL.
+
+He et al. 2020, Momentum Contrast, Eq. 1 and 2; Chen et al. 2020, Improved Baselines with Momentum Contrastive Learning;
+federated as in EasyFL's code: the query encoder and projector are averaged and overwrite the client's. The objective is
+`MomentumContrast`, whose module says how the symbols are named and where it differs.
+
+`variant` "v2" is the default because it is the stronger of the two: a projector with one hidden layer (EasyFL:
+512-512(BN, ReLU)-128), temperature 0.2, and a cosine learning-rate schedule. "v1" has a linear projector
+(`model.projector.hidden_dims = []`, width 128), temperature 0.07, a constant learning rate and weaker colour jitter.
+
+FedX, which compares with FedMoCo, gives no details except temperature 0.1. Its other baselines have embeddings of
+width 256.
+"""
 
 from typing import ClassVar, Literal
 

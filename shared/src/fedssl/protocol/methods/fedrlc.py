@@ -1,4 +1,11 @@
-"""Config of FedRLC."""
+"""FedRLC: FedBYOL guided by cluster centers.
+
+Miao & Koyuncu 2024, Clustering-Guided Federated Learning of Representations. L = L_CKL + L_INS (Eq. 9): L_INS is
+FedBYOL's objective (sigma is `target_momentum`), L_CKL is the add-on `crossed_kl`, and the download (Eq. 10 to 12) is
+the merge rule `centers`. Network and centers are averaged with the weights n_k.
+
+There is no public code. The paper does not state the optimiser; EasyFL's is taken: momentum 0.9 and weight decay 5e-4.
+"""
 
 from typing import ClassVar, Literal
 
