@@ -142,7 +142,7 @@ def spec_of(name: str) -> RunSpec:
 
 def alone(algorithm: ClientAlgorithm) -> ClientAlgorithm:
     """The method's objective without add-ons."""
-    return dataclasses.replace(algorithm, add_ons=(), merge_rule=OVERWRITE, upload=None)
+    return dataclasses.replace(algorithm, add_ons=(), merge_rule=OVERWRITE)
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from fedssl.methods.composition.method import BoundMethod, Method
 from fedssl.methods.composition.part import Merge, Objective, Part
 from fedssl.methods.composition.server import Reducer, ServerAlgorithm
 from fedssl.methods.merges.centers import CenterMerge
-from fedssl.methods.merges.client_distillation import LearnFromStudent
 from fedssl.methods.merges.dapu import DivergenceAwarePredictorUpdate
 from fedssl.methods.merges.ema import DivergenceAwareEMA
 from fedssl.methods.merges.local import Local
 from fedssl.methods.merges.overwrite import OVERWRITE
+from fedssl.methods.merges.similarity_client import SimilarityClient
 from fedssl.methods.objectives.align_uniform import AlignUniform
 from fedssl.methods.objectives.byol import BYOL
 from fedssl.methods.objectives.cross_entropy import CrossEntropy
@@ -32,7 +32,6 @@ from fedssl.methods.objectives.protocl import ProtoCL
 from fedssl.methods.objectives.simclr import SimCLR
 from fedssl.methods.objectives.simsiam import SimSiam
 from fedssl.methods.reducers.means import eua, ldawa, mean, none
-from fedssl.methods.reducers.similarity import SimilarityUpload
 from fedssl.methods.reducers.similarity_distillation import distillation
 from fedssl.protocol.methods import METHOD_CONFIGS
 from fedssl.protocol.methods.composed import ComposedConfig
@@ -100,16 +99,12 @@ def objective_of(config: ComposedConfig) -> Objective:
 
 def client_of(config: ComposedConfig) -> ClientAlgorithm:
     """Return what the clients do, with the parts that the config names."""
+    host, merge_rule = objective_of(config), MERGES[config.merge.name](config.merge)
+    add_ons = tuple(ADD_ONS[add_on.name](add_on) for add_on in config.add_ons)
     distils = distillation_of(config)
-    lesson = None if distils is None else distils.client_distillation
-    return ClientAlgorithm(
-        host=objective_of(config),
-        add_ons=tuple(ADD_ONS[add_on.name](add_on) for add_on in config.add_ons),
-        merge_rule=MERGES[config.merge.name](config.merge),
-        upload=None if distils is None else SimilarityUpload(distils),
-        encoders={} if distils is None else distils.own_encoders,
-        own_merge=None if distils is None or lesson is None else LearnFromStudent(distils, lesson),
-    )
+    if distils is None:
+        return ClientAlgorithm(host, merge_rule, add_ons)
+    return SimilarityClient(host, merge_rule, add_ons, config=distils)
 
 
 def bind(spec: RunSpec) -> BoundMethod:

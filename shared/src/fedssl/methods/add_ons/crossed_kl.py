@@ -21,7 +21,7 @@ the weights: a scaled center (L-DAWA) or a common direction of centers (EUA) mea
 `centers_used` is measured, not trained: exp of the entropy of how often each center is an online sample's nearest.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -36,9 +36,8 @@ from fedssl.errors import MethodError
 from fedssl.losses import crossed_kl, student_t_assignment
 from fedssl.methods.api import Batch, ClientData, Context, Losses, Update
 from fedssl.methods.composition.modules import copy_of
-from fedssl.methods.composition.part import ENCODER, PROJECTOR, TARGETS, Online, Part
+from fedssl.methods.composition.part import ENCODER, PROJECTOR, TARGETS, Online, Part, Wire
 from fedssl.protocol.methods.add_ons import CrossedKLConfig
-from fedssl.protocol.plan import Kind
 
 CENTERS = "centers"
 _MU = f"{CENTERS}.mu"
@@ -69,8 +68,6 @@ class CrossedKL(Part):
     config: CrossedKLConfig
 
     shared: ClassVar[tuple[str, ...]] = (CENTERS,)
-    kinds: ClassVar[Mapping[str, Kind]] = {CENTERS: "centers"}
-    reduced_apart: ClassVar[tuple[str, ...]] = (CENTERS,)
 
     def heads(self, modules: nn.ModuleDict, ctx: Context) -> dict[str, nn.Module]:
         projector = ctx.spec.model.projector
@@ -90,9 +87,13 @@ class CrossedKL(Part):
         loss = self.config.weight * crossed_kl(online_a, online_b, target_a, target_b)
         return {"crossed_kl": loss, "centers_used": num_used(torch.cat([online_a, online_b]))}
 
-    def aggregate(self, state: Tensors, updates: Sequence[Update], ctx: Context) -> Tensors:
+    @property
+    def wire(self) -> Wire:
+        return Wire(kinds={CENTERS: "centers"}, combines=(CENTERS,), aggregate=self._aggregate)
+
+    def _aggregate(self, state: Tensors, updates: Sequence[Update], ctx: Context) -> Tensors:
         sent = [update.load() for update in updates]
-        if any(_MU not in tensors for tensors in sent):  # nothing is sent: everybody trains alone
+        if any(_MU not in tensors for tensors in sent):  # every client trains by itself and sends nothing
             return {}
         return weighted_mean(({_MU: tensors[_MU]} for tensors in sent), [update.num_examples for update in updates])
 

@@ -36,10 +36,10 @@ from fedssl.aggregation import weighted_mean
 from fedssl.artifacts.tensors import DTYPES, Tensors
 from fedssl.methods.api import ClientData, Context, Schedule, Update
 from fedssl.methods.composition.modules import learning_rate
-from fedssl.methods.composition.part import Part
+from fedssl.methods.composition.part import Part, Wire
 from fedssl.methods.composition.snapshots import Snapshot, snapshot, trained_parameters
 from fedssl.protocol.methods.add_ons import ScaffoldConfig
-from fedssl.protocol.plan import TensorSpec
+from fedssl.protocol.plan import ArtifactPlan, TensorSpec
 from fedssl.protocol.runs import RunSpec
 
 CONTROL, DELTA = "control", "control_delta"
@@ -95,7 +95,11 @@ class ControlVariates(Part):
     def extra_update(self, modules: nn.ModuleDict, data: ClientData, ctx: Context) -> Tensors:
         return {f"{DELTA}.{name}": change for name, change in snapshot(modules, _CHANGE).tensors().items()}
 
-    def extra_plan(self, modules: nn.ModuleDict, ctx: Context) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    @property
+    def wire(self) -> Wire:
+        return Wire(plan=self._plan, initial_state=self._initial_state, aggregate=self._aggregate)
+
+    def _plan(self, modules: nn.ModuleDict, ctx: Context) -> ArtifactPlan:
         down, up = (
             tuple(
                 TensorSpec(
@@ -109,12 +113,12 @@ class ControlVariates(Part):
             )
             for prefix in (CONTROL, DELTA)
         )
-        return down, up
+        return ArtifactPlan(broadcast=down, update=up)
 
-    def initial_server_state(self, modules: nn.ModuleDict, ctx: Context) -> Tensors:
+    def _initial_state(self, modules: nn.ModuleDict, ctx: Context) -> Tensors:
         return {f"{CONTROL}.{name}": value.clone() for name, value in snapshot(modules, _OWN).tensors().items()}
 
-    def aggregate(self, state: Tensors, updates: Sequence[Update], ctx: Context) -> Tensors:
+    def _aggregate(self, state: Tensors, updates: Sequence[Update], ctx: Context) -> Tensors:
         names = [name.removeprefix(f"{CONTROL}.") for name in state if name.startswith(f"{CONTROL}.")]
         means = weighted_mean((_changes(update, names) for update in updates), [1] * len(updates))
         share = _share(ctx.spec)

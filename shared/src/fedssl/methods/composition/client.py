@@ -1,8 +1,8 @@
 """The client's half of a composed method."""
 
 import math
-from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from fedssl.methods.api import (
     Schedule,
 )
 from fedssl.methods.composition.modules import declare, learning_rate, load_modules, run_online, tensors_of
-from fedssl.methods.composition.part import ENCODER, PROJECTOR, Merge, Objective, Part
+from fedssl.methods.composition.part import ENCODER, PROJECTOR, Merge, Objective, Part, Wire
 from fedssl.methods.composition.streams import ROTATED, draw_streams, turned
 from fedssl.models import build_encoder, build_mlp, initialised
 from fedssl.protocol.model import EncoderConfig
@@ -31,7 +31,7 @@ from fedssl.protocol.runs import RunSpec
 @dataclass(frozen=True)
 class ClientAlgorithm:
     """What a method does on a client: it trains one objective with its add-ons, and sends the modules that they share
-    unless its merge rule sends nothing or `upload` replaces them.
+    unless its merge rule sends nothing.
 
     It has no state of its own: everything that changes is in `modules`. One set of modules serves client after client:
     before each round, all parameters and buffers get their first values again. `merge` or `begin_epoch` must set
@@ -45,30 +45,38 @@ class ClientAlgorithm:
     host: Objective
     merge_rule: Merge
     add_ons: tuple[Part, ...] = ()
-    upload: Part | None = None
-    encoders: Mapping[str, EncoderConfig] = field(default_factory=dict)
-    """Clients, by name, with an encoder of their own: their networks stay with them and do not take the global ones."""
-    own_merge: Merge | None = None
-    """What such a client does with the global model instead; None: nothing."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
         """Objective first, merge rule after the add-ons: the order in which their modules are built."""
-        return (self.host, *self.add_ons, self.merge_rule, *(() if self.upload is None else (self.upload,)))
+        return (self.host, *self.add_ons, self.merge_rule)
+
+    @property
+    def wires(self) -> tuple[Wire, ...]:
+        """What the coordinator must know of the parts."""
+        return tuple(wire for part in self.parts if (wire := part.wire) is not None)
 
     @property
     def sends_modules(self) -> bool:
         """Whether the shared modules are in the update."""
-        return self.merge_rule.sends and self.upload is None
+        return self.merge_rule.sends
+
+    def keeps_modules(self, ctx: Context) -> bool:
+        """Whether this client keeps its shared modules from round to round."""
+        return not self.merge_rule.sends
+
+    def encoder(self, ctx: Context) -> EncoderConfig:
+        """Return the encoder that this client trains."""
+        return ctx.spec.model.encoder
 
     @property
     def compiles(self) -> bool:
         """Whether one compiled program of `objective` serves all clients and rounds."""
-        return not self.encoders and all(part.compiles for part in self.parts)
+        return all(part.compiles for part in self.parts)
 
     def architecture(self, ctx: Context) -> Hashable:
         """Return what `build` depends on besides the spec: equal for clients with the same modules."""
-        return self.encoders.get(ctx.client_id)
+        return self.encoder(ctx)
 
     def build(self, ctx: Context) -> nn.ModuleDict:
         """Return all modules, including the parts' buffers, initialised from the run's seed alone."""
@@ -77,7 +85,7 @@ class ClientAlgorithm:
     def modules(self, ctx: Context) -> nn.ModuleDict:
         """Return all modules with fresh weights, drawn from torch's default generator, on torch's default device."""
         model = ctx.spec.model
-        encoder = build_encoder(self.encoders.get(ctx.client_id, model.encoder), ctx.spec.data.channels)
+        encoder = build_encoder(self.encoder(ctx), ctx.spec.data.channels)
         modules = nn.ModuleDict({ENCODER: encoder})
         if PROJECTOR in self.host.shared and model.projector is not None:
             modules[PROJECTOR] = build_mlp(model.projector, encoder.feature_dim)
@@ -114,13 +122,15 @@ class ClientAlgorithm:
         """
         if state is not None:
             load_modules(modules, self._kept(modules, ctx), state, "client state")
-        rule = self.own_merge if ctx.client_id in self.encoders else self.merge_rule
-        if rule is not None:
-            rule.receive(modules, self.sent(modules), broadcast, cold=state is None, ctx=ctx)
+        self.receive(modules, broadcast, cold=state is None, ctx=ctx)
         for part in self.parts if state is None else ():
             part.start_cold(modules, ctx)
         for part in self.parts:
             part.begin(modules, broadcast, data, ctx)
+
+    def receive(self, modules: nn.ModuleDict, broadcast: Tensors, *, cold: bool, ctx: Context) -> None:
+        """Put the broadcast into the shared modules by the merge rule."""
+        self.merge_rule.receive(modules, self.sent(modules), broadcast, cold=cold, ctx=ctx)
 
     def begin_epoch(self, modules: nn.ModuleDict, data: ClientData, epoch: int, ctx: Context) -> None:
         """Compute what an epoch needs from all of the client's images, such as a clustering."""
@@ -194,35 +204,32 @@ class ClientAlgorithm:
         return (ENCODER, *(name for part in self.parts for name in part.shared if name in modules))
 
     def reduced(self, ctx: Context) -> frozenset[str]:
-        """The names of the tensors that the reducer combines: the sent modules', or those in their place."""
+        """Return the names of the tensors that the reducer combines."""
         with torch.device("meta"):
             modules = self.modules(ctx)
-        if self.upload is not None:
-            return frozenset(tensor.name for tensor in self.upload.extra_plan(modules, ctx)[1])
-        apart = {name for part in self.parts for name in part.reduced_apart}
+        apart = {name for wire in self.wires for name in wire.combines}
         names = [name for name in self.sent(modules) if name not in apart]
         return frozenset(f"{name}.{key}" for name in names for key in modules[name].state_dict())
 
     def _kept(self, modules: nn.ModuleDict, ctx: Context) -> tuple[str, ...]:
         kept = tuple(name for part in self.parts for name in part.kept)
-        own = ctx.client_id in self.encoders or not self.merge_rule.sends
-        return (*self.sent(modules), *kept) if own else kept
+        return (*self.sent(modules), *kept) if self.keeps_modules(ctx) else kept
 
     def plan(self, spec: RunSpec) -> ArtifactPlan:
-        """The sent modules' tensors and the parts' own, from a build on the meta device that computes nothing."""
+        """Return the tensors of the sent modules and those of the parts, from a build on the meta device."""
         ctx = Context(spec=spec, round_number=0)
         with torch.device("meta"):
             modules = self.modules(ctx)
-        kinds = {name: kind for part in self.parts for name, kind in part.kinds.items()}
+        kinds = {name: kind for wire in self.wires for name, kind in wire.kinds.items()}
         weights = tuple(
             declare(f"{module}.{name}", tensor, kinds.get(module, "weights"))
             for module in sorted(self.sent(modules))
             for name, tensor in sorted(modules[module].state_dict().items())
         )
-        extra = [part.extra_plan(modules, ctx) for part in self.parts]
-        if not self.merge_rule.sends and any(up for _, up in extra):
-            raise MethodError("a merge rule that sends nothing cannot stand beside a part that must send tensors")
+        extra = [wire.plan(modules, ctx) for wire in self.wires]
+        if not self.merge_rule.sends and any(plan.update for plan in extra):
+            raise MethodError("a merge rule that sends nothing cannot be combined with a part that must send tensors")
         return ArtifactPlan(
-            broadcast=weights + tuple(spec for down, _ in extra for spec in down),
-            update=(weights if self.sends_modules else ()) + tuple(spec for _, up in extra for spec in up),
+            broadcast=weights + tuple(spec for plan in extra for spec in plan.broadcast),
+            update=(weights if self.sends_modules else ()) + tuple(spec for plan in extra for spec in plan.update),
         )

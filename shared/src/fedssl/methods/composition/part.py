@@ -8,7 +8,7 @@ every epoch `begin_epoch`, for every batch `transform`, the objective's `complet
 `after_step`, and at last `end` and `extra_update`.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -17,7 +17,7 @@ from torch import nn
 
 from fedssl.artifacts.tensors import Tensors
 from fedssl.methods.api import Batch, ClientData, Context, Losses, Schedule, Update
-from fedssl.protocol.plan import Kind, TensorSpec
+from fedssl.protocol.plan import ArtifactPlan, Kind
 
 ENCODER, PROJECTOR, PREDICTOR = "encoder", "projector", "predictor"
 
@@ -40,17 +40,43 @@ class Online:
     targets: tuple[torch.Tensor, ...] = ()
 
 
+def _nothing_more(modules: nn.ModuleDict, ctx: Context) -> ArtifactPlan:
+    return ArtifactPlan(broadcast=(), update=())
+
+
+def _no_state(modules: nn.ModuleDict, ctx: Context) -> Tensors:
+    return {}
+
+
+def _nothing_combined(state: Tensors, updates: Sequence[Update], ctx: Context) -> Tensors:
+    return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """The coordinator's side of a part that sends tensors of its own."""
+
+    plan: Callable[[nn.ModuleDict, Context], ArtifactPlan] = _nothing_more
+    """The tensors that travel besides the shared modules, from the client's modules on the meta device."""
+
+    initial_state: Callable[[nn.ModuleDict, Context], Tensors] = _no_state
+    """The tensors that `plan` broadcasts, before the first round."""
+
+    aggregate: Callable[[Tensors, Sequence[Update], Context], Tensors] = _nothing_combined
+    """The next of those tensors and of the modules in `combines`, from the state and the updates."""
+
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
+    """What a shared module's tensors are to the data owner, by the module's name, unless they are `weights`."""
+
+    combines: tuple[str, ...] = ()
+    """Shared modules that `aggregate` combines, by a weighted mean, in place of the reducer."""
+
+
 class Part:
     """What objectives, add-ons and merge rules have in common. Everything here may be left as it is."""
 
     shared: ClassVar[tuple[str, ...]] = ()
     """Modules that are sent and averaged."""
-
-    kinds: ClassVar[Mapping[str, Kind]] = {}
-    """What a shared module's tensors are to the data owner, by the module's name, where they are not `weights`."""
-
-    reduced_apart: ClassVar[tuple[str, ...]] = ()
-    """Shared modules that the reducer leaves alone: this part's `aggregate` combines them, by a weighted mean."""
 
     kept: ClassVar[tuple[str, ...]] = ()
     """Modules that stay with the client from round to round."""
@@ -113,20 +139,13 @@ class Part:
         """After training: bring the kept modules up to date."""
 
     def extra_update(self, modules: nn.ModuleDict, data: ClientData, ctx: Context) -> Tensors:
-        """Tensors to send beside the shared modules, as declared by `extra_plan`."""
+        """Return the tensors to send besides the shared modules, as `wire` declares them."""
         return {}
 
-    def extra_plan(self, modules: nn.ModuleDict, ctx: Context) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-        """Tensors beside the shared modules: (broadcast, update)."""
-        return (), ()
-
-    def initial_server_state(self, modules: nn.ModuleDict, ctx: Context) -> Tensors:
-        """The coordinator's tensors that `extra_plan` broadcasts, before the first round."""
-        return {}
-
-    def aggregate(self, state: Tensors, updates: Sequence[Update], ctx: Context) -> Tensors:
-        """The next of those, from the tensors of `extra_update`, and of the modules that are `reduced_apart`."""
-        return {}
+    @property
+    def wire(self) -> Wire | None:
+        """What the coordinator must know of this part; None if it only has shared modules that the reducer combines."""
+        return None
 
 
 class Objective(Part):
@@ -153,8 +172,8 @@ class Merge(Part):
     """What "receive the global model" means."""
 
     sends: ClassVar[bool] = True
-    """Whether the shared modules are sent. Where they are not they are kept, the update is empty, and the broadcast
-    holds the initial weights for a cold start."""
+    """Whether the shared modules are sent. If not, the client keeps them, the update is empty, and the broadcast holds
+    the initial weights for a cold start."""
 
     def source(self, name: str) -> str:
         """The module whose tensors go up under the name of a shared one: itself, but for ablations."""

@@ -40,7 +40,7 @@ class ServerAlgorithm:
         plan, rule = self.client.plan(spec), self.reducer.declares
         if rule is None:
             return plan
-        apart = () if rule == "keep" else tuple(f"{n}." for part in self.client.parts for n in part.reduced_apart)
+        apart = () if rule == "keep" else tuple(f"{n}." for wire in self.client.wires for n in wire.combines)
 
         def ruled(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
             return tuple(
@@ -53,8 +53,8 @@ class ServerAlgorithm:
     def initial_state(self, modules: nn.ModuleDict, ctx: Context) -> ServerState:
         """Return the state before the first round, from freshly built client modules."""
         state = tensors_of(modules, self.client.sent(modules))
-        for part in self.client.parts:
-            state.update(part.initial_server_state(modules, ctx))
+        for wire in self.client.wires:
+            state.update(wire.initial_state(modules, ctx))
         return state
 
     def broadcast(self, state: ServerState, ctx: Context) -> Tensors:
@@ -66,8 +66,8 @@ class ServerAlgorithm:
         names = self.client.reduced(ctx)
         weights, metrics = self.reducer.combine([_only(update, names) for update in updates], state, ctx)
         next_state = dict(weights)
-        for part in self.client.parts:
-            next_state.update(part.aggregate(state, updates, ctx))
+        for wire in self.client.wires:
+            next_state.update(wire.aggregate(state, updates, ctx))
         next_state |= {spec.name: state[spec.name] for spec in self.plan(ctx.spec).broadcast if spec.reduce == "keep"}
         return next_state, metrics
 

@@ -20,22 +20,20 @@ from fedssl.artifacts.tensors import Tensors
 from fedssl.methods.api import Context
 from fedssl.methods.composition.embedding import embed
 from fedssl.methods.composition.modules import load_modules, tensors_of
-from fedssl.methods.composition.part import Merge
 from fedssl.methods.reducers.similarity import Ensemble, public_images
 from fedssl.methods.reducers.similarity_distillation import STUDENT, SimilarityDistillation, network
 from fedssl.protocol.methods.distillation import ClientDistillationConfig, DistillationConfig
 
 
 @dataclass(frozen=True)
-class LearnFromStudent(Merge):
+class LearnFromStudent:
     """Train the own network on the student's similarities."""
 
     config: DistillationConfig
     lesson: ClientDistillationConfig
 
-    def receive(
-        self, modules: nn.ModuleDict, names: tuple[str, ...], broadcast: Tensors, *, cold: bool, ctx: Context
-    ) -> None:
+    def receive(self, modules: nn.ModuleDict, broadcast: Tensors, ctx: Context) -> None:
+        """Train the network in `modules` on the similarities that the student in `broadcast` finds."""
         if ctx.round_number == 1:
             return
         model, public = ctx.spec.model, public_images(ctx)

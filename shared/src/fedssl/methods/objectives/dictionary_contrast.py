@@ -42,10 +42,10 @@ from fedssl.losses import info_nce, nt_xent
 from fedssl.methods.api import Batch, ClientData, Context, Losses, Update
 from fedssl.methods.composition.embedding import embed_views
 from fedssl.methods.composition.modules import copy_of, declare, load_modules
-from fedssl.methods.composition.part import ENCODER, PROJECTOR, Objective, Online
+from fedssl.methods.composition.part import ENCODER, PROJECTOR, Objective, Online, Wire
 from fedssl.methods.composition.streams import PUBLIC
 from fedssl.protocol.methods.fedca import FedCAConfig
-from fedssl.protocol.plan import TensorSpec
+from fedssl.protocol.plan import ArtifactPlan, TensorSpec
 from fedssl.protocol.training import OptimizerConfig
 
 DICTIONARY, CLIENT_DICTIONARY, BASE = "dictionary", "client_dictionary", "base_encoder"
@@ -100,7 +100,11 @@ class DictionaryContrast(Objective):
         entries = embed_views(network, data, self.config.client_dictionary_size, CLIENT_DICTIONARY, ctx)
         return {CLIENT_DICTIONARY: F.normalize(entries, dim=1)}
 
-    def extra_plan(self, modules: nn.ModuleDict, ctx: Context) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    @property
+    def wire(self) -> Wire:
+        return Wire(plan=self._plan, initial_state=self._initial_state, aggregate=self._aggregate)
+
+    def _plan(self, modules: nn.ModuleDict, ctx: Context) -> ArtifactPlan:
         width = self.config.embedding_width(ctx.spec.model)
         sizes = ((DICTIONARY, self.config.dictionary_size), (CLIENT_DICTIONARY, self.config.client_dictionary_size))
         down, up = (
@@ -109,9 +113,9 @@ class DictionaryContrast(Objective):
         )
         base = sorted(modules[BASE].state_dict().items()) if BASE in modules else []
         kept = (declare(f"{BASE}.{name}", tensor).model_copy(update={"reduce": "keep"}) for name, tensor in base)
-        return (down, *kept), (up,)
+        return ArtifactPlan(broadcast=(down, *kept), update=(up,))
 
-    def initial_server_state(self, modules: nn.ModuleDict, ctx: Context) -> Tensors:
+    def _initial_state(self, modules: nn.ModuleDict, ctx: Context) -> Tensors:
         generator = torch.Generator().manual_seed(ctx.seed(DICTIONARY))
         state = {DICTIONARY: F.normalize(torch.randn(_entries(modules).shape, generator=generator), dim=1)}
         if BASE in modules:
@@ -126,7 +130,7 @@ class DictionaryContrast(Objective):
             state.update(base)
         return state
 
-    def aggregate(self, state: Tensors, updates: Sequence[Update], ctx: Context) -> Tensors:
+    def _aggregate(self, state: Tensors, updates: Sequence[Update], ctx: Context) -> Tensors:
         base = {name: tensor for name, tensor in state.items() if name.startswith(f"{BASE}.")}
         return {DICTIONARY: combined(state[DICTIONARY], [each.load()[CLIENT_DICTIONARY] for each in updates]), **base}
 

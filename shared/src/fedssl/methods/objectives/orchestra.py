@@ -36,10 +36,10 @@ from fedssl.losses import cluster_assignment
 from fedssl.methods.api import Batch, ClientData, Context, Losses, Schedule, Update
 from fedssl.methods.composition.embedding import embed_views
 from fedssl.methods.composition.modules import copy_of, move_towards
-from fedssl.methods.composition.part import PROJECTOR, TARGETS, Objective, Online
+from fedssl.methods.composition.part import PROJECTOR, TARGETS, Objective, Online, Wire
 from fedssl.methods.composition.streams import ROTATED, quarter_turns
 from fedssl.protocol.methods.orchestra import OrchestraConfig
-from fedssl.protocol.plan import TensorSpec
+from fedssl.protocol.plan import ArtifactPlan, TensorSpec
 
 ROTATION, MEMORY = "rotation", "memory"
 GLOBAL, LOCAL = "global_centroids", "local_centroids"
@@ -129,20 +129,24 @@ class Orchestra(Objective):
         embeddings = _memory(modules).embeddings
         return {LOCAL: balanced_kmeans(embeddings, self.config.num_local_centroids, generator=generator).centroids}
 
-    def extra_plan(self, modules: nn.ModuleDict, ctx: Context) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    @property
+    def wire(self) -> Wire:
+        return Wire(plan=self._plan, initial_state=self._initial_state, aggregate=self._aggregate)
+
+    def _plan(self, modules: nn.ModuleDict, ctx: Context) -> ArtifactPlan:
         width = self.config.embedding_width(ctx.spec.model)
         sizes = ((GLOBAL, self.config.num_global_centroids), (LOCAL, self.config.num_local_centroids))
         down, up = (
             TensorSpec(name=name, dtype="F32", shape=(size, width), kind="centroids", reduce="method")
             for name, size in sizes
         )
-        return (down,), (up,)
+        return ArtifactPlan(broadcast=(down,), update=(up,))
 
-    def initial_server_state(self, modules: nn.ModuleDict, ctx: Context) -> Tensors:
+    def _initial_state(self, modules: nn.ModuleDict, ctx: Context) -> Tensors:
         shape = _centroids(modules).current.shape
         return {GLOBAL: F.normalize(torch.randn(shape, generator=torch.Generator().manual_seed(ctx.seed(GLOBAL))))}
 
-    def aggregate(self, state: Tensors, updates: Sequence[Update], ctx: Context) -> Tensors:
+    def _aggregate(self, state: Tensors, updates: Sequence[Update], ctx: Context) -> Tensors:
         local = torch.cat([update.load()[LOCAL] for update in updates])
         found = global_centroids(
             local,

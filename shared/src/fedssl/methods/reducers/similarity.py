@@ -25,10 +25,10 @@ from fedssl.artifacts.tensors import DTYPES, Tensors
 from fedssl.errors import MethodError
 from fedssl.methods.api import ClientData, Context
 from fedssl.methods.composition.embedding import embed
-from fedssl.methods.composition.part import ENCODER, PROJECTOR, Part
+from fedssl.methods.composition.part import ENCODER, PROJECTOR, Part, Wire
 from fedssl.methods.reducers.similarity_factor import similarity_factor
 from fedssl.protocol.methods.distillation import DistillationConfig, Form, Packing
-from fedssl.protocol.plan import Kind, TensorSpec
+from fedssl.protocol.plan import ArtifactPlan, Kind, TensorSpec
 
 NAMES: dict[Form, str] = {"factored": "factor", "representations": "representations", "triangle": "similarities"}
 """What the tensor that leaves a client is called."""
@@ -54,7 +54,11 @@ class SimilarityUpload(Part):
         z_ND = embed(networks, public_images(ctx).images, ctx)
         return {NAMES[self.config.form]: pack(z_ND, self.config.packing, self._width(modules, ctx))}
 
-    def extra_plan(self, modules: nn.ModuleDict, ctx: Context) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    @property
+    def wire(self) -> Wire:
+        return Wire(plan=self._plan)
+
+    def _plan(self, modules: nn.ModuleDict, ctx: Context) -> ArtifactPlan:
         public, form = ctx.spec.public_data, self.config.form
         if public is None:
             raise MethodError("the spec names no public images")  # the spec's check refuses this earlier
@@ -67,7 +71,7 @@ class SimilarityUpload(Part):
             kind=_KINDS[form],
             reduce="method",
         )
-        return (), (tensor,)
+        return ArtifactPlan(broadcast=(), update=(tensor,))
 
     def _width(self, modules: nn.ModuleDict, ctx: Context) -> int:
         """D, of the widest client: all send one shape."""
