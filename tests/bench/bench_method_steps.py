@@ -99,7 +99,8 @@ class Stepper:
 
     def step(self) -> None:
         """One step, as the engine takes it."""
-        losses = self._algorithm.objective(self.modules, self._batch, self._ctx)
+        self._algorithm.before_step(self.modules, self._ctx)
+        losses, _ = self._algorithm.objective(self.modules, self._batch, self._ctx)
         take_step(self._optimizer, total_loss(losses))
         self._algorithm.after_step(self.modules, self._ctx)
 

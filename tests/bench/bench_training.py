@@ -228,7 +228,7 @@ def flops_per_image(case: Case, device: torch.device) -> float:
     modules = algorithm.build(ctx).to(device).train()
     batch = next(iter(algorithm.batches(data, 0, ctx)))
     with FlopCounterMode(display=False) as counter:
-        losses = algorithm.objective(modules, batch, ctx)
+        losses, _ = algorithm.objective(modules, batch, ctx)
         torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
     return counter.get_total_flops() / len(batch.indices)
 

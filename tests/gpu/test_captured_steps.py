@@ -71,9 +71,9 @@ def test_a_step_that_cannot_be_recorded_does_no_harm(monkeypatch: pytest.MonkeyP
     objective = ClientAlgorithm.objective
 
     def waiting(*args: Any) -> Any:
-        losses = objective(*args)
+        losses, measurements = objective(*args)
         assert all(float(term.detach()) < float("inf") for term in losses.values())
-        return losses
+        return losses, measurements
 
     release_trainer()
     with monkeypatch.context() as patch:

@@ -24,9 +24,9 @@ import torch
 from torch import nn
 
 from fedssl.engine.optimization import optimizer_for, restart
-from fedssl.engine.steps import LossFunction, Step, Terms, eager_step
+from fedssl.engine.steps import LossFunction, Step, StepValues, eager_step
 from fedssl.errors import MethodError
-from fedssl.methods.api import Batch, Context, Losses
+from fedssl.methods.api import Batch, Context, Losses, Measurements
 from fedssl.methods.composition.client import ClientAlgorithm
 from fedssl.protocol.runs import RunSpec
 
@@ -55,13 +55,13 @@ class CapturedSteps:
         given = (self._algorithm, self._modules, self._optimizer, ctx)
         plain, whole = eager_step(*given), eager_step(*given, self._objective)
 
-        def step(batch: Batch) -> Terms:
+        def step(batch: Batch) -> StepValues:
             if len(batch.indices) != self._batch_size:
                 return plain(batch)
             with _tried_algorithms():
                 return take_whole(batch)
 
-        def take_whole(batch: Batch) -> Terms:
+        def take_whole(batch: Batch) -> StepValues:
             key = (learning_rate, self._algorithm.step_constants(self._modules, ctx), *_layout(batch))
             if key != self._key:
                 self._key, self._num_eager, self._capture = key, 0, None
@@ -72,7 +72,7 @@ class CapturedSteps:
 
         return step
 
-    def _replay(self, step: Step, batch: Batch) -> Terms:
+    def _replay(self, step: Step, batch: Batch) -> StepValues:
         if self._capture is None:
             self._optimizer.zero_grad(set_to_none=True)
             try:
@@ -110,7 +110,7 @@ class _Capture:
             _abandon(pool)
             raise
 
-    def replay(self, batch: Batch) -> Terms:
+    def replay(self, batch: Batch) -> StepValues:
         for place, tensor in zip(_tensors(self._batch), _tensors(batch), strict=True):
             place.copy_(tensor)
         self._graph.replay()
@@ -180,16 +180,16 @@ def compiled(objective: LossFunction) -> LossFunction:
     fused = torch.compile(objective, dynamic=False)
     is_new, failed = True, False
 
-    def run(modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Losses:
+    def run(modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
         nonlocal is_new, failed
         from torch._dynamo.exc import TorchDynamoException  # loads the compiler, which takes seconds
 
         if not failed:
             try:
                 with _compiled_backwards_too(), _no_advice_on_tf32() if is_new else nullcontext():
-                    losses: Losses = fused(modules, batch, ctx)
+                    found: tuple[Losses, Measurements] = fused(modules, batch, ctx)
                 is_new = False
-                return losses
+                return found
             except TorchDynamoException as error:
                 failed = True
                 warnings.warn(f"the training step cannot be compiled and stays as it is: {error}", stacklevel=2)

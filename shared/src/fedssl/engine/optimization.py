@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
+from fedssl.errors import MethodError
 from fedssl.methods.api import Context, Losses
 from fedssl.protocol.training import OptimizerConfig
 
@@ -44,8 +45,10 @@ def autocast(ctx: Context) -> AbstractContextManager[object]:
 
 
 def total_loss(losses: Losses) -> torch.Tensor:
-    """The sum of the terms that are minimised, in fp32."""
-    return torch.stack([term.float() for term in losses.values() if term.requires_grad]).sum()
+    """Return the sum of the terms, in fp32. Raises MethodError if one has no gradient."""
+    if constant := [name for name, term in losses.items() if not term.requires_grad]:
+        raise MethodError(f"the loss {constant[0]!r} has no gradient: return it among the measurements")
+    return torch.stack([term.float() for term in losses.values()]).sum()
 
 
 def take_step(optimizer: torch.optim.Optimizer, total: torch.Tensor) -> None:

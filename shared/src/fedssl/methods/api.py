@@ -17,8 +17,10 @@ from fedssl.protocol.training import OptimizerConfig
 from fedssl.seeding import derive_seed
 
 Losses = dict[str, torch.Tensor]
-"""Named terms, already weighted: their sum is what is minimised. A term without a gradient is no part of it: it is a
-measurement, reported beside them under its own name."""
+"""Named terms, already weighted: their sum is minimised. Each must have a gradient."""
+
+Measurements = dict[str, torch.Tensor]
+"""Named numbers of a step that are reported and not minimised, as tensors on the device."""
 
 ClientState = Tensors
 """What a method keeps on the client between rounds and never sends."""

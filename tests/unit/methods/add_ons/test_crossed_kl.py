@@ -72,8 +72,8 @@ def test_the_objective_is_byols_plus_the_crossed_divergence(exponent: float) -> 
 
 def test_the_gradient_reaches_centers_and_online_network_but_not_the_target() -> None:
     state = training(_spec())
-    losses = state.losses(state.batch())
-    assert not losses["centers_used"].requires_grad
+    losses, measurements = state.terms(state.batch())
+    assert not measurements["centers_used"].requires_grad
     losses["crossed_kl"].backward()  # type: ignore[no-untyped-call]
     for name in ("centers", "encoder", "projector", "predictor"):
         assert any(p.grad is not None and bool(p.grad.any()) for p in state.modules[name].parameters()), name

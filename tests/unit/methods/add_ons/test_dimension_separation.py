@@ -131,10 +131,10 @@ def test_the_identity_as_rotation_is_scaling_of_coordinates() -> None:
 def test_dsr_pulls_into_the_clients_own_dimensions(variant: str) -> None:
     """The gradient on z leaves the client's own (rotated) dimensions more of the length, and others less."""
     client = training(_spec({"name": "dsr", "variant": variant}))
-    part = client.algorithm.add_ons[0]  # type: ignore[attr-defined]
+    part = client.algorithm.add_ons[0]
     z = torch.randn(32, WIDTH, generator=torch.Generator().manual_seed(0), requires_grad=True)
     online = Online(h=(z,), z=(z,), projected=(z,))
-    part.terms(online, client.modules, client.batch(), client.ctx)["dsr"].backward()
+    part.terms(online, client.modules, client.batch(), client.ctx)[0]["dsr"].backward()
     assert z.grad is not None
     basis = client.modules["dsr"].rotation if variant == "reference" else torch.eye(WIDTH)
     owned = list(client.ctx.dimensions or ())

@@ -54,7 +54,7 @@ def _by_the_algorithm(spec: RunSpec, broadcast: Tensors, state: Tensors, divisor
     for epoch in range(2):
         for batch in algorithm.batches(data, epoch, ctx):
             optimizer.zero_grad()
-            algorithm.objective(modules, batch, ctx)["nt_xent"].backward()
+            algorithm.objective(modules, batch, ctx)[0]["nt_xent"].backward()
             optimizer.step()
             num_steps += 1
             with torch.no_grad():

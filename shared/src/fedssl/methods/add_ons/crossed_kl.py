@@ -34,7 +34,7 @@ from fedssl.artifacts.tensors import Tensors
 from fedssl.data.augment import normalize, to_float
 from fedssl.errors import MethodError
 from fedssl.losses import crossed_kl, student_t_assignment
-from fedssl.methods.api import Batch, ClientData, Context, Losses, Update
+from fedssl.methods.api import Batch, ClientData, Context, Losses, Measurements, Update
 from fedssl.methods.composition.modules import copy_of
 from fedssl.methods.composition.part import ENCODER, PROJECTOR, TARGETS, Online, Part, Wire
 from fedssl.protocol.methods.add_ons import CrossedKLConfig
@@ -79,13 +79,13 @@ class CrossedKL(Part):
         if self.config.scale == "unit" and ctx.round_number == 1:
             _start_from_embeddings(modules, data, ctx)
 
-    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Losses:
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
         centers = modules[CENTERS]
         with torch.no_grad():
             target_a, target_b = (centers(t) for t in online.targets)
         online_a, online_b = (centers(p) for p in online.predicted)
         loss = self.config.weight * crossed_kl(online_a, online_b, target_a, target_b)
-        return {"crossed_kl": loss, "centers_used": num_used(torch.cat([online_a, online_b]))}
+        return {"crossed_kl": loss}, {"centers_used": num_used(torch.cat([online_a, online_b]))}
 
     @property
     def wire(self) -> Wire:

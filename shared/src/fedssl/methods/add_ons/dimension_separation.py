@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from fedssl.artifacts.tensors import Tensors
 from fedssl.errors import MethodError
 from fedssl.losses import dimension_scaled
-from fedssl.methods.api import Batch, ClientData, Context, Losses
+from fedssl.methods.api import Batch, ClientData, Context, Losses, Measurements
 from fedssl.methods.composition.part import Online, Part
 from fedssl.protocol.methods.add_ons import DSRConfig, HSDConfig
 
@@ -66,14 +66,14 @@ class DimensionScaledRegularisation(Part):
             seed = dataclasses.replace(ctx, round_number=0, client_id="").seed("dsr-rotation")
             modules[_DSR].get_buffer("rotation").copy_(random_rotation(len(own), seed))
 
-    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Losses:
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
         if self.config.variant == "reference":
             rotation, views = modules[_DSR].get_buffer("rotation"), online.z
         else:
             rotation, views = None, tuple(F.normalize(z.float(), dim=1) for z in online.z)
         scale = modules[_DSR].get_buffer("scale")
         losses = [dimension_scaled(z, scale, rotation, self.config.variant) for z in views]
-        return {"dsr": self.config.gamma * torch.stack(losses).mean()}
+        return {"dsr": self.config.gamma * torch.stack(losses).mean()}, {}
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from torch import nn
 from fedssl.artifacts.tensors import Tensors
 from fedssl.errors import MethodError
 from fedssl.losses import nt_xent, relational_divergence
-from fedssl.methods.api import Batch, ClientData, Context, Losses
+from fedssl.methods.api import Batch, ClientData, Context, Losses, Measurements
 from fedssl.methods.composition.modules import copy_of, load_modules
 from fedssl.methods.composition.part import ENCODER, PROJECTOR, Online, Part
 from fedssl.methods.composition.streams import REFERENCES
@@ -80,7 +80,7 @@ class CrossDistillation(Part):
             load_modules(teacher, teacher.keys(), broadcast, "broadcast")
             teacher.eval()
 
-    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Losses:
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
         losses: Losses = {}
         if self.config.local_relational:
             _, references = online.extra[REFERENCES]
@@ -88,7 +88,7 @@ class CrossDistillation(Part):
             losses["local_relational"] = self.config.local_relational * divergence
         if self._is_global:
             losses.update(self._global_terms(online, modules, batch))
-        return losses
+        return losses, {}
 
     def _global_terms(self, online: Online, modules: nn.ModuleDict, batch: Batch) -> Losses:
         seen = {}

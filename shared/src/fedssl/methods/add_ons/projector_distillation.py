@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from fedssl.losses import projector_distillation
-from fedssl.methods.api import Batch, Context, Losses
+from fedssl.methods.api import Batch, Context, Losses, Measurements
 from fedssl.methods.composition.part import Online, Part
 from fedssl.protocol.methods.add_ons import PDConfig
 
@@ -30,9 +30,9 @@ class ProjectorDistillation(Part):
 
     config: PDConfig
 
-    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Losses:
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
         losses = [
             projector_distillation(h, z, self.config.temperature, self.config.variant)
             for h, z in zip(online.h, online.projected, strict=True)
         ]
-        return {"pd": self.config.delta * torch.stack(losses).mean()}
+        return {"pd": self.config.delta * torch.stack(losses).mean()}, {}

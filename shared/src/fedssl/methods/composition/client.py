@@ -17,6 +17,7 @@ from fedssl.methods.api import (
     ClientState,
     Context,
     Losses,
+    Measurements,
     Schedule,
 )
 from fedssl.methods.composition.modules import declare, learning_rate, load_modules, run_online, tensors_of
@@ -37,7 +38,7 @@ class ClientAlgorithm:
     before each round, all parameters and buffers get their first values again. `merge` or `begin_epoch` must set
     whatever else changes in a module.
 
-    `objective` and `after_step` are the step. A GPU captures it and replays the capture for later
+    `before_step`, `objective` and `after_step` are the step. A GPU captures it and replays the capture for later
     batches, rounds and clients. A step therefore never waits for a number (no `float(x)`, `if x > 0` or `x[mask]` on
     tensors), changes tensors in place, and finds what it needs of the broadcast in `modules`.
     """
@@ -157,18 +158,25 @@ class ClientAlgorithm:
             labels = None if data.labels is None else data.labels[indices]
             yield Batch(views=parts[:num_views], indices=indices, labels=labels, extra=extra)
 
-    def objective(self, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Losses:
-        """Return the loss terms of one batch."""
+    def before_step(self, modules: nn.ModuleDict, ctx: Context) -> None:
+        """Apply what comes before a batch's forward pass."""
+        for part in self.parts:
+            part.before_step(modules, ctx)
+
+    def objective(self, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
+        """Return the loss terms of one batch, and what else is reported of it."""
         online = run_online(modules, batch, joint=self.host.is_joint())
         for part in self.parts:
             online = part.transform(online, modules, ctx)
         online = self.host.complete(online, modules, batch, ctx)
         weight = math.prod([part.objective_weight for part in self.parts])
-        terms = self.host.terms(online, modules, batch, ctx) if weight else {}
+        terms, measurements = self.host.terms(online, modules, batch, ctx) if weight else ({}, {})
         losses = terms if weight == 1 else {name: weight * term for name, term in terms.items()}
         for part in self.parts[1:]:
-            losses.update(part.terms(online, modules, batch, ctx))
-        return losses
+            more, measured = part.terms(online, modules, batch, ctx)
+            losses.update(more)
+            measurements.update(measured)
+        return losses, measurements
 
     def step_constants(self, modules: nn.ModuleDict, ctx: Context) -> Hashable:
         """Return what steps depend on besides the spec and the values of the modules' tensors.

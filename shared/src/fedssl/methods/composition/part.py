@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from fedssl.artifacts.tensors import Tensors
-from fedssl.methods.api import Batch, ClientData, Context, Losses, Schedule, Update
+from fedssl.methods.api import Batch, ClientData, Context, Losses, Measurements, Schedule, Update
 from fedssl.protocol.plan import ArtifactPlan, Kind
 
 ENCODER, PROJECTOR, PREDICTOR = "encoder", "projector", "predictor"
@@ -123,9 +123,12 @@ class Part:
         """Change the online outputs before any term sees them."""
         return online
 
-    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Losses:
-        """The weighted loss terms of one batch."""
-        return {}
+    def before_step(self, modules: nn.ModuleDict, ctx: Context) -> None:
+        """Before each batch's forward pass: moving averages that the pass is to see."""
+
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
+        """Return the weighted loss terms of one batch, and what else is reported of it. Updates no network."""
+        return {}, {}
 
     def after_step(self, modules: nn.ModuleDict, ctx: Context) -> None:
         """What follows an optimiser step: moving averages, queues, corrections."""

@@ -18,7 +18,7 @@ from torch import nn
 
 from fedssl.errors import MethodError
 from fedssl.losses import byol_regression
-from fedssl.methods.api import Batch, Context, Losses
+from fedssl.methods.api import Batch, Context, Losses, Measurements
 from fedssl.methods.composition.modules import copy_of, move_towards
 from fedssl.methods.composition.part import ENCODER, PREDICTOR, PROJECTOR, TARGETS, Objective, Online
 from fedssl.models import build_mlp
@@ -52,9 +52,9 @@ class BYOL(Objective):
             targets = tuple(modules[TARGETS[PROJECTOR]](modules[TARGETS[ENCODER]](view)) for view in batch.views)
         return replace(online, predicted=tuple(modules[PREDICTOR](z) for z in online.z), targets=targets)
 
-    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Losses:
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
         (p1, p2), (t1, t2) = online.predicted, online.targets
-        return {"regression": byol_regression(p1, t2) + byol_regression(p2, t1)}
+        return {"regression": byol_regression(p1, t2) + byol_regression(p2, t1)}, {}
 
     def after_step(self, modules: nn.ModuleDict, ctx: Context) -> None:
         for online, target in TARGETS.items():

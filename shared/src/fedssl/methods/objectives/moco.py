@@ -25,7 +25,7 @@ from torch import nn
 
 from fedssl.artifacts.tensors import Tensors
 from fedssl.losses import info_nce
-from fedssl.methods.api import Batch, ClientData, Context, Losses
+from fedssl.methods.api import Batch, ClientData, Context, Losses, Measurements
 from fedssl.methods.composition.modules import copy_of, move_towards
 from fedssl.methods.composition.part import ENCODER, PROJECTOR, Objective, Online
 from fedssl.protocol.methods.fedmoco import MomentumContrastConfig
@@ -81,14 +81,14 @@ class MomentumContrast(Objective):
         share = int(self.config.max_queue_share * len(data))
         key_queue(modules).length = max(1, min(self.config.queue_size, share))
 
-    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Losses:
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
         with torch.no_grad():
             k1, k2 = (keys_of(modules, view) for view in batch.views)
         queue, temperature = key_queue(modules), self.config.contrast_temperature
         z1, z2 = online.z
         loss = info_nce(z1, k2, queue(), temperature) + info_nce(z2, k1, queue(), temperature)
         queue.push(torch.cat([k1, k2]))
-        return {"info_nce": loss}
+        return {"info_nce": loss}, {}
 
     def step_constants(self, modules: nn.ModuleDict, ctx: Context) -> Hashable:
         return key_queue(modules).length

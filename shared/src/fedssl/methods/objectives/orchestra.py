@@ -33,7 +33,7 @@ from torch import nn
 from fedssl.aggregation import balanced_kmeans, global_centroids
 from fedssl.artifacts.tensors import Tensors
 from fedssl.losses import cluster_assignment
-from fedssl.methods.api import Batch, ClientData, Context, Losses, Schedule, Update
+from fedssl.methods.api import Batch, ClientData, Context, Losses, Measurements, Schedule, Update
 from fedssl.methods.composition.embedding import embed_views
 from fedssl.methods.composition.modules import copy_of, move_towards
 from fedssl.methods.composition.part import PROJECTOR, TARGETS, Objective, Online, Wire
@@ -109,9 +109,11 @@ class Orchestra(Objective):
         if not int(_memory(modules).is_filled):
             _memory(modules).push(embed_views([_target(modules)], data, self.config.memory_size, MEMORY, ctx))
 
-    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Losses:
-        for source, target in TARGETS.items():
-            move_towards(modules[target], modules[source], self.config.target_momentum)
+    def before_step(self, modules: nn.ModuleDict, ctx: Context) -> None:
+        for online, target in TARGETS.items():
+            move_towards(modules[target], modules[online], self.config.target_momentum)
+
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
         with torch.no_grad():
             t1 = _target(modules)(batch.views[0])
         _memory(modules).push(t1)
@@ -121,7 +123,7 @@ class Orchestra(Objective):
             _, z3 = online.extra[ROTATED]
             turns = F.cross_entropy(modules[ROTATION](z3).float(), quarter_turns(len(z3), z3.device))
             losses["rotation"] = self.config.rotation_weight * turns
-        return losses
+        return losses, {}
 
     def extra_update(self, modules: nn.ModuleDict, data: ClientData, ctx: Context) -> Tensors:
         # On the CPU, so that every device starts from the same embeddings.

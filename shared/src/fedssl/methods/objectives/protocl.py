@@ -27,7 +27,7 @@ from torch import nn
 
 from fedssl.aggregation import spherical_kmeans
 from fedssl.losses import prototype_concentrations, prototype_contrast
-from fedssl.methods.api import Batch, ClientData, Context, Losses
+from fedssl.methods.api import Batch, ClientData, Context, Losses, Measurements
 from fedssl.methods.composition.embedding import embed
 from fedssl.methods.composition.part import Online
 from fedssl.methods.objectives.moco import MomentumContrast, key_network
@@ -93,8 +93,8 @@ class ProtoCL(MomentumContrast):
     def step_constants(self, modules: nn.ModuleDict, ctx: Context) -> Hashable:
         return super().step_constants(modules, ctx), _clusterings(modules).version
 
-    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Losses:
-        losses = super().terms(online, modules, batch, ctx)
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
+        losses, measurements = super().terms(online, modules, batch, ctx)
         if found := _clusterings(modules).current:
             contrasts = [
                 prototype_contrast(z, each.centroids, each.assignments[batch.indices], each.concentrations)
@@ -102,7 +102,7 @@ class ProtoCL(MomentumContrast):
                 for z in online.z
             ]
             losses["prototypes"] = torch.stack(contrasts).sum() / len(found)
-        return losses
+        return losses, measurements
 
 
 def _clusterings(modules: nn.ModuleDict) -> Clusterings:
