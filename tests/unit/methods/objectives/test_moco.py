@@ -8,7 +8,9 @@ import torch
 from pydantic import ValidationError
 
 from fedssl.artifacts.tensors import Tensors
-from fedssl.methods.objectives.moco import KeyQueue, key_queue, keys_of
+from fedssl.methods.composition.follower import KEYS
+from fedssl.methods.composition.ring import Ring
+from fedssl.methods.objectives.moco import key_queue
 from fedssl.protocol.runs import RunSpec
 from support.methods import method_spec, shards
 from support.rounds import local_round, start, training
@@ -55,7 +57,7 @@ def test_the_loss_is_the_equation_in_both_orders_and_the_keys_enter_the_queue_af
 
 
 def test_the_queue_replaces_its_oldest_keys() -> None:
-    queue = KeyQueue(5, 3)
+    queue = Ring(torch.nn.functional.normalize(torch.randn(5, 3), dim=1))
     keys = torch.nn.functional.normalize(_random(2, 9, 3), dim=1)
     for start_, stop in ((0, 2), (2, 4), (4, 6)):
         queue.push(2 * keys[start_:stop])
@@ -119,7 +121,7 @@ def test_shuffling_the_keys_batch_changes_nothing() -> None:
     view = client.batch().views[0]
     order = torch.randperm(len(view), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        plain, shuffled = keys_of(client.modules, view), keys_of(client.modules, view[order])
+        plain, shuffled = KEYS.embed(client.modules, view), KEYS.embed(client.modules, view[order])
     torch.testing.assert_close(shuffled[order.argsort()], plain, rtol=1e-4, atol=1e-5)
 
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from fedssl.aggregation import global_centroids
 from fedssl.artifacts.tensors import Tensors
 from fedssl.methods import METHODS
-from fedssl.methods.objectives.orchestra import Memory
+from fedssl.methods.objectives.orchestra import EmbeddingMemory
 from fedssl.protocol.runs import RunSpec
 from fedssl.simulation import simulate
 from support.methods import CONFIGS, method_spec, shards
@@ -21,9 +21,9 @@ def _spec(**orchestra: Any) -> RunSpec:
     return method_spec("orchestra", method={"name": "orchestra", **CONFIGS["orchestra"], **orchestra})
 
 
-def _memory(client: Training) -> Memory:
+def _memory(client: Training) -> EmbeddingMemory:
     memory = client.modules["memory"]
-    assert isinstance(memory, Memory)
+    assert isinstance(memory, EmbeddingMemory)
     return memory
 
 
@@ -99,7 +99,7 @@ def test_the_first_round_only_clusters() -> None:
 
 
 def test_the_memory_is_first_in_first_out() -> None:
-    memory = Memory(4, 2)
+    memory = EmbeddingMemory(4, 2)
     memory.push(torch.tensor([[2.0, 0.0], [0.0, 3.0]]))
     memory.push(torch.tensor([[-1.0, 0.0]]))
     assert memory.embeddings.tolist() == [[0, 0], [1, 0], [0, 1], [-1, 0]]

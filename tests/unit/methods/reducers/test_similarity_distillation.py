@@ -241,7 +241,7 @@ def test_which_steps_only_fill_the_queue(skip: str, trained: list[int]) -> None:
 def test_the_queue_is_a_ring() -> None:
     queue = AnchorQueue(3, 2)
     for number in range(4):
-        queue.push(torch.tensor([[0.0, 1.0 + number]]), torch.tensor([number]))
+        queue.push_of(torch.tensor([[0.0, 1.0 + number]]), torch.tensor([number]))
     assert queue.images.tolist() == [3, 1, 2]
     assert queue.keys.tolist() == [[0, 1]] * 3
 

@@ -35,8 +35,9 @@ from fedssl.data.augment import normalize, to_float
 from fedssl.errors import MethodError
 from fedssl.losses import crossed_kl, student_t_assignment
 from fedssl.methods.api import Batch, ClientData, Context, Losses, Measurements, Update
+from fedssl.methods.composition.follower import TARGET
 from fedssl.methods.composition.modules import copy_of
-from fedssl.methods.composition.part import ENCODER, PROJECTOR, TARGETS, Online, Part, Wire
+from fedssl.methods.composition.part import Online, Part, Wire
 from fedssl.protocol.methods.add_ons import CrossedKLConfig
 
 CENTERS = "centers"
@@ -115,5 +116,5 @@ def _start_from_embeddings(modules: nn.ModuleDict, data: ClientData, ctx: Contex
     chosen = torch.randint(len(data), (len(centers.mu),), generator=generator).to(data.images.device)
     images = normalize(to_float(data.images[chosen]), ctx.spec.data)
     # Copies in training mode: the batch's own statistics, since there are no others yet, and none that stay.
-    encoder, projector = (copy_of(modules[TARGETS[name]]) for name in (ENCODER, PROJECTOR))
+    encoder, projector = (copy_of(module) for module in TARGET.network(modules))
     centers.mu.copy_(centers.embed(projector(encoder(images))))

@@ -79,10 +79,3 @@ def copy_of(module: M) -> M:
     twin = copy.deepcopy(module)
     twin.requires_grad_(requires_grad=False)
     return twin
-
-
-@torch.no_grad()
-def move_towards(target: nn.Module, online: nn.Module, momentum: float) -> None:
-    """target = momentum * target + (1 - momentum) * online, parameters only (BatchNorm's buffers are its own)."""
-    for slow, fast in zip(target.parameters(), online.parameters(), strict=True):
-        slow.lerp_(fast, 1 - momentum)

@@ -21,9 +21,6 @@ from fedssl.protocol.plan import ArtifactPlan, Kind
 
 ENCODER, PROJECTOR, PREDICTOR = "encoder", "projector", "predictor"
 
-TARGETS = {ENCODER: "target_encoder", PROJECTOR: "target_projector"}
-"""What an objective with a target network calls its modules, by the online module that each follows."""
-
 
 @dataclass(frozen=True, slots=True)
 class Online:

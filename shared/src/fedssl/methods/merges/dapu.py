@@ -28,9 +28,17 @@ from torch import nn
 
 from fedssl.artifacts.tensors import Tensors
 from fedssl.methods.api import ClientData, Context, Schedule
+from fedssl.methods.composition.follower import TARGET
 from fedssl.methods.composition.modules import load_modules
-from fedssl.methods.composition.part import ENCODER, PREDICTOR, PROJECTOR, TARGETS, Merge
-from fedssl.methods.merges.divergence import Memory, copies, mean_convolution_distance, memory, parameter_distance, take
+from fedssl.methods.composition.part import ENCODER, PREDICTOR, PROJECTOR, Merge
+from fedssl.methods.merges.divergence import (
+    MergeMemory,
+    copies,
+    mean_convolution_distance,
+    memory,
+    parameter_distance,
+    take,
+)
 from fedssl.protocol.methods.merges import DAPUConfig
 
 _MEMORY, _START = "dapu", "dapu_start"
@@ -47,10 +55,10 @@ class DivergenceAwarePredictorUpdate(Merge):
     def heads(self, modules: nn.ModuleDict, ctx: Context) -> dict[str, nn.Module]:
         local = (PREDICTOR,) if self.config.update != "target" else (ENCODER, PROJECTOR, PREDICTOR)
         numbers = {"distance": torch.zeros(()), "takes_global": torch.ones((), dtype=torch.uint8)}
-        return {_MEMORY: Memory(modules, local, **numbers), _START: copies(modules, (ENCODER, PROJECTOR))}
+        return {_MEMORY: MergeMemory(modules, local, **numbers), _START: copies(modules, (ENCODER, PROJECTOR))}
 
     def source(self, name: str) -> str:
-        return TARGETS.get(name, name) if self.config.aggregate == "target" else name
+        return TARGET.names.get(name, name) if self.config.aggregate == "target" else name
 
     def receive(
         self, modules: nn.ModuleDict, names: tuple[str, ...], broadcast: Tensors, *, cold: bool, ctx: Context
@@ -59,10 +67,10 @@ class DivergenceAwarePredictorUpdate(Merge):
         if cold:
             return
         if self.config.update != "online":
-            _to_targets(modules)
+            TARGET.restart(modules)
         local = memory(modules, _MEMORY).local
         if self.config.update == "target":
-            _restore(modules, local, TARGETS)
+            _restore(modules, local, TARGET.names)
         if not self._takes_global_predictor(modules):
             _restore(modules, local, (PREDICTOR,))
 
@@ -89,11 +97,6 @@ def _start(modules: nn.ModuleDict) -> nn.ModuleDict:
     start = modules[_START]
     assert isinstance(start, nn.ModuleDict)
     return start
-
-
-def _to_targets(modules: nn.ModuleDict) -> None:
-    for online, target in TARGETS.items():
-        modules[target].load_state_dict(modules[online].state_dict())
 
 
 def _restore(modules: nn.ModuleDict, local: nn.ModuleDict, names: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from fedssl.methods.composition.modules import copy_of
 
 
-class Memory(nn.Module):
+class MergeMemory(nn.Module):
     """What a merge rule keeps with the client: a frozen copy of some of its modules, and numbers by name."""
 
     def __init__(self, modules: nn.ModuleDict, names: Iterable[str], **numbers: Tensor) -> None:
@@ -22,10 +22,10 @@ class Memory(nn.Module):
         return self.get_buffer(name)
 
 
-def memory(modules: nn.ModuleDict, name: str) -> Memory:
+def memory(modules: nn.ModuleDict, name: str) -> MergeMemory:
     """The module of this name, which is one."""
     found = modules[name]
-    assert isinstance(found, Memory)
+    assert isinstance(found, MergeMemory)
     return found
 
 

@@ -28,9 +28,17 @@ from torch import Tensor, nn
 
 from fedssl.artifacts.tensors import Tensors
 from fedssl.methods.api import ClientData, Context, Schedule
+from fedssl.methods.composition.follower import TARGET
 from fedssl.methods.composition.modules import load_modules
-from fedssl.methods.composition.part import ENCODER, PREDICTOR, PROJECTOR, TARGETS, Merge
-from fedssl.methods.merges.divergence import Memory, copies, mean_convolution_distance, memory, parameter_distance, take
+from fedssl.methods.composition.part import ENCODER, PREDICTOR, PROJECTOR, Merge
+from fedssl.methods.merges.divergence import (
+    MergeMemory,
+    copies,
+    mean_convolution_distance,
+    memory,
+    parameter_distance,
+    take,
+)
 from fedssl.protocol.methods.merges import DivergenceAwareConfig
 
 MEMORY, _START = "ema", "ema_start"
@@ -49,7 +57,7 @@ class DivergenceAwareEMA(Merge):
     def heads(self, modules: nn.ModuleDict, ctx: Context) -> dict[str, nn.Module]:
         numbers = {name: torch.zeros(()) for name in ("drift", "first", "coefficient")}
         last_round = torch.zeros((), dtype=torch.int64)
-        kept = Memory(modules, self.remembered, last_round=last_round, **numbers)
+        kept = MergeMemory(modules, self.remembered, last_round=last_round, **numbers)
         start = {_START: copies(modules, (ENCODER,))} if self.config.variant == "reference" else {}
         return {MEMORY: kept, **start}
 
@@ -60,9 +68,7 @@ class DivergenceAwareEMA(Merge):
         if cold:
             return
         if not self.mixes(modules, ctx):
-            for online, target in TARGETS.items():
-                if target in modules:
-                    modules[target].load_state_dict(modules[online].state_dict())
+            TARGET.restart(modules)
             return
         kept = memory(modules, MEMORY)
         coefficient = self._coefficient(modules, kept)
@@ -75,7 +81,7 @@ class DivergenceAwareEMA(Merge):
         last = int(memory(modules, MEMORY).number("last_round"))
         return last > 0 and (not self.config.selective or last == ctx.round_number - 1)
 
-    def _coefficient(self, modules: nn.ModuleDict, kept: Memory) -> Tensor:
+    def _coefficient(self, modules: nn.ModuleDict, kept: MergeMemory) -> Tensor:
         """mu, from the global network in `modules` and the client's own in `kept`."""
         if self.config.variant == "paper":
             names = [name for name in (ENCODER, PROJECTOR) if name in modules]
@@ -103,7 +109,7 @@ class DivergenceAwareEMA(Merge):
         take(kept.local, modules)
 
 
-def _set_first(kept: Memory, distance: Tensor) -> None:
+def _set_first(kept: MergeMemory, distance: Tensor) -> None:
     """The first distance that is not 0 stays."""
     first = kept.number("first")
     first.copy_(torch.where(first > 0, first, distance))

@@ -13,14 +13,13 @@ a copy from the start, which is what both papers describe.
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import torch
 from torch import nn
 
 from fedssl.errors import MethodError
 from fedssl.losses import byol_regression
 from fedssl.methods.api import Batch, Context, Losses, Measurements
-from fedssl.methods.composition.modules import copy_of, move_towards
-from fedssl.methods.composition.part import ENCODER, PREDICTOR, PROJECTOR, TARGETS, Objective, Online
+from fedssl.methods.composition.follower import TARGET
+from fedssl.methods.composition.part import PREDICTOR, PROJECTOR, Objective, Online
 from fedssl.models import build_mlp
 from fedssl.protocol.methods.fedbyol import BYOLConfig
 
@@ -32,7 +31,7 @@ class BYOL(Objective):
     config: BYOLConfig
 
     shared: ClassVar[tuple[str, ...]] = (PROJECTOR, PREDICTOR)
-    kept: ClassVar[tuple[str, ...]] = tuple(TARGETS.values())
+    kept: ClassVar[tuple[str, ...]] = tuple(TARGET.names.values())
     joint_forward: ClassVar[bool] = False
 
     def heads(self, modules: nn.ModuleDict, ctx: Context) -> dict[str, nn.Module]:
@@ -40,16 +39,13 @@ class BYOL(Objective):
         if model.projector is None:
             raise MethodError("fedbyol needs a projector")  # the spec's check refuses this earlier
         width = model.projector.out_dim
-        targets = {target: copy_of(modules[online]) for online, target in TARGETS.items()}
-        return {PREDICTOR: build_mlp(model.predictor, width, width), **targets}
+        return {PREDICTOR: build_mlp(model.predictor, width, width), **TARGET.built(modules)}
 
     def start_cold(self, modules: nn.ModuleDict, ctx: Context) -> None:
-        for online, target in TARGETS.items():
-            modules[target].load_state_dict(modules[online].state_dict())
+        TARGET.restart(modules)
 
     def complete(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Online:
-        with torch.no_grad():
-            targets = tuple(modules[TARGETS[PROJECTOR]](modules[TARGETS[ENCODER]](view)) for view in batch.views)
+        targets = tuple(TARGET.embed(modules, view) for view in batch.views)
         return replace(online, predicted=tuple(modules[PREDICTOR](z) for z in online.z), targets=targets)
 
     def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
@@ -57,5 +53,4 @@ class BYOL(Objective):
         return {"regression": byol_regression(p1, t2) + byol_regression(p2, t1)}, {}
 
     def after_step(self, modules: nn.ModuleDict, ctx: Context) -> None:
-        for online, target in TARGETS.items():
-            move_towards(modules[target], modules[online], self.config.target_momentum)
+        TARGET.follow(modules, self.config.target_momentum)

@@ -26,39 +26,12 @@ from torch import nn
 from fedssl.artifacts.tensors import Tensors
 from fedssl.losses import info_nce
 from fedssl.methods.api import Batch, ClientData, Context, Losses, Measurements
-from fedssl.methods.composition.modules import copy_of, move_towards
-from fedssl.methods.composition.part import ENCODER, PROJECTOR, Objective, Online
+from fedssl.methods.composition.follower import KEYS
+from fedssl.methods.composition.part import Objective, Online
+from fedssl.methods.composition.ring import Ring
 from fedssl.protocol.methods.fedmoco import MomentumContrastConfig
 
-KEYS = {ENCODER: "key_encoder", PROJECTOR: "key_projector"}
-"""What the key network's modules are called, by the online module that each follows."""
-
 QUEUE = "queue"
-
-
-class KeyQueue(nn.Module):
-    """A ring of keys, of which the newest replace the oldest. `length` of its `size` places are in use."""
-
-    keys: torch.Tensor
-    position: torch.Tensor
-
-    def __init__(self, size: int, width: int) -> None:
-        super().__init__()
-        self.register_buffer("keys", F.normalize(torch.randn(size, width), dim=1))
-        self.register_buffer("position", torch.zeros((), dtype=torch.int64))
-        self.length = size
-
-    def forward(self) -> torch.Tensor:
-        """The keys in use, (length, D)."""
-        return self.keys[: self.length]
-
-    @torch.no_grad()
-    def push(self, keys_BD: torch.Tensor) -> None:
-        """Take in unit vectors of new keys; of more than fit, the last."""
-        newest = F.normalize(keys_BD.detach().float(), dim=1)[-self.length :]
-        places = (self.position + torch.arange(len(newest), device=newest.device)) % self.length
-        self.keys.index_copy_(0, places, newest)
-        self.position.copy_((self.position + len(newest)) % self.length)
 
 
 @dataclass(frozen=True)
@@ -72,18 +45,16 @@ class MomentumContrast(Objective):
     compiles: ClassVar[bool] = False  # the queue's length follows the client's number of images
 
     def heads(self, modules: nn.ModuleDict, ctx: Context) -> dict[str, nn.Module]:
-        keys = {key: copy_of(modules[online]) for online, key in KEYS.items() if online in modules}
-        return {**keys, QUEUE: KeyQueue(self.config.queue_size, self.config.embedding_width(ctx.spec.model))}
+        keys_QD = torch.randn(self.config.queue_size, self.config.embedding_width(ctx.spec.model))
+        return {**KEYS.built(modules), QUEUE: Ring(F.normalize(keys_QD, dim=1))}
 
     def begin(self, modules: nn.ModuleDict, broadcast: Tensors, data: ClientData, ctx: Context) -> None:
-        for online, key in _followers(modules).items():
-            modules[key].load_state_dict(modules[online].state_dict())
+        KEYS.restart(modules)
         share = int(self.config.max_queue_share * len(data))
         key_queue(modules).length = max(1, min(self.config.queue_size, share))
 
     def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
-        with torch.no_grad():
-            k1, k2 = (keys_of(modules, view) for view in batch.views)
+        k1, k2 = (KEYS.embed(modules, view) for view in batch.views)
         queue, temperature = key_queue(modules), self.config.contrast_temperature
         z1, z2 = online.z
         loss = info_nce(z1, k2, queue(), temperature) + info_nce(z2, k1, queue(), temperature)
@@ -94,28 +65,11 @@ class MomentumContrast(Objective):
         return key_queue(modules).length
 
     def after_step(self, modules: nn.ModuleDict, ctx: Context) -> None:
-        for online, key in _followers(modules).items():
-            move_towards(modules[key], modules[online], self.config.key_momentum)
+        KEYS.follow(modules, self.config.key_momentum)
 
 
-def key_network(modules: nn.ModuleDict) -> list[nn.Module]:
-    """f_k, encoder first."""
-    return [modules[key] for key in _followers(modules).values()]
-
-
-def keys_of(modules: nn.ModuleDict, images: torch.Tensor) -> torch.Tensor:
-    """f_k of a batch of views."""
-    for module in key_network(modules):
-        images = module(images)
-    return images
-
-
-def key_queue(modules: nn.ModuleDict) -> KeyQueue:
+def key_queue(modules: nn.ModuleDict) -> Ring:
     """Q."""
     queue = modules[QUEUE]
-    assert isinstance(queue, KeyQueue)
+    assert isinstance(queue, Ring)
     return queue
-
-
-def _followers(modules: nn.ModuleDict) -> dict[str, str]:
-    return {online: key for online, key in KEYS.items() if online in modules}

@@ -35,8 +35,8 @@ from fedssl.artifacts.tensors import Tensors
 from fedssl.losses import cluster_assignment
 from fedssl.methods.api import Batch, ClientData, Context, Losses, Measurements, Schedule, Update
 from fedssl.methods.composition.embedding import embed_views
-from fedssl.methods.composition.modules import copy_of, move_towards
-from fedssl.methods.composition.part import PROJECTOR, TARGETS, Objective, Online, Wire
+from fedssl.methods.composition.follower import TARGET
+from fedssl.methods.composition.part import PROJECTOR, Objective, Online, Wire
 from fedssl.methods.composition.streams import ROTATED, quarter_turns
 from fedssl.protocol.methods.orchestra import OrchestraConfig
 from fedssl.protocol.plan import ArtifactPlan, TensorSpec
@@ -45,8 +45,9 @@ ROTATION, MEMORY = "rotation", "memory"
 GLOBAL, LOCAL = "global_centroids", "local_centroids"
 
 
-class Memory(nn.Module):
-    """A client's last target embeddings, unit vectors, oldest first."""
+class EmbeddingMemory(nn.Module):
+    """A client's last target embeddings, unit vectors, oldest first: not a ring, because k-means starts from their
+    order."""
 
     embeddings: torch.Tensor
     is_filled: torch.Tensor
@@ -81,7 +82,7 @@ class Orchestra(Objective):
     config: OrchestraConfig
 
     shared: ClassVar[tuple[str, ...]] = (PROJECTOR, ROTATION)
-    kept: ClassVar[tuple[str, ...]] = (*TARGETS.values(), MEMORY)
+    kept: ClassVar[tuple[str, ...]] = (*TARGET.names.values(), MEMORY)
     joint_forward: ClassVar[bool] = False
 
     @property
@@ -94,28 +95,29 @@ class Orchestra(Objective):
 
     def heads(self, modules: nn.ModuleDict, ctx: Context) -> dict[str, nn.Module]:
         width = self.config.embedding_width(ctx.spec.model)
-        targets = {target: copy_of(modules[online]) for online, target in TARGETS.items()}
         rotation = {ROTATION: nn.Linear(width, 4)} if self.config.rotation_weight else {}
-        memory = Memory(self.config.memory_size, width)
-        return {**targets, **rotation, MEMORY: memory, GLOBAL: Centroids(self.config.num_global_centroids, width)}
+        memory = EmbeddingMemory(self.config.memory_size, width)
+        return {
+            **TARGET.built(modules),
+            **rotation,
+            MEMORY: memory,
+            GLOBAL: Centroids(self.config.num_global_centroids, width),
+        }
 
     def start_cold(self, modules: nn.ModuleDict, ctx: Context) -> None:
         if self.config.target == "kept":
-            for online, target in TARGETS.items():
-                modules[target].load_state_dict(modules[online].state_dict())
+            TARGET.restart(modules)
 
     def begin(self, modules: nn.ModuleDict, broadcast: Tensors, data: ClientData, ctx: Context) -> None:
         _centroids(modules).current.copy_(broadcast[GLOBAL])
         if not int(_memory(modules).is_filled):
-            _memory(modules).push(embed_views([_target(modules)], data, self.config.memory_size, MEMORY, ctx))
+            _memory(modules).push(embed_views(TARGET.network(modules), data, self.config.memory_size, MEMORY, ctx))
 
     def before_step(self, modules: nn.ModuleDict, ctx: Context) -> None:
-        for online, target in TARGETS.items():
-            move_towards(modules[target], modules[online], self.config.target_momentum)
+        TARGET.follow(modules, self.config.target_momentum)
 
     def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
-        with torch.no_grad():
-            t1 = _target(modules)(batch.views[0])
+        t1 = TARGET.embed(modules, batch.views[0])
         _memory(modules).push(t1)
         centroids = _centroids(modules).current
         losses = {"clustering": cluster_assignment(online.z[1], t1, centroids, self.config.temperature)}
@@ -165,7 +167,7 @@ class Orchestra(Objective):
 class SharingOrchestra(Orchestra):
     """The same, with a target network that is sent and averaged too."""
 
-    shared: ClassVar[tuple[str, ...]] = (PROJECTOR, ROTATION, *TARGETS.values())
+    shared: ClassVar[tuple[str, ...]] = (PROJECTOR, ROTATION, *TARGET.names.values())
     kept: ClassVar[tuple[str, ...]] = (MEMORY,)
 
 
@@ -174,13 +176,9 @@ def orchestra(config: OrchestraConfig) -> Orchestra:
     return SharingOrchestra(config) if config.target == "shared" else Orchestra(config)
 
 
-def _target(modules: nn.ModuleDict) -> nn.Sequential:
-    return nn.Sequential(*(modules[target] for target in TARGETS.values()))
-
-
-def _memory(modules: nn.ModuleDict) -> Memory:
+def _memory(modules: nn.ModuleDict) -> EmbeddingMemory:
     memory = modules[MEMORY]
-    assert isinstance(memory, Memory)
+    assert isinstance(memory, EmbeddingMemory)
     return memory
 
 

@@ -29,8 +29,9 @@ from fedssl.aggregation import spherical_kmeans
 from fedssl.losses import prototype_concentrations, prototype_contrast
 from fedssl.methods.api import Batch, ClientData, Context, Losses, Measurements
 from fedssl.methods.composition.embedding import embed
+from fedssl.methods.composition.follower import KEYS
 from fedssl.methods.composition.part import Online
-from fedssl.methods.objectives.moco import MomentumContrast, key_network
+from fedssl.methods.objectives.moco import MomentumContrast
 from fedssl.protocol.methods.fedprotocl import FedProtoCLConfig
 
 _PROTOTYPES = "prototypes"
@@ -78,7 +79,7 @@ class ProtoCL(MomentumContrast):
 
     def _found(self, modules: nn.ModuleDict, data: ClientData, epoch: int, ctx: Context) -> list[Prototypes]:
         found = []
-        embeddings = embed(key_network(modules), data.images, ctx)
+        embeddings = embed(KEYS.network(modules), data.images, ctx)
         for number, images_per_cluster in enumerate(self.config.images_per_cluster):
             num_clusters = min(len(data), max(2, len(data) // images_per_cluster))
             # On the CPU, so that every device starts from the same images.

@@ -23,7 +23,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedssl.artifacts.tensors import Tensors
@@ -31,8 +30,10 @@ from fedssl.data.augment import normalize, random_view, to_float
 from fedssl.data.batches import epoch_batches
 from fedssl.losses import similarity_distillation
 from fedssl.methods.api import Context, Losses, Metrics, ServerState, Update
-from fedssl.methods.composition.modules import copy_of, load_modules, move_towards, tensors_of
+from fedssl.methods.composition.follower import KEYS
+from fedssl.methods.composition.modules import load_modules, tensors_of
 from fedssl.methods.composition.part import ENCODER, PROJECTOR
+from fedssl.methods.composition.ring import Ring
 from fedssl.methods.composition.server import Reducer
 from fedssl.methods.reducers.similarity import NAMES, Ensemble, public_images
 from fedssl.models import build_encoder, build_mlp, initialised
@@ -41,7 +42,7 @@ from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.training import OptimizerConfig
 
 STUDENT = (ENCODER, PROJECTOR)
-_KEY, _QUEUE = "key_", "queue"
+_QUEUE = "queue"
 
 
 def distillation(config: DistillationConfig) -> Reducer:
@@ -56,26 +57,19 @@ def distillation(config: DistillationConfig) -> Reducer:
     return Reducer(reduce)
 
 
-class AnchorQueue(nn.Module):
+class AnchorQueue(Ring):
     """A ring of the latest keys, and which images they are of."""
 
-    keys: Tensor
     images: Tensor
-    position: Tensor
 
     def __init__(self, size: int, width: int) -> None:
-        super().__init__()
-        self.register_buffer("keys", torch.zeros(size, width))
+        super().__init__(torch.zeros(size, width))
         self.register_buffer("images", torch.zeros(size, dtype=torch.int64))
-        self.register_buffer("position", torch.zeros((), dtype=torch.int64))
 
     @torch.no_grad()
-    def push(self, keys_BD: Tensor, images_B: Tensor) -> None:
-        """Replace the oldest."""
-        places = (self.position + torch.arange(len(keys_BD), device=keys_BD.device)) % len(self.keys)
-        self.keys.index_copy_(0, places, F.normalize(keys_BD.float(), dim=1))
-        self.images.index_copy_(0, places, images_B)
-        self.position.copy_((self.position + len(keys_BD)) % len(self.keys))
+    def push_of(self, keys_BD: Tensor, images_B: Tensor) -> None:
+        """Replace the oldest keys by those of these images. A batch must fit."""
+        self.images.index_copy_(0, self.push(keys_BD), images_B)
 
 
 def network(config: EncoderConfig, weights: Tensors, what: str, ctx: Context) -> nn.ModuleDict:
@@ -114,10 +108,11 @@ class SimilarityDistillation:
     def build(self, ctx: Context) -> nn.ModuleDict:
         encoder = self.encoder or ctx.spec.model.encoder
         student = network(encoder, self.start, "global model", ctx)
-        keys = {f"{_KEY}{name}": copy_of(module) for name, module in student.items()}
         projector = ctx.spec.model.projector
         width = projector.out_dim if projector is not None and PROJECTOR in student else encoder.feature_dim
-        return nn.ModuleDict({**dict(student.items()), **keys, _QUEUE: AnchorQueue(self.config.num_anchors, width)})
+        return nn.ModuleDict(
+            {**dict(student.items()), **KEYS.built(student), _QUEUE: AnchorQueue(self.config.num_anchors, width)}
+        )
 
     def steps(self, modules: nn.ModuleDict, epoch: int, ctx: Context) -> Iterator[Losses]:
         config, public, queue = self.config, public_images(ctx), modules[_QUEUE]
@@ -130,15 +125,13 @@ class SimilarityDistillation:
         for number, rows in enumerate(batches):
             pixels = to_float(public.images.index_select(0, rows))
             query, key = (_view(pixels, views, ctx) for _ in range(2))
-            with torch.no_grad():
-                queue.push(_run(modules, key, _KEY), rows)
+            queue.push_of(KEYS.embed(modules, key), rows)
             if number < filling:
                 continue
             target = self.ensemble.rows(rows, queue.images, config.temperature)
             loss = similarity_distillation(_run(modules, query), queue.keys, target, temperature)
             yield {"distillation": loss}
-            for name in _present(modules):
-                move_towards(modules[f"{_KEY}{name}"], modules[name], config.momentum)
+            KEYS.follow(modules, config.momentum)
 
     def result(self, modules: nn.ModuleDict) -> Tensors:
         return tensors_of(modules, _present(modules))
@@ -152,7 +145,7 @@ def _present(modules: nn.ModuleDict) -> list[str]:
     return [name for name in STUDENT if name in modules]
 
 
-def _run(modules: nn.ModuleDict, images: Tensor, prefix: str = "") -> Tensor:
+def _run(modules: nn.ModuleDict, images: Tensor) -> Tensor:
     for name in _present(modules):
-        images = modules[f"{prefix}{name}"](images)
+        images = modules[name](images)
     return images
