@@ -1,15 +1,12 @@
 """Configs of the add-ons: loss terms and corrections that go onto any objective they are defined for."""
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from fedssl.protocol.methods.parts import DimensionedConfig, PartConfig
+from fedssl.protocol.methods.parts import DimensionedConfig, Host, PartConfig
 from fedssl.protocol.model import MLPConfig, ModelConfig
 from fedssl.protocol.training import TrainingConfig
-
-if TYPE_CHECKING:
-    from fedssl.protocol.methods.composed import ComposedConfig
 
 
 class CrossedKLConfig(PartConfig):
@@ -31,7 +28,7 @@ class CrossedKLConfig(PartConfig):
         "unit vectors, with centers that start from embeddings of images.",
     )
 
-    def check(self, host: "ComposedConfig", model: ModelConfig) -> None:
+    def check(self, host: Host, model: ModelConfig) -> None:
         if not {"predictor", "target"} <= host.traits:
             raise ValueError(
                 f"crossed_kl compares a predictor's output with a target network's, and {host.name} has none: "
@@ -54,7 +51,7 @@ class DecorrelationConfig(PartConfig):
         "||K||_F^2 / D^2 of the correlations K.",
     )
 
-    def check(self, host: "ComposedConfig", model: ModelConfig) -> None:
+    def check(self, host: Host, model: ModelConfig) -> None:
         width = host.embedding_width(model) if self.on == "z" else model.encoder.feature_dim
         if width < 2:
             raise ValueError(f"decorrelation on {self.on} needs two features at least; this model has one")
@@ -103,7 +100,7 @@ class FedXConfig(PartConfig):
         "BatchNorm. Its output always is as wide as the embedding.",
     )
 
-    def check(self, host: "ComposedConfig", model: ModelConfig) -> None:
+    def check(self, host: Host, model: ModelConfig) -> None:
         if "views" not in host.traits or "projector" not in host.traits:
             raise ValueError(f"fedx compares two views of an image in the embedding; {host.name} does not make them")
         if model.projector is None:
@@ -139,7 +136,7 @@ class HSDConfig(DimensionedConfig):
 
     name: Literal["hsd"] = "hsd"
 
-    def check(self, host: "ComposedConfig", model: ModelConfig) -> None:
+    def check(self, host: Host, model: ModelConfig) -> None:
         super().check(host, model)
         if "symmetric" not in host.traits:
             raise ValueError(
@@ -165,7 +162,7 @@ class PDConfig(PartConfig):
         "is Table 5's mean square.",
     )
 
-    def check(self, host: "ComposedConfig", model: ModelConfig) -> None:
+    def check(self, host: Host, model: ModelConfig) -> None:
         if "projector" not in host.traits or model.projector is None:
             raise ValueError("pd distils a projector's output into its input: it needs a projector")
         h, z = model.encoder.feature_dim, model.projector.out_dim

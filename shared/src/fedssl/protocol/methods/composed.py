@@ -1,7 +1,7 @@
 """What every composed method's config has: one objective's own fields, add-ons, a merge rule and a reducer."""
 
 from collections import Counter
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -9,15 +9,10 @@ from fedssl.protocol.data import PublicDataConfig
 from fedssl.protocol.methods.add_ons import AnyAddOn
 from fedssl.protocol.methods.base import DimensionsWanted, MethodConfig
 from fedssl.protocol.methods.merges import AnyMerge, OverwriteConfig
-from fedssl.protocol.methods.parts import DimensionedConfig
+from fedssl.protocol.methods.parts import DimensionedConfig, Trait
 from fedssl.protocol.methods.reducers import AnyReducer, MeanConfig
 from fedssl.protocol.model import ModelConfig
 from fedssl.protocol.training import TrainingConfig
-
-Trait = Literal["views", "projector", "symmetric", "predictor", "target", "labels"]
-"""What an objective has that a part may need: two views of an image; a projector; a loss that compares the online
-network's embeddings with one another and with nothing else; a predictor; a target network that stays with the client;
-labels."""
 
 
 class ComposedConfig(MethodConfig):

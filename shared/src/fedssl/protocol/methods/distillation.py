@@ -1,7 +1,7 @@
 """Config of FLESD's reducer: clients send similarities of public images, the coordinator distils them."""
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, WrapValidator, model_validator
 
@@ -9,12 +9,9 @@ from fedssl.errors import SpecError
 from fedssl.protocol.base import ClientId, StrictModel
 from fedssl.protocol.data import PublicDataConfig
 from fedssl.protocol.methods.base import MethodConfig
-from fedssl.protocol.methods.parts import PartConfig
+from fedssl.protocol.methods.parts import Host, PartConfig
 from fedssl.protocol.model import EncoderConfig, ModelConfig
 from fedssl.protocol.training import OptimizerConfig
-
-if TYPE_CHECKING:
-    from fedssl.protocol.methods.composed import ComposedConfig
 
 Packing = Literal[
     "factored-f32", "factored-f16", "representations-f32", "representations-f16", "triangle-f16", "triangle-i8"
@@ -107,7 +104,7 @@ class DistillationConfig(PartConfig):
             )
         return self
 
-    def check(self, host: "ComposedConfig", model: ModelConfig) -> None:
+    def check(self, host: Host, model: ModelConfig) -> None:
         if "views" not in host.traits or "predictor" in host.traits or host.needs_others:
             raise ValueError(
                 f"distillation makes an encoder and a projector, and {host.name} trains more that is shared: "
@@ -121,11 +118,11 @@ class DistillationConfig(PartConfig):
             for client, encoder in self.client_encoders.items():
                 self._check_encoder(host, model, client, encoder)
 
-    def _check_add_ons(self, host: "ComposedConfig") -> None:
+    def _check_add_ons(self, host: Host) -> None:
         if wanting := [add_on.name for add_on in host.add_ons if add_on.needs_others]:
             raise ValueError(f"{wanting[0]} needs the global weights, which do not fit the clients of client_encoders")
 
-    def _check_encoder(self, host: "ComposedConfig", model: ModelConfig, client: str, encoder: EncoderConfig) -> None:
+    def _check_encoder(self, host: Host, model: ModelConfig, client: str, encoder: EncoderConfig) -> None:
         own = model.model_copy(update={"encoder": encoder})
         if self.form == "representations" and host.embedding_width(own) != host.embedding_width(model):
             raise ValueError(

@@ -1,14 +1,11 @@
 """Configs of the merge rules: what a client does with the global model that it receives."""
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedssl.protocol.methods.parts import PartConfig
+from fedssl.protocol.methods.parts import Host, PartConfig
 from fedssl.protocol.model import ModelConfig
-
-if TYPE_CHECKING:
-    from fedssl.protocol.methods.composed import ComposedConfig
 
 
 class DAPUConfig(PartConfig):
@@ -37,7 +34,7 @@ class DAPUConfig(PartConfig):
         default="online", description="Table 4: which of a client's encoders the global one replaces."
     )
 
-    def check(self, host: "ComposedConfig", model: ModelConfig) -> None:
+    def check(self, host: Host, model: ModelConfig) -> None:
         if "predictor" not in host.traits:
             raise ValueError(f"dapu decides about a predictor, and {host.name} has none: take method.merge overwrite")
         if "target" not in host.traits and (self.aggregate, self.update) != ("online", "online"):
@@ -76,7 +73,7 @@ class CenterMergeConfig(DivergenceAwareConfig):
         description="The client's centers: mixed with its own by their divergence (Eq. 10), or the global ones.",
     )
 
-    def check(self, host: "ComposedConfig", model: ModelConfig) -> None:
+    def check(self, host: Host, model: ModelConfig) -> None:
         if all(add_on.name != "crossed_kl" for add_on in host.add_ons):
             raise ValueError(
                 "method.merge centers mixes the centers of crossed_kl: add that to method.add_ons, or take ema"
@@ -100,7 +97,7 @@ class LocalConfig(PartConfig):
 
     name: Literal["local"] = "local"
 
-    def check(self, host: "ComposedConfig", model: ModelConfig) -> None:
+    def check(self, host: Host, model: ModelConfig) -> None:
         if host.reducer.name != "none":
             raise ValueError("method.merge local sends nothing, so nothing can be combined: set method.reducer to none")
         if host.needs_others:

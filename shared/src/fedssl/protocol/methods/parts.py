@@ -1,6 +1,6 @@
 """The base of the configs of add-ons, merge rules and reducers."""
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, Literal, Protocol
 
 from pydantic import Field
 
@@ -9,8 +9,35 @@ from fedssl.protocol.data import PublicDataConfig
 from fedssl.protocol.model import ModelConfig
 from fedssl.protocol.training import TrainingConfig
 
-if TYPE_CHECKING:
-    from fedssl.protocol.methods.composed import ComposedConfig
+Trait = Literal["views", "projector", "symmetric", "predictor", "target", "labels"]
+"""What an objective has that a part may need: two views of an image; a projector; a loss that compares the online
+network's embeddings only with one another; a predictor; a target network that stays with the client; labels."""
+
+
+class Host(Protocol):
+    """What a part may ask of the method that it belongs to."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def traits(self) -> frozenset[Trait]: ...
+
+    @property
+    def needs_others(self) -> bool: ...
+
+    @property
+    def add_ons(self) -> "tuple[PartConfig, ...]": ...
+
+    @property
+    def merge(self) -> "PartConfig": ...
+
+    @property
+    def reducer(self) -> "PartConfig": ...
+
+    def embedding_width(self, model: ModelConfig) -> int:
+        """Return D, the width of what the losses compare."""
+        ...
 
 
 class PartConfig(StrictModel):
@@ -24,7 +51,7 @@ class PartConfig(StrictModel):
 
     name: str
 
-    def check(self, host: "ComposedConfig", model: ModelConfig) -> None:
+    def check(self, host: Host, model: ModelConfig) -> None:
         """Raise ValueError, with the reason, where the part makes no sense in this method or on this model."""
 
     def check_training(self, training: TrainingConfig) -> None:
@@ -49,7 +76,7 @@ class DimensionedConfig(PartConfig):
         "those that the run starts with. More than that leaves dimensions to clients that join later.",
     )
 
-    def check(self, host: "ComposedConfig", model: ModelConfig) -> None:
+    def check(self, host: Host, model: ModelConfig) -> None:
         width = host.embedding_width(model)
         if self.num_clients is not None and width < self.num_clients:
             raise ValueError(

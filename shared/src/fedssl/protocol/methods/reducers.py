@@ -1,15 +1,12 @@
 """Configs of the reducers: how the coordinator combines the clients' weights."""
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from fedssl.protocol.methods.distillation import DistillationConfig
-from fedssl.protocol.methods.parts import PartConfig
+from fedssl.protocol.methods.parts import Host, PartConfig
 from fedssl.protocol.model import ModelConfig
-
-if TYPE_CHECKING:
-    from fedssl.protocol.methods.composed import ComposedConfig
 
 
 class MeanConfig(PartConfig):
@@ -53,7 +50,7 @@ class NoReducerConfig(PartConfig):
 
     name: Literal["none"] = "none"
 
-    def check(self, host: "ComposedConfig", model: ModelConfig) -> None:
+    def check(self, host: Host, model: ModelConfig) -> None:
         if host.merge.name != "local":
             raise ValueError("method.reducer none combines nothing, so nobody may need it: set method.merge to local")
 
