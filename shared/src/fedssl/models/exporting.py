@@ -51,9 +51,10 @@ def export_state_dict(encoder: PretrainedEncoder, destination: Path) -> None:
     They load into torchvision's or timm's network of that name without its classifier (`strict=False`); a network with
     the `cifar` stem or one channel needs that `conv1`. Raises ExportError where no such network has these names.
     """
-    if encoder.config.name == "convnet":
+    if not encoder.encoder.is_torchvisions:
         raise ExportError(
-            "torchvision and timm have no such convnet: load it with fedssl.models.load_encoder, or export it to ONNX"
+            f"torchvision and timm have no such {encoder.config.name}: load it with fedssl.models.load_encoder, or "
+            "export it to ONNX"
         )
     save_tensors(encoder.encoder.state_dict(), destination)
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fedssl.methods.composition.modules import copy_of
+from fedssl.models import Encoder
 
 
 class MergeMemory(nn.Module):
@@ -42,17 +43,15 @@ def take(into: nn.ModuleDict, modules: nn.ModuleDict) -> None:
 
 @torch.no_grad()
 def mean_convolution_distance(now: nn.Module, then: nn.Module) -> Tensor:
-    """mean_l || w_l - w'_l ||_2 over the convolutions l of an encoder, as in EasyFL: not squared, one term a layer.
+    """Return mean_l || w_l - w'_l ||_2 over the convolutions l of an encoder, as in EasyFL: not squared, one term per
+    layer.
 
-    Convolutions are what is called so: the 17 of a ResNet-18's stem and blocks, but not its shortcuts' 1x1 ones (which
-    torchvision calls `downsample`), BatchNorm or heads.
+    The encoder says which convolutions count: the 17 of a ResNet-18's stem and blocks, but not the 1x1 ones of its
+    shortcuts, BatchNorm or heads.
     """
-    before = dict(then.named_parameters())
-    norms = [
-        torch.linalg.vector_norm(parameter - before[name])
-        for name, parameter in now.named_parameters()
-        if "conv" in name and name.endswith("weight")
-    ]
+    assert isinstance(now, Encoder)
+    weights, before = dict(now.named_parameters()), dict(then.named_parameters())
+    norms = [torch.linalg.vector_norm(weights[name] - before[name]) for name in now.convolutions()]
     return torch.stack(norms).mean()
 
 
