@@ -1,12 +1,12 @@
 """The only owners of optimisers: simulation, workers and Celery tasks all call these functions."""
 
 from fedssl.engine.aggregation import run_aggregation, start_run
-from fedssl.engine.distillation import Checkpoint, DistillationProgress, epochs_done, run_distillation
+from fedssl.engine.distillation import DistillationCheckpoint, DistillationProgress, epochs_done, run_distillation
 from fedssl.engine.local import LocalProgress, LocalResult, run_local_round
 from fedssl.engine.trainer import release_trainer
 
 __all__ = [
-    "Checkpoint",
+    "DistillationCheckpoint",
     "DistillationProgress",
     "LocalProgress",
     "LocalResult",

@@ -9,7 +9,7 @@ import torch
 
 from fedssl.aggregation import AggregationError
 from fedssl.artifacts.tensors import Tensors, check_tensors, in_name_order
-from fedssl.engine.distillation import Checkpoint, OnEpoch, run_distillation
+from fedssl.engine.distillation import DistillationCheckpoint, OnEpoch, run_distillation
 from fedssl.engine.norm_bounding import NO_NORMS, Norms, bounded, check_bound
 from fedssl.errors import MethodError
 from fedssl.methods import BoundMethod, Method
@@ -31,7 +31,7 @@ def start_run(
     ctx: Context,
     *,
     on_epoch: OnEpoch = lambda progress: None,
-    checkpoint: Checkpoint | None = None,
+    checkpoint: DistillationCheckpoint | None = None,
 ) -> ServerResult:
     """The state and the broadcast before the first round, from the run's seed and the public images alone.
 
@@ -51,7 +51,7 @@ def run_aggregation(
     ctx: Context,
     *,
     on_epoch: OnEpoch = lambda progress: None,
-    checkpoint: Checkpoint | None = None,
+    checkpoint: DistillationCheckpoint | None = None,
 ) -> ServerResult:
     """The next state from the updates, which are put in client-id order first.
 
@@ -73,7 +73,7 @@ def run_aggregation(
     return dataclasses.replace(_publish(bound, next_state, metrics, ctx), norms=norms)
 
 
-def _distil(on_epoch: OnEpoch, checkpoint: Checkpoint | None) -> Distil:
+def _distil(on_epoch: OnEpoch, checkpoint: DistillationCheckpoint | None) -> Distil:
     return functools.partial(run_distillation, on_epoch=on_epoch, checkpoint=checkpoint)
 
 

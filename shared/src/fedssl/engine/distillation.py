@@ -28,7 +28,7 @@ class DistillationProgress:
 OnEpoch = Callable[[DistillationProgress], None]
 
 
-class Checkpoint(Protocol):
+class DistillationCheckpoint(Protocol):
     """Where one distillation is kept while it lasts, for whoever goes on with it after a crash."""
 
     def load(self) -> Tensors | None:
@@ -44,7 +44,7 @@ def run_distillation(
     task: Distillation,
     ctx: Context,
     on_epoch: OnEpoch = lambda progress: None,
-    checkpoint: Checkpoint | None = None,
+    checkpoint: DistillationCheckpoint | None = None,
 ) -> tuple[Tensors, Metrics]:
     """Train `task` to its end, and return its result and its last epoch's loss.
 

@@ -45,33 +45,35 @@ class ClientData:
 
 
 def nobody_distils(task: "Distillation", ctx: "Context") -> "tuple[Tensors, Metrics]":
-    """Stands for the engine's training where there is none."""
+    """Refuse to train: the default of `Context.distil`, which the engine replaces during a round."""
     raise MethodError("training on public images is part of a round: call run_local_round or run_aggregation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """Who computes what, when and where. `client_id` "" is the coordinator; `round_number` counts from 1, 0 is before
-    the first."""
+    """Who computes, in which round, and on which device. `client_id` "" is the coordinator. `round_number` counts from
+    1; 0 is before the first round."""
 
     spec: RunSpec
     round_number: int
     client_id: str = ""
     device: torch.device = CPU
     dimensions: tuple[int, ...] | None = None
-    """The embedding's dimensions that are this client's own in the run (SSD); None where the method assigns none."""
+    """The dimensions of the embedding that belong to this client in the run (SSD); None if the method assigns none."""
     public: ClientData | None = None
-    """The images that everybody holds (FLESD, FedCA), on the device; None where the spec names none."""
+    """The images that all clients and the coordinator hold (FLESD, FedCA), on the device; None if the spec names
+    none."""
     distil: "Distil" = nobody_distils
-    """How to train on the public images beside local training: the engine's, which owns the optimiser."""
+    """Trains on the public images, besides local training. The engine provides it, because it owns the optimiser."""
 
     def generator(self, purpose: str) -> torch.Generator:
-        """A fresh generator on the device, the same whenever this round of this client asks for this purpose."""
+        """Return a fresh generator on the device: the same for each call of this client in this round for this
+        purpose."""
         seed = derive_seed(self.spec.seed, self.round_number, self.client_id, purpose)
         return torch.Generator(self.device).manual_seed(seed)
 
     def seed(self, purpose: str) -> int:
-        """The seed behind `generator`, for libraries with generators of their own."""
+        """Return the seed behind `generator`, for libraries with generators of their own."""
         return derive_seed(self.spec.seed, self.round_number, self.client_id, purpose)
 
 
@@ -97,7 +99,8 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """One client's accepted update. `load` opens its tensors, which are dropped before the next client's are opened."""
+    """One client's accepted update. `load` opens its tensors, which are released before the next client's are
+    opened."""
 
     client_id: str
     num_examples: int
@@ -105,11 +108,11 @@ class Update:
 
 
 class Distillation(Protocol):
-    """A training on public images, in epochs: the coordinator's, or one before a client's own. Without state of its
-    own: everything that changes is in the modules.
+    """A training on public images, in epochs: on the coordinator, or on a client before its local training. It has no
+    state of its own: everything that changes is in the modules.
 
-    A method whose coordinator has one says so in its config (`distillation_epochs`): deployed, it is a job on a queue
-    of its own.
+    A method whose coordinator trains declares it in its config (`distillation_epochs`). In a deployment, this training
+    is a job on a queue of its own.
     """
 
     @property
@@ -119,17 +122,17 @@ class Distillation(Protocol):
     def optimizer(self) -> OptimizerConfig: ...
 
     def build(self, ctx: Context) -> nn.ModuleDict:
-        """What is trained, and what goes with it, as it is at the start."""
+        """Return the modules that are trained and those that they need, as they are at the start."""
         ...
 
     def steps(self, modules: nn.ModuleDict, epoch: int, ctx: Context) -> Iterator[Losses]:
-        """One epoch. The optimiser takes its step on each of the losses before the next is asked for."""
+        """Yield the losses of one epoch's steps. The optimiser takes its step before it asks for the next losses."""
         ...
 
     def result(self, modules: nn.ModuleDict) -> Tensors:
-        """What it was for."""
+        """Return the tensors that the training is for."""
         ...
 
 
 Distil = Callable[[Distillation, Context], tuple[Tensors, Metrics]]
-"""Trains, and returns the task's result and what to tell people."""
+"""Trains a task, and returns its result and its metrics."""

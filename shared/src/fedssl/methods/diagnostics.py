@@ -1,4 +1,4 @@
-"""What a client says about its encoder after training: whether representations collapse, and how far it went."""
+"""Measurements of a client's encoder after training: whether representations collapse, and how far it moved."""
 
 import math
 from collections.abc import Mapping
@@ -16,14 +16,14 @@ _FEWEST_FOR_RANK = 8
 
 
 def observe(modules: nn.ModuleDict, data: ClientData, broadcast: Mapping[str, torch.Tensor], ctx: Context) -> Metrics:
-    """The numbers that `spec.watch` is about, of the client's first images, not augmented, in eval mode.
+    """Return the metrics that `spec.watch` monitors, from the client's first images, not augmented, in eval mode.
 
-    `effective_rank`: of the centred h, 1 to their width (SSD Eq. 11); not of fewer than 8 images, of which it says more
-    than of the network: that of n is n - 1 at most. `feature_std`: of the unit h, times the square root of their width,
-    0 to 1. `embedding_std`: the same of z, where there is a projector, which can collapse while h does not.
-    `divergence`: ||w - w_g|| / ||w_g|| over the encoder's parameters, where the broadcast has them.
+    `effective_rank`: of the centred h, between 1 and their width (SSD Eq. 11). It is left out for fewer than 8 images,
+    because the rank of n images is at most n - 1. `feature_std`: of the unit h, times the square root of their width,
+    0 to 1. `embedding_std`: the same of z if there is a projector, which can collapse while h does not. `divergence`:
+    ||w - w_g|| / ||w_g|| over the encoder's parameters, if the broadcast has them.
 
-    Nothing is changed, and no random number drawn. Empty where the run is not watched.
+    Changes nothing and draws no random number. Returns nothing if the run is not monitored.
     """
     num_images = min(ctx.spec.watch.num_images, len(data))
     if num_images == 0 or ENCODER not in modules:

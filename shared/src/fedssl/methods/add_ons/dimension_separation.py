@@ -118,7 +118,9 @@ def own_dimensions(ctx: Context) -> Tensor:
     if not ctx.dimensions:
         raise MethodError(f"{ctx.client_id or 'the client'} was assigned no dimensions of the embedding")
     if min(ctx.dimensions) < 0 or max(ctx.dimensions) >= width:
-        raise MethodError(f"the assigned dimensions {_some(ctx.dimensions)} are not all within the embedding's {width}")
+        raise MethodError(
+            f"the assigned dimensions {_first_few(ctx.dimensions)} are not all within the embedding's {width}"
+        )
     mask = torch.zeros(width, dtype=torch.bool)
     mask[list(ctx.dimensions)] = True
     return mask
@@ -130,5 +132,5 @@ def _width(ctx: Context) -> int:
     return wanted.width
 
 
-def _some(numbers: Sequence[int]) -> str:
+def _first_few(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")

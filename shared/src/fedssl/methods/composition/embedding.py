@@ -14,16 +14,17 @@ _CHUNK = 512
 
 
 def embed(networks: Sequence[nn.Module], images: torch.Tensor, ctx: Context) -> torch.Tensor:
-    """What `networks`, one on the other, make of uint8 images (N, C, size, size): float32 (N, D) on their device.
+    """Return the outputs of `networks`, applied one after the other, for uint8 images (N, C, size, size): float32 (N,
+    D).
 
-    In evaluation mode, so that no embedding depends on the other images; the training flags are as before afterwards.
+    The networks run in evaluation mode, so no embedding depends on the other images; their training flags are restored.
     """
     return embed_stages(networks, images, ctx)[-1]
 
 
 @torch.no_grad()
 def embed_stages(networks: Sequence[nn.Module], images: torch.Tensor, ctx: Context) -> list[torch.Tensor]:
-    """The same, of each network in turn."""
+    """Return the outputs of each network in turn, as `embed` computes them."""
     training = {module: module.training for network in networks for module in network.modules()}
     stages: list[list[torch.Tensor]] = [[] for _ in networks]
     try:
@@ -44,10 +45,11 @@ def embed_stages(networks: Sequence[nn.Module], images: torch.Tensor, ctx: Conte
 def embed_views(
     networks: Sequence[nn.Module], data: ClientData, num_views: int, purpose: str, ctx: Context
 ) -> torch.Tensor:
-    """What `networks` make of one augmented view each of `num_views` random images, repeated where there are fewer.
+    """Return the outputs of `networks`, float32 (num_views, D), for one augmented view each of `num_views` random
+    images. Images repeat if there are fewer.
 
-    As in training, where the images of a batch share BatchNorm statistics; the running ones do not move. Float32
-    (num_views, D). `purpose` names the random numbers.
+    As in training, the images of a batch share BatchNorm statistics; the running statistics do not change. `purpose`
+    names the random numbers.
     """
     # Drawn on the CPU, so that every device takes the same images.
     order = torch.Generator().manual_seed(ctx.seed(purpose))
@@ -55,7 +57,7 @@ def embed_views(
     chosen = torch.cat([torch.randperm(len(data), generator=order) for _ in range(repeats)])[:num_views]
     generator = ctx.generator(f"{purpose}/views")
     stack = copy.deepcopy(nn.Sequential(*networks)).train()
-    num_batches = max(1, num_views // ctx.spec.training.batch_size)  # none is smaller than in training
+    num_batches = max(1, num_views // ctx.spec.training.batch_size)  # no batch is smaller than in training
     parts = []
     for indices in on_device(chosen, data.images.device).tensor_split(num_batches):
         images = to_float(data.images.index_select(0, indices))

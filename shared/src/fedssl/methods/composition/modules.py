@@ -1,4 +1,4 @@
-"""What parts do with modules: run them, copy them, move them, and name their tensors."""
+"""Functions over modules that parts share: run, copy, load, and name and declare their tensors."""
 
 import copy
 import math
@@ -18,7 +18,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def declare(name: str, tensor: torch.Tensor, kind: Kind = "weights") -> TensorSpec:
-    """A weight's place in the plan: floats by weighted mean, integers by a mean that stays whole."""
+    """Declare a weight in the plan: floats are combined by a weighted mean, integers by a rounded one."""
     return TensorSpec(
         name=name,
         dtype=DTYPES[tensor.dtype],
@@ -29,7 +29,7 @@ def declare(name: str, tensor: torch.Tensor, kind: Kind = "weights") -> TensorSp
 
 
 def learning_rate(ctx: Context) -> float:
-    """This round's learning rate: constant, or lr/2 (1 + cos(pi r/R)) with r counted from 0 (EasyFL)."""
+    """Return this round's learning rate: constant, or lr/2 (1 + cos(pi r/R)) with r counted from 0 (EasyFL)."""
     optimizer = ctx.spec.training.optimizer
     if optimizer.schedule == "constant":
         return optimizer.learning_rate
@@ -37,7 +37,7 @@ def learning_rate(ctx: Context) -> float:
 
 
 def run_online(modules: nn.ModuleDict, batch: Batch, *, joint: bool) -> Online:
-    """Encoder and projector on every view and stream, once; `joint`: as one batch."""
+    """Run encoder and projector once on every view and stream; as one batch if `joint`."""
     streams = (*batch.views, *batch.extra.values())
     if joint:
         h_all = modules[ENCODER](torch.cat(streams))
@@ -52,20 +52,20 @@ def run_online(modules: nn.ModuleDict, batch: Batch, *, joint: bool) -> Online:
 
 
 def encoder_width(modules: nn.ModuleDict) -> int:
-    """H, the width of the encoder's representation."""
+    """Return H, the width of the encoder's representation."""
     width = modules[ENCODER].feature_dim
     assert isinstance(width, int)
     return width
 
 
 def tensors_of(modules: nn.ModuleDict, names: Iterable[str]) -> Tensors:
-    """Parameters and buffers of the named modules, as `module.tensor`, in name order."""
+    """Return the parameters and buffers of the named modules, as `module.tensor`, in name order."""
     found = {f"{name}.{key}": value for name in names for key, value in modules[name].state_dict().items()}
     return in_name_order(found)
 
 
 def load_modules(modules: nn.ModuleDict, names: Iterable[str], tensors: Tensors, what: str) -> None:
-    """Overwrite the named modules. Raises MethodError where `tensors` are not theirs."""
+    """Overwrite the named modules. Raises MethodError if `tensors` do not fit them."""
     for name in names:
         own = {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}
         try:
@@ -75,7 +75,7 @@ def load_modules(modules: nn.ModuleDict, names: Iterable[str], tensors: Tensors,
 
 
 def copy_of(module: M) -> M:
-    """A frozen deep copy, for target networks and teachers."""
+    """Return a frozen deep copy, for target networks and teachers."""
     twin = copy.deepcopy(module)
     twin.requires_grad_(requires_grad=False)
     return twin

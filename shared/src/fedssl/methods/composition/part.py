@@ -1,11 +1,12 @@
 """The parts that a composed method is made of: one objective, any add-ons, one merge rule.
 
-All three are `Part`s: they may bring modules, say which of those are sent and which stay with the client, and hook into
-the round. A part has no state of its own; whatever changes lives in its modules, whose tensors travel or are kept.
+All three are `Part`s: they may build modules, declare which of those are sent and which stay with the client, and hook
+into the round. A part has no state of its own: everything that changes is in its modules, whose tensors travel or are
+kept.
 
-A round calls, in this order: `heads`, the merge rule's `receive`, `start_cold` (without client state), `begin`, for
-every epoch `begin_epoch`, for every batch `transform`, the objective's `complete` and `terms` and after its step
-`after_step`, and at last `end` and `extra_update`.
+A round calls, in this order: `heads`, the merge rule's `receive`, `start_cold` (without client state) and `begin`; per
+epoch `begin_epoch`; per batch `before_step`, `transform`, the objective's `complete`, `terms` and, after the
+optimiser's step, `after_step`; and last `end` and `extra_update`.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -24,10 +25,10 @@ ENCODER, PROJECTOR, PREDICTOR = "encoder", "projector", "predictor"
 
 @dataclass(frozen=True, slots=True)
 class Online:
-    """The online network's outputs. One entry a view: `h` (B, H) of the encoder, `z` (B, D) of the projector (without a
-    projector z is h); `extra` holds (h, z) of the batch's further streams by name. `projected` is z as the projector
-    gave it, whatever a part has made of `z` since. `predicted` (B, D) and `targets` (B, D): what the predictor makes of
-    z and the target network of the views, where the objective computes them."""
+    """The online network's outputs, with one entry per view: `h` (B, H) of the encoder and `z` (B, D) of the projector
+    (without a projector, z is h). `extra` holds (h, z) of the batch's further streams by name. `projected` is z as the
+    projector returned it, before any part transformed it. `predicted` (B, D) and `targets` (B, D) are the predictor's
+    outputs for z and the target network's for the views, if the objective computes them."""
 
     h: tuple[torch.Tensor, ...]
     z: tuple[torch.Tensor, ...]
@@ -70,7 +71,7 @@ class Wire:
 
 
 class Part:
-    """What objectives, add-ons and merge rules have in common. Everything here may be left as it is."""
+    """What objectives, add-ons and merge rules have in common. Each attribute and method has a default."""
 
     shared: ClassVar[tuple[str, ...]] = ()
     """Modules that are sent and averaged."""
@@ -85,58 +86,58 @@ class Part:
 
     @property
     def objective_weight(self) -> float:
-        """What this part multiplies the objective's own terms by; at 0 they are not computed."""
+        """The factor of the objective's own terms; if it is 0, they are not computed."""
         return 1.0
 
     built_last: ClassVar[bool] = False
-    """Whether `heads` looks at the modules of all other parts, and so comes after theirs."""
+    """Whether `heads` reads the modules of all other parts, and is therefore called after theirs."""
 
     compiles: ClassVar[bool] = True
     """Whether one compiled program of `transform`, `complete` and `terms` serves all clients and rounds: no size in
-    them changes, and the compiler takes them in one piece. Otherwise a GPU compiles them only where the spec asks."""
+    them changes, and the compiler takes them in one piece. If not, they are compiled only if the spec asks for it."""
 
     def heads(self, modules: nn.ModuleDict, ctx: Context) -> dict[str, nn.Module]:
-        """New modules. `modules` holds those of the parts before: encoder, projector, the objective's heads.
+        """Return new modules. `modules` holds those of the parts before: encoder, projector, the objective's heads.
 
-        Called under the run's seed, and on the meta device for the plan: only build here.
+        Called under the run's seed, and on the meta device for the plan: only build modules here.
         """
         return {}
 
     def start_cold(self, modules: nn.ModuleDict, ctx: Context) -> None:
-        """Give the kept modules their first value, after the broadcast was received: the client is new to the run, or
-        lost its disk."""
+        """Set the first values of the kept modules, after the broadcast was received, if the client has no state: it is
+        new to the run, or lost its disk."""
 
     def begin(self, modules: nn.ModuleDict, broadcast: Tensors, data: ClientData, ctx: Context) -> None:
-        """Last preparations before training: teachers, reference weights."""
+        """Prepare what training needs, such as teachers and reference weights."""
 
     def schedule(self, schedule: Schedule, num_images: int, ctx: Context) -> Schedule:
-        """Change how much this client trains in this round."""
+        """Return how much this client trains in this round, from what the spec says."""
         return schedule
 
     def begin_epoch(self, modules: nn.ModuleDict, data: ClientData, epoch: int, ctx: Context) -> None:
-        """Before an epoch's first batch: what is computed from all of the client's images."""
+        """Compute what an epoch needs from all of the client's images, before its first batch."""
 
     def transform(self, online: Online, modules: nn.ModuleDict, ctx: Context) -> Online:
-        """Change the online outputs before any term sees them."""
+        """Return the online outputs as all terms will see them."""
         return online
 
     def before_step(self, modules: nn.ModuleDict, ctx: Context) -> None:
-        """Before each batch's forward pass: moving averages that the pass is to see."""
+        """Update networks before each batch's forward pass: moving averages that the pass is to use."""
 
     def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
         """Return the weighted loss terms of one batch, and what else is reported of it. Updates no network."""
         return {}, {}
 
     def after_step(self, modules: nn.ModuleDict, ctx: Context) -> None:
-        """What follows an optimiser step: moving averages, queues, corrections."""
+        """Apply what follows an optimiser step: moving averages, corrections."""
 
     def step_constants(self, modules: nn.ModuleDict, ctx: Context) -> Hashable:
-        """What `transform`, `complete`, `terms` and `after_step` depend on beside the spec and tensors of the modules:
-        a size, a number out of `ctx`. A GPU records steps anew where it changes."""
+        """Return what a step depends on besides the spec and the tensors of the modules, such as a size or a number
+        from `ctx`. A captured step is captured again when this changes."""
         return None
 
     def end(self, modules: nn.ModuleDict, data: ClientData, schedule: Schedule, ctx: Context) -> None:
-        """After training: bring the kept modules up to date."""
+        """Update the kept modules after training."""
 
     def extra_update(self, modules: nn.ModuleDict, data: ClientData, ctx: Context) -> Tensors:
         """Return the tensors to send besides the shared modules, as `wire` declares them."""
@@ -149,34 +150,35 @@ class Part:
 
 
 class Objective(Part):
-    """One self-supervised (or supervised) loss: the host of the add-ons."""
+    """One self-supervised (or supervised) loss, onto which add-ons go."""
 
     shared: ClassVar[tuple[str, ...]] = (PROJECTOR,)
 
     num_views: ClassVar[int] = 2
 
     joint_forward: ClassVar[bool] = True
-    """Whether the views pass the network as one batch, and so share BatchNorm statistics; what `is_joint` answers where
-    the config has no say."""
+    """Whether the views pass the network as one batch, and so share BatchNorm statistics. `is_joint` returns it unless
+    the config decides."""
 
     def is_joint(self) -> bool:
-        """Whether the views pass the network as one batch in this run."""
+        """Return whether the views pass the network as one batch in this run."""
         return self.joint_forward
 
     def complete(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Online:
-        """Add `predicted` and `targets`, after every `transform`: computed once, the terms of all parts use them."""
+        """Return the outputs with `predicted` and `targets`, after every `transform`. The terms of all parts use
+        them."""
         return online
 
 
 class Merge(Part):
-    """What "receive the global model" means."""
+    """What a client does with the global model that it receives."""
 
     sends: ClassVar[bool] = True
     """Whether the shared modules are sent. If not, the client keeps them, the update is empty, and the broadcast holds
     the initial weights for a cold start."""
 
     def source(self, name: str) -> str:
-        """The module whose tensors go up under the name of a shared one: itself, but for ablations."""
+        """Return the module whose tensors are sent under the name of a shared one: itself, except in ablations."""
         return name
 
     def receive(

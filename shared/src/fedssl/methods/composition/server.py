@@ -77,7 +77,7 @@ def _only(update: Update, names: frozenset[str]) -> Update:
 
 
 class _Selection(Mapping[str, torch.Tensor]):
-    """Some of a mapping's tensors, loaded no earlier than they are asked for."""
+    """Some of a mapping's tensors, each loaded when it is read."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], names: frozenset[str]) -> None:
         self._tensors = tensors

@@ -1,4 +1,4 @@
-"""Copies of the trained parameters' shape, for parts that look at all of them: FedProx, SCAFFOLD."""
+"""Copies of all trained parameters, for the parts that need them: FedProx, SCAFFOLD."""
 
 from collections.abc import Mapping
 
@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 
 def trained_parameters(modules: nn.Module) -> dict[str, Tensor]:
-    """Every parameter that is trained, as `module.parameter`."""
+    """Return every parameter that is trained, by its name `module.parameter`."""
     return {name: parameter for name, parameter in modules.named_parameters() if parameter.requires_grad}
 
 
 class Snapshot(nn.Module):
-    """One buffer for every named tensor, zero at first, under the same dotted name."""
+    """One buffer per named tensor, initially zero, under the same dotted name."""
 
     def __init__(self, like: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Snapshot(nn.Module):
             node.register_buffer(leaf, torch.zeros_like(tensor))
 
     def tensors(self) -> dict[str, Tensor]:
-        """The buffers by their dotted names."""
+        """Return the buffers by their dotted names."""
         return dict(self.named_buffers())
 
     @torch.no_grad()
@@ -37,7 +37,7 @@ class Snapshot(nn.Module):
 
 
 def snapshot(modules: nn.ModuleDict, name: str) -> Snapshot:
-    """The module of this name, which is one."""
+    """Return the snapshot of this name."""
     found = modules[name]
     assert isinstance(found, Snapshot)
     return found

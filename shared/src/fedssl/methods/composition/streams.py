@@ -1,8 +1,8 @@
-"""The further image streams that a batch may bring beside its views, one augmented image each.
+"""The further image streams that a batch may contain besides its views, with one augmented image per image.
 
 - `references`: as many other random images of the client, from a second pass that is shuffled independently (FedX);
 - `rotated`: the batch's own images in one more view, turned by quarter turns (Orchestra); `quarter_turns` says how far;
-- `public`: as many random images of those that everybody holds (FedCA).
+- `public`: as many random public images (FedCA).
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ Draw = Callable[[int, torch.Tensor], Tensors]
 
 
 def draw_streams(streams: frozenset[str], data: ClientData, epoch: int, ctx: Context) -> Draw:
-    """Draws the named streams for the batches of one epoch, in the order of the names."""
+    """Return a function that draws the named streams for the batches of one epoch, in the order of the names."""
     device, size = data.images.device, len(data)
     # Drawn on the CPU, so that every device sees the images in one order, and for the whole epoch at once.
     references = public = torch.empty(0, dtype=torch.int64)
@@ -49,12 +49,13 @@ def draw_streams(streams: frozenset[str], data: ClientData, epoch: int, ctx: Con
 
 
 def quarter_turns(num_images: int, device: torch.device) -> torch.Tensor:
-    """How far each image of `rotated` is turned, in quarters: 0, 1, 2, 3, 0, ... in the batch's (random) order."""
+    """Return how far each image of `rotated` is turned, in quarters: 0, 1, 2, 3, 0, ... in the batch's (random)
+    order."""
     return torch.arange(num_images, device=device) % 4
 
 
 def turned(images_BCHW: torch.Tensor) -> torch.Tensor:
-    """Square images, turned by their `quarter_turns`."""
+    """Return square images, turned by their `quarter_turns`."""
     result = images_BCHW.clone()
     for quarters in range(1, 4):
         result[quarters::4] = torch.rot90(images_BCHW[quarters::4], quarters, dims=(2, 3))
