@@ -1,4 +1,4 @@
-"""The coordinator's half of a round: the first state, and the next one from the clients' updates."""
+"""The coordinator's half of a round: the first state, and the next state from the clients' updates."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ from fedssl.methods.api import Context, Distil, Metrics, ServerState, Update
 
 @dataclass(frozen=True, slots=True)
 class ServerResult:
-    """The state to keep and the broadcast of the next round. `norms`: of the updates, where the spec bounds them."""
+    """The state to keep and the broadcast of the next round. `norms` are the updates' if the spec bounds them."""
 
     state: ServerState
     broadcast: Tensors
@@ -33,7 +33,7 @@ def start_run(
     on_epoch: OnEpoch = lambda progress: None,
     checkpoint: DistillationCheckpoint | None = None,
 ) -> ServerResult:
-    """The state and the broadcast before the first round, from the run's seed and the public images alone.
+    """Return the state and the broadcast before the first round, from only the run's seed and the public images.
 
     `on_epoch` and `checkpoint` are for methods that train on the coordinator: see `run_distillation`.
     """
@@ -53,10 +53,10 @@ def run_aggregation(
     on_epoch: OnEpoch = lambda progress: None,
     checkpoint: DistillationCheckpoint | None = None,
 ) -> ServerResult:
-    """The next state from the updates, which are put in client-id order first.
+    """Return the next state from the updates, in client-id order whatever order they are given in.
 
     `on_epoch` and `checkpoint` are for methods that train on the coordinator: see `run_distillation`. Raises
-    MethodError without updates, with two of one client, or where the spec's `robustness` leaves too few.
+    MethodError if there are no updates, two of one client, or too few left after the spec's `robustness`.
     """
     ordered = sorted(updates, key=lambda update: update.client_id)
     if not ordered:

@@ -1,15 +1,15 @@
-"""Training steps on a GPU, recorded once as a CUDA graph and then replayed.
+"""Training steps on a GPU, captured once as a CUDA graph and then replayed.
 
-A step is about a thousand kernels. Launched one by one from Python, those of small batches leave the GPU waiting; a
-recorded step is one launch. What a recording keeps:
+A step is about a thousand kernels. If Python launches them one by one, the GPU waits between those of small batches; a
+captured step is one launch. A capture fixes:
 
-- memory: parameters, buffers, gradients, the optimiser's state and a batch's place stay where they are, so that one
-  recording serves one round after the other, whoever the client is;
-- everything that Python decided. The algorithm says what of it may change (`ClientAlgorithm.step_constants`), and where
-  that differs the step is recorded anew.
+- memory: parameters, buffers, gradients, the optimiser's state and the batch stay at the same addresses, so that one
+  capture serves all rounds and clients;
+- every decision that Python made. `ClientAlgorithm.step_constants` returns what may change among them, and if it does,
+  the step is captured again.
 
-Only whole batches are replayed; an incomplete one is taken eagerly, as are the first few, in which cuDNN tries its
-algorithms and libraries set themselves up. Where a method's step cannot be recorded or compiled, it stays eager.
+Only whole batches are replayed. An incomplete batch runs eagerly, as do the first few steps, in which cuDNN tries its
+algorithms and libraries initialise. A step that cannot be captured or compiled stays eager.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from fedssl.protocol.runs import RunSpec
 
 NUM_EAGER_STEPS = 3
 COMPILE_FROM = 10_000
-"""Steps of a client in the whole run from which `auto` compiles, which takes about a minute."""
+"""The number of steps of a client in the whole run from which `auto` compiles. Compiling takes about a minute."""
 
 
 class CapturedSteps:
@@ -50,7 +50,7 @@ class CapturedSteps:
         self._capture: _Capture | None = None
 
     def start_round(self, learning_rate: float, ctx: Context) -> Step:
-        """The step of a round that is about to begin."""
+        """Return the step of a round that is about to begin."""
         restart(self._optimizer, learning_rate)
         given = (self._algorithm, self._modules, self._optimizer, ctx)
         plain, whole = eager_step(*given), eager_step(*given, self._objective)
@@ -58,7 +58,7 @@ class CapturedSteps:
         def step(batch: Batch) -> StepValues:
             if len(batch.indices) != self._batch_size:
                 return plain(batch)
-            with _tried_algorithms():
+            with _benchmarking():
                 return take_whole(batch)
 
         def take_whole(batch: Batch) -> StepValues:
@@ -81,14 +81,14 @@ class CapturedSteps:
                 raise
             except RuntimeError as error:
                 self._can_capture = False
-                cause = error.__context__ or error  # the second error is that the recording could not end
+                cause = error.__context__ or error  # the second error says that the capture could not end
                 warnings.warn(f"the training step cannot be recorded and is taken eagerly: {cause}", stacklevel=2)
                 return step(batch)
         return self._capture.replay(batch)
 
 
 class _Capture:
-    """One step as a CUDA graph, with a place for its batch. Making it takes no step."""
+    """One step as a CUDA graph, with memory for its batch. Creating it takes no step."""
 
     def __init__(self, step: Step, batch: Batch, modules: nn.ModuleDict) -> None:
         self._batch = dataclasses.replace(
@@ -101,7 +101,7 @@ class _Capture:
         self._graph = torch.cuda.CUDAGraph()
         for generator in _generators(modules):
             self._graph.register_generator_state(generator)
-        # On the stream of the eager steps, for which libraries have set themselves up. Other threads may go on.
+        # On the stream of the eager steps, for which libraries have initialised. Other threads may keep working.
         pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.current_stream()
         try:
             with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
@@ -118,21 +118,21 @@ class _Capture:
 
 
 def _abandon(pool: tuple[int, int]) -> None:
-    """Have the allocator end a recording that failed, which torch.cuda.graph does not: its memory would never be free
-    again, and giving cached memory back would fail from then on. There is no public way."""
+    """End a failed capture in the allocator, which torch.cuda.graph does not do: its memory would never be freed, and
+    releasing cached memory would fail from then on. torch has no public function for this."""
     names = ("_cuda_endAllocateToPool", "_cuda_releasePool")
     end, release = (getattr(torch._C, name, None) for name in names)
     if end is None or release is None:
         raise MethodError('the training step cannot be recorded on this GPU: set training.gpu_steps = "eager"')
     device = torch.cuda.current_device()
-    with suppress(RuntimeError):  # torch has come as far itself
+    with suppress(RuntimeError):  # torch may have done this itself
         end(device, pool)
         release(device, pool)
 
 
 @contextmanager
-def _tried_algorithms() -> Iterator[None]:
-    """cuDNN tries its algorithms inside: for whole batches alone, and not for every client's last one."""
+def _benchmarking() -> Iterator[None]:
+    """Let cuDNN benchmark its algorithms inside: only for whole batches, not for each client's last one."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
     try:
@@ -151,31 +151,31 @@ def _layout(batch: Batch) -> tuple[Hashable, ...]:
 
 
 def _generators(modules: nn.ModuleDict) -> list[torch.Generator]:
-    """The sources of randomness that steps draw from: a replay must move them on."""
+    """Return the generators that steps draw from: a replay must advance them."""
     values = (value for module in modules.modules() for value in vars(module).values())
     return [value for value in values if isinstance(value, torch.Generator)]
 
 
 def can_capture(device: torch.device) -> bool:
-    """Whether steps on this device can be recorded; on a CPU neither a recording nor the compiler gains anything."""
+    """Return whether steps on this device can be captured. On a CPU, neither capturing nor compiling saves time."""
     return device.type == "cuda"
 
 
 def wants_compiling(algorithm: ClientAlgorithm, spec: RunSpec, num_steps: int) -> bool:
-    """Whether the run's steps are to be compiled; `num_steps`: of this client in this round."""
+    """Return whether the run's steps are compiled. `num_steps` are this client's in this round."""
     wanted = spec.training.gpu_steps
     is_long = num_steps * spec.num_rounds >= COMPILE_FROM
     return wanted == "compiled" or (wanted == "auto" and is_long and algorithm.compiles and _has_c_compiler())
 
 
 def _has_c_compiler() -> bool:
-    """Whether torch.compile will find the C compiler that it needs beside its own, as Triton looks for it."""
+    """Return whether torch.compile will find the C compiler that it needs, where Triton looks for it."""
     return bool(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"))
 
 
 def compiled(objective: LossFunction) -> LossFunction:
-    """The objective, with its kernels fused by torch.compile at the first call; eager where there is no compiler."""
-    # One run trains at a time. What earlier ones left would count against the compiler's limit of variants.
+    """Return the objective with its kernels fused by torch.compile at the first call, or eager if that fails."""
+    # One run trains at a time. Programs of earlier runs would count against the compiler's limit of variants.
     torch.compiler.reset()
     fused = torch.compile(objective, dynamic=False)
     is_new, failed = True, False
@@ -186,7 +186,7 @@ def compiled(objective: LossFunction) -> LossFunction:
 
         if not failed:
             try:
-                with _compiled_backwards_too(), _no_advice_on_tf32() if is_new else nullcontext():
+                with _compiling_backward(), _no_tf32_warning() if is_new else nullcontext():
                     found: tuple[Losses, Measurements] = fused(modules, batch, ctx)
                 is_new = False
                 return found
@@ -199,8 +199,8 @@ def compiled(objective: LossFunction) -> LossFunction:
 
 
 @contextmanager
-def _compiled_backwards_too() -> Iterator[None]:
-    """What is compiled inside is so for both directions: a failure inside `backward` would be too late to catch."""
+def _compiling_backward() -> Iterator[None]:
+    """Compile the backward pass together with the forward pass: a failure inside `backward` could not be caught."""
     from torch._functorch import config
 
     name = "force_non_lazy_backward_lowering"
@@ -209,8 +209,8 @@ def _compiled_backwards_too() -> Iterator[None]:
 
 
 @contextmanager
-def _no_advice_on_tf32() -> Iterator[None]:
-    """The compiler warns that float32 would be faster rounded. It is meant to be exact."""
+def _no_tf32_warning() -> Iterator[None]:
+    """Suppress the compiler's warning that rounded float32 would be faster: exact float32 is intended."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
         yield
@@ -218,7 +218,7 @@ def _no_advice_on_tf32() -> Iterator[None]:
 
 @contextmanager
 def on_own_stream(device: torch.device) -> Iterator[None]:
-    """Run what is inside on the engine's own stream of a GPU: the default one cannot be recorded."""
+    """Run the block on the engine's own stream of a GPU, because the default stream cannot be captured."""
     if device.type != "cuda":
         yield
         return

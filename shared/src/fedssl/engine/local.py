@@ -1,4 +1,4 @@
-"""One client's round: merge the broadcast, train, and hand back the update and the state to keep."""
+"""One client's round: merge the broadcast, train, and return the update and the state to keep."""
 
 import dataclasses
 import functools
@@ -19,12 +19,12 @@ from fedssl.methods.diagnostics import observe
 from fedssl.precision import exact_float32
 
 _REMEDY = "lower training.optimizer.learning_rate"
-PROGRESS_SECONDS = 0.5  # reading a loss waits for the device, so it is done this often and not every step
+PROGRESS_SECONDS = 0.5  # reading a loss waits for the device, so it is not done in every step
 
 
 @dataclass(frozen=True, slots=True)
 class LocalProgress:
-    """Where local training stands. `images_per_second` counts images, not views."""
+    """The progress of local training. `images_per_second` counts images, not views."""
 
     epoch: int
     num_epochs: int
@@ -36,7 +36,7 @@ class LocalProgress:
 
 @dataclass(frozen=True, slots=True)
 class LocalResult:
-    """What a round of local training leaves: `update` is for the coordinator, `state` stays."""
+    """The result of a round of local training: `update` is sent to the coordinator, `state` stays on the client."""
 
     update: Tensors
     state: ClientState
@@ -57,11 +57,11 @@ def run_local_round(
 ) -> LocalResult:
     """Train one client for one round.
 
-    `on_progress` is called about twice a second and may raise `Cancelled` to end the round. Raises PlanMismatch when
-    the broadcast or the update is not what the method declares, and MethodError when the loss is no longer finite, or
-    what would leave or stay: the last step's loss is of the weights before it.
+    `on_progress` is called about twice a second and may raise `Cancelled` to end the round. Raises PlanMismatch if the
+    broadcast or the update is not what the method declares, and MethodError if the loss, the update or the state is no
+    longer finite. (The last step's loss is computed before its weights change, so the loss alone does not show that.)
     """
-    # A client that trains on public images too (FLESD with client_distillation) can be called off at any epoch of it.
+    # A client that also trains on public images (FLESD with client_distillation) can be cancelled after each epoch.
     distil = functools.partial(run_distillation, on_epoch=lambda progress: on_progress(_distilling(progress)))
     ctx = dataclasses.replace(ctx, distil=distil)
     with borrow_trainer(method, ctx) as trainer, exact_float32(ctx.device), on_own_stream(ctx.device):
@@ -97,7 +97,7 @@ def _train(trainer: Trainer, data: ClientData, ctx: Context, on_progress: OnProg
 
 
 def _copied(tensors: Mapping[str, torch.Tensor]) -> Tensors:
-    """The tensors as a copy, in name order: the next round will write over the modules' own."""
+    """Return copies of the tensors, in name order: the next round overwrites the modules' own."""
     return {
         name: tensors[name].detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name in sorted(tensors)
@@ -124,7 +124,7 @@ def _means(sums: Metrics, num_steps: int) -> Metrics:
 
 
 class _Report:
-    """Counts steps and reports now and then."""
+    """Counts steps, and reports progress at most once per `PROGRESS_SECONDS`."""
 
     def __init__(self, schedule: Schedule, on_progress: OnProgress) -> None:
         self._schedule = schedule

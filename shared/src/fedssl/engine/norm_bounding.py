@@ -15,14 +15,14 @@ from fedssl.methods.api import Context, Update
 from fedssl.protocol.plan import ArtifactPlan
 
 UPDATE_NORM = "update_norm"
-"""The metric, by client."""
+"""The name of the metric per client."""
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 @dataclass(frozen=True, slots=True)
 class Norms:
-    """What was found of one round's updates: each client's norm, and those that were clipped or left out."""
+    """The norms of one round's updates by client, and the clients whose updates were clipped or rejected."""
 
     by_client: Mapping[str, float] = field(default_factory=dict)
     clipped: tuple[str, ...] = ()
@@ -30,11 +30,11 @@ class Norms:
 
 
 NO_NORMS = Norms()
-"""Nobody has looked."""
+"""The norms were not computed."""
 
 
 def check_bound(plan: ArtifactPlan, ctx: Context) -> None:
-    """Raise MethodError where the spec bounds a norm that this method's updates do not have."""
+    """Raise MethodError if the spec bounds a norm that this method's updates do not have."""
     if ctx.spec.robustness.max_update_norm is not None and not _compared(plan):
         raise MethodError(
             f"{ctx.spec.method.name} sends no weights that could be compared with the broadcast: leave "
@@ -43,19 +43,20 @@ def check_bound(plan: ArtifactPlan, ctx: Context) -> None:
     is_rejecting = ctx.spec.robustness.max_update_norm is not None and ctx.spec.robustness.action == "reject"
     if is_rejecting and any(tensor.kind == "control" for tensor in plan.update):
         raise MethodError(
-            "a client whose update is rejected keeps its new control variate, which the coordinator's would never hear "
-            'of: take robustness.action = "clip" with scaffold'
+            "a client whose update is rejected keeps its new control variate, and the coordinator's never includes it: "
+            'set robustness.action = "clip" with scaffold'
         )
 
 
 def bounded(
     updates: Sequence[Update], make_broadcast: Callable[[], Tensors], plan: ArtifactPlan, ctx: Context
 ) -> tuple[Sequence[Update], Norms]:
-    """The updates as they may be aggregated, and their norms. `make_broadcast`: what the clients received.
+    """Return the updates as they may be aggregated, and their norms. `make_broadcast` returns what the clients
+    received.
 
     Norms are summed in float64, in name order, so they are the same wherever they are computed. Each update is read
-    once, one tensor at a time; a clipped one is made anew, tensor by tensor, when it is aggregated. Raises MethodError
-    where too few are left: none, or fewer than the spec's `cohort.min_updates`.
+    once, one tensor at a time. A clipped update is computed tensor by tensor when it is aggregated. Raises MethodError
+    if too few are left: none, or fewer than the spec's `cohort.min_updates`.
     """
     config = ctx.spec.robustness
     if config.max_update_norm is None:
@@ -69,7 +70,7 @@ def bounded(
     if len(kept) < least:
         raise MethodError(
             f"{len(rejected)} of {len(updates)} updates lie farther than {config.max_update_norm:g} from the broadcast "
-            f"and were rejected, {least} are needed: look at the metric update_norm, and raise "
+            f"and were rejected, {least} are needed: check the metric update_norm, and raise "
             "robustness.max_update_norm if it is the training that moves this far"
         )
     within = [
@@ -81,12 +82,12 @@ def bounded(
         )
         for update in kept
     ]
-    told = {client: min(norm, sys.float_info.max) for client, norm in norms.items()}
-    return within, Norms(told, tuple(sorted(beyond.keys() - rejected)), tuple(sorted(rejected)))
+    finite = {client: min(norm, sys.float_info.max) for client, norm in norms.items()}
+    return within, Norms(finite, tuple(sorted(beyond.keys() - rejected)), tuple(sorted(rejected)))
 
 
 def _compared(plan: ArtifactPlan) -> list[str]:
-    """The floating-point weights that both directions hold."""
+    """Return the names of the floating-point weights that both the broadcast and the update hold."""
     sent = {spec.name: (spec.dtype, spec.shape) for spec in plan.broadcast}
     return sorted(
         spec.name
@@ -109,7 +110,7 @@ def _clip(update: Update, broadcast: Tensors, names: Sequence[str], factor: floa
 
 
 class _Clipped(Mapping[str, torch.Tensor]):
-    """An update whose difference from the broadcast is scaled, one tensor at a time, when it is asked for."""
+    """An update whose difference from the broadcast is scaled, one tensor at a time, when the tensor is read."""
 
     def __init__(
         self, tensors: Mapping[str, torch.Tensor], broadcast: Tensors, names: frozenset[str], factor: float

@@ -1,4 +1,4 @@
-"""One training step: objective, gradients, optimiser, and what follows it."""
+"""One training step: objective, gradients, optimiser, and what comes before and after."""
 
 from collections.abc import Callable
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What local training needs and the next client's can use again: modules, the optimiser's memory, recorded steps."""
+"""What local training builds and the next client reuses: modules, the optimiser's state, captured steps."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ from fedssl.methods.api import Context, Schedule
 
 
 class Trainer:
-    """The modules of one method and spec on one device, which train client after client."""
+    """The modules of one method and spec on one device. They train one client after another."""
 
     def __init__(self, method: Method, ctx: Context) -> None:
         bound = method.bind(ctx.spec)
@@ -32,13 +32,13 @@ class Trainer:
         return {name: tensor.detach() for name, tensor in named}
 
     def reset(self) -> None:
-        """Make the modules as they were built: no client's round may depend on whose was before."""
+        """Reset the modules to what they were when built: no client's round may depend on the previous client's."""
         for name, tensor in self._tensors().items():
             tensor.copy_(self._initial[name])
         self.modules.train()
 
     def start_round(self, schedule: Schedule, ctx: Context) -> Step:
-        """The step of a round whose broadcast the modules have received, with an optimiser that is as new."""
+        """Return the step of a round whose broadcast the modules have received, with a fresh optimiser."""
         if not can_capture(ctx.device):
             optimizer = optimizer_for(self.modules, ctx.spec.training.optimizer, schedule.learning_rate)
             return eager_step(self.algorithm, self.modules, optimizer, ctx)
@@ -50,17 +50,17 @@ class Trainer:
 
 _lock = threading.Lock()
 _idle: dict[Hashable, Trainer] = {}
-"""The trainer of the last round, by what it was made for. One is enough, as one run trains at a time."""
+"""The trainer of the last round, by what it was built for. One is enough because one run trains at a time."""
 
 
 @contextmanager
 def borrow_trainer(method: Method, ctx: Context) -> Iterator[Trainer]:
-    """A trainer for one round, as new; the last round's where it was made for the same. It is kept for the next round
-    unless this one fails, and nobody else gets it meanwhile."""
+    """Lend a trainer for one round, in its initial state: the last round's if it was built for the same method and
+    spec. It is kept for the next round unless this one fails. Meanwhile, no other caller gets it."""
     made_for = (method, ctx.spec.model_dump_json(), method.bind(ctx.spec).client.architecture(ctx), ctx.device)
     with _lock:
         trainer = _idle.pop(made_for, None)
-        _idle.clear()  # before another is built: two may not fit onto the device
+        _idle.clear()  # before another is built: two may not fit on the device
     if trainer is None:
         trainer = Trainer(method, ctx)
     trainer.reset()
@@ -72,7 +72,7 @@ def borrow_trainer(method: Method, ctx: Context) -> Iterator[Trainer]:
 
 
 def release_trainer(unused_seconds: float = 0.0) -> None:
-    """Forget the last round's modules if it ended that long ago, and give the memory that they held on a GPU back."""
+    """Release the last round's modules if it ended that long ago, and return the GPU memory that they held."""
     with _lock:
         if not any(time.monotonic() - trainer.last_used >= unused_seconds for trainer in _idle.values()):
             return
