@@ -1,13 +1,13 @@
 """FedBYOL: FedAvg of BYOL, with the target network local and persistent.
 
 Grill et al. 2020, Eq. 2, symmetrised: L = (2 - 2 cos(p1, sg t2)) + (2 - 2 cos(p2, sg t1)); federated as in FedU
-(Zhuang et al. 2021). The online encoder, projector and predictor are averaged and overwrite the client's; the target
+(Zhuang et al. 2021). The online encoder, projector and predictor are averaged and overwrite the client's. The target
 (encoder and projector) is the client's own and follows by t = m t + (1 - m) o after every step, parameters only: its
 BatchNorm stays in training mode and keeps its own statistics.
 
 Cold start: the target is a copy of the online network just received.
-Deviation: in the first round EasyFL's target is the online module itself, so that its average does nothing; here it is
-a copy from the start, which is what both papers describe.
+Deviation: in the first round, EasyFL's target is the online module itself, so its moving average has no effect. Here it
+is a copy from the start, as both papers describe.
 """
 
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ from fedssl.protocol.methods.fedbyol import BYOLConfig
 
 @dataclass(frozen=True)
 class BYOL(Objective):
-    """Predict the target network's view of the other view."""
+    """Predict the target network's embedding of the other view."""
 
     config: BYOLConfig
 

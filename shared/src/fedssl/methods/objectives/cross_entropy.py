@@ -1,7 +1,8 @@
 """Supervised FedAvg: cross-entropy on labelled clients, the upper baseline of FedU's Table 1.
 
-McMahan et al. 2017, Algorithm 1. FedU leaves the setting open: the same optimiser as the self-supervised runs, one
-augmented view. The classifier is linear, on the encoder's representation, and averaged like everything else.
+McMahan et al. 2017, Algorithm 1. FedU does not describe the setting. Here: the same optimiser as in the self-supervised
+runs, and one augmented view. The classifier is linear, on the encoder's representation, and averaged like everything
+else.
 """
 
 from dataclasses import dataclass

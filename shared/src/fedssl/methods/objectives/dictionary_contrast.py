@@ -1,28 +1,28 @@
-"""FedCA: contrast with all clients' embeddings, and alignment to a base model.
+"""FedCA: contrast with embeddings of all clients, and alignment to a base model.
 
-Zhang et al. 2020, Federated Unsupervised Representation Learning (FITEE 2023). No code is public and the paper is not
-among the project's sources: what follows, numbers included, is from memory and unverified.
+Zhang et al. 2020, Federated Unsupervised Representation Learning (FITEE 2023). There is no public code, and the paper
+is not among the project's sources: what follows, including the numbers, is from memory and unverified.
 
     L = -log[ exp(q.k / tau) / (exp(q.k / tau) + sum_{d in D} exp(q.d / tau)) ]  +  beta ||f(x) - f_base(x)||,  x public
 
-tau is `temperature`, beta `alignment_weight`. D, the module `dictionary`, is broadcast with the weights and stays as it
-is for the round: after training every client sends unit-length embeddings of `client_dictionary_size` random images,
-and the coordinator puts them together into the next D of `dictionary_size`. f_base is trained by SimCLR on the public
-images before the first round, by the coordinator, and broadcast.
+tau is `temperature`, beta `alignment_weight`. D, the module `dictionary`, is broadcast with the weights and does not
+change during the round. After training, every client sends unit-length embeddings of `client_dictionary_size` random
+images, and the coordinator combines them into the next D of `dictionary_size`. Before the first round, the coordinator
+trains f_base by SimCLR on the public images, and broadcasts it.
 
-Choices where memory does not say, so that published numbers are not to be expected: q and k are the online network's
-embeddings of the two views, both orders averaged, k without gradient; f is the encoder, the distance Euclidean, its
-mean taken over as many public images as the batch has; f_base starts from the run's initial weights and trains with its
-optimiser, batch size and augmentation, at tau, for `num_base_epochs`; a client's entries are of one augmented view
-each, as in training, images repeated where there are too few; before the first round D is random, so that its loss is
-lower than the later ones'. Entries of clients that are not in the cohort stay in D until newer ones displace them: the
-newest come first, one of each client in turn.
+Choices where memory is not enough, so published numbers are not to be expected: q and k are the online network's
+embeddings of the two views, both orders averaged, k without gradient. f is the encoder; the distance is Euclidean, and
+its mean is over as many public images as the batch has. f_base starts from the run's initial weights and trains with
+the run's optimiser, batch size and augmentation, at tau, for `num_base_epochs`. Each entry of a client is of one
+augmented view, as in training; images repeat if there are too few. Before the first round D is random, so the first
+round's loss is lower than the later ones'. Entries of clients that are not in the cohort stay in D until newer ones
+displace them: the newest come first, one of each client in turn.
 
-All negatives are in D, and D does not follow the queries: a small D lets them drift away from it together, and their
-loss stay near log(1 + Q).
+All negatives are in D, and D does not follow the queries: with a small D they may drift away from it together, and the
+loss then stays near log(1 + Q).
 
-Views and public images pass the network as batches of their own, to keep the public ones out of the others' BatchNorm
-statistics. Cold start: nothing is kept.
+Views and public images pass the network as separate batches, so that public images do not enter the BatchNorm
+statistics of the views. Cold start: nothing is kept.
 """
 
 import copy
@@ -63,7 +63,7 @@ class Dictionary(nn.Module):
 
 @dataclass(frozen=True)
 class DictionaryContrast(Objective):
-    """InfoNCE between views against all clients' dictionary, close to the base model on public images."""
+    """InfoNCE between views against the dictionary of all clients, and closeness to the base model on public images."""
 
     config: FedCAConfig
 
@@ -136,7 +136,8 @@ class DictionaryContrast(Objective):
 
 
 def combined(previous_QD: torch.Tensor, of_clients: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The next dictionary (Q, D): the clients' first entries, their second ones and so on, then the previous ones."""
+    """Return the next dictionary (Q, D): the clients' first entries, their second ones and so on, then the previous
+    ones."""
     newest = torch.stack(list(of_clients), dim=1).flatten(0, 1)
     return torch.cat([newest, previous_QD])[: len(previous_QD)]
 
@@ -155,7 +156,7 @@ class BaseTraining:
 
     def steps(self, modules: nn.ModuleDict, epoch: int, ctx: Context) -> Iterator[Losses]:
         if ctx.public is None:
-            raise MethodError("fedca's base model is trained on public images, and there are none here")
+            raise MethodError("fedca trains its base model on public images, and there are none here")
         training, images = ctx.spec.training, ctx.public.images
         order = torch.Generator().manual_seed(ctx.seed(f"base/{epoch}"))
         views = ctx.generator(f"base_views/{epoch}")

@@ -1,18 +1,17 @@
 """Momentum contrast: queries against keys of a slowly following network and a queue of earlier keys.
 
-The part that FedMoCo and FedProtoCL have in common; He et al. 2020, Eq. 1 and 2, as in EasyFL's code.
+What FedMoCo and FedProtoCL have in common: He et al. 2020, Eq. 1 and 2, as in EasyFL's code.
 
 - f_q is the online network; f_k, `key_encoder` and `key_projector`, is a copy of it at the start of every round, after
   the merge, and follows by f_k = m f_k + (1 - m) f_q after every step, parameters only. m is `key_momentum`.
 - Q, the module `queue`, is a ring of unit vectors that stays with the client from round to round; it is neither
-  averaged nor sent. Both views are queries and keys, both losses are added, and both sets of keys enter the queue
-  afterwards.
-- Cold start: the queue is what it is before the first round, random unit vectors from the run's seed.
+  averaged nor sent. Both views are queries and keys, both losses are added, and then both sets of keys enter the queue.
+- Cold start: the queue holds what it holds before the first round, random unit vectors from the run's seed.
 
-EasyFL shuffles the key's batch and orders it back, "for making use of BatchNorm". On one device, where a batch's
-statistics do not depend on its order, that changes nothing but rounding, so it is left out here.
-EasyFL's key network follows before the forward pass, here after the step: the same keys, since it starts as a copy.
-The queue moves with the forward pass, as BatchNorm's statistics do.
+EasyFL shuffles the key's batch and restores its order, "for making use of BatchNorm". On one device, where a batch's
+statistics do not depend on its order, that changes only rounding, so it is left out here. EasyFL's key network follows
+before the forward pass, here it follows after the step: the keys are the same, because it starts as a copy. The queue
+changes with the forward pass, as BatchNorm's statistics do.
 """
 
 from collections.abc import Hashable
@@ -69,7 +68,7 @@ class MomentumContrast(Objective):
 
 
 def key_queue(modules: nn.ModuleDict) -> Ring:
-    """Q."""
+    """Return Q."""
     queue = modules[QUEUE]
     assert isinstance(queue, Ring)
     return queue

@@ -1,4 +1,4 @@
-"""Orchestra: every client's views agree on clusters that are found from all clients' centroids.
+"""Orchestra: the views of each image agree on clusters that are found from all clients' centroids.
 
 Lubana et al. 2022, Orchestra: Unsupervised Federated Learning via Globally Consistent Clustering; sizes and steps as in
 the authors' code. With z = g(f(x)) of the online network, t of the target network, C the global centroids:
@@ -7,19 +7,20 @@ the authors' code. With z = g(f(x)) of the online network, t of the target netwo
 
 T is `temperature`; x3 is the stream `rotated`. Before every forward pass t = m t + (1 - m) z, parameters only, m is
 `target_momentum`. The memory is a FIFO of the last n(t(x1)); after training a client clusters it into local centroids
-by k-means with clusters of equal size, and sends those. The coordinator clusters all of them into the next C, from
-where C was. C is frozen on clients; in round 1 it is random, and `clustering_round` makes that round cluster only.
+by k-means with clusters of equal size, and sends those. The coordinator clusters all of them into the next C, starting
+from the previous C. C is frozen on clients. In round 1 it is random, and with `clustering_round` that round only
+clusters.
 
 `target` "shared" (default) sends and averages the target network with the online one, as the authors' code does unless
-its clients are stateful; "kept" leaves it to the client. The memory is kept, which the authors' code means to do, while
-its simulated clients forget it. Cold start: the memory is filled from one augmented view of random images of the
-client, repeated where there are few, by the target network, whose statistics stay as they are; a kept target copies the
-online network just received.
+its clients are stateful; "kept" keeps it on the client. The memory is kept, as the authors' code intends, although its
+simulated clients lose it. Cold start: the target network, whose statistics do not change, fills the memory from one
+augmented view each of random images of the client, repeated if there are few; a kept target copies the online network
+just received.
 
-As in the authors' code x1 passes the online network too, which moves its BatchNorm statistics and feeds add-ons.
-Deviations: all views come from the one augmentation of the spec, where the code blurs less and solarizes in view 2;
-turns are dealt evenly within a batch, where the code draws them. Clients with few images have small clusters: what a
-local centroid hides among `memory_size` / `num_local_centroids` embeddings may be views of a single image.
+As in the authors' code, x1 passes the online network too, which updates its BatchNorm statistics and feeds add-ons.
+Deviations: all views come from the spec's augmentation, while the code blurs less and solarizes in view 2; quarter
+turns are spread evenly within a batch, while the code draws them. Clients with few images have small clusters: the
+`memory_size` / `num_local_centroids` embeddings whose mean a local centroid is may be views of a single image.
 """
 
 from collections.abc import Sequence
@@ -59,7 +60,7 @@ class EmbeddingMemory(nn.Module):
 
     @torch.no_grad()
     def push(self, embeddings_BD: torch.Tensor) -> None:
-        """Take in new ones; the oldest leave."""
+        """Add new embeddings; the oldest leave."""
         newest = F.normalize(embeddings_BD.detach().float(), dim=1)
         self.embeddings.copy_(torch.cat([self.embeddings, newest])[-len(self.embeddings) :])
         self.is_filled.fill_(1)
@@ -77,7 +78,7 @@ class Centroids(nn.Module):
 
 @dataclass(frozen=True)
 class Orchestra(Objective):
-    """Predict the cluster of the other view, and how far a third is turned; the target network is kept."""
+    """Predict the cluster of the other view, and how far a third view is turned. The target network is kept."""
 
     config: OrchestraConfig
 
@@ -165,7 +166,7 @@ class Orchestra(Objective):
 
 @dataclass(frozen=True)
 class SharingOrchestra(Orchestra):
-    """The same, with a target network that is sent and averaged too."""
+    """Orchestra with a target network that is sent and averaged too."""
 
     shared: ClassVar[tuple[str, ...]] = (PROJECTOR, ROTATION, *TARGET.names.values())
     kept: ClassVar[tuple[str, ...]] = (MEMORY,)

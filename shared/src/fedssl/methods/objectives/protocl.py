@@ -1,20 +1,20 @@
-"""FedProtoCL: FedAvg of ProtoCL, momentum contrast with the prototypes of clusters.
+"""FedProtoCL: FedAvg of ProtoCL, momentum contrast with prototypes of clusters.
 
 Li et al. 2021, Prototypical Contrastive Learning, Eq. 11 and 12; federated as a baseline of FedX (Han et al. 2022),
-which gives no details and no code. Encoder and projector are averaged; queue, clusterings and prototypes are the
-client's.
+which gives no details and no code. Encoder and projector are averaged; queue, clusterings and prototypes stay on the
+client.
 
     L = InfoNCE + mean over C clusterings of -log[ exp(q.c_s / phi_s) / sum_j exp(q.c_j / phi_j) ]
 
 Before every epoch the key network embeds all the client's images, un-augmented and in evaluation mode; k-means makes C
 clusterings of them (`images_per_cluster`), c are their centroids, and phi says how tight each cluster is. tau is
-`temperature`: of InfoNCE, and the mean of phi. r, the queue's length, is `queue_size`; r also is ProtoCL's number of
-sampled negative prototypes, where here all prototypes are negatives.
+`temperature`: of InfoNCE, and the mean of phi. r, the queue's length, is `queue_size`. In ProtoCL, r is also the number
+of sampled negative prototypes; here all prototypes are negatives.
 
-Since every epoch finds its prototypes anew, none are kept from round to round; queue and cold start are those of
+Every epoch computes its own prototypes, so none are kept from round to round. Queue and cold start are those of
 `objectives/moco.py`.
 
-Deviations from ProtoCL's code, where FedX leaves the choice open: both views are queries and their losses are added, as
+Deviations from ProtoCL's code, where FedX does not say: both views are queries and their losses are added, as
 in FedMoCo; the clusters are fewer, as n is; k-means is by cosine; warm-up counts rounds; m is 0.99.
 """
 
@@ -46,16 +46,16 @@ class Prototypes(NamedTuple):
 
 
 class Clusterings(nn.Module):
-    """The epoch's clusterings; none while warming up."""
+    """The epoch's clusterings; none during warm-up."""
 
     def __init__(self) -> None:
         super().__init__()
         self.current: list[Prototypes] = []
         self.version = 0
-        """Changes where `current` moves in memory."""
+        """Changes when `current` moves in memory."""
 
     def replace(self, found: list[Prototypes]) -> None:
-        """Take another epoch's, in place where they are as large: recorded steps go on reading there."""
+        """Replace them by another epoch's, in place if the sizes are equal: captured steps continue to read there."""
         old, new = ([tensor for each in group for tensor in each] for group in (self.current, found))
         if [tensor.shape for tensor in old] != [tensor.shape for tensor in new]:
             self.current, self.version = found, self.version + 1

@@ -3,7 +3,7 @@
 Chen et al. 2020; federated as in FedX (Han et al. 2022), whose Eq. 2 is the loss: NT-Xent over both views as anchors,
 self excluded, the positive in the denominator. tau is `temperature`.
 
-Deviation: EasyFL runs temperature 0.07 and a wider projector; FedX's tables run 0.1, the default here.
+Deviation: EasyFL uses temperature 0.07 and a wider projector; FedX's tables use 0.1, the default here.
 """
 
 from dataclasses import dataclass

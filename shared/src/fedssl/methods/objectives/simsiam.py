@@ -2,7 +2,7 @@
 
 Chen & He 2021, Eq. 1 and 2: L = -cos(p1, sg z2) / 2 - cos(p2, sg z1) / 2, with z the projector's output and p the
 predictor's; encoder, projector and predictor are averaged and overwrite the client's, as in FedU's comparison (Zhuang
-et al. 2021) and EasyFL's code, whose predictor is no bottleneck: both heads are 4096(BN, ReLU)-2048 there.
+et al. 2021) and EasyFL's code, whose predictor is not a bottleneck: both heads are 4096(BN, ReLU)-2048 there.
 
 Cold start: nothing is kept.
 """
@@ -21,7 +21,7 @@ from fedssl.protocol.methods.fedsimsiam import FedSimSiamConfig
 
 @dataclass(frozen=True)
 class SimSiam(Objective):
-    """Predict what the same network makes of the other view."""
+    """Predict the same network's embedding of the other view."""
 
     config: FedSimSiamConfig
 
