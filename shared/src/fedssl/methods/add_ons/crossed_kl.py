@@ -1,8 +1,8 @@
 """FedRLC's crossed divergence of cluster assignments, with data selection, as an add-on.
 
 Miao & Koyuncu 2024, Clustering-Guided Federated Learning of Representations, Section 3.1. Centers mu_1 ... mu_M are
-trained with the network, sent and averaged like its weights. With z^O = g(f(x)) of the online network (with predictor)
-and z^T = f_T(x) of the target network, on the views a and b:
+trained with the network, and sent and averaged like its weights. With z^O = g(f(x)) of the online network (with
+predictor) and z^T = f_T(x) of the target network, on the views a and b:
 
     q_m(z) = (1 + ||z - mu_m||^2)^e / sum_n (1 + ||z - mu_n||^2)^e                               (Eq. 4, 5)
     p      = the target network's q, squared, over its sum in the batch, rows scaled to 1        (Eq. 6)
@@ -11,14 +11,14 @@ and z^T = f_T(x) of the target network, on the views a and b:
 M is `num_centers`, e is `exponent`, N the batch. Default e = -1/2 as printed; DEC's Student t is -1, with the same hard
 labels. Eq. 6 prints q^{a,T} for q^{alpha,T}; its sum over i is over the batch.
 
-`scale` "raw" (default, Eq. 4): embeddings as they are and centers that start standard normal, which in 2048 dimensions
-gives nearly uniform q: look at the metric centers_used. "unit" is a fallback where they stay unused: embeddings at
-unit length, and centers that start, in the first round, from target embeddings of random images of the client.
+`scale` "raw" (default, Eq. 4) takes embeddings as they are and centers that start standard normal. In 2048 dimensions,
+this gives a nearly uniform q: check the metric centers_used. "unit" is a fallback if few centers are used: embeddings
+of unit length, and centers that start, in the first round, from target embeddings of random images of the client.
 
 The coordinator averages centers by the clients' numbers of images, as the paper does, whatever its reducer does with
 the weights: a scaled center (L-DAWA) or a common direction of centers (EUA) means nothing.
 
-`centers_used` is measured, not trained: exp of the entropy of how often each center is an online sample's nearest.
+`centers_used` is measured, not trained: exp of the entropy of how often each center is the nearest of an online sample.
 """
 
 from collections.abc import Sequence
@@ -54,17 +54,17 @@ class Centers(nn.Module):
         self._unit = config.scale == "unit"
 
     def embed(self, z_BD: Tensor) -> Tensor:
-        """z at the scale at which it is compared with the centers."""
+        """Return z at the scale at which it is compared with the centers."""
         return F.normalize(z_BD.float(), dim=1) if self._unit else z_BD
 
     def forward(self, z_BD: Tensor) -> Tensor:
-        """q (B, M)."""
+        """Return q (B, M)."""
         return student_t_assignment(self.embed(z_BD), self.mu, self._exponent)
 
 
 @dataclass(frozen=True)
 class CrossedKL(Part):
-    """Pull each view's assignments to the other view's target distribution."""
+    """Pull each view's assignments towards the other view's target distribution."""
 
     config: CrossedKLConfig
 
@@ -101,7 +101,7 @@ class CrossedKL(Part):
 
 @torch.no_grad()
 def num_used(q_BM: Tensor) -> Tensor:
-    """exp(entropy) of the shares of the samples that each center is the nearest of: 1 to M."""
+    """Return exp(entropy) of the share of samples whose nearest center each one is: 1 to M."""
     counts_M = torch.zeros_like(q_BM[0]).scatter_add_(0, q_BM.argmax(dim=1), torch.ones_like(q_BM[:, 0]))
     shares_M = counts_M / len(q_BM)
     entropy: Tensor = torch.special.entr(shares_M).sum()
@@ -115,6 +115,6 @@ def _start_from_embeddings(modules: nn.ModuleDict, data: ClientData, ctx: Contex
     generator = torch.Generator().manual_seed(ctx.seed("centers"))
     chosen = torch.randint(len(data), (len(centers.mu),), generator=generator).to(data.images.device)
     images = normalize(to_float(data.images[chosen]), ctx.spec.data)
-    # Copies in training mode: the batch's own statistics, since there are no others yet, and none that stay.
+    # Copies in training mode use the batch's statistics: there are no others yet, and these must not be kept.
     encoder, projector = (copy_of(module) for module in TARGET.network(modules))
     centers.mu.copy_(centers.embed(projector(encoder(images))))

@@ -1,12 +1,12 @@
 """FedDecorr as an add-on: features that do not predict one another.
 
 Shi et al. 2023, Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated Learning, Eq. 6:
-beta ||K||_F^2 / D^2 of the features' correlations K; beta is `weight`. FedDecorr itself puts it onto the representation
-of supervised clients (`on` "h"). FedU2's port, and with it the rows of SSD's tables, adds 0.1 (D(z1) + D(z2)) on the
-embeddings: `on` "z", the default.
+beta ||K||_F^2 / D^2 of the features' correlations K; beta is `weight`. FedDecorr itself applies it to the
+representation of supervised clients (`on` "h"). FedU2's port, and with it the rows of SSD's tables, adds 0.1 (D(z1) +
+D(z2)) on the embeddings: `on` "z", the default.
 
 Deviation of the default variant: FedDecorr's code leaves the diagonal out and does not divide x^T x by the batch, so
-that it is about B times the paper's value; the published 0.1 belongs to it.
+its value is about B times the paper's. The published weight 0.1 belongs to it.
 """
 
 from dataclasses import dataclass

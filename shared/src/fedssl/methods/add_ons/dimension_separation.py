@@ -8,16 +8,17 @@ DSR adds gamma times the mean over the views of a distance between z and a stopp
     paper      mean_i || z_i - sg(z_i d_k) ||^2                           (Eq. 7)
     reference  || n(Z) - n(sg(n(Z) Q diag(d_k) Q^T)) ||_F / B             (SSD's code)
 
-Default "reference", because the published numbers come from it. Q is a random orthonormal basis, one for the run: it
-travels as a seed. Its gradient is about 1/60 of the paper's, so that gamma = 1 is a gentle push here and may dominate
-there. For Eq. 7, z is the unit vector, as it is in Eq. 3 to 5: on raw z the stretched copy would run away from z.
+The default is "reference", because the published numbers come from it. Q is a random orthonormal basis, one per run,
+which every client makes from the run's seed. The gradient of "reference" is about 1/60 of the paper's: gamma = 1 is a
+weak term with "reference" and may dominate with "paper". For Eq. 7, z is the unit vector, as in Eq. 3 to 5: with raw z,
+the stretched copy would grow away from z.
 
-HSD, of which there is no code (Section 4.2): every loss of z sees n(z m_k), m_k the indicator of S_k, with z as the
-projector gave it only for the projector's distillation.
+HSD (Section 4.2, without public code): every loss of z sees n(z m_k), m_k the indicator of S_k. Only the projector's
+distillation sees z as the projector returned it.
 
-Deviations: SSD's code gives subspaces out by the position in the round's sample, so that under partial participation a
-client's changes every round; here they belong to the client, as in the paper's Algorithm 1. It scales Q's columns by
-sqrt(alpha) and multiplies with the transpose, which is the same.
+Deviations: SSD's code assigns subspaces by the position in the round's sample, so under partial participation a
+client's subspace changes every round; here it belongs to the client, as in the paper's Algorithm 1. SSD's code scales
+Q's columns by sqrt(alpha) and multiplies with the transpose, which is the same.
 """
 
 import dataclasses
@@ -40,7 +41,7 @@ _DSR, _HSD = "dsr", "hsd"
 
 
 class _Buffers(nn.Module):
-    """Tensors of the round, neither kept nor sent."""
+    """Tensors that are used in one round, and neither kept nor sent."""
 
     def __init__(self, **buffers: Tensor) -> None:
         super().__init__()
@@ -50,7 +51,7 @@ class _Buffers(nn.Module):
 
 @dataclass(frozen=True)
 class DimensionScaledRegularisation(Part):
-    """Lean towards the client's own dimensions."""
+    """Stretch embeddings along the client's own dimensions."""
 
     config: DSRConfig
 
@@ -78,7 +79,7 @@ class DimensionScaledRegularisation(Part):
 
 @dataclass(frozen=True)
 class HardSeparation(Part):
-    """The losses see the client's own dimensions alone."""
+    """Let the losses see only the client's own dimensions."""
 
     config: HSDConfig
 
@@ -103,7 +104,8 @@ class HardSeparation(Part):
 
 @functools.lru_cache(maxsize=2)
 def random_rotation(width: int, seed: int) -> Tensor:
-    """Q: orthonormal, uniformly distributed, float64 (D, D), the same for the same seed. Not to be changed in place."""
+    """Return Q: orthonormal, uniformly distributed, float64 (D, D), a function of the seed. Do not change it in
+    place."""
     generator = torch.Generator().manual_seed(seed)
     gaussian = torch.randn(width, width, dtype=torch.float64, generator=generator)
     q, r = torch.linalg.qr(gaussian)
@@ -113,7 +115,7 @@ def random_rotation(width: int, seed: int) -> Tensor:
 
 
 def own_dimensions(ctx: Context) -> Tensor:
-    """Which dimensions are the client's own: bool (D,)."""
+    """Return which dimensions are the client's own: bool (D,)."""
     width = _width(ctx)
     if not ctx.dimensions:
         raise MethodError(f"{ctx.client_id or 'the client'} was assigned no dimensions of the embedding")
@@ -128,7 +130,7 @@ def own_dimensions(ctx: Context) -> Tensor:
 
 def _width(ctx: Context) -> int:
     wanted = ctx.spec.method.dimensions_wanted(ctx.spec.model)
-    assert wanted is not None, "the method's config says that it wants dimensions"
+    assert wanted is not None, "the method's config declares that it divides dimensions"
     return wanted.width
 
 

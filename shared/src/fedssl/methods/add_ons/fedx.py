@@ -3,24 +3,24 @@
 Han et al. 2022, FedX: Unsupervised Federated Learning with Cross Knowledge Distillation, Eq. 6-13. The objective's own
 loss is L_c^local; `local_contrastive`, `local_relational`, `global_contrastive` and `global_relational` weigh it and
 the other three, each 1 in the paper and 0 in its ablation (Fig. 5). Table 2's "L_local-KD only" has both global weights
-at 0, and the add-on proximal or scaffold beside it.
+at 0, and the add-on `proximal` or `scaffold` next to it.
 
-- h, the prediction layer of Eq. 9, is `fedx_predictor`: apart from an objective's own predictor, sent and averaged.
-- F is `fedx_teacher`: frozen copies of the broadcast's encoder and projector, in evaluation mode, made anew every
+- h, the prediction layer of Eq. 9, is `fedx_predictor`: separate from the objective's own predictor, sent and averaged.
+- F is `fedx_teacher`: frozen copies of the broadcast's encoder and projector, in evaluation mode, loaded in every
   round, neither kept nor sent. Its projector's output is z^g; it has no predictor.
 - B_r is the stream `references`: as many other images of the client as the batch has, one view each. They pass the
-  online network with the views where the objective's views pass as one batch. tau is `temperature`.
+  online network together with the views if the objective's views pass as one batch. tau is `temperature`.
 
-Variants: `rel_kl` "reference" is the authors' code, which exchanges the arguments of Eq. 7's and 11's divergences, and
-the default because the published numbers come from it; "paper" is the printed Jensen-Shannon divergence. Of Eq. 9 there
-is the code's reading alone: NT-Xent on (p1, g2), the positive in the denominator, both as anchors, gradients through
-p1. Of Eq. 10 likewise: anchors are predictions of both views, references the teacher's embeddings.
+Variants: `rel_kl` "reference" is the authors' code, which exchanges the arguments of the divergences in Eq. 7 and 11.
+It is the default because the published numbers come from it. "paper" is the printed Jensen-Shannon divergence. Eq. 9 is
+only implemented as in the code: NT-Xent on (p1, g2), the positive in the denominator, both as anchors, gradients
+through p1. The same holds for Eq. 10: anchors are predictions of both views, references the teacher's embeddings.
 
 A batch here counts the anchors: FedX's batch of 128 is 64 anchors and 64 references, so `batch_size` 64. On FedBYOL and
-FedU (methods not in the authors' code) h is a second predictor beside BYOL's g, and DAPU decides about g only.
+FedU (methods not in the authors' code), h is a second predictor besides BYOL's g, and DAPU decides only about g.
 
-Deviation: the teacher embeds the second views and the references, which is all that the equations use; the authors'
-code has it embed the first views too. Cold start: nothing is kept.
+Deviation: the teacher embeds only the second views and the references, because the equations use nothing else; in the
+authors' code it embeds the first views too. Cold start: nothing is kept.
 """
 
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ _PREDICTOR, _TEACHER = "fedx_predictor", "fedx_teacher"
 
 @dataclass(frozen=True)
 class CrossDistillation(Part):
-    """Relations among a client's images, and what the global model makes of them."""
+    """Distil the relations among a client's images, locally and from the global model."""
 
     config: FedXConfig
 

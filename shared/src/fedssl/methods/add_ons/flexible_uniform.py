@@ -5,7 +5,7 @@ Liao et al. 2024, Rethinking the Representation in Federated Unsupervised Learni
 
     FUR(Z) = 1/6 sum_{j=1..B} mean_{p<=6,i} ( sort_i <Log_tj(S), w_p> - sort_i <Log_tj(Z), w_p> )^2
 
-for points S and t_j uniform on the sphere and directions w_p ~ N(0, I), drawn anew every step; the two sixes are
+for points S and t_j uniform on the sphere and directions w_p ~ N(0, I), drawn in every step; the two sixes are
 `divisor` and `num_projections`.
 
 Deviation: the paper describes an unbalanced transport to a spherical Gaussian; this is the distance of its code.
@@ -27,12 +27,12 @@ _SAMPLER = "fur_sampler"
 
 
 class _Sampler(nn.Module):
-    """The round's source of randomness, which goes on from step to step."""
+    """The round's source of randomness, which advances from step to step."""
 
     generator: torch.Generator | None = None
 
     def start(self, seed: int, device: torch.device) -> None:
-        """Begin a round. The generator stays the same one, from which recorded steps draw."""
+        """Begin a round. The generator object stays the same, because captured steps draw from it."""
         if self.generator is None:
             self.generator = torch.Generator(device)
         self.generator.manual_seed(seed)
@@ -40,11 +40,11 @@ class _Sampler(nn.Module):
 
 @dataclass(frozen=True)
 class FlexibleUniform(Part):
-    """The distance from uniform embeddings, summed over the views."""
+    """The distance from uniformly distributed embeddings, summed over the views."""
 
     config: FURConfig
 
-    compiles: ClassVar[bool] = False  # the compiler takes no drawing from a generator
+    compiles: ClassVar[bool] = False  # the compiler does not support drawing from a generator
 
     def heads(self, modules: nn.ModuleDict, ctx: Context) -> dict[str, nn.Module]:
         return {_SAMPLER: _Sampler()}

@@ -1,4 +1,4 @@
-"""SSD's projector distillation as an add-on: what the embedding learnt reaches the representation.
+"""SSD's projector distillation as an add-on: the representation learns from the embedding.
 
 Fang et al. 2025, Soft Separation and Distillation, Eq. 9; delta is `delta`. The mean over the views of
 
@@ -6,9 +6,9 @@ Fang et al. 2025, Soft Separation and Distillation, Eq. 9; delta is `delta`. The
     paper      mean_i KL(softmax(h_i) || softmax(z_i))                             (Eq. 9)
     mse        mean over all entries of (h - z)^2                                  (Table 5)
 
-Default "reference", because the published numbers come from it; Table 5 finds little between them. h and z are used as
-the networks give them, un-normalised (z before any other add-on, such as hard separation, changes it), and gradients
-flow into both.
+The default is "reference", because the published numbers come from it; Table 5 finds little difference between them. h
+and z are used as the networks return them, un-normalised (z before any other add-on, such as hard separation, changes
+it), and gradients flow into both.
 
 Deviation of the default from Eq. 9: reversed direction, and temperature 0.5 without a factor T^2.
 """

@@ -1,10 +1,10 @@
 """FedProx as an add-on: a pull towards the global weights.
 
 Li et al. 2020, Federated Optimization in Heterogeneous Networks, Eq. 2: (mu/2) ||w - w_g||^2 over every parameter that
-is trained, of the objective's and the add-ons' heads too; mu is `mu`. FedX's Table 2 puts it onto local distillation,
-with no mu given: 0.01 is the default.
+is trained, including the heads of the objective and the add-ons; mu is `mu`. FedX's Table 2 combines it with local
+distillation and does not state mu: 0.01 is the default.
 
-w_g is the broadcast, whatever the merge rule makes of it; a parameter that is not in it is drawn to where it started.
+w_g is the broadcast, whatever the merge rule does with it; a parameter that is not in it is pulled to its first value.
 
 Deviations: FLESD's code leaves the 1/2 out, so its mu is half of this one's. FedDecorr's FedProx compares the
 parameters with themselves, which gives 0; the reference here is a copy.

@@ -6,23 +6,23 @@ Karimireddy et al. 2020, SCAFFOLD, Algorithm 1 with option II, over every parame
     after the round                              c_k' = c_k - c + (x - w) / (S s)     (line 12, II)
     the client sends c_k' - c_k; the coordinator c   <- c + |S|/N mean_k (c_k' - c_k) (line 17)
 
-x the weights that local training started from, S the number of its steps, lr the round's learning rate, s the way one
-step is taken for (`step_size`). c and every c_k start from 0; c_k stays with the client, c and the differences travel
-as tensors of the kind "control". |S|/N is what `cohort.fraction` makes of the clients whom the spec knows, by
-`cohort.clients` or `partition`: 0.1 of 4 is one of them, a quarter; where it knows none, the fraction. BatchNorm's
-statistics are no parameters and have none.
+x are the weights that local training started from, S the number of its steps, lr the round's learning rate, and s the
+assumed length of a step per unit of gradient (`step_size`). c and every c_k start from 0; c_k stays with the client, c
+and the differences travel as tensors of the kind "control". |S|/N follows from `cohort.fraction` and the clients that
+the spec names, by `cohort.clients` or `partition`: 0.1 of 4 is one of them, a quarter. If the spec names none, it is
+the fraction. BatchNorm's statistics are not parameters and have no variates.
 
-Momentum: SGD with momentum m goes lr / (1 - m) a gradient in the long run, while the correction goes lr. With g_k the
-client's mean gradient, `step_size` "momentum" (s = lr / (1 - m), the default) gives c_k' = g_k + m (c_k - c): at first
-a gradient, and c_k - c grows to (g_k - c) / (1 - m) over some 1 / (1 - m) rounds, where the correction cancels the
-drift. "plain" (s = lr, NIID-Bench) gives c_k' = g_k / (1 - m) at once: 10 times a gradient at 0.9, as noisy as its one
-round. Both settle at the same correction; without momentum they are one.
+Momentum: SGD with momentum m moves by lr / (1 - m) per gradient in the long run, while the correction moves by lr. With
+g_k the client's mean gradient, `step_size` "momentum" (s = lr / (1 - m), the default) gives c_k' = g_k + m (c_k - c):
+at first a gradient, and c_k - c grows to (g_k - c) / (1 - m) over about 1 / (1 - m) rounds, where the correction
+cancels the drift. "plain" (s = lr, NIID-Bench) gives c_k' = g_k / (1 - m) at once: 10 times a gradient at 0.9, with the
+noise of one round. Both settle at the same correction; without momentum they are the same.
 
-Cold start: c_k = 0. A client that lost its disk counts twice in c until it is back at its old c_k; where that matters,
-start a new run. A round that closes with fewer updates than its cohort still counts as |S|.
+Cold start: c_k = 0. A client that lost its disk counts twice in c until its c_k is back at the old value; if that
+matters, start a new run. A round that closes with fewer updates than its cohort still counts as |S|.
 
-Deviations: NIID-Bench has variates for BatchNorm's buffers too. The correction follows the optimiser's step instead of
-entering the gradient, as in NIID-Bench, so that it passes neither through momentum nor through weight decay.
+Deviations: NIID-Bench has variates for BatchNorm's buffers too. As in NIID-Bench, the correction follows the
+optimiser's step instead of entering the gradient, so neither momentum nor weight decay acts on it.
 """
 
 from collections.abc import Hashable, Sequence
@@ -43,7 +43,7 @@ from fedssl.protocol.plan import ArtifactPlan, TensorSpec
 from fedssl.protocol.runs import RunSpec
 
 CONTROL, DELTA = "control", "control_delta"
-"""First parts of the tensors' names: c in the broadcast, c_k' - c_k in the update."""
+"""Prefixes of the tensors' names: c in the broadcast, c_k' - c_k in the update."""
 
 _OWN, _CORRECTION, _START, _CHANGE = "scaffold_own", "scaffold_correction", "scaffold_start", "scaffold_change"
 
@@ -80,7 +80,7 @@ class ControlVariates(Part):
     def end(self, modules: nn.ModuleDict, data: ClientData, schedule: Schedule, ctx: Context) -> None:
         num_steps = schedule.num_epochs * schedule.steps_per_epoch
         if num_steps == 0:
-            return  # nothing was learnt about the gradient: c_k stays, and the difference is 0
+            return  # the round gives no estimate of the gradient: c_k stays, and the difference is 0
         way = num_steps * self._step_size(ctx)
         parameters, start = dict(modules.named_parameters()), snapshot(modules, _START).tensors()
         correction, own = snapshot(modules, _CORRECTION).tensors(), snapshot(modules, _OWN).tensors()
@@ -126,7 +126,7 @@ class ControlVariates(Part):
 
 
 def _share(spec: RunSpec) -> float:
-    """|S|/N. With another factor than that of the cohort, c would not be the mean of the c_k."""
+    """Return |S|/N. With a factor other than the cohort's, c would not be the mean of the c_k."""
     by_partition = spec.partition.num_clients if spec.partition is not None else 0
     num_clients = len(spec.cohort.clients or ()) or by_partition
     return spec.cohort.num_wanted(num_clients) / num_clients if num_clients else spec.cohort.fraction

@@ -1,4 +1,4 @@
-"""FedRLC's merge rule: FedEMA's for the network, and one of its own for the cluster centers.
+"""FedRLC's merge rule: FedEMA's rule for the network, and its own rule for the cluster centers.
 
 Miao & Koyuncu 2024, Clustering-Guided Federated Learning of Representations, Section 3.2. On download, with the global
 encoder f_* and centers mu_*, and the client's own f_k and mu_k as its last round left them:
@@ -9,9 +9,9 @@ encoder f_* and centers mu_*, and the client's own f_k and mu_k as its last roun
     (f, g) <- gamma (f_k, g_k) + (1 - gamma) (f_*, g_*)                                             (Eq. 12)
 
 f is encoder and projector, as in the paper's first footnote. gamma is `merges/ema.py`'s mu. epsilon = 0 gives the
-global centers. In a client's first round, or where FedEMA's rule overwrites, mu = mu_* and epsilon is not computed.
+global centers. In a client's first round, or if FedEMA's rule overwrites, mu = mu_* and epsilon is not computed.
 
-What the paper leaves open: f runs in eval mode, without gradients, and the views are the training's augmentations.
+What the paper does not say: f runs in eval mode, without gradients, and the views are the training's augmentations.
 `centers` "global" leaves Eq. 10 out.
 """
 
@@ -63,13 +63,13 @@ class CenterMerge(DivergenceAwareEMA):
 
 
 def mixed_centers(received_MD: Tensor, local_MD: Tensor, epsilon: Tensor) -> Tensor:
-    """(epsilon mu_k + mu_*) / (1 + epsilon)."""
+    """Return (epsilon mu_k + mu_*) / (1 + epsilon)."""
     return torch.lerp(received_MD, local_MD, epsilon / (1 + epsilon))
 
 
 @torch.no_grad()
 def center_divergence(received: nn.ModuleDict, local: nn.ModuleDict, data: ClientData, ctx: Context) -> Tensor:
-    """epsilon, over all images of the client."""
+    """Return epsilon, over all images of the client."""
     views = ctx.generator("center-views")
     total = torch.zeros((), device=data.images.device)
     for images in torch.split(data.images, _CHUNK):

@@ -1,15 +1,15 @@
-"""What a client with an encoder of its own may do with FLESD's student: learn its similarities, before it trains.
+"""What a client with an encoder of its own may do with FLESD's student: learn its similarities before it trains.
 
-The student's weights, which are the broadcast, do not fit its network. What they know does:
+The student's weights, which are the broadcast, do not fit its network. Their similarities do:
 
-    S_ij = cos(z_i, z_j),   z_i what the student makes of public image i, not augmented, in eval mode
+    S_ij = cos(z_i, z_j),   z_i the student's embedding of public image i, not augmented, in eval mode
 
 and the client's network is trained to find the same among the public images, by the coordinator's own training
 (`reducers/similarity_distillation.py`, with this one teacher) for `client_distillation.num_epochs` epochs, from its
 own weights of the last round. Nothing more goes down or up for it.
 
-Not FLESD's, whose clients with other architectures take nothing from the ensemble; off unless the config asks for it.
-In the first round nothing has been distilled yet, so there is nothing to learn.
+This step is not part of FLESD, whose clients with other architectures take nothing from the ensemble. It is off unless
+the config asks for it. In the first round nothing has been distilled yet, so there is nothing to learn.
 """
 
 from dataclasses import dataclass

@@ -1,19 +1,19 @@
-"""FedU's merge rule: the predictor follows the global one only where the client's network drifted little.
+"""FedU's merge rule: the client takes the global predictor only if its network drifted little.
 
 Zhuang et al. 2021, Collaborative Unsupervised Visual Representation Learning from Decentralized Data, Sections 3.4 and
 3.5. The client's encoder (with projector) f_theta is overwritten with the global f_phi, its target f_xi stays, and
 
-    p_theta = p_phi where d < mu, p_theta otherwise                                            (Eq. 3)
+    p_theta = p_phi if d < mu, p_theta otherwise                                               (Eq. 3)
 
 d is the divergence of the client's last local training, mu is `mu`; d and the decision are kept with the client.
 
     paper      d = || theta_r - phi_{r-1} ||_2^2 over encoder and projector
     reference  d = mean over the encoder's convolutions of || w_after - w_before ||_2          (EasyFL)
 
-Default "reference": mu = 0.4 (CIFAR-10) and 0.6 (CIFAR-100) make sense for it alone. The first download, and any after
-the client lost its state, brings the global predictor.
+The default is "reference": mu = 0.4 (CIFAR-10) and 0.6 (CIFAR-100) only make sense for it. The first download, and any
+after the client lost its state, brings the global predictor.
 
-Table 4's ablations: `aggregate` says which of the client's encoders goes up, `update` which take the global one, and
+Table 4's ablations: `aggregate` says which of the client's encoders is sent, `update` which take the global one, and
 `predictor` whether the global predictor replaces the local one always, never or by Eq. 3. An online encoder that is not
 updated is kept with the client. phi_{r-1} is where local training started, which is the global encoder unless `update`
 is "target". Modules of add-ons are overwritten.

@@ -1,4 +1,4 @@
-"""How far a network has moved, and the copies of it that this is measured against: FedU, FedEMA, FedRLC."""
+"""How far a network has moved, and the copies of it that it is compared with: FedU, FedEMA, FedRLC."""
 
 from collections.abc import Iterable
 
@@ -19,24 +19,24 @@ class MergeMemory(nn.Module):
             self.register_buffer(name, number)
 
     def number(self, name: str) -> Tensor:
-        """One of the numbers, to be changed in place."""
+        """Return one of the numbers, to be changed in place."""
         return self.get_buffer(name)
 
 
 def memory(modules: nn.ModuleDict, name: str) -> MergeMemory:
-    """The module of this name, which is one."""
+    """Return the memory of this name."""
     found = modules[name]
     assert isinstance(found, MergeMemory)
     return found
 
 
 def copies(modules: nn.ModuleDict, names: Iterable[str]) -> nn.ModuleDict:
-    """Frozen copies of those of the named modules that there are, under the same names."""
+    """Return frozen copies of those named modules that exist, under the same names."""
     return nn.ModuleDict({name: copy_of(modules[name]) for name in names if name in modules})
 
 
 def take(into: nn.ModuleDict, modules: nn.ModuleDict) -> None:
-    """Overwrite the copies with what the modules are now."""
+    """Overwrite the copies with the modules' current tensors."""
     for name, copy in into.items():
         copy.load_state_dict(modules[name].state_dict())
 
@@ -57,7 +57,7 @@ def mean_convolution_distance(now: nn.Module, then: nn.Module) -> Tensor:
 
 @torch.no_grad()
 def parameter_distance(now: Iterable[nn.Module], then: Iterable[nn.Module]) -> Tensor:
-    """|| w - w' ||_2 over all parameters of the modules, pairwise, as one vector."""
+    """Return || w - w' ||_2 over all parameters of the modules, pairwise, as one vector."""
     norms = [
         torch.linalg.vector_norm(parameter - before)
         for module, other in zip(now, then, strict=True)

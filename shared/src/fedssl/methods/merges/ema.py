@@ -1,4 +1,4 @@
-"""FedEMA's merge rule: the client's network moves towards the global one, the less the further apart they are.
+"""FedEMA's merge rule: the client's network moves towards the global one, and less so the further apart they are.
 
 Zhuang et al. 2022, Divergence-Aware Federated Self-Supervised Learning; as FedRLC prints it (Eq. 12 and below):
 
@@ -12,11 +12,11 @@ three; parameters only, BatchNorm's statistics are the global ones. tau is `tau`
     reference  d = FedU's divergence of the client's last local training, mean over the convolutions of
                || w_after - w_before ||_2; lambda_k is set after its first training                     (EasyFL)
 
-Default "paper", with cap = 1: FedU2's code caps mu at 0.7. In both mu is tau exactly in a client's first mixed round,
-which is why the first d is kept and not lambda_k: mu = min(tau (d / first), cap).
+The default is "paper", with cap = 1: FedU2's code caps mu at 0.7. In both, mu is exactly tau in a client's first mixed
+round; therefore the first d is kept and not lambda_k: mu = min(tau (d / first), cap).
 
-`selective` (EasyFL): a client that missed the round before overwrites its online network, and its target network where
-it has one, with the global one. A client without state overwrites too. Otherwise the target network is left alone.
+`selective` (EasyFL): a client that missed the previous round overwrites its online network, and its target network if
+it has one, with the global one. A client without state overwrites too. Otherwise the target network does not change.
 Modules of add-ons are overwritten. The rule goes onto any objective: "SSD with FedEMA's merge".
 """
 
@@ -77,12 +77,12 @@ class DivergenceAwareEMA(Merge):
                 _mix(modules[name], kept.local[name], coefficient)
 
     def mixes(self, modules: nn.ModuleDict, ctx: Context) -> bool:
-        """Whether the client has a network of its own to mix in."""
+        """Return whether the client has a network of its own to mix in."""
         last = int(memory(modules, MEMORY).number("last_round"))
         return last > 0 and (not self.config.selective or last == ctx.round_number - 1)
 
     def _coefficient(self, modules: nn.ModuleDict, kept: MergeMemory) -> Tensor:
-        """mu, from the global network in `modules` and the client's own in `kept`."""
+        """Return mu, from the global network in `modules` and the client's own in `kept`."""
         if self.config.variant == "paper":
             names = [name for name in (ENCODER, PROJECTOR) if name in modules]
             distance = parameter_distance((modules[name] for name in names), (kept.local[name] for name in names))
@@ -110,7 +110,7 @@ class DivergenceAwareEMA(Merge):
 
 
 def _set_first(kept: MergeMemory, distance: Tensor) -> None:
-    """The first distance that is not 0 stays."""
+    """Keep the first distance that is not 0."""
     first = kept.number("first")
     first.copy_(torch.where(first > 0, first, distance))
 

@@ -1,7 +1,7 @@
 """The merge rule of training without a federation: every client keeps its own weights, and nothing is sent.
 
-The broadcast holds the initial weights in every round; a client takes them where it has no weights of its own yet, or
-has lost them. All of its networks are client state.
+The broadcast holds the initial weights in every round. A client takes them if it has no weights of its own yet or has
+lost them. All of its networks are client state.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from fedssl.protocol.methods.merges import LocalConfig
 
 @dataclass(frozen=True)
 class Local(Merge):
-    """Keep the own weights."""
+    """Keep the client's own weights."""
 
     config: LocalConfig
 

@@ -1,4 +1,4 @@
-"""How the coordinator combines the clients' weights, by the config's name."""
+"""Reducers that combine the clients' weights, by the config's name."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ def _plain(config: LDAWAConfig) -> Callable[[str], bool]:
 
 
 def mean(config: MeanConfig) -> Reducer:
-    """FedAvg (McMahan et al. 2017): the mean, weighted by images, by batches, or not at all."""
+    """FedAvg (McMahan et al. 2017): the mean, weighted by images, by batches, or equally."""
 
     def reduce(updates: Sequence[Update], state: ServerState, ctx: Context) -> tuple[Tensors, Metrics]:
         weights = [_weight(config, update.num_examples, ctx) for update in updates]
@@ -56,7 +56,7 @@ def mean(config: MeanConfig) -> Reducer:
 
 
 def none(config: NoReducerConfig) -> Reducer:
-    """The global model stays as it was, whatever the clients did."""
+    """Nothing is combined: the global model does not change."""
 
     def reduce(updates: Sequence[Update], state: ServerState, ctx: Context) -> tuple[Tensors, Metrics]:
         return {}, {}

@@ -1,16 +1,16 @@
-"""What a client tells about public images: how similar each pair is to it, in the forms in which that may travel.
+"""What a client sends about public images: how similar each pair is to its network, in several packings.
 
-    S_ij = <R_i, R_j>,   R_i = n(z_i), z_i what the client's network makes of image i, not augmented, in eval mode
+    S_ij = <R_i, R_j>,   R_i = n(z_i), z_i the embedding of image i by the client's network, not augmented, in eval mode
 
-Shi et al. 2021, FLESD, Eq. 4. With N images and D numbers an embedding:
+Shi et al. 2021, FLESD, Eq. 4. With N images and embeddings of D numbers:
 
-    factored-f32, factored-f16                 L (N, D) with L L^T = S, made from S alone (`similarity_factor.py`)
+    factored-f32, factored-f16                 L (N, D) with L L^T = S, a function of S (`similarity_factor.py`)
     representations-f32, representations-f16   R itself, (N, D): the same S, and the axes of the client's network
     triangle-f16, triangle-i8                  S_ij for i < j row by row, (N (N - 1) / 2,); i8 is round(127 S_ij)
 
-FLESD's code sends R (Section 6); here L is the default, which is as large and tells the coordinator no more than S. The
-N x N matrix is formed nowhere: only the entries of the rows asked for are. Embeddings of different widths fit one plan:
-a factor's columns beyond the rank are zero.
+FLESD's code sends R (Section 6). Here L is the default: it is as large as R, and reveals no more to the coordinator
+than S. The N x N matrix is never formed: only the entries of the requested rows are. Embeddings of different widths fit
+one plan: a factor's columns beyond the rank are zero.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ from fedssl.protocol.methods.distillation import DistillationConfig, Form, Packi
 from fedssl.protocol.plan import ArtifactPlan, Kind, TensorSpec
 
 NAMES: dict[Form, str] = {"factored": "factor", "representations": "representations", "triangle": "similarities"}
-"""What the tensor that leaves a client is called."""
+"""The name of the tensor that leaves a client."""
 
 _KINDS: dict[Form, Kind] = {
     "factored": "similarity",
@@ -45,7 +45,7 @@ _ROWS, _STEPS = 1024, 127
 
 @dataclass(frozen=True)
 class SimilarityUpload(Part):
-    """Goes up in place of a client's weights."""
+    """The similarities that are sent in place of a client's weights."""
 
     config: DistillationConfig
 
@@ -74,7 +74,7 @@ class SimilarityUpload(Part):
         return ArtifactPlan(broadcast=(), update=(tensor,))
 
     def _width(self, modules: nn.ModuleDict, ctx: Context) -> int:
-        """D, of the widest client: all send one shape."""
+        """Return D of the widest client: all clients send tensors of one shape."""
         model = ctx.spec.model
         if model.projector is not None and PROJECTOR in modules:
             return model.projector.out_dim
@@ -82,14 +82,14 @@ class SimilarityUpload(Part):
 
 
 def public_images(ctx: Context) -> ClientData:
-    """The images that everybody holds."""
+    """Return the images that all clients and the coordinator hold."""
     if ctx.public is None:
         raise MethodError("the public images were not loaded")
     return ctx.public
 
 
 def pack(z_ND: Tensor, packing: Packing, width: int | None = None) -> Tensor:
-    """The similarities of N embeddings, ready to travel; `width`: of the factor (None: D)."""
+    """Return the similarities of N embeddings, packed for the update. `width` is the factor's (None: D)."""
     dtype = _dtype(packing)
     if packing.startswith("factored"):
         return similarity_factor(z_ND, width).to(dtype).contiguous()
@@ -120,7 +120,7 @@ class Ensemble:
     num_images: int
 
     def rows(self, rows: Tensor, anchors: Tensor, temperature: float) -> Tensor:
-        """p (R, A): what the clients together find about the rows' images among the anchors (FLESD Eq. 5, 6 and 8)."""
+        """Return p (R, A): the ensemble's distribution of the rows' images over the anchors (FLESD Eq. 5, 6 and 8)."""
         if not self.packing.startswith("triangle"):
             return ensemble_similarity(self.packed, rows, anchors, temperature)
         entries_KRA = torch.stack([self._entries(triangle, rows, anchors) for triangle in self.packed])
@@ -132,5 +132,5 @@ class Ensemble:
         same = first == second
         values = triangle[place.masked_fill(same, 0)].float()
         cosines = values / _STEPS if triangle.dtype == torch.int8 else values
-        # No cosine is larger, but a number that was sent may be, and would drown the other clients'.
+        # No cosine is larger, but a number that was sent may be, and would outweigh the other clients'.
         return cosines.clamp(-1, 1).masked_fill(same, 1.0)

@@ -1,7 +1,7 @@
 """FLESD's reducer: a student learns the similarities that the clients find together.
 
-Shi et al. 2021, Section 4.3. The student f_S starts as the global model, with a momentum encoder mu beside it. Each
-step, for a batch of B' public images i, seen in two views:
+Shi et al. 2021, Section 4.3. The student f_S starts as the global model, and a momentum encoder mu as its copy. Each
+step takes two views of a batch of B' public images i:
 
     keys of one view by the momentum encoder go into the queue, a ring of the last m = `num_anchors`, with their j
     p^i_j = M_ij / sum_u M_iu,   M = 1/|S| sum_k exp(S_k / tau_T)          over the queue     (Eq. 5, 6, 8)
@@ -13,10 +13,10 @@ tau_T is `temperature`, tau_S `student_temperature`, zeta `momentum`, B' `batch_
 `reducers/similarity.py`. The global model of the next round is the student. The same training, on a client with an
 encoder of its own, is `merges/client_distillation.py`.
 
-As in the authors' code: the batch's own keys are in the queue before the loss, so an image is an anchor of itself,
-with similarity 1. Deviation: steps that only fill the queue (2048/128 = 16) are taken once a round; the code takes them
-at the start of every epoch (`skip` "every_epoch"), which was probably not meant and never trains where they are all of
-an epoch's. Deviation: an incomplete last batch is trained on, which the code leaves out: public images may be few.
+As in the authors' code, the batch's own keys are in the queue before the loss, so an image is an anchor of itself, with
+similarity 1. Deviation: steps that only fill the queue (2048/128 = 16) are taken once per round. The code takes them at
+the start of every epoch (`skip` "every_epoch"), which was probably not intended, and never trains if an epoch has no
+other steps. Deviation: an incomplete last batch is trained on, which the code leaves out: public images may be few.
 """
 
 from collections.abc import Iterator, Sequence
@@ -73,7 +73,7 @@ class AnchorQueue(Ring):
 
 
 def network(config: EncoderConfig, weights: Tensors, what: str, ctx: Context) -> nn.ModuleDict:
-    """An encoder, and the projector where `weights` have one, holding these weights. `what` names them in an error."""
+    """Return an encoder, and the projector if `weights` have one, with these weights. `what` names them in an error."""
 
     def build() -> nn.ModuleDict:
         encoder = build_encoder(config, ctx.spec.data.channels)
@@ -89,8 +89,8 @@ def network(config: EncoderConfig, weights: Tensors, what: str, ctx: Context) ->
 
 @dataclass(frozen=True)
 class SimilarityDistillation:
-    """What the engine trains. `start`: the student's weights as they are, the global model's; `encoder`: the student's,
-    where it is not the run's."""
+    """What the engine trains. `start` are the student's first weights, which are the global model's. `encoder` is the
+    student's if it is not the run's."""
 
     config: DistillationConfig
     ensemble: Ensemble
