@@ -32,7 +32,7 @@ class Encoder(nn.Module):
 class ConvBlock(nn.Module):
     """3x3 convolution of stride 2, BatchNorm, ReLU: halves height and width.
 
-    The stride does the pooling: on two CPU cores it trains about three times as many images a second as max-pooling.
+    The stride replaces pooling: on two CPU cores, it trains about three times as many images per second as max-pooling.
     """
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
@@ -45,7 +45,7 @@ class ConvBlock(nn.Module):
 
 
 class ConvNet(Encoder):
-    """A :class:`ConvBlock` for every width, then the mean over the positions that are left."""
+    """A :class:`ConvBlock` per width, then the mean over the remaining positions."""
 
     def __init__(self, channels: int, widths: tuple[int, ...]) -> None:
         super().__init__()
@@ -58,9 +58,9 @@ class ConvNet(Encoder):
 
 
 class ResNet(Encoder):
-    """torchvision's ResNet without its classifier; parameter names are torchvision's, so weights move both ways.
+    """torchvision's ResNet without its classifier, with its parameter names, so weights load in both directions.
 
-    `stem="cifar"` replaces the 7x7 stride-2 convolution by a 3x3 of stride 1 and leaves the max-pool out, as all
+    `stem="cifar"` replaces the 7x7 convolution of stride 2 by a 3x3 one of stride 1 and omits the max-pool, as all
     published code for 32x32 images does. Convolutions start from torchvision's kaiming_normal (fan_out).
     """
 

@@ -40,7 +40,7 @@ else:
 
 
 class EncoderConfig(StrictModel):
-    """The network that the federation is for; its output h feeds everything downstream."""
+    """The network that the federation trains. Its output h is the representation."""
 
     name: EncoderName = Field(
         default="convnet", description="`convnet` is the small one for CPUs; the ResNets are torchvision's."
@@ -63,7 +63,7 @@ class EncoderConfig(StrictModel):
         return ENCODERS[self.name].feature_dim or self.widths[-1]
 
     def is_same_network(self, other: "EncoderConfig") -> bool:
-        """Whether both describe one network: settings that this kind of encoder does not read do not count.
+        """Return whether both describe the same network. Settings that this kind of encoder does not read do not count.
 
         >>> EncoderConfig(name="resnet18", widths=(8,)).is_same_network(EncoderConfig(name="resnet18"))
         True
@@ -71,7 +71,7 @@ class EncoderConfig(StrictModel):
         return str(self) == str(other)
 
     def __str__(self) -> str:
-        """For people, and complete.
+        """Return a short and complete description.
 
         >>> print(EncoderConfig(), "and", EncoderConfig(name="resnet18"))
         convnet 32-64-128-256 and resnet18 (cifar stem)
@@ -82,7 +82,7 @@ class EncoderConfig(StrictModel):
 
 
 def read_encoder(given: Any) -> Any:
-    """An encoder as a person writes it: its name, or a table in TOML or JSON. Raises ValueError.
+    """Read an encoder as a person writes it: its name, or a table in TOML or JSON. Raises ValueError.
 
     >>> read_encoder("resnet18"), read_encoder("{ name = 'convnet', widths = [8, 16] }")
     ({'name': 'resnet18'}, {'name': 'convnet', 'widths': [8, 16]})

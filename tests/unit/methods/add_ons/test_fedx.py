@@ -240,11 +240,11 @@ def test_dapu_decides_about_fedus_predictor_alone() -> None:
     [
         ({"method": {"name": "supervised", "add_ons": [{"name": "fedx"}]}}, "two views of an image"),
         ({"method": {"name": "fedx"}, "model": {"projector": None}}, "describe model.projector"),
-        ({"method": {"name": "fedx", "add_ons": []}}, "is fedsimclr: name it so"),
+        ({"method": {"name": "fedx", "add_ons": []}}, "is fedsimclr: use fedsimclr, or add fedx to method.add_ons"),
         (
             {"method": {"name": "fedsimclr", "add_ons": [{"name": "fedx", **dict.fromkeys(
                 ("local_contrastive", "local_relational", "global_contrastive", "global_relational"), 0)}]}},
-            "nothing to train on",
+            "so there is no loss",
         ),
         ({"method": {"name": "fedsimclr", "add_ons": [{"name": "fedx"}, {"name": "hsd"}]}}, "choose one"),
         (

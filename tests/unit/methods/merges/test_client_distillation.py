@@ -84,7 +84,7 @@ def test_representations_need_one_width() -> None:
     same = {"client_encoders": {"client-1": {"name": "convnet", "widths": [4, 4, 16]}}}
     spec = _spec({**same, "packing": "representations-f32"}, **NO_PROJECTOR)
     assert simulate(spec, shards(spec)).history[-1].loss is not None
-    with pytest.raises(ValidationError, match=r"client-1 makes 24 numbers an image, the others 16"):
+    with pytest.raises(ValidationError, match=r"client-1 outputs 24 numbers per image, the others 16"):
         _spec({"packing": "representations-f32"}, **NO_PROJECTOR)
 
 

@@ -117,7 +117,7 @@ def test_without_alignment_there_is_no_base_model_and_no_need_for_public_images(
 
 
 def test_is_refused_without_public_images() -> None:
-    with pytest.raises(ValidationError, match=r"name some in public_data, or set method.alignment_weight to 0"):
+    with pytest.raises(ValidationError, match=r"add a \[public_data\] section, or set method.alignment_weight to 0"):
         _spec(public=None)
     spec = _spec()
     with pytest.raises(MethodError, match="there are none here"):  # on a machine that has not loaded them

@@ -28,7 +28,7 @@ class FedAlignUniformConfig(ComposedConfig):
     views: Literal["joint", "separate"] = Field(
         default="joint",
         exclude_if=lambda it: it == "joint",
-        description="How an image's two views pass the networks: as one batch, whose BatchNorm statistics they "
-        "share, or one after the other (SSD's code).",
+        description="How the two views of an image pass the networks: as one batch with common BatchNorm statistics, "
+        "or one after the other (SSD's code).",
     )
     uniformity_t: float = Field(default=2.0, gt=0, le=100, description="t of exp(-t d^2).")

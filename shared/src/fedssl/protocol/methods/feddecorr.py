@@ -30,8 +30,8 @@ class FedDecorrConfig(FedAlignUniformConfig):
     name: Literal["feddecorr"] = "feddecorr"  # type: ignore[assignment]
     add_ons: tuple[AnyAddOn, ...] = Field(
         default=(DecorrelationConfig(),),
-        description="Decorrelation of the embeddings; put it onto supervised, on h, for FedDecorr's own experiments.",
+        description="Decorrelation of the embeddings. FedDecorr's own experiments are supervised with it on h.",
     )
     reducer: AnyReducer = Field(
-        default=MeanConfig(weighting="batches"), description="By batches of an epoch, as the rest of SSD's tables."
+        default=MeanConfig(weighting="batches"), description="By batches of an epoch, as in the rest of SSD's tables."
     )

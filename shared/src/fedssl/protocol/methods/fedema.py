@@ -14,7 +14,7 @@ from fedssl.protocol.methods.merges import AnyMerge, EMAConfig
 
 
 class FedEMAConfig(BYOLConfig):
-    """FedBYOL whose clients mix the global network with their own, by how far they are apart."""
+    """FedBYOL whose clients mix the global network with their own, depending on how far they are apart."""
 
     info: ClassVar[MethodInfo] = MethodInfo(
         title="FedEMA",

@@ -19,7 +19,7 @@ from fedssl.protocol.model import ModelConfig
 
 
 class FedRLCConfig(BYOLConfig):
-    """FedBYOL guided by cluster centers, which the clients train, mix and average like the network."""
+    """FedBYOL guided by cluster centers, which are trained, mixed and averaged like the network."""
 
     info: ClassVar[MethodInfo] = MethodInfo(
         title="FedRLC",
@@ -40,7 +40,5 @@ class FedRLCConfig(BYOLConfig):
 
     def check(self, model: ModelConfig) -> None:
         if all(add_on.name != "crossed_kl" for add_on in self.add_ons):
-            raise ValueError(
-                "fedrlc without crossed_kl is fedema: name it in method.add_ons beside the others, or take fedema"
-            )
+            raise ValueError("fedrlc without crossed_kl is fedema: add crossed_kl to method.add_ons, or use fedema")
         super().check(model)

@@ -39,5 +39,5 @@ class FedXMethodConfig(FedSimCLRConfig):
         super().check(model)
         if not any(isinstance(add_on, FedXConfig) for add_on in self.add_ons):
             raise ValueError(
-                "method fedx without the add-on fedx is fedsimclr: name it so, or put fedx into method.add_ons"
+                "method fedx without the add-on fedx is fedsimclr: use fedsimclr, or add fedx to method.add_ons"
             )

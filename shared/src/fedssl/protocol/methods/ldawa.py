@@ -34,5 +34,5 @@ class LDAWAMethodConfig(FedAlignUniformConfig):
 
     name: Literal["ldawa"] = "ldawa"  # type: ignore[assignment]
     reducer: AnyReducer = Field(
-        default=LDAWAConfig(), description="L-DAWA; put it onto fedsimclr for L-DAWA's own experiments."
+        default=LDAWAConfig(), description="L-DAWA. L-DAWA's own experiments are fedsimclr with it."
     )

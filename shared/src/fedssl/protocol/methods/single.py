@@ -22,7 +22,7 @@ from fedssl.protocol.methods.reducers import AnyReducer, NoReducerConfig
 
 
 class SingleConfig(FedBYOLConfig):
-    """BYOL at every client by itself: nothing is sent, nothing averaged."""
+    """BYOL on each client by itself: nothing is sent, nothing averaged."""
 
     info: ClassVar[MethodInfo] = MethodInfo(
         title="Single-client training",
@@ -35,6 +35,7 @@ class SingleConfig(FedBYOLConfig):
 
     name: Literal["single"] = "single"  # type: ignore[assignment]
     merge: AnyMerge = Field(
-        default=LocalConfig(), description="Keep the own weights; together with the reducer, for any other method too."
+        default=LocalConfig(),
+        description="Each client keeps its own weights. Together with the reducer, it goes onto any other method too.",
     )
     reducer: AnyReducer = Field(default=NoReducerConfig(), description="Combine nothing.")

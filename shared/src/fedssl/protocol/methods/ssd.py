@@ -32,13 +32,13 @@ class SSDConfig(FedAlignUniformConfig):
         "Learning",
         equations="Eq. 3, 4, 6, 7, 9 and 10",
         leaves_the_client="weights of encoder and projector",
-        stays_on_the_client="nothing between rounds; its dimensions are the run's",
+        stays_on_the_client="nothing between rounds; its dimensions are stored with the run",
     )
 
     name: Literal["ssd"] = "ssd"  # type: ignore[assignment]
     add_ons: tuple[AnyAddOn, ...] = Field(
         default=(DSRConfig(), PDConfig()),
-        description="DSR and PD; leave one out for Table 3, set pd's variant to mse for Table 5, or name hsd in place "
+        description="DSR and PD. Leave one out for Table 3, set pd's variant to mse for Table 5, or use hsd in place "
         "of dsr for hard separation. PD needs model.projector.out_dim to be the representation's width.",
     )
     reducer: AnyReducer = Field(
