@@ -56,6 +56,10 @@ bench: $(VENV)/.installed-dev ## Measure, as ratios within one run
 gpu-test: $(VENV)/.installed-dev ## Run the tests that need a GPU
 	@$(BIN)/python -m pytest tests/gpu --override-ini='addopts=--import-mode=importlib' $(ARGS)
 
+.PHONY: golden
+golden: $(VENV)/.installed-dev ## Rewrite the golden loss curves (ARGS="-k fedu" for some); tests/golden/README.md says when
+	@$(BIN)/python -m pytest tests/golden --rewrite-curves $(ARGS)
+
 .PHONY: demonstration
 demonstration: $(VENV)/.installed-dev ## Run SSD, FedRLC and FLESD on `fedssl up`, with kills, against their simulations
 	@$(BIN)/python -m pytest tests/demonstration --override-ini='addopts=--import-mode=importlib' -s $(ARGS)
