@@ -44,7 +44,7 @@ class ClientData:
         return len(self.images)
 
 
-def nobody_distils(task: "Distillation", ctx: "Context") -> "tuple[Tensors, Metrics]":
+def refuse_to_distil(task: "Distillation", ctx: "Context") -> "tuple[Tensors, Metrics]":
     """Refuse to train: the default of `Context.distil`, which the engine replaces during a round."""
     raise MethodError("training on public images is part of a round: call run_local_round or run_aggregation")
 
@@ -63,7 +63,7 @@ class Context:
     public: ClientData | None = None
     """The images that all clients and the coordinator hold (FLESD, FedCA), on the device; None if the spec names
     none."""
-    distil: "Distil" = nobody_distils
+    distil: "Distil" = refuse_to_distil
     """Trains on the public images, besides local training. The engine provides it, because it owns the optimiser."""
 
     def generator(self, purpose: str) -> torch.Generator:

@@ -80,7 +80,7 @@ class ClientAlgorithm:
         return self.encoder(ctx)
 
     def build(self, ctx: Context) -> nn.ModuleDict:
-        """Return all modules, including the parts' buffers, initialised from the run's seed alone."""
+        """Return all modules, including the parts' buffers, initialised only from the run's seed."""
         return initialised(lambda: self.modules(ctx), Context(spec=ctx.spec, round_number=0).seed("model"))
 
     def modules(self, ctx: Context) -> nn.ModuleDict:
@@ -208,7 +208,7 @@ class ClientAlgorithm:
         }
 
     def sent(self, modules: nn.ModuleDict) -> tuple[str, ...]:
-        """The names of the modules that travel: down always, and up where `sends_modules`."""
+        """Return the names of the shared modules: they are always broadcast, and sent back if `sends_modules`."""
         return (ENCODER, *(name for part in self.parts for name in part.shared if name in modules))
 
     def reduced(self, ctx: Context) -> frozenset[str]:

@@ -20,7 +20,7 @@ class OrchestraConfig(ComposedConfig):
         equations="the clustering and rotation losses, local and global clustering as in Orchestra's code",
         leaves_the_client="weights of encoder, projector and rotation head, of the target network too unless it is "
         "kept; local centroids, each the mean of some of the client's last embeddings",
-        stays_on_the_client="the memory of embeddings; the target network where `target` is kept",
+        stays_on_the_client="the memory of embeddings; the target network if `target` is kept",
     )
 
     traits: ClassVar[frozenset[Trait]] = frozenset({"views", "projector"})
