@@ -24,7 +24,7 @@ from fedssl.artifacts.tensors import LazyTensors, save_tensors
 from fedssl.engine import run_aggregation, start_run
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData, Context, Update
-from fedssl.methods.similarity import pack
+from fedssl.methods.reducers.similarity import pack
 from fedssl.protocol.runs import RunSpec
 
 NUM_IMAGES, NUM_CLIENTS, LIMIT_BYTES = 50_000, 10, 4e9

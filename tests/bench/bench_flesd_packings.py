@@ -26,9 +26,9 @@ from fedssl.engine import run_local_round, start_run
 from fedssl.evaluation import knn_accuracy, linear_probe
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData, Context
-from fedssl.methods.embedding import embed
-from fedssl.methods.similarity import pack
-from fedssl.methods.similarity_distillation import network
+from fedssl.methods.composition.embedding import embed
+from fedssl.methods.reducers.similarity import pack
+from fedssl.methods.reducers.similarity_distillation import network
 from fedssl.protocol.methods.distillation import Packing
 from fedssl.protocol.runs import RunSpec
 from fedssl.simulation import simulate

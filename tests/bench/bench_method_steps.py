@@ -29,8 +29,9 @@ from fedssl.dimensions import client_dimensions
 from fedssl.engine import start_run
 from fedssl.engine.optimization import optimizer_for, take_step, total_loss
 from fedssl.methods import METHODS
-from fedssl.methods.api import Batch, ClientAlgorithm, ClientData, Context
-from fedssl.methods.composition import OVERWRITE, ComposedClient
+from fedssl.methods.api import Batch, ClientData, Context
+from fedssl.methods.composition.client import ClientAlgorithm
+from fedssl.methods.merges.overwrite import OVERWRITE
 from fedssl.models.encoders import Encoder
 from fedssl.protocol.runs import RunSpec
 from support.methods import CONFIGS, PUBLIC
@@ -98,7 +99,8 @@ class Stepper:
 
     def step(self) -> None:
         """One step, as the engine takes it."""
-        losses = self._algorithm.objective(self.modules, self._batch, self._broadcast, self._ctx)
+        self._algorithm.before_step(self.modules, self._ctx)
+        losses, _ = self._algorithm.objective(self.modules, self._batch, self._ctx)
         take_step(self._optimizer, total_loss(losses))
         self._algorithm.after_step(self.modules, self._ctx)
 
@@ -141,9 +143,7 @@ def spec_of(name: str) -> RunSpec:
 
 def alone(algorithm: ClientAlgorithm) -> ClientAlgorithm:
     """The method's objective without add-ons."""
-    if not isinstance(algorithm, ComposedClient):
-        return algorithm
-    return dataclasses.replace(algorithm, add_ons=(), merge_rule=OVERWRITE, upload=None)
+    return dataclasses.replace(algorithm, add_ons=(), merge_rule=OVERWRITE)
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def measure(name: str) -> Line:
     """A method and its objective, in turns."""
     spec = spec_of(name)
     images = torch.randint(0, 256, (256, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    algorithm = METHODS[name].client(spec.method)
+    algorithm = METHODS[name].bind(spec).client
     method, host = Stepper(algorithm, spec, images), Stepper(alone(algorithm), spec, images)
     costs = method.cost(), host.cost()
     ratios = [method.seconds() / host.seconds() for _ in range(TURNS)]

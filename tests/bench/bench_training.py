@@ -23,13 +23,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedssl.engine import LocalProgress, release_trainer, run_local_round, start_run
 from fedssl.losses import alignment, nt_xent, uniformity
-from fedssl.methods import METHODS
-from fedssl.methods.api import ClientData, Context, Method
-from fedssl.methods.composition import ComposedClient, ComposedServer
-from fedssl.methods.fedsimclr import SimCLR
-from fedssl.methods.reducers import mean
+from fedssl.methods import METHODS, BoundMethod, Method
+from fedssl.methods.api import ClientData, Context
+from fedssl.methods.composition.client import ClientAlgorithm
+from fedssl.methods.composition.server import ServerAlgorithm
+from fedssl.methods.merges.overwrite import OVERWRITE
+from fedssl.methods.objectives.simclr import SimCLR
+from fedssl.methods.reducers.means import mean
 from fedssl.models import import_torchvision
 from fedssl.models.encoders import Encoder
+from fedssl.protocol.methods.fedsimclr import FedSimCLRConfig
 from fedssl.protocol.methods.reducers import MeanConfig
 from fedssl.protocol.runs import RunSpec
 
@@ -58,23 +61,24 @@ class NarrowResNet(Encoder):
 
 
 @dataclass(frozen=True)
-class NarrowClient(ComposedClient):
+class NarrowClient(ClientAlgorithm):
     """FedSimCLR's client with that encoder, which no spec can name. The spec's must be as wide."""
 
     def modules(self, ctx: Context) -> nn.ModuleDict:
-        modules = ComposedClient.modules(self, ctx)
+        modules = ClientAlgorithm.modules(self, ctx)
         modules["encoder"] = NarrowResNet(ctx.spec.data.channels)
         return modules
 
 
-def narrow_method() -> Method[Any]:
+def narrow_method() -> Method:
     """FedSimCLR with the narrow ResNet."""
-    return dataclasses.replace(
-        METHODS["fedsimclr"],
-        artifacts=lambda config, spec: NarrowClient(SimCLR(config)).plan(spec),
-        client=lambda config: NarrowClient(SimCLR(config)),
-        server=lambda config: ComposedServer(NarrowClient(SimCLR(config)), mean(MeanConfig())),
-    )
+
+    def bind(spec: RunSpec) -> BoundMethod:
+        assert isinstance(spec.method, FedSimCLRConfig)
+        client = NarrowClient(SimCLR(spec.method), OVERWRITE)
+        return BoundMethod(spec, client, ServerAlgorithm(client, mean(MeanConfig())))
+
+    return dataclasses.replace(METHODS["fedsimclr"], bind=bind)
 
 
 def contrast(z1_BD: Tensor, z2_BD: Tensor) -> Tensor:
@@ -92,7 +96,7 @@ class Case:
     """A round to be measured: `num_steps` batches of random images."""
 
     name: str
-    method: Method[Any]
+    method: Method
     loss: Callable[[Tensor, Tensor], Tensor]
     spec: RunSpec
     num_steps: int
@@ -148,7 +152,7 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
 def bare_loop(case: Case) -> Callable[[], None]:
     """As little Python as trains the case's model: the tensors are there."""
     ctx = case.context(torch.device("cpu"))
-    modules = case.method.client(case.spec.method).build(ctx).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    modules = case.method.bind(case.spec).client.build(ctx).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     network = nn.Sequential(modules["encoder"], modules["projector"])
     config = case.spec.training.optimizer
     optimizer = torch.optim.SGD(
@@ -220,11 +224,11 @@ def matmul_flops(device: torch.device, size: int = 8192, repeats: int = 20) -> f
 def flops_per_image(case: Case, device: torch.device) -> float:
     """Of a training step: both views, forward and backward, as torch counts convolutions and matrix products."""
     ctx, data = case.context(device), case.images(device, 64)
-    algorithm = case.method.client(case.spec.method)
+    algorithm = case.method.bind(case.spec).client
     modules = algorithm.build(ctx).to(device).train()
     batch = next(iter(algorithm.batches(data, 0, ctx)))
     with FlopCounterMode(display=False) as counter:
-        losses = algorithm.objective(modules, batch, {}, ctx)
+        losses, _ = algorithm.objective(modules, batch, ctx)
         torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
     return counter.get_total_flops() / len(batch.indices)
 

@@ -78,7 +78,7 @@ def test_repeats_bit_for_bit_and_depends_on_the_seed(name: str) -> None:
 
 def test_artifacts_pass_through_safetensors_and_the_plan(name: str, tmp_path: Path) -> None:
     spec = method_spec(name)
-    method, plan = METHODS[name], METHODS[name].artifacts(spec.method, spec)
+    method, plan = METHODS[name], METHODS[name].bind(spec).plan
     start = start_run(method, context(spec, 0))
     results = {client: _train(spec, start.broadcast, None, client) for client in shards(spec)}
     for client, result in results.items():
@@ -102,6 +102,24 @@ def test_artifacts_pass_through_safetensors_and_the_plan(name: str, tmp_path: Pa
     assert _equal(one.broadcast, two.broadcast)
 
 
+def test_the_coordinator_combines_tensors_as_the_plan_declares(name: str) -> None:
+    spec = method_spec(name)
+    start = start_run(METHODS[name], context(spec, 0))
+    sent = {client: _train(spec, start.broadcast, None, client).update for client in ("client-0", "client-1")}
+    updates = [Update(client, 10, lambda tensors=tensors: tensors) for client, tensors in sent.items()]  # type: ignore[misc]
+    after = run_aggregation(METHODS[name], start.state, updates, context(spec, 1)).broadcast
+    for tensor in METHODS[name].bind(spec).plan.broadcast:
+        found, values = after[tensor.name], [update[tensor.name] for update in sent.values() if tensor.name in update]
+        if tensor.reduce == "keep":
+            assert torch.equal(found, start.broadcast[tensor.name])
+        elif tensor.reduce in ("mean", "integral_mean"):
+            assert found.is_floating_point() == (tensor.reduce == "mean")
+            low, high = torch.minimum(*values), torch.maximum(*values)
+            assert bool(((low <= found + 1e-6) & (found - 1e-6 <= high)).all())
+        else:
+            assert tensor.reduce == "method"
+
+
 def test_a_crash_between_upload_and_acceptance_changes_nothing(name: str) -> None:
     """The next state is dropped with the process; trained again from the old one, the round is the same."""
     spec = method_spec(name)
@@ -123,7 +141,7 @@ def test_a_client_that_lost_its_disk_starts_cold(name: str) -> None:
 
 def test_client_state_is_not_in_the_plan(name: str) -> None:
     spec = method_spec(name)
-    plan = METHODS[name].artifacts(spec.method, spec)
+    plan = METHODS[name].bind(spec).plan
     start = start_run(METHODS[name], context(spec, 0))
     result = _train(spec, start.broadcast, None)
     assert result.update.keys() == {tensor.name for tensor in plan.update}

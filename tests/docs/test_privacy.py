@@ -26,7 +26,7 @@ def notice(text: str) -> PolicyNotice:
 
 
 def answer(text: str, spec: RunSpec) -> str | None:
-    return refusal(notice(text), spec, METHODS[spec.method.name].artifacts(spec.method, spec))
+    return refusal(notice(text), spec, METHODS[spec.method.name].bind(spec).plan)
 
 
 @pytest.mark.parametrize("text", POLICIES, ids=["two methods", "similarities", "encoder alone", "everything"])

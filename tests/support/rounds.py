@@ -11,7 +11,8 @@ from fedssl.artifacts.tensors import Tensors
 from fedssl.engine import LocalResult, run_aggregation, run_local_round, start_run
 from fedssl.engine.aggregation import ServerResult
 from fedssl.methods import METHODS
-from fedssl.methods.api import Batch, ClientAlgorithm, ClientData, Context, Losses, Update
+from fedssl.methods.api import Batch, ClientData, Context, Losses, Measurements, Update
+from fedssl.methods.composition.client import ClientAlgorithm
 from fedssl.protocol.runs import RunSpec
 from support.methods import context, shards
 
@@ -61,13 +62,18 @@ class Training:
         """An epoch's first batch."""
         return next(self.algorithm.batches(self.data, epoch, self.ctx))
 
+    def terms(self, batch: Batch) -> tuple[Losses, Measurements]:
+        """Return its losses and measurements, as a step computes them."""
+        self.algorithm.before_step(self.modules, self.ctx)
+        return self.algorithm.objective(self.modules, batch, self.ctx)
+
     def losses(self, batch: Batch) -> Losses:
-        """Its terms."""
-        return self.algorithm.objective(self.modules, batch, self.broadcast, self.ctx)
+        """Return only its losses."""
+        return self.terms(batch)[0]
 
     def values(self, batch: Batch) -> dict[str, float]:
-        """Its terms as numbers."""
-        return {name: float(term.detach()) for name, term in self.losses(batch).items()}
+        """Return its losses and measurements as numbers."""
+        return {name: float(term.detach()) for terms in self.terms(batch) for name, term in terms.items()}
 
     def outputs(self, batch: Batch) -> list[tuple[Any, Any]]:
         """h and z of each view as float64 arrays, with the views in one batch."""
@@ -88,7 +94,7 @@ def training(
 ) -> Training:
     """The client at the moment before its first step."""
     ctx = context(spec, number, client)
-    algorithm = METHODS[spec.method.name].client(spec.method)
+    algorithm = METHODS[spec.method.name].bind(spec).client
     modules = algorithm.build(ctx)
     modules.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
     received = start(spec).broadcast if broadcast is None else broadcast

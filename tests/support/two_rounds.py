@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedssl.engine import LocalResult, run_local_round
-from fedssl.engine.recording import on_own_stream
+from fedssl.engine.cuda_graphs import on_own_stream
 from fedssl.engine.trainer import borrow_trainer
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData
@@ -79,7 +79,7 @@ def two_epochs(spec: RunSpec, device: str, around_second: AbstractContextManager
     with borrow_trainer(method, ctx) as trainer, on_own_stream(ctx.device):
         algorithm, modules = trainer.algorithm, trainer.modules
         algorithm.merge(modules, broadcast, None, data, ctx)
-        step = trainer.start_round(broadcast, algorithm.schedule(len(data), ctx), ctx)
+        step = trainer.start_round(algorithm.schedule(len(data), ctx), ctx)
         for epoch, around in enumerate((nullcontext(), around_second)):
             algorithm.begin_epoch(modules, data, epoch, ctx)
             sums = torch.zeros((), device=device)

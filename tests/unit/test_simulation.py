@@ -17,7 +17,7 @@ KNN = {"dataset": "digits", "every": 2, "max_train": 200, "measures": ["knn"]}
 def test_bytes_are_those_of_the_files_that_travel(name: str) -> None:
     spec = method_spec(name)
     method = METHODS[name]
-    plan = method.artifacts(spec.method, spec)
+    plan = method.bind(spec).plan
 
     assert wire_bytes(plan.broadcast) == len(serialised(start_run(method, context(spec, 0)).broadcast))
 

@@ -24,7 +24,7 @@ from fedssl.engine import (
     run_local_round,
     start_run,
 )
-from fedssl.engine.robustness import UPDATE_NORM
+from fedssl.engine.norm_bounding import UPDATE_NORM
 from fedssl.errors import Paused, SpecError
 from fedssl.evaluation.monitoring import find_alarms
 from fedssl.evaluation.suite import Labelled, judge, load_encoder, load_labelled
@@ -179,7 +179,8 @@ class _Federation:
         self._on_progress, self._on_distillation = on_progress, on_distillation
         self._method = METHODS[self._spec.method.name]
         self._dimensions = client_dimensions(self._spec, data)
-        plan = self._method.artifacts(self._spec.method, self._spec)
+        self._bound = self._method.bind(self._spec)
+        plan = self._bound.plan
         self._bytes_down, self._bytes_up = wire_bytes(plan.broadcast), wire_bytes(plan.update)
 
     def start(self) -> Result:
@@ -234,7 +235,7 @@ class _Federation:
 
     def _num_images(self, ctx: Context) -> int:
         training, size = self._spec.training, len(self._data[ctx.client_id])
-        schedule = self._method.client(self._spec.method).schedule(size, ctx)
+        schedule = self._bound.client.schedule(size, ctx)
         return schedule.num_epochs * num_trained(size, training.batch_size, training.drop_last)
 
 
@@ -279,8 +280,7 @@ def judged_models(result: Result) -> dict[str, Tensors]:
 
     The papers' rows without a federation report the clients' mean (FedU) or the worst of them (FLESD's Min-Local).
     """
-    method = METHODS[result.spec.method.name]
-    sends = bool(method.artifacts(result.spec.method, result.spec).update)
+    sends = bool(METHODS[result.spec.method.name].bind(result.spec).plan.update)
     return {"": result.model} if sends or not result.client_states else result.client_states
 
 

@@ -157,7 +157,7 @@ def test_encoders_that_do_not_fit_the_spec(coordinator: Coordinator, tables: Tab
     _workers(coordinator, a=RESNET, b=None, c=None)
     no_projector = {"encoder": {"widths": [4, 8]}, "projector": None}
     spec = _spec({"packing": "representations-f32"}, model=no_projector)
-    with pytest.raises(Rejected, match="a makes 512 numbers an image, the others 8"):
+    with pytest.raises(Rejected, match="a outputs 512 numbers per image, the others 8"):
         coordinator.client.create_run(spec)
     assert tables.one("SELECT count(*) FROM runs") == 0
     assert _encoders(coordinator.client.create_run(_spec(model=no_projector)).spec) == {"a": RESNET}

@@ -219,7 +219,7 @@ def test_a_checkpoint_of_another_version_is_dropped(cast: DistillingCast, monkey
     cast.pause_over()
     cast.distil()
     assert cast.job.checkpoint is None
-    assert "no checkpoint of a distillation" in str(cast.job.reason)
+    assert "not a checkpoint of a distillation" in str(cast.job.reason)
     assert cast.checkpoints() == []
     _finish(cast)
 

@@ -21,7 +21,7 @@ def rule(artifact: str = "weights", methods: tuple[str, ...] = ("*",), **more: A
 
 
 def plan_of(spec: RunSpec) -> ArtifactPlan:
-    return METHODS[spec.method.name].artifacts(spec.method, spec)
+    return METHODS[spec.method.name].bind(spec).plan
 
 
 @pytest.mark.parametrize("name", ALL_METHODS)

@@ -16,12 +16,12 @@ import fedssl.data.augment as augment
 from fedssl.data import normalize, random_view, to_float
 from fedssl.engine.optimization import optimizer_for, take_step, total_loss
 from fedssl.engine.steps import eager_step
+from fedssl.methods.add_ons.flexible_uniform import _Sampler
 from fedssl.methods.api import ClientData, Context, Distillation
-from fedssl.methods.fedca import BaseTraining
-from fedssl.methods.fedprotocl import Clusterings, Prototypes
-from fedssl.methods.flexible_uniform import _Sampler
-from fedssl.methods.similarity import Ensemble
-from fedssl.methods.similarity_distillation import SimilarityDistillation
+from fedssl.methods.objectives.dictionary_contrast import BaseTraining
+from fedssl.methods.objectives.protocl import Clusterings, Prototypes
+from fedssl.methods.reducers.similarity import Ensemble
+from fedssl.methods.reducers.similarity_distillation import SimilarityDistillation
 from fedssl.protocol.data import AugmentationConfig, DataConfig
 from fedssl.protocol.methods.distillation import DistillationConfig
 from support.combinations import ALL_COMBINATIONS, combined_spec
@@ -120,13 +120,13 @@ def test_an_epoch_waits_for_no_number_and_copies_its_order_alone(name: str, on_m
     data = _moved(client.data)
     assert data is not None
     step = eager_step(
-        client.algorithm, client.modules, optimizer_for(client.modules, spec.training.optimizer, 0.1), {}, ctx
+        client.algorithm, client.modules, optimizer_for(client.modules, spec.training.optimizer, 0.1), ctx
     )
     with _Copies() as copies:
         terms = [step(batch) for batch in client.algorithm.batches(data, 0, ctx)]
     assert len(terms) == len(data) // 32
     assert all(values.device == META and values.dtype == torch.float32 for _, values in terms)
-    streams = {stream for part in client.algorithm.parts for stream in part.streams} - {"rotated"}  # type: ignore[attr-defined]
+    streams = {stream for part in client.algorithm.parts for stream in part.streams} - {"rotated"}
     assert copies.seen == [(len(data),)] * (1 + len(streams))
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from fedssl.engine import LocalProgress
-from fedssl.engine.recording import COMPILE_FROM, wants_compiling
+from fedssl.engine.cuda_graphs import COMPILE_FROM, wants_compiling
 from fedssl.errors import Cancelled
 from fedssl.experiments.calibration import _quick, _Stopwatch, training_speed
 from fedssl.methods import METHODS
@@ -38,7 +38,7 @@ def test_a_cpus_first_steps_do(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_is_compiled_to_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "cc")
     spec = method_spec("fedsimclr")
-    quick, algorithm = _quick(spec, "cuda"), METHODS["fedsimclr"].client(spec.method)
+    quick, algorithm = _quick(spec, "cuda"), METHODS["fedsimclr"].bind(spec).client
     assert not wants_compiling(algorithm, quick, COMPILE_FROM)
 
 

@@ -130,7 +130,7 @@ def test_a_failed_method_is_shown_with_its_reason_and_ends_no_other(compared: tu
 
     assert plain.seeds == ssd.seeds == (0, 1)
     assert flesd.seeds == ()
-    assert "distillation needs images that everybody holds" in flesd.failures[0]
+    assert "distillation needs public images, which all clients and the coordinator hold" in flesd.failures[0]
     assert ["not a finite number" in reason for reason in hot.failures.values()] == [True, True]
 
 

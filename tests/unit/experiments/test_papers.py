@@ -30,7 +30,7 @@ def test_all_tables_of_the_five_papers_are_here() -> None:
 def test_every_row_builds_a_run_that_its_method_can_plan() -> None:
     distinct = {(c.spec.method.model_dump_json(), c.spec.model, c.spec.data.channels): c.spec for c in ALL}
     for spec in distinct.values():
-        assert METHODS[spec.method.name].artifacts(spec.method, spec).broadcast
+        assert METHODS[spec.method.name].bind(spec).plan.broadcast
     for cell in ALL:
         assert cell.measures.keys() == cell.published.keys()
         for measure in cell.measures.values():

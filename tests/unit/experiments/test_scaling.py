@@ -102,7 +102,7 @@ def test_every_cell_can_be_smaller_and_keeps_what_it_is_about(scale: Scale) -> N
         spec, paper = scaled(cell, scale), cell.spec
         if scale.encoder is not None and (key := (spec.method.model_dump_json(), spec.model)) not in planned:
             planned.add(key)
-            assert METHODS[spec.method.name].artifacts(spec.method, spec).broadcast
+            assert METHODS[spec.method.name].bind(spec).plan.broadcast
         assert spec.partition is not None
         assert paper.partition is not None
         for key in ("num_clients", "scheme", "alpha", "variant", "share", "pooled"):

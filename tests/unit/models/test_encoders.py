@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedssl.models import build_encoder, import_torchvision, initialised, num_multiply_adds
-from fedssl.protocol.model import EncoderConfig
+from fedssl.protocol.model import ENCODERS, EncoderConfig
 
 NAME = re.compile(r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*$")
 CONVNET = EncoderConfig()
@@ -48,12 +48,22 @@ def test_tensor_names_are_plain(config: EncoderConfig) -> None:
     assert all(NAME.match(name) for name in names)
 
 
-def test_convolutions_can_be_told_by_name() -> None:
-    """FedU measures drift over the weights whose name says conv: 17 in a ResNet-18, shortcuts left out."""
-    names = [name for name, _ in build_encoder(R18, 3).named_parameters() if "conv" in name]
-    assert len(names) == 17
-    names = [name for name, _ in build_encoder(CONVNET, 3).named_parameters() if "conv" in name]
-    assert len(names) == 4
+def test_convolutions_leave_shortcuts_out() -> None:
+    """FedU measures drift over the weights whose name says conv, as EasyFL does: 17 in a ResNet-18."""
+    for config, count in ((R18, 17), (CONVNET, 4)):
+        encoder = build_encoder(config, 3)
+        names = [name for name, _ in encoder.named_parameters() if "conv" in name]
+        assert encoder.convolutions() == names
+        assert len(names) == count
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_every_encoder_of_the_registry_is_as_wide_as_it_says(name: str) -> None:
+    config = EncoderConfig(name=name)
+    encoder = build_encoder(config, 1).eval()
+    assert encoder(torch.zeros(1, 1, 32, 32)).shape == (1, config.feature_dim)
+    assert encoder.feature_dim == config.feature_dim
+    assert str(config).startswith(name)
 
 
 def test_imagenet_resnet_is_torchvisions() -> None:

@@ -68,7 +68,7 @@ def make_item(spec: RunSpec, round_number: int, **changes: Any) -> WorkItem:
         "client_id": CLIENT,
         "spec": spec,
         "method_version": method.version,
-        "plan": method.artifacts(spec.method, spec),
+        "plan": method.bind(spec).plan,
         "broadcast": "0" * 64,
         "last_accepted": None,
         "lease_seconds": 60,

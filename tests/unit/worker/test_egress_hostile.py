@@ -36,7 +36,7 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16, "I64": torch.int64}
 
 
 def plan_of(spec: RunSpec) -> ArtifactPlan:
-    return METHODS[spec.method.name].artifacts(spec.method, spec)
+    return METHODS[spec.method.name].bind(spec).plan
 
 
 def update_of(spec: RunSpec) -> Tensors:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import structlog
 import torch
@@ -96,7 +95,7 @@ class Executor:
             public=self._public.load(item.spec.public_data, item.spec.data, on_bytes),
         )
 
-    def _method_of(self, item: WorkItem) -> Method[Any]:
+    def _method_of(self, item: WorkItem) -> Method:
         """Return the method if its version is the coordinator's, and the plan is the one of this installation."""
         name = item.spec.method.name
         method = METHODS.get(name)
@@ -107,7 +106,7 @@ class Executor:
             )
         if item.client_id != self._client_id:
             raise CannotTrain(f"the work is for the client {item.client_id}, but this worker is for {self._client_id}")
-        if item.plan != method.artifacts(item.spec.method, item.spec):
+        if item.plan != method.bind(item.spec).plan:
             raise CannotTrain(
                 f"the coordinator's artifact plan for {name} differs from this worker's, which determines what may "
                 "leave: install the same version on both"

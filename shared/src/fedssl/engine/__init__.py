@@ -1,4 +1,5 @@
-"""The only owners of optimisers: simulation, workers and Celery tasks all call these functions."""
+"""Training and aggregation: the only owners of optimisers. Simulation, workers and Celery tasks call these
+functions."""
 
 import lazy_loader
 

@@ -1,10 +1,10 @@
 from .aggregation import run_aggregation, start_run
-from .distillation import Checkpoint, DistillationProgress, epochs_done, run_distillation
+from .distillation import DistillationCheckpoint, DistillationProgress, epochs_done, run_distillation
 from .local import LocalProgress, LocalResult, run_local_round
 from .trainer import release_trainer
 
 __all__ = [
-    "Checkpoint",
+    "DistillationCheckpoint",
     "DistillationProgress",
     "LocalProgress",
     "LocalResult",

@@ -1,24 +1,24 @@
-"""The coordinator's half of a round: the first state, and the next one from the clients' updates."""
+"""The coordinator's half of a round: the first state, and the next state from the clients' updates."""
 
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from fedssl.aggregation import AggregationError
 from fedssl.artifacts.tensors import Tensors, check_tensors, in_name_order
-from fedssl.engine.distillation import Checkpoint, OnEpoch, run_distillation
-from fedssl.engine.robustness import NO_NORMS, Norms, bounded, check_bound
+from fedssl.engine.distillation import DistillationCheckpoint, OnEpoch, run_distillation
+from fedssl.engine.norm_bounding import NO_NORMS, Norms, bounded, check_bound
 from fedssl.errors import MethodError
-from fedssl.methods.api import Context, Distil, Method, Metrics, ServerState, Update
+from fedssl.methods import BoundMethod, Method
+from fedssl.methods.api import Context, Distil, Metrics, ServerState, Update
 
 
 @dataclass(frozen=True, slots=True)
 class ServerResult:
-    """The state to keep and the broadcast of the next round. `norms`: of the updates, where the spec bounds them."""
+    """The state to keep and the broadcast of the next round. `norms` are the updates' if the spec bounds them."""
 
     state: ServerState
     broadcast: Tensors
@@ -27,58 +27,57 @@ class ServerResult:
 
 
 def start_run(
-    method: Method[Any],
+    method: Method,
     ctx: Context,
     *,
     on_epoch: OnEpoch = lambda progress: None,
-    checkpoint: Checkpoint | None = None,
+    checkpoint: DistillationCheckpoint | None = None,
 ) -> ServerResult:
-    """The state and the broadcast before the first round, from the run's seed and the public images alone.
+    """Return the state and the broadcast before the first round, from only the run's seed and the public images.
 
     `on_epoch` and `checkpoint` are for methods that train on the coordinator: see `run_distillation`.
     """
-    check_bound(method.artifacts(ctx.spec.method, ctx.spec), ctx)
+    bound = method.bind(ctx.spec)
+    check_bound(bound.plan, ctx)
     ctx = dataclasses.replace(ctx, distil=_distil(on_epoch, checkpoint))
-    modules = method.client(ctx.spec.method).build(ctx)
-    state = method.server(ctx.spec.method).initial_state(modules, ctx)
-    return _publish(method, state, {}, ctx)
+    state = bound.server.initial_state(bound.client.build(ctx), ctx)
+    return _publish(bound, state, {}, ctx)
 
 
 def run_aggregation(
-    method: Method[Any],
+    method: Method,
     state: Mapping[str, torch.Tensor],
     updates: Sequence[Update],
     ctx: Context,
     *,
     on_epoch: OnEpoch = lambda progress: None,
-    checkpoint: Checkpoint | None = None,
+    checkpoint: DistillationCheckpoint | None = None,
 ) -> ServerResult:
-    """The next state from the updates, which are put in client-id order first.
+    """Return the next state from the updates, in client-id order whatever order they are given in.
 
     `on_epoch` and `checkpoint` are for methods that train on the coordinator: see `run_distillation`. Raises
-    MethodError without updates, with two of one client, or where the spec's `robustness` leaves too few.
+    MethodError if there are no updates, two of one client, or too few left after the spec's `robustness`.
     """
     ordered = sorted(updates, key=lambda update: update.client_id)
     if not ordered:
         raise MethodError("a round without updates cannot be aggregated")
     if len({update.client_id for update in ordered}) != len(ordered):
         raise MethodError("two updates of one client in one round")
-    server, known = method.server(ctx.spec.method), in_name_order(state)
-    plan = method.artifacts(ctx.spec.method, ctx.spec)
-    within, norms = bounded(ordered, functools.partial(server.broadcast, known, ctx), plan, ctx)
+    bound, known = method.bind(ctx.spec), in_name_order(state)
+    within, norms = bounded(ordered, functools.partial(bound.server.broadcast, known, ctx), bound.plan, ctx)
     try:
         ctx = dataclasses.replace(ctx, distil=_distil(on_epoch, checkpoint))
-        next_state, metrics = server.aggregate(known, within, ctx)
+        next_state, metrics = bound.server.aggregate(known, within, ctx)
     except AggregationError as error:
         raise MethodError(f"the updates cannot be aggregated: {error}") from error
-    return dataclasses.replace(_publish(method, next_state, metrics, ctx), norms=norms)
+    return dataclasses.replace(_publish(bound, next_state, metrics, ctx), norms=norms)
 
 
-def _distil(on_epoch: OnEpoch, checkpoint: Checkpoint | None) -> Distil:
+def _distil(on_epoch: OnEpoch, checkpoint: DistillationCheckpoint | None) -> Distil:
     return functools.partial(run_distillation, on_epoch=on_epoch, checkpoint=checkpoint)
 
 
-def _publish(method: Method[Any], state: ServerState, metrics: Metrics, ctx: Context) -> ServerResult:
-    broadcast = method.server(ctx.spec.method).broadcast(state, ctx)
-    check_tensors(broadcast, method.artifacts(ctx.spec.method, ctx.spec).broadcast, "broadcast")
+def _publish(bound: BoundMethod, state: ServerState, metrics: Metrics, ctx: Context) -> ServerResult:
+    broadcast = bound.server.broadcast(state, ctx)
+    check_tensors(broadcast, bound.plan.broadcast, "broadcast")
     return ServerResult(in_name_order(state), in_name_order(broadcast), metrics)

@@ -18,7 +18,7 @@ _MODULES, _OPTIMIZER = "modules.", "optimizer."
 
 @dataclass(frozen=True, slots=True)
 class DistillationProgress:
-    """Where a training on the coordinator stands: epochs done, and the last one's mean loss."""
+    """The progress of a training on public images: the epochs done, and the mean loss of the last one."""
 
     epoch: int
     num_epochs: int
@@ -28,15 +28,15 @@ class DistillationProgress:
 OnEpoch = Callable[[DistillationProgress], None]
 
 
-class Checkpoint(Protocol):
-    """Where one distillation is kept while it lasts, for whoever goes on with it after a crash."""
+class DistillationCheckpoint(Protocol):
+    """Stores the progress of one distillation, so that it can be resumed after a crash."""
 
     def load(self) -> Tensors | None:
-        """What was saved last; None before anything was."""
+        """Return what was saved last, or None."""
         ...
 
     def save(self, tensors: Tensors) -> None:
-        """Replace what was saved, whole or not at all."""
+        """Replace what was saved, atomically."""
         ...
 
 
@@ -44,13 +44,13 @@ def run_distillation(
     task: Distillation,
     ctx: Context,
     on_epoch: OnEpoch = lambda progress: None,
-    checkpoint: Checkpoint | None = None,
+    checkpoint: DistillationCheckpoint | None = None,
 ) -> tuple[Tensors, Metrics]:
     """Train `task` to its end, and return its result and its last epoch's loss.
 
     `on_epoch` is called after every epoch and may raise `Cancelled`. `checkpoint` is read at the start and written
-    after every epoch: a distillation that is run again goes on there, to the same bits. It must be this task's own.
-    Raises MethodError when the loss is no longer finite, and CheckpointMismatch.
+    after every epoch: a distillation that is run again resumes there, and ends with the same bits. It must belong to
+    this task. Raises MethodError when the loss is no longer finite, and CheckpointMismatch.
     """
     modules = task.build(ctx)
     modules.to(ctx.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -74,7 +74,7 @@ def _train_epoch(
     steps = task.steps(modules, epoch, ctx)
     totals: list[torch.Tensor] = []
     while True:
-        with autocast(ctx):  # the steps' networks run in `next`
+        with autocast(ctx):  # the networks run inside `next`
             losses = next(steps, None)
         if losses is None:
             break
@@ -99,15 +99,15 @@ def _state(modules: nn.ModuleDict, optimizer: torch.optim.Optimizer, epoch: int,
 
 
 def epochs_done(saved: Tensors) -> int:
-    """How many epochs a checkpoint has behind it. Raises CheckpointMismatch where it is none."""
+    """Return the number of epochs that a checkpoint has done. Raises CheckpointMismatch if it is not a checkpoint."""
     try:
         return int(saved["epoch"])
     except (KeyError, RuntimeError, ValueError) as error:
-        raise CheckpointMismatch("these tensors are no checkpoint of a distillation") from error
+        raise CheckpointMismatch("these tensors are not a checkpoint of a distillation") from error
 
 
 def _resume(saved: Tensors, modules: nn.ModuleDict, optimizer: torch.optim.Optimizer) -> tuple[int, float | None]:
-    """Load what `_state` made. Returns the epochs done and the loss of the last."""
+    """Load what `_state` returned. Returns the epochs done and the loss of the last."""
     try:
         modules.load_state_dict({k.removeprefix(_MODULES): v for k, v in saved.items() if k.startswith(_MODULES)})
         values: dict[int, Tensors] = {}
@@ -124,7 +124,8 @@ def _resume(saved: Tensors, modules: nn.ModuleDict, optimizer: torch.optim.Optim
 
 
 def _lay_out(optimizer: torch.optim.Optimizer) -> None:
-    """Lay the optimiser's memory out as its parameters are, which one fused kernel takes; a file has no layouts."""
+    """Give the optimiser's state the memory layout of its parameters, as a fused kernel needs. A file has no
+    layouts."""
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
             if torch.is_tensor(value) and value.shape == parameter.shape:

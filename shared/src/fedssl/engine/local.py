@@ -1,30 +1,30 @@
-"""One client's round: merge the broadcast, train, and hand back the update and the state to keep."""
+"""One client's round: merge the broadcast, train, and return the update and the state to keep."""
 
 import dataclasses
 import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from fedssl.artifacts.tensors import Tensors, check_tensors, in_name_order
+from fedssl.engine.cuda_graphs import on_own_stream
 from fedssl.engine.distillation import DistillationProgress, run_distillation
-from fedssl.engine.recording import on_own_stream
 from fedssl.engine.trainer import Trainer, borrow_trainer
 from fedssl.errors import MethodError
-from fedssl.methods.api import ClientData, ClientState, Context, Method, Metrics, Schedule
-from fedssl.methods.observation import observe
+from fedssl.methods import Method
+from fedssl.methods.api import ClientData, ClientState, Context, Metrics, Schedule
+from fedssl.methods.diagnostics import observe
 from fedssl.precision import exact_float32
 
 _REMEDY = "lower training.optimizer.learning_rate"
-PROGRESS_SECONDS = 0.5  # reading a loss waits for the device, so it is done this often and not every step
+PROGRESS_SECONDS = 0.5  # reading a loss waits for the device, so it is not done in every step
 
 
 @dataclass(frozen=True, slots=True)
 class LocalProgress:
-    """Where local training stands. `images_per_second` counts images, not views."""
+    """The progress of local training. `images_per_second` counts images, not views."""
 
     epoch: int
     num_epochs: int
@@ -36,7 +36,7 @@ class LocalProgress:
 
 @dataclass(frozen=True, slots=True)
 class LocalResult:
-    """What a round of local training leaves: `update` is for the coordinator, `state` stays."""
+    """The result of a round of local training: `update` is sent to the coordinator, `state` stays on the client."""
 
     update: Tensors
     state: ClientState
@@ -48,7 +48,7 @@ OnProgress = Callable[[LocalProgress], None]
 
 
 def run_local_round(
-    method: Method[Any],
+    method: Method,
     broadcast: Mapping[str, torch.Tensor],
     state: Mapping[str, torch.Tensor] | None,
     data: ClientData,
@@ -57,11 +57,11 @@ def run_local_round(
 ) -> LocalResult:
     """Train one client for one round.
 
-    `on_progress` is called about twice a second and may raise `Cancelled` to end the round. Raises PlanMismatch when
-    the broadcast or the update is not what the method declares, and MethodError when the loss is no longer finite, or
-    what would leave or stay: the last step's loss is of the weights before it.
+    `on_progress` is called about twice a second and may raise `Cancelled` to end the round. Raises PlanMismatch if the
+    broadcast or the update is not what the method declares, and MethodError if the loss, the update or the state is no
+    longer finite. (The last step's loss is computed before its weights change, so the loss alone does not show that.)
     """
-    # A client that trains on public images too (FLESD with client_distillation) can be called off at any epoch of it.
+    # A client that also trains on public images (FLESD with client_distillation) can be cancelled after each epoch.
     distil = functools.partial(run_distillation, on_epoch=lambda progress: on_progress(_distilling(progress)))
     ctx = dataclasses.replace(ctx, distil=distil)
     with borrow_trainer(method, ctx) as trainer, exact_float32(ctx.device), on_own_stream(ctx.device):
@@ -70,19 +70,19 @@ def run_local_round(
         kept = None if state is None else in_name_order(state)
         algorithm, modules = trainer.algorithm, trainer.modules
         algorithm.merge(modules, received, kept, data, ctx)
-        metrics = _train(trainer, data, received, ctx, on_progress)
+        metrics = _train(trainer, data, ctx, on_progress)
         metrics |= observe(modules, data, received, ctx)
-        update, next_state = algorithm.finish(modules, data, received, kept, ctx)
+        update, next_state = algorithm.finish(modules, data, ctx)
         check_tensors(update, trainer.plan.update, "update")
         result = LocalResult(_copied(update), _copied(next_state), len(data), metrics)
     _require_finite(result)
     return result
 
 
-def _train(trainer: Trainer, data: ClientData, broadcast: Tensors, ctx: Context, on_progress: OnProgress) -> Metrics:
+def _train(trainer: Trainer, data: ClientData, ctx: Context, on_progress: OnProgress) -> Metrics:
     algorithm, modules = trainer.algorithm, trainer.modules
     schedule = algorithm.schedule(len(data), ctx)
-    take_step = trainer.start_round(broadcast, schedule, ctx)
+    take_step = trainer.start_round(schedule, ctx)
     report = _Report(schedule, on_progress)
     names: tuple[str, ...] = ()
     sums = torch.zeros((), device=ctx.device)
@@ -97,7 +97,7 @@ def _train(trainer: Trainer, data: ClientData, broadcast: Tensors, ctx: Context,
 
 
 def _copied(tensors: Mapping[str, torch.Tensor]) -> Tensors:
-    """The tensors as a copy, in name order: the next round will write over the modules' own."""
+    """Return copies of the tensors, in name order: the next round overwrites the modules' own."""
     return {
         name: tensors[name].detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name in sorted(tensors)
@@ -124,7 +124,7 @@ def _means(sums: Metrics, num_steps: int) -> Metrics:
 
 
 class _Report:
-    """Counts steps and reports now and then."""
+    """Counts steps, and reports progress at most once per `PROGRESS_SECONDS`."""
 
     def __init__(self, schedule: Schedule, on_progress: OnProgress) -> None:
         self._schedule = schedule

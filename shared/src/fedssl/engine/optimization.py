@@ -5,14 +5,15 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
+from fedssl.errors import MethodError
 from fedssl.methods.api import Context, Losses
 from fedssl.protocol.training import OptimizerConfig
 
 
 def optimizer_for(modules: nn.ModuleDict, config: OptimizerConfig, learning_rate: float) -> torch.optim.Optimizer:
-    """A fresh optimiser of everything that takes gradients.
+    """Return a fresh optimiser of all trained parameters.
 
-    On a GPU a step is one kernel for many parameters, and can be recorded. On a CPU torch's plain loop is as fast.
+    On a GPU, a step is one kernel for many parameters and can be captured. On a CPU, torch's plain loop is as fast.
     """
     parameters = [parameter for parameter in modules.parameters() if parameter.requires_grad]
     fused = True if any(parameter.is_cuda for parameter in parameters) else None
@@ -27,7 +28,7 @@ def optimizer_for(modules: nn.ModuleDict, config: OptimizerConfig, learning_rate
 
 
 def restart(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Make the optimiser as new, in place: a state of zeros is what a fresh one of ours starts from."""
+    """Reset the optimiser in place to what `optimizer_for` returns: its state starts from zeros."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
     for state in optimizer.state.values():
@@ -37,19 +38,21 @@ def restart(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
 
 
 def autocast(ctx: Context) -> AbstractContextManager[object]:
-    """The precision in which the spec wants networks to run."""
+    """Return a context in which networks run in the spec's precision."""
     if ctx.spec.training.precision == "fp32":
         return nullcontext()
     return torch.autocast(ctx.device.type, dtype=torch.bfloat16)
 
 
 def total_loss(losses: Losses) -> torch.Tensor:
-    """The sum of the terms that are minimised, in fp32."""
-    return torch.stack([term.float() for term in losses.values() if term.requires_grad]).sum()
+    """Return the sum of the terms, in fp32. Raises MethodError if one has no gradient."""
+    if constant := [name for name, term in losses.items() if not term.requires_grad]:
+        raise MethodError(f"the loss {constant[0]!r} has no gradient: return it among the measurements")
+    return torch.stack([term.float() for term in losses.values()]).sum()
 
 
 def take_step(optimizer: torch.optim.Optimizer, total: torch.Tensor) -> None:
-    """One step down the gradient of `total`."""
+    """Take one optimiser step on `total`."""
     optimizer.zero_grad(set_to_none=True)
     total.backward()  # type: ignore[no-untyped-call]
     optimizer.step()

@@ -1,4 +1,4 @@
-"""One training step: objective, gradients, optimiser, and what follows it."""
+"""One training step: objective, gradients, optimiser, and what comes before and after."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -6,44 +6,46 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from fedssl.artifacts.tensors import Tensors
 from fedssl.engine.optimization import autocast, take_step, total_loss
-from fedssl.methods.api import Batch, ClientAlgorithm, Context, Losses
+from fedssl.methods.api import Batch, Context, Losses, Measurements
+from fedssl.methods.composition.client import ClientAlgorithm
 
-Objective = Callable[[nn.ModuleDict, Batch, Tensors, Context], Losses]
+LossFunction = Callable[[nn.ModuleDict, Batch, Context], tuple[Losses, Measurements]]
 
 
-class Terms(NamedTuple):
-    """What a step found: the terms' names, the total `loss` last, and their values (T,), float32 on the device.
+class StepValues(NamedTuple):
+    """What a step reports: the names of its losses, its measurements and last the total `loss`, and their values (T,),
+    float32 on the device.
 
-    A GPU's next step writes over the values.
+    The next step on a GPU overwrites the values.
     """
 
     names: tuple[str, ...]
     values: torch.Tensor
 
 
-Step = Callable[[Batch], Terms]
+Step = Callable[[Batch], StepValues]
 
 
 def eager_step(
     algorithm: ClientAlgorithm,
     modules: nn.ModuleDict,
     optimizer: torch.optim.Optimizer,
-    broadcast: Tensors,
     ctx: Context,
-    objective: Objective | None = None,
+    objective: LossFunction | None = None,
 ) -> Step:
-    """The step of one round. `objective`: the algorithm's own, or what a compiler made of it."""
+    """Return the step of one round. `objective` is the algorithm's own, or what a compiler made of it."""
     terms_of = algorithm.objective if objective is None else objective
 
-    def step(batch: Batch) -> Terms:
+    def step(batch: Batch) -> StepValues:
+        algorithm.before_step(modules, ctx)
         with autocast(ctx):
-            losses = terms_of(modules, batch, broadcast, ctx)
+            losses, measurements = terms_of(modules, batch, ctx)
             total = total_loss(losses)
         take_step(optimizer, total)
         algorithm.after_step(modules, ctx)
-        names = (f"loss/{name}" if term.requires_grad else name for name, term in losses.items())
-        return Terms((*names, "loss"), torch.stack([term.detach().float() for term in (*losses.values(), total)]))
+        names = (*(f"loss/{name}" for name in losses), *measurements, "loss")
+        values = (*losses.values(), *measurements.values(), total)
+        return StepValues(names, torch.stack([value.detach().float() for value in values]))
 
     return step

@@ -1,31 +1,30 @@
-"""What local training needs and the next client's can use again: modules, the optimiser's memory, recorded steps."""
+"""What local training builds and the next client reuses: modules, the optimiser's state, captured steps."""
 
 import threading
 import time
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
 from fedssl.artifacts.tensors import Tensors
+from fedssl.engine.cuda_graphs import CapturedSteps, can_capture
 from fedssl.engine.optimization import optimizer_for
-from fedssl.engine.recording import RecordedSteps, can_record
 from fedssl.engine.steps import Step, eager_step
-from fedssl.methods.api import Context, Method, Schedule
+from fedssl.methods import Method
+from fedssl.methods.api import Context, Schedule
 
 
 class Trainer:
-    """The modules of one method and spec on one device, which train client after client."""
+    """The modules of one method and spec on one device. They train one client after another."""
 
-    def __init__(self, method: Method[Any], ctx: Context) -> None:
-        config = ctx.spec.method
-        self.plan = method.artifacts(config, ctx.spec)
-        self.algorithm = method.client(config)
+    def __init__(self, method: Method, ctx: Context) -> None:
+        bound = method.bind(ctx.spec)
+        self.plan, self.algorithm = bound.plan, bound.client
         self.modules = self.algorithm.build(ctx)
         self.modules.to(ctx.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._initial = {name: tensor.clone() for name, tensor in self._tensors().items()}
-        self._recorded: RecordedSteps | None = None
+        self._captured: CapturedSteps | None = None
         self.last_used = time.monotonic()
 
     def _tensors(self) -> Tensors:
@@ -33,35 +32,35 @@ class Trainer:
         return {name: tensor.detach() for name, tensor in named}
 
     def reset(self) -> None:
-        """Make the modules as they were built: no client's round may depend on whose was before."""
+        """Reset the modules to what they were when built: no client's round may depend on the previous client's."""
         for name, tensor in self._tensors().items():
             tensor.copy_(self._initial[name])
         self.modules.train()
 
-    def start_round(self, broadcast: Tensors, schedule: Schedule, ctx: Context) -> Step:
-        """The step of a round whose broadcast the modules have received, with an optimiser that is as new."""
-        if not can_record(ctx.device):
+    def start_round(self, schedule: Schedule, ctx: Context) -> Step:
+        """Return the step of a round whose broadcast the modules have received, with a fresh optimiser."""
+        if not can_capture(ctx.device):
             optimizer = optimizer_for(self.modules, ctx.spec.training.optimizer, schedule.learning_rate)
-            return eager_step(self.algorithm, self.modules, optimizer, broadcast, ctx)
-        if self._recorded is None:
+            return eager_step(self.algorithm, self.modules, optimizer, ctx)
+        if self._captured is None:
             num_steps = schedule.num_epochs * schedule.steps_per_epoch
-            self._recorded = RecordedSteps(self.algorithm, self.modules, ctx, num_steps)
-        return self._recorded.start_round(broadcast, schedule.learning_rate, ctx)
+            self._captured = CapturedSteps(self.algorithm, self.modules, ctx, num_steps)
+        return self._captured.start_round(schedule.learning_rate, ctx)
 
 
 _lock = threading.Lock()
 _idle: dict[Hashable, Trainer] = {}
-"""The trainer of the last round, by what it was made for. One is enough, as one run trains at a time."""
+"""The trainer of the last round, by what it was built for. One is enough because one run trains at a time."""
 
 
 @contextmanager
-def borrow_trainer(method: Method[Any], ctx: Context) -> Iterator[Trainer]:
-    """A trainer for one round, as new; the last round's where it was made for the same. It is kept for the next round
-    unless this one fails, and nobody else gets it meanwhile."""
-    made_for = (method, ctx.spec.model_dump_json(), method.client(ctx.spec.method).architecture(ctx), ctx.device)
+def borrow_trainer(method: Method, ctx: Context) -> Iterator[Trainer]:
+    """Lend a trainer for one round, in its initial state: the last round's if it was built for the same method and
+    spec. It is kept for the next round unless this one fails. Meanwhile, no other caller gets it."""
+    made_for = (method, ctx.spec.model_dump_json(), method.bind(ctx.spec).client.architecture(ctx), ctx.device)
     with _lock:
         trainer = _idle.pop(made_for, None)
-        _idle.clear()  # before another is built: two may not fit onto the device
+        _idle.clear()  # before another is built: two may not fit on the device
     if trainer is None:
         trainer = Trainer(method, ctx)
     trainer.reset()
@@ -73,7 +72,7 @@ def borrow_trainer(method: Method[Any], ctx: Context) -> Iterator[Trainer]:
 
 
 def release_trainer(unused_seconds: float = 0.0) -> None:
-    """Forget the last round's modules if it ended that long ago, and give the memory that they held on a GPU back."""
+    """Release the last round's modules if it ended that long ago, and return the GPU memory that they held."""
     with _lock:
         if not any(time.monotonic() - trainer.last_used >= unused_seconds for trainer in _idle.values()):
             return

@@ -1,4 +1,4 @@
-"""What a forward pass costs."""
+"""The cost of a forward pass."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 
 def num_multiply_adds(module: nn.Module, input_shape: Sequence[int]) -> int:
-    """Multiply-adds of one example's forward pass, counted in convolutions and linear layers.
+    """Return the multiply-adds of one example's forward pass, counted in convolutions and linear layers.
 
     Args:
-        module: any network; its parameters, buffers and training flags are left as they are.
+        module: any network; its parameters, buffers and training flags do not change.
         input_shape: of one example, without the batch: (C, S, S) for an encoder, (D,) for a head.
 
     Training costs about three times as much: the backward pass makes a gradient for the weights and one for the input.

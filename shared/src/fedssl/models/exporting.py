@@ -1,4 +1,4 @@
-"""A trained encoder for other programs: as an ONNX graph, or as a plain state dict under torchvision's names."""
+"""Exports a trained encoder for other programs: as an ONNX graph, or as a state dict with torchvision's names."""
 
 import importlib.util
 import logging
@@ -20,7 +20,7 @@ _NEEDED = ("onnx", "onnxscript")
 def export_onnx(encoder: PretrainedEncoder, destination: Path) -> None:
     """Write a graph from `images`, float32 (N, C, S, S) of values 0..1, to `representations`, float32 (N, H).
 
-    N is free; normalisation is part of the graph. Raises ExportError where onnx and onnxscript are not installed.
+    N is variable; normalisation is part of the graph. Raises ExportError if onnx and onnxscript are not installed.
     """
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
         raise ExportError(f"{' and '.join(missing)} not installed: pip install 'fedssl[onnx]'")
@@ -37,7 +37,7 @@ def export_onnx(encoder: PretrainedEncoder, destination: Path) -> None:
                 output_names=[REPRESENTATIONS],
                 dynamic_shapes=({0: torch.export.Dim("N")},),
                 dynamo=True,
-                external_data=False,  # one file: what is pulled is far from the 2 GB that would need more
+                external_data=False,  # one file: an encoder is far smaller than the 2 GB that would need more
                 verbose=False,
             )
         partial.replace(destination)
@@ -46,21 +46,23 @@ def export_onnx(encoder: PretrainedEncoder, destination: Path) -> None:
 
 
 def export_state_dict(encoder: PretrainedEncoder, destination: Path) -> None:
-    """Write the network's own tensors, safetensors under torchvision's names, which are timm's too.
+    """Write the network's tensors as safetensors with torchvision's names, which are also timm's.
 
-    They load into torchvision's or timm's network of that name without its classifier (`strict=False`); a network with
-    the `cifar` stem or one channel needs that `conv1`. Raises ExportError where no such network has these names.
+    They load into torchvision's or timm's network of that name without its classifier (`strict=False`). If the encoder
+    has the `cifar` stem or one channel, that network needs the same `conv1`. Raises ExportError if torchvision has no
+    such network.
     """
-    if encoder.config.name == "convnet":
+    if not encoder.encoder.is_torchvisions:
         raise ExportError(
-            "torchvision and timm have no such convnet: load it with fedssl.models.load_encoder, or export it to ONNX"
+            f"torchvision and timm have no such {encoder.config.name}: load it with fedssl.models.load_encoder, or "
+            "export it to ONNX"
         )
     save_tensors(encoder.encoder.state_dict(), destination)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter warns of its own insides."""
+    """Suppress the exporter's warnings about its own implementation."""
     logger = logging.getLogger("torch.onnx")
     before = logger.level
     logger.setLevel(logging.ERROR)

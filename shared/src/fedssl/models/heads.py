@@ -6,14 +6,14 @@ from fedssl.protocol.model import MLPConfig
 
 
 def build_mlp(config: MLPConfig, in_dim: int, out_dim: int | None = None) -> nn.Sequential:
-    """A head from (B, in_dim) to (B, out_dim): hidden layers Linear-[BatchNorm]-ReLU, then one Linear.
+    """Return a head from (B, in_dim) to (B, out_dim): hidden layers Linear-[BatchNorm]-ReLU, then one Linear.
 
     Args:
         config: widths and whether BatchNorm follows the layers.
         in_dim: width of the input.
         out_dim: width of the output; None takes `config.out_dim`.
 
-    A linear layer that BatchNorm follows has no bias: the normalisation would take it out again.
+    A linear layer that BatchNorm follows has no bias, because the normalisation would cancel it.
     """
     layers: list[nn.Module] = []
     width = in_dim

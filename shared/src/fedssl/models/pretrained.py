@@ -1,4 +1,4 @@
-"""A trained encoder out of the files that `fedssl run pull` and `fedssl simulate` write.
+"""Loads a trained encoder from the files that `fedssl run pull` and `fedssl simulate` write.
 
 from fedssl.models import load_encoder
 
@@ -31,8 +31,7 @@ _SPEC = "spec.yaml"
 class PretrainedEncoder(Encoder):
     """From images (B, C, S, S) of values 0..1, as the run's were before normalisation, to representations (B, H).
 
-    `encoder` is the network itself, which takes normalised images; `config` says which it is, `data` what its images
-    were like.
+    `encoder` is the network itself, which takes normalised images. `config` describes it, `data` its training images.
     """
 
     def __init__(self, encoder: Encoder, config: EncoderConfig, data: DataConfig) -> None:
@@ -53,10 +52,12 @@ class PretrainedEncoder(Encoder):
 
 
 def load_encoder(path: Path | str) -> PretrainedEncoder:
-    """The encoder in a folder of `fedssl run pull` or `fedssl simulate`, or in a file of one; in eval mode, on the CPU.
+    """Load the encoder from a folder of `fedssl run pull` or `fedssl simulate`, or from a file in such a folder.
+
+    Returns it in eval mode, on the CPU.
 
     Raises:
-        SpecError: the folder has no weights, or its spec.yaml is missing, is none, or describes another network.
+        SpecError: the folder has no weights, or its spec.yaml is missing, invalid, or describes another network.
     """
     place = Path(path)
     if place.is_dir():
@@ -74,12 +75,12 @@ def load_encoder(path: Path | str) -> PretrainedEncoder:
 
 
 def encoder_of(tensors: Mapping[str, Tensor], config: EncoderConfig, channels: int) -> Encoder:
-    """The encoder among a model's tensors. Raises SpecError where they do not hold the one that is described."""
+    """Load the encoder from a model's tensors. Raises SpecError if they do not hold the encoder that is described."""
     return loaded(initialised(lambda: build_encoder(config, channels), 0), "encoder", tensors)
 
 
 def loaded(module: M, name: str, tensors: Mapping[str, Tensor]) -> M:
-    """The module with the tensors that are named after it. Raises SpecError where they are not there or do not fit."""
+    """Load the tensors whose names begin with the module's. Raises SpecError if they are missing or do not fit."""
     prefix = f"{name}."
     own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
     if not own:
@@ -99,6 +100,6 @@ def _read_spec(path: Path) -> RunSpec:
     try:
         return RunSpec.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except OSError:
-        raise SpecError(f"there is no {path}, which says what network this is: keep it beside the weights") from None
+        raise SpecError(f"there is no {path}, which describes the network: keep it next to the weights") from None
     except (yaml.YAMLError, UnicodeDecodeError, ValidationError) as error:
-        raise SpecError(f"{path} is no run spec that this version reads: {str(error).splitlines()[0]}") from None
+        raise SpecError(f"{path} is not a run spec that this version can read: {str(error).splitlines()[0]}") from None

@@ -1,10 +1,10 @@
-"""Makes `import torchvision` work beside a CPU build of torch.
+"""Makes `import torchvision` work with a CPU build of torch.
 
-torchvision's wheel is built for CUDA. Its operator library does not load beside a CPU torch, and the import then fails
-because two operators that it annotates, `nms` and `qnms`, have no schema. With the two schemas declared, models, data
-sets and transforms work; only the operators themselves and the codecs of `torchvision.io` stay missing.
+torchvision's wheel is built for CUDA. Its operator library does not load with a CPU build of torch, and the import then
+fails because two operators that it annotates, `nms` and `qnms`, have no schema. Once the two schemas are declared,
+models, data sets and transforms work; only the operators themselves and the codecs of `torchvision.io` are missing.
 
-Nothing else in the project imports torchvision directly: all ask :func:`import_torchvision`.
+Nothing else in the project imports torchvision directly: everything calls :func:`import_torchvision`.
 """
 
 import importlib
@@ -22,9 +22,9 @@ _library: torch.library.Library | None = None
 
 
 def import_torchvision() -> ModuleType:
-    """Imports and returns torchvision, declaring the missing operators first where the plain import fails.
+    """Import and return torchvision. If the plain import fails, declare the missing operators first.
 
-    Cheap after the first call, and does nothing special where torchvision imports by itself.
+    Cheap after the first call. If torchvision can be imported as it is, this does nothing else.
     """
     try:
         return importlib.import_module("torchvision")

@@ -2,7 +2,8 @@
 
 import json
 import tomllib
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -10,13 +11,38 @@ from fedssl.protocol.base import StrictModel
 
 Width = Annotated[int, Field(ge=1, le=65_536)]
 
-RESNET_WIDTHS = {"resnet18": 512, "resnet50": 2048}
+
+@dataclass(frozen=True, slots=True)
+class EncoderKind:
+    """What is known of a kind of encoder without building it.
+
+    `builder` is the function that builds it, as "module:function": it takes an `EncoderConfig` and the number of image
+    channels. `settings` are the fields of `EncoderConfig` that it reads. `feature_dim` is the width of its
+    representation; None if that is the last of `widths`.
+    """
+
+    builder: str
+    settings: tuple[Literal["stem", "widths"], ...] = ()
+    feature_dim: int | None = None
+
+
+ENCODERS = {
+    "convnet": EncoderKind("fedssl.models.encoders:build_convnet", ("widths",)),
+    "resnet18": EncoderKind("fedssl.models.encoders:build_resnet", ("stem",), 512),
+    "resnet50": EncoderKind("fedssl.models.encoders:build_resnet", ("stem",), 2048),
+}
+"""The encoders that a spec can name."""
+
+if TYPE_CHECKING:
+    EncoderName = str
+else:
+    EncoderName = Literal[tuple(ENCODERS)]
 
 
 class EncoderConfig(StrictModel):
-    """The network that the federation is for; its output h feeds everything downstream."""
+    """The network that the federation trains. Its output h is the representation."""
 
-    name: Literal["convnet", "resnet18", "resnet50"] = Field(
+    name: EncoderName = Field(
         default="convnet", description="`convnet` is the small one for CPUs; the ResNets are torchvision's."
     )
     stem: Literal["cifar", "imagenet"] = Field(
@@ -34,10 +60,10 @@ class EncoderConfig(StrictModel):
     @property
     def feature_dim(self) -> int:
         """H, the width of the representation."""
-        return self.widths[-1] if self.name == "convnet" else RESNET_WIDTHS[self.name]
+        return ENCODERS[self.name].feature_dim or self.widths[-1]
 
     def is_same_network(self, other: "EncoderConfig") -> bool:
-        """Whether both describe one network: settings that this kind of encoder does not read do not count.
+        """Return whether both describe the same network. Settings that this kind of encoder does not read do not count.
 
         >>> EncoderConfig(name="resnet18", widths=(8,)).is_same_network(EncoderConfig(name="resnet18"))
         True
@@ -45,18 +71,18 @@ class EncoderConfig(StrictModel):
         return str(self) == str(other)
 
     def __str__(self) -> str:
-        """For people, and complete.
+        """Return a short and complete description.
 
         >>> print(EncoderConfig(), "and", EncoderConfig(name="resnet18"))
         convnet 32-64-128-256 and resnet18 (cifar stem)
         """
-        if self.name == "convnet":
-            return f"convnet {'-'.join(map(str, self.widths))}"
-        return f"{self.name} ({self.stem} stem)"
+        settings = ENCODERS[self.name].settings
+        widths = f" {'-'.join(map(str, self.widths))}" if "widths" in settings else ""
+        return f"{self.name}{widths}" + (f" ({self.stem} stem)" if "stem" in settings else "")
 
 
 def read_encoder(given: Any) -> Any:
-    """An encoder as a person writes it: its name, or a table in TOML or JSON. Raises ValueError.
+    """Read an encoder as a person writes it: its name, or a table in TOML or JSON. Raises ValueError.
 
     >>> read_encoder("resnet18"), read_encoder("{ name = 'convnet', widths = [8, 16] }")
     ({'name': 'resnet18'}, {'name': 'convnet', 'widths': [8, 16]})

@@ -10,11 +10,11 @@ DType = Literal["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8"]
 """Element types, in safetensors' names."""
 
 Kind = Literal["weights", "centers", "similarity", "representations", "control", "centroids", "dictionary"]
-"""What a tensor is to the data owner whose policy must permit it."""
+"""What a tensor contains, for the data owner whose policy must permit it."""
 
 Reduction = Literal["mean", "integral_mean", "sum", "keep", "method"]
-"""How the coordinator combines one tensor of all updates: weighted mean; weighted mean rounded to whole numbers;
-sum; keep the broadcast's value; or the method's own rule."""
+"""How the coordinator combines a tensor over all updates: weighted mean; weighted mean rounded to whole numbers; sum
+(which no method uses yet); keep the broadcast's value, which the server enforces; or the method's own rule."""
 
 TensorName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*$", max_length=256)]
 
@@ -30,7 +30,7 @@ class TensorSpec(StrictModel):
 
 
 class ArtifactPlan(StrictModel):
-    """The whole wire surface of one run. A tensor that is not in it neither leaves a client nor is stored."""
+    """Everything that is exchanged in one run. A tensor that is not in it neither leaves a client nor is stored."""
 
     broadcast: tuple[TensorSpec, ...] = Field(description="Coordinator to clients, the same for the whole cohort.")
     update: tuple[TensorSpec, ...] = Field(description="One client to the coordinator.")

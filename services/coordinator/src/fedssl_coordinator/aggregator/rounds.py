@@ -20,7 +20,7 @@ from fedssl.data.dataset_files import open_public
 from fedssl.data.partitioning import choose_public, find_public, load_public
 from fedssl.engine import run_aggregation, start_run
 from fedssl.engine.aggregation import ServerResult
-from fedssl.engine.robustness import Norms
+from fedssl.engine.norm_bounding import Norms
 from fedssl.errors import DataError, MethodError
 from fedssl.methods import METHODS
 from fedssl.methods.api import CPU, ClientData, Context, Metrics, Update
@@ -119,7 +119,7 @@ def next_weights(
 def publish_first(session: Session, run: Run, weights: Weights) -> None:
     """Keep the plan and the first weights. The caller holds the run's lock."""
     spec = RunSpec.model_validate(run.spec)
-    plan = METHODS[spec.method.name].artifacts(spec.method, spec)
+    plan = METHODS[spec.method.name].bind(spec).plan
     _note(session, weights)
     runs.set_first_weights(session, run, plan.model_dump(mode="json"), weights.state.digest, weights.broadcast.digest)
     message = f"initial weights made from seed {spec.seed}"

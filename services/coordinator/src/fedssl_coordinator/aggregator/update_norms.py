@@ -2,7 +2,7 @@
 
 from sqlalchemy.orm import Session
 
-from fedssl.engine.robustness import UPDATE_NORM, Norms
+from fedssl.engine.norm_bounding import UPDATE_NORM, Norms
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import Run
 from fedssl_coordinator.federation.rounds import repository

@@ -1,6 +1,6 @@
 """Every method's config, and the union that a run's spec chooses from.
 
-Kept apart from `fedssl.methods` so that the API process can validate a spec without importing torch.
+Separate from `fedssl.methods`, so that the API process can validate a spec without importing torch.
 """
 
 from typing import Annotated, get_args

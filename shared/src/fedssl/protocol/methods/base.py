@@ -12,7 +12,7 @@ from fedssl.protocol.training import TrainingConfig
 
 
 class MethodInfo(BaseModel):
-    """What a person wants to know before choosing a method."""
+    """What a person needs to know to choose a method."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -22,13 +22,13 @@ class MethodInfo(BaseModel):
     leaves_the_client: str
     stays_on_the_client: str
     version: int = 1
-    """Raised when the method's mathematics or plan changes; a worker declines a version that it does not have."""
+    """Raised whenever the method's mathematics or plan changes. A worker declines a version that it does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class DimensionsWanted:
-    """Dimensions of the embedding that are divided among a run's clients: `width` of them, for `num_clients` clients.
-    `num_clients` None: those that the run starts with."""
+    """The dimensions of the embedding that are divided among a run's clients: `width` of them, for `num_clients`
+    clients. `num_clients` None stands for the clients that the run starts with."""
 
     width: int
     num_clients: int | None
@@ -42,21 +42,21 @@ class MethodConfig(StrictModel):
     name: str
 
     def check(self, model: ModelConfig) -> None:
-        """Raise ValueError, saying what to change, where the method cannot train this model."""
+        """Raise ValueError, with what to change, if the method cannot train this model."""
 
     def check_training(self, training: TrainingConfig) -> None:
-        """Raise ValueError, saying what to change, where the method cannot train this way."""
+        """Raise ValueError, with what to change, if the method cannot train this way."""
 
     def check_public_data(self, public_data: PublicDataConfig | None) -> None:
-        """Raise ValueError, saying what to change, where the method lacks public images or these do not fit."""
+        """Raise ValueError, with what to change, if the method lacks public images or these do not fit."""
 
     def dimensions_wanted(self, model: ModelConfig) -> DimensionsWanted | None:
-        """The dimensions to divide among the clients; None: the method assigns none."""
+        """Return the dimensions to divide among the clients, or None if the method assigns none."""
         return None
 
     def distillation_epochs(self, round_number: int) -> int:
-        """For how many epochs the coordinator itself trains, to make the weights that this round ends with.
+        """Return for how many epochs the coordinator itself trains, to compute the weights at the end of this round.
 
-        Round 0 is the time before the first. 0 epochs: it trains nothing, and only combines what came.
+        Round 0 is before the first. With 0 epochs, the coordinator only combines the updates.
         """
         return 0

@@ -1,7 +1,7 @@
-"""What every composed method's config has: one objective's own fields, add-ons, a merge rule and a reducer."""
+"""The base of the methods' configs: an objective's own fields, add-ons, a merge rule and a reducer."""
 
 from collections import Counter
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -9,24 +9,19 @@ from fedssl.protocol.data import PublicDataConfig
 from fedssl.protocol.methods.add_ons import AnyAddOn
 from fedssl.protocol.methods.base import DimensionsWanted, MethodConfig
 from fedssl.protocol.methods.merges import AnyMerge, OverwriteConfig
-from fedssl.protocol.methods.parts import DimensionedConfig
+from fedssl.protocol.methods.parts import DimensionedConfig, Trait
 from fedssl.protocol.methods.reducers import AnyReducer, MeanConfig
 from fedssl.protocol.model import ModelConfig
 from fedssl.protocol.training import TrainingConfig
 
-Trait = Literal["views", "projector", "symmetric", "predictor", "target", "labels"]
-"""What an objective has that a part may need: two views of an image; a projector; a loss that compares the online
-network's embeddings with one another and with nothing else; a predictor; a target network that stays with the client;
-labels."""
-
 
 class ComposedConfig(MethodConfig):
-    """An objective's parameters, and the parts that go with it."""
+    """An objective's parameters, and the parts that are combined with it."""
 
     traits: ClassVar[frozenset[Trait]] = frozenset({"views", "projector"})
 
     needs_others: ClassVar[bool] = False
-    """Whether the objective uses more of the other clients than weights to start from, and so makes no sense alone."""
+    """Whether the objective uses more from other clients than initial weights, and so cannot train without them."""
 
     add_ons: tuple[AnyAddOn, ...] = Field(
         default=(), description="Loss terms and corrections on top of the objective, each at most once."
@@ -39,7 +34,7 @@ class ComposedConfig(MethodConfig):
     def check(self, model: ModelConfig) -> None:
         counts = Counter(add_on.name for add_on in self.add_ons)
         if twice := [name for name, count in counts.items() if count > 1]:
-            raise ValueError(f"method.add_ons names {twice[0]} twice: once is all it can do")
+            raise ValueError(f"method.add_ons lists {twice[0]!r} twice: list each add-on once")
         for part in (*self.add_ons, self.merge, self.reducer):
             part.check(self, model)
         if "predictor" in self.traits and model.projector is None:
@@ -57,7 +52,7 @@ class ComposedConfig(MethodConfig):
         return sum(part.distillation_epochs(round_number) for part in (*self.add_ons, self.merge, self.reducer))
 
     def embedding_width(self, model: ModelConfig) -> int:
-        """D, the width of what the losses compare: of the representation where there is no projector."""
+        """Return D, the width of what the losses compare: of the representation if there is no projector."""
         if "projector" in self.traits and model.projector is not None:
             return model.projector.out_dim
         return model.encoder.feature_dim

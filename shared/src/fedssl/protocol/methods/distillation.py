@@ -1,7 +1,7 @@
 """Config of FLESD's reducer: clients send similarities of public images, the coordinator distils them."""
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, WrapValidator, model_validator
 
@@ -9,12 +9,9 @@ from fedssl.errors import SpecError
 from fedssl.protocol.base import ClientId, StrictModel
 from fedssl.protocol.data import PublicDataConfig
 from fedssl.protocol.methods.base import MethodConfig
-from fedssl.protocol.methods.parts import PartConfig
+from fedssl.protocol.methods.parts import Host, PartConfig
 from fedssl.protocol.model import EncoderConfig, ModelConfig
 from fedssl.protocol.training import OptimizerConfig
-
-if TYPE_CHECKING:
-    from fedssl.protocol.methods.composed import ComposedConfig
 
 Packing = Literal[
     "factored-f32", "factored-f16", "representations-f32", "representations-f16", "triangle-f16", "triangle-i8"
@@ -22,14 +19,14 @@ Packing = Literal[
 Form = Literal["factored", "representations", "triangle"]
 
 LARGEST_TRIANGLE = 1 << 14
-"""Public images whose pairwise similarities are still sent one by one: 134 million of them."""
+"""The largest number of public images whose pairwise similarities are sent one by one: 134 million of them."""
 
 _EncodersByClient = dict[ClientId, EncoderConfig]
 _by_client: TypeAdapter[_EncodersByClient] = TypeAdapter(_EncodersByClient)
 
 
 def _one_reading(value: Any, _: object) -> Any:
-    """Read text as the word and anything else as a table: a mistake is told once, and where it is."""
+    """Read text as the word and anything else as a table, so that an error is reported once, with its place."""
     if not isinstance(value, str):
         return _by_client.validate_python(value)
     if value != "declared":
@@ -38,28 +35,28 @@ def _one_reading(value: Any, _: object) -> Any:
 
 
 class ClientDistillationConfig(StrictModel):
-    """What a client with an encoder of its own does with the student that the coordinator made.
+    """What a client with an encoder of its own does with the student that the coordinator trained.
 
-    The broadcast is the student, as for everybody. Such a client computes how similar the public images are to the
-    student, and before its local training makes its own network find the same, by the coordinator's loss and optimiser.
-    Not in the first round, whose broadcast is untrained. FLESD has no such step: it is off by default.
+    The broadcast is the student, as for all clients. Such a client computes the student's similarities of the public
+    images. Before its local training, it trains its own network to find the same, with the coordinator's loss and
+    optimiser. It skips the first round, whose broadcast is untrained. FLESD has no such step: it is off by default.
     """
 
-    num_epochs: int = Field(default=10, ge=1, le=100_000, description="Passes over the public images, every round.")
+    num_epochs: int = Field(default=10, ge=1, le=100_000, description="Passes over the public images per round.")
 
 
 class DistillationConfig(PartConfig):
-    """FLESD: clients send how similar public images are to them, and no weights; the coordinator trains a student to
-    find the same similarities. The student's weights are the global model."""
+    """FLESD: clients send their networks' similarities of public images, and no weights; the coordinator trains a
+    student to find the same similarities. The student's weights are the global model."""
 
     name: Literal["distillation"] = "distillation"
     packing: Packing = Field(
         default="factored-f32",
-        description="How similarities travel. `factored`: a factor of the similarity matrix that is computed from the "
-        "matrix alone (pivoted Cholesky), N x D numbers; it tells what the matrix tells. `representations`: the unit "
-        "embeddings, as FLESD's code sends them; the same matrix, and besides it the axes of the client's own network. "
-        "`triangle`: each pair's cosine, N (N - 1) / 2 numbers; 16384 images at most. With more images than dimensions "
-        "any of them tells the embeddings up to a rotation: what is hidden is the images, not what is similar.",
+        description="How similarities are sent. `factored`: a factor of the similarity matrix that depends only on the "
+        "matrix (pivoted Cholesky), N x D numbers; it reveals what the matrix reveals. `representations`: the unit "
+        "embeddings, as FLESD's code sends them; they reveal the same matrix and the axes of the client's own network. "
+        "`triangle`: each pair's cosine, N (N - 1) / 2 numbers, for 16384 images at most. With more images than "
+        "dimensions, each of them reveals the embeddings up to a rotation: the images are hidden, not what is similar.",
     )
     num_epochs: int = Field(default=200, ge=1, le=100_000, description="Passes over the public images (FLESD: 200).")
     batch_size: int = Field(default=128, ge=2, le=65_536, description="B' (FLESD: 128).")
@@ -74,27 +71,27 @@ class DistillationConfig(PartConfig):
         default=0.1, gt=0, le=100, description="tau_T of the clients' similarities (FLESD: 0.1)."
     )
     student_temperature: float | None = Field(
-        default=None, gt=0, le=100, description="tau_S of the student's; None: tau_T, as in FLESD."
+        default=None, gt=0, le=100, description="tau_S of the student's similarities. None: tau_T, as in FLESD."
     )
     skip: Literal["first_epoch", "every_epoch"] = Field(
         default="first_epoch",
-        description="Steps that only fill the queue: once, or at every epoch's start as in FLESD's code, which then "
-        "never trains where an epoch is no longer than the queue.",
+        description="When steps only fill the queue: once, or at the start of each epoch as in FLESD's code, which "
+        "never trains if an epoch is no longer than the queue.",
     )
     optimizer: OptimizerConfig = Field(
         default=OptimizerConfig(name="adam", learning_rate=1e-3, weight_decay=1e-6),
-        description="Of the student, made anew every round (FLESD: Adam, 1e-3, weight decay 1e-6).",
+        description="The student's optimiser, fresh in each round (FLESD: Adam, 1e-3, weight decay 1e-6).",
     )
     client_encoders: Annotated[_EncodersByClient | Literal["declared"], WrapValidator(_one_reading)] = Field(
         default={},
         description="Clients that train another encoder than model.encoder. Each keeps its own network from round to "
         "round and does not take the student's. `declared`: as their workers declared at registration; the coordinator "
-        "writes them into the run's spec when it is made.",
+        "writes the encoders into the run's spec when the run is created.",
     )
     client_distillation: ClientDistillationConfig | None = Field(
         default=None,
-        description="Clients with an encoder of their own learn from the student before they train; None: as in FLESD, "
-        "they do not.",
+        description="Clients with an encoder of their own learn from the student before they train. None: they do not, "
+        "as in FLESD.",
     )
 
     @model_validator(mode="after")
@@ -107,37 +104,42 @@ class DistillationConfig(PartConfig):
             )
         return self
 
-    def check(self, host: "ComposedConfig", model: ModelConfig) -> None:
+    def check(self, host: Host, model: ModelConfig) -> None:
         if "views" not in host.traits or "predictor" in host.traits or host.needs_others:
             raise ValueError(
-                f"distillation makes an encoder and a projector, and {host.name} trains more that is shared: "
-                "take flesd, fedsimclr, fedmoco or fedalignuniform"
+                f"distillation trains an encoder and a projector, and {host.name} shares more than these: "
+                "use flesd, fedsimclr, fedmoco or fedalignuniform"
             )
         if sending := [add_on.name for add_on in host.add_ons if add_on.sends]:
-            raise ValueError(f"with distillation only similarities leave a client, and {sending[0]} must send weights")
+            raise ValueError(
+                f"with distillation only similarities leave a client, and {sending[0]} must send weights: remove it"
+            )
         if self.client_encoders == "declared" or self.client_encoders:
             self._check_add_ons(host)
         if self.client_encoders != "declared":
             for client, encoder in self.client_encoders.items():
                 self._check_encoder(host, model, client, encoder)
 
-    def _check_add_ons(self, host: "ComposedConfig") -> None:
+    def _check_add_ons(self, host: Host) -> None:
         if wanting := [add_on.name for add_on in host.add_ons if add_on.needs_others]:
             raise ValueError(f"{wanting[0]} needs the global weights, which do not fit the clients of client_encoders")
 
-    def _check_encoder(self, host: "ComposedConfig", model: ModelConfig, client: str, encoder: EncoderConfig) -> None:
+    def _check_encoder(self, host: Host, model: ModelConfig, client: str, encoder: EncoderConfig) -> None:
         own = model.model_copy(update={"encoder": encoder})
         if self.form == "representations" and host.embedding_width(own) != host.embedding_width(model):
             raise ValueError(
-                f"the encoder of {client} makes {host.embedding_width(own)} numbers an image, the others "
-                f"{host.embedding_width(model)}: set model.projector, or take another packing"
+                f"the encoder of {client} outputs {host.embedding_width(own)} numbers per image, the others "
+                f"{host.embedding_width(model)}: set model.projector, or choose another packing"
             )
         for add_on in host.add_ons:
             add_on.check(host, own)
 
     def check_public_data(self, public_data: PublicDataConfig | None) -> None:
         if public_data is None:
-            raise ValueError("distillation needs images that everybody holds: add a [public_data] section")
+            raise ValueError(
+                "distillation needs public images, which all clients and the coordinator hold: add a "
+                "[public_data] section"
+            )
         size = public_data.num_images
         if size <= self.num_anchors:
             raise ValueError(
@@ -146,7 +148,7 @@ class DistillationConfig(PartConfig):
             )
         if self.form == "triangle" and size > LARGEST_TRIANGLE:
             raise ValueError(
-                f"{size} public images have {size * (size - 1) // 2:,} pairs: take packing factored-f32, or at most "
+                f"{size} public images have {size * (size - 1) // 2:,} pairs: use packing factored-f32, or at most "
                 f"{LARGEST_TRIANGLE} images"
             )
         fewest = min(self.num_epochs, self.client_distillation.num_epochs if self.client_distillation else math.inf)
@@ -154,27 +156,27 @@ class DistillationConfig(PartConfig):
         if epochs_that_train * math.ceil((size - 1) / self.batch_size) <= self.num_filling_steps:
             raise ValueError(
                 "distillation would only fill its queue and never train: raise public_data.num_images, lower "
-                "method.reducer.num_anchors or, where skip is every_epoch, take first_epoch"
+                "method.reducer.num_anchors or, if skip is every_epoch, set it to first_epoch"
             )
 
     @property
     def form(self) -> Form:
-        """The packing without its element type."""
+        """Return the packing without its element type."""
         form: Form = self.packing.split("-")[0]  # type: ignore[assignment]
         return form
 
     @property
     def own_encoders(self) -> _EncodersByClient:
-        """Clients with an encoder of their own. Raises SpecError while it is left to what they declare."""
+        """Clients with an encoder of their own. Raises SpecError while the spec says "declared"."""
         if self.client_encoders == "declared":
             raise SpecError(
-                'method.reducer.client_encoders is "declared", which only a coordinator can look up: write the '
+                'method.reducer.client_encoders is "declared", which only a coordinator can resolve: write the '
                 'encoders out, for example client_encoders = { client-1 = { name = "resnet18" } }'
             )
         return self.client_encoders
 
     def encoder_of(self, client_id: str, model: ModelConfig) -> EncoderConfig:
-        """What this client trains. Raises SpecError while it is left to what the clients declare."""
+        """Return the encoder that this client trains. Raises SpecError while the spec says "declared"."""
         return self.own_encoders.get(client_id, model.encoder)
 
     def distillation_epochs(self, round_number: int) -> int:
@@ -182,11 +184,11 @@ class DistillationConfig(PartConfig):
 
     @property
     def num_filling_steps(self) -> int:
-        """Steps until the queue is full."""
+        """The number of steps until the queue is full."""
         return math.ceil(self.num_anchors / self.batch_size)
 
 
 def distillation_of(method: MethodConfig) -> DistillationConfig | None:
-    """The method's distillation; None where its clients send weights."""
+    """Return the method's distillation, or None if its clients send weights."""
     reducer = getattr(method, "reducer", None)
     return reducer if isinstance(reducer, DistillationConfig) else None

@@ -5,7 +5,8 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fedssl.protocol.methods.base import MethodInfo
-from fedssl.protocol.methods.composed import ComposedConfig, Trait
+from fedssl.protocol.methods.composed import ComposedConfig
+from fedssl.protocol.methods.parts import Trait
 
 
 class FedAlignUniformConfig(ComposedConfig):
@@ -27,7 +28,7 @@ class FedAlignUniformConfig(ComposedConfig):
     views: Literal["joint", "separate"] = Field(
         default="joint",
         exclude_if=lambda it: it == "joint",
-        description="How an image's two views pass the networks: as one batch, whose BatchNorm statistics they "
-        "share, or one after the other (SSD's code).",
+        description="How the two views of an image pass the networks: as one batch with common BatchNorm statistics, "
+        "or one after the other (SSD's code).",
     )
     uniformity_t: float = Field(default=2.0, gt=0, le=100, description="t of exp(-t d^2).")

@@ -10,7 +10,7 @@ from fedssl.protocol.methods.composed import ComposedConfig
 
 
 class FedCAConfig(ComposedConfig):
-    """Contrast with a dictionary of all clients' embeddings, and alignment to a base model on public images."""
+    """Contrast with a dictionary of embeddings of all clients, and alignment to a base model on public images."""
 
     info: ClassVar[MethodInfo] = MethodInfo(
         title="FedCA",
@@ -29,13 +29,13 @@ class FedCAConfig(ComposedConfig):
         default=1024,
         ge=1,
         le=1_000_000,
-        description="Embeddings that every client receives (FedCA: 1024, from memory).",
+        description="Embeddings that each client receives (FedCA: 1024, from memory).",
     )
     client_dictionary_size: int = Field(
         default=256,
         ge=1,
         le=1_000_000,
-        description="Embeddings that every client sends; where all of them do not fit, the first of each client's.",
+        description="Embeddings that each client sends. If not all of them fit, the first of each client are used.",
     )
     alignment_weight: float = Field(
         default=0.01,
@@ -48,8 +48,8 @@ class FedCAConfig(ComposedConfig):
         default=100,
         ge=1,
         le=100_000,
-        description="Epochs over the public images that the coordinator trains the base model for, before the first "
-        "round. FedCA's number is not known here.",
+        description="Epochs over the public images for which the coordinator trains the base model, before the first "
+        "round. FedCA's number is not known.",
     )
 
     def distillation_epochs(self, round_number: int) -> int:
@@ -60,6 +60,6 @@ class FedCAConfig(ComposedConfig):
         super().check_public_data(public_data)
         if self.alignment_weight and public_data is None:
             raise ValueError(
-                "fedca aligns clients with a base model on public images: name some in public_data, "
+                "fedca aligns clients with a base model on public images: add a [public_data] section, "
                 "or set method.alignment_weight to 0"
             )

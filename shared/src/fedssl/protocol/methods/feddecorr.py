@@ -1,4 +1,9 @@
-"""Config of FedDecorr."""
+"""FedDecorr, as in SSD's tables: FedAlignUniform with the add-on `decorrelation` on the embeddings.
+
+Shi et al. 2023; equations, variants and deviations are in the module `add_ons.decorrelation`. FedDecorr itself is
+supervised, with the term on the representation: the method `supervised` with this add-on on "h". What SSD's row ran is
+not documented; the same loss and optimiser as its other rows, with the method's component added, fit its numbers.
+"""
 
 from typing import ClassVar, Literal
 
@@ -25,8 +30,8 @@ class FedDecorrConfig(FedAlignUniformConfig):
     name: Literal["feddecorr"] = "feddecorr"  # type: ignore[assignment]
     add_ons: tuple[AnyAddOn, ...] = Field(
         default=(DecorrelationConfig(),),
-        description="Decorrelation of the embeddings; put it onto supervised, on h, for FedDecorr's own experiments.",
+        description="Decorrelation of the embeddings. FedDecorr's own experiments are supervised with it on h.",
     )
     reducer: AnyReducer = Field(
-        default=MeanConfig(weighting="batches"), description="By batches of an epoch, as the rest of SSD's tables."
+        default=MeanConfig(weighting="batches"), description="By batches of an epoch, as in the rest of SSD's tables."
     )

@@ -1,4 +1,8 @@
-"""Config of FedEMA."""
+"""FedEMA: FedBYOL whose clients mix the global network with their own.
+
+Zhuang et al. 2022, Divergence-Aware Federated Self-Supervised Learning. The objective is FedBYOL's. The mix is the
+merge rule `ema`, whose module says where paper and code differ.
+"""
 
 from typing import ClassVar, Literal
 
@@ -10,7 +14,7 @@ from fedssl.protocol.methods.merges import AnyMerge, EMAConfig
 
 
 class FedEMAConfig(BYOLConfig):
-    """FedBYOL whose clients mix the global network with their own, by how far they are apart."""
+    """FedBYOL whose clients mix the global network with their own, depending on how far they are apart."""
 
     info: ClassVar[MethodInfo] = MethodInfo(
         title="FedEMA",

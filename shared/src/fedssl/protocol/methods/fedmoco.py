@@ -1,4 +1,16 @@
-"""Configs of momentum contrast and of FedMoCo."""
+"""FedMoCo: FedAvg of MoCo, in its versions 1 and 2; and what it has in common with FedProtoCL.
+
+He et al. 2020, Momentum Contrast, Eq. 1 and 2; Chen et al. 2020, Improved Baselines with Momentum Contrastive Learning;
+federated as in EasyFL's code: the query encoder and projector are averaged and overwrite the client's. The objective is
+`MomentumContrast`, whose module says how the symbols are named and where it differs.
+
+`variant` "v2" is the default because it is the stronger of the two: a projector with one hidden layer (EasyFL:
+512-512(BN, ReLU)-128), temperature 0.2, and a cosine learning-rate schedule. "v1" has a linear projector
+(`model.projector.hidden_dims = []`, width 128), temperature 0.07, a constant learning rate and weaker colour jitter.
+
+FedX, which compares with FedMoCo, gives no details except temperature 0.1. Its other baselines have embeddings of
+width 256.
+"""
 
 from typing import ClassVar, Literal
 
@@ -10,15 +22,17 @@ from fedssl.protocol.model import ModelConfig
 
 
 class MomentumContrastConfig(ComposedConfig):
-    """What FedMoCo and FedProtoCL have in common: a key network that follows, and a queue of its keys."""
+    """What FedMoCo and FedProtoCL have in common: a following key network and a queue of its keys."""
 
     queue_size: int = Field(default=4096, ge=1, le=1_000_000, description="Keys in the queue (EasyFL: 4096).")
     max_queue_share: float = Field(
         default=0.5,
         gt=0,
         le=1e6,
-        description="The queue is no longer than this share of the client's images: a longer one would hold the keys "
-        "of most of them, their own among the negatives. EasyFL has no such limit, and clients where it does not bite.",
+        description="The queue is no longer than this share of the client's images. A longer one would hold the keys "
+        "of most images, so an image's own key would be among its negatives. EasyFL has no such limit, "
+        "and clients that "
+        "do not reach it.",
     )
     key_momentum: float = Field(
         default=0.99, ge=0, le=1, description="m of key = m key + (1 - m) query, after every step (EasyFL: 0.99)."
@@ -26,7 +40,7 @@ class MomentumContrastConfig(ComposedConfig):
 
     @property
     def contrast_temperature(self) -> float:
-        """Temperature of InfoNCE."""
+        """The temperature of InfoNCE."""
         raise NotImplementedError
 
 
@@ -48,12 +62,12 @@ class FedMoCoConfig(MomentumContrastConfig):
         description="`v2` has a projector with a hidden layer and temperature 0.2; `v1` a linear one and 0.07.",
     )
     temperature: float | None = Field(
-        default=None, gt=0, le=100, description="Of InfoNCE; None: the variant's. FedX's tables use 0.1."
+        default=None, gt=0, le=100, description="Temperature of InfoNCE. None: the variant's. FedX's tables use 0.1."
     )
 
     @property
     def contrast_temperature(self) -> float:
-        """The temperature chosen, or the variant's."""
+        """The temperature that the spec sets, or the variant's."""
         if self.temperature is not None:
             return self.temperature
         return 0.07 if self.variant == "v1" else 0.2
@@ -61,4 +75,4 @@ class FedMoCoConfig(MomentumContrastConfig):
     def check(self, model: ModelConfig) -> None:
         super().check(model)
         if self.variant == "v1" and model.projector is not None and model.projector.hidden_dims:
-            raise ValueError("fedmoco v1 has a linear projector: set model.projector.hidden_dims to [], or take v2")
+            raise ValueError("fedmoco v1 has a linear projector: set model.projector.hidden_dims to [], or use v2")

@@ -17,7 +17,7 @@ class FedProtoCLConfig(MomentumContrastConfig):
         "federated as in FedX (Han et al. 2022)",
         equations="ProtoCL Eq. 11 and 12",
         leaves_the_client="weights of encoder and projector",
-        stays_on_the_client="the queue of keys; prototypes, found anew before every epoch",
+        stays_on_the_client="the queue of keys; prototypes, computed before every epoch",
     )
 
     name: Literal["fedprotocl"] = "fedprotocl"
@@ -25,16 +25,19 @@ class FedProtoCLConfig(MomentumContrastConfig):
         default=0.1,
         gt=0,
         le=100,
-        description="Of InfoNCE, and the mean of the prototypes' concentrations. FedX's tables use 0.1, ProtoCL 0.2.",
+        description="Temperature of InfoNCE, and mean of the prototypes' concentrations. FedX's tables use 0.1, "
+        "ProtoCL 0.2.",
     )
     images_per_cluster: tuple[Annotated[int, Field(ge=1, le=1_000_000)], ...] = Field(
         default=(100, 50, 25),
         min_length=1,
         max_length=16,
-        description="One clustering each, of n/100, n/50 and n/25 clusters of a client's n images, and at least 2. "
-        "ProtoCL has 25000, 50000 and 100000 clusters of ImageNet's 1.3 million.",
+        description="One clustering per entry: by default n/100, n/50 and n/25 clusters of a client's n images, and at "
+        "least 2. ProtoCL has 25000, 50000 and 100000 clusters of ImageNet's 1.3 million.",
     )
-    num_kmeans_iterations: int = Field(default=20, ge=1, le=1000, description="Of every clustering (ProtoCL: 20).")
+    num_kmeans_iterations: int = Field(
+        default=20, ge=1, le=1000, description="Iterations per clustering (ProtoCL: 20)."
+    )
     warmup_share: float = Field(
         default=0.1,
         ge=0,

@@ -1,4 +1,8 @@
-"""Config of FedProx."""
+"""FedProx on FedSimCLR: FedSimCLR with the add-on `proximal`, which goes onto any other method too.
+
+Li et al. 2020; the equation and the deviations are in the module `add_ons.proximal`. FLESD's baseline searches mu among
+0.001, 0.01, 0.1 and 1 without the 1/2: double those.
+"""
 
 from typing import ClassVar, Literal
 

@@ -1,4 +1,11 @@
-"""Config of FedRLC."""
+"""FedRLC: FedBYOL guided by cluster centers.
+
+Miao & Koyuncu 2024, Clustering-Guided Federated Learning of Representations. L = L_CKL + L_INS (Eq. 9): L_INS is
+FedBYOL's objective (sigma is `target_momentum`), L_CKL is the add-on `crossed_kl`, and the download (Eq. 10 to 12) is
+the merge rule `centers`. Network and centers are averaged with the weights n_k.
+
+There is no public code. The paper does not state the optimiser; EasyFL's is taken: momentum 0.9 and weight decay 5e-4.
+"""
 
 from typing import ClassVar, Literal
 
@@ -12,7 +19,7 @@ from fedssl.protocol.model import ModelConfig
 
 
 class FedRLCConfig(BYOLConfig):
-    """FedBYOL guided by cluster centers, which the clients train, mix and average like the network."""
+    """FedBYOL guided by cluster centers, which are trained, mixed and averaged like the network."""
 
     info: ClassVar[MethodInfo] = MethodInfo(
         title="FedRLC",
@@ -33,7 +40,5 @@ class FedRLCConfig(BYOLConfig):
 
     def check(self, model: ModelConfig) -> None:
         if all(add_on.name != "crossed_kl" for add_on in self.add_ons):
-            raise ValueError(
-                "fedrlc without crossed_kl is fedema: name it in method.add_ons beside the others, or take fedema"
-            )
+            raise ValueError("fedrlc without crossed_kl is fedema: add crossed_kl to method.add_ons, or use fedema")
         super().check(model)

@@ -3,7 +3,8 @@
 from typing import ClassVar, Literal
 
 from fedssl.protocol.methods.base import MethodInfo
-from fedssl.protocol.methods.composed import ComposedConfig, Trait
+from fedssl.protocol.methods.composed import ComposedConfig
+from fedssl.protocol.methods.parts import Trait
 
 
 class FedSimSiamConfig(ComposedConfig):

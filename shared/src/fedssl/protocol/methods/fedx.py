@@ -1,4 +1,13 @@
-"""Config of FedX, as a method of its own: FedSimCLR with the add-on."""
+"""FedX as its paper runs it by default: FedSimCLR with cross knowledge distillation.
+
+Han et al. 2022, Eq. 2 and 6-13. The objective is FedSimCLR's, the rest is the add-on `fedx`, which goes onto other
+objectives too:
+
+    method = {name = "fedbyol", add_ons = [{name = "fedx"}]}
+
+The paper's setting besides the defaults: ResNet-18, projector 512-256(ReLU)-256 without BatchNorm, SGD 0.01 with
+momentum 0.9 and weight decay 1e-5, 100 rounds of 10 epochs, `batch_size` 64 (see the add-on), weak augmentation.
+"""
 
 from typing import ClassVar, Literal
 
@@ -30,5 +39,5 @@ class FedXMethodConfig(FedSimCLRConfig):
         super().check(model)
         if not any(isinstance(add_on, FedXConfig) for add_on in self.add_ons):
             raise ValueError(
-                "method fedx without the add-on fedx is fedsimclr: name it so, or put fedx into method.add_ons"
+                "method fedx without the add-on fedx is fedsimclr: use fedsimclr, or add fedx to method.add_ons"
             )

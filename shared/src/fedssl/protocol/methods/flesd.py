@@ -11,7 +11,7 @@ from fedssl.protocol.methods.reducers import AnyReducer
 
 
 class FLESDConfig(ComposedConfig):
-    """Clients train by themselves and send how similar public images are to them; the coordinator distils that."""
+    """Clients train by themselves and send similarities of public images; the coordinator distils them."""
 
     info: ClassVar[MethodInfo] = MethodInfo(
         title="FLESD",
@@ -30,10 +30,11 @@ class FLESDConfig(ComposedConfig):
     views: Literal["joint", "separate"] = Field(
         default="joint",
         exclude_if=lambda it: it == "joint",
-        description="How an image's two views pass the networks: as one batch, whose BatchNorm statistics they "
-        "share, or one after the other (FLESD's code).",
+        description="How the two views of an image pass the networks: as one batch with common BatchNorm statistics, "
+        "or one after the other (FLESD's code).",
     )
     reducer: AnyReducer = Field(
         default=DistillationConfig(),
-        description="How the coordinator combines what clients send; mean, weighted uniform, is FLESD's FedAvg row.",
+        description="How the coordinator combines what clients send. mean with weighting uniform is FLESD's "
+        "FedAvg row.",
     )

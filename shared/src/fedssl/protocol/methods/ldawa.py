@@ -1,4 +1,15 @@
-"""Config of L-DAWA."""
+"""L-DAWA, as in SSD's tables: FedAlignUniform with the reducer `ldawa`.
+
+Rehman et al. 2023. For every tensor l of the model
+
+    theta_g^l = 1/K sum_k min(1, cos(theta_k^l, theta_prev^l)) theta_k^l
+
+with theta_prev the global model that was sent. There are no weights by images and no renormalisation, so disagreement
+shrinks a tensor. The first three rounds (`num_plain_rounds`) are plain means with equal weights.
+
+Deviations: BatchNorm's statistics are not directions and are averaged plainly (`batch_norm` "plain"); L-DAWA's code
+scales them too ("scaled"). FedU2's port, which SSD's row may have run, takes one cosine for a whole network.
+"""
 
 from typing import ClassVar, Literal
 
@@ -23,5 +34,5 @@ class LDAWAMethodConfig(FedAlignUniformConfig):
 
     name: Literal["ldawa"] = "ldawa"  # type: ignore[assignment]
     reducer: AnyReducer = Field(
-        default=LDAWAConfig(), description="L-DAWA; put it onto fedsimclr for L-DAWA's own experiments."
+        default=LDAWAConfig(), description="L-DAWA. L-DAWA's own experiments are fedsimclr with it."
     )

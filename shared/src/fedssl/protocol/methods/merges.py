@@ -1,18 +1,15 @@
 """Configs of the merge rules: what a client does with the global model that it receives."""
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedssl.protocol.methods.parts import PartConfig
+from fedssl.protocol.methods.parts import Host, PartConfig
 from fedssl.protocol.model import ModelConfig
-
-if TYPE_CHECKING:
-    from fedssl.protocol.methods.composed import ComposedConfig
 
 
 class DAPUConfig(PartConfig):
-    """FedU: the encoder is overwritten, the predictor only where the client drifted little (FedU Eq. 3)."""
+    """FedU: the encoder is overwritten, the predictor only if the client drifted little (FedU Eq. 3)."""
 
     name: Literal["dapu"] = "dapu"
     mu: float = Field(
@@ -20,26 +17,28 @@ class DAPUConfig(PartConfig):
         ge=0,
         le=1e9,
         description="Threshold of the divergence: FedU takes 0.4 for CIFAR-10, 0.6 for CIFAR-100 and finds 0.2 best "
-        "with one local epoch a round.",
+        "with one local epoch per round.",
     )
     distance: Literal["reference", "paper"] = Field(
         default="reference",
         description="Divergence of the last local training. `reference` is EasyFL's mean over convolutions of an L2 "
-        "norm, which the thresholds are for; `paper` is Eq. 3's squared L2 norm over encoder and projector.",
+        "norm, for which the thresholds were chosen; `paper` is Eq. 3's squared L2 norm over encoder and projector.",
     )
     predictor: Literal["dapu", "global", "local"] = Field(
         default="dapu", description="Table 4: by the divergence; always the global predictor; always the client's own."
     )
     aggregate: Literal["online", "target"] = Field(
-        default="online", description="Table 4: which of a client's encoders goes up and is averaged."
+        default="online", description="Table 4: which of a client's encoders is sent and averaged."
     )
     update: Literal["online", "target", "both"] = Field(
         default="online", description="Table 4: which of a client's encoders the global one replaces."
     )
 
-    def check(self, host: "ComposedConfig", model: ModelConfig) -> None:
+    def check(self, host: Host, model: ModelConfig) -> None:
         if "predictor" not in host.traits:
-            raise ValueError(f"dapu decides about a predictor, and {host.name} has none: take method.merge overwrite")
+            raise ValueError(
+                f"dapu decides about a predictor, and {host.name} does not have one: set method.merge to overwrite"
+            )
         if "target" not in host.traits and (self.aggregate, self.update) != ("online", "online"):
             raise ValueError(
                 f"{host.name} has no target network: method.merge.aggregate and method.merge.update must be online"
@@ -47,7 +46,7 @@ class DAPUConfig(PartConfig):
 
 
 class DivergenceAwareConfig(PartConfig):
-    """The client's network is mixed into the global one, by how far they are apart."""
+    """The client's network is mixed into the global one, depending on how far they are apart."""
 
     tau: float = Field(
         default=0.7,
@@ -57,13 +56,15 @@ class DivergenceAwareConfig(PartConfig):
     )
     variant: Literal["paper", "reference"] = Field(
         default="paper",
-        description="Divergence: `paper` from the client's network to the one received (FedRLC's formula); `reference` "
-        "of the client's last local training (EasyFL).",
+        description="Divergence: `paper` is that from the client's network to the received one (FedRLC's formula); "
+        "`reference` is that of the client's last local training (EasyFL).",
     )
-    cap: float = Field(default=1.0, gt=0, le=1, description="Largest share of the client's own (FedU2's code: 0.7).")
+    cap: float = Field(
+        default=1.0, gt=0, le=1, description="Largest share of the client's own network (FedU2's code: 0.7)."
+    )
     selective: bool = Field(
         default=True,
-        description="A client that missed the round before takes the global network, as its target network too.",
+        description="A client that missed the previous round takes the global network, also as its target network.",
     )
 
 
@@ -73,18 +74,19 @@ class CenterMergeConfig(DivergenceAwareConfig):
     name: Literal["centers"] = "centers"
     centers: Literal["divergence", "global"] = Field(
         default="divergence",
-        description="The client's centers: mixed with its own by their divergence (Eq. 10), or the global ones.",
+        description="The client's centers: the global ones mixed with its own by their divergence (Eq. 10), or the "
+        "global ones.",
     )
 
-    def check(self, host: "ComposedConfig", model: ModelConfig) -> None:
+    def check(self, host: Host, model: ModelConfig) -> None:
         if all(add_on.name != "crossed_kl" for add_on in host.add_ons):
             raise ValueError(
-                "method.merge centers mixes the centers of crossed_kl: add that to method.add_ons, or take ema"
+                "method.merge centers mixes the centers of crossed_kl: add crossed_kl to method.add_ons, or use ema"
             )
 
 
 class EMAConfig(DivergenceAwareConfig):
-    """FedEMA: the client's network moves towards the global one, the less the further apart they are."""
+    """FedEMA: the client's network moves towards the global one, and less so the further apart they are."""
 
     name: Literal["ema"] = "ema"
 
@@ -96,11 +98,11 @@ class OverwriteConfig(PartConfig):
 
 
 class LocalConfig(PartConfig):
-    """Every client keeps its own weights and sends nothing: training without a federation."""
+    """Each client keeps its own weights and sends nothing: training without a federation."""
 
     name: Literal["local"] = "local"
 
-    def check(self, host: "ComposedConfig", model: ModelConfig) -> None:
+    def check(self, host: Host, model: ModelConfig) -> None:
         if host.reducer.name != "none":
             raise ValueError("method.merge local sends nothing, so nothing can be combined: set method.reducer to none")
         if host.needs_others:
@@ -108,7 +110,7 @@ class LocalConfig(PartConfig):
         if wanting := [add_on.name for add_on in host.add_ons if add_on.needs_others]:
             raise ValueError(
                 f"the add-on {wanting[0]} needs the global model, and with method.merge local there is none: "
-                "leave one of the two out"
+                "remove one of the two"
             )
 
 

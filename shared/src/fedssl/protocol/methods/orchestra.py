@@ -5,13 +5,14 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fedssl.protocol.methods.base import MethodInfo
-from fedssl.protocol.methods.composed import ComposedConfig, Trait
+from fedssl.protocol.methods.composed import ComposedConfig
+from fedssl.protocol.methods.parts import Trait
 from fedssl.protocol.methods.reducers import AnyReducer, MeanConfig
 from fedssl.protocol.model import ModelConfig
 
 
 class OrchestraConfig(ComposedConfig):
-    """Views of one image belong to one cluster of all clients' images, found from the centroids that clients send."""
+    """Views of an image belong to the same cluster of all clients' images, found from centroids that clients send."""
 
     info: ClassVar[MethodInfo] = MethodInfo(
         title="Orchestra",
@@ -19,7 +20,7 @@ class OrchestraConfig(ComposedConfig):
         equations="the clustering and rotation losses, local and global clustering as in Orchestra's code",
         leaves_the_client="weights of encoder, projector and rotation head, of the target network too unless it is "
         "kept; local centroids, each the mean of some of the client's last embeddings",
-        stays_on_the_client="the memory of embeddings; the target network where `target` is kept",
+        stays_on_the_client="the memory of embeddings; the target network if `target` is kept",
     )
 
     traits: ClassVar[frozenset[Trait]] = frozenset({"views", "projector"})
@@ -27,7 +28,10 @@ class OrchestraConfig(ComposedConfig):
 
     name: Literal["orchestra"] = "orchestra"
     temperature: float = Field(
-        default=0.1, gt=0, le=100, description="Of the assignments, on clients and coordinator (Orchestra: 0.1)."
+        default=0.1,
+        gt=0,
+        le=100,
+        description="Temperature of the assignments, on clients and coordinator (Orchestra: 0.1).",
     )
     target_momentum: float = Field(
         default=0.996,
@@ -44,13 +48,16 @@ class OrchestraConfig(ComposedConfig):
         default=128, ge=2, le=65_536, description="Clusters of all clients' images together (Orchestra: 128)."
     )
     num_local_centroids: int = Field(
-        default=16, ge=1, le=65_536, description="Centroids that every client sends (Orchestra: 16)."
+        default=16, ge=1, le=65_536, description="Centroids that each client sends (Orchestra: 16)."
     )
     memory_size: int = Field(
-        default=128, ge=2, le=65_536, description="Last target embeddings that a client clusters (Orchestra: 128)."
+        default=128,
+        ge=2,
+        le=65_536,
+        description="Number of last target embeddings that a client clusters (Orchestra: 128).",
     )
     rotation_weight: float = Field(
-        default=1.0, ge=0, le=1000, description="Weight of telling how far an image is turned; 0 leaves it out."
+        default=1.0, ge=0, le=1000, description="Weight of predicting how far an image is turned; 0 leaves it out."
     )
     clustering_round: bool = Field(
         default=True,
@@ -65,13 +72,13 @@ class OrchestraConfig(ComposedConfig):
     )
     reducer: AnyReducer = Field(
         default=MeanConfig(weighting="batches"),
-        description="How the coordinator combines the clients' weights; Orchestra's code weighs by batches.",
+        description="How the coordinator combines the clients' weights. Orchestra's code weights by batches.",
     )
 
     def check(self, model: ModelConfig) -> None:
         super().check(model)
         if model.projector is None:
-            raise ValueError("orchestra clusters what the projector makes of images: describe model.projector")
+            raise ValueError("orchestra clusters the outputs of the projector: describe model.projector")
         if self.num_local_centroids > self.memory_size:
             raise ValueError(
                 f"method.num_local_centroids is {self.num_local_centroids}, more than the {self.memory_size} "

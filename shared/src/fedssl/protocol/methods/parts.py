@@ -1,6 +1,6 @@
 """The base of the configs of add-ons, merge rules and reducers."""
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, Literal, Protocol
 
 from pydantic import Field
 
@@ -9,47 +9,74 @@ from fedssl.protocol.data import PublicDataConfig
 from fedssl.protocol.model import ModelConfig
 from fedssl.protocol.training import TrainingConfig
 
-if TYPE_CHECKING:
-    from fedssl.protocol.methods.composed import ComposedConfig
+Trait = Literal["views", "projector", "symmetric", "predictor", "target", "labels"]
+"""What an objective has that a part may need: two views of an image; a projector; a loss that compares the online
+network's embeddings only with one another; a predictor; a target network that stays with the client; labels."""
+
+
+class Host(Protocol):
+    """What a part may ask of the method that it belongs to."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def traits(self) -> frozenset[Trait]: ...
+
+    @property
+    def needs_others(self) -> bool: ...
+
+    @property
+    def add_ons(self) -> "tuple[PartConfig, ...]": ...
+
+    @property
+    def merge(self) -> "PartConfig": ...
+
+    @property
+    def reducer(self) -> "PartConfig": ...
+
+    def embedding_width(self, model: ModelConfig) -> int:
+        """Return D, the width of what the losses compare."""
+        ...
 
 
 class PartConfig(StrictModel):
     """One part of a composed method. Subclasses set `name` to a literal with a default."""
 
     needs_others: ClassVar[bool] = False
-    """Whether the part uses what the other clients learnt, and so makes no sense where nothing is sent."""
+    """Whether the part uses what other clients learnt, and so cannot be used if nothing is sent."""
 
     sends: ClassVar[bool] = False
     """Whether the part sends tensors of its own: a head, centers, control variates."""
 
     name: str
 
-    def check(self, host: "ComposedConfig", model: ModelConfig) -> None:
-        """Raise ValueError, with the reason, where the part makes no sense in this method or on this model."""
+    def check(self, host: Host, model: ModelConfig) -> None:
+        """Raise ValueError, with the reason, if the part does not fit this method or this model."""
 
     def check_training(self, training: TrainingConfig) -> None:
-        """Raise ValueError, with the reason, where the part makes no sense with this training."""
+        """Raise ValueError, with the reason, if the part does not fit this training."""
 
     def check_public_data(self, public_data: PublicDataConfig | None) -> None:
-        """Raise ValueError, with the reason, where the part lacks public images or these do not fit."""
+        """Raise ValueError, with the reason, if the part lacks public images or these do not fit."""
 
     def distillation_epochs(self, round_number: int) -> int:
-        """As `MethodConfig.distillation_epochs`, for the part alone."""
+        """Return `MethodConfig.distillation_epochs` of only this part."""
         return 0
 
 
 class DimensionedConfig(PartConfig):
-    """A part that gives every client dimensions of the embedding of its own."""
+    """A part that assigns each client its own dimensions of the embedding."""
 
     num_clients: int | None = Field(
         default=None,
         ge=1,
         le=100_000,
-        description="Divide the embedding's D dimensions among this many clients, floor(D / num_clients) each; None: "
-        "those that the run starts with. More than that leaves dimensions to clients that join later.",
+        description="Divide the embedding's D dimensions among this many clients, floor(D / num_clients) each. None: "
+        "the clients that the run starts with. A larger number leaves dimensions for clients that join later.",
     )
 
-    def check(self, host: "ComposedConfig", model: ModelConfig) -> None:
+    def check(self, host: Host, model: ModelConfig) -> None:
         width = host.embedding_width(model)
         if self.num_clients is not None and width < self.num_clients:
             raise ValueError(

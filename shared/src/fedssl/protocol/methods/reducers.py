@@ -1,15 +1,12 @@
 """Configs of the reducers: how the coordinator combines the clients' weights."""
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from fedssl.protocol.methods.distillation import DistillationConfig
-from fedssl.protocol.methods.parts import PartConfig
+from fedssl.protocol.methods.parts import Host, PartConfig
 from fedssl.protocol.model import ModelConfig
-
-if TYPE_CHECKING:
-    from fedssl.protocol.methods.composed import ComposedConfig
 
 
 class MeanConfig(PartConfig):
@@ -18,7 +15,7 @@ class MeanConfig(PartConfig):
     name: Literal["mean"] = "mean"
     weighting: Literal["examples", "batches", "uniform"] = Field(
         default="examples",
-        description="By images (FedX, EasyFL), by batches of an epoch (SSD, FedU2, Orchestra) or all alike (FLESD).",
+        description="By images (FedX, EasyFL), by batches of an epoch (SSD, FedU2, Orchestra) or equally (FLESD).",
     )
 
 
@@ -30,7 +27,7 @@ class EUAConfig(PartConfig):
         default=8.0,
         gt=0,
         le=1000,
-        description="eta_s. It multiplies a step of length 2 at most, whatever the model: FedU2's code runs 8 with a "
+        description="eta_s. It multiplies a step of length 2 at most, whatever the model: FedU2's code uses 8 with a "
         "ResNet-18; a model with fewer weights needs less.",
     )
 
@@ -40,11 +37,11 @@ class LDAWAConfig(PartConfig):
 
     name: Literal["ldawa"] = "ldawa"
     num_plain_rounds: int = Field(
-        default=3, ge=0, le=100_000, description="First rounds that are plain means, as in L-DAWA's code."
+        default=3, ge=0, le=100_000, description="Number of first rounds that are plain means, as in L-DAWA's code."
     )
     batch_norm: Literal["plain", "scaled"] = Field(
         default="plain",
-        description="BatchNorm's statistics: their plain mean, or scaled too, as L-DAWA's code does to every tensor.",
+        description="BatchNorm's statistics: plain means, or scaled too, as L-DAWA's code does with every tensor.",
     )
 
 
@@ -53,9 +50,12 @@ class NoReducerConfig(PartConfig):
 
     name: Literal["none"] = "none"
 
-    def check(self, host: "ComposedConfig", model: ModelConfig) -> None:
+    def check(self, host: Host, model: ModelConfig) -> None:
         if host.merge.name != "local":
-            raise ValueError("method.reducer none combines nothing, so nobody may need it: set method.merge to local")
+            raise ValueError(
+                "method.reducer none combines nothing, so no client may need the global model: set "
+                "method.merge to local"
+            )
 
 
 AnyReducer = Annotated[

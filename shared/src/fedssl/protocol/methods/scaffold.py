@@ -1,4 +1,8 @@
-"""Config of SCAFFOLD."""
+"""SCAFFOLD on FedSimCLR: FedSimCLR with the add-on `scaffold`, which goes onto any other method too.
+
+Karimireddy et al. 2020; equations, variants and deviations are in the module `add_ons.scaffold`. FedX's Table 2 puts
+SCAFFOLD onto local distillation: `fedx` without its global terms, with this add-on.
+"""
 
 from typing import ClassVar, Literal
 

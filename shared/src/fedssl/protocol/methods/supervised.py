@@ -5,7 +5,8 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fedssl.protocol.methods.base import MethodInfo
-from fedssl.protocol.methods.composed import ComposedConfig, Trait
+from fedssl.protocol.methods.composed import ComposedConfig
+from fedssl.protocol.methods.parts import Trait
 
 
 class SupervisedConfig(ComposedConfig):

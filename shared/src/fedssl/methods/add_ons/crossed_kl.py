@@ -1,0 +1,120 @@
+"""FedRLC's crossed divergence of cluster assignments, with data selection, as an add-on.
+
+Miao & Koyuncu 2024, Clustering-Guided Federated Learning of Representations, Section 3.1. Centers mu_1 ... mu_M are
+trained with the network, and sent and averaged like its weights. With z^O = g(f(x)) of the online network (with
+predictor) and z^T = f_T(x) of the target network, on the views a and b:
+
+    q_m(z) = (1 + ||z - mu_m||^2)^e / sum_n (1 + ||z - mu_n||^2)^e                               (Eq. 4, 5)
+    p      = the target network's q, squared, over its sum in the batch, rows scaled to 1        (Eq. 6)
+    L_CKL  = 1/N sum_i [argmax q^T(b)_i = argmax q^O(a)_i] KL(p^T(b)_i || q^O(a)_i) + a and b swapped   (Eq. 8)
+
+M is `num_centers`, e is `exponent`, N the batch. Default e = -1/2 as printed; DEC's Student t is -1, with the same hard
+labels. Eq. 6 prints q^{a,T} for q^{alpha,T}; its sum over i is over the batch.
+
+`scale` "raw" (default, Eq. 4) takes embeddings as they are and centers that start standard normal. In 2048 dimensions,
+this gives a nearly uniform q: check the metric centers_used. "unit" is a fallback if few centers are used: embeddings
+of unit length, and centers that start, in the first round, from target embeddings of random images of the client.
+
+The coordinator averages centers by the clients' numbers of images, as the paper does, whatever its reducer does with
+the weights: a scaled center (L-DAWA) or a common direction of centers (EUA) means nothing.
+
+`centers_used` is measured, not trained: exp of the entropy of how often each center is the nearest of an online sample.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedssl.aggregation import weighted_mean
+from fedssl.artifacts.tensors import Tensors
+from fedssl.data.augment import normalize, to_float
+from fedssl.errors import MethodError
+from fedssl.losses import crossed_kl, student_t_assignment
+from fedssl.methods.api import Batch, ClientData, Context, Losses, Measurements, Update
+from fedssl.methods.composition.follower import TARGET
+from fedssl.methods.composition.modules import copy_of
+from fedssl.methods.composition.part import Online, Part, Wire
+from fedssl.protocol.methods.add_ons import CrossedKLConfig
+
+CENTERS = "centers"
+_MU = f"{CENTERS}.mu"
+
+
+class Centers(nn.Module):
+    """Cluster centers mu (M, D), and the soft assignment to them."""
+
+    def __init__(self, config: CrossedKLConfig, width: int) -> None:
+        super().__init__()
+        self.mu = nn.Parameter(torch.randn(config.num_centers, width))
+        self._exponent = config.exponent
+        self._unit = config.scale == "unit"
+
+    def embed(self, z_BD: Tensor) -> Tensor:
+        """Return z at the scale at which it is compared with the centers."""
+        return F.normalize(z_BD.float(), dim=1) if self._unit else z_BD
+
+    def forward(self, z_BD: Tensor) -> Tensor:
+        """Return q (B, M)."""
+        return student_t_assignment(self.embed(z_BD), self.mu, self._exponent)
+
+
+@dataclass(frozen=True)
+class CrossedKL(Part):
+    """Pull each view's assignments towards the other view's target distribution."""
+
+    config: CrossedKLConfig
+
+    shared: ClassVar[tuple[str, ...]] = (CENTERS,)
+
+    def heads(self, modules: nn.ModuleDict, ctx: Context) -> dict[str, nn.Module]:
+        projector = ctx.spec.model.projector
+        if projector is None:
+            raise MethodError("crossed_kl needs a projector")  # the spec's check refuses this earlier
+        return {CENTERS: Centers(self.config, projector.out_dim)}
+
+    def begin(self, modules: nn.ModuleDict, broadcast: Tensors, data: ClientData, ctx: Context) -> None:
+        if self.config.scale == "unit" and ctx.round_number == 1:
+            _start_from_embeddings(modules, data, ctx)
+
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
+        centers = modules[CENTERS]
+        with torch.no_grad():
+            target_a, target_b = (centers(t) for t in online.targets)
+        online_a, online_b = (centers(p) for p in online.predicted)
+        loss = self.config.weight * crossed_kl(online_a, online_b, target_a, target_b)
+        return {"crossed_kl": loss}, {"centers_used": num_used(torch.cat([online_a, online_b]))}
+
+    @property
+    def wire(self) -> Wire:
+        return Wire(kinds={CENTERS: "centers"}, combines=(CENTERS,), aggregate=self._aggregate)
+
+    def _aggregate(self, state: Tensors, updates: Sequence[Update], ctx: Context) -> Tensors:
+        sent = [update.load() for update in updates]
+        if any(_MU not in tensors for tensors in sent):  # every client trains by itself and sends nothing
+            return {}
+        return weighted_mean(({_MU: tensors[_MU]} for tensors in sent), [update.num_examples for update in updates])
+
+
+@torch.no_grad()
+def num_used(q_BM: Tensor) -> Tensor:
+    """Return exp(entropy) of the share of samples whose nearest center each one is: 1 to M."""
+    counts_M = torch.zeros_like(q_BM[0]).scatter_add_(0, q_BM.argmax(dim=1), torch.ones_like(q_BM[:, 0]))
+    shares_M = counts_M / len(q_BM)
+    entropy: Tensor = torch.special.entr(shares_M).sum()
+    return entropy.exp()
+
+
+@torch.no_grad()
+def _start_from_embeddings(modules: nn.ModuleDict, data: ClientData, ctx: Context) -> None:
+    centers = modules[CENTERS]
+    assert isinstance(centers, Centers)
+    generator = torch.Generator().manual_seed(ctx.seed("centers"))
+    chosen = torch.randint(len(data), (len(centers.mu),), generator=generator).to(data.images.device)
+    images = normalize(to_float(data.images[chosen]), ctx.spec.data)
+    # Copies in training mode use the batch's statistics: there are no others yet, and these must not be kept.
+    encoder, projector = (copy_of(module) for module in TARGET.network(modules))
+    centers.mu.copy_(centers.embed(projector(encoder(images))))

@@ -1,0 +1,243 @@
+"""The client's half of a composed method."""
+
+import math
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from fedssl.artifacts.tensors import Tensors
+from fedssl.data.augment import normalize, random_view, to_float
+from fedssl.data.batches import epoch_batches, num_batches
+from fedssl.errors import MethodError
+from fedssl.methods.api import (
+    Batch,
+    ClientData,
+    ClientState,
+    Context,
+    Losses,
+    Measurements,
+    Schedule,
+)
+from fedssl.methods.composition.modules import declare, learning_rate, load_modules, run_online, tensors_of
+from fedssl.methods.composition.part import ENCODER, PROJECTOR, Merge, Objective, Part, Wire
+from fedssl.methods.composition.streams import ROTATED, draw_streams, turned
+from fedssl.models import build_encoder, build_mlp, initialised
+from fedssl.protocol.model import EncoderConfig
+from fedssl.protocol.plan import ArtifactPlan
+from fedssl.protocol.runs import RunSpec
+
+
+@dataclass(frozen=True)
+class ClientAlgorithm:
+    """What a method does on a client: it trains one objective with its add-ons, and sends the modules that they share
+    unless its merge rule sends nothing.
+
+    It has no state of its own: everything that changes is in `modules`. One set of modules serves client after client:
+    before each round, all parameters and buffers get their first values again. `merge` or `begin_epoch` must set
+    whatever else changes in a module.
+
+    `before_step`, `objective` and `after_step` are the step. A GPU captures it and replays the capture for later
+    batches, rounds and clients. A step therefore never waits for a number (no `float(x)`, `if x > 0` or `x[mask]` on
+    tensors), changes tensors in place, and finds what it needs of the broadcast in `modules`.
+    """
+
+    host: Objective
+    merge_rule: Merge
+    add_ons: tuple[Part, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Objective first, merge rule after the add-ons: the order in which their modules are built."""
+        return (self.host, *self.add_ons, self.merge_rule)
+
+    @property
+    def wires(self) -> tuple[Wire, ...]:
+        """What the coordinator must know of the parts."""
+        return tuple(wire for part in self.parts if (wire := part.wire) is not None)
+
+    @property
+    def sends_modules(self) -> bool:
+        """Whether the shared modules are in the update."""
+        return self.merge_rule.sends
+
+    def keeps_modules(self, ctx: Context) -> bool:
+        """Whether this client keeps its shared modules from round to round."""
+        return not self.merge_rule.sends
+
+    def encoder(self, ctx: Context) -> EncoderConfig:
+        """Return the encoder that this client trains."""
+        return ctx.spec.model.encoder
+
+    @property
+    def compiles(self) -> bool:
+        """Whether one compiled program of `objective` serves all clients and rounds."""
+        return all(part.compiles for part in self.parts)
+
+    def architecture(self, ctx: Context) -> Hashable:
+        """Return what `build` depends on besides the spec: equal for clients with the same modules."""
+        return self.encoder(ctx)
+
+    def build(self, ctx: Context) -> nn.ModuleDict:
+        """Return all modules, including the parts' buffers, initialised only from the run's seed."""
+        return initialised(lambda: self.modules(ctx), Context(spec=ctx.spec, round_number=0).seed("model"))
+
+    def modules(self, ctx: Context) -> nn.ModuleDict:
+        """Return all modules with fresh weights, drawn from torch's default generator, on torch's default device."""
+        model = ctx.spec.model
+        encoder = build_encoder(self.encoder(ctx), ctx.spec.data.channels)
+        modules = nn.ModuleDict({ENCODER: encoder})
+        if PROJECTOR in self.host.shared and model.projector is not None:
+            modules[PROJECTOR] = build_mlp(model.projector, encoder.feature_dim)
+        for part in sorted(self.parts, key=lambda part: part.built_last):
+            for name, module in part.heads(modules, ctx).items():
+                if name in modules:
+                    raise MethodError(f"two parts of the method bring a module {name!r}")
+                modules[name] = module
+        return modules
+
+    def schedule(self, num_images: int, ctx: Context) -> Schedule:
+        """Return how many epochs and steps this client trains in this round, and at what learning rate."""
+        training = ctx.spec.training
+        schedule = Schedule(
+            num_epochs=training.local_epochs,
+            steps_per_epoch=num_batches(num_images, training.batch_size, training.drop_last),
+            learning_rate=learning_rate(ctx),
+        )
+        for part in self.parts:
+            schedule = part.schedule(schedule, num_images, ctx)
+        return schedule
+
+    def merge(
+        self,
+        modules: nn.ModuleDict,
+        broadcast: Tensors,
+        state: ClientState | None,
+        data: ClientData,
+        ctx: Context,
+    ) -> None:
+        """Receive the global model. `state` is None if the client starts cold.
+
+        `modules` are in training mode and on the device.
+        """
+        if state is not None:
+            load_modules(modules, self._kept(modules, ctx), state, "client state")
+        self.receive(modules, broadcast, cold=state is None, ctx=ctx)
+        for part in self.parts if state is None else ():
+            part.start_cold(modules, ctx)
+        for part in self.parts:
+            part.begin(modules, broadcast, data, ctx)
+
+    def receive(self, modules: nn.ModuleDict, broadcast: Tensors, *, cold: bool, ctx: Context) -> None:
+        """Put the broadcast into the shared modules by the merge rule."""
+        self.merge_rule.receive(modules, self.sent(modules), broadcast, cold=cold, ctx=ctx)
+
+    def begin_epoch(self, modules: nn.ModuleDict, data: ClientData, epoch: int, ctx: Context) -> None:
+        """Compute what an epoch needs from all of the client's images, such as a clustering."""
+        for part in self.parts:
+            part.begin_epoch(modules, data, epoch, ctx)
+
+    def batches(self, data: ClientData, epoch: int, ctx: Context) -> Iterator[Batch]:
+        """Yield one epoch's batches."""
+        training, num_views = ctx.spec.training, self.host.num_views
+        # Batches are drawn on the CPU, so that every device sees the images in one order.
+        order = torch.Generator().manual_seed(ctx.seed(f"batches/{epoch}"))
+        views = ctx.generator(f"views/{epoch}")
+        draw = draw_streams(frozenset(stream for part in self.parts for stream in part.streams), data, epoch, ctx)
+        batches = epoch_batches(len(data), training.batch_size, order, training.drop_last, data.images.device)
+        for number, indices in enumerate(batches):
+            streams = draw(number, indices)
+            own = data.images.index_select(0, indices)  # several times as fast as data.images[indices]
+            images = torch.cat([own] * num_views + [*streams.values()])
+            augmented = random_view(to_float(images), ctx.spec.data.augmentation, views)
+            parts = normalize(augmented, ctx.spec.data).chunk(num_views + len(streams))
+            extra = dict(zip(streams, parts[num_views:], strict=True))
+            if ROTATED in extra:
+                extra[ROTATED] = turned(extra[ROTATED])
+            labels = None if data.labels is None else data.labels[indices]
+            yield Batch(views=parts[:num_views], indices=indices, labels=labels, extra=extra)
+
+    def before_step(self, modules: nn.ModuleDict, ctx: Context) -> None:
+        """Apply what comes before a batch's forward pass."""
+        for part in self.parts:
+            part.before_step(modules, ctx)
+
+    def objective(self, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
+        """Return the loss terms of one batch, and what else is reported of it."""
+        online = run_online(modules, batch, joint=self.host.is_joint())
+        for part in self.parts:
+            online = part.transform(online, modules, ctx)
+        online = self.host.complete(online, modules, batch, ctx)
+        weight = math.prod([part.objective_weight for part in self.parts])
+        terms, measurements = self.host.terms(online, modules, batch, ctx) if weight else ({}, {})
+        losses = terms if weight == 1 else {name: weight * term for name, term in terms.items()}
+        for part in self.parts[1:]:
+            more, measured = part.terms(online, modules, batch, ctx)
+            losses.update(more)
+            measurements.update(measured)
+        return losses, measurements
+
+    def step_constants(self, modules: nn.ModuleDict, ctx: Context) -> Hashable:
+        """Return what steps depend on besides the spec and the values of the modules' tensors.
+
+        A captured step is captured again when this changes.
+        """
+        return tuple(part.step_constants(modules, ctx) for part in self.parts)
+
+    def after_step(self, modules: nn.ModuleDict, ctx: Context) -> None:
+        """Apply what follows an optimiser step: corrections, a target network's moving average."""
+        # Corrections of the online network come before the objective's moving averages of it.
+        for part in (*self.add_ons, self.host, self.merge_rule):
+            part.after_step(modules, ctx)
+
+    def finish(self, modules: nn.ModuleDict, data: ClientData, ctx: Context) -> tuple[Tensors, ClientState]:
+        """Return the update to send and the state to keep."""
+        schedule = self.schedule(len(data), ctx)
+        for part in self.parts:
+            part.end(modules, data, schedule, ctx)
+        update = self._module_update(modules) if self.sends_modules else {}
+        for part in self.parts:
+            update.update(part.extra_update(modules, data, ctx))
+        return update, tensors_of(modules, self._kept(modules, ctx))
+
+    def _module_update(self, modules: nn.ModuleDict) -> Tensors:
+        sources = {name: modules[self.merge_rule.source(name)] for name in self.sent(modules)}
+        return {
+            f"{name}.{key}": value for name, module in sources.items() for key, value in module.state_dict().items()
+        }
+
+    def sent(self, modules: nn.ModuleDict) -> tuple[str, ...]:
+        """Return the names of the shared modules: they are always broadcast, and sent back if `sends_modules`."""
+        return (ENCODER, *(name for part in self.parts for name in part.shared if name in modules))
+
+    def reduced(self, ctx: Context) -> frozenset[str]:
+        """Return the names of the tensors that the reducer combines."""
+        with torch.device("meta"):
+            modules = self.modules(ctx)
+        apart = {name for wire in self.wires for name in wire.combines}
+        names = [name for name in self.sent(modules) if name not in apart]
+        return frozenset(f"{name}.{key}" for name in names for key in modules[name].state_dict())
+
+    def _kept(self, modules: nn.ModuleDict, ctx: Context) -> tuple[str, ...]:
+        kept = tuple(name for part in self.parts for name in part.kept)
+        return (*self.sent(modules), *kept) if self.keeps_modules(ctx) else kept
+
+    def plan(self, spec: RunSpec) -> ArtifactPlan:
+        """Return the tensors of the sent modules and those of the parts, from a build on the meta device."""
+        ctx = Context(spec=spec, round_number=0)
+        with torch.device("meta"):
+            modules = self.modules(ctx)
+        kinds = {name: kind for wire in self.wires for name, kind in wire.kinds.items()}
+        weights = tuple(
+            declare(f"{module}.{name}", tensor, kinds.get(module, "weights"))
+            for module in sorted(self.sent(modules))
+            for name, tensor in sorted(modules[module].state_dict().items())
+        )
+        extra = [wire.plan(modules, ctx) for wire in self.wires]
+        if not self.merge_rule.sends and any(plan.update for plan in extra):
+            raise MethodError("a merge rule that sends nothing cannot be combined with a part that must send tensors")
+        return ArtifactPlan(
+            broadcast=weights + tuple(spec for plan in extra for spec in plan.broadcast),
+            update=(weights if self.sends_modules else ()) + tuple(spec for plan in extra for spec in plan.update),
+        )

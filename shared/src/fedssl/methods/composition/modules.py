@@ -1,0 +1,81 @@
+"""Functions over modules that parts share: run, copy, load, and name and declare their tensors."""
+
+import copy
+import math
+from collections.abc import Iterable
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from fedssl.artifacts.tensors import DTYPES, Tensors, in_name_order
+from fedssl.errors import MethodError
+from fedssl.methods.api import Batch, Context
+from fedssl.methods.composition.part import ENCODER, PROJECTOR, Online
+from fedssl.protocol.plan import Kind, TensorSpec
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def declare(name: str, tensor: torch.Tensor, kind: Kind = "weights") -> TensorSpec:
+    """Declare a weight in the plan: floats are combined by a weighted mean, integers by a rounded one."""
+    return TensorSpec(
+        name=name,
+        dtype=DTYPES[tensor.dtype],
+        shape=tuple(tensor.shape),
+        kind=kind,
+        reduce="mean" if tensor.is_floating_point() else "integral_mean",
+    )
+
+
+def learning_rate(ctx: Context) -> float:
+    """Return this round's learning rate: constant, or lr/2 (1 + cos(pi r/R)) with r counted from 0 (EasyFL)."""
+    optimizer = ctx.spec.training.optimizer
+    if optimizer.schedule == "constant":
+        return optimizer.learning_rate
+    return optimizer.learning_rate * (1 + math.cos(math.pi * (ctx.round_number - 1) / ctx.spec.num_rounds)) / 2
+
+
+def run_online(modules: nn.ModuleDict, batch: Batch, *, joint: bool) -> Online:
+    """Run encoder and projector once on every view and stream; as one batch if `joint`."""
+    streams = (*batch.views, *batch.extra.values())
+    if joint:
+        h_all = modules[ENCODER](torch.cat(streams))
+        z_all = modules[PROJECTOR](h_all) if PROJECTOR in modules else h_all
+        h, z = h_all.chunk(len(streams)), z_all.chunk(len(streams))
+    else:
+        h = tuple(modules[ENCODER](x) for x in streams)
+        z = tuple(modules[PROJECTOR](x) for x in h) if PROJECTOR in modules else h
+    num_views = len(batch.views)
+    extra = dict(zip(batch.extra, zip(h[num_views:], z[num_views:], strict=True), strict=True))
+    return Online(h=h[:num_views], z=z[:num_views], extra=extra, projected=z[:num_views])
+
+
+def encoder_width(modules: nn.ModuleDict) -> int:
+    """Return H, the width of the encoder's representation."""
+    width = modules[ENCODER].feature_dim
+    assert isinstance(width, int)
+    return width
+
+
+def tensors_of(modules: nn.ModuleDict, names: Iterable[str]) -> Tensors:
+    """Return the parameters and buffers of the named modules, as `module.tensor`, in name order."""
+    found = {f"{name}.{key}": value for name in names for key, value in modules[name].state_dict().items()}
+    return in_name_order(found)
+
+
+def load_modules(modules: nn.ModuleDict, names: Iterable[str], tensors: Tensors, what: str) -> None:
+    """Overwrite the named modules. Raises MethodError if `tensors` do not fit them."""
+    for name in names:
+        own = {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}
+        try:
+            modules[name].load_state_dict(own)
+        except RuntimeError as error:
+            raise MethodError(f"the {what} does not fit the module {name!r}: {error}") from error
+
+
+def copy_of(module: M) -> M:
+    """Return a frozen deep copy, for target networks and teachers."""
+    twin = copy.deepcopy(module)
+    twin.requires_grad_(requires_grad=False)
+    return twin

@@ -1,0 +1,188 @@
+"""The parts that a composed method is made of: one objective, any add-ons, one merge rule.
+
+All three are `Part`s: they may build modules, declare which of those are sent and which stay with the client, and hook
+into the round. A part has no state of its own: everything that changes is in its modules, whose tensors travel or are
+kept.
+
+A round calls, in this order: `heads`, the merge rule's `receive`, `start_cold` (without client state) and `begin`; per
+epoch `begin_epoch`; per batch `before_step`, `transform`, the objective's `complete`, `terms` and, after the
+optimiser's step, `after_step`; and last `end` and `extra_update`.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from fedssl.artifacts.tensors import Tensors
+from fedssl.methods.api import Batch, ClientData, Context, Losses, Measurements, Schedule, Update
+from fedssl.protocol.plan import ArtifactPlan, Kind
+
+ENCODER, PROJECTOR, PREDICTOR = "encoder", "projector", "predictor"
+
+
+@dataclass(frozen=True, slots=True)
+class Online:
+    """The online network's outputs, with one entry per view: `h` (B, H) of the encoder and `z` (B, D) of the projector
+    (without a projector, z is h). `extra` holds (h, z) of the batch's further streams by name. `projected` is z as the
+    projector returned it, before any part transformed it. `predicted` (B, D) and `targets` (B, D) are the predictor's
+    outputs for z and the target network's for the views, if the objective computes them."""
+
+    h: tuple[torch.Tensor, ...]
+    z: tuple[torch.Tensor, ...]
+    extra: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    projected: tuple[torch.Tensor, ...] = ()
+    predicted: tuple[torch.Tensor, ...] = ()
+    targets: tuple[torch.Tensor, ...] = ()
+
+
+def _nothing_more(modules: nn.ModuleDict, ctx: Context) -> ArtifactPlan:
+    return ArtifactPlan(broadcast=(), update=())
+
+
+def _no_state(modules: nn.ModuleDict, ctx: Context) -> Tensors:
+    return {}
+
+
+def _nothing_combined(state: Tensors, updates: Sequence[Update], ctx: Context) -> Tensors:
+    return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """The coordinator's side of a part that sends tensors of its own."""
+
+    plan: Callable[[nn.ModuleDict, Context], ArtifactPlan] = _nothing_more
+    """The tensors that travel besides the shared modules, from the client's modules on the meta device."""
+
+    initial_state: Callable[[nn.ModuleDict, Context], Tensors] = _no_state
+    """The tensors that `plan` broadcasts, before the first round."""
+
+    aggregate: Callable[[Tensors, Sequence[Update], Context], Tensors] = _nothing_combined
+    """The next of those tensors and of the modules in `combines`, from the state and the updates."""
+
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
+    """What a shared module's tensors are to the data owner, by the module's name, unless they are `weights`."""
+
+    combines: tuple[str, ...] = ()
+    """Shared modules that `aggregate` combines, by a weighted mean, in place of the reducer."""
+
+
+class Part:
+    """What objectives, add-ons and merge rules have in common. Each attribute and method has a default."""
+
+    shared: ClassVar[tuple[str, ...]] = ()
+    """Modules that are sent and averaged."""
+
+    kept: ClassVar[tuple[str, ...]] = ()
+    """Modules that stay with the client from round to round."""
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """Further image streams that a batch must bring, by the names of `composition/streams.py`."""
+        return ()
+
+    @property
+    def objective_weight(self) -> float:
+        """The factor of the objective's own terms; if it is 0, they are not computed."""
+        return 1.0
+
+    built_last: ClassVar[bool] = False
+    """Whether `heads` reads the modules of all other parts, and is therefore called after theirs."""
+
+    compiles: ClassVar[bool] = True
+    """Whether one compiled program of `transform`, `complete` and `terms` serves all clients and rounds: no size in
+    them changes, and the compiler takes them in one piece. If not, they are compiled only if the spec asks for it."""
+
+    def heads(self, modules: nn.ModuleDict, ctx: Context) -> dict[str, nn.Module]:
+        """Return new modules. `modules` holds those of the parts before: encoder, projector, the objective's heads.
+
+        Called under the run's seed, and on the meta device for the plan: only build modules here.
+        """
+        return {}
+
+    def start_cold(self, modules: nn.ModuleDict, ctx: Context) -> None:
+        """Set the first values of the kept modules, after the broadcast was received, if the client has no state: it is
+        new to the run, or lost its disk."""
+
+    def begin(self, modules: nn.ModuleDict, broadcast: Tensors, data: ClientData, ctx: Context) -> None:
+        """Prepare what training needs, such as teachers and reference weights."""
+
+    def schedule(self, schedule: Schedule, num_images: int, ctx: Context) -> Schedule:
+        """Return how much this client trains in this round, from what the spec says."""
+        return schedule
+
+    def begin_epoch(self, modules: nn.ModuleDict, data: ClientData, epoch: int, ctx: Context) -> None:
+        """Compute what an epoch needs from all of the client's images, before its first batch."""
+
+    def transform(self, online: Online, modules: nn.ModuleDict, ctx: Context) -> Online:
+        """Return the online outputs as all terms will see them."""
+        return online
+
+    def before_step(self, modules: nn.ModuleDict, ctx: Context) -> None:
+        """Update networks before each batch's forward pass: moving averages that the pass is to use."""
+
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
+        """Return the weighted loss terms of one batch, and what else is reported of it. Updates no network."""
+        return {}, {}
+
+    def after_step(self, modules: nn.ModuleDict, ctx: Context) -> None:
+        """Apply what follows an optimiser step: moving averages, corrections."""
+
+    def step_constants(self, modules: nn.ModuleDict, ctx: Context) -> Hashable:
+        """Return what a step depends on besides the spec and the tensors of the modules, such as a size or a number
+        from `ctx`. A captured step is captured again when this changes."""
+        return None
+
+    def end(self, modules: nn.ModuleDict, data: ClientData, schedule: Schedule, ctx: Context) -> None:
+        """Update the kept modules after training."""
+
+    def extra_update(self, modules: nn.ModuleDict, data: ClientData, ctx: Context) -> Tensors:
+        """Return the tensors to send besides the shared modules, as `wire` declares them."""
+        return {}
+
+    @property
+    def wire(self) -> Wire | None:
+        """What the coordinator must know of this part; None if it only has shared modules that the reducer combines."""
+        return None
+
+
+class Objective(Part):
+    """One self-supervised (or supervised) loss, onto which add-ons go."""
+
+    shared: ClassVar[tuple[str, ...]] = (PROJECTOR,)
+
+    num_views: ClassVar[int] = 2
+
+    joint_forward: ClassVar[bool] = True
+    """Whether the views pass the network as one batch, and so share BatchNorm statistics. `is_joint` returns it unless
+    the config decides."""
+
+    def is_joint(self) -> bool:
+        """Return whether the views pass the network as one batch in this run."""
+        return self.joint_forward
+
+    def complete(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Online:
+        """Return the outputs with `predicted` and `targets`, after every `transform`. The terms of all parts use
+        them."""
+        return online
+
+
+class Merge(Part):
+    """What a client does with the global model that it receives."""
+
+    sends: ClassVar[bool] = True
+    """Whether the shared modules are sent. If not, the client keeps them, the update is empty, and the broadcast holds
+    the initial weights for a cold start."""
+
+    def source(self, name: str) -> str:
+        """Return the module whose tensors are sent under the name of a shared one: itself, except in ablations."""
+        return name
+
+    def receive(
+        self, modules: nn.ModuleDict, names: tuple[str, ...], broadcast: Tensors, *, cold: bool, ctx: Context
+    ) -> None:
+        """Put the broadcast into the named modules. Kept modules hold the client state already, unless `cold`."""
+        raise NotImplementedError

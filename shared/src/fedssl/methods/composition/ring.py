@@ -1,0 +1,31 @@
+"""A ring of the latest embeddings: the queues of MoCo and FLESD."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Ring(nn.Module):
+    """The latest keys (Q, D), unit vectors: new ones replace the oldest. `length` of the Q places are in use."""
+
+    keys: Tensor
+    position: Tensor
+
+    def __init__(self, keys_QD: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("keys", keys_QD)
+        self.register_buffer("position", torch.zeros((), dtype=torch.int64))
+        self.length = len(keys_QD)
+
+    def forward(self) -> Tensor:
+        """Return the keys in use, (length, D)."""
+        return self.keys[: self.length]
+
+    @torch.no_grad()
+    def push(self, keys_BD: Tensor) -> Tensor:
+        """Add new keys, scaled to unit length; of more than fit, the last. Returns the places that they took."""
+        newest = F.normalize(keys_BD.detach().float(), dim=1)[-self.length :]
+        places = (self.position + torch.arange(len(newest), device=newest.device)) % self.length
+        self.keys.index_copy_(0, places, newest)
+        self.position.copy_((self.position + len(newest)) % self.length)
+        return places

@@ -1,0 +1,95 @@
+"""The coordinator's half of a composed method."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from fedssl.artifacts.tensors import Tensors
+from fedssl.methods.api import Context, Metrics, ServerState, Update
+from fedssl.methods.composition.client import ClientAlgorithm
+from fedssl.methods.composition.modules import tensors_of
+from fedssl.protocol.plan import ArtifactPlan, Reduction, TensorSpec
+from fedssl.protocol.runs import RunSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Reducer:
+    """How the coordinator combines the shared modules of the clients.
+
+    `combine` returns the next global weights and metrics, from the updates (in client-id order) and the state.
+    `declares` is what the artifact plan says about every tensor that `combine` returns; None leaves a mean of each.
+    """
+
+    combine: Callable[[Sequence[Update], ServerState, Context], tuple[Tensors, Metrics]]
+    declares: Reduction | None = "method"
+
+
+@dataclass(frozen=True)
+class ServerAlgorithm:
+    """What a method does on the coordinator: one reducer for the shared modules, and each part's own rule for its own
+    tensors."""
+
+    client: ClientAlgorithm
+    reducer: Reducer
+
+    def plan(self, spec: RunSpec) -> ArtifactPlan:
+        """Return the client's plan, with each tensor's reduction as the reducer does it."""
+        plan, rule = self.client.plan(spec), self.reducer.declares
+        if rule is None:
+            return plan
+        apart = () if rule == "keep" else tuple(f"{n}." for wire in self.client.wires for n in wire.combines)
+
+        def ruled(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+            return tuple(
+                tensor if tensor.name.startswith(apart) else tensor.model_copy(update={"reduce": rule})
+                for tensor in tensors
+            )
+
+        return ArtifactPlan(broadcast=ruled(plan.broadcast), update=ruled(plan.update))
+
+    def initial_state(self, modules: nn.ModuleDict, ctx: Context) -> ServerState:
+        """Return the state before the first round, from freshly built client modules."""
+        state = tensors_of(modules, self.client.sent(modules))
+        for wire in self.client.wires:
+            state.update(wire.initial_state(modules, ctx))
+        return state
+
+    def broadcast(self, state: ServerState, ctx: Context) -> Tensors:
+        """Return what every client of the round receives."""
+        return state
+
+    def aggregate(self, state: ServerState, updates: Sequence[Update], ctx: Context) -> tuple[ServerState, Metrics]:
+        """Return the next state, from the updates in client-id order. Tensors that the plan keeps stay as they are."""
+        names = self.client.reduced(ctx)
+        weights, metrics = self.reducer.combine([_only(update, names) for update in updates], state, ctx)
+        next_state = dict(weights)
+        for wire in self.client.wires:
+            next_state.update(wire.aggregate(state, updates, ctx))
+        next_state |= {spec.name: state[spec.name] for spec in self.plan(ctx.spec).broadcast if spec.reduce == "keep"}
+        return next_state, metrics
+
+
+def _only(update: Update, names: frozenset[str]) -> Update:
+    return dataclasses.replace(update, load=lambda: _Selection(update.load(), names))
+
+
+class _Selection(Mapping[str, torch.Tensor]):
+    """Some of a mapping's tensors, each loaded when it is read."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], names: frozenset[str]) -> None:
+        self._tensors = tensors
+        self._names = names
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._names))
+
+    def __len__(self) -> int:
+        return len(self._names)

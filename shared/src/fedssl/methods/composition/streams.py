@@ -1,0 +1,62 @@
+"""The further image streams that a batch may contain besides its views, with one augmented image per image.
+
+- `references`: as many other random images of the client, from a second pass that is shuffled independently (FedX);
+- `rotated`: the batch's own images in one more view, turned by quarter turns (Orchestra); `quarter_turns` says how far;
+- `public`: as many random public images (FedCA).
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from fedssl.artifacts.tensors import Tensors
+from fedssl.data.batches import on_device
+from fedssl.errors import MethodError
+from fedssl.methods.api import ClientData, Context
+
+REFERENCES, ROTATED, PUBLIC = "references", "rotated", "public"
+
+Draw = Callable[[int, torch.Tensor], Tensors]
+"""From a batch's number in the epoch and its indices (B,) to uint8 images (B, C, size, size) by stream."""
+
+
+def draw_streams(streams: frozenset[str], data: ClientData, epoch: int, ctx: Context) -> Draw:
+    """Return a function that draws the named streams for the batches of one epoch, in the order of the names."""
+    device, size = data.images.device, len(data)
+    # Drawn on the CPU, so that every device sees the images in one order, and for the whole epoch at once.
+    references = public = torch.empty(0, dtype=torch.int64)
+    if REFERENCES in streams:
+        order = torch.Generator().manual_seed(ctx.seed(f"references/{epoch}"))
+        references = on_device(torch.randperm(size, generator=order), device)
+    if PUBLIC in streams:
+        if ctx.public is None:
+            raise MethodError("the method trains on public images, and the spec names none in `public_data`")
+        order = torch.Generator().manual_seed(ctx.seed(f"public/{epoch}"))
+        public = on_device(torch.randint(len(ctx.public), (size,), generator=order), device)
+
+    def draw(number: int, indices: torch.Tensor) -> Tensors:
+        batch = slice(start := number * ctx.spec.training.batch_size, start + len(indices))
+        images: Tensors = {}
+        if ctx.public is not None and PUBLIC in streams:
+            images[PUBLIC] = ctx.public.images.index_select(0, public[batch])
+        if REFERENCES in streams:
+            images[REFERENCES] = data.images.index_select(0, references[batch])
+        if ROTATED in streams:
+            images[ROTATED] = data.images.index_select(0, indices)
+        return images
+
+    return draw
+
+
+def quarter_turns(num_images: int, device: torch.device) -> torch.Tensor:
+    """Return how far each image of `rotated` is turned, in quarters: 0, 1, 2, 3, 0, ... in the batch's (random)
+    order."""
+    return torch.arange(num_images, device=device) % 4
+
+
+def turned(images_BCHW: torch.Tensor) -> torch.Tensor:
+    """Return square images, turned by their `quarter_turns`."""
+    result = images_BCHW.clone()
+    for quarters in range(1, 4):
+        result[quarters::4] = torch.rot90(images_BCHW[quarters::4], quarters, dims=(2, 3))
+    return result

@@ -1,0 +1,121 @@
+"""FedEMA's merge rule: the client's network moves towards the global one, and less so the further apart they are.
+
+Zhuang et al. 2022, Divergence-Aware Federated Self-Supervised Learning; as FedRLC prints it (Eq. 12 and below):
+
+    w_k <- mu w_k + (1 - mu) w_*,   mu = min(lambda_k d, 1),   lambda_k = tau / (the first d)
+
+w_k: encoder, projector and predictor as this client's last round left them, w_*: the global ones, mu the same for all
+three; parameters only, BatchNorm's statistics are the global ones. tau is `tau`, the 1 of the minimum is `cap`.
+
+    paper      d = || f_* - f_k ||_2 between the network received and the client's own, encoder and projector;
+               lambda_k is set when the client first receives the global network after having trained
+    reference  d = FedU's divergence of the client's last local training, mean over the convolutions of
+               || w_after - w_before ||_2; lambda_k is set after its first training                     (EasyFL)
+
+The default is "paper", with cap = 1: FedU2's code caps mu at 0.7. In both, mu is exactly tau in a client's first mixed
+round; therefore the first d is kept and not lambda_k: mu = min(tau (d / first), cap).
+
+`selective` (EasyFL): a client that missed the previous round overwrites its online network, and its target network if
+it has one, with the global one. A client without state overwrites too. Otherwise the target network does not change.
+Modules of add-ons are overwritten. The rule goes onto any objective: "SSD with FedEMA's merge".
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fedssl.artifacts.tensors import Tensors
+from fedssl.methods.api import ClientData, Context, Schedule
+from fedssl.methods.composition.follower import TARGET
+from fedssl.methods.composition.modules import load_modules
+from fedssl.methods.composition.part import ENCODER, PREDICTOR, PROJECTOR, Merge
+from fedssl.methods.merges.divergence import (
+    MergeMemory,
+    copies,
+    mean_convolution_distance,
+    memory,
+    parameter_distance,
+    take,
+)
+from fedssl.protocol.methods.merges import DivergenceAwareConfig
+
+MEMORY, _START = "ema", "ema_start"
+MIXED = (ENCODER, PROJECTOR, PREDICTOR)
+
+
+@dataclass(frozen=True)
+class DivergenceAwareEMA(Merge):
+    """Mix the client's network into the global one."""
+
+    config: DivergenceAwareConfig
+
+    kept: ClassVar[tuple[str, ...]] = (MEMORY,)
+    remembered: ClassVar[tuple[str, ...]] = MIXED
+
+    def heads(self, modules: nn.ModuleDict, ctx: Context) -> dict[str, nn.Module]:
+        numbers = {name: torch.zeros(()) for name in ("drift", "first", "coefficient")}
+        last_round = torch.zeros((), dtype=torch.int64)
+        kept = MergeMemory(modules, self.remembered, last_round=last_round, **numbers)
+        start = {_START: copies(modules, (ENCODER,))} if self.config.variant == "reference" else {}
+        return {MEMORY: kept, **start}
+
+    def receive(
+        self, modules: nn.ModuleDict, names: tuple[str, ...], broadcast: Tensors, *, cold: bool, ctx: Context
+    ) -> None:
+        load_modules(modules, names, broadcast, "broadcast")
+        if cold:
+            return
+        if not self.mixes(modules, ctx):
+            TARGET.restart(modules)
+            return
+        kept = memory(modules, MEMORY)
+        coefficient = self._coefficient(modules, kept)
+        for name in MIXED:
+            if name in modules:
+                _mix(modules[name], kept.local[name], coefficient)
+
+    def mixes(self, modules: nn.ModuleDict, ctx: Context) -> bool:
+        """Return whether the client has a network of its own to mix in."""
+        last = int(memory(modules, MEMORY).number("last_round"))
+        return last > 0 and (not self.config.selective or last == ctx.round_number - 1)
+
+    def _coefficient(self, modules: nn.ModuleDict, kept: MergeMemory) -> Tensor:
+        """Return mu, from the global network in `modules` and the client's own in `kept`."""
+        if self.config.variant == "paper":
+            names = [name for name in (ENCODER, PROJECTOR) if name in modules]
+            distance = parameter_distance((modules[name] for name in names), (kept.local[name] for name in names))
+            _set_first(kept, distance)
+        else:
+            distance = kept.number("drift")
+        share = distance / kept.number("first").clamp_min(torch.finfo(distance.dtype).tiny)
+        return kept.number("coefficient").copy_((self.config.tau * share).clamp_max(self.config.cap))
+
+    def begin(self, modules: nn.ModuleDict, broadcast: Tensors, data: ClientData, ctx: Context) -> None:
+        if self.config.variant == "reference":
+            start = modules[_START]
+            assert isinstance(start, nn.ModuleDict)
+            take(start, modules)
+
+    def end(self, modules: nn.ModuleDict, data: ClientData, schedule: Schedule, ctx: Context) -> None:
+        kept = memory(modules, MEMORY)
+        if self.config.variant == "reference":
+            start = modules[_START]
+            assert isinstance(start, nn.ModuleDict)
+            kept.number("drift").copy_(mean_convolution_distance(modules[ENCODER], start[ENCODER]))
+            _set_first(kept, kept.number("drift"))
+        kept.number("last_round").fill_(ctx.round_number)
+        take(kept.local, modules)
+
+
+def _set_first(kept: MergeMemory, distance: Tensor) -> None:
+    """Keep the first distance that is not 0."""
+    first = kept.number("first")
+    first.copy_(torch.where(first > 0, first, distance))
+
+
+@torch.no_grad()
+def _mix(received: nn.Module, local: nn.Module, coefficient: Tensor) -> None:
+    for theirs, own in zip(received.parameters(), local.parameters(), strict=True):
+        theirs.lerp_(own, coefficient)

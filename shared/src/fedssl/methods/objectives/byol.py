@@ -1,0 +1,56 @@
+"""FedBYOL: FedAvg of BYOL, with the target network local and persistent.
+
+Grill et al. 2020, Eq. 2, symmetrised: L = (2 - 2 cos(p1, sg t2)) + (2 - 2 cos(p2, sg t1)); federated as in FedU
+(Zhuang et al. 2021). The online encoder, projector and predictor are averaged and overwrite the client's. The target
+(encoder and projector) is the client's own and follows by t = m t + (1 - m) o after every step, parameters only: its
+BatchNorm stays in training mode and keeps its own statistics.
+
+Cold start: the target is a copy of the online network just received.
+Deviation: in the first round, EasyFL's target is the online module itself, so its moving average has no effect. Here it
+is a copy from the start, as both papers describe.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import nn
+
+from fedssl.errors import MethodError
+from fedssl.losses import byol_regression
+from fedssl.methods.api import Batch, Context, Losses, Measurements
+from fedssl.methods.composition.follower import TARGET
+from fedssl.methods.composition.part import PREDICTOR, PROJECTOR, Objective, Online
+from fedssl.models import build_mlp
+from fedssl.protocol.methods.fedbyol import BYOLConfig
+
+
+@dataclass(frozen=True)
+class BYOL(Objective):
+    """Predict the target network's embedding of the other view."""
+
+    config: BYOLConfig
+
+    shared: ClassVar[tuple[str, ...]] = (PROJECTOR, PREDICTOR)
+    kept: ClassVar[tuple[str, ...]] = tuple(TARGET.names.values())
+    joint_forward: ClassVar[bool] = False
+
+    def heads(self, modules: nn.ModuleDict, ctx: Context) -> dict[str, nn.Module]:
+        model = ctx.spec.model
+        if model.projector is None:
+            raise MethodError("fedbyol needs a projector")  # the spec's check refuses this earlier
+        width = model.projector.out_dim
+        return {PREDICTOR: build_mlp(model.predictor, width, width), **TARGET.built(modules)}
+
+    def start_cold(self, modules: nn.ModuleDict, ctx: Context) -> None:
+        TARGET.restart(modules)
+
+    def complete(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Online:
+        targets = tuple(TARGET.embed(modules, view) for view in batch.views)
+        return replace(online, predicted=tuple(modules[PREDICTOR](z) for z in online.z), targets=targets)
+
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
+        (p1, p2), (t1, t2) = online.predicted, online.targets
+        return {"regression": byol_regression(p1, t2) + byol_regression(p2, t1)}, {}
+
+    def after_step(self, modules: nn.ModuleDict, ctx: Context) -> None:
+        TARGET.follow(modules, self.config.target_momentum)

@@ -1,0 +1,1 @@
+"""The reducers: how the coordinator combines what the clients send."""

@@ -1,0 +1,74 @@
+"""Reducers that combine the clients' weights, by the config's name."""
+
+import math
+from collections.abc import Callable, Sequence
+
+from fedssl.aggregation import (
+    efficient_unified_aggregation,
+    is_batch_norm_buffer,
+    layerwise_divergence_aware,
+    weighted_mean,
+)
+from fedssl.artifacts.tensors import Tensors
+from fedssl.methods.api import Context, Metrics, ServerState, Update
+from fedssl.methods.composition.server import Reducer
+from fedssl.protocol.methods.reducers import EUAConfig, LDAWAConfig, MeanConfig, NoReducerConfig
+
+_BY_BATCHES = MeanConfig(weighting="batches")
+
+
+def eua(config: EUAConfig) -> Reducer:
+    """FedU2 (Liao et al. 2024): a step along the clients' shortest common direction (see the config `FedU2Config`)."""
+
+    def reduce(updates: Sequence[Update], state: ServerState, ctx: Context) -> tuple[Tensors, Metrics]:
+        tensors = [update.load() for update in updates]
+        previous = {name: state[name] for name in tensors[0]}
+        weights = [_weight(_BY_BATCHES, update.num_examples, ctx) for update in updates]
+        return efficient_unified_aggregation(tensors, previous, weights, config.server_learning_rate), {}
+
+    return Reducer(reduce)
+
+
+def ldawa(config: LDAWAConfig) -> Reducer:
+    """L-DAWA (Rehman et al. 2023): scale each tensor by its cosine to the global one; see `LDAWAMethodConfig`."""
+
+    def reduce(updates: Sequence[Update], state: ServerState, ctx: Context) -> tuple[Tensors, Metrics]:
+        if ctx.round_number <= config.num_plain_rounds:
+            return weighted_mean((update.load() for update in updates), [1] * len(updates)), {}
+        previous = {name: state[name] for name in updates[0].load()}
+        return layerwise_divergence_aware((update.load() for update in updates), previous, _plain(config)), {}
+
+    return Reducer(reduce)
+
+
+def _plain(config: LDAWAConfig) -> Callable[[str], bool]:
+    return is_batch_norm_buffer if config.batch_norm == "plain" else lambda name: False
+
+
+def mean(config: MeanConfig) -> Reducer:
+    """FedAvg (McMahan et al. 2017): the mean, weighted by images, by batches, or equally."""
+
+    def reduce(updates: Sequence[Update], state: ServerState, ctx: Context) -> tuple[Tensors, Metrics]:
+        weights = [_weight(config, update.num_examples, ctx) for update in updates]
+        return weighted_mean((update.load() for update in updates), weights), {}
+
+    return Reducer(reduce, declares=None)
+
+
+def none(config: NoReducerConfig) -> Reducer:
+    """Nothing is combined: the global model does not change."""
+
+    def reduce(updates: Sequence[Update], state: ServerState, ctx: Context) -> tuple[Tensors, Metrics]:
+        return {}, {}
+
+    return Reducer(reduce, declares="keep")
+
+
+def _weight(config: MeanConfig, num_examples: int, ctx: Context) -> int:
+    if config.weighting == "examples":
+        return num_examples
+    if config.weighting == "uniform":
+        return 1
+    training = ctx.spec.training
+    rounding = math.floor if training.drop_last else math.ceil
+    return max(1, rounding(num_examples / training.batch_size))

@@ -1,0 +1,253 @@
+"""SSD: soft and hard separation, projector distillation."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from fedssl.errors import MethodError
+from fedssl.methods.add_ons.dimension_separation import own_dimensions, random_rotation
+from fedssl.methods.composition.part import Online
+from fedssl.protocol.runs import RunSpec
+from fedssl.simulation import simulate
+from support.methods import context, method_spec, shards
+from support.rounds import local_round, start, training
+
+WIDTH = 16
+WIDE = {"encoder": {"widths": [8, WIDTH]}, "projector": {"hidden_dims": [16], "out_dim": WIDTH}}
+BARE = {"encoder": {"widths": [8, WIDTH]}, "projector": None}
+
+
+def _spec(
+    *add_ons: dict[str, Any], host: str = "fedalignuniform", model: dict[str, Any] = WIDE, **more: Any
+) -> RunSpec:
+    return method_spec(host, method={"name": host, "add_ons": list(add_ons)}, model=model, **more)
+
+
+def _unit(z: Any) -> Any:
+    return z / np.linalg.norm(z, axis=1, keepdims=True)
+
+
+def _align_uniform(z1: Any, z2: Any) -> tuple[float, float]:
+    """Eq. 3 and the sign-corrected Eq. 4, in loops."""
+    z1, z2 = _unit(z1), _unit(z2)
+    uniform = 0.0
+    for z in (z1, z2):
+        pairs = [np.exp(-2 * np.sum((z[i] - z[j]) ** 2)) for i in range(len(z)) for j in range(i + 1, len(z))]
+        uniform += np.log(np.mean(pairs)) / 2
+    return float(np.mean(np.sum((z1 - z2) ** 2, axis=1))), float(uniform)
+
+
+def _softmax(x: Any) -> Any:
+    e = np.exp(x - x.max(axis=1, keepdims=True))
+    return e / e.sum(axis=1, keepdims=True)
+
+
+def _dsr(z: Any, owned: tuple[int, ...], alpha: float, variant: str, q: Any) -> float:
+    d = np.ones(WIDTH)
+    d[list(owned)] = alpha
+    u = _unit(z)
+    if variant == "paper":
+        return float(np.mean([np.sum((row - row * d) ** 2) for row in u]))
+    qk = q * np.sqrt(d)  # SSD's code: columns of Q scaled by the root, then Q_k Q_k^T
+    return float(np.linalg.norm(u - _unit(u @ qk @ qk.T)) / len(z))
+
+
+def _pd(h: Any, z: Any, variant: str, t: float = 0.5) -> float:
+    if variant == "mse":
+        return float(np.mean((h - z) ** 2))
+    p, q = (_softmax(h), _softmax(z)) if variant == "paper" else (_softmax(z / t), _softmax(h / t))
+    return float(np.mean(np.sum(p * np.log(p / q), axis=1)))
+
+
+@pytest.mark.parametrize("dsr_variant", ["reference", "paper"])
+@pytest.mark.parametrize("pd_variant", ["reference", "paper", "mse"])
+def test_the_objective_is_equation_10(dsr_variant: str, pd_variant: str) -> None:
+    spec = _spec(
+        {"name": "dsr", "gamma": 0.7, "alpha": 5, "variant": dsr_variant},
+        {"name": "pd", "delta": 0.2, "variant": pd_variant},
+    )
+    client = training(spec, "client-1")
+    assert client.ctx.dimensions is not None
+    q = client.modules["dsr"].rotation.double().numpy() if dsr_variant == "reference" else None
+    batch = client.batch()
+    losses = client.values(batch)
+    (h1, z1), (h2, z2) = client.outputs(batch)
+    align, uniform = _align_uniform(z1, z2)
+    dsr = np.mean([_dsr(z, client.ctx.dimensions, 5, dsr_variant, q) for z in (z1, z2)])
+    pd = np.mean([_pd(h1, z1, pd_variant), _pd(h2, z2, pd_variant)])
+    assert losses == pytest.approx(
+        {"alignment": align, "uniformity": uniform, "dsr": 0.7 * dsr, "pd": 0.2 * pd}, rel=2e-5
+    )
+
+
+def test_the_default_is_the_reference_with_gamma_1_and_delta_a_tenth() -> None:
+    named = _spec({"name": "dsr", "gamma": 1, "alpha": 10}, {"name": "pd", "delta": 0.1, "temperature": 0.5})
+    preset = training(method_spec("ssd"))
+    batch = preset.batch()
+    expected = training(named).losses(batch)
+    for name, term in preset.losses(batch).items():
+        torch.testing.assert_close(term, expected[name], rtol=0, atol=0)
+    assert method_spec("ssd").method.reducer.weighting == "batches"
+
+
+def test_the_rotation_is_orthonormal_and_everybodys() -> None:
+    spec = method_spec("ssd")
+    rotations = [training(spec, client, number).modules["dsr"].rotation for client, number in
+                 (("client-0", 1), ("client-1", 1), ("client-2", 7))]  # fmt: skip
+    assert all(torch.equal(rotations[0], other) for other in rotations[1:])
+    torch.testing.assert_close(rotations[0] @ rotations[0].T, torch.eye(WIDTH), rtol=0, atol=1e-6)
+    exact = random_rotation(64, 3)
+    torch.testing.assert_close(exact.T @ exact, torch.eye(64, dtype=torch.float64), rtol=0, atol=1e-12)
+    other = training(spec.model_copy(update={"seed": 12})).modules["dsr"].rotation
+    assert not torch.allclose(rotations[0], other)
+
+
+def test_rotations_are_not_always_on_one_side() -> None:
+    """Of uniformly drawn orthonormal matrices half turn (det 1) and half reflect, and an entry's mean is 0."""
+    drawn = torch.stack([random_rotation(3, seed) for seed in range(200)])
+    assert 60 < int((torch.linalg.det(drawn) > 0).sum()) < 140
+    assert float(drawn.mean(dim=0).abs().max()) < 0.15
+
+
+def test_the_identity_as_rotation_is_scaling_of_coordinates() -> None:
+    client = training(_spec({"name": "dsr", "alpha": 4}))
+    client.modules["dsr"].rotation.copy_(torch.eye(WIDTH))
+    batch = client.batch()
+    term = client.values(batch)["dsr"]
+    expected = []
+    for _, z in client.outputs(batch):
+        u, owned = _unit(z), list(client.ctx.dimensions or ())
+        target = u.copy()
+        target[:, owned] *= 4
+        expected.append(np.linalg.norm(u - _unit(target)) / len(z))
+    assert term == pytest.approx(np.mean(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize("variant", ["reference", "paper"])
+def test_dsr_pulls_into_the_clients_own_dimensions(variant: str) -> None:
+    """The gradient on z leaves the client's own (rotated) dimensions more of the length, and others less."""
+    client = training(_spec({"name": "dsr", "variant": variant}))
+    part = client.algorithm.add_ons[0]
+    z = torch.randn(32, WIDTH, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    online = Online(h=(z,), z=(z,), projected=(z,))
+    part.terms(online, client.modules, client.batch(), client.ctx)[0]["dsr"].backward()
+    assert z.grad is not None
+    basis = client.modules["dsr"].rotation if variant == "reference" else torch.eye(WIDTH)
+    owned = list(client.ctx.dimensions or ())
+
+    def share(z: torch.Tensor) -> torch.Tensor:
+        return ((torch.nn.functional.normalize(z, dim=1) @ basis)[:, owned] ** 2).sum(dim=1)
+
+    assert bool((share(z - 0.01 * z.grad) > share(z)).all())
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.0, 2.0, 10.0])
+def test_alpha_1_does_nothing(alpha: float) -> None:
+    client = training(_spec({"name": "dsr", "alpha": alpha}))
+    term = client.values(client.batch())["dsr"]
+    assert (term == 0) == (alpha == 1)
+
+
+def test_the_clients_dimensions_differ_in_what_they_do() -> None:
+    spec = method_spec("ssd")
+    terms = []
+    for client in ("client-0", "client-1"):
+        state = training(spec, "client-0")
+        other = dataclasses.replace(state, ctx=context(spec, 1, client))
+        other.algorithm.merge(other.modules, other.broadcast, None, other.data, other.ctx)
+        terms.append(other.values(state.batch())["dsr"])
+    assert terms[0] != terms[1]
+
+
+def test_hard_separation_shows_the_losses_the_clients_own_dimensions_alone() -> None:
+    client = training(_spec({"name": "hsd"}, {"name": "pd"}))
+    batch = client.batch()
+    losses = client.values(batch)
+    (h1, z1), (h2, z2) = client.outputs(batch)
+    owned = list(client.ctx.dimensions or ())
+    align, uniform = _align_uniform(z1[:, owned], z2[:, owned])
+    pd = 0.1 * np.mean([_pd(h1, z1, "reference"), _pd(h2, z2, "reference")])  # of the whole z
+    assert losses == pytest.approx({"alignment": align, "uniformity": uniform, "pd": pd}, rel=2e-5)
+
+
+def test_hard_separation_stops_the_other_dimensions_gradient() -> None:
+    client = training(_spec({"name": "hsd"}))
+    torch.stack(list(client.losses(client.batch()).values())).sum().backward()  # type: ignore[no-untyped-call]
+    last = client.modules["projector"][-1].weight.grad
+    owned = own_dimensions(client.ctx)
+    assert bool((last[~owned] == 0).all())
+    assert bool((last[owned] != 0).any())
+
+
+def test_without_a_projector_dsr_works_on_the_representation() -> None:
+    client = training(_spec({"name": "dsr"}, model=BARE))
+    assert set(client.losses(client.batch())) == {"alignment", "uniformity", "dsr"}
+    assert client.modules["dsr"].scale.shape == (WIDTH,)
+
+
+def test_nothing_of_the_separation_is_sent_or_kept() -> None:
+    spec = method_spec("ssd")
+    result = local_round(spec, start(spec).broadcast)
+    assert result.state == {}
+    assert {name.split(".")[0] for name in result.update} == {"encoder", "projector"}
+
+
+@pytest.mark.parametrize(
+    ("host", "model", "add_ons", "reason"),
+    [
+        ("fedalignuniform", BARE, [{"name": "pd"}], "needs a projector"),
+        ("supervised", WIDE, [{"name": "pd"}], "needs a projector"),
+        (
+            "fedalignuniform",
+            {"encoder": {"widths": [8]}, "projector": {"out_dim": 16}},
+            [{"name": "pd"}],
+            "pd compares h, 8 wide, with z, 16 wide: set model.projector.out_dim to 8",
+        ),
+        ("fedalignuniform", WIDE, [{"name": "dsr", "num_clients": 17}], "16 dimensions among 17 clients"),
+        ("fedalignuniform", WIDE, [{"name": "hsd"}, {"name": "dsr"}], "choose one"),
+        ("fedbyol", WIDE, [{"name": "hsd"}], "fedbyol compares them with something else"),
+        ("supervised", WIDE, [{"name": "hsd"}], "supervised compares them with something else"),
+        ("fedalignuniform", WIDE, [{"name": "dsr"}, {"name": "dsr"}], "dsr twice"),
+    ],
+)
+def test_combinations_that_make_no_sense(host: str, model: Any, add_ons: Any, reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        _spec(*add_ons, host=host, model=model)
+
+
+def test_a_client_without_dimensions_is_refused() -> None:
+    spec = method_spec("ssd")
+    without = dataclasses.replace(context(spec, 1, "client-0"), dimensions=None)
+    with pytest.raises(MethodError, match="client-0 was assigned no dimensions"):
+        own_dimensions(without)
+    with pytest.raises(MethodError, match="not all within the embedding's 16"):
+        own_dimensions(dataclasses.replace(without, dimensions=(3, 16)))
+
+
+@pytest.mark.parametrize(
+    ("host", "add_ons"),
+    [
+        ("fedalignuniform", [{"name": "pd", "variant": "mse"}]),
+        ("fedsimclr", [{"name": "dsr"}, {"name": "pd"}]),
+        ("fedsimclr", [{"name": "hsd"}, {"name": "pd"}, {"name": "proximal"}]),
+        ("fedbyol", [{"name": "dsr"}, {"name": "pd"}, {"name": "scaffold"}]),
+        ("supervised", [{"name": "dsr"}]),
+    ],
+)
+def test_goes_onto_other_methods(host: str, add_ons: Any) -> None:
+    spec = _spec(*add_ons, host=host)
+    result = simulate(spec, shards(spec))
+    assert all(bool(tensor.isfinite().all()) for tensor in result.model.values())
+    metrics = result.history[-1].clients["client-0"]
+    terms = {add_on["name"] for add_on in add_ons} & {"dsr", "pd", "proximal"}
+    assert terms <= {name.removeprefix("loss/") for name in metrics}
+
+
+def test_ssd_with_fedemas_merge() -> None:
+    spec = method_spec("ssd", method={"name": "ssd", "merge": {"name": "ema"}})
+    result = simulate(spec, shards(spec))
+    assert {"loss/dsr", "loss/pd"} <= result.history[-1].clients["client-0"].keys()

@@ -1,0 +1,211 @@
+"""SCAFFOLD: the corrected step, the variates' update, and who keeps what."""
+
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from fedssl.artifacts.tensors import Tensors
+from fedssl.methods import METHODS
+from fedssl.protocol.runs import RunSpec
+from fedssl.simulation import simulate
+from support.methods import context, method_spec, shards
+from support.rounds import aggregate, client_data, local_round, start, training
+
+LR, MOMENTUM = 0.05, 0.9
+
+
+def _spec(step_size: str = "momentum", host: str = "fedsimclr", momentum: float = MOMENTUM, **more: Any) -> RunSpec:
+    add_on = {"name": "scaffold", "step_size": step_size}
+    optimizer = {"learning_rate": LR, "momentum": momentum, "weight_decay": 0.0}
+    training = {"batch_size": 32, "local_epochs": 2, "optimizer": optimizer}
+    return method_spec(host, **{"method": {"name": host, "add_ons": [add_on]}, "training": training, **more})
+
+
+def _part(tensors: Tensors, prefix: str) -> Tensors:
+    return {name.removeprefix(f"{prefix}."): value for name, value in tensors.items() if name.startswith(f"{prefix}.")}
+
+
+def _with_control(spec: RunSpec, seed: int) -> tuple[Tensors, Tensors]:
+    """A broadcast with c, and a client state with c_k, of random numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    broadcast = dict(start(spec).broadcast)
+    state: Tensors = {}
+    for name, value in _part(broadcast, "control").items():
+        broadcast[f"control.{name}"] = 0.01 * torch.randn(value.shape, generator=generator)
+        state[f"scaffold_own.{name}"] = 0.01 * torch.randn(value.shape, generator=generator)
+    return broadcast, state
+
+
+def _by_the_algorithm(spec: RunSpec, broadcast: Tensors, state: Tensors, divisor: float) -> tuple[Tensors, Tensors]:
+    """One round after Algorithm 1, option II, on FedSimCLR's loss: (w, c_k')."""
+    host = spec.model_copy(update={"method": method_spec("fedsimclr").method})
+    algorithm, ctx = METHODS["fedsimclr"].bind(host).client, context(host, 1, "client-0")
+    modules = algorithm.build(ctx)
+    modules.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    data = client_data(host, "client-0")
+    weights = {name: value for name, value in broadcast.items() if not name.startswith("control.")}
+    algorithm.merge(modules, weights, None, data, ctx)
+    optimizer = torch.optim.SGD(modules.parameters(), lr=LR, momentum=spec.training.optimizer.momentum)
+    c, c_k = _part(broadcast, "control"), _part(state, "scaffold_own")
+    x = {name: value.detach().clone() for name, value in modules.named_parameters()}
+    num_steps = 0
+    for epoch in range(2):
+        for batch in algorithm.batches(data, epoch, ctx):
+            optimizer.zero_grad()
+            algorithm.objective(modules, batch, ctx)[0]["nt_xent"].backward()
+            optimizer.step()
+            num_steps += 1
+            with torch.no_grad():
+                for name, parameter in modules.named_parameters():
+                    parameter -= LR * (c[name] - c_k[name])
+    w = {name: value.detach() for name, value in modules.named_parameters()}
+    return w, {name: c_k[name] - c[name] + (x[name] - w[name]) / (num_steps * divisor) for name in w}
+
+
+@pytest.mark.parametrize(
+    ("step_size", "momentum", "divisor"),
+    [("momentum", 0.9, LR / (1 - 0.9)), ("plain", 0.9, LR), ("momentum", 0.0, LR), ("plain", 0.0, LR)],
+)
+def test_a_round_is_algorithm_1(step_size: str, momentum: float, divisor: float) -> None:
+    spec = _spec(step_size, momentum=momentum)
+    broadcast, state = _with_control(spec, seed=3)
+    result = local_round(spec, broadcast, state=state)
+    w, own = _by_the_algorithm(spec, broadcast, state, divisor)
+    for name in w:
+        torch.testing.assert_close(result.update[name], w[name], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(result.state[f"scaffold_own.{name}"], own[name], rtol=1e-4, atol=1e-5)
+        change = own[name] - state[f"scaffold_own.{name}"]
+        torch.testing.assert_close(result.update[f"control_delta.{name}"], change, rtol=1e-4, atol=1e-5)
+
+
+def test_the_first_round_is_fedavgs_and_its_variates_are_mean_gradients() -> None:
+    """Without momentum and with one step, c_k' is the gradient itself."""
+    spec = _spec(momentum=0.0, training={"batch_size": 1000, "local_epochs": 1, "optimizer": {"momentum": 0.0}})
+    spec = RunSpec.model_validate(
+        {**spec.model_dump(), "training": {"batch_size": 1000, "optimizer": {"momentum": 0, "weight_decay": 0}}}
+    )
+    plain = RunSpec.model_validate({**spec.model_dump(), "method": {"name": "fedsimclr"}})
+    broadcast = start(spec).broadcast
+    corrected, uncorrected = local_round(spec, broadcast), local_round(plain, start(plain).broadcast)
+    for name, value in uncorrected.update.items():
+        assert torch.equal(corrected.update[name], value)
+    client = training(plain)
+    client.losses(client.batch())["nt_xent"].backward()  # type: ignore[no-untyped-call]
+    for name, parameter in client.modules.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(corrected.state[f"scaffold_own.{name}"], parameter.grad, rtol=1e-3, atol=2e-5)
+
+
+def test_the_ways_of_counting_a_step_differ_by_the_momentum() -> None:
+    broadcast = start(_spec()).broadcast
+    momentum, plain = (local_round(_spec(step_size), broadcast).state for step_size in ("momentum", "plain"))
+    for name, value in momentum.items():
+        torch.testing.assert_close(plain[name], value / (1 - MOMENTUM), rtol=1e-5, atol=1e-9)
+
+
+def test_both_settle_at_a_correction_that_cancels_the_drift() -> None:
+    """With constant gradients g_k, SGD with momentum drifts by g_k lr / (1 - m) a step; c_k - c must become that."""
+    gradients, m = torch.tensor([1.0, 3.0], dtype=torch.float64), MOMENTUM
+    for divisor in (LR / (1 - m), LR):
+        own, c = torch.zeros(2, dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+        for _ in range(200):
+            moved_per_step = LR / (1 - m) * gradients + LR * (c - own)
+            new = own - c + moved_per_step / divisor
+            c, own = c + (new - own).mean(), new
+        torch.testing.assert_close(own - c, (gradients - gradients.mean()) / (1 - m))
+
+
+def test_the_coordinators_variate_moves_by_the_sampled_share() -> None:
+    spec = _spec(cohort={"min_clients": 3, "fraction": 0.5})
+    state = start(spec).state
+    changes = [{name.replace("control.", "control_delta.", 1): torch.full_like(value, size) for name, value in
+                state.items() if name.startswith("control.")} for size in (1.0, 3.0)]  # fmt: skip
+    weights = {name: value for name, value in state.items() if not name.startswith("control.")}
+    after = aggregate(spec, state, [(10, {**weights, **changes[0]}), (1000, {**weights, **changes[1]})]).state
+    for name in _part(state, "control"):  # half of three clients are two
+        torch.testing.assert_close(after[f"control.{name}"], torch.full_like(state[f"control.{name}"], 2 / 3 * 2.0))
+
+
+def test_with_everybody_c_is_the_mean_of_the_clients_variates() -> None:
+    spec = _spec(num_rounds=3)
+    result = simulate(spec, shards(spec))
+    for name, c in _part(result.model, "control").items():
+        own = torch.stack([state[f"scaffold_own.{name}"] for state in result.client_states.values()])
+        torch.testing.assert_close(c, own.mean(dim=0), rtol=1e-4, atol=1e-6)
+    assert any(float(c.abs().max()) > 0 for c in _part(result.model, "control").values())
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.5, 0.6])
+def test_c_is_the_mean_of_the_clients_variates_whatever_the_fraction_is_rounded_to(fraction: float) -> None:
+    spec = _spec(num_rounds=3)
+    clients = shards(spec)
+    spec = _spec(num_rounds=3, cohort={"clients": list(clients), "fraction": fraction})
+    result = simulate(spec, clients)
+    for name, c in _part(result.model, "control").items():
+        own = torch.stack([state[f"scaffold_own.{name}"] for state in result.client_states.values()])
+        torch.testing.assert_close(c, own.sum(dim=0) / len(clients), rtol=1e-4, atol=1e-6)
+
+
+def test_zero_epochs_change_nothing() -> None:
+    spec = _spec(training={"local_epochs": 0})
+    broadcast, state = _with_control(spec, seed=1)
+    result = local_round(spec, broadcast, state=state)
+    assert all(float(change.abs().max()) == 0 for change in _part(result.update, "control_delta").values())
+    assert all(torch.equal(result.state[name], value) for name, value in state.items())
+
+
+def test_variates_are_declared_as_control_and_parameters_only() -> None:
+    spec = _spec()
+    plan = METHODS["fedsimclr"].bind(spec).plan
+    down = {tensor.name: tensor for tensor in plan.broadcast if tensor.kind == "control"}
+    up = {tensor.name: tensor for tensor in plan.update if tensor.kind == "control"}
+    modules = training(spec).modules
+    parameters = {name for name, parameter in modules.named_parameters() if parameter.requires_grad}
+    assert down.keys() == {f"control.{name}" for name in parameters}
+    assert up.keys() == {f"control_delta.{name}" for name in parameters}
+    assert not any("running" in name for name in parameters)
+    assert {tensor.reduce for tensor in (*down.values(), *up.values())} == {"method"}
+
+
+def test_covers_every_head_that_is_trained_wherever_it_comes_from() -> None:
+    supervised = _spec(host="supervised")
+    assert "control.classifier.weight" in start(supervised).broadcast
+    both = method_spec("fedsimclr", method={"name": "fedsimclr", "add_ons": [{"name": "scaffold"}, {"name": "fedx"}]})
+    assert any(name.startswith("control.fedx_predictor.") for name in start(both).broadcast)
+    byol = _spec(host="fedbyol")
+    assert not any(name.startswith("control.target") for name in start(byol).broadcast)
+
+
+def test_leaves_the_initial_weights_alone() -> None:
+    spec = _spec()
+    plain = start(method_spec("fedsimclr")).broadcast
+    assert all(torch.equal(start(spec).broadcast[name], value) for name, value in plain.items())
+
+
+def test_the_target_network_follows_the_corrected_weights() -> None:
+    """The correction comes before BYOL's moving average."""
+    spec = _spec(host="fedbyol", training={"batch_size": 1000, "optimizer": {"learning_rate": LR}})
+    broadcast, variates = _with_control(spec, seed=2)
+    result = local_round(spec, broadcast, state={**local_round(spec, broadcast).state, **variates})
+    start_of_target = {
+        name: local_round(spec, broadcast).state[name] for name in result.state if name.startswith("target_encoder.")
+    }
+    name = "encoder.blocks.0.conv.weight"
+    expected = 0.99 * start_of_target[f"target_{name}"] + 0.01 * result.update[name]
+    torch.testing.assert_close(result.state[f"target_{name}"], expected, rtol=1e-5, atol=1e-7)
+
+
+def test_only_sgd_tells_gradients_from_distances() -> None:
+    with pytest.raises(ValidationError, match=r"set training.optimizer.name to sgd"):
+        _spec(training={"optimizer": {"name": "adam"}})
+    with pytest.raises(ValidationError, match="scaffold needs the global model"):
+        method_spec("scaffold", method={"name": "scaffold", "merge": {"name": "local"}, "reducer": {"name": "none"}})
+
+
+@pytest.mark.parametrize("host", ["supervised", "fedalignuniform"])
+def test_goes_onto_other_methods(host: str) -> None:
+    spec = method_spec(host, method={"name": host, "add_ons": [{"name": "scaffold"}, {"name": "proximal"}]})
+    result = simulate(spec, shards(spec))
+    assert all(bool(tensor.isfinite().all()) for tensor in result.model.values())

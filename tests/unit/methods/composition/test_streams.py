@@ -1,0 +1,29 @@
+"""The further image streams of a batch."""
+
+import torch
+
+from fedssl.methods.api import ClientData
+from fedssl.methods.composition.streams import draw_streams, quarter_turns, turned
+from support.methods import context, method_spec
+
+
+def test_every_image_is_turned_by_its_quarters() -> None:
+    images = torch.rand(6, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    quarters = quarter_turns(6, torch.device("cpu")).tolist()
+    assert quarters == [0, 1, 2, 3, 0, 1]
+    for image, result, quarter in zip(images, turned(images), quarters, strict=True):
+        assert torch.equal(torch.rot90(image, quarter, dims=(1, 2)), result)
+
+
+def test_references_pass_once_through_all_images_in_an_epoch() -> None:
+    spec = method_spec("fedsimclr", training={"batch_size": 4})
+    data = ClientData(torch.arange(12, dtype=torch.uint8).view(12, 1, 1, 1))
+    ctx = context(spec, 1, "client-0")
+    draw = draw_streams(frozenset({"references", "rotated"}), data, 0, ctx)
+    drawn = [draw(number, torch.arange(4 * number, 4 * number + 4)) for number in range(3)]
+    references = torch.cat([streams["references"] for streams in drawn]).flatten().tolist()
+    assert sorted(references) == list(range(12))
+    assert references != list(range(12))
+    assert [streams["rotated"].flatten().tolist() for streams in drawn] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    other = draw_streams(frozenset({"references"}), data, 1, ctx)(0, torch.arange(4))
+    assert not torch.equal(other["references"], drawn[0]["references"])

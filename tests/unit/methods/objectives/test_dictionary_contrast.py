@@ -1,0 +1,146 @@
+"""FedCA: contrast with the dictionary from the equation, alignment to the base model, and how dictionaries combine."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from fedssl.engine import start_run
+from fedssl.engine.distillation import DistillationProgress, run_distillation
+from fedssl.errors import MethodError
+from fedssl.methods import METHODS
+from fedssl.methods.api import Context
+from fedssl.methods.objectives.dictionary_contrast import BaseTraining, combined
+from fedssl.protocol.runs import RunSpec
+from fedssl.simulation import simulate
+from support.methods import CONFIGS, PUBLIC, context, method_spec, shards
+from support.rounds import aggregate, local_round, start, training
+
+
+def _spec(public: dict[str, Any] | None = PUBLIC, **fedca: Any) -> RunSpec:
+    return method_spec("fedca", method={"name": "fedca", **CONFIGS["fedca"], **fedca}, public_data=public)
+
+
+def _info_nce(query: Any, key: Any, dictionary: Any, temperature: float) -> float:
+    query, key = (z / np.linalg.norm(z, axis=1, keepdims=True) for z in (query, key))
+    terms = []
+    for q, k in zip(query, key, strict=True):
+        scores = np.array([q @ k, *(dictionary @ q)]) / temperature
+        terms.append(np.log(np.exp(scores).sum()) - scores[0])
+    return float(np.mean(terms))
+
+
+def test_the_losses_are_the_equations() -> None:
+    client = training(_spec(temperature=0.4, alignment_weight=0.3))
+    modules, batch = client.modules, client.batch()
+    with torch.no_grad():
+        z1, z2 = (modules["projector"](modules["encoder"](x)).double().numpy() for x in batch.views)
+        h = modules["encoder"](batch.extra["public"]).double().numpy()
+        base = client.algorithm.build(client.ctx)["encoder"].eval()
+        base.load_state_dict(
+            {name.removeprefix("base_encoder."): v for name, v in client.broadcast.items() if name.startswith("base_")}
+        )
+        h_base = base(batch.extra["public"]).double().numpy()
+    dictionary = client.broadcast["dictionary"].double().numpy()
+    values = client.values(batch)
+    expected = (_info_nce(z1, z2, dictionary, 0.4) + _info_nce(z2, z1, dictionary, 0.4)) / 2
+    assert values["info_nce"] == pytest.approx(expected, rel=1e-4)
+    distances = [np.sqrt(np.sum((a - b) ** 2)) for a, b in zip(h, h_base, strict=True)]
+    assert values["alignment"] == pytest.approx(0.3 * np.mean(distances), rel=1e-4)
+
+
+def test_public_images_come_with_every_batch_and_are_augmented_apart() -> None:
+    client, plain = training(_spec()), training(_spec(alignment_weight=0))
+    batch = client.batch()
+    assert batch.extra["public"].shape == batch.views[0].shape
+    assert plain.batch().extra == {}
+    torch.testing.assert_close(plain.batch().views[0], batch.views[0])
+
+
+def test_the_newest_entries_come_first_one_of_each_client_in_turn() -> None:
+    previous = torch.arange(6.0)[:, None]
+    a, b = torch.tensor([[10.0], [11.0]]), torch.tensor([[20.0], [21.0]])
+    assert combined(previous, [a, b]).flatten().tolist() == [10, 20, 11, 21, 0, 1]
+    many = [torch.full((4, 1), float(client)) for client in range(3)]
+    assert combined(previous, many).flatten().tolist() == [0, 1, 2, 0, 1, 2]
+
+
+def test_a_client_sends_unit_vectors_and_the_coordinator_puts_them_together() -> None:
+    spec = _spec(dictionary_size=100, client_dictionary_size=40)
+    state = start(spec).state
+    updates = [local_round(spec, state, client=f"client-{k}").update for k in range(2)]
+    assert all(bool(((u["client_dictionary"].norm(dim=1) - 1).abs() < 1e-5).all()) for u in updates)
+    assert not torch.equal(updates[0]["client_dictionary"], updates[1]["client_dictionary"])
+    after = aggregate(spec, state, [(10, update) for update in updates]).state
+    expected = combined(state["dictionary"], [update["client_dictionary"] for update in updates])
+    assert torch.equal(after["dictionary"], expected)
+    assert torch.equal(after["dictionary"][80:], state["dictionary"][:20])
+
+
+def test_the_base_model_is_trained_once_on_public_images_and_stays() -> None:
+    spec = _spec()
+    first, again = start(spec).state, start(spec).state
+    base = {name: value for name, value in first.items() if name.startswith("base_encoder.")}
+    assert base
+    assert all(torch.equal(again[name], value) for name, value in base.items())
+    name = "blocks.0.conv.weight"
+    assert not torch.equal(base[f"base_encoder.{name}"], first[f"encoder.{name}"])
+    result = simulate(spec, shards(spec))
+    assert all(torch.equal(result.model[name], value) for name, value in base.items())
+    longer = start(_spec(num_base_epochs=6)).state
+    assert not torch.equal(longer[f"base_encoder.{name}"], base[f"base_encoder.{name}"])
+
+
+def test_the_base_model_learns_the_contrast() -> None:
+    """Its SimCLR loss, seen through what the engine reports, falls."""
+    spec = _spec()
+    modules = METHODS["fedca"].bind(spec).client.build(context(spec, 0))
+    online = torch.nn.ModuleDict({name: modules[name] for name in ("encoder", "projector")})
+    task = BaseTraining(online, num_epochs=40, temperature=0.5, optimizer=spec.training.optimizer)
+    losses: list[float] = []
+
+    def note(progress: DistillationProgress) -> None:
+        assert progress.loss is not None
+        losses.append(progress.loss)
+
+    run_distillation(task, context(spec, 0), note)
+    assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.1
+
+
+def test_without_alignment_there_is_no_base_model_and_no_need_for_public_images() -> None:
+    spec = _spec(public=None, alignment_weight=0)
+    client = training(spec)
+    assert client.values(client.batch()).keys() == {"info_nce"}
+    assert not any(name.startswith("base_encoder.") for name in client.broadcast)
+
+
+def test_is_refused_without_public_images() -> None:
+    with pytest.raises(ValidationError, match=r"add a \[public_data\] section, or set method.alignment_weight to 0"):
+        _spec(public=None)
+    spec = _spec()
+    with pytest.raises(MethodError, match="there are none here"):  # on a machine that has not loaded them
+        start_run(METHODS["fedca"], Context(spec=spec, round_number=0))
+
+
+def test_dictionaries_are_declared_as_such_and_the_base_model_is_kept() -> None:
+    spec = _spec()
+    plan = METHODS["fedca"].bind(spec).plan
+    assert {t.name for t in plan.update if t.kind == "dictionary"} == {"client_dictionary"}
+    assert {t.name for t in plan.broadcast if t.kind == "dictionary"} == {"dictionary"}
+    assert not any(t.name.startswith("base_encoder.") for t in plan.update)
+    assert {t.reduce for t in plan.broadcast if t.name.startswith("base_encoder.")} == {"keep"}
+
+
+def test_a_client_with_few_images_repeats_them() -> None:
+    client = training(_spec())
+    few = type(client.data)(client.data.images[:3])
+    update, state = client.algorithm.finish(client.modules, few, client.ctx)
+    assert update["client_dictionary"].shape == (64, 8)
+    assert state == {}
+
+
+def test_makes_no_sense_alone() -> None:
+    with pytest.raises(ValidationError, match="learns from what the other clients send"):
+        _spec(merge={"name": "local"}, reducer={"name": "none"})
