@@ -18,7 +18,7 @@ _BY_BATCHES = MeanConfig(weighting="batches")
 
 
 def eua(config: EUAConfig) -> Reducer:
-    """FedU2 (Liao et al. 2024): a step along the clients' shortest common direction (see the config `FedU2Config`)."""
+    """FedU2 (Liao et al. 2024): a step along the clients' shortest common direction (`FedU2Config`)."""
 
     def reduce(updates: Sequence[Update], state: ServerState, ctx: Context) -> tuple[Tensors, Metrics]:
         tensors = [update.load() for update in updates]
@@ -30,7 +30,7 @@ def eua(config: EUAConfig) -> Reducer:
 
 
 def ldawa(config: LDAWAConfig) -> Reducer:
-    """L-DAWA (Rehman et al. 2023): each tensor scaled by its cosine to the global one (see the config `LDAWAMethodConfig`)."""
+    """L-DAWA (Rehman et al. 2023): each tensor scaled by its cosine to the global one (`LDAWAMethodConfig`)."""
 
     def reduce(updates: Sequence[Update], state: ServerState, ctx: Context) -> tuple[Tensors, Metrics]:
         if ctx.round_number <= config.num_plain_rounds:
