@@ -11,7 +11,7 @@ from fedssl.artifacts.tensors import Tensors
 from fedssl.engine import LocalResult, run_aggregation, run_local_round, start_run
 from fedssl.engine.aggregation import ServerResult
 from fedssl.methods import METHODS
-from fedssl.methods.api import Batch, ClientData, Context, Losses, Measurements, Update
+from fedssl.methods.api import Batch, ClientData, Context, Losses, Terms, Update
 from fedssl.methods.composition.client import ClientAlgorithm
 from fedssl.protocol.runs import RunSpec
 from support.methods import context, shards
@@ -62,7 +62,7 @@ class Training:
         """An epoch's first batch."""
         return next(self.algorithm.batches(self.data, epoch, self.ctx))
 
-    def terms(self, batch: Batch) -> tuple[Losses, Measurements]:
+    def terms(self, batch: Batch) -> Terms:
         """Return its losses and measurements, as a step computes them."""
         self.algorithm.before_step(self.modules, self.ctx)
         return self.algorithm.objective(self.modules, batch, self.ctx)

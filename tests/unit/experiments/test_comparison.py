@@ -82,7 +82,7 @@ def test_a_spec_without_evaluation_gets_one(tmp_path: Path) -> None:
         ([Variant("a", "fedsimclr"), Variant("a", "fedx")], [0], "variant a is listed twice"),
         ([Variant("a", "fedsimclr")], [0, 0], "seed 0 is listed twice"),
         ([Variant("a", "fedsimclr", changes={"partition": {"alpha": 9}})], [0], "a has its own partition"),
-        ([Variant("a", "flesd")], [0], "no run is possible: a: distillation needs images"),
+        ([Variant("a", "flesd")], [0], "no run is possible: a: distillation needs public images"),
         ([], [0], "at least one method"),
     ],
 )

@@ -26,7 +26,7 @@ from torch import nn
 from fedssl.engine.optimization import optimizer_for, restart
 from fedssl.engine.steps import LossFunction, Step, StepValues, eager_step
 from fedssl.errors import MethodError
-from fedssl.methods.api import Batch, Context, Losses, Measurements
+from fedssl.methods.api import Batch, Context, Terms
 from fedssl.methods.composition.client import ClientAlgorithm
 from fedssl.protocol.runs import RunSpec
 
@@ -180,14 +180,14 @@ def compiled(objective: LossFunction) -> LossFunction:
     fused = torch.compile(objective, dynamic=False)
     is_new, failed = True, False
 
-    def run(modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
+    def run(modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Terms:
         nonlocal is_new, failed
         from torch._dynamo.exc import TorchDynamoException  # loads the compiler, which takes seconds
 
         if not failed:
             try:
                 with _compiling_backward(), _no_tf32_warning() if is_new else nullcontext():
-                    found: tuple[Losses, Measurements] = fused(modules, batch, ctx)
+                    found: Terms = fused(modules, batch, ctx)
                 is_new = False
                 return found
             except TorchDynamoException as error:

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from fedssl.engine.optimization import autocast, take_step, total_loss
-from fedssl.methods.api import Batch, Context, Losses, Measurements
+from fedssl.methods.api import Batch, Context, Terms
 from fedssl.methods.composition.client import ClientAlgorithm
 
-LossFunction = Callable[[nn.ModuleDict, Batch, Context], tuple[Losses, Measurements]]
+LossFunction = Callable[[nn.ModuleDict, Batch, Context], Terms]
 
 
 class StepValues(NamedTuple):

@@ -22,6 +22,9 @@ Losses = dict[str, torch.Tensor]
 Measurements = dict[str, torch.Tensor]
 """Named numbers of a step that are reported and not minimised, as tensors on the device."""
 
+Terms = tuple[Losses, Measurements]
+"""What the objective or another part computes from a batch."""
+
 ClientState = Tensors
 """What a method keeps on the client between rounds and never sends."""
 

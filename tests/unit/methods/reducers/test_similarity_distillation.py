@@ -338,8 +338,8 @@ def test_public_images_can_be_given() -> None:
             "1,249,975,000 pairs",
         ),
         ({"reducer": {"optimizer": {"schedule": "cosine"}}}, "must be constant"),
-        ({"host": "fedbyol"}, "fedbyol trains more that is shared"),
-        ({"host": "supervised"}, "supervised trains more that is shared"),
+        ({"host": "fedbyol"}, "fedbyol shares more than these"),
+        ({"host": "supervised"}, "supervised shares more than these"),
     ],
 )
 def test_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:

@@ -34,7 +34,7 @@ from fedssl.artifacts.tensors import Tensors
 from fedssl.data.augment import normalize, to_float
 from fedssl.errors import MethodError
 from fedssl.losses import crossed_kl, student_t_assignment
-from fedssl.methods.api import Batch, ClientData, Context, Losses, Measurements, Update
+from fedssl.methods.api import Batch, ClientData, Context, Terms, Update
 from fedssl.methods.composition.follower import TARGET
 from fedssl.methods.composition.modules import copy_of
 from fedssl.methods.composition.part import Online, Part, Wire
@@ -80,7 +80,7 @@ class CrossedKL(Part):
         if self.config.scale == "unit" and ctx.round_number == 1:
             _start_from_embeddings(modules, data, ctx)
 
-    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Terms:
         centers = modules[CENTERS]
         with torch.no_grad():
             target_a, target_b = (centers(t) for t in online.targets)

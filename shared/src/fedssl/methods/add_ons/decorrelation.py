@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from fedssl.losses import decorrelation
-from fedssl.methods.api import Batch, Context, Losses, Measurements
+from fedssl.methods.api import Batch, Context, Terms
 from fedssl.methods.composition.part import Online, Part
 from fedssl.protocol.methods.add_ons import DecorrelationConfig
 
@@ -26,7 +26,7 @@ class Decorrelation(Part):
 
     config: DecorrelationConfig
 
-    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Terms:
         features = online.z if self.config.on == "z" else online.h
         losses = [decorrelation(x, self.config.variant) for x in features]
         return {"decorrelation": self.config.weight * torch.stack(losses).sum()}, {}

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from fedssl.artifacts.tensors import Tensors
 from fedssl.errors import MethodError
 from fedssl.losses import dimension_scaled
-from fedssl.methods.api import Batch, ClientData, Context, Losses, Measurements
+from fedssl.methods.api import Batch, ClientData, Context, Terms
 from fedssl.methods.composition.part import Online, Part
 from fedssl.protocol.methods.add_ons import DSRConfig, HSDConfig
 
@@ -67,7 +67,7 @@ class DimensionScaledRegularisation(Part):
             seed = dataclasses.replace(ctx, round_number=0, client_id="").seed("dsr-rotation")
             modules[_DSR].get_buffer("rotation").copy_(random_rotation(len(own), seed))
 
-    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Terms:
         if self.config.variant == "reference":
             rotation, views = modules[_DSR].get_buffer("rotation"), online.z
         else:

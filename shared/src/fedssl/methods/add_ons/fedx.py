@@ -32,7 +32,7 @@ from torch import nn
 from fedssl.artifacts.tensors import Tensors
 from fedssl.errors import MethodError
 from fedssl.losses import nt_xent, relational_divergence
-from fedssl.methods.api import Batch, ClientData, Context, Losses, Measurements
+from fedssl.methods.api import Batch, ClientData, Context, Losses, Terms
 from fedssl.methods.composition.modules import copy_of, load_modules
 from fedssl.methods.composition.part import ENCODER, PROJECTOR, Online, Part
 from fedssl.methods.composition.streams import REFERENCES
@@ -80,7 +80,7 @@ class CrossDistillation(Part):
             load_modules(teacher, teacher.keys(), broadcast, "broadcast")
             teacher.eval()
 
-    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Terms:
         losses: Losses = {}
         if self.config.local_relational:
             _, references = online.extra[REFERENCES]

@@ -19,7 +19,7 @@ from torch import nn
 
 from fedssl.artifacts.tensors import Tensors
 from fedssl.losses import flexible_uniform_regularizer
-from fedssl.methods.api import Batch, ClientData, Context, Losses, Measurements
+from fedssl.methods.api import Batch, ClientData, Context, Terms
 from fedssl.methods.composition.part import Online, Part
 from fedssl.protocol.methods.add_ons import FURConfig
 
@@ -52,7 +52,7 @@ class FlexibleUniform(Part):
     def begin(self, modules: nn.ModuleDict, broadcast: Tensors, data: ClientData, ctx: Context) -> None:
         _sampler(modules).start(ctx.seed("fur"), ctx.device)
 
-    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Terms:
         generator, config = _sampler(modules).generator, self.config
         assert generator is not None, "`begin` has set it"
         losses = [flexible_uniform_regularizer(z, generator, config.num_projections, config.divisor) for z in online.z]

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from fedssl.losses import projector_distillation
-from fedssl.methods.api import Batch, Context, Losses, Measurements
+from fedssl.methods.api import Batch, Context, Terms
 from fedssl.methods.composition.part import Online, Part
 from fedssl.protocol.methods.add_ons import PDConfig
 
@@ -30,7 +30,7 @@ class ProjectorDistillation(Part):
 
     config: PDConfig
 
-    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Terms:
         losses = [
             projector_distillation(h, z, self.config.temperature, self.config.variant)
             for h, z in zip(online.h, online.projected, strict=True)

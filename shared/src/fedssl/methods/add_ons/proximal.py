@@ -17,7 +17,7 @@ from torch import nn
 
 from fedssl.artifacts.tensors import Tensors
 from fedssl.losses import proximal
-from fedssl.methods.api import Batch, ClientData, Context, Losses, Measurements
+from fedssl.methods.api import Batch, ClientData, Context, Terms
 from fedssl.methods.composition.part import Online, Part
 from fedssl.methods.composition.snapshots import Snapshot, snapshot, trained_parameters
 from fedssl.protocol.methods.add_ons import ProximalConfig
@@ -39,7 +39,7 @@ class Proximal(Part):
     def begin(self, modules: nn.ModuleDict, broadcast: Tensors, data: ClientData, ctx: Context) -> None:
         snapshot(modules, _GLOBAL).load({**trained_parameters(modules), **broadcast})
 
-    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Terms:
         reference = snapshot(modules, _GLOBAL).tensors()
         now = dict(modules.named_parameters())
         return {"proximal": proximal({name: now[name] for name in reference}, reference, self.config.mu)}, {}

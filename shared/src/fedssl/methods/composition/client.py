@@ -11,15 +11,7 @@ from fedssl.artifacts.tensors import Tensors
 from fedssl.data.augment import normalize, random_view, to_float
 from fedssl.data.batches import epoch_batches, num_batches
 from fedssl.errors import MethodError
-from fedssl.methods.api import (
-    Batch,
-    ClientData,
-    ClientState,
-    Context,
-    Losses,
-    Measurements,
-    Schedule,
-)
+from fedssl.methods.api import Batch, ClientData, ClientState, Context, Schedule, Terms
 from fedssl.methods.composition.modules import declare, learning_rate, load_modules, run_online, tensors_of
 from fedssl.methods.composition.part import ENCODER, PROJECTOR, Merge, Objective, Part, Wire
 from fedssl.methods.composition.streams import ROTATED, draw_streams, turned
@@ -163,7 +155,7 @@ class ClientAlgorithm:
         for part in self.parts:
             part.before_step(modules, ctx)
 
-    def objective(self, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
+    def objective(self, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Terms:
         """Return the loss terms of one batch, and what else is reported of it."""
         online = run_online(modules, batch, joint=self.host.is_joint())
         for part in self.parts:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from fedssl.artifacts.tensors import Tensors
-from fedssl.methods.api import Batch, ClientData, Context, Losses, Measurements, Schedule, Update
+from fedssl.methods.api import Batch, ClientData, Context, Schedule, Terms, Update
 from fedssl.protocol.plan import ArtifactPlan, Kind
 
 ENCODER, PROJECTOR, PREDICTOR = "encoder", "projector", "predictor"
@@ -124,7 +124,7 @@ class Part:
     def before_step(self, modules: nn.ModuleDict, ctx: Context) -> None:
         """Update networks before each batch's forward pass: moving averages that the pass is to use."""
 
-    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Terms:
         """Return the weighted loss terms of one batch, and what else is reported of it. Updates no network."""
         return {}, {}
 

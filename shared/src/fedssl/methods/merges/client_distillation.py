@@ -6,7 +6,7 @@ The student's weights, which are the broadcast, do not fit its network. Their si
 
 and the client's network is trained to find the same among the public images, by the coordinator's own training
 (`reducers/similarity_distillation.py`, with this one teacher) for `client_distillation.num_epochs` epochs, from its
-own weights of the last round. Nothing more goes down or up for it.
+own weights of the last round. Nothing else is broadcast or sent for it.
 
 This step is not part of FLESD, whose clients with other architectures take nothing from the ensemble. It is off unless
 the config asks for it. In the first round nothing has been distilled yet, so there is nothing to learn.
@@ -27,7 +27,7 @@ from fedssl.protocol.methods.distillation import ClientDistillationConfig, Disti
 
 @dataclass(frozen=True)
 class LearnFromStudent:
-    """Train the own network on the student's similarities."""
+    """Trains a client's own network on the student's similarities."""
 
     config: DistillationConfig
     lesson: ClientDistillationConfig

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from fedssl.losses import alignment, uniformity
-from fedssl.methods.api import Batch, Context, Losses, Measurements
+from fedssl.methods.api import Batch, Context, Terms
 from fedssl.methods.composition.part import Objective, Online
 from fedssl.protocol.methods.fedalignuniform import FedAlignUniformConfig
 
@@ -27,7 +27,7 @@ class AlignUniform(Objective):
     def is_joint(self) -> bool:
         return self.config.views == "joint"
 
-    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Terms:
         z1, z2 = online.z
         t, weight = self.config.uniformity_t, self.config.uniformity_weight
         return {

@@ -17,7 +17,7 @@ from torch import nn
 
 from fedssl.errors import MethodError
 from fedssl.losses import byol_regression
-from fedssl.methods.api import Batch, Context, Losses, Measurements
+from fedssl.methods.api import Batch, Context, Terms
 from fedssl.methods.composition.follower import TARGET
 from fedssl.methods.composition.part import PREDICTOR, PROJECTOR, Objective, Online
 from fedssl.models import build_mlp
@@ -48,7 +48,7 @@ class BYOL(Objective):
         targets = tuple(TARGET.embed(modules, view) for view in batch.views)
         return replace(online, predicted=tuple(modules[PREDICTOR](z) for z in online.z), targets=targets)
 
-    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Terms:
         (p1, p2), (t1, t2) = online.predicted, online.targets
         return {"regression": byol_regression(p1, t2) + byol_regression(p2, t1)}, {}
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedssl.artifacts.tensors import Tensors
 from fedssl.errors import MethodError
-from fedssl.methods.api import Batch, ClientData, Context, Losses, Measurements
+from fedssl.methods.api import Batch, ClientData, Context, Terms
 from fedssl.methods.composition.modules import encoder_width
 from fedssl.methods.composition.part import Objective, Online
 from fedssl.protocol.methods.supervised import SupervisedConfig
@@ -41,6 +41,6 @@ class CrossEntropy(Objective):
                 f"a label is {int(data.labels.max())}, but method.num_classes is {self.config.num_classes}: raise it"
             )
 
-    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Terms:
         assert batch.labels is not None, "`begin` has checked it"
         return {"cross_entropy": F.cross_entropy(modules[CLASSIFIER](online.h[0]).float(), batch.labels)}, {}

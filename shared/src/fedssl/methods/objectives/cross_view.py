@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from fedssl.losses import cross_view_info_nce
-from fedssl.methods.api import Batch, Context, Losses, Measurements
+from fedssl.methods.api import Batch, Context, Terms
 from fedssl.methods.composition.part import Objective, Online
 from fedssl.protocol.methods.flesd import FLESDConfig
 
@@ -41,6 +41,6 @@ class CrossView(Objective):
     def is_joint(self) -> bool:
         return self.config.views == "joint"
 
-    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Terms:
         z1, z2 = online.z
         return {"contrastive": cross_view_info_nce(z1, z2, self.config.temperature)}, {}

@@ -39,7 +39,7 @@ from fedssl.data.augment import normalize, random_view, to_float
 from fedssl.data.batches import epoch_batches
 from fedssl.errors import MethodError
 from fedssl.losses import info_nce, nt_xent
-from fedssl.methods.api import Batch, ClientData, Context, Losses, Measurements, Update
+from fedssl.methods.api import Batch, ClientData, Context, Losses, Terms, Update
 from fedssl.methods.composition.embedding import embed_views
 from fedssl.methods.composition.modules import copy_of, declare, load_modules
 from fedssl.methods.composition.part import ENCODER, PROJECTOR, Objective, Online, Wire
@@ -84,7 +84,7 @@ class DictionaryContrast(Objective):
             load_modules(modules, (BASE,), broadcast, "broadcast")
             modules[BASE].eval()
 
-    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Terms:
         (z1, z2), entries, temperature = online.z, _entries(modules), self.config.temperature
         contrast = (info_nce(z1, z2, entries, temperature) + info_nce(z2, z1, entries, temperature)) / 2
         if BASE not in modules:

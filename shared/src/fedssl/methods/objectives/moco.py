@@ -24,7 +24,7 @@ from torch import nn
 
 from fedssl.artifacts.tensors import Tensors
 from fedssl.losses import info_nce
-from fedssl.methods.api import Batch, ClientData, Context, Losses, Measurements
+from fedssl.methods.api import Batch, ClientData, Context, Terms
 from fedssl.methods.composition.follower import KEYS
 from fedssl.methods.composition.part import Objective, Online
 from fedssl.methods.composition.ring import Ring
@@ -52,7 +52,7 @@ class MomentumContrast(Objective):
         share = int(self.config.max_queue_share * len(data))
         key_queue(modules).length = max(1, min(self.config.queue_size, share))
 
-    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Terms:
         k1, k2 = (KEYS.embed(modules, view) for view in batch.views)
         queue, temperature = key_queue(modules), self.config.contrast_temperature
         z1, z2 = online.z

@@ -34,7 +34,7 @@ from torch import nn
 from fedssl.aggregation import balanced_kmeans, global_centroids
 from fedssl.artifacts.tensors import Tensors
 from fedssl.losses import cluster_assignment
-from fedssl.methods.api import Batch, ClientData, Context, Losses, Measurements, Schedule, Update
+from fedssl.methods.api import Batch, ClientData, Context, Schedule, Terms, Update
 from fedssl.methods.composition.embedding import embed_views
 from fedssl.methods.composition.follower import TARGET
 from fedssl.methods.composition.part import PROJECTOR, Objective, Online, Wire
@@ -117,7 +117,7 @@ class Orchestra(Objective):
     def before_step(self, modules: nn.ModuleDict, ctx: Context) -> None:
         TARGET.follow(modules, self.config.target_momentum)
 
-    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Terms:
         t1 = TARGET.embed(modules, batch.views[0])
         _memory(modules).push(t1)
         centroids = _centroids(modules).current

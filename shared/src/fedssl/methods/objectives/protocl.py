@@ -27,7 +27,7 @@ from torch import nn
 
 from fedssl.aggregation import spherical_kmeans
 from fedssl.losses import prototype_concentrations, prototype_contrast
-from fedssl.methods.api import Batch, ClientData, Context, Losses, Measurements
+from fedssl.methods.api import Batch, ClientData, Context, Terms
 from fedssl.methods.composition.embedding import embed
 from fedssl.methods.composition.follower import KEYS
 from fedssl.methods.composition.part import Online
@@ -94,7 +94,7 @@ class ProtoCL(MomentumContrast):
     def step_constants(self, modules: nn.ModuleDict, ctx: Context) -> Hashable:
         return super().step_constants(modules, ctx), _clusterings(modules).version
 
-    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Terms:
         losses, measurements = super().terms(online, modules, batch, ctx)
         if found := _clusterings(modules).current:
             contrasts = [

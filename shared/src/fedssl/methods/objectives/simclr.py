@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from fedssl.losses import nt_xent
-from fedssl.methods.api import Batch, Context, Losses, Measurements
+from fedssl.methods.api import Batch, Context, Terms
 from fedssl.methods.composition.part import Objective, Online
 from fedssl.protocol.methods.fedsimclr import FedSimCLRConfig
 
@@ -22,5 +22,5 @@ class SimCLR(Objective):
 
     config: FedSimCLRConfig
 
-    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Terms:
         return {"nt_xent": nt_xent(online.z[0], online.z[1], self.config.temperature)}, {}

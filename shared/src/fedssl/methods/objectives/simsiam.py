@@ -13,7 +13,7 @@ from typing import ClassVar
 from torch import nn
 
 from fedssl.losses import negative_cosine
-from fedssl.methods.api import Batch, Context, Losses, Measurements
+from fedssl.methods.api import Batch, Context, Terms
 from fedssl.methods.composition.part import PREDICTOR, PROJECTOR, Objective, Online
 from fedssl.models import build_mlp
 from fedssl.protocol.methods.fedsimsiam import FedSimSiamConfig
@@ -32,7 +32,7 @@ class SimSiam(Objective):
         width = self.config.embedding_width(ctx.spec.model)
         return {PREDICTOR: build_mlp(ctx.spec.model.predictor, width, width)}
 
-    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> tuple[Losses, Measurements]:
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Terms:
         z1, z2 = online.z
         p1, p2 = (modules[PREDICTOR](z) for z in online.z)
         return {"negative_cosine": (negative_cosine(p1, z2) + negative_cosine(p2, z1)) / 2}, {}

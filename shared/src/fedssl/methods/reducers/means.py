@@ -18,7 +18,7 @@ _BY_BATCHES = MeanConfig(weighting="batches")
 
 
 def eua(config: EUAConfig) -> Reducer:
-    """FedU2 (Liao et al. 2024): a step along the clients' shortest common direction (see the config `FedU2Config`)."""
+    """FedU2 (Liao et al. 2024): a step along the clients' shortest common direction (`FedU2Config`)."""
 
     def reduce(updates: Sequence[Update], state: ServerState, ctx: Context) -> tuple[Tensors, Metrics]:
         tensors = [update.load() for update in updates]
