@@ -77,7 +77,7 @@ def test_a_pause_comes_once_a_round_and_an_operator_resumes(
     assert (run.state, run.rounds_closed) == (RunState.PAUSED, 1)
     assert run.reason == (
         "round 1: a: effective_rank 3 is below 1e+06 (collapse); b: effective_rank 3 is below 1e+06 (collapse); "
-        "resume the run to go on all the same"
+        "resume the run to continue anyway"
     )
     cast.advance()
     assert len(cast.rounds) == 1

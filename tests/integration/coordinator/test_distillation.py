@@ -162,7 +162,7 @@ def test_a_cancelled_job_pauses_its_run_and_is_begun_anew_when_that_resumes(cast
     assert client.cancel_distillation(first.id) == cancelled  # again: no error
     run = cast.run
     assert (run.state, run.distillation) == (RunState.PAUSED, None)
-    assert run.reason == "round 1: the distillation was cancelled; resume the run to begin it anew"
+    assert run.reason == "round 1: the distillation was cancelled; resume the run to start it again"
     assert cast.round.state == RoundState.DISTILLING
     assert cast.kinds()[-2:] == ["distillation.cancelled", "run.paused"]
     cast.coordinator.advance(cast.id)
@@ -172,7 +172,7 @@ def test_a_cancelled_job_pauses_its_run_and_is_begun_anew_when_that_resumes(cast
     assert [job.state for job in cast.jobs] == [JobState.CANCELLED, JobState.QUEUED]
     _finish(cast)
     _assert_simulated(cast)
-    with pytest.raises(Conflict, match="is completed: only one that waits or runs"):
+    with pytest.raises(Conflict, match="is completed: only a queued or running one"):
         client.cancel_distillation(cast.job.id)
 
 

@@ -95,8 +95,8 @@ def test_wherever_it_dies_the_job_goes_on_to_the_same_bits(
     _finish(cast)
     [resumed] = cast.events("distillation.resumed")
     assert resumed.data["epoch"] == epoch
-    said = f"goes on after epoch {epoch} of 6" if epoch else "begins again: nothing had been saved"
-    assert resumed.message == said
+    message = f"continues after epoch {epoch} of 6" if epoch else "starts again: nothing was saved"
+    assert resumed.message == message
     assert [event.message[:31] for event in cast.events("distillation.stalled")] == ["try 1: the aggregator ended whi"]
     assert len(cast.left_over()) == num_left_over
     # A row that nothing refers to is found as easily as a file that no row knows of: garbage collection takes both.

@@ -296,21 +296,21 @@ def test_what_has_no_map_says_why(cast: DistillingCast) -> None:
 
 def _dies_at(monkeypatch: pytest.MonkeyPatch, write: int) -> None:
     """The process ends before this result would be written."""
-    from fedssl_coordinator.aggregator.evaluations import _Telling
+    from fedssl_coordinator.aggregator.evaluations import _Progress
 
-    told, calls = _Telling.on_results, [0]
+    write_results, calls = _Progress.on_results, [0]
 
     def on_results(self: Any, results: dict[str, float]) -> None:
         calls[0] += 1
         if calls[0] == write:
             raise Killed
-        told(self, results)
+        write_results(self, results)
 
-    monkeypatch.setattr(_Telling, "on_results", on_results)
+    monkeypatch.setattr(_Progress, "on_results", on_results)
 
 
 @pytest.mark.parametrize(("write", "done"), [(1, []), (2, ["probe"]), (3, ["knn", "probe"])])
-def test_a_killed_one_goes_on_with_the_next_measure(
+def test_a_killed_evaluation_resumes_at_the_next_measure(
     cast: DistillingCast, monkeypatch: pytest.MonkeyPatch, write: int, done: list[str]
 ) -> None:
     [row] = _listed(cast)
@@ -343,7 +343,7 @@ def test_a_killed_one_goes_on_with_the_next_measure(
     assert _listed(cast)[0].results == simulated[0]
     assert [event.message[:31] for event in cast.events("evaluation.stalled")] == ["try 1: the aggregator ended whi"]
     [resumed] = cast.events("evaluation.resumed")
-    assert resumed.message == (f"goes on after {', '.join(reversed(done))}" if done else "begins again")
+    assert resumed.message == (f"continues after {', '.join(reversed(done))}" if done else "starts again")
 
 
 def test_one_that_died_after_its_last_measure_is_completed(
@@ -359,7 +359,7 @@ def test_one_that_died_after_its_last_measure_is_completed(
         patch.setattr(service, "complete", fatal)
         with pytest.raises(Killed):
             _evaluate(cast)
-    monkeypatch.setattr(f"{COMPUTE}.examine", fatal)  # nothing is left to be judged
+    monkeypatch.setattr(f"{COMPUTE}.examine", fatal)  # nothing is left to be measured
     _pause_over(cast)
     _evaluate(cast)
     [row] = _listed(cast)
@@ -384,7 +384,7 @@ def test_a_process_that_is_asked_to_end_leaves_at_once(cast: DistillingCast) -> 
 # Called off, failed
 
 
-def test_one_that_was_called_off_can_be_asked_for_again(cast: DistillingCast) -> None:
+def test_a_cancelled_evaluation_can_be_requested_again(cast: DistillingCast) -> None:
     client, [row] = cast.coordinator.client, _listed(cast)
     cancelled = client.cancel_evaluation(row.id)
     assert (cancelled.state, cancelled.reason) == (JobState.CANCELLED, "cancelled by an operator")
@@ -399,23 +399,23 @@ def test_one_that_was_called_off_can_be_asked_for_again(cast: DistillingCast) ->
     assert cast.kinds("evaluation.") == [
         f"evaluation.{what}" for what in ("queued", "cancelled", "queued", "started", "completed")
     ]
-    with pytest.raises(Conflict, match="is completed: only one that waits or runs"):
+    with pytest.raises(Conflict, match="is completed: only a queued or running one"):
         client.cancel_evaluation(row.id)
 
 
-def test_a_running_one_stops_when_it_next_tells_how_far_it_is(
+def test_a_cancelled_evaluation_stops_at_its_next_progress_write(
     cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedssl_coordinator.aggregator.evaluations import _Telling
+    from fedssl_coordinator.aggregator.evaluations import _Progress
 
     [row] = _listed(cast)
-    told = _Telling.on_results
+    write_results = _Progress.on_results
 
     def cancel_first(self: Any, results: dict[str, float]) -> None:
-        told(self, results)
+        write_results(self, results)
         cast.coordinator.client.cancel_evaluation(row.id)
 
-    monkeypatch.setattr(_Telling, "on_results", cancel_first)
+    monkeypatch.setattr(_Progress, "on_results", cancel_first)
     monkeypatch.setattr(f"{COMPUTE}.PROGRESS_SECONDS", 0)
     _evaluate(cast)
     [row] = _listed(cast)
@@ -501,11 +501,12 @@ def _waiting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return sent
 
 
-def test_a_lost_message_is_sent_again_unless_somebody_works_on_it(
+def test_a_lost_message_is_sent_again_unless_a_process_works_on_the_job(
     redis: Redis, cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fedssl_coordinator.core.db import exclusive
-    from fedssl_coordinator.federation.evaluations.service import lock_name
+    from fedssl_coordinator.core.models import Evaluation
+    from fedssl_coordinator.federation.jobs.repository import lock_name
 
     redis.delete("evaluate")
     [row] = _listed(cast)
@@ -514,7 +515,7 @@ def test_a_lost_message_is_sent_again_unless_somebody_works_on_it(
     assert _waiting(monkeypatch) == [str(row.id)]
     assert _waiting(monkeypatch) == []
     cast.tables.execute("UPDATE evaluations SET sent_at = NULL")
-    with exclusive(lock_name(row.id)) as connection:
+    with exclusive(lock_name(Evaluation, row.id)) as connection:
         assert connection is not None
         assert _waiting(monkeypatch) == []
         cast.coordinator.evaluate(row.id)  # by a second process: nothing
@@ -604,7 +605,7 @@ def test_a_run_is_deleted_while_an_evaluation_of_it_is_asked_for(
         client.request_evaluation(cast.id, few(measures=["knn"]), 0)
 
 
-def test_an_unjudged_round_holds_up_nothing(cast: DistillingCast) -> None:
+def test_a_queued_evaluation_does_not_delay_the_run(cast: DistillingCast) -> None:
     cast.train()
     assert {row.state for row in _listed(cast)} == {JobState.QUEUED}
     assert (cast.round.number, cast.round.state) == (2, RoundState.OPEN)

@@ -69,6 +69,6 @@ def test_rounds_go_on_without_it_and_a_kill_changes_no_number(running: Federatio
     simulated = simulate(spec, running.clients).evaluations_by_round
     assert {row.round_number: row.results for row in listed()} == simulated
     events = list(running.client.event_log(run_id))
-    assert [event.message for event in events if event.kind == "evaluation.resumed"] == ["goes on after probe"]
+    assert [event.message for event in events if event.kind == "evaluation.resumed"] == ["continues after probe"]
     [stalled] = [event for event in events if event.kind == "evaluation.stalled"]
     assert "the aggregator ended while it computed" in stalled.message

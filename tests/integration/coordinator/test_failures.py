@@ -94,7 +94,7 @@ def test_an_aggregator_that_dies_while_it_makes_the_first_weights(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedssl_coordinator.federation.runs.repository.set_first_weights", die)
+        patch.setattr("fedssl_coordinator.federation.run_rows.set_first_weights", die)
         with pytest.raises(Killed):
             coordinator.advance(run.id)
     [stored] = _files(coordinator.store)

@@ -36,8 +36,8 @@ def test_a_restarted_worker_gets_its_own_lease_back(cast: Cast) -> None:
     again = cast.claim("a")
     assert again == first
     assert _lease_end(cast, "a") > datetime.now(UTC) + timedelta(seconds=50)
-    assert [event.message for event in cast.events("assignment.leased")] == ["a has taken the assignment"]
-    assert [event.message for event in cast.events("assignment.resumed")] == ["a has taken the assignment up again"]
+    assert [event.message for event in cast.events("assignment.leased")] == ["a has claimed the assignment"]
+    assert [event.message for event in cast.events("assignment.resumed")] == ["a has resumed the assignment"]
     assert cast.states() == [("a", 1, "leased"), ("b", 1, "offered")]
 
 

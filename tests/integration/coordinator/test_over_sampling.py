@@ -38,7 +38,7 @@ def test_how_many_are_asked(fraction: float, over_sampling: float, num_clients: 
 def test_a_round_closes_with_the_first_updates(cast: Cast) -> None:
     assert cast.round.num_wanted == 2
     [opened] = cast.events("round.opened")
-    assert opened.message == "round 1 of 1 offered to 3 clients, of whom the first 2 count"
+    assert opened.message == "round 1 of 1 offered to 3 clients; the first 2 updates count"
     late = cast.claim("a")
     cast.work("c", value=1.0)
     cast.advance()

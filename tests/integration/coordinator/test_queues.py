@@ -320,18 +320,19 @@ def test_a_database_whose_clock_is_put_back_by_a_day(
     assert _waiting(monkeypatch) == [job]
 
 
-def test_a_job_that_somebody_works_on_is_not_sent(
+def test_a_job_that_a_process_works_on_is_not_sent_again(
     coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fedssl_coordinator.core.db import exclusive
-    from fedssl_coordinator.federation.distillation.service import lock_name
+    from fedssl_coordinator.core.models import DistillationJob
+    from fedssl_coordinator.federation.jobs.repository import lock_name
 
     _, job = _queued(coordinator, tables)
     tables.execute("UPDATE distillation_jobs SET state = 'running', started_at = now(), sent_at = NULL")
-    with exclusive(lock_name(UUID(job))) as connection:
+    with exclusive(lock_name(DistillationJob, UUID(job))) as connection:
         assert connection is not None
         assert _waiting(monkeypatch) == []
-        with exclusive(lock_name(UUID(job))) as second:
+        with exclusive(lock_name(DistillationJob, UUID(job))) as second:
             assert second is None
     assert _waiting(monkeypatch) == [job]
 

@@ -297,7 +297,7 @@ def test_a_round_waits_for_a_cohort_that_can_give_the_updates_it_needs(coordinat
     waiting = coordinator.client.run(run.id)
     assert waiting.current_round is None
     assert waiting.reason == (
-        "waiting for clients: cohort.min_updates asks for 2 updates, and a cohort is 1, for 1 have registered"
+        "waiting for clients: cohort.min_updates asks for 2 updates, but a cohort is only 1 of 1 registered clients"
     )
     assert [event.kind for event in coordinator.client.event_log(run.id)].count("run.waiting") == 1
     coordinator.worker("b")
