@@ -40,7 +40,7 @@ def _alarms(coordinator: Coordinator, cast: Cast | DistillingCast) -> list[Event
     return [event for event in coordinator.client.event_log(cast.id) if event.kind == "run.alarm"]
 
 
-def test_a_warning_is_an_event_and_the_run_goes_on(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+def test_an_alert_is_an_event_and_the_run_continues(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     cast = _cast(coordinator, tables, tmp_path, max_divergence=0.25)
     _deliver(cast, tmp_path, divergence=0.5)
     assert (cast.run.state, cast.run.rounds_closed, cast.round.number) == (RunState.RUNNING, 1, 2)
@@ -54,21 +54,21 @@ def test_a_warning_is_an_event_and_the_run_goes_on(coordinator: Coordinator, tab
     assert len(event.data["alarms"]) == 4
 
 
-def test_nothing_is_told_below_the_thresholds(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+def test_numbers_within_the_thresholds_give_no_alert(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     cast = _cast(coordinator, tables, tmp_path, min_effective_rank=2.0, first_round=1)
     _deliver(cast, tmp_path)
     _deliver(cast, tmp_path, feature_std=0.5, embedding_std=0.5)
     assert _alarms(coordinator, cast) == []
 
 
-def test_early_rounds_do_not_warn(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+def test_early_rounds_give_no_alert(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     cast = _cast(coordinator, tables, tmp_path, first_round=2)
     _deliver(cast, tmp_path)
     _deliver(cast, tmp_path)
     assert [event.round_number for event in _alarms(coordinator, cast)] == [2]
 
 
-def test_a_pause_comes_once_a_round_and_an_operator_resumes(
+def test_an_alert_pauses_once_per_round_and_an_operator_resumes(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     cast = _cast(coordinator, tables, tmp_path, action="pause")
@@ -95,7 +95,7 @@ def test_a_pause_comes_once_a_round_and_an_operator_resumes(
     assert (kinds.count("run.alarm"), kinds.count("run.paused")) == (3, 2)
 
 
-def test_a_run_that_is_paused_already_says_why_it_should_be(
+def test_a_run_that_is_paused_already_gets_the_alert_as_its_reason(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     """The pause came while the round was still aggregated."""
@@ -116,7 +116,7 @@ def test_a_run_that_is_paused_already_says_why_it_should_be(
     assert "effective_rank 3 is below" in str(cast.run.reason)
 
 
-def test_only_accepted_clients_are_looked_at(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+def test_only_accepted_clients_give_alerts(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     """A partial round: what an expired client had sent before counts for nothing."""
     cast = Cast(coordinator, tables, tmp_path, num_rounds=2, watch=HIGH, cohort={"min_updates": 1})
     item = cast.claim("a")
@@ -134,7 +134,7 @@ def test_only_accepted_clients_are_looked_at(coordinator: Coordinator, tables: T
 
 
 @pytest.mark.parametrize("distils", [False, True])
-def test_what_real_clients_measure_alarms_as_in_a_simulation(
+def test_real_clients_give_the_alerts_of_a_simulation(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, *, distils: bool
 ) -> None:
     """Plain and distilled rounds alike, and neither changes a weight."""

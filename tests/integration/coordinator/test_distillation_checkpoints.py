@@ -82,7 +82,7 @@ DEATHS: dict[str, tuple[str, int, bool, int, int]] = {
 
 
 @pytest.mark.parametrize("where", DEATHS)
-def test_wherever_it_dies_the_job_goes_on_to_the_same_bits(
+def test_a_job_that_dies_anywhere_resumes_to_the_same_bits(
     cast: DistillingCast, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     target, call, after, epoch, num_left_over = DEATHS[where]
@@ -157,7 +157,7 @@ def test_not_every_epoch_is_saved(
     assert cast.events("distillation.resumed")[0].data["epoch"] == 0
 
 
-def test_a_process_that_is_asked_to_end_saves_and_leaves(
+def test_a_process_that_is_asked_to_end_saves_a_checkpoint(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the interval: the next process goes on where it was, at once, and nothing has failed."""
@@ -191,7 +191,7 @@ def test_a_process_that_is_asked_to_end_saves_and_leaves(
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut"])
-def test_a_checkpoint_that_cannot_be_read_costs_time_alone(
+def test_a_job_with_an_unreadable_checkpoint_starts_from_scratch(
     cast: DistillingCast, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
     with monkeypatch.context() as patch:
@@ -224,7 +224,7 @@ def test_a_checkpoint_of_another_version_is_dropped(cast: DistillingCast, monkey
     _finish(cast)
 
 
-def test_a_full_disk_costs_the_checkpoint_and_not_the_training(
+def test_training_continues_without_checkpoints_on_a_full_disk(
     cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(tensors: Any) -> None:
@@ -235,7 +235,7 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_training(
     assert cast.kinds("distillation.") == ["distillation.queued", "distillation.started", "distillation.completed"]
 
 
-def test_a_store_that_is_away_costs_the_checkpoint_and_not_the_training(
+def test_training_continues_without_checkpoints_if_the_store_is_unreachable(
     cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(store: FileStore, digest: str) -> None:
@@ -249,7 +249,7 @@ def test_a_store_that_is_away_costs_the_checkpoint_and_not_the_training(
 # What is told of many failures
 
 
-def test_progress_between_two_deaths_makes_each_of_them_news(
+def test_deaths_with_progress_in_between_are_both_reported(
     cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And deaths without any are told only as they double."""

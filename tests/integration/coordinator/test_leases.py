@@ -71,7 +71,7 @@ def test_a_waiting_claim_is_woken_by_the_work_that_appears(cast: Cast) -> None:
         assert time.monotonic() - started < 3 * POLL_SECONDS  # one that found the row locked looks again then
 
 
-def test_a_claim_that_nothing_comes_of(cast: Cast) -> None:
+def test_a_claim_without_work_returns_nothing(cast: Cast) -> None:
     cast.work("a")
     started = time.monotonic()
     assert cast.workers["a"].claim(0.3) is None
@@ -92,7 +92,7 @@ def test_a_heartbeat_renews_the_lease_and_reports(cast: Cast) -> None:
     assert cast.states() == [("a", 1, "leased"), ("b", 1, "offered")]
 
 
-def test_a_heartbeat_without_an_assignment_says_that_the_worker_lives(cast: Cast) -> None:
+def test_a_heartbeat_without_an_assignment_shows_that_the_worker_lives(cast: Cast) -> None:
     cast.tables.execute("UPDATE clients SET last_seen_at = NULL")
     assert cast.workers["a"].heartbeat().carry_on
     seen = cast.coordinator.client.client("a").last_seen_at
@@ -168,7 +168,7 @@ def test_a_declined_assignment_waits_for_the_others_before_it_is_offered_again(c
     assert event.data == {"clients": {"a": "no disk space"}}
 
 
-def test_who_has_declined_is_asked_again_after_a_while_or_after_a_start(cast: Cast) -> None:
+def test_a_client_that_declined_is_asked_again_after_a_pause_or_a_restart(cast: Cast) -> None:
     """Asked again at once it would use up the round's attempts in a moment."""
     cast.workers["a"].decline(cast.claim("a").assignment_id, "no disk space")
     cast.work("b")

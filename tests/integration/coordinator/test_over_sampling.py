@@ -58,7 +58,7 @@ def test_a_round_closes_with_the_first_updates(cast: Cast) -> None:
         cast.deliver("a")
 
 
-def test_who_comes_before_the_aggregator_has_looked_is_too_late_as_well(cast: Cast, tmp_path: Path) -> None:
+def test_an_update_beyond_the_wanted_ones_is_too_late_before_the_round_closes(cast: Cast, tmp_path: Path) -> None:
     items = {name: cast.claim(name) for name in "abc"}
     updates = {
         name: upload(cast.workers[name], items[name], tensors_for(items[name].plan.update, 1), tmp_path)
@@ -82,7 +82,7 @@ def test_who_comes_before_the_aggregator_has_looked_is_too_late_as_well(cast: Ca
     assert ended[str(refused.client_id)] == AssignmentState.EXPIRED
 
 
-def test_those_who_are_asked_beside_stand_in_for_who_cannot(cast: Cast) -> None:
+def test_over_sampled_clients_replace_those_that_fail(cast: Cast) -> None:
     cast.work("a")
     cast.workers["b"].decline(cast.claim("b").assignment_id, "no memory")
     cast.advance()

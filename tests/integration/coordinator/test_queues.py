@@ -260,7 +260,7 @@ def test_one_worker_serves_several_runs_in_turn(coordinator: Coordinator, tmp_pa
     assert worker.claim(0) is None
 
 
-def test_a_look_at_a_run_computes_one_round_and_no_more(coordinator: Coordinator, tmp_path: Path) -> None:
+def test_one_task_computes_one_round_and_no_more(coordinator: Coordinator, tmp_path: Path) -> None:
     """What comes next waits for its turn in the queue, behind other runs."""
     worker = coordinator.worker("a")
     run_id = coordinator.client.create_run(tiny_spec(num_rounds=3)).id
@@ -309,7 +309,7 @@ def test_a_lost_message_is_sent_again_but_not_at_every_sweep(
     assert _waiting(monkeypatch) == []
 
 
-def test_a_database_whose_clock_is_put_back_by_a_day(
+def test_jobs_are_sent_again_after_the_database_clock_was_set_back(
     coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was noted for a moment ahead must not wait for a day."""
@@ -337,7 +337,7 @@ def test_a_job_that_a_process_works_on_is_not_sent_again(
     assert _waiting(monkeypatch) == [job]
 
 
-def test_a_run_that_distils_is_left_alone(coordinator: Coordinator, tables: Tables) -> None:
+def test_the_sweep_leaves_out_a_run_that_distils(coordinator: Coordinator, tables: Tables) -> None:
     from fedssl_coordinator.core.db import transaction
     from fedssl_coordinator.federation.rounds import repository
 

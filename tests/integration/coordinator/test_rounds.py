@@ -45,7 +45,7 @@ def test_at_the_deadline_a_quorum_closes_the_round(make_cast: MakeCast) -> None:
     assert cast.run.rounds_closed == 1
 
 
-def test_a_quorum_with_nobody_left_closes_before_the_deadline(make_cast: MakeCast) -> None:
+def test_a_quorum_without_open_assignments_closes_before_the_deadline(make_cast: MakeCast) -> None:
     cast = make_cast(cohort={"min_updates": 1}, num_rounds=1)
     cast.work("a")
     cast.workers["b"].decline(cast.claim("b").assignment_id, "cannot")
@@ -54,7 +54,7 @@ def test_a_quorum_with_nobody_left_closes_before_the_deadline(make_cast: MakeCas
     assert (cast.round.verdict, cast.run.outcome) == (Verdict.PARTIAL, Outcome.COMPLETED)
 
 
-def test_below_the_quorum_what_came_is_kept_and_the_rest_offered_again_until_the_run_fails(
+def test_quorum_failure_reoffers_missing_assignments_until_the_run_fails(
     make_cast: MakeCast,
 ) -> None:
     cast = make_cast("abc", cohort={"max_attempts": 3})
@@ -81,7 +81,7 @@ def test_below_the_quorum_what_came_is_kept_and_the_rest_offered_again_until_the
     assert run.model == run.initial_model  # the weights so far stay
 
 
-def test_without_a_quorum_a_round_is_skipped_where_the_spec_says_so(make_cast: MakeCast) -> None:
+def test_without_a_quorum_a_round_is_skipped_if_the_spec_asks_for_it(make_cast: MakeCast) -> None:
     cast = make_cast(cohort={"max_attempts": 1, "without_quorum": "skip"}, num_rounds=2)
     cast.work("a")
     cast.pass_deadline()
@@ -96,7 +96,7 @@ def test_without_a_quorum_a_round_is_skipped_where_the_spec_says_so(make_cast: M
     assert cast.run.outcome == Outcome.COMPLETED
 
 
-def test_nobody_goes_on_from_a_skipped_round(make_cast: MakeCast) -> None:
+def test_no_client_continues_from_a_skipped_round(make_cast: MakeCast) -> None:
     """The weights of the next one know nothing of it."""
     cast = make_cast(cohort={"max_attempts": 1, "without_quorum": "skip", "min_updates": 2}, num_rounds=3)
     cast.work("a", "b")
@@ -205,7 +205,7 @@ def test_verbs_and_states(standing: Coordinator, verb: str, before: str) -> None
         assert len(list(standing.client.event_log(run.id))) == earlier + (not same)
 
 
-def test_a_run_that_is_not_there(standing: Coordinator) -> None:
+def test_an_unknown_run_is_not_found(standing: Coordinator) -> None:
     from uuid import UUID
 
     nothing = UUID(int=1)

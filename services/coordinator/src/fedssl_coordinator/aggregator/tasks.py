@@ -28,6 +28,8 @@ log = structlog.get_logger(__name__)
 
 _last_sweep = float("-inf")  # seconds of this process's own clock
 
+# What needs torch is imported inside the functions: beat imports this module too, and must never import torch.
+
 
 @app.task(name="fedssl.advance_run")  # type: ignore[untyped-decorator]
 def advance_run(run_id: str) -> None:
@@ -67,7 +69,7 @@ def evaluate(evaluation_id: str) -> None:
 
 @app.task(name="fedssl.sweep", bind=True)  # type: ignore[untyped-decorator]
 def sweep(task: Any) -> None:
-    """Find everything that waits for an aggregator, and send a task for each. It makes a lost message harmless.
+    """Find everything that waits for an aggregator, and send a task for each. This makes a lost message harmless.
 
     Sweeps that have piled up behind a long task run as one.
     """
@@ -138,9 +140,6 @@ def _advance(run_id: UUID) -> bool:
             service.record_failure(session, run_id, f"{type(error).__name__}: {error}", begun=step is not None)
         return False
     return step is not Step.WAIT
-
-
-# These imports stand inside the functions: beat imports this module too, and must never import torch.
 
 
 @worker_ready.connect  # type: ignore[untyped-decorator]

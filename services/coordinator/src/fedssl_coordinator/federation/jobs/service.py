@@ -89,7 +89,7 @@ def end(
     enqueue.wake_watchers(session)
 
 
-def _found(table: type[Job], job_id: UUID, job: J | None) -> J:
+def _found(table: type[J], job_id: UUID, job: J | None) -> J:
     if job is None:
         path = f"/v1/runs/{{run_id}}/{table.__tablename__.replace('_', '-')}"
         raise ProblemError("not-found", f"no {table.kind} {job_id}: `GET {path}` lists those of a run")
