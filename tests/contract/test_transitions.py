@@ -153,7 +153,7 @@ def test_every_pair_of_states_is_a_transition_or_refused(
     assert transition(session, row, after, "why", data={"more": 1}, **needs)
     assert database.dump() == untouched  # not before the commit
     session.commit()
-    assert (row.id, row.state) == (row_id, after)  # read anew
+    assert (row.id, row.state) == (row_id, after)  # read again
     [event] = database.events_after(last)
     assert (event.kind, event.message) == (TRANSITIONS[table][before, after], "why")
     assert event.run_id == (row.id if isinstance(row, Run) else row.run_id)
@@ -172,7 +172,7 @@ LEGAL = [(table, *pair) for table, pairs in TRANSITIONS.items() for pair in pair
 def test_a_lost_race_changes_nothing(
     database: Tables, session: Session, make: Make, table: type[Row], before: Any, after: Any
 ) -> None:
-    """Somebody else moved the row since it was read: False, no event, and the row shows where it is now."""
+    """If another transaction moved the row since it was read: False, no event, and the row shows its new state."""
     row = make(table, before)
     others = [state for state in STATES[table] if state not in (before, after)]
     ended = {"failed", "cancelled"} if table in JOBS else {state for state in STATES[table] if state not in NEEDS}

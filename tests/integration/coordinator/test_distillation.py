@@ -1,4 +1,4 @@
-"""Distillation jobs: from a round's updates to its weights, told of on the way, called off, failed and tried again."""
+"""Distillation jobs: from a round's updates to its weights, with progress, cancellation, failures and retries."""
 
 import threading
 from collections.abc import Callable
@@ -365,7 +365,9 @@ def test_the_settings_choose_the_device(
 # Several at once
 
 
-def test_a_second_process_leaves_a_job_in_progress_alone(cast: DistillingCast, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_process_does_not_touch_a_job_in_progress(
+    cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second leaves at once, and leaves the first alone."""
     seen: list[DistillationJobView] = []
 

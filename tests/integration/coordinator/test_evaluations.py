@@ -1,4 +1,4 @@
-"""Evaluations: encoders judged beside the run, to a simulation's numbers, whoever is killed meanwhile."""
+"""Evaluations: encoders evaluated next to the run, with a simulation's results, even if processes are killed."""
 
 import math
 import threading
@@ -145,7 +145,7 @@ def test_any_closed_round_can_be_evaluated_on_request(cast: DistillingCast) -> N
     with cast.coordinator.http() as http:
         body = {"config": few(measures=["geometry", "knn"]).model_dump(mode="json")}
         answers = [http.post(f"/v1/runs/{cast.id}/evaluations", json=body) for _ in range(2)]
-        body["config"]["measures"] = ["knn", "geometry"]  # the same, said otherwise
+        body["config"]["measures"] = ["knn", "geometry"]  # the same measures in another order
         answers.append(http.post(f"/v1/runs/{cast.id}/evaluations", json=body))
     assert [answer.status_code for answer in answers] == [201, 200, 200]
     assert len({answer.json()["id"] for answer in answers}) == 1
@@ -162,7 +162,7 @@ def test_any_closed_round_can_be_evaluated_on_request(cast: DistillingCast) -> N
 
 
 def test_a_round_has_one_metric_per_name(cast: DistillingCast) -> None:
-    """That of the run's own evaluation, whoever comes first; without one, the first that was asked for."""
+    """The run's own evaluation gives it, even if it is not the first. Without one, the first request does."""
     client = cast.coordinator.client
     [own] = _listed(cast)
     others = [client.request_evaluation(cast.id, few(measures=["knn"], max_test=n), 0) for n in (20, 30)]
@@ -253,7 +253,7 @@ def test_the_list_is_by_round_at_any_page_size(cast: DistillingCast) -> None:
 def test_every_map_is_aligned_with_the_map_before(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the same images, and the other results are those of a run without maps; gone with the run."""
+    """Maps show the same images, do not change the other results, and are deleted with the run."""
     monkeypatch.setattr(f"{COMPUTE}.MAP_POINTS", 60)
     register_digits(coordinator.client, tmp_path)
     spec = judged_spec(evaluation={**FEW, "every": 1, "embedding_map": "pca"})
@@ -510,7 +510,7 @@ def test_a_lost_message_is_sent_again_unless_a_process_works_on_the_job(
 
     redis.delete("evaluate")
     [row] = _listed(cast)
-    assert _waiting(monkeypatch) == []  # a worker was told just now
+    assert _waiting(monkeypatch) == []  # a worker was notified just now
     cast.tables.execute("UPDATE evaluations SET sent_at = sent_at - interval '11 seconds'")
     assert _waiting(monkeypatch) == [str(row.id)]
     assert _waiting(monkeypatch) == []
@@ -541,7 +541,7 @@ def test_messages_do_not_pile_up_while_no_process_takes_them(redis: Redis, cast:
     assert [row.state for row in _listed(cast)] == [JobState.QUEUED] * 2
     sweep_later(3)
     assert redis.llen("evaluate") == 2
-    redis.lpop("evaluate")  # one is lost, and nobody knows which
+    redis.lpop("evaluate")  # one is lost, and it is not known which
     sweep_later(3)
     assert redis.llen("evaluate") == 3
     redis.delete("evaluate")
@@ -561,7 +561,7 @@ def test_a_job_to_retry_is_sent_behind_the_queued_jobs(redis: Redis, cast: Disti
 
 
 def test_a_run_can_be_deleted_while_its_evaluation_completes(cast: DistillingCast) -> None:
-    """Whose numbers are the last rows of the run that are written."""
+    """Its metrics are the last rows that are written of the run."""
     from fedssl_coordinator.core.db import transaction
     from fedssl_coordinator.federation.evaluations import service
 

@@ -32,7 +32,7 @@ def _lease_end(cast: Cast, name: str) -> datetime:
 
 def test_a_restarted_worker_gets_its_own_lease_back(cast: Cast) -> None:
     first = cast.claim("a")
-    cast.lapse("a")  # not even when it has run out, as long as nobody has noticed
+    cast.lapse("a")  # not even when it has run out, as long as no sweep has found it
     again = cast.claim("a")
     assert again == first
     assert _lease_end(cast, "a") > datetime.now(UTC) + timedelta(seconds=50)
@@ -137,7 +137,7 @@ def test_a_lapsed_lease_is_offered_again_until_the_deadline(cast: Cast) -> None:
         assert (reply.carry_on, reply.reason) == (False, "no heartbeat within the lease")
     events = cast.events("assignment.expired")
     assert [event.message for event in events] == ["a: no heartbeat within the lease; offered again"] * 3
-    assert cast.round.attempt == 1  # the round's own attempt goes on
+    assert cast.round.attempt == 1  # the round's own attempt continues
     cast.work("a", "b")
     cast.advance()
     assert cast.round.verdict == Verdict.AGGREGATED

@@ -1,4 +1,4 @@
-"""Cohorts larger than a round needs: the first updates count, and who comes later is told so."""
+"""Cohorts larger than a round needs: the first updates count, and later ones are refused with the reason."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -17,7 +17,7 @@ from support.federation import tensors_for, upload
 from support.methods import method_spec, shards
 from support.tables import Tables
 
-HIGH = {"min_effective_rank": 1e6, "first_round": 1}  # nobody reaches it
+HIGH = {"min_effective_rank": 1e6, "first_round": 1}  # no client reaches it
 
 
 def _cast(coordinator: Coordinator, tables: Tables, folder: Path, **watch: Any) -> Cast:
@@ -25,7 +25,7 @@ def _cast(coordinator: Coordinator, tables: Tables, folder: Path, **watch: Any) 
 
 
 def _deliver(cast: Cast, folder: Path, **metrics: float) -> None:
-    """Everybody hands in with these numbers, and the round closes."""
+    """Every client submits these metrics, and the round closes."""
     for name in cast.workers:
         item = cast.claim(name)
         digest = upload(cast.workers[name], item, tensors_for(item.plan.update), folder)
@@ -36,7 +36,7 @@ def _deliver(cast: Cast, folder: Path, **metrics: float) -> None:
     cast.advance()
 
 
-def _alarms(coordinator: Coordinator, cast: Cast | DistillingCast) -> list[EventView]:
+def _alerts(coordinator: Coordinator, cast: Cast | DistillingCast) -> list[EventView]:
     return [event for event in coordinator.client.event_log(cast.id) if event.kind == "run.alarm"]
 
 
@@ -44,7 +44,7 @@ def test_an_alert_is_an_event_and_the_run_continues(coordinator: Coordinator, ta
     cast = _cast(coordinator, tables, tmp_path, max_divergence=0.25)
     _deliver(cast, tmp_path, divergence=0.5)
     assert (cast.run.state, cast.run.rounds_closed, cast.round.number) == (RunState.RUNNING, 1, 2)
-    [event] = _alarms(coordinator, cast)
+    [event] = _alerts(coordinator, cast)
     assert event.round_number == 1
     assert event.message == (
         "a: effective_rank 3 is below 1e+06 (collapse); a: divergence 0.5 is above 0.25 (drift); "
@@ -58,14 +58,14 @@ def test_numbers_within_the_thresholds_give_no_alert(coordinator: Coordinator, t
     cast = _cast(coordinator, tables, tmp_path, min_effective_rank=2.0, first_round=1)
     _deliver(cast, tmp_path)
     _deliver(cast, tmp_path, feature_std=0.5, embedding_std=0.5)
-    assert _alarms(coordinator, cast) == []
+    assert _alerts(coordinator, cast) == []
 
 
 def test_early_rounds_give_no_alert(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     cast = _cast(coordinator, tables, tmp_path, first_round=2)
     _deliver(cast, tmp_path)
     _deliver(cast, tmp_path)
-    assert [event.round_number for event in _alarms(coordinator, cast)] == [2]
+    assert [event.round_number for event in _alerts(coordinator, cast)] == [2]
 
 
 def test_an_alert_pauses_once_per_round_and_an_operator_resumes(
@@ -129,7 +129,7 @@ def test_only_accepted_clients_give_alerts(coordinator: Coordinator, tables: Tab
     )
     tables.execute("UPDATE rounds SET deadline = now() - interval '1 second'")
     cast.advance()
-    [event] = _alarms(coordinator, cast)
+    [event] = _alerts(coordinator, cast)
     assert [alarm["client_id"] for alarm in event.data["alarms"]] == ["a"]
 
 
@@ -143,7 +143,7 @@ def test_real_clients_give_the_alerts_of_a_simulation(
     cast = DistillingCast(coordinator, tables, tmp_path, spec)
     if distils:
         cast.distil()
-    [event] = _alarms(coordinator, cast)
+    [event] = _alerts(coordinator, cast)
     simulated = simulate(spec, shards(spec)).history[0].alarms
     assert [str(Alarm(**alarm)) for alarm in event.data["alarms"]] == simulated
     assert len([alarm for alarm in simulated if "effective_rank" in alarm]) == 3
