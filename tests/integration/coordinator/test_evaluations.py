@@ -259,7 +259,7 @@ def test_every_map_is_aligned_with_the_map_before(
     spec = judged_spec(evaluation={**FEW, "every": 1, "embedding_map": "pca"})
     cast = DistillingCast(coordinator, tables, tmp_path, spec, train=False)
     [row] = _listed(cast)
-    with pytest.raises(NotFound, match="is queued: its map is there once it is completed"):
+    with pytest.raises(NotFound, match="is queued: the map is available when it is completed"):
         coordinator.client.evaluation_map(row.id)
     for _ in range(spec.num_rounds):
         cast.train()

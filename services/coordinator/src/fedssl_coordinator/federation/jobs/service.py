@@ -75,7 +75,7 @@ def record_departure(session: Session, table: type[Job], job_id: UUID) -> None:
 def is_cancelled(job: Job) -> bool:
     """Return whether a job was cancelled before. Raises ProblemError if it cannot be cancelled any more."""
     if job.state not in (*UNFINISHED, JobState.CANCELLED):
-        detail = f"{job.kind} {job.id} is {job.state}: only a queued or running one can be cancelled"
+        detail = f"{_name(type(job))} {job.id} is {job.state}: only a queued or running one can be cancelled"
         raise ProblemError("conflict", detail)
     return job.state == JobState.CANCELLED
 
@@ -92,5 +92,10 @@ def end(
 def _found(table: type[J], job_id: UUID, job: J | None) -> J:
     if job is None:
         path = f"/v1/runs/{{run_id}}/{table.__tablename__.replace('_', '-')}"
-        raise ProblemError("not-found", f"no {table.kind} {job_id}: `GET {path}` lists those of a run")
+        raise ProblemError("not-found", f"no {_name(table)} {job_id}: `GET {path}` lists those of a run")
     return job
+
+
+def _name(table: type[Job]) -> str:
+    """Return the job's name in errors: "distillation job" or "evaluation"."""
+    return table.__tablename__.removesuffix("s").replace("_", " ")
