@@ -1,4 +1,4 @@
-"""Rounds: when they close, with what verdict, and what the sweep looks at."""
+"""Rounds: when they close, with what verdict, and which runs the sweep finds."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +28,7 @@ def test_at_the_deadline_a_quorum_closes_the_round(make_cast: MakeCast) -> None:
     cast.work("a", "b")
     cast.claim("c")
     cast.advance()
-    assert cast.round.state == RoundState.OPEN  # the quorum alone does not end it: others are still training
+    assert cast.round.state == RoundState.OPEN  # the quorum does not end it while others are still training
     cast.pass_deadline()
     assert cast.awaits_attention()
     cast.advance()
@@ -41,7 +41,7 @@ def test_at_the_deadline_a_quorum_closes_the_round(make_cast: MakeCast) -> None:
     }
     assert cast.events("round.aggregating")[0].message == "aggregating 2 of 4 updates"
     assert [event.message for event in cast.events("assignment.expired")] == [f"c: {reason}", f"d: {reason}"]
-    assert [a.client_id for a in second.assignments] == list("abcd")  # who was slow takes part again
+    assert [a.client_id for a in second.assignments] == list("abcd")  # the slow clients take part again
     assert cast.run.rounds_closed == 1
 
 
@@ -119,7 +119,7 @@ def test_the_last_round_may_be_skipped(make_cast: MakeCast) -> None:
 
 
 def test_an_update_that_comes_at_the_last_moment_counts(make_cast: MakeCast) -> None:
-    """After the deadline, but before anybody has looked."""
+    """After the deadline, but before an aggregator has checked the round."""
     cast = make_cast(num_rounds=1)
     cast.work("a")
     cast.claim("b")
@@ -171,12 +171,14 @@ def test_stop_in_every_state(coordinator: Coordinator, tables: Tables, make_cast
     kinds = [event.kind for event in coordinator.client.event_log(run_id)]
     assert kinds[-1] == "run.finished"
     assert kinds.count("run.finished") == 1
-    assert coordinator.client.stop(run_id).finished_at == stopped.finished_at  # twice is no error, and changes nothing
+    assert (
+        coordinator.client.stop(run_id).finished_at == stopped.finished_at
+    )  # a second time changes nothing, and is not an error
     assert [event.kind for event in coordinator.client.event_log(run_id)] == kinds
 
 
 VERBS: dict[str, dict[str, RunState | None]] = {
-    # verb -> state before -> state after; None: refused
+    # verb -> state before -> state after (None if refused)
     "start": {"created": RunState.RUNNING, "running": RunState.RUNNING, "paused": None, "stopped": None},
     "pause": {"created": None, "running": RunState.PAUSED, "paused": RunState.PAUSED, "stopped": None},
     "resume": {"created": None, "running": RunState.RUNNING, "paused": RunState.RUNNING, "stopped": None},
