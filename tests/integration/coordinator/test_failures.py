@@ -1,4 +1,4 @@
-"""An aggregator that fails or dies: the run shows it, other runs continue, and the bits are those of an undisturbed run."""
+"""An aggregator that fails or dies: the run shows it, other runs continue, and the bits stay the same."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

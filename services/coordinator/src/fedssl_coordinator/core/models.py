@@ -279,7 +279,7 @@ _UNFINISHED = "state IN ('queued', 'running')"
 
 
 class _JobColumns:
-    """The columns that the tables of jobs share. `kind` begins the types of a job's events and the names of its locks."""
+    """The columns that job tables share. `kind` begins the types of a job's events and the names of its locks."""
 
     kind: ClassVar[str]
 
