@@ -115,7 +115,7 @@ def test_the_tables_know_every_state() -> None:
         assert mentioned == set(states)
 
 
-def test_the_ends_are_ends() -> None:
+def test_final_states_have_no_transitions() -> None:
     ends = {
         table: {state for state in states if not any(before == state for before, _ in TRANSITIONS[table])}
         for table, states in STATES.items()
@@ -137,7 +137,9 @@ def test_the_tables_cannot_be_changed() -> None:
 
 
 @pytest.mark.parametrize(("table", "before", "after"), PAIRS, ids=_name)
-def test_every_pair(database: Tables, session: Session, make: Make, table: type[Row], before: Any, after: Any) -> None:
+def test_every_pair_of_states_is_a_transition_or_refused(
+    database: Tables, session: Session, make: Make, table: type[Row], before: Any, after: Any
+) -> None:
     row = make(table, before)
     row_id, last = row.id, database.last_event()
     untouched = database.dump()
@@ -151,7 +153,7 @@ def test_every_pair(database: Tables, session: Session, make: Make, table: type[
     assert transition(session, row, after, "why", data={"more": 1}, **needs)
     assert database.dump() == untouched  # not before the commit
     session.commit()
-    assert (row.id, row.state) == (row_id, after)  # read anew
+    assert (row.id, row.state) == (row_id, after)  # read again
     [event] = database.events_after(last)
     assert (event.kind, event.message) == (TRANSITIONS[table][before, after], "why")
     assert event.run_id == (row.id if isinstance(row, Run) else row.run_id)
@@ -167,10 +169,10 @@ LEGAL = [(table, *pair) for table, pairs in TRANSITIONS.items() for pair in pair
 
 
 @pytest.mark.parametrize(("table", "before", "after"), LEGAL, ids=_name)
-def test_a_race_that_is_lost(
+def test_a_lost_race_changes_nothing(
     database: Tables, session: Session, make: Make, table: type[Row], before: Any, after: Any
 ) -> None:
-    """Somebody else moved the row since it was read: False, no event, and the row shows where it is now."""
+    """If another transaction moved the row since it was read: False, no event, and the row shows its new state."""
     row = make(table, before)
     others = [state for state in STATES[table] if state not in (before, after)]
     ended = {"failed", "cancelled"} if table in JOBS else {state for state in STATES[table] if state not in NEEDS}

@@ -101,7 +101,7 @@ def test_a_worker_killed_in_mid_training_and_arrival_in_another_order(servers: S
         done = _finished(running, run.id)
         _assert_same_bits(_model(running, run.id), simulated.model)
         kinds = [event.message for event in running.client.event_log(run.id) if event.client_id == victim]
-        assert any("taken the assignment up again" in message for message in kinds), kinds
+        assert any("has resumed the assignment" in message for message in kinds), kinds
         assert done.rounds_closed == spec.num_rounds
 
 

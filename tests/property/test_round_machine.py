@@ -35,7 +35,7 @@ class Killed(BaseException):
 
 
 class RoundMachine(RuleBasedStateMachine):
-    """One run, its clients `x` to `z`, and everybody's possible and impossible requests."""
+    """One run, its clients `x` to `z`, and all their possible and impossible requests."""
 
     def __init__(self, tables: Tables) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class RoundMachine(RuleBasedStateMachine):
                 assert client == held[0] or self._ask(work.submit, client, submission) is None
 
     def _held(self, who: int) -> tuple[str, WorkItem] | None:
-        """A client and what it has claimed last. No precondition: who is sampled depends on the clients' names."""
+        """A client and what it has claimed last. There is no precondition: the sample depends on the clients' names."""
         if not self.items:
             return None
         client = sorted(self.items)[who % len(self.items)]
@@ -169,7 +169,7 @@ class RoundMachine(RuleBasedStateMachine):
 
     @rule()
     def pass_pause(self) -> None:
-        """Who has declined is asked again after a while."""
+        """A client that declined is asked again after a pause."""
         self.tables.execute(
             "UPDATE assignments SET offered_at = now() WHERE run_id = %s AND state = 'offered' AND offered_at > now()",
             self.run_id,

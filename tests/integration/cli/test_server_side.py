@@ -64,7 +64,7 @@ def test_distillations_are_listed_watched_and_cancelled(
     assert "cancelled" in cancelled.stdout
     assert f"run {run} is paused; `fedssl run resume` restarts the training from scratch" in cancelled.stderr
     assert (cast.run.state, cast.job.state) == (RunState.PAUSED, JobState.CANCELLED)
-    assert "resume the run to begin it anew" in fedssl("run", "show", run).stdout
+    assert "resume the run to start it again" in fedssl("run", "show", run).stdout
     again = fedssl("run", "cancel-distillation", run)
     assert (again.exit_code, again.stdout) == (5, "")
     assert "has no distillation in progress" in again.stderr

@@ -101,12 +101,12 @@ def test_a_run_takes_them_into_its_spec(coordinator: Coordinator) -> None:
     assert item.spec == run.spec
 
 
-def test_nobody_declared_anything(coordinator: Coordinator) -> None:
+def test_without_declarations_the_spec_has_no_encoders(coordinator: Coordinator) -> None:
     _workers(coordinator, a=None, b=None, c=None)
     assert _encoders(coordinator.client.create_run(_spec()).spec) == {}
 
 
-def test_of_all_registered_clients_where_none_are_named(coordinator: Coordinator) -> None:
+def test_without_named_clients_all_declared_encoders_are_taken(coordinator: Coordinator) -> None:
     _workers(coordinator, a=RESNET, b=WIDE)
     _workers(coordinator, z=WIDE)
     coordinator.client.revoke_client("z")
@@ -122,7 +122,7 @@ def test_declaring_another_one_later_changes_no_run(coordinator: Coordinator) ->
     assert _encoders(coordinator.client.create_run(_spec()).spec) == {"a": WIDE}
 
 
-def test_specs_that_write_them_out_stay_as_they_are(coordinator: Coordinator) -> None:
+def test_specs_that_list_the_encoders_stay_as_they_are(coordinator: Coordinator) -> None:
     _workers(coordinator, a=RESNET, b=None, c=None)
     spec = _spec({"client_encoders": {"b": WIDE.model_dump()}})
     assert coordinator.client.create_run(spec).spec == spec
@@ -130,30 +130,30 @@ def test_specs_that_write_them_out_stay_as_they_are(coordinator: Coordinator) ->
     assert coordinator.client.create_run(weights).spec == weights
 
 
-def test_the_same_key_brings_the_same_run_whatever_was_declared_since(coordinator: Coordinator) -> None:
+def test_the_same_key_gives_the_same_run_after_new_declarations(coordinator: Coordinator) -> None:
     workers = _workers(coordinator, a=RESNET, b=None, c=None)
     run = coordinator.client.create_run(_spec(), idempotency_key="once")
     _register(workers["a"], WIDE)
     coordinator.client.revoke_client("b")  # a new run would be refused
     assert coordinator.client.create_run(_spec(), idempotency_key="once").id == run.id
-    with pytest.raises(Conflict, match="nobody has declared"):
+    with pytest.raises(Conflict, match="not all encoders are declared"):
         coordinator.client.create_run(_spec())
     for other in (_spec(seed=1), _spec({"client_encoders": {"a": WIDE.model_dump()}}), tiny_spec(cohort=COHORT)):
         with pytest.raises(Conflict, match="has another spec"):
             coordinator.client.create_run(other, idempotency_key="once")
 
 
-def test_clients_that_are_not_known_yet(coordinator: Coordinator, tables: Tables) -> None:
+def test_a_run_with_unknown_clients_is_refused(coordinator: Coordinator, tables: Tables) -> None:
     _workers(coordinator, a=RESNET)
     coordinator.worker_token("b")
-    with pytest.raises(Conflict, match=r"encoders of b, c of cohort\.clients, who have not registered or were revoked"):
+    with pytest.raises(Conflict, match=r"b, c of cohort\.clients have not registered or were revoked"):
         coordinator.client.create_run(_spec())
-    with pytest.raises(Conflict, match=r"all 3 clients of cohort\.min_clients: 1 have registered"):
+    with pytest.raises(Conflict, match=r"1 of 3 clients \(cohort\.min_clients\) have registered"):
         coordinator.client.create_run(_spec(cohort={"min_clients": 3}))
     assert tables.one("SELECT count(*) FROM runs") == 0
 
 
-def test_encoders_that_do_not_fit_the_spec(coordinator: Coordinator, tables: Tables) -> None:
+def test_declared_encoders_that_do_not_fit_the_spec_are_refused(coordinator: Coordinator, tables: Tables) -> None:
     _workers(coordinator, a=RESNET, b=None, c=None)
     no_projector = {"encoder": {"widths": [4, 8]}, "projector": None}
     spec = _spec({"packing": "representations-f32"}, model=no_projector)
@@ -163,7 +163,7 @@ def test_encoders_that_do_not_fit_the_spec(coordinator: Coordinator, tables: Tab
     assert _encoders(coordinator.client.create_run(_spec(model=no_projector)).spec) == {"a": RESNET}
 
 
-def test_a_client_that_declines_is_said_why(coordinator: Coordinator) -> None:
+def test_an_event_has_the_reason_why_a_client_declines(coordinator: Coordinator) -> None:
     """The worker compares: what it declared may differ from what the run took, or the run came before it."""
     workers = _workers(coordinator, a=RESNET, b=None, c=None)
     run = coordinator.client.create_run(_spec(cohort={**COHORT, "max_attempts": 1}))

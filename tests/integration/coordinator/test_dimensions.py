@@ -46,7 +46,7 @@ def test_first_clients_take_the_slots_in_name_order(coordinator: Coordinator) ->
 
 
 def test_a_run_waits_for_clients_who_own_dimensions(coordinator: Coordinator, tmp_path: Path) -> None:
-    """Those who came too late for any are no quorum."""
+    """Clients that came too late for dimensions do not count towards the quorum."""
     workers = {name: coordinator.worker(name) for name in "ab"}
     cohort = {"min_clients": 2, "min_updates": 2, "without_quorum": "skip"}
     run = coordinator.client.create_run(_ssd(cohort=cohort, num_rounds=3))
@@ -102,7 +102,7 @@ def test_a_late_client_takes_a_free_slot_and_then_there_is_none(coordinator: Coo
         item = worker.claim(0)
         assert item is not None
         deliver(worker, item, tmp_path)
-    coordinator.advance(run.id)  # the next round: what was told of z is not told again
+    coordinator.advance(run.id)  # the next round does not report z a second time
     assert _refused(coordinator, run.id) == [
         ("z", "no dimensions are left for z"),
         ("zz", "no dimensions are left for zz"),
@@ -116,7 +116,7 @@ def _refused(coordinator: Coordinator, run_id: UUID) -> list[tuple[str | None, s
 
 
 def test_a_client_keeps_its_own_however_the_cohort_is_sampled(coordinator: Coordinator, tmp_path: Path) -> None:
-    """Those who are not in a round have theirs all the same, from the first round on."""
+    """Clients that are not in a round also have dimensions, from the first round on."""
     names = [f"c{number}" for number in range(4)]
     workers = {name: coordinator.worker(name) for name in names}
     run = coordinator.client.create_run(_ssd(num_rounds=8, cohort={"min_clients": 4, "fraction": 0.5}))
@@ -143,7 +143,7 @@ def test_a_client_keeps_its_own_however_the_cohort_is_sampled(coordinator: Coord
 def test_clients_that_join_at_once_get_dimensions_of_their_own(
     coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And so they would if two aggregators looked at the run at once, each believing to be alone."""
+    """The same holds for two aggregators that check the run at once, each without seeing the other."""
     from fedssl_coordinator.aggregator import tasks
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Distillation jobs: from a round's updates to its weights, told of on the way, called off, failed and tried again."""
+"""Distillation jobs: from a round's updates to its weights, with progress, cancellation, failures and retries."""
 
 import threading
 from collections.abc import Callable
@@ -70,7 +70,7 @@ def test_from_updates_to_the_next_broadcast(cast: DistillingCast) -> None:
     assert cast.left_over() == set()
 
 
-def test_every_round_has_a_job_of_its_own(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+def test_every_round_has_its_own_job(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     cast = DistillingCast(coordinator, tables, tmp_path, distilling_spec(num_rounds=2))
     _finish(cast)
     cast.train()
@@ -98,7 +98,7 @@ def test_what_is_trained_before_the_first_round_is_a_job_too(
 
 
 @pytest.mark.parametrize("name", ["fedsimclr", "orchestra", "scaffold", "fedrlc"])
-def test_methods_that_only_combine_have_no_jobs(coordinator: Coordinator, name: str) -> None:
+def test_methods_that_only_combine_updates_have_no_jobs(coordinator: Coordinator, name: str) -> None:
     assert [method_spec(name).method.distillation_epochs(number) for number in (0, 1)] == [0, 0]
     assert list(coordinator.client.distillation_jobs(coordinator.client.create_run(tiny_spec()).id)) == []
 
@@ -122,7 +122,7 @@ def test_progress_is_written_once_a_second_and_at_the_end(
     assert all(values["seconds_per_epoch"] > 0 for values in written)
 
 
-def test_the_time_left_follows_from_the_pace(cast: DistillingCast, tables: Tables) -> None:
+def test_the_time_left_follows_from_the_speed_so_far(cast: DistillingCast, tables: Tables) -> None:
     assert cast.job.eta_seconds is None
     tables.execute(
         "UPDATE distillation_jobs SET state = 'running', epoch = 4, seconds_per_epoch = 1.5, started_at = now()"
@@ -144,7 +144,7 @@ def test_workers_neither_see_nor_cancel_jobs(cast: DistillingCast) -> None:
         cast.workers["client-0"]._connection.call("GET", f"/v1/distillation-jobs/{cast.job.id}", DistillationJobView)
 
 
-def test_there_is_no_job_of_that_id(coordinator: Coordinator) -> None:
+def test_an_unknown_job_id_is_not_found(coordinator: Coordinator) -> None:
     for call in (coordinator.client.distillation_job, coordinator.client.cancel_distillation):
         with pytest.raises(NotFound, match="no distillation job"):
             call(uuid4())
@@ -155,14 +155,14 @@ def test_there_is_no_job_of_that_id(coordinator: Coordinator) -> None:
 # Called off
 
 
-def test_a_cancelled_job_pauses_its_run_and_is_begun_anew_when_that_resumes(cast: DistillingCast) -> None:
+def test_a_cancelled_job_pauses_its_run_and_starts_again_when_it_is_resumed(cast: DistillingCast) -> None:
     client, first = cast.coordinator.client, cast.job
     cancelled = client.cancel_distillation(first.id)
     assert (cancelled.state, cancelled.finished_at is not None) == (JobState.CANCELLED, True)
     assert client.cancel_distillation(first.id) == cancelled  # again: no error
     run = cast.run
     assert (run.state, run.distillation) == (RunState.PAUSED, None)
-    assert run.reason == "round 1: the distillation was cancelled; resume the run to begin it anew"
+    assert run.reason == "round 1: the distillation was cancelled; resume the run to start it again"
     assert cast.round.state == RoundState.DISTILLING
     assert cast.kinds()[-2:] == ["distillation.cancelled", "run.paused"]
     cast.coordinator.advance(cast.id)
@@ -172,7 +172,7 @@ def test_a_cancelled_job_pauses_its_run_and_is_begun_anew_when_that_resumes(cast
     assert [job.state for job in cast.jobs] == [JobState.CANCELLED, JobState.QUEUED]
     _finish(cast)
     _assert_simulated(cast)
-    with pytest.raises(Conflict, match="is completed: only one that waits or runs"):
+    with pytest.raises(Conflict, match="is completed: only a queued or running one"):
         client.cancel_distillation(cast.job.id)
 
 
@@ -242,7 +242,9 @@ def test_a_job_that_was_stopped_at_the_very_end_publishes_nothing(
     assert cast.job.state == JobState.CANCELLED
 
 
-def test_pausing_lets_the_job_in_progress_go_on(cast: DistillingCast, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_in_progress_continues_while_its_run_is_paused(
+    cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _Interrupted(monkeypatch, 2, lambda: cast.coordinator.client.pause(cast.id))
     cast.distil()
     assert (cast.job.state, cast.run.state, cast.run.rounds_closed) == (JobState.COMPLETED, RunState.PAUSED, 1)
@@ -251,7 +253,7 @@ def test_pausing_lets_the_job_in_progress_go_on(cast: DistillingCast, monkeypatc
     _assert_simulated(cast)
 
 
-def test_a_job_that_waits_is_not_begun_while_its_run_is_paused(cast: DistillingCast) -> None:
+def test_a_queued_job_does_not_start_while_its_run_is_paused(cast: DistillingCast) -> None:
     cast.coordinator.client.pause(cast.id)
     cast.distil()
     assert (cast.job.state, cast.job.num_tries) == (JobState.QUEUED, 0)
@@ -264,7 +266,7 @@ def test_a_job_that_waits_is_not_begun_while_its_run_is_paused(cast: DistillingC
 # Failed
 
 
-def test_what_a_method_cannot_do_fails_job_and_run(cast: DistillingCast, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_error_fails_the_job_and_its_run(cast: DistillingCast, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise MethodError("the distillation's loss is not a finite number: lower its optimiser's learning_rate")
 
@@ -278,7 +280,7 @@ def test_what_a_method_cannot_do_fails_job_and_run(cast: DistillingCast, monkeyp
     assert cast.kinds("distillation.")[-1] == "distillation.failed"
 
 
-def test_missing_public_images_fail_a_run_that_has_not_begun(
+def test_missing_public_images_fail_a_run_that_has_not_started(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fedssl.errors import DataError
@@ -296,7 +298,7 @@ def test_missing_public_images_fail_a_run_that_has_not_begun(
     )
 
 
-def test_what_may_pass_is_tried_again_after_pauses_that_double(
+def test_a_failure_that_may_pass_is_retried_after_pauses_that_double(
     cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Images that are gone for a moment do not cost a run that has begun, nor does a lack of memory."""
@@ -330,9 +332,7 @@ def test_what_may_pass_is_tried_again_after_pauses_that_double(
     _assert_simulated(cast)
 
 
-def test_a_gpu_that_answers_nothing_any_more_ends_the_process(
-    cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_gpu_ends_the_process(cast: DistillingCast, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a new process can use it again; the job waits for that."""
     from celery.exceptions import WorkerShutdown
 
@@ -350,7 +350,7 @@ def test_a_gpu_that_answers_nothing_any_more_ends_the_process(
 
 
 @pytest.mark.parametrize("device", ["cuda:7", "auto"])
-def test_the_device_that_the_settings_name(
+def test_the_settings_choose_the_device(
     cast: DistillingCast, change_settings: Callable[..., None], device: str
 ) -> None:
     change_settings(DEVICE=device)
@@ -365,7 +365,9 @@ def test_the_device_that_the_settings_name(
 # Several at once
 
 
-def test_two_workers_that_get_the_same_job(cast: DistillingCast, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_process_does_not_touch_a_job_in_progress(
+    cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second leaves at once, and leaves the first alone."""
     seen: list[DistillationJobView] = []
 
@@ -382,7 +384,7 @@ def test_two_workers_that_get_the_same_job(cast: DistillingCast, monkeypatch: py
     assert cast.kinds("distillation.") == ["distillation.queued", "distillation.started", "distillation.completed"]
 
 
-def test_a_worker_whose_connection_was_lost_writes_no_more(
+def test_a_process_that_lost_its_connection_writes_nothing_more(
     cast: DistillingCast, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its lock went with it, so another may be at work: that one's results count."""
@@ -399,7 +401,9 @@ def test_a_worker_whose_connection_was_lost_writes_no_more(
     _assert_simulated(cast)
 
 
-def test_a_listing_is_cut_anyhow(coordinator: Coordinator, cast: DistillingCast, tables: Tables) -> None:
+def test_a_list_of_jobs_is_complete_at_any_page_size(
+    coordinator: Coordinator, cast: DistillingCast, tables: Tables
+) -> None:
     for _ in range(3):
         coordinator.client.cancel_distillation(cast.job.id)
         coordinator.client.resume(cast.id)

@@ -1,4 +1,4 @@
-"""Checkpoints of distillations: an interrupted job goes on to the same bits, and nothing of them is left in the end."""
+"""Checkpoints of distillations: an interrupted job resumes to the same bits, and no checkpoint is left in the end."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +24,7 @@ class Killed(BaseException):
 
 @pytest.fixture
 def every_epoch(monkeypatch: pytest.MonkeyPatch, change_settings: Callable[..., None]) -> None:
-    """Save and tell at the end of every epoch."""
+    """Save a checkpoint and write the progress after every epoch."""
     from fedssl_coordinator.aggregator import distillation_checkpoints
 
     monkeypatch.setattr(distillation_checkpoints, "PROGRESS_SECONDS", 0)
@@ -69,7 +69,7 @@ def _finish(cast: DistillingCast) -> None:
 
 _TRAINING = "fedssl_coordinator.aggregator.distillation_checkpoints"
 
-# Where the process dies; the epoch it goes on after; files that are left over for ever, at most.
+# Where the process dies; the epoch after which the job resumes; how many files at most are left over.
 DEATHS: dict[str, tuple[str, int, bool, int, int]] = {
     "before the first epoch is saved": (f"{_TRAINING}.put", 1, False, 0, 0),
     "when the file lies in the store, and no row says so": (f"{_TRAINING}.put", 3, True, 2, 1),
@@ -82,7 +82,7 @@ DEATHS: dict[str, tuple[str, int, bool, int, int]] = {
 
 
 @pytest.mark.parametrize("where", DEATHS)
-def test_wherever_it_dies_the_job_goes_on_to_the_same_bits(
+def test_a_job_that_dies_anywhere_resumes_to_the_same_bits(
     cast: DistillingCast, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     target, call, after, epoch, num_left_over = DEATHS[where]
@@ -95,8 +95,8 @@ def test_wherever_it_dies_the_job_goes_on_to_the_same_bits(
     _finish(cast)
     [resumed] = cast.events("distillation.resumed")
     assert resumed.data["epoch"] == epoch
-    said = f"goes on after epoch {epoch} of 6" if epoch else "begins again: nothing had been saved"
-    assert resumed.message == said
+    message = f"continues after epoch {epoch} of 6" if epoch else "starts again: nothing was saved"
+    assert resumed.message == message
     assert [event.message[:31] for event in cast.events("distillation.stalled")] == ["try 1: the aggregator ended whi"]
     assert len(cast.left_over()) == num_left_over
     # A row that nothing refers to is found as easily as a file that no row knows of: garbage collection takes both.
@@ -157,10 +157,10 @@ def test_not_every_epoch_is_saved(
     assert cast.events("distillation.resumed")[0].data["epoch"] == 0
 
 
-def test_a_process_that_is_asked_to_end_saves_and_leaves(
+def test_a_process_that_is_asked_to_end_saves_a_checkpoint(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the interval: the next process goes on where it was, at once, and nothing has failed."""
+    """The next process resumes there at once, whatever the interval is, and no failure is counted."""
     from fedssl_coordinator.aggregator.distillation_checkpoints import Training
     from fedssl_coordinator.core.celery_app import is_stopping
 
@@ -191,7 +191,7 @@ def test_a_process_that_is_asked_to_end_saves_and_leaves(
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut"])
-def test_a_checkpoint_that_cannot_be_read_costs_time_alone(
+def test_a_job_with_an_unreadable_checkpoint_starts_from_scratch(
     cast: DistillingCast, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
     with monkeypatch.context() as patch:
@@ -224,7 +224,7 @@ def test_a_checkpoint_of_another_version_is_dropped(cast: DistillingCast, monkey
     _finish(cast)
 
 
-def test_a_full_disk_costs_the_checkpoint_and_not_the_training(
+def test_training_continues_without_checkpoints_on_a_full_disk(
     cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(tensors: Any) -> None:
@@ -235,7 +235,7 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_training(
     assert cast.kinds("distillation.") == ["distillation.queued", "distillation.started", "distillation.completed"]
 
 
-def test_a_store_that_is_away_costs_the_checkpoint_and_not_the_training(
+def test_training_continues_without_checkpoints_if_the_store_is_unreachable(
     cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(store: FileStore, digest: str) -> None:
@@ -246,13 +246,13 @@ def test_a_store_that_is_away_costs_the_checkpoint_and_not_the_training(
     assert cast.kinds("distillation.") == ["distillation.queued", "distillation.started", "distillation.completed"]
 
 
-# What is told of many failures
+# Which of many failures are reported
 
 
-def test_progress_between_two_deaths_makes_each_of_them_news(
+def test_deaths_with_progress_in_between_are_both_reported(
     cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And deaths without any are told only as they double."""
+    """Deaths without progress are reported only when their number doubles."""
     for call in (2, 2, 2):  # two more epochs each
         with monkeypatch.context() as patch:
             _dies_at(patch, f"{_TRAINING}.Training.on_epoch", call, after=True)
@@ -284,7 +284,7 @@ def test_an_artifact_that_something_refers_to_stays(cast: DistillingCast, tables
 
 
 def test_a_file_that_no_row_knows_of_is_not_released(cast: DistillingCast) -> None:
-    """Somebody is about to write its row."""
+    """Another process is about to write its row."""
     with store().writer() as writer:
         writer.write(b"in its way")
         digest = writer.commit()

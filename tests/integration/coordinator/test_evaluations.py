@@ -1,4 +1,4 @@
-"""Evaluations: encoders judged beside the run, to a simulation's numbers, whoever is killed meanwhile."""
+"""Evaluations: encoders evaluated next to the run, with a simulation's results, even if processes are killed."""
 
 import math
 import threading
@@ -70,7 +70,7 @@ def _assert_simulated(cast: DistillingCast) -> None:
     assert {row.round_number: row.results for row in _listed(cast)} == simulated
 
 
-def test_every_round_is_judged_as_its_simulation_is(cast: DistillingCast) -> None:
+def test_every_round_is_evaluated_like_its_simulation(cast: DistillingCast) -> None:
     """And none of them waits: the rounds are all closed before the first evaluation begins."""
     for _ in range(cast.spec.num_rounds):
         cast.train()
@@ -106,7 +106,7 @@ def test_the_results_are_metrics_of_their_round(cast: DistillingCast) -> None:
     assert [metric.round_number for metric in probes] == [0, 1]
 
 
-def test_only_the_rounds_that_are_due(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+def test_only_due_rounds_are_evaluated(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     register_digits(coordinator.client, tmp_path)
     cast = DistillingCast(coordinator, tables, tmp_path, judged_spec(every=0))
     assert _listed(cast) == []
@@ -114,7 +114,7 @@ def test_only_the_rounds_that_are_due(coordinator: Coordinator, tables: Tables, 
     assert [row.round_number for row in _listed(cast)] == [2]
 
 
-def test_a_distilled_round_is_judged_too(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+def test_a_distilled_round_is_evaluated_too(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     register_digits(coordinator.client, tmp_path)
     cast = DistillingCast(coordinator, tables, tmp_path, distilling_spec(evaluation={**FEW, "measures": ["knn"]}))
     cast.distil()
@@ -123,7 +123,7 @@ def test_a_distilled_round_is_judged_too(coordinator: Coordinator, tables: Table
     _assert_simulated(cast)
 
 
-def test_a_skipped_last_round_is_judged_all_the_same(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+def test_a_skipped_last_round_is_evaluated_too(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     """Its weights are those of the round before."""
     register_digits(coordinator.client, tmp_path)
     cohort = {"without_quorum": "skip", "max_attempts": 1}
@@ -138,14 +138,14 @@ def test_a_skipped_last_round_is_judged_all_the_same(coordinator: Coordinator, t
 # On request
 
 
-def test_any_closed_round_can_be_asked_for(cast: DistillingCast) -> None:
+def test_any_closed_round_can_be_evaluated_on_request(cast: DistillingCast) -> None:
     client = cast.coordinator.client
     cast.train()
     _evaluate(cast)
     with cast.coordinator.http() as http:
         body = {"config": few(measures=["geometry", "knn"]).model_dump(mode="json")}
         answers = [http.post(f"/v1/runs/{cast.id}/evaluations", json=body) for _ in range(2)]
-        body["config"]["measures"] = ["knn", "geometry"]  # the same, said otherwise
+        body["config"]["measures"] = ["knn", "geometry"]  # the same measures in another order
         answers.append(http.post(f"/v1/runs/{cast.id}/evaluations", json=body))
     assert [answer.status_code for answer in answers] == [201, 200, 200]
     assert len({answer.json()["id"] for answer in answers}) == 1
@@ -161,8 +161,8 @@ def test_any_closed_round_can_be_asked_for(cast: DistillingCast) -> None:
         assert found == {name: (own[asked.round_number] or {})[name] for name in found}
 
 
-def test_a_round_has_one_number_of_a_name(cast: DistillingCast) -> None:
-    """That of the run's own evaluation, whoever comes first; without one, the first that was asked for."""
+def test_a_round_has_one_metric_per_name(cast: DistillingCast) -> None:
+    """The run's own evaluation gives it, even if it is not the first. Without one, the first request does."""
     client = cast.coordinator.client
     [own] = _listed(cast)
     others = [client.request_evaluation(cast.id, few(measures=["knn"], max_test=n), 0) for n in (20, 30)]
@@ -180,7 +180,7 @@ def test_a_round_has_one_number_of_a_name(cast: DistillingCast) -> None:
     assert metric.value == (client.evaluation(rows[0].id).results or {})["knn"]
 
 
-def test_what_cannot_be_judged_is_refused(cast: DistillingCast) -> None:
+def test_an_evaluation_that_is_impossible_is_refused(cast: DistillingCast) -> None:
     client = cast.coordinator.client
     with pytest.raises(Conflict, match=r"round 1 of run .* is not closed yet"):
         client.request_evaluation(cast.id, few(), 1)
@@ -200,7 +200,7 @@ def test_what_cannot_be_judged_is_refused(cast: DistillingCast) -> None:
     assert len(_listed(cast)) == 1
 
 
-def test_a_run_that_sends_nothing_has_no_encoder_here(cast: DistillingCast) -> None:
+def test_a_run_that_sends_nothing_cannot_be_evaluated(cast: DistillingCast) -> None:
     """Its broadcast is the network before training; every client's own stays with it."""
     client = cast.coordinator.client
     method = {"name": "fedsimclr", "merge": {"name": "local"}, "reducer": {"name": "none"}}
@@ -214,7 +214,7 @@ def test_a_run_that_sends_nothing_has_no_encoder_here(cast: DistillingCast) -> N
         client.request_evaluation(run.id, few())
 
 
-def test_only_operators_see_and_ask(cast: DistillingCast) -> None:
+def test_only_operators_request_evaluations_and_viewers_see_them(cast: DistillingCast) -> None:
     [row] = _listed(cast)
     with cast.coordinator.http(cast.coordinator.worker_token("client-0")) as http:
         for method, path in (
@@ -228,7 +228,7 @@ def test_only_operators_see_and_ask(cast: DistillingCast) -> None:
     assert _listed(cast) == [row]
 
 
-def test_the_list_is_by_round_however_it_is_cut(cast: DistillingCast) -> None:
+def test_the_list_is_by_round_at_any_page_size(cast: DistillingCast) -> None:
     cast.train()
     for number, size in ((1, 5), (0, 5), (1, 7), (0, 7)):
         cast.coordinator.client.request_evaluation(cast.id, few(max_test=size), number)
@@ -250,16 +250,16 @@ def test_the_list_is_by_round_however_it_is_cut(cast: DistillingCast) -> None:
 # Maps
 
 
-def test_a_map_of_every_round_lies_on_the_one_before(
+def test_every_map_is_aligned_with_the_map_before(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the same images, and the other results are those of a run without maps; gone with the run."""
+    """Maps show the same images, do not change the other results, and are deleted with the run."""
     monkeypatch.setattr(f"{COMPUTE}.MAP_POINTS", 60)
     register_digits(coordinator.client, tmp_path)
     spec = judged_spec(evaluation={**FEW, "every": 1, "embedding_map": "pca"})
     cast = DistillingCast(coordinator, tables, tmp_path, spec, train=False)
     [row] = _listed(cast)
-    with pytest.raises(NotFound, match="is queued: its map is there once it is completed"):
+    with pytest.raises(NotFound, match="is queued: the map is available when it is completed"):
         coordinator.client.evaluation_map(row.id)
     for _ in range(spec.num_rounds):
         cast.train()
@@ -281,7 +281,7 @@ def test_a_map_of_every_round_lies_on_the_one_before(
     assert tables.one("SELECT count(*) FROM evaluations") == 0
 
 
-def test_what_has_no_map_says_why(cast: DistillingCast) -> None:
+def test_the_error_for_a_missing_map_gives_the_reason(cast: DistillingCast) -> None:
     client = cast.coordinator.client
     _evaluate(cast)
     [row] = _listed(cast)
@@ -296,21 +296,21 @@ def test_what_has_no_map_says_why(cast: DistillingCast) -> None:
 
 def _dies_at(monkeypatch: pytest.MonkeyPatch, write: int) -> None:
     """The process ends before this result would be written."""
-    from fedssl_coordinator.aggregator.evaluations import _Telling
+    from fedssl_coordinator.aggregator.evaluations import _Progress
 
-    told, calls = _Telling.on_results, [0]
+    write_results, calls = _Progress.on_results, [0]
 
     def on_results(self: Any, results: dict[str, float]) -> None:
         calls[0] += 1
         if calls[0] == write:
             raise Killed
-        told(self, results)
+        write_results(self, results)
 
-    monkeypatch.setattr(_Telling, "on_results", on_results)
+    monkeypatch.setattr(_Progress, "on_results", on_results)
 
 
 @pytest.mark.parametrize(("write", "done"), [(1, []), (2, ["probe"]), (3, ["knn", "probe"])])
-def test_a_killed_one_goes_on_with_the_next_measure(
+def test_a_killed_evaluation_resumes_at_the_next_measure(
     cast: DistillingCast, monkeypatch: pytest.MonkeyPatch, write: int, done: list[str]
 ) -> None:
     [row] = _listed(cast)
@@ -343,10 +343,10 @@ def test_a_killed_one_goes_on_with_the_next_measure(
     assert _listed(cast)[0].results == simulated[0]
     assert [event.message[:31] for event in cast.events("evaluation.stalled")] == ["try 1: the aggregator ended whi"]
     [resumed] = cast.events("evaluation.resumed")
-    assert resumed.message == (f"goes on after {', '.join(reversed(done))}" if done else "begins again")
+    assert resumed.message == (f"continues after {', '.join(reversed(done))}" if done else "starts again")
 
 
-def test_one_that_died_after_its_last_measure_is_completed(
+def test_an_evaluation_that_died_after_its_last_measure_is_completed(
     cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fedssl_coordinator.federation.evaluations import service
@@ -359,7 +359,7 @@ def test_one_that_died_after_its_last_measure_is_completed(
         patch.setattr(service, "complete", fatal)
         with pytest.raises(Killed):
             _evaluate(cast)
-    monkeypatch.setattr(f"{COMPUTE}.examine", fatal)  # nothing is left to be judged
+    monkeypatch.setattr(f"{COMPUTE}.examine", fatal)  # nothing is left to be measured
     _pause_over(cast)
     _evaluate(cast)
     [row] = _listed(cast)
@@ -368,7 +368,7 @@ def test_one_that_died_after_its_last_measure_is_completed(
     assert row.results == row.progress.results
 
 
-def test_a_process_that_is_asked_to_end_leaves_at_once(cast: DistillingCast) -> None:
+def test_a_process_that_is_asked_to_end_stops_evaluating_at_once(cast: DistillingCast) -> None:
     from fedssl_coordinator.core.celery_app import is_stopping
 
     is_stopping.set()
@@ -384,7 +384,7 @@ def test_a_process_that_is_asked_to_end_leaves_at_once(cast: DistillingCast) -> 
 # Called off, failed
 
 
-def test_one_that_was_called_off_can_be_asked_for_again(cast: DistillingCast) -> None:
+def test_a_cancelled_evaluation_can_be_requested_again(cast: DistillingCast) -> None:
     client, [row] = cast.coordinator.client, _listed(cast)
     cancelled = client.cancel_evaluation(row.id)
     assert (cancelled.state, cancelled.reason) == (JobState.CANCELLED, "cancelled by an operator")
@@ -399,23 +399,23 @@ def test_one_that_was_called_off_can_be_asked_for_again(cast: DistillingCast) ->
     assert cast.kinds("evaluation.") == [
         f"evaluation.{what}" for what in ("queued", "cancelled", "queued", "started", "completed")
     ]
-    with pytest.raises(Conflict, match="is completed: only one that waits or runs"):
+    with pytest.raises(Conflict, match="is completed: only a queued or running one"):
         client.cancel_evaluation(row.id)
 
 
-def test_a_running_one_stops_when_it_next_tells_how_far_it_is(
+def test_a_cancelled_evaluation_stops_at_its_next_progress_write(
     cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedssl_coordinator.aggregator.evaluations import _Telling
+    from fedssl_coordinator.aggregator.evaluations import _Progress
 
     [row] = _listed(cast)
-    told = _Telling.on_results
+    write_results = _Progress.on_results
 
     def cancel_first(self: Any, results: dict[str, float]) -> None:
-        told(self, results)
+        write_results(self, results)
         cast.coordinator.client.cancel_evaluation(row.id)
 
-    monkeypatch.setattr(_Telling, "on_results", cancel_first)
+    monkeypatch.setattr(_Progress, "on_results", cancel_first)
     monkeypatch.setattr(f"{COMPUTE}.PROGRESS_SECONDS", 0)
     _evaluate(cast)
     [row] = _listed(cast)
@@ -424,7 +424,7 @@ def test_a_running_one_stops_when_it_next_tells_how_far_it_is(
     assert list(row.progress.results) == ["probe"]
 
 
-def test_what_can_never_succeed_fails_and_leaves_the_run_alone(
+def test_a_data_error_fails_the_evaluation_and_not_the_run(
     cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -441,7 +441,7 @@ def test_what_can_never_succeed_fails_and_leaves_the_run_alone(
     assert _listed(cast)[0].state == JobState.COMPLETED
 
 
-def test_what_may_pass_is_tried_again(cast: DistillingCast) -> None:
+def test_a_failure_that_may_pass_is_retried(cast: DistillingCast) -> None:
     """Images that the store has lost for a moment."""
     [row] = _listed(cast)
     digest = row.dataset_digest
@@ -459,7 +459,7 @@ def test_what_may_pass_is_tried_again(cast: DistillingCast) -> None:
     assert (row.state, row.reason) == (JobState.COMPLETED, None)
 
 
-def test_a_diverged_encoder_has_no_numbers(cast: DistillingCast, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_diverged_encoder_has_null_results(cast: DistillingCast, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedssl_coordinator.aggregator import evaluations
 
     load = evaluations.load_encoder
@@ -501,20 +501,21 @@ def _waiting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return sent
 
 
-def test_a_lost_message_is_sent_again_unless_somebody_works_on_it(
+def test_a_lost_message_is_sent_again_unless_a_process_works_on_the_job(
     redis: Redis, cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fedssl_coordinator.core.db import exclusive
-    from fedssl_coordinator.federation.evaluations.service import lock_name
+    from fedssl_coordinator.core.models import Evaluation
+    from fedssl_coordinator.federation.jobs.repository import lock_name
 
     redis.delete("evaluate")
     [row] = _listed(cast)
-    assert _waiting(monkeypatch) == []  # a worker was told just now
+    assert _waiting(monkeypatch) == []  # a worker was notified just now
     cast.tables.execute("UPDATE evaluations SET sent_at = sent_at - interval '11 seconds'")
     assert _waiting(monkeypatch) == [str(row.id)]
     assert _waiting(monkeypatch) == []
     cast.tables.execute("UPDATE evaluations SET sent_at = NULL")
-    with exclusive(lock_name(row.id)) as connection:
+    with exclusive(lock_name(Evaluation, row.id)) as connection:
         assert connection is not None
         assert _waiting(monkeypatch) == []
         cast.coordinator.evaluate(row.id)  # by a second process: nothing
@@ -527,7 +528,7 @@ def test_a_lost_message_is_sent_again_unless_somebody_works_on_it(
     assert _listed(cast)[0].state == JobState.COMPLETED
 
 
-def test_messages_do_not_pile_up_while_nobody_takes_them(redis: Redis, cast: DistillingCast) -> None:
+def test_messages_do_not_pile_up_while_no_process_takes_them(redis: Redis, cast: DistillingCast) -> None:
     """However long the jobs wait, and whatever Redis forgets meanwhile."""
     from fedssl_coordinator.aggregator.tasks import sweep
 
@@ -540,7 +541,7 @@ def test_messages_do_not_pile_up_while_nobody_takes_them(redis: Redis, cast: Dis
     assert [row.state for row in _listed(cast)] == [JobState.QUEUED] * 2
     sweep_later(3)
     assert redis.llen("evaluate") == 2
-    redis.lpop("evaluate")  # one is lost, and nobody knows which
+    redis.lpop("evaluate")  # one is lost, and it is not known which
     sweep_later(3)
     assert redis.llen("evaluate") == 3
     redis.delete("evaluate")
@@ -548,7 +549,7 @@ def test_messages_do_not_pile_up_while_nobody_takes_them(redis: Redis, cast: Dis
     assert redis.llen("evaluate") == 2
 
 
-def test_a_job_that_is_tried_again_is_sent_behind_those_that_wait(redis: Redis, cast: DistillingCast) -> None:
+def test_a_job_to_retry_is_sent_behind_the_queued_jobs(redis: Redis, cast: DistillingCast) -> None:
     """Its own message was taken, and theirs are in the queue."""
     from fedssl_coordinator.aggregator.tasks import sweep
 
@@ -559,8 +560,8 @@ def test_a_job_that_is_tried_again_is_sent_behind_those_that_wait(redis: Redis, 
     assert redis.llen("evaluate") == 3
 
 
-def test_a_run_is_deleted_while_an_evaluation_of_it_completes(cast: DistillingCast) -> None:
-    """Whose numbers are the last rows of the run that are written."""
+def test_a_run_can_be_deleted_while_its_evaluation_completes(cast: DistillingCast) -> None:
+    """Its metrics are the last rows that are written of the run."""
     from fedssl_coordinator.core.db import transaction
     from fedssl_coordinator.federation.evaluations import service
 
@@ -584,7 +585,7 @@ def test_a_run_is_deleted_while_an_evaluation_of_it_completes(cast: DistillingCa
     assert answers == [204]
 
 
-def test_a_run_is_deleted_while_an_evaluation_of_it_is_asked_for(
+def test_a_request_for_an_evaluation_conflicts_with_deleting_its_run(
     cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fedssl_coordinator.federation.evaluations import service
@@ -604,13 +605,13 @@ def test_a_run_is_deleted_while_an_evaluation_of_it_is_asked_for(
         client.request_evaluation(cast.id, few(measures=["knn"]), 0)
 
 
-def test_an_unjudged_round_holds_up_nothing(cast: DistillingCast) -> None:
+def test_a_queued_evaluation_does_not_delay_the_run(cast: DistillingCast) -> None:
     cast.train()
     assert {row.state for row in _listed(cast)} == {JobState.QUEUED}
     assert (cast.round.number, cast.round.state) == (2, RoundState.OPEN)
 
 
-def test_a_spec_without_an_evaluation_has_none(coordinator: Coordinator) -> None:
+def test_a_spec_without_an_evaluation_queues_none(coordinator: Coordinator) -> None:
     run = coordinator.client.create_run(tiny_spec()).id
     coordinator.advance(run)
     assert list(coordinator.client.evaluations(run)) == []

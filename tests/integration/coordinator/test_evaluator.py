@@ -1,4 +1,4 @@
-"""The queue `evaluate`, with a process of its own: rounds go on without it, and whoever kills it changes no number."""
+"""The queue `evaluate`, with its own process: rounds do not wait for it, and killing it changes no result."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ from support.servers import Servers
 pytestmark = pytest.mark.integration
 
 _LOCK = 4711  # of the test's own
-# Stops whoever writes a second result, once a first is there for good.
+# Stops the process that writes a second result, when the first is committed.
 _STOP = f"""
 CREATE FUNCTION stop_here() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
   IF NEW.progress->'results' ? 'knn' THEN PERFORM pg_advisory_xact_lock({_LOCK}); END IF;
@@ -44,7 +44,7 @@ def running(servers: Servers, database: str, tmp_path_factory: pytest.TempPathFa
         yield started
 
 
-def test_rounds_go_on_without_it_and_a_kill_changes_no_number(running: Federation, database: str) -> None:
+def test_rounds_do_not_wait_for_it_and_a_kill_changes_no_result(running: Federation, database: str) -> None:
     spec = judged_spec()
     run_id = running.client.create_run(spec).id
     running.wait_for(lambda: running.client.run(run_id).state == RunState.FINISHED, "the run's end")
@@ -69,6 +69,6 @@ def test_rounds_go_on_without_it_and_a_kill_changes_no_number(running: Federatio
     simulated = simulate(spec, running.clients).evaluations_by_round
     assert {row.round_number: row.results for row in listed()} == simulated
     events = list(running.client.event_log(run_id))
-    assert [event.message for event in events if event.kind == "evaluation.resumed"] == ["goes on after probe"]
+    assert [event.message for event in events if event.kind == "evaluation.resumed"] == ["continues after probe"]
     [stalled] = [event for event in events if event.kind == "evaluation.stalled"]
     assert "the aggregator ended while it computed" in stalled.message

@@ -1,4 +1,4 @@
-"""An aggregator that fails, or dies: the run says so, others go on, and the bits are those of an untroubled run."""
+"""An aggregator that fails or dies: the run shows it, other runs continue, and the bits stay the same."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -94,7 +94,7 @@ def test_an_aggregator_that_dies_while_it_makes_the_first_weights(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedssl_coordinator.federation.runs.repository.set_first_weights", die)
+        patch.setattr("fedssl_coordinator.federation.run_rows.set_first_weights", die)
         with pytest.raises(Killed):
             coordinator.advance(run.id)
     [stored] = _files(coordinator.store)
@@ -190,10 +190,10 @@ def _no_rounds(tables: Tables) -> Iterator[None]:
         tables.execute("DROP FUNCTION refuse CASCADE")
 
 
-def test_what_postgres_never_takes_is_told_as_any_failure(
+def test_a_value_that_postgres_refuses_is_reported_like_any_failure(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    """The driver names it as it does an outage; and the next computation is not told of as the try that failed."""
+    """The driver reports it like an outage. The next computation is not reported as the try that failed."""
     with _no_rounds(tables):
         cast = Cast(coordinator, tables, tmp_path, num_rounds=2)
     assert cast.run.state == RunState.RUNNING
@@ -217,7 +217,7 @@ def test_a_run_of_more_clients_than_a_statement_has_parameters(coordinator: Coor
     assert len(opened.assignments) == 7
 
 
-def test_whoever_resumes_a_stalled_run_wants_it_tried_now(
+def test_a_resumed_stalled_run_is_tried_at_once(
     coordinator: Coordinator, tables: Tables, one_is_too_large: Callable[[], None]
 ) -> None:
     coordinator.worker("a")

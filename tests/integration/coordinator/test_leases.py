@@ -32,12 +32,12 @@ def _lease_end(cast: Cast, name: str) -> datetime:
 
 def test_a_restarted_worker_gets_its_own_lease_back(cast: Cast) -> None:
     first = cast.claim("a")
-    cast.lapse("a")  # not even when it has run out, as long as nobody has noticed
+    cast.lapse("a")  # not even when it has run out, as long as no sweep has found it
     again = cast.claim("a")
     assert again == first
     assert _lease_end(cast, "a") > datetime.now(UTC) + timedelta(seconds=50)
-    assert [event.message for event in cast.events("assignment.leased")] == ["a has taken the assignment"]
-    assert [event.message for event in cast.events("assignment.resumed")] == ["a has taken the assignment up again"]
+    assert [event.message for event in cast.events("assignment.leased")] == ["a has claimed the assignment"]
+    assert [event.message for event in cast.events("assignment.resumed")] == ["a has resumed the assignment"]
     assert cast.states() == [("a", 1, "leased"), ("b", 1, "offered")]
 
 
@@ -71,7 +71,7 @@ def test_a_waiting_claim_is_woken_by_the_work_that_appears(cast: Cast) -> None:
         assert time.monotonic() - started < 3 * POLL_SECONDS  # one that found the row locked looks again then
 
 
-def test_a_claim_that_nothing_comes_of(cast: Cast) -> None:
+def test_a_claim_without_work_returns_nothing(cast: Cast) -> None:
     cast.work("a")
     started = time.monotonic()
     assert cast.workers["a"].claim(0.3) is None
@@ -92,7 +92,7 @@ def test_a_heartbeat_renews_the_lease_and_reports(cast: Cast) -> None:
     assert cast.states() == [("a", 1, "leased"), ("b", 1, "offered")]
 
 
-def test_a_heartbeat_without_an_assignment_says_that_the_worker_lives(cast: Cast) -> None:
+def test_a_heartbeat_without_an_assignment_shows_that_the_worker_lives(cast: Cast) -> None:
     cast.tables.execute("UPDATE clients SET last_seen_at = NULL")
     assert cast.workers["a"].heartbeat().carry_on
     seen = cast.coordinator.client.client("a").last_seen_at
@@ -137,7 +137,7 @@ def test_a_lapsed_lease_is_offered_again_until_the_deadline(cast: Cast) -> None:
         assert (reply.carry_on, reply.reason) == (False, "no heartbeat within the lease")
     events = cast.events("assignment.expired")
     assert [event.message for event in events] == ["a: no heartbeat within the lease; offered again"] * 3
-    assert cast.round.attempt == 1  # the round's own attempt goes on
+    assert cast.round.attempt == 1  # the round's own attempt continues
     cast.work("a", "b")
     cast.advance()
     assert cast.round.verdict == Verdict.AGGREGATED
@@ -168,7 +168,7 @@ def test_a_declined_assignment_waits_for_the_others_before_it_is_offered_again(c
     assert event.data == {"clients": {"a": "no disk space"}}
 
 
-def test_who_has_declined_is_asked_again_after_a_while_or_after_a_start(cast: Cast) -> None:
+def test_a_client_that_declined_is_asked_again_after_a_pause_or_a_restart(cast: Cast) -> None:
     """Asked again at once it would use up the round's attempts in a moment."""
     cast.workers["a"].decline(cast.claim("a").assignment_id, "no disk space")
     cast.work("b")

@@ -1,4 +1,4 @@
-"""Cohorts larger than a round needs: the first updates count, and who comes later is told so."""
+"""Cohorts larger than a round needs: the first updates count, and later ones are refused with the reason."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -38,7 +38,7 @@ def test_how_many_are_asked(fraction: float, over_sampling: float, num_clients: 
 def test_a_round_closes_with_the_first_updates(cast: Cast) -> None:
     assert cast.round.num_wanted == 2
     [opened] = cast.events("round.opened")
-    assert opened.message == "round 1 of 1 offered to 3 clients, of whom the first 2 count"
+    assert opened.message == "round 1 of 1 offered to 3 clients; the first 2 updates count"
     late = cast.claim("a")
     cast.work("c", value=1.0)
     cast.advance()
@@ -58,7 +58,7 @@ def test_a_round_closes_with_the_first_updates(cast: Cast) -> None:
         cast.deliver("a")
 
 
-def test_who_comes_before_the_aggregator_has_looked_is_too_late_as_well(cast: Cast, tmp_path: Path) -> None:
+def test_an_update_beyond_the_wanted_ones_is_too_late_before_the_round_closes(cast: Cast, tmp_path: Path) -> None:
     items = {name: cast.claim(name) for name in "abc"}
     updates = {
         name: upload(cast.workers[name], items[name], tensors_for(items[name].plan.update, 1), tmp_path)
@@ -82,7 +82,7 @@ def test_who_comes_before_the_aggregator_has_looked_is_too_late_as_well(cast: Ca
     assert ended[str(refused.client_id)] == AssignmentState.EXPIRED
 
 
-def test_those_who_are_asked_beside_stand_in_for_who_cannot(cast: Cast) -> None:
+def test_over_sampled_clients_replace_those_that_fail(cast: Cast) -> None:
     cast.work("a")
     cast.workers["b"].decline(cast.claim("b").assignment_id, "no memory")
     cast.advance()

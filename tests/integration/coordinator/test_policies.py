@@ -1,4 +1,4 @@
-"""What data owners' policies refuse is not offered to them, and people are told why."""
+"""Rounds that a data owner's policy refuses are not offered to it, and an event gives the reason."""
 
 import json
 from pathlib import Path
@@ -143,7 +143,7 @@ def _long(num_bytes: int) -> dict[str, Any]:
     return {"digest": "0" * 64, "allow": rules}
 
 
-def test_a_policy_longer_than_is_looked_at_is_refused(cast: Cast, coordinator: Coordinator) -> None:
+def test_a_policy_that_is_too_long_to_check_is_refused(cast: Cast, coordinator: Coordinator) -> None:
     introduction = {
         "worker_version": "1",
         "methods": {},

@@ -1,4 +1,4 @@
-"""Queues: what takes long holds up nobody else, runs are fair to each other, and whoever is killed costs no bit."""
+"""Queues: long work delays no other run, runs take turns, and a killed process changes no bit."""
 
 import os
 import signal
@@ -104,7 +104,7 @@ def _events(running: Federation, run_id: UUID, kind: str) -> list[EventView]:
 
 
 def test_a_distillation_whose_worker_is_asked_to_end_and_killed(running: Federation, database: str) -> None:
-    """Another process goes on where it was: the first had saved its work when it left, the second while it lived."""
+    """Another process resumes there: the first saved its work when it ended, the second while it ran."""
     spec = distilling_spec(80)
     run_id = _submit(running, spec)
     with _held_at_epoch(running, database, run_id, 5):
@@ -121,7 +121,7 @@ def test_a_distillation_whose_worker_is_asked_to_end_and_killed(running: Federat
     _assert_simulated(running, run_id, spec)
     first, second = (event.data["epoch"] for event in _events(running, run_id, "distillation.resumed"))
     assert 5 <= first < second < 80
-    [stalled] = _events(running, run_id, "distillation.stalled")  # of the kill; who leaves in order has not failed
+    [stalled] = _events(running, run_id, "distillation.stalled")  # the kill: an end on request is not a failure
     assert "the aggregator ended while it computed" in stalled.message
     assert len(_events(running, run_id, "distillation.started")) == 1
 
@@ -260,8 +260,8 @@ def test_one_worker_serves_several_runs_in_turn(coordinator: Coordinator, tmp_pa
     assert worker.claim(0) is None
 
 
-def test_a_look_at_a_run_computes_one_round_and_no_more(coordinator: Coordinator, tmp_path: Path) -> None:
-    """What comes next waits for its turn in the queue, behind other runs."""
+def test_one_task_computes_one_round_and_no_more(coordinator: Coordinator, tmp_path: Path) -> None:
+    """The next round waits for its turn in the queue, behind other runs."""
     worker = coordinator.worker("a")
     run_id = coordinator.client.create_run(tiny_spec(num_rounds=3)).id
     for closed in range(3):
@@ -296,7 +296,7 @@ def test_a_lost_message_is_sent_again_but_not_at_every_sweep(
 ) -> None:
     """A job may wait for hours behind another: its messages must not pile up meanwhile."""
     run_id, job = _queued(coordinator, tables)
-    assert _waiting(monkeypatch) == []  # a worker was told just now
+    assert _waiting(monkeypatch) == []  # a worker was notified just now
     tables.execute("UPDATE distillation_jobs SET sent_at = sent_at - interval '11 seconds'")
     assert _waiting(monkeypatch) == [job]
     assert _waiting(monkeypatch) == []
@@ -304,15 +304,15 @@ def test_a_lost_message_is_sent_again_but_not_at_every_sweep(
     coordinator.client.pause(run_id)
     assert _waiting(monkeypatch) == []
     tables.execute("UPDATE distillation_jobs SET state = 'running', started_at = now()")
-    assert _waiting(monkeypatch) == [job]  # begun, and its worker gone: a pause lets it go on
+    assert _waiting(monkeypatch) == [job]  # begun, and its worker is gone: it continues in spite of the pause
     tables.execute("UPDATE distillation_jobs SET sent_at = NULL, retry_at = now() + interval '1 minute'")
     assert _waiting(monkeypatch) == []
 
 
-def test_a_database_whose_clock_is_put_back_by_a_day(
+def test_jobs_are_sent_again_after_the_database_clock_was_set_back(
     coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was noted for a moment ahead must not wait for a day."""
+    """A moment in the future, written before, must not delay a job for a day."""
     _, job = _queued(coordinator, tables)
     tables.execute("UPDATE distillation_jobs SET sent_at = now() + interval '1 day'")
     assert _waiting(monkeypatch) == [job]
@@ -320,23 +320,24 @@ def test_a_database_whose_clock_is_put_back_by_a_day(
     assert _waiting(monkeypatch) == [job]
 
 
-def test_a_job_that_somebody_works_on_is_not_sent(
+def test_a_job_that_a_process_works_on_is_not_sent_again(
     coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fedssl_coordinator.core.db import exclusive
-    from fedssl_coordinator.federation.distillation.service import lock_name
+    from fedssl_coordinator.core.models import DistillationJob
+    from fedssl_coordinator.federation.jobs.repository import lock_name
 
     _, job = _queued(coordinator, tables)
     tables.execute("UPDATE distillation_jobs SET state = 'running', started_at = now(), sent_at = NULL")
-    with exclusive(lock_name(UUID(job))) as connection:
+    with exclusive(lock_name(DistillationJob, UUID(job))) as connection:
         assert connection is not None
         assert _waiting(monkeypatch) == []
-        with exclusive(lock_name(UUID(job))) as second:
+        with exclusive(lock_name(DistillationJob, UUID(job))) as second:
             assert second is None
     assert _waiting(monkeypatch) == [job]
 
 
-def test_a_run_that_distils_is_left_alone(coordinator: Coordinator, tables: Tables) -> None:
+def test_the_sweep_leaves_out_a_run_that_distils(coordinator: Coordinator, tables: Tables) -> None:
     from fedssl_coordinator.core.db import transaction
     from fedssl_coordinator.federation.rounds import repository
 
@@ -346,7 +347,7 @@ def test_a_run_that_distils_is_left_alone(coordinator: Coordinator, tables: Tabl
     coordinator.client.cancel_distillation(_only_job(tables))
     coordinator.client.resume(run_id)
     with transaction() as session:
-        assert repository.needing_attention(session) == [run_id]  # whose next job nobody has queued yet
+        assert repository.needing_attention(session) == [run_id]  # its next job is not queued yet
 
 
 def _queued(coordinator: Coordinator, tables: Tables) -> tuple[UUID, str]:

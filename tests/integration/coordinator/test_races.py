@@ -44,7 +44,7 @@ def cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Cast:
 def test_claims_of_one_client_at_once_give_one_lease(
     cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    Cast(coordinator, tables, tmp_path, "a")  # a second offer, which must not be taken beside the first
+    Cast(coordinator, tables, tmp_path, "a")  # a second offer, which must not be taken besides the first
     items = _at_once(*[lambda: cast.workers["a"].claim(0)] * 6)
     assert len({item.assignment_id for item in items if item is not None}) == 1
     assert None not in items
@@ -123,7 +123,7 @@ def test_two_aggregators_that_both_believe_to_hold_the_run(
         result = compute_alone(*arguments)  # type: ignore[arg-type]
         digests.append(result.broadcast.digest)
         end = time.monotonic() + 5
-        if both.wait() == 0:  # this one is the slower: the other has gone on to what comes next
+        if both.wait() == 0:  # this one is the slower: the other has continued with the next step
             while cast.tables.one(on_its_way, cast.id) and time.monotonic() < end:
                 time.sleep(0.01)
         return result
@@ -192,7 +192,7 @@ def test_a_run_stopped_while_it_is_aggregated(cast: Cast, monkeypatch: pytest.Mo
 
 
 def test_a_run_paused_while_its_round_fails(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The round must not end without its run, which would open the same round again for ever."""
+    """The round must not end without its run, which would open the same round again and again."""
     from fedssl.errors import MethodError
     from fedssl_coordinator.aggregator import rounds
 
@@ -246,7 +246,7 @@ def test_a_late_claim_crosses_the_end_of_its_round(cast: Cast, monkeypatch: pyte
 
 
 def test_an_update_crosses_the_deadline(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is accepted after the aggregator's look, but before its verdict, counts and is not offered again."""
+    """An update accepted after the aggregator's check, but before its verdict, counts and is not offered again."""
     from fedssl_coordinator.federation.rounds import repository
 
     locked_live = repository.locked_live
@@ -265,7 +265,9 @@ def test_an_update_crosses_the_deadline(cast: Cast, monkeypatch: pytest.MonkeyPa
     assert cast.round.verdict == Verdict.AGGREGATED
 
 
-def test_everybody_at_once_for_a_while(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+def test_all_clients_and_aggregators_at_once_for_a_while(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
     """No deadlock, no 5xx, and nothing half-done, whatever crosses whatever."""
     cohort = {"min_updates": 1, "max_attempts": 1000, "without_quorum": "skip"}
     casts = [Cast(coordinator, tables, tmp_path, "abc", num_rounds=60, cohort=cohort) for _ in range(2)]

@@ -52,7 +52,7 @@ def _submit(item: WorkItem, update: str, num_examples: int = 10) -> Submit:
 
 def test_without_an_upload(coordinator: Coordinator, watching: Onlooker) -> None:
     worker, item = _leased(coordinator)
-    with _refused(watching, "assignment.refused", "a", item), pytest.raises(Conflict, match="PUT it first"):
+    with _refused(watching, "assignment.refused", "a", item), pytest.raises(Conflict, match="upload it with PUT first"):
         worker.submit(_submit(item, OTHER))
 
 

@@ -1,4 +1,4 @@
-"""Rounds: when they close, with what verdict, and what the sweep looks at."""
+"""Rounds: when they close, with what verdict, and which runs the sweep finds."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +28,7 @@ def test_at_the_deadline_a_quorum_closes_the_round(make_cast: MakeCast) -> None:
     cast.work("a", "b")
     cast.claim("c")
     cast.advance()
-    assert cast.round.state == RoundState.OPEN  # the quorum alone does not end it: others are still training
+    assert cast.round.state == RoundState.OPEN  # the quorum does not end it while others are still training
     cast.pass_deadline()
     assert cast.awaits_attention()
     cast.advance()
@@ -41,11 +41,11 @@ def test_at_the_deadline_a_quorum_closes_the_round(make_cast: MakeCast) -> None:
     }
     assert cast.events("round.aggregating")[0].message == "aggregating 2 of 4 updates"
     assert [event.message for event in cast.events("assignment.expired")] == [f"c: {reason}", f"d: {reason}"]
-    assert [a.client_id for a in second.assignments] == list("abcd")  # who was slow takes part again
+    assert [a.client_id for a in second.assignments] == list("abcd")  # the slow clients take part again
     assert cast.run.rounds_closed == 1
 
 
-def test_a_quorum_with_nobody_left_closes_before_the_deadline(make_cast: MakeCast) -> None:
+def test_a_quorum_without_open_assignments_closes_before_the_deadline(make_cast: MakeCast) -> None:
     cast = make_cast(cohort={"min_updates": 1}, num_rounds=1)
     cast.work("a")
     cast.workers["b"].decline(cast.claim("b").assignment_id, "cannot")
@@ -54,7 +54,7 @@ def test_a_quorum_with_nobody_left_closes_before_the_deadline(make_cast: MakeCas
     assert (cast.round.verdict, cast.run.outcome) == (Verdict.PARTIAL, Outcome.COMPLETED)
 
 
-def test_below_the_quorum_what_came_is_kept_and_the_rest_offered_again_until_the_run_fails(
+def test_quorum_failure_reoffers_missing_assignments_until_the_run_fails(
     make_cast: MakeCast,
 ) -> None:
     cast = make_cast("abc", cohort={"max_attempts": 3})
@@ -81,7 +81,7 @@ def test_below_the_quorum_what_came_is_kept_and_the_rest_offered_again_until_the
     assert run.model == run.initial_model  # the weights so far stay
 
 
-def test_without_a_quorum_a_round_is_skipped_where_the_spec_says_so(make_cast: MakeCast) -> None:
+def test_without_a_quorum_a_round_is_skipped_if_the_spec_asks_for_it(make_cast: MakeCast) -> None:
     cast = make_cast(cohort={"max_attempts": 1, "without_quorum": "skip"}, num_rounds=2)
     cast.work("a")
     cast.pass_deadline()
@@ -96,7 +96,7 @@ def test_without_a_quorum_a_round_is_skipped_where_the_spec_says_so(make_cast: M
     assert cast.run.outcome == Outcome.COMPLETED
 
 
-def test_nobody_goes_on_from_a_skipped_round(make_cast: MakeCast) -> None:
+def test_no_client_continues_from_a_skipped_round(make_cast: MakeCast) -> None:
     """The weights of the next one know nothing of it."""
     cast = make_cast(cohort={"max_attempts": 1, "without_quorum": "skip", "min_updates": 2}, num_rounds=3)
     cast.work("a", "b")
@@ -119,7 +119,7 @@ def test_the_last_round_may_be_skipped(make_cast: MakeCast) -> None:
 
 
 def test_an_update_that_comes_at_the_last_moment_counts(make_cast: MakeCast) -> None:
-    """After the deadline, but before anybody has looked."""
+    """After the deadline, but before an aggregator has checked the round."""
     cast = make_cast(num_rounds=1)
     cast.work("a")
     cast.claim("b")
@@ -171,12 +171,14 @@ def test_stop_in_every_state(coordinator: Coordinator, tables: Tables, make_cast
     kinds = [event.kind for event in coordinator.client.event_log(run_id)]
     assert kinds[-1] == "run.finished"
     assert kinds.count("run.finished") == 1
-    assert coordinator.client.stop(run_id).finished_at == stopped.finished_at  # twice is no error, and changes nothing
+    assert (
+        coordinator.client.stop(run_id).finished_at == stopped.finished_at
+    )  # a second time changes nothing, and is not an error
     assert [event.kind for event in coordinator.client.event_log(run_id)] == kinds
 
 
 VERBS: dict[str, dict[str, RunState | None]] = {
-    # verb -> state before -> state after; None: refused
+    # verb -> state before -> state after (None if refused)
     "start": {"created": RunState.RUNNING, "running": RunState.RUNNING, "paused": None, "stopped": None},
     "pause": {"created": None, "running": RunState.PAUSED, "paused": RunState.PAUSED, "stopped": None},
     "resume": {"created": None, "running": RunState.RUNNING, "paused": RunState.RUNNING, "stopped": None},
@@ -205,7 +207,7 @@ def test_verbs_and_states(standing: Coordinator, verb: str, before: str) -> None
         assert len(list(standing.client.event_log(run.id))) == earlier + (not same)
 
 
-def test_a_run_that_is_not_there(standing: Coordinator) -> None:
+def test_an_unknown_run_is_not_found(standing: Coordinator) -> None:
     from uuid import UUID
 
     nothing = UUID(int=1)
@@ -297,7 +299,7 @@ def test_a_round_waits_for_a_cohort_that_can_give_the_updates_it_needs(coordinat
     waiting = coordinator.client.run(run.id)
     assert waiting.current_round is None
     assert waiting.reason == (
-        "waiting for clients: cohort.min_updates asks for 2 updates, and a cohort is 1, for 1 have registered"
+        "waiting for clients: cohort.min_updates asks for 2 updates, but a cohort is only 1 of 1 registered clients"
     )
     assert [event.kind for event in coordinator.client.event_log(run.id)].count("run.waiting") == 1
     coordinator.worker("b")

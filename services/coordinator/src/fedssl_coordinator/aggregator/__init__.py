@@ -1,4 +1,4 @@
-"""What Celery processes run: tasks, and the computing halves of rounds, distillation and evaluations.
+"""The Celery processes: tasks, and the computing halves of rounds, distillation and evaluations.
 
 Only this package imports torch.
 """

@@ -1,4 +1,4 @@
-"""The clock: Celery's, which adds nothing to a queue that nobody serves."""
+"""Celery's scheduler of periodic tasks, without adding to a queue that no worker serves."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ from fedssl_coordinator.core.celery_app import AGGREGATE
 from fedssl_coordinator.core.enqueue import queue_depths
 
 MOST_WAITING = 1_000
-"""Messages: half an hour of sweeps, 1 MB. A sweep behind so many would find nothing that one of them does not."""
+"""Messages: half an hour of sweeps, 1 MB. One more sweep would find nothing that the waiting ones do not find."""
 
 
 class Beat(Scheduler):  # type: ignore[misc]
-    """In memory: the default scheduler keeps its clock in a pickle on disk, and the sweep needs no memory."""
+    """Keeps its clock in memory: the default scheduler pickles it to disk, and the sweep does not need that."""
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
-        """Send what is due, unless its queue has grown long."""
+        """Send the task that is due, unless its queue holds MOST_WAITING messages."""
         if queue_depths().get(AGGREGATE, 0) < MOST_WAITING:
             super().apply_entry(entry, producer)

@@ -1,4 +1,4 @@
-"""torch, set up as the settings say. It needs torch, so only what computes imports this module."""
+"""Configures torch from the settings. It imports torch, so only computing modules import it."""
 
 import torch
 
@@ -11,18 +11,18 @@ class NoSuchDevice(FedSSLError):
 
 
 def set_threads() -> None:
-    """One thread gives the same bits on every machine."""
+    """Set torch's number of threads. One thread gives the same bits on every machine."""
     torch.set_num_threads(settings().aggregator_threads)
 
 
 def free_cached() -> None:
-    """Give the GPU memory back that torch keeps for the next allocation: others use the device too."""
+    """Release the GPU memory that torch caches for its next allocation: other processes use the device too."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
 
 
 def chosen_device() -> torch.device:
-    """What distillation and evaluation run on. Raises NoSuchDevice."""
+    """Return the device for distillation and evaluation. Raises NoSuchDevice."""
     wanted = settings().device
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"

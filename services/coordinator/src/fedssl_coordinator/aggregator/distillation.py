@@ -1,7 +1,7 @@
-"""Working on a distillation job: it needs torch, so only the process that does it imports this module.
+"""Runs a distillation job. It imports torch, so only the process that trains imports it.
 
 Everything is written on the connection that holds the job's lock: a process that has lost the lock, and so may have a
-successor, can write no more. No transaction is open while it trains.
+successor, cannot write any more. No transaction is open during the training.
 """
 
 from uuid import UUID
@@ -19,9 +19,10 @@ from fedssl_coordinator.aggregator.rounds import Weights
 from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.core.logs import say_about
-from fedssl_coordinator.core.models import Assignment, Round
+from fedssl_coordinator.core.models import Assignment, DistillationJob, Round
 from fedssl_coordinator.federation.distillation import service
-from fedssl_coordinator.federation.distillation.service import Begun
+from fedssl_coordinator.federation.jobs import service as jobs
+from fedssl_coordinator.federation.jobs.service import StartedJob
 from fedssl_coordinator.federation.rounds import repository as rounds
 from fedssl_coordinator.federation.rounds import service as rounds_service
 
@@ -29,42 +30,44 @@ log = structlog.get_logger(__name__)
 
 
 def distil(connection: Connection, job_id: UUID) -> None:
-    """Work on a job whose lock `connection` holds, from where the last try left it, and publish what comes of it.
+    """Work on a job whose lock `connection` holds, from where the last try left it, and publish the weights.
 
-    Killed at any moment and called again, it gives the same bits. What it raises is a failure that may pass.
+    If it is killed at any moment and called again, it gives the same bits. Exceptions are failures that may pass.
     """
     with transaction(connection) as session:
-        begun = service.begin(session, job_id)
-        if begun is None:
+        started = service.begin(session, job_id)
+        if started is None:
             return
-        current = rounds.unclosed(session, begun.run.id)
+        current = rounds.unclosed(session, started.run.id)
         rows = [] if current is None else list(rounds.assignments(session, [current.id]))
-    training = Training(connection, begun)
-    say_about(run=str(begun.run.id), round=begun.job.round_number)
+    training = Training(connection, started)
+    say_about(run=str(started.run.id), round=started.job.round_number)
     try:
-        with tracing.round_span("distil", begun.run.id, begun.job.round_number):
-            weights = _train(begun, current, rows, training)
+        with tracing.round_span("distil", started.run.id, started.job.round_number):
+            weights = _train(started, current, rows, training)
     except Cancelled as error:
         log.info("distillation.left", job=str(job_id), reason=str(error))
         if training.is_leaving:
             with transaction(connection) as session:
-                service.note_departure(session, job_id)
+                jobs.record_departure(session, DistillationJob, job_id)
     except CheckpointMismatch as error:
         with transaction(connection) as session:
             service.drop_checkpoint(session, job_id, str(error))
     except MethodError as error:
         _fail(connection, job_id, str(error))
     except DataError as error:
-        if current is not None:  # images that are gone may come back, and the weights of weeks with them
+        if current is not None:  # missing images may come back, and with them the weights of weeks of training
             raise
         _fail(connection, job_id, str(error))
     else:
         _publish(connection, job_id, current, rows, weights)
 
 
-def _train(begun: Begun, current: Round | None, rows: list[Assignment], training: Training) -> Weights:
+def _train(
+    started: StartedJob[DistillationJob], current: Round | None, rows: list[Assignment], training: Training
+) -> Weights:
     set_threads()
-    device, run = chosen_device(), begun.run
+    device, run = chosen_device(), started.run
     try:
         if current is None:
             return rounds_compute.first_weights(run, device, on_epoch=training.on_epoch, checkpoint=training)
@@ -76,7 +79,7 @@ def _train(begun: Begun, current: Round | None, rows: list[Assignment], training
 def _publish(
     connection: Connection, job_id: UUID, current: Round | None, rows: list[Assignment], weights: Weights
 ) -> None:
-    """The new weights, the closed round and the finished job, all or nothing."""
+    """Publish the new weights, close the round and complete the job in one transaction."""
     with transaction(connection) as session:
         if (found := service.still_running(session, job_id)) is None:
             return
@@ -93,7 +96,7 @@ def _publish(
 
 
 def _fail(connection: Connection, job_id: UUID, reason: str) -> None:
-    """End the job, and with it a run that can never go on."""
+    """End the job, and with it a run that can never continue."""
     with transaction(connection) as session:
         if (found := service.still_running(session, job_id)) is None:
             return

@@ -1,4 +1,4 @@
-"""What the engine tells of a training on the coordinator, written to Postgres and the artifact store."""
+"""Writes the progress and the checkpoints of a training on the coordinator to Postgres and the artifact store."""
 
 import time
 from uuid import uuid4
@@ -11,87 +11,88 @@ from sqlalchemy import Connection
 from fedssl.artifacts.tensors import Tensors, load_tensors
 from fedssl.engine import DistillationProgress, epochs_done
 from fedssl.errors import ArtifactError, Cancelled, StoreUnavailable
-from fedssl_coordinator.aggregator.rounds import Stored, put
+from fedssl_coordinator.aggregator.rounds import StoredArtifact, put
 from fedssl_coordinator.core.celery_app import is_stopping
 from fedssl_coordinator.core.db import transaction
+from fedssl_coordinator.core.models import DistillationJob
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.core.store import store
 from fedssl_coordinator.federation.distillation import repository, service
-from fedssl_coordinator.federation.distillation.service import Begun
+from fedssl_coordinator.federation.jobs.service import StartedJob
 from fedssl_coordinator.storage.artifacts import service as artifacts
 from fedssl_coordinator.storage.artifacts.service import release
 
 log = structlog.get_logger(__name__)
 
-PROGRESS_SECONDS = 1.0  # how often Postgres hears of it, however short an epoch is
+PROGRESS_SECONDS = 1.0  # between two writes to Postgres, even if epochs are shorter
 _WRITER = "writer"
 
 
 class Training:
-    """One try at a job: where it goes on (the engine's `Checkpoint`), and who hears how far it is (`on_epoch`).
+    """One try at a job: loads and saves its checkpoints (the engine's `Checkpoint`), and writes progress (`on_epoch`).
 
-    A checkpoint is an artifact, so that another machine can go on. Every try signs its own: no two files have the same
-    bytes, so one that is replaced can be removed without a look at who else may be about to store it.
+    A checkpoint is an artifact, so that another machine can resume the job. Every try signs its own checkpoints, so no
+    two files have the same bytes, and a replaced one can be removed without checking whether another try stores it.
     """
 
-    def __init__(self, connection: Connection, begun: Begun) -> None:
+    def __init__(self, connection: Connection, started: StartedJob[DistillationJob]) -> None:
         self.is_leaving = False
         self._connection = connection
-        self._begun = begun
-        self._job_id = begun.job.id
-        self._checkpoint = begun.job.checkpoint
+        self._started = started
+        self._job_id = started.job.id
+        self._checkpoint = started.job.checkpoint
         self._signature = torch.tensor(list(uuid4().bytes), dtype=torch.uint8)
-        self._pace = _Pace()
+        self._timer = _EpochTimer()
         self._saved_at = time.monotonic()
-        self._told_at = float("-inf")
+        self._written_at = float("-inf")
 
     def load(self) -> Tensors | None:
-        """What an earlier try saved; None: nothing, or nothing that can be read."""
+        """Return what an earlier try saved, or None if it saved nothing or nothing that can be read."""
         saved = None if self._checkpoint is None else _read(self._checkpoint)
         if saved is not None:
             saved.pop(_WRITER, None)
-        if self._begun.is_resumed:
+        if self._started.is_resumed:
             epoch = 0 if saved is None else epochs_done(saved)
             with transaction(self._connection) as session:
-                service.note_resumption(session, self._begun.job, epoch, tell=self._begun.is_told)
+                service.record_resumption(session, self._started, epoch)
         return saved
 
     def save(self, tensors: Tensors) -> None:
-        """Replace what was saved, where it is old enough or this process is about to end."""
+        """Replace the checkpoint if it is old enough, or if this process is about to end."""
         is_asked_to_leave = is_stopping.is_set()
         if not is_asked_to_leave and time.monotonic() - self._saved_at < settings().checkpoint_seconds:
             return
         try:
             self._replace(put({**tensors, _WRITER: self._signature}))
-        except OSError as error:  # a full disk and a store that is away cost safety, not the training
+        except OSError as error:  # a full disk or an unreachable store must not end the training
             log.warning("checkpoint.failed", job=str(self._job_id), error=str(error))
         self._saved_at = time.monotonic()
         self.is_leaving = is_asked_to_leave
 
     def on_epoch(self, progress: DistillationProgress) -> None:
-        """Say how far it is. Raises Cancelled where the job was called off or this process is about to end."""
-        self._pace.tick()
+        """Write the progress. Raises Cancelled if the job was cancelled or this process is about to end."""
+        self._timer.tick()
         is_last = progress.epoch == progress.num_epochs
-        if not (is_last or self.is_leaving) and time.monotonic() - self._told_at < PROGRESS_SECONDS:
+        if not (is_last or self.is_leaving) and time.monotonic() - self._written_at < PROGRESS_SECONDS:
             return
-        self._told_at = time.monotonic()
-        values = {"epoch": progress.epoch, "loss": progress.loss, "seconds_per_epoch": self._pace.seconds_per_epoch}
+        self._written_at = time.monotonic()
+        values = {"epoch": progress.epoch, "loss": progress.loss, "seconds_per_epoch": self._timer.seconds_per_epoch}
         with transaction(self._connection) as session:
             if not repository.set_while_running(session, self._job_id, **values):
-                raise Cancelled("the job was called off")
+                raise Cancelled("the job was cancelled")
         if self.is_leaving and not is_last:
             raise Cancelled("this process was asked to end")
 
-    def _replace(self, stored: Stored) -> None:
+    def _replace(self, stored: StoredArtifact) -> None:
         try:
             with transaction(self._connection) as session:
                 artifacts.note(session, stored.digest, stored.num_bytes)
-                # It has come further than any try before, so what failed before is past.
+                # It has come further than any earlier try, so the earlier failures are over.
                 is_mine = repository.set_while_running(
                     session, self._job_id, checkpoint=stored.digest, num_tries=1, retry_at=None, reason=None
                 )
                 if not is_mine:
-                    raise Cancelled("the job was called off")
+                    raise Cancelled("the job was cancelled")
         except Cancelled:
             store().delete(stored.digest)
             raise
@@ -100,8 +101,8 @@ class Training:
         self._checkpoint = stored.digest
 
 
-class _Pace:
-    """How long an epoch takes. The first one counts only until there is a second: it warms up."""
+class _EpochTimer:
+    """Measures the seconds per epoch. The first epoch, which warms up, counts only until there is a second one."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -110,7 +111,7 @@ class _Pace:
         self.seconds_per_epoch = 0.0
 
     def tick(self) -> None:
-        """One more epoch is done."""
+        """Count one more epoch."""
         now = time.monotonic()
         if self._first is None:
             self._first = now
@@ -123,8 +124,8 @@ class _Pace:
 def _read(digest: str) -> Tensors | None:
     try:
         return load_tensors(store().path(digest))
-    except StoreUnavailable:  # it may well be there
+    except StoreUnavailable:  # the checkpoint may well exist
         raise
     except (ArtifactError, OSError, SafetensorError) as error:
-        log.warning("checkpoint.unreadable", digest=digest, error=str(error), consequence="the job begins anew")
+        log.warning("checkpoint.unreadable", digest=digest, error=str(error), consequence="the job starts from scratch")
         return None

@@ -1,7 +1,7 @@
-"""The parts of a round that compute: they need torch, so only the aggregator imports this module.
+"""The parts of a round that compute. They import torch, so only the aggregator imports this module.
 
-No transaction is open while it computes. What it finds afterwards may have moved on, so it looks again, under the
-run's lock, before it publishes.
+No transaction is open while it computes. The run may have changed in the meantime, so it is read again, under its
+lock, before the result is published.
 """
 
 import functools
@@ -34,14 +34,14 @@ from fedssl_coordinator.core.logs import say_about
 from fedssl_coordinator.core.models import Assignment, Round, Run
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.core.store import store
+from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.evaluations import service as evaluations
-from fedssl_coordinator.federation.rounds import alarms, repository, service
-from fedssl_coordinator.federation.runs import repository as runs
+from fedssl_coordinator.federation.rounds import collapse_alerts, repository, service
 from fedssl_coordinator.storage.artifacts import service as artifacts
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredArtifact:
     """An artifact that the store holds."""
 
     digest: str
@@ -50,34 +50,34 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What a round ends with, in the store: the server's state, the next broadcast, and numbers for people."""
+    """The result of a round: the server's state and the next broadcast, which are in the store, and metrics."""
 
-    state: Stored
-    broadcast: Stored
+    state: StoredArtifact
+    broadcast: StoredArtifact
     metrics: Metrics
     norms: Norms
 
 
 def prepare(run_id: UUID) -> None:
-    """Make the run's plan and first weights from its seed. Repeated, it makes the same."""
+    """Make the run's plan and first weights from its seed. Repeated, it gives the same bits."""
     with transaction() as session:
-        run = runs.get_one(session, run_id)
+        run = run_rows.get_one(session, run_id)
     try:
         weights = first_weights(run)
     except (MethodError, DataError) as error:
         _fail(run_id, None, str(error))
         return
     with transaction() as session:
-        locked = runs.locked(session, run_id)
+        locked = run_rows.locked(session, run_id)
         if locked is None or locked.state == RunState.FINISHED or locked.plan is not None:
-            return  # stopped, or prepared by somebody else
+            return  # stopped, or prepared by another process
         publish_first(session, locked, weights)
 
 
 def aggregate(run_id: UUID) -> None:
     """Aggregate the round that is due, publish the result and close the round. Repeated, it gives the same bits."""
     with transaction() as session:
-        run = runs.get_one(session, run_id)
+        run = run_rows.get_one(session, run_id)
         current = repository.unclosed(session, run_id)
         if current is None or current.state != RoundState.AGGREGATING:
             return
@@ -86,7 +86,7 @@ def aggregate(run_id: UUID) -> None:
     try:
         with tracing.round_span("aggregate", run_id, current.number):
             weights = next_weights(run, current, rows)
-    except MethodError as error:  # and no other: a store may come back, and the weights of weeks with it
+    except MethodError as error:  # no other error is final: a store may come back
         _fail(run_id, current, str(error))
         return
     with transaction() as session:
@@ -96,7 +96,7 @@ def aggregate(run_id: UUID) -> None:
 
 
 def first_weights(run: Run, device: torch.device = CPU, **training: Any) -> Weights:
-    """Those from which the run starts. `training`: as `start_run` takes it. Raises MethodError and DataError."""
+    """Return the weights from which a run starts. `training` goes to `start_run`. Raises MethodError and DataError."""
     spec = RunSpec.model_validate(run.spec)
     return _stored(start_run(METHODS[spec.method.name], _context(spec, 0, device), **training))
 
@@ -104,9 +104,9 @@ def first_weights(run: Run, device: torch.device = CPU, **training: Any) -> Weig
 def next_weights(
     run: Run, current: Round, rows: Sequence[Assignment], device: torch.device = CPU, **training: Any
 ) -> Weights:
-    """What the accepted of the round's assignments make. `training`: as `run_aggregation` takes it.
+    """Return the weights that the round's accepted updates give. `training` is passed to `run_aggregation`.
 
-    Raises MethodError, and DataError where public images are missing.
+    Raises MethodError, and DataError if public images are missing.
     """
     spec = RunSpec.model_validate(run.spec)
     assert run.server_state is not None, "a prepared run has a server state"
@@ -117,11 +117,13 @@ def next_weights(
 
 
 def publish_first(session: Session, run: Run, weights: Weights) -> None:
-    """Keep the plan and the first weights. The caller holds the run's lock."""
+    """Store the plan and the first weights. The caller holds the run's lock."""
     spec = RunSpec.model_validate(run.spec)
     plan = METHODS[spec.method.name].bind(spec).plan
-    _note(session, weights)
-    runs.set_first_weights(session, run, plan.model_dump(mode="json"), weights.state.digest, weights.broadcast.digest)
+    _record_artifacts(session, weights)
+    run_rows.set_first_weights(
+        session, run, plan.model_dump(mode="json"), weights.state.digest, weights.broadcast.digest
+    )
     message = f"initial weights made from seed {spec.seed}"
     record(session, "run.prepared", message, run_id=run.id, data={"broadcast": weights.broadcast.digest})
     evaluations.queue_due(session, run, 0)
@@ -133,23 +135,23 @@ def publish_next(session: Session, run: Run, current: Round, rows: Sequence[Assi
     num_used = len(accepted) - len(weights.norms.rejected)
     is_whole = num_used >= (current.num_wanted or cohort_size)
     verdict = Verdict.AGGREGATED if is_whole else Verdict.PARTIAL
-    _note(session, weights)
+    _record_artifacts(session, weights)
     update_norms.record_norms(session, run, current.number, weights.norms)
     reason = f"{num_used} of {cohort_size} updates"
-    service.close_round(session, current, verdict, reason + update_norms.described(weights.norms))
-    runs.set_next_weights(session, run, weights.state.digest, weights.broadcast.digest)
+    service.close_round(session, current, verdict, reason + update_norms.describe(weights.norms))
+    run_rows.set_next_weights(session, run, weights.state.digest, weights.broadcast.digest)
     metrics = {**weights.metrics, **_mean_loss(session, current, accepted)}
     repository.replace_metrics(session, run.id, current.number, None, metrics)
     evaluations.queue_due(session, run, current.number)
-    alarms.raise_alarms(session, run, current, [row.client_id for row in accepted])
+    collapse_alerts.raise_alerts(session, run, current, [row.client_id for row in accepted])
 
 
-def put(tensors: Tensors) -> Stored:
+def put(tensors: Tensors) -> StoredArtifact:
     """Write tensors into the store."""
     data = serialised(tensors)
     with store().writer() as writer:
         writer.write(data)
-        return Stored(writer.commit(), len(data))
+        return StoredArtifact(writer.commit(), len(data))
 
 
 def _context(spec: RunSpec, round_number: int, device: torch.device) -> Context:
@@ -171,19 +173,19 @@ def _accepted(rows: Sequence[Assignment]) -> list[Assignment]:
 
 
 def _update(row: Assignment) -> Update:
-    assert row.update_digest is not None, "a constraint says that an accepted assignment has an update"
+    assert row.update_digest is not None, "a constraint: an accepted assignment has an update"
     assert row.num_examples is not None, "set together with the update"
     return Update(row.client_id, row.num_examples, functools.partial(_opened, row.update_digest))
 
 
 def _opened(digest: str) -> LazyTensors:
-    """Found when it is its turn: the store may have to fetch it, and has no room for a cohort's."""
+    """Open an update at its turn: the store may have to fetch it, and has no room for the updates of a cohort."""
     return LazyTensors(store().path(digest))
 
 
 def _still_due(session: Session, run_id: UUID, expected: Round) -> tuple[Run, Round] | None:
-    """The run, locked, and its round; None: the run was stopped, or somebody else has closed the round."""
-    run = runs.locked(session, run_id)
+    """Return the run, locked, and its round, or None if the run was stopped or another process closed the round."""
+    run = run_rows.locked(session, run_id)
     current = repository.unclosed(session, run_id)
     if run is None or current is None or (current.id, current.state) != (expected.id, RoundState.AGGREGATING):
         return None
@@ -199,9 +201,9 @@ def _mean_loss(session: Session, current: Round, accepted: Sequence[Assignment])
 
 
 def _fail(run_id: UUID, current: Round | None, reason: str) -> None:
-    """End a run that can never go on."""
+    """End a run that can never continue."""
     with transaction() as session:
-        run = runs.locked(session, run_id)
+        run = run_rows.locked(session, run_id)
         if run is None or run.state == RunState.FINISHED:
             return
         if current is not None and _still_due(session, run_id, current) is None:
@@ -215,6 +217,6 @@ def _stored(result: ServerResult) -> Weights:
     return Weights(put(result.state), put(result.broadcast), result.metrics, result.norms)
 
 
-def _note(session: Session, weights: Weights) -> None:
+def _record_artifacts(session: Session, weights: Weights) -> None:
     for artifact in (weights.state, weights.broadcast):
         artifacts.note(session, artifact.digest, artifact.num_bytes)

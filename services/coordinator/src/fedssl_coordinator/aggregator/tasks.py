@@ -1,4 +1,4 @@
-"""Celery tasks. They take ids, re-read everything, and may run twice or not at all without harm."""
+"""Celery tasks. They take ids and read everything again, so that one may run twice or not at all without harm."""
 
 import time
 from collections.abc import Callable
@@ -15,11 +15,11 @@ from fedssl_coordinator.core.db import UNREACHABLE, exclusive, transaction
 from fedssl_coordinator.core.enqueue import queue_depths
 from fedssl_coordinator.core.logs import say_about
 from fedssl_coordinator.core.metrics import TASK_FAILURES
+from fedssl_coordinator.core.models import DistillationJob, Evaluation, Job
 from fedssl_coordinator.core.settings import settings
-from fedssl_coordinator.federation.distillation import repository as jobs
-from fedssl_coordinator.federation.distillation import service as distillation
-from fedssl_coordinator.federation.evaluations import repository as judgements
-from fedssl_coordinator.federation.evaluations import service as evaluations
+from fedssl_coordinator.federation.distillation import repository as distillation
+from fedssl_coordinator.federation.jobs import repository as job_rows
+from fedssl_coordinator.federation.jobs import service as jobs
 from fedssl_coordinator.federation.rounds import repository, service
 from fedssl_coordinator.federation.rounds.service import Step
 from fedssl_coordinator.storage.retention import service as retention
@@ -28,37 +28,50 @@ log = structlog.get_logger(__name__)
 
 _last_sweep = float("-inf")  # seconds of this process's own clock
 
+# What needs torch is imported inside the functions: beat imports this module too, and must never import torch.
+
 
 @app.task(name="fedssl.advance_run")  # type: ignore[untyped-decorator]
 def advance_run(run_id: str) -> None:
-    """Move one run as far as it goes: prepare it, open a round, aggregate, close, open the next."""
+    """Move one run as far as possible: prepare it, open a round, aggregate, close the round, open the next."""
 
     def advance(connection: Connection) -> None:
         say_about(run=run_id)
         while _advance(UUID(run_id)):
             pass
 
-    _alone(f"run/{run_id}", advance)
+    _exclusively(f"run/{run_id}", advance)
 
 
 @app.task(name="fedssl.distil")  # type: ignore[untyped-decorator]
 def distil(job_id: str) -> None:
     """Work on one distillation job to its end, from where the last try left it."""
-    _alone(distillation.lock_name(UUID(job_id)), lambda connection: _distil(connection, UUID(job_id)))
+
+    def work(connection: Connection) -> None:
+        from fedssl_coordinator.aggregator.distillation import distil
+
+        distil(connection, UUID(job_id))
+
+    _work_on(DistillationJob, UUID(job_id), work, task="distil")
 
 
 @app.task(name="fedssl.evaluate")  # type: ignore[untyped-decorator]
 def evaluate(evaluation_id: str) -> None:
-    """Judge one round's encoder, from the measure at which the last try left it."""
-    identity = UUID(evaluation_id)
-    _alone(evaluations.lock_name(identity), lambda connection: _evaluate(connection, identity))
+    """Evaluate one round's encoder, from the measure at which the last try left it."""
+
+    def work(connection: Connection) -> None:
+        from fedssl_coordinator.aggregator.evaluations import evaluate
+
+        evaluate(connection, UUID(evaluation_id))
+
+    _work_on(Evaluation, UUID(evaluation_id), work, task="evaluate")
 
 
 @app.task(name="fedssl.sweep", bind=True)  # type: ignore[untyped-decorator]
 def sweep(task: Any) -> None:
-    """Find what waits for nobody but us, and look at each. This is what makes losing a message harmless.
+    """Find everything that waits for an aggregator, and send a task for each. This makes a lost message harmless.
 
-    Sweeps that have piled up behind a long task are one.
+    Sweeps that have piled up behind a long task run as one.
     """
     global _last_sweep
     if not task.request.called_directly:
@@ -70,22 +83,22 @@ def sweep(task: Any) -> None:
     try:
         with transaction() as session:
             runs = repository.needing_attention(session)
-            waiting = jobs.take_waiting(session, depths[DISTILL])
-            unjudged = judgements.take_waiting(session, depths[EVALUATE])
+            distillations = distillation.select_due_notifications(session, depths[DISTILL])
+            evaluations = job_rows.select_due_notifications(session, Evaluation, depths[EVALUATE])
     except UNREACHABLE as error:
-        log.warning("postgres.unreachable", error=type(error).__name__, consequence="the next sweep will look")
+        log.warning("postgres.unreachable", error=type(error).__name__, consequence="the next sweep will check")
         return
     for run_id in runs:
         advance_run.delay(str(run_id))
-    for job_id in waiting:
+    for job_id in distillations:
         distil.delay(str(job_id))
-    for evaluation_id in unjudged:
+    for evaluation_id in evaluations:
         evaluate.delay(str(evaluation_id))
 
 
 @app.task(name="fedssl.collect")  # type: ignore[untyped-decorator]
 def collect() -> None:
-    """Remove from the store what nobody needs any more."""
+    """Remove the artifacts that nothing needs any more from the store."""
     try:
         collected = retention.collect()
     except UNREACHABLE as error:
@@ -98,20 +111,20 @@ def collect() -> None:
         log.info("artifacts.collected", count=collected.counts.total(), bytes=num_bytes, kinds=kinds)
 
 
-def _alone(name: str, work: Callable[[Connection], None]) -> None:
-    """Do the work unless another process does it at this moment. The sweep sees to what is left undone."""
+def _exclusively(name: str, work: Callable[[Connection], None]) -> None:
+    """Do the work unless another process does it at this time. The sweep will find what is left undone."""
     try:
         with exclusive(name) as connection:
             if connection is None:
-                log.info("busy", name=name, consequence="another process has it; the sweep will look again")
+                log.info("busy", name=name, consequence="another process works on it; the sweep will check again")
             else:
                 work(connection)
     except UNREACHABLE as error:
-        log.warning("postgres.unreachable", error=type(error).__name__, consequence="the sweep will look again")
+        log.warning("postgres.unreachable", error=type(error).__name__, consequence="the sweep will check again")
 
 
 def _advance(run_id: UUID) -> bool:
-    """One step; False: there is nothing more to do now. What fails on one run is noted there and stops no other."""
+    """Take one step. Returns False if there is nothing more to do now. A failure is recorded with its run only."""
     step = None
     try:
         with transaction() as session:
@@ -124,18 +137,15 @@ def _advance(run_id: UUID) -> bool:
         log.exception("run.stalled", run=str(run_id))
         TASK_FAILURES.labels("advance_run").inc()
         with transaction() as session:
-            service.note_failure(session, run_id, f"{type(error).__name__}: {error}", begun=step is not None)
+            service.record_failure(session, run_id, f"{type(error).__name__}: {error}", begun=step is not None)
         return False
     return step is not Step.WAIT
 
 
-# Inside the functions and not above: beat imports this module too, and must never import torch.
-
-
 @worker_ready.connect  # type: ignore[untyped-decorator]
 def _warm_up(sender: Any, **_: object) -> None:
-    """Load what the first aggregation would load, while nothing is to be done. The other queues' first task can wait,
-    and an idle process of theirs stays small."""
+    """Load what the first aggregation needs while the process is idle. The first task of another queue can wait for
+    its imports, so an idle process of that queue stays small."""
     if AGGREGATE in sender.app.amqp.queues.consume_from:
         import fedssl_coordinator.aggregator.rounds  # noqa: F401
 
@@ -151,39 +161,25 @@ def _compute(run_id: UUID, step: Step) -> None:
         rounds.aggregate(run_id)
 
 
-def _distil(connection: Connection, job_id: UUID) -> None:
-    from fedssl_coordinator.aggregator import distillation as compute
+def _work_on(table: type[Job], job_id: UUID, work: Callable[[Connection], None], *, task: str) -> None:
+    """Work on a job under its lock, and record a failure.
 
-    def note_failure(why: str) -> None:
-        log.exception("distillation.stalled", job=str(job_id))
-        TASK_FAILURES.labels("distil").inc()
-        with transaction() as session:
-            distillation.note_failure(session, job_id, why)
+    A failed device ends this process: it answers nothing any more, and a new process can use it.
+    """
 
-    _on_device(lambda: compute.distil(connection, job_id), note_failure)
+    def attempt(connection: Connection) -> None:
+        from torch import AcceleratorError
 
+        try:
+            work(connection)
+        except UNREACHABLE:
+            raise
+        except Exception as error:
+            log.exception(f"{table.kind}.stalled", job=str(job_id))
+            TASK_FAILURES.labels(task).inc()
+            with transaction() as session:
+                jobs.record_failure(session, table, job_id, f"{type(error).__name__}: {error}")
+            if isinstance(error, AcceleratorError):
+                raise WorkerShutdown(1) from error
 
-def _evaluate(connection: Connection, evaluation_id: UUID) -> None:
-    from fedssl_coordinator.aggregator import evaluations as compute
-
-    def note_failure(why: str) -> None:
-        log.exception("evaluation.stalled", evaluation=str(evaluation_id))
-        TASK_FAILURES.labels("evaluate").inc()
-        with transaction() as session:
-            evaluations.note_failure(session, evaluation_id, why)
-
-    _on_device(lambda: compute.evaluate(connection, evaluation_id), note_failure)
-
-
-def _on_device(work: Callable[[], None], note_failure: Callable[[str], None]) -> None:
-    """What fails is noted; a device that fails costs this process, for it answers nothing from then on."""
-    from torch import AcceleratorError
-
-    try:
-        work()
-    except UNREACHABLE:
-        raise
-    except Exception as error:
-        note_failure(f"{type(error).__name__}: {error}")
-        if isinstance(error, AcceleratorError):
-            raise WorkerShutdown(1) from error  # a new process can use it
+    _exclusively(job_rows.lock_name(table, job_id), attempt)

@@ -1,4 +1,4 @@
-"""How far a round's updates lay from the broadcast, written down when it closes."""
+"""Records the distances of a round's updates from its broadcast when the round closes."""
 
 from sqlalchemy.orm import Session
 
@@ -9,9 +9,9 @@ from fedssl_coordinator.federation.rounds import repository
 
 
 def record_norms(session: Session, run: Run, round_number: int, norms: Norms) -> None:
-    """A metric for each client, and an event for each whose update was clipped or rejected.
+    """Record a metric per client, and an event per update that was clipped or rejected.
 
-    The assignment stays accepted: the client delivered, and goes on from its own state as in any other round.
+    The assignment stays accepted: the client delivered, and continues from its own state as in any other round.
     """
     if not norms.by_client:
         return
@@ -24,7 +24,7 @@ def record_norms(session: Session, run: Run, round_number: int, norms: Norms) ->
             record(session, kind, message, run_id=run.id, round_number=round_number, client_id=client_id, data=data)
 
 
-def described(norms: Norms) -> str:
-    """For the reason of the round's verdict."""
+def describe(norms: Norms) -> str:
+    """Return the clipped and rejected clients for the reason of the round's verdict."""
     rejected = f"; rejected by their norm: {', '.join(norms.rejected)}" if norms.rejected else ""
     return rejected + (f"; clipped: {', '.join(norms.clipped)}" if norms.clipped else "")

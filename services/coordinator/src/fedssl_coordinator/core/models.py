@@ -1,7 +1,7 @@
 """The tables. Postgres is the truth: what must never happen is made impossible here, not merely avoided in Python."""
 
 from datetime import datetime
-from typing import Any
+from typing import Any, ClassVar
 from uuid import UUID, uuid4
 
 from sqlalchemy import (
@@ -278,8 +278,29 @@ class EvaluationDataset(Base):
 _UNFINISHED = "state IN ('queued', 'running')"
 
 
-class DistillationJob(Base):
-    """A training on the coordinator: of a round's updates (FLESD), or before the first round (FedCA's base model)."""
+class _JobColumns:
+    """The columns that job tables share. `kind` begins the types of a job's events and the names of its locks."""
+
+    kind: ClassVar[str]
+
+    id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
+    run_id: Mapped[UUID] = mapped_column(ForeignKey("runs.id"))
+    # 0: before the first round.
+    round_number: Mapped[int]
+    state: Mapped[str]
+    reason: Mapped[str | None]
+    # How often it was begun, and when it may be begun again.
+    num_tries: Mapped[int] = mapped_column(server_default=text("0"))
+    retry_at: Mapped[datetime | None]
+    # When a worker was last notified of it.
+    sent_at: Mapped[datetime | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    started_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+
+
+class DistillationJob(_JobColumns, Base):
+    """A training on the coordinator: on a round's updates (FLESD), or before the first round (FedCA's base model)."""
 
     __tablename__ = "distillation_jobs"
     __table_args__ = (
@@ -290,31 +311,19 @@ class DistillationJob(Base):
         Index("uq_distillation_jobs_one_unfinished", "run_id", unique=True, postgresql_where=text(_UNFINISHED)),
         Index("ix_distillation_jobs_run_id", "run_id", "created_at", "id"),
     )
+    kind = "distillation"
 
-    id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
-    run_id: Mapped[UUID] = mapped_column(ForeignKey("runs.id"))
-    # 0: before the first.
-    round_number: Mapped[int]
-    state: Mapped[str]
-    reason: Mapped[str | None]
     epoch: Mapped[int] = mapped_column(server_default=text("0"))
     num_epochs: Mapped[int]
     loss: Mapped[float | None]
     seconds_per_epoch: Mapped[float | None]
-    # What a killed job goes on from; gone once the job has ended.
+    # Where a killed job resumes; removed when the job has ended.
     checkpoint: Mapped[str | None] = mapped_column(ForeignKey("artifacts.digest"))
-    num_tries: Mapped[int] = mapped_column(server_default=text("0"))
-    retry_at: Mapped[datetime | None]
-    # When a worker was last told of it.
-    sent_at: Mapped[datetime | None]
-    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
-    started_at: Mapped[datetime | None]
     updated_at: Mapped[datetime | None]
-    finished_at: Mapped[datetime | None]
 
 
-class Evaluation(Base):
-    """One judgement of a round's encoder on a labelled data set."""
+class Evaluation(_JobColumns, Base):
+    """The evaluation of a round's encoder on a labelled data set."""
 
     __tablename__ = "evaluations"
     __table_args__ = (
@@ -326,30 +335,21 @@ class Evaluation(Base):
         Index("ix_evaluations_unfinished", "state", "retry_at", postgresql_where=text(_UNFINISHED)),
         Index("ix_evaluations_model", "model"),
     )
+    kind = "evaluation"
 
-    id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
-    run_id: Mapped[UUID] = mapped_column(ForeignKey("runs.id"))
-    # 0: before the first.
-    round_number: Mapped[int]
     model: Mapped[str] = mapped_column(ForeignKey("artifacts.digest"))
     dataset: Mapped[str] = mapped_column(ForeignKey("evaluation_datasets.name"))
     dataset_digest: Mapped[str] = mapped_column(ForeignKey("artifacts.digest"))
     config: Mapped[Json]
-    state: Mapped[str]
-    reason: Mapped[str | None]
-    # What is being done, and the results so far, from which a killed one goes on.
+    # The current step, and the results so far, from which a killed evaluation resumes.
     progress: Mapped[Json | None]
-    # By name; null: not a number, for an encoder whose training diverged.
+    # By name; null if not a finite number, because the encoder's training diverged.
     results: Mapped[Json | None]
-    # Method, labels and points, tens of kilobytes: read only where it is asked for.
+    # Method, labels and points, tens of kilobytes: read only when it is asked for.
     embedding_map: Mapped[Json | None] = mapped_column(deferred=True)
-    num_tries: Mapped[int] = mapped_column(server_default=text("0"))
-    retry_at: Mapped[datetime | None]
-    # When a worker was last told of it.
-    sent_at: Mapped[datetime | None]
-    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
-    started_at: Mapped[datetime | None]
-    finished_at: Mapped[datetime | None]
+
+
+Job = DistillationJob | Evaluation
 
 
 class Metric(Base):

@@ -1,4 +1,4 @@
-"""`/v1/methods`: what a run can train, from the configs alone, without torch."""
+"""`/v1/methods`: the methods that a run can use, from their configs only, without torch."""
 
 from fastapi import APIRouter
 
@@ -22,14 +22,14 @@ def _view(name: str, config: type[MethodConfig]) -> MethodView:
 
 @router.get("")
 def list_methods(caller: Viewer) -> Page[MethodView]:
-    """Every method, by name."""
+    """List all methods by name."""
     return Page(items=[_view(name, config) for name, config in sorted(METHOD_CONFIGS.items())])
 
 
 @router.get("/{name}")
 def show_method(name: str, caller: Viewer) -> MethodView:
-    """One method: its paper, its parameters, and what leaves a client."""
+    """Show one method: its paper, its parameters, and what leaves a client."""
     config = METHOD_CONFIGS.get(name)
     if config is None:
-        raise ProblemError("not-found", f"no method {name[:64]!r}; there are: {', '.join(sorted(METHOD_CONFIGS))}")
+        raise ProblemError("not-found", f"no method {name[:64]!r}; choose one of: {', '.join(sorted(METHOD_CONFIGS))}")
     return _view(name, config)

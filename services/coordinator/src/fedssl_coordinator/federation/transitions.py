@@ -1,6 +1,6 @@
-"""Which state may follow which, and the one way to change a state.
+"""The state machines, and the only way to change a state.
 
-A change is a conditional UPDATE that says whether this caller made it, with its event in the same transaction.
+A change is a conditional UPDATE that returns whether this caller made it, with its event in the same transaction.
 """
 
 from types import MappingProxyType
@@ -14,10 +14,21 @@ from fedssl.protocol.states import JobState as J
 from fedssl.protocol.states import RoundState as R
 from fedssl.protocol.states import RunState as S
 from fedssl_coordinator.core.audit import record
-from fedssl_coordinator.core.models import Assignment, DistillationJob, Evaluation, Round, Run
+from fedssl_coordinator.core.models import Assignment, DistillationJob, Evaluation, Job, Round, Run
 
-Row = Run | Round | Assignment | DistillationJob | Evaluation
+Row = Run | Round | Assignment | Job
 Changes = MappingProxyType[tuple[str, str], str]
+
+
+def _job_changes(table: type[Job]) -> dict[tuple[str, str], str]:
+    return {
+        (J.QUEUED, J.RUNNING): f"{table.kind}.started",
+        (J.QUEUED, J.CANCELLED): f"{table.kind}.cancelled",
+        (J.RUNNING, J.COMPLETED): f"{table.kind}.completed",
+        (J.RUNNING, J.FAILED): f"{table.kind}.failed",
+        (J.RUNNING, J.CANCELLED): f"{table.kind}.cancelled",
+    }
+
 
 TRANSITIONS: MappingProxyType[type[Row], Changes] = MappingProxyType(
     {
@@ -53,42 +64,27 @@ TRANSITIONS: MappingProxyType[type[Row], Changes] = MappingProxyType(
                 (A.SUBMITTED, A.EXPIRED): "assignment.expired",
             }
         ),
-        DistillationJob: MappingProxyType(
-            {
-                (J.QUEUED, J.RUNNING): "distillation.started",
-                (J.QUEUED, J.CANCELLED): "distillation.cancelled",
-                (J.RUNNING, J.COMPLETED): "distillation.completed",
-                (J.RUNNING, J.FAILED): "distillation.failed",
-                (J.RUNNING, J.CANCELLED): "distillation.cancelled",
-            }
-        ),
+        DistillationJob: MappingProxyType(_job_changes(DistillationJob)),
         Evaluation: MappingProxyType(
-            {
-                (J.QUEUED, J.RUNNING): "evaluation.started",
-                (J.QUEUED, J.CANCELLED): "evaluation.cancelled",
-                (J.RUNNING, J.COMPLETED): "evaluation.completed",
-                (J.RUNNING, J.FAILED): "evaluation.failed",
-                (J.RUNNING, J.CANCELLED): "evaluation.cancelled",
-                (J.FAILED, J.QUEUED): "evaluation.queued",
-                (J.CANCELLED, J.QUEUED): "evaluation.queued",
-            }
+            _job_changes(Evaluation)
+            | {(J.FAILED, J.QUEUED): "evaluation.queued", (J.CANCELLED, J.QUEUED): "evaluation.queued"}
         ),
     }
 )
-"""The machines: each legal change, and the kind of the event that tells of it."""
+"""The machines: each legal change, and the type of the event that reports it."""
 
 
 class IllegalTransition(AssertionError):
-    """A mistake in the code: the change is not in TRANSITIONS."""
+    """A bug in the code: the change is not in TRANSITIONS."""
 
 
 def transition(
     session: Session, row: Row, after: S | R | A | J, message: str, *, data: dict[str, Any] | None = None, **values: Any
 ) -> bool:
-    """Move a row from the state in which the caller saw it to `after`, setting `values` too, with an event.
+    """Move a row from the state in which the caller saw it to `after`, set `values` too, and record an event.
 
-    False: somebody else had moved it, and nothing has changed. Either way the row is read anew when it is next looked
-    at. Raises IllegalTransition.
+    Returns False, and changes nothing, if another transaction had moved the row. In both cases the row is read again
+    at its next use. Raises IllegalTransition.
     """
     table = type(row)
     kind = TRANSITIONS[table].get((row.state, after))
@@ -111,7 +107,7 @@ def transition(
 
 
 def about(row: Row, data: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What an event of this row is about, as `record` takes it: its run and round, and what names the row itself."""
+    """Return the subject of an event about this row, as `record` takes it: its run, its round, and its own id."""
     if isinstance(row, Run):
         return {"run_id": row.id, "data": data}
     if isinstance(row, Round):

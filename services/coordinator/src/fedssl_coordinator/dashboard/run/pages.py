@@ -17,6 +17,7 @@ from fedssl_coordinator.dashboard.layout.page import PageRoute, data, render, se
 from fedssl_coordinator.dashboard.run import charts as run_charts
 from fedssl_coordinator.dashboard.run import view as run_view
 from fedssl_coordinator.dashboard.session import PlacedViewing, Steering, Viewing
+from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.evaluations import maps
 from fedssl_coordinator.federation.events import endpoints as events
 from fedssl_coordinator.federation.runs import service
@@ -110,7 +111,7 @@ async def _unnamed(request: Request, run_id: UUID, last_id: int, caller: Caller)
 
 def _require(run_id: UUID) -> None:
     with transaction() as session:
-        service.require(session, run_id)
+        run_rows.require(session, run_id)
 
 
 @router.get("/runs/{run_id}/{verb}/confirm")

@@ -23,7 +23,7 @@ from fedssl_coordinator.core.models import (
     Round,
     Upload,
 )
-from fedssl_coordinator.federation.evaluations.repository import UNFINISHED
+from fedssl_coordinator.federation.jobs.repository import UNFINISHED
 
 LETTERS = {
     AssignmentState.ACCEPTED: "a",

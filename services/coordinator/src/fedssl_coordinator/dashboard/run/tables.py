@@ -22,6 +22,7 @@ from fedssl_coordinator.dashboard.run import view as run_view
 from fedssl_coordinator.dashboard.runs import queries as overview_queries
 from fedssl_coordinator.dashboard.runs.run_status import verdict_reason
 from fedssl_coordinator.dashboard.session import Viewing, WaitingViewing
+from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.distillation import service as distillation
 from fedssl_coordinator.federation.rounds import repository as rounds
 from fedssl_coordinator.federation.runs import service
@@ -133,7 +134,7 @@ async def download_encoder(run_id: UUID, request: Request, visitor: WaitingViewi
 @router.get("/runs/{run_id}/metrics.csv")
 def download_metrics(run_id: UUID, visitor: Viewing, session: DB) -> Response:
     """Every number of every round, a line each."""
-    service.require(session, run_id)
+    run_rows.require(session, run_id)
     headers = {"Content-Disposition": f'attachment; filename="metrics-{run_id}.csv"'}
     return StreamingResponse(_lines(run_id), media_type="text/csv; charset=utf-8", headers=headers)
 

@@ -20,9 +20,9 @@ from fedssl_coordinator.dashboard.run import queries as run_queries
 from fedssl_coordinator.dashboard.run.queries import Part, Traffic
 from fedssl_coordinator.dashboard.runs import overview
 from fedssl_coordinator.dashboard.runs import queries as overview_queries
+from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.dimensions import repository as dimensions
 from fedssl_coordinator.federation.distillation import service as distillation
-from fedssl_coordinator.federation.runs import repository as runs
 from fedssl_coordinator.identity import clients
 
 SHOWN_CLIENTS = 24
@@ -93,7 +93,7 @@ class RunPage:
 
 def get(session: Session, run_id: UUID) -> Run:
     """Raises ProblemError where there is no such run."""
-    run = runs.get(session, run_id)
+    run = run_rows.get(session, run_id)
     if run is None:
         raise ProblemError("not-found", f"There is no run {run_id}. The list of runs has all existing runs.")
     return run

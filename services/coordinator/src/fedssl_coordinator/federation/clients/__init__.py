@@ -1,1 +1,1 @@
-"""Data owners, as the coordinator knows them."""
+"""Data owners: shown and revoked."""

@@ -16,18 +16,18 @@ router = APIRouter(prefix="/v1/clients", tags=["clients"])
 
 @router.get("")
 def list_clients(caller: Viewer, session: DB, limit: Limit = 100, cursor: Cursor = None) -> Page[ClientView]:
-    """Data owners, by name."""
+    """List data owners by name."""
     after = decode_cursor(cursor, as_client_id)[0] if cursor else None
     return page_of(clients.by_name(session, limit + 1, after), limit, service.view, lambda row: (row.id,))
 
 
 @router.get("/{client_id}")
 def show_client(client_id: ClientId, caller: Viewer, session: DB) -> ClientView:
-    """One data owner."""
+    """Show one data owner."""
     return service.show(session, client_id)
 
 
 @router.post("/{client_id}/revoke")
 def revoke_client(client_id: ClientId, caller: Admin, session: DB) -> ClientView:
-    """Shut a client out: its tokens and leases end now."""
+    """Revoke a client: its tokens and leases end now."""
     return service.revoke(session, client_id)

@@ -19,15 +19,15 @@ def view(client: Client) -> ClientView:
 
 
 def show(session: Session, client_id: str) -> ClientView:
-    """Raises ProblemError where there is no such client."""
+    """Return the view of a client. Raises ProblemError if it does not exist."""
     client = clients.get(session, client_id)
     if client is None:
-        raise ProblemError("not-found", f"no client {client_id}: `GET /v1/clients` lists those that there are")
+        raise ProblemError("not-found", f"no client {client_id}: `GET /v1/clients` lists the clients that exist")
     return view(client)
 
 
 def revoke(session: Session, client_id: str) -> ClientView:
-    """From now on the client's tokens open nothing, and no round counts on it. What it has delivered stays."""
+    """Revoke a client: its tokens are invalid, and no round waits for it. Its accepted updates stay."""
     if (shown := show(session, client_id)).revoked_at is not None:
         return shown
     client = clients.revoke(session, client_id)
@@ -38,5 +38,5 @@ def revoke(session: Session, client_id: str) -> ClientView:
         transition(session, assignment, AssignmentState.EXPIRED, message, reason=reason, closed_at=func.now())
         enqueue.advance(session, assignment.run_id)
     enqueue.wake_watchers(session)
-    enqueue.wake_workers(session)  # its own claim, which waits, ends now
+    enqueue.wake_workers(session)  # ends the claim with which it waits
     return view(client)

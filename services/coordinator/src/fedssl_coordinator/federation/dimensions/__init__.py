@@ -1,1 +1,1 @@
-"""Dimension assignments (SSD): which of the embedding's dimensions are whose in a run."""
+"""Dimension assignments (SSD): which client of a run owns which dimensions of the embedding."""

@@ -12,7 +12,7 @@ from fedssl_coordinator.core.models import DimensionAssignment
 
 
 def by_client(session: Session, run_id: UUID) -> dict[str, tuple[int, ...]]:
-    """Every client's dimensions in a run, sorted; clients in name order."""
+    """Return every client's dimensions in a run, sorted, with the clients in the order of their names."""
     statement = (
         select(DimensionAssignment.client_id, DimensionAssignment.dimension)
         .where(DimensionAssignment.run_id == run_id)
@@ -25,7 +25,7 @@ def by_client(session: Session, run_id: UUID) -> dict[str, tuple[int, ...]]:
 
 
 def of_client(session: Session, run_id: UUID, client_id: str) -> tuple[int, ...] | None:
-    """One client's dimensions, sorted; None where it has none."""
+    """Return one client's dimensions, sorted, or None if it has none."""
     statement = (
         select(DimensionAssignment.dimension)
         .where(DimensionAssignment.run_id == run_id, DimensionAssignment.client_id == client_id)
@@ -35,7 +35,7 @@ def of_client(session: Session, run_id: UUID, client_id: str) -> tuple[int, ...]
 
 
 def add(session: Session, run_id: UUID, client_id: str, dimensions: Sequence[int]) -> None:
-    """Give a client its dimensions. The primary key (run, dimension) refuses one that somebody owns already."""
+    """Assign dimensions to a client. The primary key (run, dimension) refuses one that another client owns."""
     session.execute(
         insert(DimensionAssignment),
         [{"run_id": run_id, "dimension": dimension, "client_id": client_id} for dimension in dimensions],

@@ -1,4 +1,4 @@
-"""Gives every client of a run dimensions of its own, from the run's seed, once and for all."""
+"""Assigns every client of a run its own dimensions, permanently, from the run's seed."""
 
 from collections.abc import Sequence
 from uuid import UUID
@@ -14,12 +14,12 @@ EXHAUSTED = "dimensions.exhausted"
 
 
 def owners(session: Session, run_id: UUID, spec: RunSpec, clients: Sequence[str]) -> list[str]:
-    """Those of `clients` that can take part: all of them, unless the method divides the embedding and it is used up.
+    """Return which of `clients` can take part: all, unless the method divides the embedding and no slot is left.
 
-    The clients of the first round take the slots in name order, as in a simulation; one that joins later takes the next
-    slot that is free, where `num_clients` left any; else an event says once that there is none for it. Nobody's
-    dimensions change or are handed on, not even a revoked client's. Raises SpecError where the first clients are too
-    many. The caller holds the run's lock, so two clients that join at once do not meet here.
+    The clients of the first round take the slots in the order of their names, as in a simulation. A client that joins
+    later takes the next free slot, if `num_clients` left one; otherwise one event reports that none is left for it. The
+    dimensions of a client never change owner, not even after it was revoked. Raises SpecError if the first round has
+    too many clients. The caller holds the run's lock, so two clients that join at once cannot take the same slot.
     """
     wanted = spec.method.dimensions_wanted(spec.model)
     if wanted is None:

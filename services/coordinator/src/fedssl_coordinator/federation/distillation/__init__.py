@@ -1,1 +1,1 @@
-"""Distillation jobs: what the coordinator trains itself, between a round's updates and the next broadcast (FLESD)."""
+"""Distillation jobs: trainings on the coordinator between a round's updates and the next broadcast (FLESD)."""

@@ -5,26 +5,18 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Text, cast, func, literal, select, update
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.states import JobState, RunState
-from fedssl_coordinator.core.db import is_held
 from fedssl_coordinator.core.models import DistillationJob, Run
-from fedssl_coordinator.federation.retries import due, take_untold
-
-LOCK = "distillation/"  # and the job's id: what the process that works on a job holds
-UNFINISHED = (JobState.QUEUED, JobState.RUNNING)
-
-
-def get(session: Session, job_id: UUID) -> DistillationJob | None:
-    """The job as it is now."""
-    return session.get(DistillationJob, job_id, populate_existing=True)
+from fedssl_coordinator.federation.jobs import repository as jobs
 
 
 def unfinished(session: Session, run_id: UUID) -> DistillationJob | None:
-    """The run's job that waits or is worked on: a unique index makes it one at most."""
-    statement = select(DistillationJob).where(DistillationJob.run_id == run_id, DistillationJob.state.in_(UNFINISHED))
+    """Return the run's queued or running job. A unique index allows at most one."""
+    is_unfinished = DistillationJob.state.in_(jobs.UNFINISHED)
+    statement = select(DistillationJob).where(DistillationJob.run_id == run_id, is_unfinished)
     return session.scalars(statement.execution_options(populate_existing=True)).one_or_none()
 
 
@@ -48,30 +40,14 @@ def add(session: Session, run_id: UUID, round_number: int, num_epochs: int) -> D
     return job
 
 
-def take_waiting(session: Session, num_messages: int) -> Sequence[UUID]:
-    """Jobs that nobody works on although somebody could, noted as sent: the query behind the sweep.
-
-    Not those whose last try has failed just now, nor those whose message waits among `num_messages` in the queue. A
-    paused run's job is in it only if it was begun.
-    """
+def select_due_notifications(session: Session, num_messages: int) -> Sequence[UUID]:
+    """Select jobs as `jobs.select_due_notifications` does; of a paused run, only a job that was begun."""
     is_begun = DistillationJob.state == JobState.RUNNING
-    may_go_on = (Run.state == RunState.RUNNING) | ((Run.state == RunState.PAUSED) & is_begun)
-    waits = (
-        DistillationJob.state.in_(UNFINISHED)
-        & due(DistillationJob)
-        & select(Run.id).where(Run.id == DistillationJob.run_id, may_go_on).exists()
-        & ~is_held(literal(LOCK) + cast(DistillationJob.id, Text))
-    )
-    return take_untold(session, DistillationJob, waits, num_messages)
+    may_continue = (Run.state == RunState.RUNNING) | ((Run.state == RunState.PAUSED) & is_begun)
+    of_active_run = select(Run.id).where(Run.id == DistillationJob.run_id, may_continue).exists()
+    return jobs.select_due_notifications(session, DistillationJob, num_messages, of_active_run)
 
 
 def set_while_running(session: Session, job_id: UUID, **values: Any) -> bool:
-    """Write where a job stands. False: it was called off, and nothing is written."""
-    statement = (
-        update(DistillationJob)
-        .where(DistillationJob.id == job_id, DistillationJob.state == JobState.RUNNING)
-        .values(**values, updated_at=func.now())
-        .returning(DistillationJob.id)
-        .execution_options(synchronize_session=False)
-    )
-    return session.execute(statement).scalar_one_or_none() is not None
+    """Write the progress of a running job. Returns False, and writes nothing, if the job no longer runs."""
+    return jobs.set_while_running(session, DistillationJob, job_id, **values, updated_at=func.now())

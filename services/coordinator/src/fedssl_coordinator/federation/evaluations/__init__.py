@@ -1,1 +1,1 @@
-"""Evaluations: a round's encoder judged on labelled images, beside the run and never in its way."""
+"""Evaluations: a round's encoder evaluated on labelled images, next to the run, which never waits for one."""

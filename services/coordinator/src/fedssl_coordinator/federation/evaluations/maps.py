@@ -1,4 +1,4 @@
-"""The maps of representations that evaluations have kept."""
+"""Shows the maps of representations that evaluations have stored."""
 
 from uuid import UUID
 
@@ -12,16 +12,16 @@ from fedssl_coordinator.federation.evaluations.service import show
 
 
 def embedding_map(session: Session, evaluation_id: UUID) -> EmbeddingMapView:
-    """Raises ProblemError where there is no such evaluation, or it has kept no map."""
+    """Return an evaluation's map. Raises ProblemError if there is no such evaluation, or if it has no map."""
     row = show(session, evaluation_id)
     found = repository.embedding_map(session, evaluation_id)
     if found is not None:
         about_it = {"run_id": row.run_id, "round_number": row.round_number, "dataset": row.dataset}
         return EmbeddingMapView(evaluation_id=evaluation_id, **about_it, **found)
     if row.config.embedding_map is None:
-        why = "was not asked for one: `fedssl run evaluate RUN --map pca` asks for one that is"
+        why = "was not asked for one: `fedssl run evaluate RUN --map pca` requests an evaluation with a map"
     elif row.state == JobState.COMPLETED:
-        why = "found one image alone, or numbers that are not finite, as of a training that has diverged"
+        why = "found only one test image, or representations that are not finite because the training has diverged"
     else:
-        why = f"is {row.state}: its map is there once it is completed"
+        why = f"is {row.state}: the map is available when it is completed"
     raise ProblemError("not-found", f"evaluation {evaluation_id} has no map: it {why}")

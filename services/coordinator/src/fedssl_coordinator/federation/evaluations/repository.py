@@ -5,35 +5,21 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Text, cast, func, literal, select, tuple_, update
+from sqlalchemy import func, literal, select, tuple_
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.states import JobState
-from fedssl_coordinator.core.db import is_held
 from fedssl_coordinator.core.models import Evaluation, Metric
-from fedssl_coordinator.federation.retries import due, take_untold
 
-LOCK = "evaluation/"  # and the evaluation's id: what the process that works on it holds
-UNFINISHED = (JobState.QUEUED, JobState.RUNNING)
 _KEY = ("run_id", "round_number", "dataset_digest", "config")
 _METRIC_KEY = ("run_id", "round_number", "client_id", "name")
-
-
-def get(session: Session, evaluation_id: UUID) -> Evaluation | None:
-    """The evaluation as it is now."""
-    return session.get(Evaluation, evaluation_id, populate_existing=True)
-
-
-def locked(session: Session, evaluation_id: UUID) -> Evaluation | None:
-    """The evaluation as it is now, which nobody else can move until the transaction ends."""
-    return session.get(Evaluation, evaluation_id, with_for_update={"key_share": True}, populate_existing=True)
 
 
 def in_order(
     session: Session, run_id: UUID, limit: int, after: tuple[int, datetime, UUID] | None
 ) -> Sequence[Evaluation]:
-    """By round, and in a round as they were asked for."""
+    """Return a run's evaluations by round, and within a round in the order of the requests."""
     key = (Evaluation.round_number, Evaluation.created_at, Evaluation.id)
     statement = select(Evaluation).where(Evaluation.run_id == run_id).order_by(*key).limit(limit)
     if after is not None:
@@ -42,7 +28,7 @@ def in_order(
 
 
 def add(session: Session, **values: Any) -> tuple[Evaluation, bool]:
-    """A queued evaluation; False: it was there before, as it is shown."""
+    """Return a new queued evaluation and True, or the same one from before as it is now, locked, and False."""
     statement = (
         insert(Evaluation)
         .values(**values, state=JobState.QUEUED, sent_at=func.now())
@@ -56,24 +42,13 @@ def add(session: Session, **values: Any) -> tuple[Evaluation, bool]:
     return session.scalars(locking).one(), False
 
 
-def take_waiting(session: Session, num_messages: int) -> Sequence[UUID]:
-    """Evaluations that nobody works on although somebody could, noted as sent: the query behind the sweep.
-
-    Not those whose last try has failed just now, nor those whose message waits among `num_messages` in the queue.
-    Whatever becomes of the run, its evaluations are completed.
-    """
-    is_held_ = is_held(literal(LOCK) + cast(Evaluation.id, Text))
-    waits = Evaluation.state.in_(UNFINISHED) & due(Evaluation) & ~is_held_
-    return take_untold(session, Evaluation, waits, num_messages)
-
-
 def embedding_map(session: Session, evaluation_id: UUID) -> dict[str, Any] | None:
-    """The map that an evaluation has kept."""
+    """Return the map that an evaluation has stored, if it has one."""
     return session.scalar(select(Evaluation.embedding_map).where(Evaluation.id == evaluation_id))
 
 
 def map_before(session: Session, row: Evaluation) -> dict[str, Any] | None:
-    """The map of the newest round before this one's that was judged alike."""
+    """Return the map of the newest earlier round with an equal evaluation that stored one."""
     statement = (
         select(Evaluation.embedding_map)
         .where(
@@ -89,22 +64,10 @@ def map_before(session: Session, row: Evaluation) -> dict[str, Any] | None:
     return session.scalar(statement)
 
 
-def set_while_running(session: Session, evaluation_id: UUID, **values: Any) -> bool:
-    """Write where an evaluation stands. False: it was called off, and nothing is written."""
-    statement = (
-        update(Evaluation)
-        .where(Evaluation.id == evaluation_id, Evaluation.state == JobState.RUNNING)
-        .values(**values)
-        .returning(Evaluation.id)
-        .execution_options(synchronize_session=False)
-    )
-    return session.execute(statement).scalar_one_or_none() is not None
-
-
 def add_metrics(
     session: Session, run_id: UUID, round_number: int, values: Mapping[str, float], *, replace: bool
 ) -> None:
-    """Numbers of a whole round, beside those that it has. `replace`: a number that is there already gives way."""
+    """Add metrics of a whole round to those that it has. `replace`: overwrite a metric that exists already."""
     if not values:
         return
     statement = insert(Metric).values(

@@ -16,6 +16,7 @@ from fedssl_coordinator.core.db import DB, UNREACHABLE, transaction
 from fedssl_coordinator.core.enqueue import EVENTS_CHANNEL
 from fedssl_coordinator.core.models import Event
 from fedssl_coordinator.core.paging import Cursor, Limit, database_id, decode_cursor, page_of
+from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.runs import service as runs
 from fedssl_coordinator.identity.authentication import Caller, Viewer, may_still
 from fedssl_coordinator.identity.concurrency_limit import PlacedViewer
@@ -28,7 +29,7 @@ POLL_SECONDS = 2.0
 _BATCH = 200
 LAST_EVENT = "run.finished"
 
-Kind = Annotated[str | None, Query(pattern=r"^[a-z_.]{1,64}$", description="Only events of this kind.")]
+Kind = Annotated[str | None, Query(pattern=r"^[a-z_.]{1,64}$", description="Only events of this type.")]
 LastEventId = Annotated[
     str | None, Header(pattern=r"^[0-9]{1,18}$", description="Resume after this event, as an EventSource does.")
 ]
@@ -42,14 +43,14 @@ def _view(row: Event) -> EventView:
 def list_events(
     run_id: UUID, caller: Viewer, session: DB, kind: Kind = None, limit: Limit = 100, cursor: Cursor = None
 ) -> Page[EventView]:
-    """A run's events, oldest first."""
-    runs.require(session, run_id)
+    """List a run's events, oldest first."""
+    run_rows.require(session, run_id)
     after = decode_cursor(cursor, database_id)[0] if cursor else 0
     return page_of(audit.after(session, run_id, after, limit + 1, kind), limit, _view, lambda row: (row.id,))
 
 
 def _next(run_id: UUID, last_id: int, caller: Caller) -> tuple[list[EventView], bool]:
-    """Further events, and whether these are the last: the run had finished before, or the token was revoked."""
+    """Return further events, and whether they are the last: the run had finished before, or the token was revoked."""
     with transaction() as session:
         if not may_still(session, caller):
             return [], True
@@ -59,25 +60,25 @@ def _next(run_id: UUID, last_id: int, caller: Caller) -> tuple[list[EventView], 
 
 def _require(run_id: UUID) -> None:
     with transaction() as session:
-        runs.require(session, run_id)
+        run_rows.require(session, run_id)
 
 
 @router.get("/stream", response_class=EventSourceResponse)
 async def stream_events(
     run_id: UUID, request: Request, caller: PlacedViewer, last_event_id: LastEventId = None
 ) -> EventSourceResponse:
-    """A run's events as they happen (server-sent events); ends after `run.finished`."""
+    """Stream a run's events as they happen (server-sent events). The stream ends after `run.finished`."""
     await run_in_threadpool(_require, run_id)
     return EventSourceResponse(stream(request, run_id, int(last_event_id or 0), caller))
 
 
 async def stream(request: Request, run_id: UUID, last_id: int, caller: Caller) -> AsyncIterator[ServerSentEvent]:
-    """The events of a run after `last_id`, as they happen, until `run.finished` or the caller's token ends."""
+    """Yield the events of a run after `last_id` as they happen, until `run.finished` or the caller's token ends."""
     with request.app.state.wakeups.listen(EVENTS_CHANNEL) as woken:
         while True:
             try:
                 events, is_over = await run_in_threadpool(_next, run_id, last_id, caller)
-            except UNREACHABLE as error:  # the database will be back; the stream need not end for it
+            except UNREACHABLE as error:  # the database will be back, so the stream stays open
                 log.warning("postgres.unreachable", error=type(error).__name__)
                 events, is_over = [], False
             for event in events:

@@ -1,1 +1,1 @@
-"""How far every client's ledger goes: kept for ever, so that a ledger that was cut or rewritten does not go unseen."""
+"""Anchors: how far every client's ledger goes, kept permanently to detect a ledger that was cut or rewritten."""

@@ -17,7 +17,7 @@ router = APIRouter(prefix="/v1/clients/{client_id}/ledger-anchors", tags=["clien
 def list_ledger_anchors(
     client_id: ClientId, caller: Viewer, session: DB, limit: Limit = 100, cursor: Cursor = None
 ) -> Page[LedgerAnchorView]:
-    """How far a client's ledger went, anchor by anchor, oldest first: what its data owner compares the ledger with."""
+    """List the anchors of a client's ledger, oldest first. The data owner compares the ledger with them."""
     clients.show(session, client_id)
     after = decode_cursor(cursor, database_id)[0] if cursor else 0
     rows = repository.after(session, client_id, after, limit + 1)

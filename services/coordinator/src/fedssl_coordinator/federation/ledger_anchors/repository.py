@@ -12,19 +12,19 @@ from fedssl_coordinator.core.models import SigningKey
 
 
 def lock(session: Session, client_id: str) -> None:
-    """Hold off this client's other anchors until the transaction ends."""
+    """Let this client's other anchors wait until the transaction ends."""
     key = {"key": f"fedssl/anchors/{client_id}"}
     session.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"), key)
 
 
 def of_entry(session: Session, client_id: str, anchor: LedgerAnchor) -> Sequence[Row]:
-    """What is known of the anchor's entry: one row, or one for every hash that was claimed for it."""
+    """Return the rows of the anchor's entry: one per hash that was claimed for it."""
     statement = select(Row).where(Row.client_id == client_id, Row.key == anchor.key, Row.seq == anchor.seq)
     return session.scalars(statement).all()
 
 
 def newest(session: Session, client_id: str, key: str | None = None) -> Row | None:
-    """The one that goes furthest, of one ledger or of the client's newest; contradictory ones do not count."""
+    """Return the furthest consistent anchor of the ledger `key`, or, without a key, the client's newest one."""
     statement = select(Row).where(Row.client_id == client_id, Row.is_consistent)
     if key is None:
         return session.scalars(statement.order_by(Row.id.desc()).limit(1)).one_or_none()

@@ -1,4 +1,4 @@
-"""Keeps anchors and gives receipts for them. A contradiction is kept too, as evidence, and is an event."""
+"""Stores anchors and returns receipts for them. A contradiction is stored too, as evidence, and is an event."""
 
 import functools
 import hmac
@@ -14,7 +14,7 @@ from fedssl_coordinator.core.models import LedgerAnchor as Row
 from fedssl_coordinator.core.quota import Budget
 from fedssl_coordinator.federation.ledger_anchors import repository
 
-# Of one client in an hour, since both are kept for ever: far more than a worker with its own ledger ever sends.
+# Per client and hour, because both are kept permanently. A worker with its own ledger sends far fewer.
 _MOST_ANCHORS = 10_000
 _MOST_CONTRADICTIONS = 50
 
@@ -23,11 +23,11 @@ def view(row: Row) -> LedgerAnchorView:
     return LedgerAnchorView.model_validate(row, from_attributes=True)
 
 
-def note(session: Session, client_id: str, anchor: LedgerAnchor | None) -> AnchorReceipt | None:
-    """Keep an anchor; the receipt for it, or None where it contradicts an earlier one.
+def record_anchor(session: Session, client_id: str, anchor: LedgerAnchor | None) -> AnchorReceipt | None:
+    """Store an anchor and return its receipt, or None if it contradicts an earlier one.
 
-    Never a reason to refuse the request that carried it: work goes on, and people are told. Neither is there a receipt
-    where the client has sent too many within the hour. The last thing that a transaction does, for it takes a lock.
+    A contradiction does not refuse the request that carried it: work continues, and an event reports it. A client that
+    has sent too many anchors within the hour gets no receipt either. Call this last in a transaction: it takes a lock.
     """
     if anchor is None:
         return None
@@ -35,16 +35,16 @@ def note(session: Session, client_id: str, anchor: LedgerAnchor | None) -> Ancho
     known = repository.of_entry(session, client_id, anchor)
     same = next((row for row in known if row.head == anchor.head), None)
     newest = repository.newest(session, client_id, anchor.key)
-    goes_on = newest is not None and newest.seq <= anchor.seq and (same is not None or not known)
-    most = _MOST_ANCHORS if goes_on else _MOST_CONTRADICTIONS
-    if not (goes_on and same) and not _hour().take((client_id, goes_on), most):
+    continues = newest is not None and newest.seq <= anchor.seq and (same is not None or not known)
+    most = _MOST_ANCHORS if continues else _MOST_CONTRADICTIONS
+    if not (continues and same) and not _hour().take((client_id, continues), most):
         return None
     if newest is not None and anchor.seq < newest.seq:
         what = f"went back from entry {newest.seq} to {anchor.seq}: it was cut, or restored from a copy"
-        _tell(session, client_id, "ledger.went_back", what, anchor, newest)
+        _record_event(session, client_id, "ledger.went_back", what, anchor, newest)
     elif known and same is None:
         what = f"has another entry {anchor.seq} than before: it was rewritten, or restored from a copy"
-        _tell(session, client_id, "ledger.forked", what, anchor, known[0])
+        _record_event(session, client_id, "ledger.forked", what, anchor, known[0])
     else:
         row = same or _extend(session, client_id, anchor, is_new=newest is None)
         return _receipt(session, client_id, anchor, row) if row.is_consistent else None
@@ -64,11 +64,11 @@ def _hour() -> Budget:
 
 
 def _extend(session: Session, client_id: str, anchor: LedgerAnchor, *, is_new: bool) -> Row:
-    """The ledger has grown, or is one that was not seen before."""
+    """Store the anchor of a ledger that has grown, or that is new."""
     before = repository.newest(session, client_id) if is_new else None
     if before is not None:
         what = f"was replaced by another (key {anchor.key[:8]}): the worker's state folder is new"
-        _tell(session, client_id, "ledger.replaced", what, anchor, before)
+        _record_event(session, client_id, "ledger.replaced", what, anchor, before)
     return repository.add(session, client_id, anchor, is_consistent=True)
 
 
@@ -95,6 +95,6 @@ def _signing_key(session: Session) -> Ed25519PrivateKey:
     return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(private))
 
 
-def _tell(session: Session, client_id: str, kind: str, what: str, anchor: LedgerAnchor, known: Row) -> None:
+def _record_event(session: Session, client_id: str, kind: str, what: str, anchor: LedgerAnchor, known: Row) -> None:
     data = {"anchor": anchor.model_dump(), "known": {"key": known.key, "seq": known.seq, "head": known.head}}
     record(session, kind, f"{client_id}: its ledger {what}", client_id=client_id, data=data)

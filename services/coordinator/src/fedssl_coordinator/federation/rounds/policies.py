@@ -1,4 +1,4 @@
-"""What data owners' policies refuse: a run that a client could not deliver to is not offered to it."""
+"""Data owners' policies: a round is not offered to a client whose policy refuses the run's updates."""
 
 from collections.abc import Sequence
 
@@ -12,10 +12,10 @@ from fedssl_coordinator.identity import clients
 
 
 def refusals(session: Session, run: Run, spec: RunSpec, names: Sequence[str]) -> dict[str, str]:
-    """Those of the clients whose policy keeps the run's updates back, and why.
+    """Return the clients whose policy refuses the run's updates, with the reason.
 
-    A policy is the owner's standing word and not a matter of luck, so, unlike liveness, it may decide who takes part.
-    What a worker says of it binds nobody: each checks for itself before it trains.
+    A policy is a lasting decision of the data owner, so, unlike liveness, it may decide which clients take part. What a
+    worker reports is only advice: each worker checks its policy again before it trains.
     """
     plan = ArtifactPlan.model_validate(run.plan)
     policies = clients.policies(session, names)

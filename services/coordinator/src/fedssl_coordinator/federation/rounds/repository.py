@@ -9,9 +9,10 @@ from sqlalchemy import ColumnElement, delete, func, or_, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from fedssl.protocol.states import AssignmentState, JobState, RoundState, RunState
+from fedssl.protocol.states import AssignmentState, RoundState, RunState
 from fedssl_coordinator.core.db import among
 from fedssl_coordinator.core.models import Assignment, Client, DistillationJob, Metric, Round, Run
+from fedssl_coordinator.federation.jobs.repository import UNFINISHED
 from fedssl_coordinator.federation.retries import due
 
 LIVE = (AssignmentState.OFFERED, AssignmentState.LEASED, AssignmentState.SUBMITTED)
@@ -20,10 +21,13 @@ _lost = or_(
     (Assignment.state == AssignmentState.LEASED) & (Assignment.lease_expires_at <= func.now()),
     Assignment.state.in_(LIVE) & Client.revoked_at.is_not(None),
 )
-"""Assignments that nobody will deliver: the lease has run out, or the client was shut out."""
+"""For queries: the assignment is lost, because its lease has run out or its client was revoked."""
 
 _is_finite = func.abs(Metric.value) < math.inf
-"""JSON has no other numbers. None is stored; tables of older versions may hold some. To Postgres NaN is the largest."""
+"""For queries: the metric is a finite number, as JSON requires.
+
+Others are not stored any more, but older versions stored some. In Postgres NaN is the largest number.
+"""
 
 _has_enough = Round.num_wanted <= (
     select(func.count())
@@ -34,14 +38,14 @@ _has_enough = Round.num_wanted <= (
 
 
 def unclosed(session: Session, run_id: UUID) -> Round | None:
-    """The round in progress: a unique index makes it one at most."""
+    """Return the round in progress. A unique index allows at most one."""
     statement = select(Round).where(Round.run_id == run_id, Round.state != RoundState.CLOSED)
     return session.scalars(statement).one_or_none()
 
 
-def get(session: Session, run_id: UUID, number: int) -> Round:
-    """A round that there is."""
-    return session.scalars(select(Round).where(Round.run_id == run_id, Round.number == number)).one()
+def get_one(session: Session, round_id: UUID) -> Round:
+    """Return a round that exists."""
+    return session.get_one(Round, round_id)
 
 
 def latest(session: Session, run_id: UUID) -> Round | None:
@@ -55,7 +59,7 @@ def oldest_first(session: Session, run_id: UUID, limit: int, after: int) -> Sequ
 
 
 def numbers_of_assignments(session: Session, round_ids: Sequence[UUID]) -> dict[UUID, int]:
-    """How many assignments each round has."""
+    """Return the number of assignments of each round."""
     statement = select(Assignment.round_id, func.count().label("number")).where(Assignment.round_id.in_(round_ids))
     return {row.round_id: row.number for row in session.execute(statement.group_by(Assignment.round_id))}
 
@@ -63,7 +67,7 @@ def numbers_of_assignments(session: Session, round_ids: Sequence[UUID]) -> dict[
 def open_round(
     session: Session, run: Run, broadcast: str, cohort: Sequence[str], deadline_seconds: float, num_wanted: int | None
 ) -> Round:
-    """The next round, with an assignment offered to everyone in the cohort. `num_wanted`: as in the table."""
+    """Add the next round, with an assignment offered to each client of the cohort. `num_wanted`: as in the table."""
     row = Round(
         run_id=run.id,
         number=run.rounds_closed + 1,
@@ -79,7 +83,7 @@ def open_round(
 
 
 def offer(session: Session, row: Round, attempts: Mapping[str, int], pauses: Mapping[str, float] | None = None) -> None:
-    """Offer the round to clients, each with the number of its attempt; after `pauses` seconds, where there are any."""
+    """Offer the round to clients, each with the number of its attempt, and after its pause in seconds if it has one."""
     later = pauses or {}
     session.add_all(
         Assignment(
@@ -97,19 +101,19 @@ def offer(session: Session, row: Round, attempts: Mapping[str, int], pauses: Map
 
 
 def extend(session: Session, row: Round, deadline_seconds: float, *, next_attempt: bool) -> None:
-    """A new deadline from now on, and the next attempt where asked for. The caller holds the run's lock."""
+    """Set a new deadline from now on, and count an attempt if `next_attempt`. The caller holds the run's lock."""
     row.deadline = _in(deadline_seconds)
     row.attempt += int(next_attempt)
     session.flush()
 
 
 def is_overdue(session: Session, round_id: UUID) -> bool:
-    """By the database's clock, the one that everybody shares."""
+    """Return whether the deadline has passed, by the database's clock, which all processes share."""
     return bool(session.scalar(select(Round.deadline <= func.now()).where(Round.id == round_id)))
 
 
 def assignments(session: Session, round_ids: Sequence[UUID]) -> Sequence[Assignment]:
-    """As they are now, even where the session has read them before."""
+    """Return the rounds' assignments as they are now, even if the session has read them before."""
     statement = (
         select(Assignment)
         .where(Assignment.round_id.in_(round_ids))
@@ -120,23 +124,23 @@ def assignments(session: Session, round_ids: Sequence[UUID]) -> Sequence[Assignm
 
 
 def has_live(session: Session, round_id: UUID) -> bool:
-    """Whether anybody may still deliver."""
+    """Return whether any client may still deliver."""
     live = select(Assignment.id).where(Assignment.round_id == round_id, Assignment.state.in_(LIVE))
     return bool(session.scalar(select(live.exists())))
 
 
 def locked(session: Session, round_id: UUID) -> Round:
-    """A round that there is, locked until the transaction ends. An assignment's lock, if any, is taken before."""
+    """Return a round that exists, locked until the transaction ends. Lock its assignment, if any, before."""
     return session.get_one(Round, round_id, with_for_update={"key_share": True}, populate_existing=True)
 
 
 def has_enough(session: Session, row: Round) -> bool:
-    """Whether a round that was offered to more clients than it needs has the updates that it closes with."""
+    """Return whether a round that was offered to more clients than it needs has enough updates to close."""
     return row.num_wanted is not None and bool(session.scalar(select(_has_enough).where(Round.id == row.id)))
 
 
 def has_all_or_enough(session: Session, round_id: UUID) -> bool:
-    """Whether nobody may deliver any more, or as many have as the round closes with."""
+    """Return whether no client may deliver any more, or the round has enough updates to close."""
     live = select(Assignment.id).where(Assignment.round_id == Round.id, Assignment.state.in_(LIVE))
     statement = select(~live.exists() | func.coalesce(_has_enough, False)).where(Round.id == round_id)
     return bool(session.scalar(statement))
@@ -145,7 +149,7 @@ def has_all_or_enough(session: Session, round_id: UUID) -> bool:
 def locked_live(
     session: Session, *, round_id: UUID | None = None, client_id: str | None = None
 ) -> Sequence[Assignment]:
-    """The live assignments of a round or of a client, which nobody else can move until the transaction ends."""
+    """Return the live assignments of a round or of a client, locked until the transaction ends."""
     statement = select(Assignment).where(Assignment.state.in_(LIVE)).order_by(Assignment.client_id, Assignment.id)
     if round_id is not None:
         statement = statement.where(Assignment.round_id == round_id)
@@ -156,9 +160,9 @@ def locked_live(
 
 
 def lost(session: Session, round_id: UUID) -> Sequence[tuple[Assignment, bool]]:
-    """Assignments of a round that nobody will deliver, and whether it is because the client was revoked.
+    """Return the lost assignments of a round, locked, each with whether its client was revoked.
 
-    Rows that somebody is working on at this moment are left for the next time.
+    Rows that another transaction has locked are left for the next time.
     """
     statement = (
         select(Assignment, Client.revoked_at.is_not(None))
@@ -172,11 +176,11 @@ def lost(session: Session, round_id: UUID) -> Sequence[tuple[Assignment, bool]]:
 
 
 def needing_attention(session: Session) -> Sequence[UUID]:
-    """Running runs that an aggregator should look at: not prepared, no round, a round that can move, a lost lease,
-    the updates that an over-sampled round needs.
+    """Return the running runs that an aggregator should check: the query behind the sweep.
 
-    The query behind the sweep. Neither runs whose clients are busily training are in it, nor those that have a
-    distillation job, nor those whose computation has failed and is not to be tried again yet.
+    These are runs that are not prepared, that have no round in progress or one that can move, a lost lease, or the
+    updates that an over-sampled round needs. It leaves out runs whose clients are training, runs with a distillation
+    job, and runs that pause after a failed computation.
     """
     in_progress = (
         select(Assignment.id)
@@ -196,7 +200,7 @@ def needing_attention(session: Session) -> Sequence[UUID]:
     )
     enough = select(Round.id).where(Round.run_id == Run.id, Round.state == RoundState.OPEN, _has_enough)
     distilling = select(DistillationJob.id).where(
-        DistillationJob.run_id == Run.id, DistillationJob.state.in_((JobState.QUEUED, JobState.RUNNING))
+        DistillationJob.run_id == Run.id, DistillationJob.state.in_(UNFINISHED)
     )
     statement = (
         select(Run.id)
@@ -210,7 +214,7 @@ def needing_attention(session: Session) -> Sequence[UUID]:
 def replace_metrics(
     session: Session, run_id: UUID, round_number: int, client_id: str | None, values: dict[str, float]
 ) -> None:
-    """Set a round's numbers of one client (None: of the whole round), but for those that are not finite."""
+    """Set the finite metrics of one client in a round, or of the whole round if `client_id` is None."""
     session.execute(
         delete(Metric).where(
             Metric.run_id == run_id,
@@ -228,7 +232,7 @@ def replace_metrics(
 
 
 def add_metrics(session: Session, run_id: UUID, round_number: int, name: str, by_client: Mapping[str, float]) -> None:
-    """Set one number of several clients, beside what they have sent themselves; not one that is not finite."""
+    """Set one metric of several clients, if it is finite, in addition to the metrics that they sent themselves."""
     about = {"run_id": run_id, "round_number": round_number, "name": name}
     session.execute(delete(Metric).filter_by(**about).where(among(Metric.client_id, list(by_client))))
     finite = [client for client in sorted(by_client) if math.isfinite(by_client[client])]
@@ -247,7 +251,7 @@ def metrics(session: Session, run_id: UUID, name: str | None, limit: int, after:
 
 
 def client_metrics(session: Session, run_id: UUID, round_number: int, name: str) -> dict[str, float]:
-    """One number of every client in a round."""
+    """Return one metric of every client in a round."""
     statement = select(Metric.client_id, Metric.value).where(
         Metric.run_id == run_id,
         Metric.round_number == round_number,
@@ -261,17 +265,17 @@ def client_metrics(session: Session, run_id: UUID, round_number: int, name: str)
 def metrics_by_client(
     session: Session, run_id: UUID, round_number: int, client_ids: Sequence[str]
 ) -> dict[str, dict[str, float]]:
-    """All numbers of some clients in a round."""
+    """Return all metrics of some clients in a round."""
     statement = select(Metric.client_id, Metric.name, Metric.value).where(
         Metric.run_id == run_id, Metric.round_number == round_number, Metric.client_id.in_(client_ids)
     )
     found: dict[str, dict[str, float]] = {client_id: {} for client_id in client_ids}
     for client_id, name, value in session.execute(statement):
-        assert client_id is not None, "it is one of those asked for"
+        assert client_id is not None, "it is one of `client_ids`"
         found[client_id][name] = value
     return found
 
 
 def _in(seconds: float) -> ColumnElement[datetime]:
-    """So many seconds from now, by the database's clock."""
+    """Return the moment in `seconds` from now, by the database's clock."""
     return func.now() + timedelta(seconds=seconds)

@@ -1,7 +1,7 @@
-"""What a run needs next, decided from Postgres alone. Everything here is quick; what computes is in `compute`.
+"""Decides a run's next step from Postgres only. Everything here is quick: the aggregator computes.
 
-Whoever changes a run or one of its rounds holds the run's row lock from the first line on: an operator's stop and an
-aggregator's close cannot cross.
+A transaction that changes a run or one of its rounds holds the run's row lock from its first line on, so that an
+operator's stop and an aggregator's close cannot cross.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,13 @@ from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import Assignment, Round, Run
 from fedssl_coordinator.core.problems import printable
-from fedssl_coordinator.federation import retries
+from fedssl_coordinator.federation import retries, run_rows
 from fedssl_coordinator.federation.dimensions import service as dimensions
+from fedssl_coordinator.federation.distillation import repository as distillation_jobs
 from fedssl_coordinator.federation.distillation import service as distillation
 from fedssl_coordinator.federation.evaluations import service as evaluations
 from fedssl_coordinator.federation.retries import LONGEST_PAUSE_SECONDS
 from fedssl_coordinator.federation.rounds import policies, repository
-from fedssl_coordinator.federation.runs import repository as runs
 from fedssl_coordinator.federation.transitions import transition
 from fedssl_coordinator.identity import clients
 
@@ -34,17 +34,17 @@ _CLIENTS_SHOWN = 5
 
 
 class Step(Enum):
-    """What the caller does next."""
+    """The caller's next step."""
 
     PREPARE = auto()
     AGGREGATE = auto()
-    LOOK_AGAIN = auto()
+    CHECK_AGAIN = auto()
     WAIT = auto()
 
 
 def next_step(session: Session, run_id: UUID) -> Step:
-    """Move the run as far as the database alone can; say what is to be computed."""
-    run = runs.locked(session, run_id)
+    """Move the run as far as it goes without a computation, and return the caller's next step."""
+    run = run_rows.locked(session, run_id)
     if run is None or run.state != RunState.RUNNING:
         return Step.WAIT
     spec = RunSpec.model_validate(run.spec)
@@ -62,11 +62,11 @@ def next_step(session: Session, run_id: UUID) -> Step:
         return _begin(session, run, Step.AGGREGATE)
     if current.state == RoundState.DISTILLING:
         return _distil(session, run, current.number, spec.method.distillation_epochs(current.number))
-    return _judge(session, run, current, spec)
+    return _check_open_round(session, run, current, spec)
 
 
 def end_run(session: Session, run: Run, outcome: Outcome, reason: str) -> None:
-    """End the run, and the round that is in progress. The caller holds the run's lock."""
+    """End the run and its round in progress. The caller holds the run's lock."""
     reason = printable(reason)
     distillation.end_unfinished(session, run, f"run {outcome}: {reason}")
     current = repository.unclosed(session, run.id)
@@ -79,7 +79,7 @@ def end_run(session: Session, run: Run, outcome: Outcome, reason: str) -> None:
 
 
 def close_round(session: Session, current: Round, verdict: Verdict, reason: str) -> None:
-    """Close the round as judged, ending what is still live in it. The caller holds the run's lock."""
+    """Close the round with a verdict, and end its live assignments. The caller holds the run's lock."""
     _end_live(session, current, f"round closed: {reason}")
     won = transition(
         session,
@@ -95,11 +95,11 @@ def close_round(session: Session, current: Round, verdict: Verdict, reason: str)
     enqueue.wake_watchers(session)
 
 
-def note_failure(session: Session, run_id: UUID, why: str, *, begun: bool) -> None:
-    """A computation that `next_step` had begun, or that step itself, has failed for a reason that may pass."""
-    run = runs.locked(session, run_id)
+def record_failure(session: Session, run_id: UUID, why: str, *, begun: bool) -> None:
+    """Pause a run if a computation that `next_step` began, or that step itself, failed for a reason that may pass."""
+    run = run_rows.locked(session, run_id)
     if run is not None and run.state != RunState.FINISHED:
-        retries.note_failure(session, run, why, begun=begun)
+        retries.record_failure(session, run, why, begun=begun)
 
 
 def _begin(session: Session, run: Run, step: Step) -> Step:
@@ -110,8 +110,8 @@ def _begin(session: Session, run: Run, step: Step) -> Step:
 
 
 def _distil(session: Session, run: Run, round_number: int, num_epochs: int) -> Step:
-    """Have the coordinator train what it trains in this round; a queue of its own does that, so nothing waits here."""
-    if distillation.unfinished(session, run.id) is None:
+    """Queue the training on the coordinator in this round. It has its own queue, so nothing waits here."""
+    if distillation_jobs.unfinished(session, run.id) is None:
         distillation.queue(session, run, round_number, num_epochs)
     return Step.WAIT
 
@@ -122,7 +122,7 @@ def _open(session: Session, run: Run, spec: RunSpec) -> Step:
     refused = policies.refusals(session, run, spec, eligible)
     eligible = [name for name in eligible if name not in refused]
     if (message := _waits_for_clients(cohort, len(eligible))) is not None:
-        return _wait(session, run, message + (f" and may take part; {_some(refused)}" if refused else ""))
+        return _wait(session, run, message + (f" and may take part; {_shortened(refused)}" if refused else ""))
     try:
         members = dimensions.owners(session, run.id, spec, eligible)
     except SpecError as error:
@@ -130,8 +130,8 @@ def _open(session: Session, run: Run, spec: RunSpec) -> Step:
         return Step.WAIT
     if (message := _waits_for_clients(cohort, len(members))) is not None:
         return _wait(session, run, f"{message} and own dimensions of the embedding")
-    runs.set_reason(session, run, None)
-    retries.start_anew(session, run)  # what failed here says nothing of the next computation
+    run_rows.set_reason(session, run, None)
+    retries.reset(session, run)  # a failure here does not affect the next computation
     number = run.rounds_closed + 1
     chosen = asked_cohort(members, cohort, spec.seed, number)
     num_wanted = cohort.num_wanted(len(members))
@@ -143,13 +143,13 @@ def _open(session: Session, run: Run, spec: RunSpec) -> Step:
     record(
         session,
         "round.opened",
-        offered + (f", of whom the first {num_wanted} count" if more else ""),
+        offered + (f"; the first {num_wanted} updates count" if more else ""),
         run_id=run.id,
         round_number=number,
         data={"cohort": chosen, "broadcast": run.broadcast},
     )
     if refused:
-        message = f"not offered to {_some(refused)}"
+        message = f"not offered to {_shortened(refused)}"
         record(session, "policy.refuses", message, run_id=run.id, round_number=number, data={"clients": refused})
     enqueue.wake_workers(session)
     enqueue.wake_watchers(session)
@@ -158,35 +158,35 @@ def _open(session: Session, run: Run, spec: RunSpec) -> Step:
 
 def _wait(session: Session, run: Run, message: str) -> Step:
     if run.reason != message:
-        runs.set_reason(session, run, message)
+        run_rows.set_reason(session, run, message)
         record(session, "run.waiting", message, run_id=run.id)
         enqueue.wake_watchers(session)
     return Step.WAIT
 
 
 def _waits_for_clients(cohort: CohortConfig, num_eligible: int) -> str | None:
-    """Why no round can be opened yet; None: one can."""
+    """Return why no round can be opened yet, or None if one can."""
     if num_eligible < cohort.min_clients:
         return f"waiting for clients: {num_eligible} of {cohort.min_clients} have registered"
     num_wanted = cohort.num_wanted(num_eligible)
     if cohort.min_updates is not None and num_wanted < cohort.min_updates:
         return (
-            f"waiting for clients: cohort.min_updates asks for {cohort.min_updates} updates, and a cohort is "
-            f"{num_wanted}, for {num_eligible} have registered"
+            f"waiting for clients: cohort.min_updates asks for {cohort.min_updates} updates, but a cohort is only "
+            f"{num_wanted} of {num_eligible} registered clients"
         )
     return None
 
 
-def _judge(session: Session, run: Run, current: Round, spec: RunSpec) -> Step:
-    """Whether an open round can go on."""
+def _check_open_round(session: Session, run: Run, current: Round, spec: RunSpec) -> Step:
+    """Close an open round or offer it again when it is time, and return the caller's next step."""
     cohort = spec.cohort
     overdue = repository.is_overdue(session, current.id)
     enough = repository.has_enough(session, current)
     _end_lost(session, current, offer_again=not (overdue or enough))
     if repository.has_live(session, current.id) and not (overdue or enough):
-        if run.num_tries:  # an earlier look failed, and this one has not
-            retries.start_anew(session, run)
-            runs.set_reason(session, run, None)
+        if run.num_tries:  # an earlier check failed, and this one has not
+            retries.reset(session, run)
+            run_rows.set_reason(session, run, None)
             enqueue.wake_watchers(session)
         return Step.WAIT
     # Once nothing is live nothing more can be accepted, so the count below is final.
@@ -204,13 +204,13 @@ def _judge(session: Session, run: Run, current: Round, spec: RunSpec) -> Step:
         if num_epochs := spec.method.distillation_epochs(current.number):
             transition(session, current, RoundState.DISTILLING, f"training for {num_epochs} epochs on the updates")
             return _distil(session, run, current.number, num_epochs)
-        return Step.LOOK_AGAIN
+        return Step.CHECK_AGAIN
     attempts = {row.client_id: row.attempt for row in rows if row.client_id not in accepted}
     reasons = {client: reason for client, reason in _reasons(rows).items() if client not in accepted}
     if missing and current.attempt < cohort.max_attempts:  # a policy that was closed may be opened again
         again = {client: attempts[client] + 1 for client in sorted(missing)}
         newest = {row.client_id: row.state for row in rows}
-        # Asked again at once, it would decline again: its attempts are for whatever it lacks to come back.
+        # Asked again at once, it would decline again: its attempts leave time for what it lacks to come back.
         pause = min(cohort.deadline_seconds / 10, LONGEST_PAUSE_SECONDS)
         pauses = {client: pause for client in again if newest[client] == AssignmentState.DECLINED}
         return _offer_again(session, current, cohort, again, reasons, pauses)
@@ -218,8 +218,9 @@ def _judge(session: Session, run: Run, current: Round, spec: RunSpec) -> Step:
 
 
 def _quorum(cohort: CohortConfig, current: Round, num_possible: int) -> int:
-    """Fewest updates to close with: as the spec says, however few clients there are; else those of everybody who was
-    not revoked meanwhile, or of as many as the round wants.
+    """Return the fewest updates that a round can close with: the number in the spec, even if there are fewer clients.
+
+    Without such a number, every client that was not revoked in the meantime counts, or as many as the round wants.
     """
     if cohort.min_updates is not None:
         return cohort.min_updates
@@ -227,7 +228,7 @@ def _quorum(cohort: CohortConfig, current: Round, num_possible: int) -> int:
 
 
 def _end_lost(session: Session, current: Round, *, offer_again: bool) -> None:
-    """End assignments that nobody will deliver; a client whose lease ran out may come back until the deadline."""
+    """End the lost assignments of a round. A client whose lease ran out may come back until the deadline."""
     again = {}
     for assignment, is_revoked in repository.lost(session, current.id):
         reason = "the client was revoked" if is_revoked else "no heartbeat within the lease"
@@ -259,13 +260,13 @@ def _offer_again(
     reasons: Mapping[str, str],
     pauses: Mapping[str, float],
 ) -> Step:
-    """The attempt is over without enough updates: keep those that came, offer the rest again."""
+    """Keep the updates of an attempt that ended without enough of them, and offer the other assignments again."""
     repository.extend(session, current, cohort.deadline_seconds, next_attempt=True)
     repository.offer(session, current, attempts, pauses)
     record(
         session,
         "round.reoffered",
-        f"attempt {current.attempt} of {cohort.max_attempts}, offered again: {_some(reasons)}",
+        f"attempt {current.attempt} of {cohort.max_attempts}, offered again: {_shortened(reasons)}",
         run_id=current.run_id,
         round_number=current.number,
         data={"clients": dict(reasons)},
@@ -278,25 +279,25 @@ def _offer_again(
 def _without_quorum(
     session: Session, run: Run, current: Round, cohort: CohortConfig, reasons: Mapping[str, str]
 ) -> Step:
-    """No attempt is left: end the round, or the whole run, as the spec says."""
-    reason = f"too few updates after {current.attempt} attempts: {_some(reasons)}"
+    """End a round that has no attempt left, or the whole run: the spec chooses."""
+    reason = f"too few updates after {current.attempt} attempts: {_shortened(reasons)}"
     if cohort.without_quorum == "skip":
         close_round(session, current, Verdict.SKIPPED, reason)
-        runs.count_round(session, run)
-        if run.rounds_closed == run.num_rounds:  # the last is judged even if it left the weights as they were
+        run_rows.count_round(session, run)
+        if run.rounds_closed == run.num_rounds:  # the last round is evaluated even if it did not change the weights
             evaluations.queue_due(session, run, run.num_rounds)
-        return Step.LOOK_AGAIN
+        return Step.CHECK_AGAIN
     end_run(session, run, Outcome.FAILED, f"round {current.number}: {reason}")
     return Step.WAIT
 
 
 def _reasons(rows: Sequence[Assignment]) -> dict[str, str]:
-    """The newest word on every client: how its assignment ended, and why."""
+    """Return how and why each client's newest assignment ended."""
     return {row.client_id: row.reason or str(row.state) for row in rows}
 
 
-def _some(reasons: Mapping[str, str]) -> str:
-    """For one line of text; the event's data has them all."""
+def _shortened(reasons: Mapping[str, str]) -> str:
+    """Return the first few reasons as one line. The event's data has all of them."""
     shown = "; ".join(f"{client}: {reason}" for client, reason in list(reasons.items())[:_CLIENTS_SHOWN])
     more = len(reasons) - _CLIENTS_SHOWN
     return shown + (f"; and {more} more clients" if more > 0 else "")

@@ -1,1 +1,1 @@
-"""The run: made from a spec, started, paused, stopped, shown."""
+"""Runs: created from a spec, started, paused, stopped, shown."""

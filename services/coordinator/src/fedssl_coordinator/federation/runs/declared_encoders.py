@@ -1,4 +1,4 @@
-"""Writes the encoders that clients declared into the spec of a run that asks for them: the spec decides the result."""
+"""Writes the encoders that clients declared into a run's spec, if it asks for them: the spec decides the result."""
 
 from typing import Any
 
@@ -16,10 +16,10 @@ _CLIENTS_SHOWN = 5
 
 
 def pinned(session: Session, spec: RunSpec) -> RunSpec:
-    """The spec of a new run, with the declared encoders that differ from its model's.
+    """Return the spec of a new run, with the declared encoders that differ from its model's encoder.
 
-    Clients that declared none train the model's. Raises ProblemError while some of the run's clients are unknown, or
-    where the method cannot take what they declared.
+    Clients that declared none train the model's encoder. Raises ProblemError if some of the run's clients are unknown,
+    or if the method cannot use the declared encoders.
     """
     if not _is_open(spec):
         return spec
@@ -39,7 +39,7 @@ def pinned(session: Session, spec: RunSpec) -> RunSpec:
 
 
 def as_asked(asked: RunSpec, stored: RunSpec) -> RunSpec:
-    """`stored` with its encoders left open again, where `asked` leaves them open."""
+    """Return `stored`, with its encoders left open again if `asked` leaves them open."""
     if not _is_open(asked) or distillation_of(stored.method) is None:
         return stored
     return RunSpec.model_validate(_with_encoders(stored, "declared"))
@@ -52,15 +52,15 @@ def _is_open(spec: RunSpec) -> bool:
 
 def _check_known(spec: RunSpec, known: list[str]) -> None:
     if missing := sorted(set(spec.cohort.clients or ()) - set(known)):
-        who = f"{', '.join(missing[:_CLIENTS_SHOWN])} " + "and others " * (len(missing) > _CLIENTS_SHOWN)
-        what = f"{who}of cohort.clients, who have not registered or were revoked"
+        names = ", ".join(missing[:_CLIENTS_SHOWN]) + " and others" * (len(missing) > _CLIENTS_SHOWN)
+        why = f"{names} of cohort.clients have not registered or were revoked"
     elif len(known) < spec.cohort.min_clients:
-        what = f"all {spec.cohort.min_clients} clients of cohort.min_clients: {len(known)} have registered"
+        why = f"{len(known)} of {spec.cohort.min_clients} clients (cohort.min_clients) have registered"
     else:
         return
     raise ProblemError(
         "conflict",
-        f"nobody has declared the encoders of {what}. Start their workers first, or write client_encoders out",
+        f"not all encoders are declared: {why}. Start their workers first, or list the encoders in client_encoders",
     )
 
 

@@ -20,8 +20,9 @@ from fedssl_coordinator.core.paging import (
     encode_cursor,
     page_of,
 )
+from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.rounds import repository as rounds
-from fedssl_coordinator.federation.runs import repository, service
+from fedssl_coordinator.federation.runs import service
 from fedssl_coordinator.identity.authentication import Admin, Operator, Viewer, WaitingViewer
 from fedssl_coordinator.storage.artifacts.streaming import artifact_response
 
@@ -30,7 +31,8 @@ router = APIRouter(prefix="/v1/runs", tags=["runs"])
 IdempotencyKey = Annotated[
     str | None,
     Header(
-        pattern=r"^[\x21-\x7e]{1,200}$", description="Sent again with the same key, the request makes no second run."
+        pattern=r"^[\x21-\x7e]{1,200}$",
+        description="A request that is sent again with the same key does not create a second run.",
     ),
 ]
 MetricName = Annotated[str | None, Query(pattern=r"^[a-z0-9_/]{1,64}$", description="Only this metric.")]
@@ -38,7 +40,7 @@ MetricName = Annotated[str | None, Query(pattern=r"^[a-z0-9_/]{1,64}$", descript
 
 @router.post("", status_code=status.HTTP_201_CREATED)
 def create_run(request: RunCreate, caller: Operator, session: DB, idempotency_key: IdempotencyKey = None) -> RunView:
-    """Make a run from a spec and, unless told otherwise, start it."""
+    """Create a run from a spec, and start it unless `start` is false."""
     return service.create(session, request, idempotency_key)
 
 
@@ -46,45 +48,45 @@ def create_run(request: RunCreate, caller: Operator, session: DB, idempotency_ke
 def list_runs(
     caller: Viewer, session: DB, limit: Limit = 100, cursor: Cursor = None, state: RunState | None = None
 ) -> Page[RunSummary]:
-    """Runs, newest first."""
+    """List runs, newest first."""
     before = decode_cursor(cursor, datetime.fromisoformat, UUID) if cursor else None
-    rows = repository.newest_first(session, limit + 1, before, state)
+    rows = run_rows.newest_first(session, limit + 1, before, state)
     return page_of(rows, limit, service.summary, lambda row: (row.created_at.isoformat(), str(row.id)))
 
 
 @router.get("/{run_id}")
 def show_run(run_id: UUID, caller: Viewer, session: DB) -> RunView:
-    """One run, with the round in progress."""
+    """Show one run, with its round in progress."""
     return service.show(session, run_id)
 
 
 @router.post("/{run_id}/start")
 def start_run(run_id: UUID, caller: Operator, session: DB) -> RunView:
-    """Let a created run begin."""
+    """Start a created run."""
     return service.change(session, run_id, "start")
 
 
 @router.post("/{run_id}/pause")
 def pause_run(run_id: UUID, caller: Operator, session: DB) -> RunView:
-    """Give out no new work; what is being trained may still come in."""
+    """Pause a run: it offers no new work, and updates in training are still accepted."""
     return service.change(session, run_id, "pause")
 
 
 @router.post("/{run_id}/resume")
 def resume_run(run_id: UUID, caller: Operator, session: DB) -> RunView:
-    """Go on with a paused run; its round gets a fresh deadline."""
+    """Resume a paused run. Its open round gets a new deadline."""
     return service.change(session, run_id, "resume")
 
 
 @router.post("/{run_id}/stop")
 def stop_run(run_id: UUID, caller: Operator, session: DB) -> RunView:
-    """End a run for good. Its weights so far stay available."""
+    """End a run permanently. Its weights so far stay available."""
     return service.change(session, run_id, "stop")
 
 
 @router.delete("/{run_id}", status_code=status.HTTP_204_NO_CONTENT)
 def delete_run(run_id: UUID, caller: Admin, session: DB) -> None:
-    """Delete a finished run, with its weights. The audit log keeps what it says of the run."""
+    """Delete a finished run with its weights. The audit log keeps the run's events."""
     service.delete(session, run_id)
 
 
@@ -92,11 +94,11 @@ def delete_run(run_id: UUID, caller: Admin, session: DB) -> None:
 def list_rounds(
     run_id: UUID, caller: Viewer, session: DB, limit: LargeItemsLimit = 50, cursor: Cursor = None
 ) -> Page[RoundView]:
-    """A run's rounds, oldest first."""
-    service.require(session, run_id)
+    """List a run's rounds, oldest first."""
+    run_rows.require(session, run_id)
     after = decode_cursor(cursor, database_id)[0] if cursor else 0
     rows = rounds.oldest_first(session, run_id, limit + 1, min(after, 2**31 - 1))
-    views = service.round_views(session, service.that_fit(session, rows[:limit]))
+    views = service.round_views(session, service.fitting(session, rows[:limit]))
     return Page(items=views, next_cursor=encode_cursor(views[-1].number) if len(rows) > len(views) else None)
 
 
@@ -109,8 +111,8 @@ def list_metrics(
     limit: Limit = 500,
     cursor: Cursor = None,
 ) -> Page[MetricView]:
-    """The numbers of every round: of each client, and of the round as a whole (`client_id` null)."""
-    service.require(session, run_id)
+    """List the metrics of every round, per client and for the round as a whole (`client_id` null)."""
+    run_rows.require(session, run_id)
     after = decode_cursor(cursor, database_id)[0] if cursor else 0
     rows = rounds.metrics(session, run_id, name, limit + 1, after)
     return page_of(rows, limit, lambda row: MetricView.model_validate(row, from_attributes=True), lambda row: (row.id,))
@@ -125,9 +127,9 @@ def _digest(run_id: UUID, which: str) -> str:
 async def download_model(
     run_id: UUID, request: Request, caller: WaitingViewer, which: Literal["latest", "initial"] = "latest"
 ) -> Response:
-    """The run's global weights as safetensors: the newest, or those before training. `ETag` is their sha256.
+    """Download the run's global weights as safetensors: the newest, or those before training. `ETag` is their SHA-256.
 
-    `Accept-Direct` as for an artifact.
+    `Accept-Direct` works as for an artifact.
     """
     digest = await run_in_threadpool(_digest, run_id, which)
     return await run_in_threadpool(artifact_response, digest, request.headers, direct=True)

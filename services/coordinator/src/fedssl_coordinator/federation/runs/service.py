@@ -1,4 +1,4 @@
-"""Makes runs, changes their state, and shows them."""
+"""Creates runs, changes their state, and shows them."""
 
 import itertools
 from collections.abc import Sequence
@@ -15,11 +15,12 @@ from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.audit import HAD_UPDATES, RUN_DELETED, record
 from fedssl_coordinator.core.models import Assignment, Round, Run
 from fedssl_coordinator.core.problems import ProblemError
-from fedssl_coordinator.federation import retries
+from fedssl_coordinator.federation import retries, run_rows
+from fedssl_coordinator.federation.distillation import repository as distillation_jobs
 from fedssl_coordinator.federation.distillation import service as distillation
 from fedssl_coordinator.federation.rounds import repository as rounds
 from fedssl_coordinator.federation.rounds import service as rounds_service
-from fedssl_coordinator.federation.runs import declared_encoders, repository
+from fedssl_coordinator.federation.runs import declared_encoders
 from fedssl_coordinator.federation.transitions import transition
 from fedssl_coordinator.identity import clients
 from fedssl_coordinator.storage.datasets import service as datasets
@@ -34,11 +35,11 @@ _POSSIBLE = {
 
 
 def create(session: Session, request: RunCreate, idempotency_key: str | None) -> RunView:
-    """A new run; with an idempotency key seen before, the run that was made then."""
-    if idempotency_key is not None and (same := _same_again(session, idempotency_key, request.spec)) is not None:
+    """Create a run, or return the run that was created before with the same idempotency key. Raises ProblemError."""
+    if idempotency_key is not None and (same := _existing(session, idempotency_key, request.spec)) is not None:
         return same
     spec = declared_encoders.pinned(session, datasets.pinned(session, request.spec))
-    run = repository.add(
+    run = run_rows.add(
         session,
         name=spec.name,
         method=spec.method.name,
@@ -50,7 +51,7 @@ def create(session: Session, request: RunCreate, idempotency_key: str | None) ->
     )
     if run is None:
         assert idempotency_key is not None, "only the key can conflict"
-        same = _same_again(session, idempotency_key, request.spec)
+        same = _existing(session, idempotency_key, request.spec)
         assert same is not None, "the insert conflicted with it"
         return same
     record(session, "run.created", f"{run.name}: {run.method}, {run.num_rounds} rounds", run_id=run.id)
@@ -60,10 +61,10 @@ def create(session: Session, request: RunCreate, idempotency_key: str | None) ->
 
 
 def change(session: Session, run_id: UUID, verb: str) -> RunView:
-    """start, pause, resume or stop a run. Asking for the state that it is in already is no error."""
-    run = repository.locked(session, run_id)
+    """Start, pause, resume or stop a run. Does nothing if the run is in that state already. Raises ProblemError."""
+    run = run_rows.locked(session, run_id)
     if run is None:
-        raise _no_run(run_id)
+        raise run_rows.not_found(run_id)
     state = RunState(run.state)
     match verb, state:
         case "start", RunState.CREATED:
@@ -85,26 +86,29 @@ def change(session: Session, run_id: UUID, verb: str) -> RunView:
 
 
 def delete(session: Session, run_id: UUID) -> None:
-    """Delete a finished run: rounds, metrics, evaluations. Its artifacts go with the next collections; the audit log
-    keeps its events. Raises ProblemError.
+    """Delete a finished run with its rounds, metrics and evaluations. Raises ProblemError.
+
+    The next collections remove its artifacts. The audit log keeps its events.
     """
-    run = repository.locked(session, run_id)
+    run = run_rows.locked(session, run_id)
     if run is None:
-        raise _no_run(run_id)
+        raise run_rows.not_found(run_id)
     if run.state != RunState.FINISHED:
-        raise ProblemError("conflict", f"run {run_id} is {run.state}: stop it first, only a finished run is deleted")
+        raise ProblemError(
+            "conflict", f"run {run_id} is {run.state}: only a finished run can be deleted, stop it first"
+        )
     about = {"name": run.name, "method": run.method, "outcome": run.outcome, "rounds_closed": run.rounds_closed}
     about[HAD_UPDATES] = bool(run.plan and run.plan["update"])
-    repository.delete_all(session, run_id)
+    run_rows.delete_all(session, run_id)
     record(session, RUN_DELETED, f"{run.name}: deleted by an admin", run_id=run_id, data=about)
     enqueue.wake_watchers(session)
 
 
 def show(session: Session, run_id: UUID) -> RunView:
-    """A run in full."""
-    run = _get(session, run_id)
+    """Return the full view of a run. Raises ProblemError if it does not exist."""
+    run = run_rows.require(session, run_id)
     spec = RunSpec.model_validate(run.spec)
-    current, job = rounds.latest(session, run_id), distillation.unfinished(session, run_id)
+    current, job = rounds.latest(session, run_id), distillation_jobs.unfinished(session, run_id)
     return RunView(
         **summary(run).model_dump(),
         spec=spec,
@@ -122,7 +126,7 @@ def summary(run: Run) -> RunSummary:
 
 
 def round_views(session: Session, rows: Sequence[Round]) -> list[RoundView]:
-    """Rounds with everybody's part in them."""
+    """Return the views of rounds, with the assignments of all clients."""
     members: dict[UUID, list[AssignmentView]] = {row.id: [] for row in rows}
     for assignment in rounds.assignments(session, [row.id for row in rows]):
         members[assignment.round_id].append(_assignment_view(assignment))
@@ -144,8 +148,8 @@ def round_views(session: Session, rows: Sequence[Round]) -> list[RoundView]:
     ]
 
 
-def that_fit(session: Session, rows: Sequence[Round]) -> Sequence[Round]:
-    """As many of the rounds, from the first on, as have _ASSIGNMENTS_SHOWN assignments together; one at least."""
+def fitting(session: Session, rows: Sequence[Round]) -> Sequence[Round]:
+    """Return the first rounds that together have at most _ASSIGNMENTS_SHOWN assignments, and at least one round."""
     numbers = rounds.numbers_of_assignments(session, [row.id for row in rows])
     totals = itertools.accumulate(numbers.get(row.id, 0) for row in rows)
     num_fitting = sum(total <= _ASSIGNMENTS_SHOWN for total in totals)
@@ -153,48 +157,32 @@ def that_fit(session: Session, rows: Sequence[Round]) -> Sequence[Round]:
 
 
 def model_digest(session: Session, run_id: UUID, *, initial: bool) -> str:
-    """The digest of a run's weights. Raises ProblemError before there are any."""
-    run = _get(session, run_id)
+    """Return the digest of a run's weights. Raises ProblemError if it has none yet."""
+    run = run_rows.require(session, run_id)
     digest = run.initial_broadcast if initial else run.broadcast
     if digest is None:
         raise ProblemError("conflict", f"run {run_id} has no weights yet: start it, and wait for its first round")
     return digest
 
 
-def require(session: Session, run_id: UUID) -> None:
-    """Raise ProblemError where there is no such run."""
-    _get(session, run_id)
-
-
 def is_finished(session: Session, run_id: UUID) -> bool:
-    """Whether nothing happens in the run any more."""
-    return _get(session, run_id).state == RunState.FINISHED
+    """Return whether a run has ended. Raises ProblemError if it does not exist."""
+    return run_rows.require(session, run_id).state == RunState.FINISHED
 
 
-def _get(session: Session, run_id: UUID) -> Run:
-    run = repository.get(session, run_id)
-    if run is None:
-        raise _no_run(run_id)
-    return run
-
-
-def _no_run(run_id: UUID) -> ProblemError:
-    return ProblemError("not-found", f"no run {run_id}: `GET /v1/runs` lists those that there are")
-
-
-def _same_again(session: Session, key: str, spec: RunSpec) -> RunView | None:
-    """The run that was made with this key; None: there is none. Raises ProblemError where it has another spec."""
-    run = repository.by_idempotency_key(session, key)
+def _existing(session: Session, key: str, spec: RunSpec) -> RunView | None:
+    """Return the run that was created with this key, if any. Raises ProblemError if it has another spec."""
+    run = run_rows.by_idempotency_key(session, key)
     if run is None:
         return None
-    if not _asks_for(spec, RunSpec.model_validate(run.spec)):
+    if not _matches(spec, RunSpec.model_validate(run.spec)):
         raise ProblemError("conflict", f"Idempotency-Key {key} was used for run {run.id}, which has another spec")
     return show(session, run.id)
 
 
-def _asks_for(asked: RunSpec, stored: RunSpec) -> bool:
-    """Whether `stored` came of `asked`: the digest of the public images and the clients' encoders may have been put in
-    when the run was made."""
+def _matches(asked: RunSpec, stored: RunSpec) -> bool:
+    """Return whether a run created from `asked` has the spec `stored`: the digest of the public images and the clients'
+    encoders may have been filled in."""
     stored = declared_encoders.as_asked(asked, stored)
     if asked.public_data is not None and stored.public_data is not None and asked.public_data.digest is None:
         without = stored.public_data.model_copy(update={"digest": None})
@@ -203,14 +191,14 @@ def _asks_for(asked: RunSpec, stored: RunSpec) -> bool:
 
 
 def _start(session: Session, run: Run) -> None:
-    transition(session, run, RunState.RUNNING, "the run may begin", started_at=func.now())
+    transition(session, run, RunState.RUNNING, "the run may start", started_at=func.now())
     enqueue.advance(session, run.id)
 
 
 def _resume(session: Session, run: Run) -> None:
     transition(session, run, RunState.RUNNING, "work is given out again")
-    retries.start_anew(session, run)  # whoever resumes a stalled run wants it tried now
-    repository.set_reason(session, run, None)
+    retries.reset(session, run)  # a stalled run is tried again as soon as it is resumed
+    run_rows.set_reason(session, run, None)
     distillation.resume(session, run)
     current = rounds.unclosed(session, run.id)
     if current is not None and current.state == RoundState.OPEN:  # the pause does not count against the round

@@ -1,1 +1,1 @@
-"""What workers do: register, claim, submit, decline."""
+"""The requests of workers: register, claim, submit, decline."""

@@ -1,4 +1,4 @@
-"""`/v1/work`: for workers alone."""
+"""`/v1/work`: only for workers."""
 
 import time
 
@@ -27,18 +27,18 @@ from fedssl_coordinator.identity.concurrency_limit import PlacedWorker
 
 router = APIRouter(prefix="/v1/work", tags=["work"])
 
-_GONE_SECONDS = 5.0  # how often a claim that waits looks whether its worker is still there
+_GONE_SECONDS = 5.0  # between two checks that the worker of a waiting claim is still connected
 
 
 @router.post("/register")
 def register(request: Register, client_id: WorkerId, session: DB) -> Registered:
-    """A worker's introduction, at its start."""
+    """Register a worker when it starts."""
     registered = service.register(session, client_id, request)
-    return registered.model_copy(update={"receipt": anchors.note(session, client_id, request.anchor)})
+    return registered.model_copy(update={"receipt": anchors.record_anchor(session, client_id, request.anchor)})
 
 
-# Claims, heartbeats and submissions are most of all requests. A session as a parameter costs five turns in a thread,
-# each of them at the end of a queue; with one, fewer leases run out while their heartbeat waits.
+# Most requests are claims, heartbeats and submissions. A session as a parameter takes five turns in the thread pool,
+# and each turn waits in a queue. These requests take one turn, so fewer leases run out while their heartbeat waits.
 
 
 @router.post("/heartbeat")
@@ -50,7 +50,7 @@ async def heartbeat(request: Heartbeat, caller: WaitingWorker) -> HeartbeatReply
 def _heartbeat(client_id: str, request: Heartbeat) -> HeartbeatReply:
     with transaction() as session:
         reply = service.heartbeat(session, client_id, request)
-        return reply.model_copy(update={"receipt": anchors.note(session, client_id, request.anchor)})
+        return reply.model_copy(update={"receipt": anchors.record_anchor(session, client_id, request.anchor)})
 
 
 def _claim(caller: Caller) -> WorkItem | None:
@@ -59,9 +59,9 @@ def _claim(caller: Caller) -> WorkItem | None:
         return service.claim(session, _client_of(caller))
 
 
-@router.post("/claim", responses={204: {"description": "Nothing to do at the moment: ask again."}})
+@router.post("/claim", responses={204: {"description": "There is no work now: claim again."}})
 async def claim(claim: Claim, request: Request, caller: PlacedWorker) -> WorkItem | None:
-    """Lease an assignment, waiting for one to appear. Holds no database connection while it waits."""
+    """Lease an assignment, or wait for one. Holds no database connection while it waits."""
     end = time.monotonic() + min(claim.wait_seconds, settings().claim_wait_seconds)
     with request.app.state.waiting_claims.wait(caller) as woken:
         while (item := await run_in_threadpool(_claim, caller)) is None:
@@ -77,25 +77,25 @@ async def claim(claim: Claim, request: Request, caller: PlacedWorker) -> WorkIte
 
 @router.post("/submit")
 async def submit(request: Submit, caller: WaitingWorker) -> Submitted:
-    """Hand in an uploaded update."""
+    """Submit an uploaded update."""
     return await run_in_threadpool(_submit, _client_of(caller), request)
 
 
 def _submit(client_id: str, request: Submit) -> Submitted:
     with transaction() as session:
         submitted = service.submit(session, client_id, request)
-        return submitted.model_copy(update={"receipt": anchors.note(session, client_id, request.anchor)})
+        return submitted.model_copy(update={"receipt": anchors.record_anchor(session, client_id, request.anchor)})
 
 
 @router.post("/ended-runs")
 def ended_runs(request: EndedQuery, client_id: WorkerId, session: DB) -> EndedRuns:
-    """Which of the runs that the worker keeps a client state for need it no more. No run but its own is ever named."""
+    """List which of the worker's runs have ended, so that it can delete the client states that it keeps for them."""
     return service.ended_runs(session, client_id, request)
 
 
 @router.post("/decline")
 def decline(request: Decline, client_id: WorkerId, session: DB) -> Submitted:
-    """Give an assignment back, with the reason."""
+    """Return an assignment, with the reason."""
     return service.decline(session, client_id, request)
 
 

@@ -19,11 +19,11 @@ _is_open = (
     & (Run.state == RunState.RUNNING)
     & (Round.state == RoundState.OPEN)
 )
-"""Of an assignment with its run and its round: whether its client can work on it now."""
+"""For queries on assignments with their runs and rounds: the client can work on the assignment now."""
 
 
 def claimable(session: Session, client_id: str) -> Assignment | None:
-    """The assignment that this client should work on now, locked: its own lease first, then the oldest offer."""
+    """Return the client's next assignment, locked: the one that it has leased, or else the oldest offer."""
     statement = (
         select(Assignment)
         .join(Run, Run.id == Assignment.run_id)
@@ -37,7 +37,7 @@ def claimable(session: Session, client_id: str) -> Assignment | None:
 
 
 def with_work(session: Session, client_ids: Sequence[str]) -> set[str]:
-    """Those of the clients that would be given an assignment, unless somebody else were quicker."""
+    """Return which of the clients could claim an assignment now."""
     statement = (
         select(Assignment.client_id)
         .join(Run, Run.id == Assignment.run_id)
@@ -49,24 +49,24 @@ def with_work(session: Session, client_ids: Sequence[str]) -> set[str]:
 
 
 def end_pauses(session: Session, client_id: str) -> None:
-    """What is to be offered to the client later is offered now."""
+    """Offer to the client now what was to be offered to it later."""
     paused = (Assignment.client_id == client_id) & (Assignment.state == AssignmentState.OFFERED)
     statement = update(Assignment).where(paused, Assignment.offered_at > func.now()).values(offered_at=func.now())
     session.execute(statement, execution_options={"synchronize_session": False})
 
 
 def locked(session: Session, assignment_id: UUID) -> Assignment | None:
-    """The assignment, locked until the transaction ends."""
+    """Return the assignment, locked until the transaction ends."""
     return session.get(Assignment, assignment_id, with_for_update={"key_share": True}, populate_existing=True)
 
 
 def lease_end(seconds: float) -> object:
-    """An SQL expression: so many seconds from now, by the database's clock."""
+    """Return an SQL expression for the moment in `seconds` from now, by the database's clock."""
     return func.now() + timedelta(seconds=seconds)
 
 
 def renew(session: Session, assignment_id: UUID, seconds: float, progress: Progress | None) -> bool:
-    """Prolong a lease and keep the progress. False: there is none to prolong."""
+    """Extend a lease and store the progress. Returns False if the assignment is not leased."""
     values: dict[str, object] = {"lease_expires_at": lease_end(seconds)}
     if progress is not None:
         values["progress"] = progress.model_dump(mode="json")
@@ -81,7 +81,7 @@ def renew(session: Session, assignment_id: UUID, seconds: float, progress: Progr
 
 
 def finished_with(session: Session, client_id: str, run_ids: Sequence[UUID]) -> Sequence[UUID]:
-    """Those of the runs that have finished, sent something, and had this client."""
+    """Return which of the runs have finished, exchanged updates, and included this client."""
     took_part = select(Assignment.id).where(Assignment.run_id == Run.id, Assignment.client_id == client_id)
     statement = select(Run.id).where(
         Run.id.in_(run_ids),
@@ -93,7 +93,10 @@ def finished_with(session: Session, client_id: str, run_ids: Sequence[UUID]) -> 
 
 
 def newest_accepted(session: Session, run_id: UUID, client_id: str) -> Assignment | None:
-    """Not of a skipped round: nobody's update is in the weights, so nobody's state moves on."""
+    """Return the client's newest accepted assignment in the run, but not of a skipped round.
+
+    A skipped round puts no update into the weights, so no client's state advances in it.
+    """
     statement = (
         select(Assignment)
         .join(Round, Round.id == Assignment.round_id)

@@ -1,4 +1,4 @@
-"""Leases: given, renewed, turned into an accepted update, or given back."""
+"""Leases: granted, renewed, turned into an accepted update, or returned."""
 
 import functools
 from uuid import UUID
@@ -27,11 +27,11 @@ from fedssl_coordinator.core import audit as events
 from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.logs import say_about
-from fedssl_coordinator.core.models import Assignment, Round, Run
+from fedssl_coordinator.core.models import Assignment, Run
 from fedssl_coordinator.core.problems import Happening, ProblemError, printable
+from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.dimensions import repository as dimensions
 from fedssl_coordinator.federation.rounds import repository as rounds
-from fedssl_coordinator.federation.runs import repository as runs
 from fedssl_coordinator.federation.transitions import transition
 from fedssl_coordinator.federation.work import repository
 from fedssl_coordinator.identity import clients
@@ -40,39 +40,37 @@ from fedssl_coordinator.storage.artifacts.service import own_assignment
 
 
 def register(session: Session, client_id: str, request: Register) -> Registered:
-    """Keep what the worker says of itself, and look whether a run was waiting for it."""
+    """Store the worker's description of itself, and advance runs that may have waited for it. Raises ProblemError."""
     if request.protocol_version != PROTOCOL_VERSION:
-        detail = (
-            f"the worker speaks protocol {request.protocol_version}, the coordinator {PROTOCOL_VERSION}: update one"
-        )
+        detail = f"the worker uses protocol {request.protocol_version}, the coordinator {PROTOCOL_VERSION}: update one"
         raise ProblemError(
             "invalid-request", detail, happening=Happening("client.refused", detail, client_id=client_id)
         )
     clients.register(session, client_id, request)
-    repository.end_pauses(session, client_id)  # a worker that starts again may lack nothing any more
+    repository.end_pauses(session, client_id)  # a worker that starts again may now have what it lacked
     encoder = "" if request.encoder is None else f", encoder {request.encoder}"
     message = f"{request.num_images} images, {request.device}, worker {request.worker_version}{encoder}"
     record(session, "client.registered", message, client_id=client_id)
-    for run_id in runs.awaiting_clients(session, clients.num_eligible()):
+    for run_id in run_rows.awaiting_clients(session, clients.num_eligible()):
         enqueue.advance(session, run_id)
     return Registered(client_id=client_id)
 
 
 def claim(session: Session, client_id: str) -> WorkItem | None:
-    """Lease the client's next assignment; a restarted worker gets back the one that it still holds."""
+    """Lease the client's next assignment. A restarted worker gets the one that it still holds."""
     clients.seen(session, client_id)
     assignment = repository.claimable(session, client_id)
     if assignment is None:
         return None
     say_about(run=str(assignment.run_id), round=assignment.round_number)
-    run = session.get_one(Run, assignment.run_id)
+    run = run_rows.get_one(session, assignment.run_id)
     spec = RunSpec.model_validate(run.spec)
     if assignment.state == AssignmentState.LEASED:
         repository.renew(session, assignment.id, spec.cohort.lease_seconds, None)
-        _record(session, "assignment.resumed", f"{client_id} has taken the assignment up again", assignment)
+        _record(session, "assignment.resumed", f"{client_id} has resumed the assignment", assignment)
     else:
         end = repository.lease_end(spec.cohort.lease_seconds)
-        message = f"{client_id} has taken the assignment"
+        message = f"{client_id} has claimed the assignment"
         won = transition(
             session, assignment, AssignmentState.LEASED, message, leased_at=func.now(), lease_expires_at=end
         )
@@ -82,12 +80,12 @@ def claim(session: Session, client_id: str) -> WorkItem | None:
 
 
 def heartbeat(session: Session, client_id: str, request: Heartbeat) -> HeartbeatReply:
-    """Renew the lease; tells the worker to stop when there is nothing left to work for."""
+    """Renew the lease. The reply stops the worker if its assignment has ended. Raises ProblemError."""
     clients.seen(session, client_id)
     if request.assignment_id is None:
         return HeartbeatReply()
     assignment = own_assignment(session, request.assignment_id, client_id)
-    if (run := session.get(Run, assignment.run_id)) is not None:
+    if (run := run_rows.get(session, assignment.run_id)) is not None:
         seconds = RunSpec.model_validate(run.spec).cohort.lease_seconds
         if repository.renew(session, assignment.id, seconds, request.progress):
             return HeartbeatReply()
@@ -97,13 +95,13 @@ def heartbeat(session: Session, client_id: str, request: Heartbeat) -> Heartbeat
 
 
 def submit(session: Session, client_id: str, request: Submit) -> Submitted:
-    """Accept an uploaded update. The same submission again gets the same answer."""
+    """Accept an uploaded update. The same submission again gets the same answer. Raises ProblemError."""
     assignment = _locked_own(session, request.assignment_id, client_id)
     if assignment.state == AssignmentState.ACCEPTED:
         return _accepted_before(assignment, request)
     _require_open(session, assignment)
     if not artifacts.is_uploaded(session, assignment.id, request.update):
-        detail = f"artifact {request.update} has not been uploaded for this assignment: PUT it first"
+        detail = f"artifact {request.update} has not been uploaded for this assignment: upload it with PUT first"
         raise ProblemError("conflict", detail, happening=_refused(assignment, detail))
     _require_wanted(session, assignment)
     _accept(session, assignment, request)
@@ -113,7 +111,7 @@ def submit(session: Session, client_id: str, request: Submit) -> Submitted:
 
 
 def decline(session: Session, client_id: str, request: Decline) -> Submitted:
-    """Take an assignment back from a worker that cannot do it. The round offers it again as its spec says."""
+    """Take an assignment back from a worker that cannot do it. The run's spec decides whether it is offered again."""
     assignment = _locked_own(session, request.assignment_id, client_id)
     if assignment.state == AssignmentState.DECLINED:
         return Submitted(assignment_id=assignment.id, state=AssignmentState.DECLINED)
@@ -133,8 +131,8 @@ def decline(session: Session, client_id: str, request: Decline) -> Submitted:
 
 
 def ended_runs(session: Session, client_id: str, request: EndedQuery) -> EndedRuns:
-    """Which of the runs have finished, or were deleted since. Not those whose method sends nothing: what a client keeps
-    of them is their result.
+    """Return which of the runs have finished or were deleted, without those whose method sends nothing: the state that
+    a client keeps of such a run is its result.
     """
     finished = repository.finished_with(session, client_id, request.run_ids)
     return EndedRuns(run_ids=tuple(sorted({*finished, *events.deleted_runs(session, request.run_ids)})))
@@ -143,7 +141,7 @@ def ended_runs(session: Session, client_id: str, request: EndedQuery) -> EndedRu
 def _accept(session: Session, assignment: Assignment, request: Submit) -> None:
     values = {"update_digest": request.update, "num_examples": request.num_examples}
     client_id = assignment.client_id
-    transition(session, assignment, AssignmentState.SUBMITTED, f"{client_id}: update handed in", data=values, **values)
+    transition(session, assignment, AssignmentState.SUBMITTED, f"{client_id}: update submitted", data=values, **values)
     message = f"{client_id}: update of {request.num_examples} images accepted"
     won = transition(session, assignment, AssignmentState.ACCEPTED, message, closed_at=func.now())
     assert won, "the row is locked and was seen leased"
@@ -151,13 +149,13 @@ def _accept(session: Session, assignment: Assignment, request: Submit) -> None:
 
 
 def _advance_if_last(run_id: UUID, round_id: UUID, session: Session) -> None:
-    """Only the update that a round has waited for has anybody look at it: a thousand looks would find the same."""
+    """Advance the run only at the update that its round has waited for: a check per update would find the same."""
     if rounds.has_all_or_enough(session, round_id):
         enqueue.advance(session, run_id)
 
 
 def _locked_own(session: Session, assignment_id: UUID, client_id: str) -> Assignment:
-    """Raises ProblemError as `own_assignment` does, too where it is deleted with its run at this moment."""
+    """Return the client's assignment, locked. Raises ProblemError like `own_assignment`, also if it is deleted now."""
     assignment = own_assignment(session, assignment_id, client_id)
     if repository.locked(session, assignment_id) is None:
         session.expire(assignment)
@@ -168,7 +166,7 @@ def _accepted_before(assignment: Assignment, request: Submit) -> Submitted:
     if assignment.update_digest == request.update:
         return Submitted(assignment_id=assignment.id, state=AssignmentState.ACCEPTED)
     detail = (
-        f"round {assignment.round_number} has already accepted another update of {assignment.client_id}, which stays: "
+        f"round {assignment.round_number} has already accepted another update of {assignment.client_id}, and keeps it: "
         "claim new work"
     )
     raise ProblemError("duplicate-update", detail, happening=_refused(assignment, detail))
@@ -176,7 +174,7 @@ def _accepted_before(assignment: Assignment, request: Submit) -> Submitted:
 
 def _require_open(session: Session, assignment: Assignment) -> None:
     """Raises ProblemError unless the assignment is leased in an open round."""
-    current = session.get_one(Round, assignment.round_id)
+    current = rounds.get_one(session, assignment.round_id)
     if assignment.state == AssignmentState.LEASED and current.state == RoundState.OPEN:
         return
     if current.state != RoundState.OPEN:
@@ -187,11 +185,11 @@ def _require_open(session: Session, assignment: Assignment) -> None:
 
 
 def _require_wanted(session: Session, assignment: Assignment) -> None:
-    """Raises ProblemError where the round has as many updates as it closes with, and the aggregator is about to see it.
+    """Raise ProblemError if the round has as many updates as it closes with, and the aggregator has not closed it yet.
 
-    Of two that would be the last one waits for the other here.
+    If two updates at once would be the last, one waits here for the other.
     """
-    current = session.get_one(Round, assignment.round_id)
+    current = rounds.get_one(session, assignment.round_id)
     if current.num_wanted is not None and rounds.has_enough(session, rounds.locked(session, current.id)):
         detail = (
             f"round {current.number} closes with the first {current.num_wanted} updates, and has them: this one came "
@@ -201,7 +199,7 @@ def _require_wanted(session: Session, assignment: Assignment) -> None:
 
 
 def _work_item(session: Session, assignment: Assignment, run: Run, spec: RunSpec) -> WorkItem:
-    current = session.get_one(Round, assignment.round_id)
+    current = rounds.get_one(session, assignment.round_id)
     newest = repository.newest_accepted(session, run.id, assignment.client_id)
     return WorkItem(
         assignment_id=assignment.id,

@@ -1,4 +1,4 @@
-"""The claims that this process holds open: one look at Postgres for all of them, not one for each."""
+"""The claims that this process holds open. One query to Postgres serves all of them."""
 
 import contextlib
 from collections import defaultdict
@@ -17,14 +17,14 @@ from fedssl_coordinator.identity.tokens import repository as tokens
 
 log = structlog.get_logger(__name__)
 
-POLL_SECONDS = 2.0  # it looks this often even if no wake-up comes, for Redis may be down
+POLL_SECONDS = 2.0  # between two checks even if no wake-up comes, because Redis may be down
 
 
 class WaitingClaims:
-    """Wakes the claims for which there is something: work, or the end of their token.
+    """Wakes the claims that have work to take, or whose token has ended.
 
-    A wake-up through Redis is for all workers of all runs. Were each claim to look for itself, a thousand waiting ones
-    would make a thousand transactions of it, and five hundred a second while nothing happens at all.
+    A wake-up through Redis reaches the workers of all runs. If each claim checked on its own, a thousand waiting claims
+    would cause a thousand transactions per wake-up, and five hundred per second while nothing happens.
     """
 
     def __init__(self, wakeups: Wakeups) -> None:
@@ -33,7 +33,7 @@ class WaitingClaims:
 
     @contextlib.contextmanager
     def wait(self, caller: Caller) -> Iterator[Listener]:
-        """A listener that is woken when the caller should look. It should look once after this, too."""
+        """Yield a listener that is woken when the caller should check for work. It checks once at first, too."""
         listener = Listener()
         self._waiting[caller].add(listener)
         try:
@@ -45,31 +45,31 @@ class WaitingClaims:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Look for them for the length of the block."""
-        async with in_background(self._look_on()):
+        """Check for all waiting claims for the length of the block."""
+        async with in_background(self._check_repeatedly()):
             yield
 
-    async def _look_on(self) -> None:
+    async def _check_repeatedly(self) -> None:
         with self._wakeups.listen(WORK_CHANNEL) as woken:
             while True:
                 await woken.wait(POLL_SECONDS)
                 if not self._waiting:
                     continue
                 try:
-                    found = await run_in_threadpool(_with_something, list(self._waiting))
+                    found = await run_in_threadpool(_to_wake, list(self._waiting))
                 except SQLAlchemyError as error:
-                    log.warning("postgres.unreachable", error=type(error).__name__, consequence="claims wait on")
+                    log.warning("postgres.unreachable", error=type(error).__name__, consequence="claims wait longer")
                     continue
-                except Exception:  # whatever it is, later looks may do better; nobody else looks
-                    log.exception("look.failed", consequence="claims wait on")
+                except Exception:  # a later check may succeed, and this is the only loop that checks
+                    log.exception("waiting_claims.check_failed", consequence="claims wait longer")
                     continue
                 for caller in found:
                     for listener in self._waiting.get(caller, ()):
                         listener.wake()
 
 
-def _with_something(callers: list[Caller]) -> list[Caller]:
-    """Those whose token has ended, and those that have an assignment to take."""
+def _to_wake(callers: list[Caller]) -> list[Caller]:
+    """Return the callers whose token has ended and those that have an assignment to claim."""
     with transaction() as session:
         valid = tokens.still_valid(session, [caller.token_id for caller in callers])
         clients = {caller.client_id for caller in callers if caller.client_id is not None}

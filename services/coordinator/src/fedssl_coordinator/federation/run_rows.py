@@ -1,4 +1,4 @@
-"""Reads and writes runs."""
+"""Reads and writes runs. Every part of the federation uses this module; `runs` is what operators do with them."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -21,6 +21,7 @@ from fedssl_coordinator.core.models import (
     Run,
     Upload,
 )
+from fedssl_coordinator.core.problems import ProblemError
 
 
 def get(session: Session, run_id: UUID) -> Run | None:
@@ -28,7 +29,30 @@ def get(session: Session, run_id: UUID) -> Run | None:
 
 
 def get_one(session: Session, run_id: UUID) -> Run:
+    """Return a run that exists."""
     return session.get_one(Run, run_id)
+
+
+def require(session: Session, run_id: UUID) -> Run:
+    """Return a run. Raises ProblemError if it does not exist."""
+    if (run := get(session, run_id)) is None:
+        raise not_found(run_id)
+    return run
+
+
+def not_found(run_id: UUID) -> ProblemError:
+    """Return the error for a run that does not exist."""
+    return ProblemError("not-found", f"no run {run_id}: `GET /v1/runs` lists the runs that exist")
+
+
+def weights_after(session: Session, run: Run, round_number: int) -> str:
+    """Return the digest of the weights after a closed round: what the next round's clients get, or will get."""
+    if round_number == run.rounds_closed:
+        assert run.broadcast is not None, "a prepared run has a broadcast"
+        return run.broadcast
+    return session.scalars(
+        select(Round.broadcast).where(Round.run_id == run.id, Round.number == round_number + 1)
+    ).one()
 
 
 def by_idempotency_key(session: Session, key: str) -> Run | None:
@@ -36,7 +60,7 @@ def by_idempotency_key(session: Session, key: str) -> Run | None:
 
 
 def add(session: Session, **values: Any) -> Run | None:
-    """None: a run with this idempotency key is there already."""
+    """Return the new run, or None if a run with this idempotency key exists."""
     statement = insert(Run).values(**values).on_conflict_do_nothing(index_elements=["idempotency_key"]).returning(Run)
     return session.scalars(statement).one_or_none()
 
@@ -54,17 +78,17 @@ def newest_first(
 
 
 def locked(session: Session, run_id: UUID) -> Run | None:
-    """The run as it is now, which nobody else can move until the transaction ends.
+    """Return the run as it is now. No other transaction can change its state before this one ends.
 
-    Whoever changes a run or one of its rounds takes this lock first.
+    A transaction that changes a run or one of its rounds takes this lock first.
     """
     return session.get(Run, run_id, with_for_update={"key_share": True}, populate_existing=True)
 
 
 def awaiting_clients(session: Session, num_eligible: ColumnElement[int]) -> Sequence[UUID]:
-    """Running runs without a round in progress, for which there are clients enough: one more may be what they wait for.
+    """Return the running runs without a round in progress that have enough clients: one more may be what they wait for.
 
-    Those that need more clients than there are would only be looked at in vain, by every one that registers.
+    A run that needs more clients than there are is left out, or every client that registers would have it checked.
     """
     in_progress = select(Round.id).where(Round.run_id == Run.id, Round.state != RoundState.CLOSED)
     fewest = Run.spec["cohort"]["min_clients"].as_integer()
@@ -73,36 +97,36 @@ def awaiting_clients(session: Session, num_eligible: ColumnElement[int]) -> Sequ
 
 
 def set_first_weights(session: Session, run: Run, plan: dict[str, Any], state: str, broadcast: str) -> None:
-    """The plan, and the weights that it starts from."""
+    """Set the plan, and the weights that the run starts from."""
     run.plan = plan
     run.initial_broadcast = broadcast
     _set_weights(session, run, state, broadcast)
 
 
 def set_next_weights(session: Session, run: Run, state: str, broadcast: str) -> None:
-    """The new global weights, and one more round closed."""
+    """Set the new global weights, and count one more closed round."""
     run.rounds_closed += 1
     _set_weights(session, run, state, broadcast)
 
 
 def count_round(session: Session, run: Run) -> None:
-    """One more round closed, without new weights."""
+    """Count one more closed round, without new weights."""
     run.rounds_closed += 1
     session.flush()
 
 
 def set_reason(session: Session, run: Run, reason: str | None) -> None:
-    """Why an unfinished run does not move."""
+    """Set why an unfinished run does not move."""
     run.reason = reason
     session.flush()
 
 
 def delete_all(session: Session, run_id: UUID) -> None:
-    """The run, and every row that is about it but its events."""
+    """Delete the run and every row about it, but not its events."""
     of_rounds = select(Assignment.id).where(Assignment.run_id == run_id)
     for uploads in (Upload, PartialUpload):
         session.execute(delete(uploads).where(uploads.assignment_id.in_(of_rounds)))
-    # Evaluations before metrics: one that completes at this moment is waited for, and has written metrics by then.
+    # Evaluations before metrics: this waits for one that completes at this moment, and by then it has written metrics.
     for table in (Evaluation, Metric, DistillationJob, DimensionAssignment, Assignment, Round):
         session.execute(delete(table).where(table.run_id == run_id))
     session.execute(delete(Run).where(Run.id == run_id))

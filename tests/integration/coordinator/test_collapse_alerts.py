@@ -17,7 +17,7 @@ from support.federation import tensors_for, upload
 from support.methods import method_spec, shards
 from support.tables import Tables
 
-HIGH = {"min_effective_rank": 1e6, "first_round": 1}  # nobody reaches it
+HIGH = {"min_effective_rank": 1e6, "first_round": 1}  # no client reaches it
 
 
 def _cast(coordinator: Coordinator, tables: Tables, folder: Path, **watch: Any) -> Cast:
@@ -25,7 +25,7 @@ def _cast(coordinator: Coordinator, tables: Tables, folder: Path, **watch: Any) 
 
 
 def _deliver(cast: Cast, folder: Path, **metrics: float) -> None:
-    """Everybody hands in with these numbers, and the round closes."""
+    """Every client submits these metrics, and the round closes."""
     for name in cast.workers:
         item = cast.claim(name)
         digest = upload(cast.workers[name], item, tensors_for(item.plan.update), folder)
@@ -36,15 +36,15 @@ def _deliver(cast: Cast, folder: Path, **metrics: float) -> None:
     cast.advance()
 
 
-def _alarms(coordinator: Coordinator, cast: Cast | DistillingCast) -> list[EventView]:
+def _alerts(coordinator: Coordinator, cast: Cast | DistillingCast) -> list[EventView]:
     return [event for event in coordinator.client.event_log(cast.id) if event.kind == "run.alarm"]
 
 
-def test_a_warning_is_an_event_and_the_run_goes_on(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+def test_an_alert_is_an_event_and_the_run_continues(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     cast = _cast(coordinator, tables, tmp_path, max_divergence=0.25)
     _deliver(cast, tmp_path, divergence=0.5)
     assert (cast.run.state, cast.run.rounds_closed, cast.round.number) == (RunState.RUNNING, 1, 2)
-    [event] = _alarms(coordinator, cast)
+    [event] = _alerts(coordinator, cast)
     assert event.round_number == 1
     assert event.message == (
         "a: effective_rank 3 is below 1e+06 (collapse); a: divergence 0.5 is above 0.25 (drift); "
@@ -54,21 +54,21 @@ def test_a_warning_is_an_event_and_the_run_goes_on(coordinator: Coordinator, tab
     assert len(event.data["alarms"]) == 4
 
 
-def test_nothing_is_told_below_the_thresholds(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+def test_numbers_within_the_thresholds_give_no_alert(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     cast = _cast(coordinator, tables, tmp_path, min_effective_rank=2.0, first_round=1)
     _deliver(cast, tmp_path)
     _deliver(cast, tmp_path, feature_std=0.5, embedding_std=0.5)
-    assert _alarms(coordinator, cast) == []
+    assert _alerts(coordinator, cast) == []
 
 
-def test_early_rounds_do_not_warn(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+def test_early_rounds_give_no_alert(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     cast = _cast(coordinator, tables, tmp_path, first_round=2)
     _deliver(cast, tmp_path)
     _deliver(cast, tmp_path)
-    assert [event.round_number for event in _alarms(coordinator, cast)] == [2]
+    assert [event.round_number for event in _alerts(coordinator, cast)] == [2]
 
 
-def test_a_pause_comes_once_a_round_and_an_operator_resumes(
+def test_an_alert_pauses_once_per_round_and_an_operator_resumes(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     cast = _cast(coordinator, tables, tmp_path, action="pause")
@@ -77,7 +77,7 @@ def test_a_pause_comes_once_a_round_and_an_operator_resumes(
     assert (run.state, run.rounds_closed) == (RunState.PAUSED, 1)
     assert run.reason == (
         "round 1: a: effective_rank 3 is below 1e+06 (collapse); b: effective_rank 3 is below 1e+06 (collapse); "
-        "resume the run to go on all the same"
+        "resume the run to continue anyway"
     )
     cast.advance()
     assert len(cast.rounds) == 1
@@ -95,7 +95,7 @@ def test_a_pause_comes_once_a_round_and_an_operator_resumes(
     assert (kinds.count("run.alarm"), kinds.count("run.paused")) == (3, 2)
 
 
-def test_a_run_that_is_paused_already_says_why_it_should_be(
+def test_a_run_that_is_paused_already_gets_the_alert_as_its_reason(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     """The pause came while the round was still aggregated."""
@@ -116,7 +116,7 @@ def test_a_run_that_is_paused_already_says_why_it_should_be(
     assert "effective_rank 3 is below" in str(cast.run.reason)
 
 
-def test_only_accepted_clients_are_looked_at(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+def test_only_accepted_clients_give_alerts(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     """A partial round: what an expired client had sent before counts for nothing."""
     cast = Cast(coordinator, tables, tmp_path, num_rounds=2, watch=HIGH, cohort={"min_updates": 1})
     item = cast.claim("a")
@@ -129,12 +129,12 @@ def test_only_accepted_clients_are_looked_at(coordinator: Coordinator, tables: T
     )
     tables.execute("UPDATE rounds SET deadline = now() - interval '1 second'")
     cast.advance()
-    [event] = _alarms(coordinator, cast)
+    [event] = _alerts(coordinator, cast)
     assert [alarm["client_id"] for alarm in event.data["alarms"]] == ["a"]
 
 
 @pytest.mark.parametrize("distils", [False, True])
-def test_what_real_clients_measure_alarms_as_in_a_simulation(
+def test_real_clients_give_the_alerts_of_a_simulation(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, *, distils: bool
 ) -> None:
     """Plain and distilled rounds alike, and neither changes a weight."""
@@ -143,7 +143,7 @@ def test_what_real_clients_measure_alarms_as_in_a_simulation(
     cast = DistillingCast(coordinator, tables, tmp_path, spec)
     if distils:
         cast.distil()
-    [event] = _alarms(coordinator, cast)
+    [event] = _alerts(coordinator, cast)
     simulated = simulate(spec, shards(spec)).history[0].alarms
     assert [str(Alarm(**alarm)) for alarm in event.data["alarms"]] == simulated
     assert len([alarm for alarm in simulated if "effective_rank" in alarm]) == 3

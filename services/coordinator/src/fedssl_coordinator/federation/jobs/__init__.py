@@ -1,0 +1,1 @@
+"""Jobs: what distillation jobs and evaluations have in common, from the queue to their end."""
