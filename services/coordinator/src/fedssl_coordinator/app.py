@@ -13,15 +13,15 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from fedssl.errors import StoreUnavailable
-from fedssl.protocol.errors import PROBLEM_MEDIA_TYPE, Problem
+from fedssl.protocol.errors import Problem
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.db import UNREACHABLE, Referred, bound_sessions, transaction
 from fedssl_coordinator.core.logs import about
-from fedssl_coordinator.core.problems import Happening, ProblemError, printable
+from fedssl_coordinator.core.problems import AuditEvent, ProblemError, printable, problem_response
 from fedssl_coordinator.core.pubsub import Wakeups
 from fedssl_coordinator.core.quota import Budget
 from fedssl_coordinator.core.settings import settings
-from fedssl_coordinator.core.telemetry import SUBJECT, Observed
+from fedssl_coordinator.core.telemetry import SUBJECT, Telemetry
 from fedssl_coordinator.dashboard import endpoints as dashboard
 from fedssl_coordinator.dashboard.layout.page import static_files
 from fedssl_coordinator.federation import methods_endpoints as catalogue
@@ -37,8 +37,8 @@ from fedssl_coordinator.federation.work.waiting_claims import WaitingClaims
 from fedssl_coordinator.health import router as health
 from fedssl_coordinator.http.body_limit import BodyLimit
 from fedssl_coordinator.http.rate_limits import RateLimits
-from fedssl_coordinator.http.shutdown import Stopping
-from fedssl_coordinator.http.stall_timeout import Pace
+from fedssl_coordinator.http.shutdown import GracefulShutdown
+from fedssl_coordinator.http.stall_timeout import StallTimeout
 from fedssl_coordinator.identity.authentication import caller_of
 from fedssl_coordinator.identity.tokens import endpoints as tokens
 from fedssl_coordinator.storage.artifacts import endpoints as artifacts
@@ -100,10 +100,10 @@ def create_app() -> FastAPI:
         app.include_router(router)
     app.mount("/static", static_files())
     app.add_middleware(BodyLimit)
-    app.add_middleware(Pace)  # around it: it reads bodies too
+    app.add_middleware(StallTimeout)  # around it: it reads bodies too
     app.add_middleware(RateLimits)  # around both: a flood's bodies are not read
-    app.add_middleware(Stopping)
-    app.add_middleware(Observed)
+    app.add_middleware(GracefulShutdown)
+    app.add_middleware(Telemetry)
     app.add_exception_handler(ProblemError, _on_problem)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
@@ -117,40 +117,34 @@ def create_app() -> FastAPI:
     return app
 
 
-def _response(problem: ProblemError) -> JSONResponse:
-    return JSONResponse(
-        problem.body(), status_code=problem.status, media_type=PROBLEM_MEDIA_TYPE, headers=problem.headers
-    )
-
-
-def _record(happening: Happening, num_left_out: int) -> None:
+def _record(audit_event: AuditEvent, num_left_out: int) -> None:
     """Refusals go to the audit log in a transaction of their own: the request's has been rolled back."""
     try:
         with transaction() as session:
             if num_left_out:
                 message = f"{num_left_out} refused requests before were too many to record each"
-                record(session, "refusals.left_out", message, client_id=happening.client_id)
+                record(session, "refusals.left_out", message, client_id=audit_event.client_id)
             record(
                 session,
-                happening.kind,
-                printable(happening.message, _MESSAGE_CHARACTERS),
-                run_id=happening.run_id,
-                round_number=happening.round_number,
-                client_id=happening.client_id,
-                data=happening.data,
+                audit_event.kind,
+                printable(audit_event.message, _MESSAGE_CHARACTERS),
+                run_id=audit_event.run_id,
+                round_number=audit_event.round_number,
+                client_id=audit_event.client_id,
+                data=audit_event.data,
             )
     except (DataError, *UNREACHABLE) as error:
-        log.warning("event.lost", kind=happening.kind, error=type(error).__name__)
+        log.warning("event.lost", kind=audit_event.kind, error=type(error).__name__)
 
 
 async def _on_problem(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ProblemError)
-    if error.happening is not None:
-        refusals, who = request.app.state.refusals, error.happening.client_id
+    if error.audit_event is not None:
+        refusals, who = request.app.state.refusals, error.audit_event.client_id
         most = settings().recorded_refusals_per_minute
         if not most or refusals.take(who, most):
-            await run_in_threadpool(_record, error.happening, refusals.left_out(who))
-    return _response(error)
+            await run_in_threadpool(_record, error.audit_event, refusals.left_out(who))
+    return problem_response(error)
 
 
 async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
@@ -164,7 +158,7 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
         return await _refuse(request, [{"loc": ["body"], "msg": "cannot be read as JSON"}])
     slug = _STATUS_SLUGS.get(error.status_code, "invalid-request")
     problem = ProblemError(slug, f"{request.method} {request.url.path}: {error.detail}", headers=_plain(error.headers))
-    return _response(problem)
+    return problem_response(problem)
 
 
 async def _on_unstorable(request: Request, error: Exception) -> JSONResponse:
@@ -174,7 +168,7 @@ async def _on_unstorable(request: Request, error: Exception) -> JSONResponse:
 
 async def _on_referred(request: Request, error: Exception) -> JSONResponse:
     detail = "nothing was changed; what this belongs to was deleted at the same moment: send it again to be told what"
-    return _response(ProblemError("conflict", detail))
+    return problem_response(ProblemError("conflict", detail))
 
 
 async def _refuse(request: Request, mistakes: list[dict[str, Any]]) -> JSONResponse:
@@ -182,17 +176,17 @@ async def _refuse(request: Request, mistakes: list[dict[str, Any]]) -> JSONRespo
     try:
         caller = await caller_of(request)
     except ProblemError as problem:
-        return _response(problem)
+        return problem_response(problem)
     except UNREACHABLE as down:
         return await _on_database_down(request, down)
     where = ", ".join(dict.fromkeys(_place(mistake) for mistake in mistakes))
-    happening = None
+    audit_event = None
     if request.method in ("POST", "PUT", "PATCH") and request.url.path.startswith(_AUDITED):
         what = "; ".join(f"{_place(mistake)}: {mistake['msg']}" for mistake in mistakes)
         message = f"{request.method} {request.url.path}: {what}"
-        happening = Happening("request.refused", message, client_id=caller.client_id)
+        audit_event = AuditEvent("request.refused", message, client_id=caller.client_id)
     detail = f"nothing was changed; correct this and send it again: {where}"
-    return await _on_problem(request, ProblemError("invalid-request", detail, errors=mistakes, happening=happening))
+    return await _on_problem(request, ProblemError("invalid-request", detail, errors=mistakes, audit_event=audit_event))
 
 
 def _mistake(entry: dict[str, Any]) -> dict[str, Any]:
@@ -215,16 +209,16 @@ def _plain(headers: Mapping[str, str] | None) -> dict[str, str]:
 async def _on_database_down(request: Request, error: Exception) -> JSONResponse:
     log.warning("postgres.unreachable", error=type(error).__name__)
     detail = "the database does not answer at the moment: send the request again shortly"
-    return _response(ProblemError("unavailable", detail, headers={"Retry-After": "2"}))
+    return problem_response(ProblemError("unavailable", detail, headers={"Retry-After": "2"}))
 
 
 async def _on_store_down(request: Request, error: Exception) -> JSONResponse:
     log.warning("store.failed", error=str(error))
     detail = "the artifact store does not answer at the moment: send the request again shortly"
-    return _response(ProblemError("unavailable", detail, headers={"Retry-After": "2"}))
+    return problem_response(ProblemError("unavailable", detail, headers={"Retry-After": "2"}))
 
 
 async def _on_crash(request: Request, error: Exception) -> JSONResponse:
     with about(**request.scope.get(SUBJECT, {})):
         log.error("request.crashed", path=request.url.path, exc_info=error)
-    return _response(ProblemError("internal", "an unforeseen error; the coordinator's log has the details"))
+    return problem_response(ProblemError("internal", "an unforeseen error; the coordinator's log has the details"))

@@ -1,10 +1,13 @@
-"""Errors as problem+json. A service raises `ProblemError`; one handler turns it into a response and an event."""
+"""Errors as problem+json (RFC 9457). A service raises `ProblemError`; one handler makes the response and the event."""
 
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
+from starlette.responses import JSONResponse
+
 from fedssl.errors import FedSSLError
+from fedssl.protocol.errors import PROBLEM_MEDIA_TYPE
 
 _LONGEST = 2000
 
@@ -43,7 +46,7 @@ def printable(text: str, longest: int = _LONGEST) -> str:
 
 
 @dataclass(frozen=True)
-class Happening:
+class AuditEvent:
     """An event to record although the request changes nothing."""
 
     kind: str
@@ -55,21 +58,21 @@ class Happening:
 
 
 class ProblemError(FedSSLError):
-    """A request that is refused: `slug` for programs, `detail` for people, `happening` for the audit log."""
+    """A request that is refused: `slug` for programs, `detail` for people, `audit_event` for the audit log."""
 
     def __init__(
         self,
         slug: str,
         detail: str,
         *,
-        happening: Happening | None = None,
+        audit_event: AuditEvent | None = None,
         errors: list[dict[str, Any]] | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(detail)
         self.slug = slug
         self.detail = printable(detail)
-        self.happening = happening
+        self.audit_event = audit_event
         self.errors = errors or []
         self.headers = headers
 
@@ -87,3 +90,10 @@ class ProblemError(FedSSLError):
             "detail": self.detail,
             "errors": self.errors,
         }
+
+
+def problem_response(problem: ProblemError) -> JSONResponse:
+    """Return the response that reports a problem; it is an ASGI application, so that middlewares can send it too."""
+    return JSONResponse(
+        problem.body(), status_code=problem.status, media_type=PROBLEM_MEDIA_TYPE, headers=problem.headers
+    )

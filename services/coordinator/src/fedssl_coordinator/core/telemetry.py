@@ -22,7 +22,7 @@ SUBJECT = "fedssl.subject"
 """Where a request's scope keeps what it is about, for what is logged after the request itself has ended."""
 
 
-class Observed:
+class Telemetry:
     """The outermost part of the API."""
 
     def __init__(self, app: ASGIApp) -> None:

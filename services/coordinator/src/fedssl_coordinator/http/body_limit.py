@@ -4,22 +4,14 @@ A body is collected before anybody asks who sent it, and checked on the event lo
 are small, and a process holds only so much of all of them at a time.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from starlette.requests import HTTPConnection
-from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fedssl.protocol.errors import PROBLEM_MEDIA_TYPE
-from fedssl_coordinator.core.problems import ProblemError
+from fedssl_coordinator.core.problems import ProblemError, problem_response
 from fedssl_coordinator.core.settings import settings
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 IS_KNOWN = "is_known"
 """In a scope's state: whether the caller was valid when this process saw it last. The rate limits set it."""
@@ -36,7 +28,7 @@ _POLICY = 1 << 17
 class BodyLimit:
     """Answers 413 to a body above its limit, announced or streamed, and 503 while too much of others is held."""
 
-    def __init__(self, app: Application) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._held = {True: 0, False: 0}
 
@@ -48,7 +40,7 @@ class BodyLimit:
             try:
                 body = await _collected(scope, receive, count)
             except ProblemError as problem:
-                await _refuse(problem, scope, receive, send)
+                await problem_response(problem)(scope, receive, send)
                 return
             if body is None:
                 return
@@ -115,10 +107,3 @@ def _shows_something(scope: Scope) -> bool:
 
 def _too_large(limit: int) -> ProblemError:
     return ProblemError("body-too-large", f"at most {limit} bytes of JSON are read: send less")
-
-
-async def _refuse(problem: ProblemError, scope: Scope, receive: Receive, send: Send) -> None:
-    response = JSONResponse(
-        problem.body(), status_code=problem.status, media_type=PROBLEM_MEDIA_TYPE, headers=problem.headers
-    )
-    await response(scope, receive, send)

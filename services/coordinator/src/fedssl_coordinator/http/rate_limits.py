@@ -11,9 +11,9 @@ import ipaddress
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import structlog
 from fastapi.security.utils import get_authorization_scheme_param
@@ -22,18 +22,11 @@ from limits.aio.storage import MemoryStorage, RedisStorage
 from limits.aio.strategies import FixedWindowRateLimiter
 from redis.exceptions import RedisError
 from starlette.requests import HTTPConnection
-from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fedssl.protocol.errors import PROBLEM_MEDIA_TYPE
-from fedssl_coordinator.core.problems import ProblemError
+from fedssl_coordinator.core.problems import ProblemError, problem_response
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.http.body_limit import IS_KNOWN, SESSION_COOKIE
-
-Message = MutableMapping[str, Any]
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 log = structlog.get_logger(__name__)
 
@@ -47,7 +40,7 @@ _WINDOW_SECONDS = 60
 class RateLimits:
     """Answers 429 with Retry-After to whoever asks too often. A limit of 0 is none."""
 
-    def __init__(self, app: Application) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._counts: Counts | None = None
         self._known: OrderedDict[Shown, str] = OrderedDict()  # what was shown, and the id of the token that it is
@@ -178,11 +171,5 @@ def _address_key(scope: Scope) -> str:
 
 
 async def _refuse(seconds: int, scope: Scope, receive: Receive, send: Send) -> None:
-    problem = ProblemError("too-many-requests", f"too many requests: come back in {seconds} s")
-    response = JSONResponse(
-        problem.body(),
-        status_code=problem.status,
-        media_type=PROBLEM_MEDIA_TYPE,
-        headers={"Retry-After": str(seconds)},
-    )
-    await response(scope, receive, send)
+    detail, headers = f"too many requests: come back in {seconds} s", {"Retry-After": str(seconds)}
+    await problem_response(ProblemError("too-many-requests", detail, headers=headers))(scope, receive, send)

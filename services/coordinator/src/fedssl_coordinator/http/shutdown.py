@@ -3,17 +3,15 @@
 import asyncio
 from typing import Any
 
-from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fedssl.protocol.errors import PROBLEM_MEDIA_TYPE
-from fedssl_coordinator.core.problems import ProblemError
-from fedssl_coordinator.http.body_limit import Application, Message, Receive, Scope, Send
+from fedssl_coordinator.core.problems import ProblemError, problem_response
 
 
-class Stopping:
+class GracefulShutdown:
     """Answers 503, and not 500, to those that the server cancels: sent again, the next process answers them."""
 
-    def __init__(self, app: Application) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -31,13 +29,7 @@ class Stopping:
                 raise
             detail = "the coordinator is being stopped: send the request again shortly"
             problem = ProblemError("unavailable", detail, headers={"Retry-After": "1", "Connection": "close"})
-            response = JSONResponse(
-                problem.body(),
-                status_code=problem.status,
-                media_type=PROBLEM_MEDIA_TYPE,
-                headers=problem.headers,
-            )
-            await response(scope, _nothing, send)
+            await problem_response(problem)(scope, _nothing, send)
 
 
 async def _nothing() -> Message:

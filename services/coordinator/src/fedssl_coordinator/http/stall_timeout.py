@@ -3,18 +3,16 @@
 import asyncio
 from typing import Any
 
-from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fedssl.protocol.errors import PROBLEM_MEDIA_TYPE
-from fedssl_coordinator.core.problems import ProblemError
+from fedssl_coordinator.core.problems import ProblemError, problem_response
 from fedssl_coordinator.core.settings import settings
-from fedssl_coordinator.http.body_limit import Application, Message, Receive, Scope, Send
 
 
-class Pace:
+class StallTimeout:
     """Answers 408 to a body that stands still, and drops the connection of whoever does not read the answer."""
 
-    def __init__(self, app: Application) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -27,13 +25,7 @@ class Pace:
         except _NotRead:
             pass  # the server closes a connection whose answer is incomplete
         except _TooSlow as problem:
-            response = JSONResponse(
-                problem.body(),
-                status_code=problem.status,
-                media_type=PROBLEM_MEDIA_TYPE,
-                headers=problem.headers,
-            )
-            await response(scope, receive, answer)
+            await problem_response(problem)(scope, receive, answer)
 
 
 class _TooSlow(ProblemError):

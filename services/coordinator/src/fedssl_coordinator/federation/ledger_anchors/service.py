@@ -1,10 +1,8 @@
 """Keeps anchors and gives receipts for them. A contradiction is kept too, as evidence, and is an event."""
 
 import functools
-import hmac
 from datetime import UTC
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.ledger import AnchorReceipt, LedgerAnchor, receipt_message
@@ -12,6 +10,7 @@ from fedssl.protocol.views import LedgerAnchorView
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import LedgerAnchor as Row
 from fedssl_coordinator.core.quota import Budget
+from fedssl_coordinator.core.secrets import signing_key
 from fedssl_coordinator.federation.ledger_anchors import repository
 
 # Of one client in an hour, since both are kept for ever: far more than a worker with its own ledger ever sends.
@@ -53,11 +52,6 @@ def note(session: Session, client_id: str, anchor: LedgerAnchor | None) -> Ancho
     return None
 
 
-def key_for(session: Session, purpose: str) -> bytes:
-    """A secret of 32 bytes that all API processes share, one for each purpose, derived from the signing key."""
-    return hmac.digest(_signing_key(session).private_bytes_raw(), purpose.encode(), "sha256")
-
-
 @functools.cache
 def _hour() -> Budget:
     return Budget(3600)
@@ -73,7 +67,7 @@ def _extend(session: Session, client_id: str, anchor: LedgerAnchor, *, is_new: b
 
 
 def _receipt(session: Session, client_id: str, anchor: LedgerAnchor, row: Row) -> AnchorReceipt:
-    key = _signing_key(session)
+    key = signing_key(session)
     at = row.at.astimezone(UTC).isoformat(timespec="microseconds")
     return AnchorReceipt(
         client_id=client_id,
@@ -83,16 +77,6 @@ def _receipt(session: Session, client_id: str, anchor: LedgerAnchor, row: Row) -
         coordinator=key.public_key().public_bytes_raw().hex(),
         signature=key.sign(receipt_message(client_id, anchor, at)).hex(),
     )
-
-
-def _signing_key(session: Session) -> Ed25519PrivateKey:
-    """One for all API processes, so it lives in Postgres; made when it is first needed."""
-    private = repository.signing_key(session)
-    if private is None:
-        repository.add_signing_key(session, Ed25519PrivateKey.generate().private_bytes_raw().hex())
-        private = repository.signing_key(session)
-        assert private is not None, "it was added, here or elsewhere"
-    return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(private))
 
 
 def _tell(session: Session, client_id: str, kind: str, what: str, anchor: LedgerAnchor, known: Row) -> None:

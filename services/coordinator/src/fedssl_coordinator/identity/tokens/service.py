@@ -10,7 +10,7 @@ from fedssl.protocol.work import Enrol, Enrolled
 from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import Token
-from fedssl_coordinator.core.problems import Happening, ProblemError
+from fedssl_coordinator.core.problems import AuditEvent, ProblemError
 from fedssl_coordinator.identity import clients
 from fedssl_coordinator.identity.authentication import Caller, hash_secret, new_secret, require_still
 from fedssl_coordinator.identity.tokens import repository
@@ -98,10 +98,10 @@ def _used_before(caller: Caller) -> ProblemError:
         f"this enrolment token of {caller.client_id} has been used by another worker: ask for a new one, and if the "
         "other is none of yours, have its token revoked"
     )
-    happening = Happening(
+    audit_event = AuditEvent(
         "enrolment.refused",
         f"somebody showed an enrolment token of {caller.client_id} that another worker had used",
         client_id=caller.client_id,
         data={"enrolment": str(caller.token_id)},
     )
-    return ProblemError("conflict", detail, happening=happening)
+    return ProblemError("conflict", detail, audit_event=audit_event)

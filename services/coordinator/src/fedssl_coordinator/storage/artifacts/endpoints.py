@@ -13,7 +13,7 @@ from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.core.metrics import UPLOAD_BYTES
 from fedssl_coordinator.identity.authentication import Caller, WaitingOperatorOrWorker
 from fedssl_coordinator.storage.artifacts import service
-from fedssl_coordinator.storage.artifacts.service import Arrival, Permit
+from fedssl_coordinator.storage.artifacts.service import Permit, UploadStatus
 from fedssl_coordinator.storage.artifacts.streaming import artifact_response, receive
 
 router = APIRouter(prefix="/v1/artifacts", tags=["artifacts"])
@@ -32,7 +32,7 @@ def _permit(caller: Caller, assignment: UUID | None, digest: str) -> tuple[Permi
         raise RequestValidationError([missing])
     with transaction() as session:
         permit, arrival = service.permit(session, caller, assignment, digest)
-    return permit, arrival is not Arrival.MISSING and not service.is_lost(arrival, digest)
+    return permit, arrival is not UploadStatus.MISSING and not service.is_lost(arrival, digest)
 
 
 def _note(assignment: UUID | None, digest: str, size: int) -> None:

@@ -16,7 +16,7 @@ from fedssl.protocol.states import AssignmentState, RoundState
 from fedssl_coordinator.core.db import UNREACHABLE, Referred, transaction
 from fedssl_coordinator.core.logs import say_about
 from fedssl_coordinator.core.models import Assignment, Round, Run
-from fedssl_coordinator.core.problems import Happening, ProblemError
+from fedssl_coordinator.core.problems import AuditEvent, ProblemError
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.core.store import store
 from fedssl_coordinator.identity.authentication import Caller
@@ -104,8 +104,8 @@ class UpdatePermit:
 
     def refusal(self, slug: str, detail: str) -> ProblemError:
         """The error for an upload that is not what was permitted, with its event."""
-        happening = Happening("artifact.refused", detail, self.run_id, self.round_number, self.client_id)
-        return ProblemError(slug, detail, happening=happening)
+        audit_event = AuditEvent("artifact.refused", detail, self.run_id, self.round_number, self.client_id)
+        return ProblemError(slug, detail, audit_event=audit_event)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +122,10 @@ class DatasetPermit:
 
     def refusal(self, slug: str, detail: str) -> ProblemError:
         """The error for a file that is no data set, with its event."""
-        return ProblemError(slug, detail, happening=Happening("artifact.refused", detail))
+        return ProblemError(slug, detail, audit_event=AuditEvent("artifact.refused", detail))
 
 
-class Arrival(Enum):
+class UploadStatus(Enum):
     """What is known of an artifact that is to be sent."""
 
     MISSING = "missing"
@@ -133,12 +133,12 @@ class Arrival(Enum):
     SETTLED = "settled"  # its bytes are needed no more, wherever they are
 
 
-def is_lost(arrival: Arrival, digest: str) -> bool:
+def is_lost(arrival: UploadStatus, digest: str) -> bool:
     """Whether the store lacks what it should have. It may be slow to answer: ask in no transaction."""
-    return arrival is Arrival.STORED and digest not in store()
+    return arrival is UploadStatus.STORED and digest not in store()
 
 
-def permit(session: Session, caller: Caller, assignment: UUID | None, digest: str) -> tuple[Permit, Arrival]:
+def permit(session: Session, caller: Caller, assignment: UUID | None, digest: str) -> tuple[Permit, UploadStatus]:
     """What the caller may send, and whether it has arrived before. Raises ProblemError.
 
     An assignment's update is sent by its worker, a data set by an operator, who names no assignment.
@@ -149,7 +149,7 @@ def permit(session: Session, caller: Caller, assignment: UUID | None, digest: st
                 "an assignment's update needs a worker's token; yours is an operator's, who may send data sets alone"
             )
             raise ProblemError("forbidden", detail)
-        arrival = Arrival.STORED if repository.touch(session, digest) else Arrival.MISSING
+        arrival = UploadStatus.STORED if repository.touch(session, digest) else UploadStatus.MISSING
         return DatasetPermit(settings().max_dataset_bytes), arrival
     assert assignment is not None, "a worker sends updates alone"
     return permit_upload(session, assignment, caller.client_id, digest)
@@ -172,7 +172,9 @@ def note_sent(session: Session, assignment: UUID | None, digest: str, num_bytes:
         note_upload(session, assignment, digest)
 
 
-def permit_upload(session: Session, assignment_id: UUID, client_id: str, digest: str) -> tuple[UpdatePermit, Arrival]:
+def permit_upload(
+    session: Session, assignment_id: UUID, client_id: str, digest: str
+) -> tuple[UpdatePermit, UploadStatus]:
     """As `permit`. Raises ProblemError unless this client holds the assignment's lease and its round is open.
 
     What was accepted may be sent again: the answer to the first attempt may have been lost.
@@ -187,11 +189,11 @@ def permit_upload(session: Session, assignment_id: UUID, client_id: str, digest:
         client_id,
         ArtifactPlan.model_validate(run.plan).update,
     )
-    arrival = Arrival.STORED if repository.is_uploaded(session, assignment_id, digest) else Arrival.MISSING
+    arrival = UploadStatus.STORED if repository.is_uploaded(session, assignment_id, digest) else UploadStatus.MISSING
     if assignment.state == AssignmentState.ACCEPTED:
         if assignment.update_digest == digest:
-            if arrival is Arrival.STORED and current.state == RoundState.CLOSED:
-                return permit, Arrival.SETTLED  # it may be gone again, and is not to come back
+            if arrival is UploadStatus.STORED and current.state == RoundState.CLOSED:
+                return permit, UploadStatus.SETTLED  # it may be gone again, and is not to come back
             return permit, arrival
         detail = f"round {current.number} has already accepted another update of {client_id}: claim new work"
         raise permit.refusal("duplicate-update", detail)
@@ -200,7 +202,7 @@ def permit_upload(session: Session, assignment_id: UUID, client_id: str, digest:
         raise permit.refusal("round-closed", detail)
     if assignment.state != AssignmentState.LEASED:
         raise permit.refusal("lease-lost", f"the assignment is {assignment.state}: claim again")
-    if arrival is Arrival.MISSING and repository.num_uploads(session, assignment_id) >= _MAX_UPLOADS:
+    if arrival is UploadStatus.MISSING and repository.num_uploads(session, assignment_id) >= _MAX_UPLOADS:
         raise permit.refusal("conflict", _TOO_MANY)
     return permit, arrival
 
@@ -225,8 +227,8 @@ def own_assignment(session: Session, assignment_id: UUID, client_id: str) -> Ass
     assignment = session.get(Assignment, assignment_id)
     if assignment is None or assignment.client_id != client_id:
         detail = f"{client_id} has no assignment {assignment_id}: claim work and use the id that it carries"
-        happening = Happening("assignment.foreign", detail, client_id=client_id)
-        raise ProblemError("not-found", detail, happening=happening)
+        audit_event = AuditEvent("assignment.foreign", detail, client_id=client_id)
+        raise ProblemError("not-found", detail, audit_event=audit_event)
     say_about(run=str(assignment.run_id), round=assignment.round_number)
     return assignment
 

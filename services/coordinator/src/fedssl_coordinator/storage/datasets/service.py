@@ -18,7 +18,7 @@ from fedssl.protocol.views import (
 )
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import EvaluationDataset, PublicDataset
-from fedssl_coordinator.core.problems import Happening, ProblemError
+from fedssl_coordinator.core.problems import AuditEvent, ProblemError
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.core.store import store
 from fedssl_coordinator.storage.artifacts import repository as artifacts
@@ -219,5 +219,5 @@ def _mistake(key: str, message: str) -> ProblemError:
     """422 that points at a key of the spec."""
     loc = ["spec", *key.split(".")]
     detail = f"nothing was changed; correct this and send it again: {'.'.join(loc)}"
-    happening = Happening("request.refused", f"POST /v1/runs: {'.'.join(loc)}: {message}")
-    return ProblemError("invalid-request", detail, errors=[{"loc": loc, "msg": message}], happening=happening)
+    audit_event = AuditEvent("request.refused", f"POST /v1/runs: {'.'.join(loc)}: {message}")
+    return ProblemError("invalid-request", detail, errors=[{"loc": loc, "msg": message}], audit_event=audit_event)

@@ -22,7 +22,7 @@ from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.core.store import store
 from fedssl_coordinator.identity.authentication import Caller
 from fedssl_coordinator.storage.artifacts import service as artifacts
-from fedssl_coordinator.storage.artifacts.service import Arrival, Permit
+from fedssl_coordinator.storage.artifacts.service import Permit, UploadStatus
 from fedssl_coordinator.storage.uploads import repository
 
 log = structlog.get_logger(__name__)
@@ -59,7 +59,7 @@ def begin(session: Session, caller: Caller, announced: Announced, *, is_lost: bo
     if upload is None:
         raise _busy("the same upload is being begun elsewhere at this moment: ask again shortly")
     upload.token_id = caller.token_id
-    upload.is_complete = arrival is not Arrival.MISSING and not is_lost
+    upload.is_complete = arrival is not UploadStatus.MISSING and not is_lost
     return upload, permit
 
 
