@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse
 from fedssl.errors import StoreUnavailable
 from fedssl.protocol.errors import Problem
 from fedssl_coordinator.core.audit import record
-from fedssl_coordinator.core.db import UNREACHABLE, Referred, bound_sessions, transaction
+from fedssl_coordinator.core.db import UNREACHABLE, BrokenReference, bound_sessions, transaction
 from fedssl_coordinator.core.logs import about
 from fedssl_coordinator.core.problems import AuditEvent, ProblemError, printable, problem_response
 from fedssl_coordinator.core.pubsub import Wakeups
@@ -109,7 +109,7 @@ def create_app() -> FastAPI:
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(DataError, _on_unstorable)
     app.add_exception_handler(UnicodeEncodeError, _on_unstorable)
-    app.add_exception_handler(Referred, _on_referred)
+    app.add_exception_handler(BrokenReference, _on_broken_reference)
     for unreachable in UNREACHABLE:
         app.add_exception_handler(unreachable, _on_database_down)
     app.add_exception_handler(StoreUnavailable, _on_store_down)
@@ -166,7 +166,7 @@ async def _on_unstorable(request: Request, error: Exception) -> JSONResponse:
     return await _refuse(request, [{"loc": ["body"], "msg": message}])
 
 
-async def _on_referred(request: Request, error: Exception) -> JSONResponse:
+async def _on_broken_reference(request: Request, error: Exception) -> JSONResponse:
     detail = "nothing was changed; what this belongs to was deleted at the same moment: send it again to be told what"
     return problem_response(ProblemError("conflict", detail))
 

@@ -22,7 +22,7 @@ from fedssl_coordinator.federation.evaluations import repository as judgements
 from fedssl_coordinator.federation.evaluations import service as evaluations
 from fedssl_coordinator.federation.rounds import repository, service
 from fedssl_coordinator.federation.rounds.service import Step
-from fedssl_coordinator.storage.retention import service as retention
+from fedssl_coordinator.storage.retention import collection as retention
 
 log = structlog.get_logger(__name__)
 

@@ -43,7 +43,7 @@ _PASSING = ("08", "25P03", "40", "53", "55P03", "57")
 T = TypeVar("T")
 
 
-class Referred(IntegrityError):
+class BrokenReference(IntegrityError):
     """A row refers to one that another transaction deleted in the meantime, or is deleted while others refer to it."""
 
 
@@ -57,7 +57,7 @@ _REQUESTS = 10  # the others are for work in a thread of its own: claims, stream
 
 @event.listens_for(Engine, "handle_error", retval=True)
 def _tell_apart(context: ExceptionContext) -> DatabaseError | None:
-    """What passes by itself is an OperationalError from here on, and nothing else is; a broken reference is Referred.
+    """What passes by itself is an OperationalError from here on, and nothing else is; a broken reference is BrokenReference.
 
     The driver calls by that name also what never passes: a statement of too many parameters, a limit of Postgres's.
     """
@@ -67,7 +67,7 @@ def _tell_apart(context: ExceptionContext) -> DatabaseError | None:
     has_passing_state = (error.sqlstate or "").startswith(_PASSING)
     passes = has_passing_state or context.is_disconnect or context.connection is None  # None: there was none to be had
     if isinstance(error, psycopg.errors.ForeignKeyViolation):
-        return Referred(context.statement, context.parameters, error)
+        return BrokenReference(context.statement, context.parameters, error)
     if isinstance(found, OperationalError) and not passes:
         return DatabaseError(context.statement, context.parameters, error)
     if has_passing_state and not isinstance(found, OperationalError):

@@ -24,7 +24,7 @@ from fedssl_coordinator.federation.distillation import repository
 from fedssl_coordinator.federation.distillation.repository import UNFINISHED
 from fedssl_coordinator.federation.runs import repository as runs
 from fedssl_coordinator.federation.transitions import about, transition
-from fedssl_coordinator.storage.artifacts.service import release
+from fedssl_coordinator.storage.artifacts.removal import release
 
 
 class Begun(NamedTuple):
