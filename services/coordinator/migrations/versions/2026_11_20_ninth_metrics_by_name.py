@@ -1,4 +1,4 @@
-"""one number of all rounds, for the charts: without the run's other numbers and without other runs'"""
+"""Add an index that finds one metric in all rounds of a run, for the charts."""
 
 from alembic import op
 

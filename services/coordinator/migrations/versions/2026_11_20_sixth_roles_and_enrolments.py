@@ -1,4 +1,4 @@
-"""roles, expiry and one-time enrolment of tokens; those of operators, who could do everything, become admins'"""
+"""Add roles, expiry and single-use enrolment of tokens. Tokens of operators, who could do everything, become admins'."""
 
 import sqlalchemy as sa
 from alembic import op

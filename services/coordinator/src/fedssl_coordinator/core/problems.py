@@ -1,4 +1,4 @@
-"""Errors as problem+json (RFC 9457). A service raises `ProblemError`; one handler makes the response and the event."""
+"""Errors as problem+json (RFC 9457). Services raise `ProblemError`; one handler creates the response and the event."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,40 +14,40 @@ _LONGEST = 2000
 PREFIX = "urn:fedssl:problem:"
 
 PROBLEMS: dict[str, tuple[int, str]] = {
-    "invalid-request": (422, "The request makes no sense"),
+    "invalid-request": (422, "Invalid request"),
     "unauthenticated": (401, "No valid token"),
-    "forbidden": (403, "Not yours to do"),
+    "forbidden": (403, "Not permitted"),
     "not-found": (404, "Not found"),
     "method-not-allowed": (405, "Method not allowed"),
     "too-slow": (408, "The body stopped arriving"),
     "conflict": (409, "Not possible in this state"),
-    "lease-lost": (409, "The lease is lost"),
+    "lease-lost": (409, "The lease was lost"),
     "duplicate-update": (409, "An update was already accepted"),
-    "offset-mismatch": (409, "The upload goes on at another byte"),
+    "offset-mismatch": (409, "The upload continues at another byte"),
     "round-closed": (410, "The round is closed"),
     "length-required": (411, "Content-Length is missing"),
-    "protocol-version": (412, "Another version of the upload protocol"),
+    "protocol-version": (412, "Unsupported version of the upload protocol"),
     "artifact-too-large": (413, "The artifact is too large"),
     "body-too-large": (413, "The body is too large"),
-    "media-type": (415, "The body is of another type"),
-    "range-not-satisfiable": (416, "The range lies outside the artifact"),
+    "media-type": (415, "Unsupported type of the body"),
+    "range-not-satisfiable": (416, "The range is outside the artifact"),
     "artifact-rejected": (422, "The artifact is not what was declared"),
     "upload-busy": (423, "The upload is being checked"),
-    "too-many-requests": (429, "Asked too often"),
+    "too-many-requests": (429, "Too many requests"),
     "internal": (500, "The coordinator failed"),
-    "unavailable": (503, "A server behind the coordinator does not answer"),
+    "unavailable": (503, "Temporarily unavailable"),
 }
 
 
 def printable(text: str, longest: int = _LONGEST) -> str:
-    """Text that came from outside, as JSON and Postgres can hold it: no NUL, no lone surrogates, not too long."""
+    """Return text from outside in a form for JSON and Postgres: no NUL, no lone surrogates, not too long."""
     whole = text[:longest].encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")
     return whole if len(text) <= longest else f"{whole} ..."
 
 
 @dataclass(frozen=True)
 class AuditEvent:
-    """An event to record although the request changes nothing."""
+    """An event to record even though the request changes nothing."""
 
     kind: str
     message: str
@@ -58,7 +58,7 @@ class AuditEvent:
 
 
 class ProblemError(FedSSLError):
-    """A request that is refused: `slug` for programs, `detail` for people, `audit_event` for the audit log."""
+    """A refused request: `slug` for programs, `detail` for people, `audit_event` for the audit log."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class ProblemError(FedSSLError):
         return PROBLEMS[self.slug][0]
 
     def body(self) -> dict[str, Any]:
-        """The problem details of RFC 9457."""
+        """Return the problem details of RFC 9457."""
         status, title = PROBLEMS[self.slug]
         return {
             "type": PREFIX + self.slug,

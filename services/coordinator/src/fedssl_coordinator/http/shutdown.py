@@ -1,4 +1,4 @@
-"""What a request is told that is still running when the process ends."""
+"""The response to requests that are still running when the process stops."""
 
 import asyncio
 from typing import Any
@@ -9,7 +9,7 @@ from fedssl_coordinator.core.problems import ProblemError, problem_response
 
 
 class GracefulShutdown:
-    """Answers 503, and not 500, to those that the server cancels: sent again, the next process answers them."""
+    """Responds 503 instead of 500 to requests that the server cancels, so that clients send them again."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -17,17 +17,17 @@ class GracefulShutdown:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_begun = False
 
-        async def note(message: Any) -> None:
+        async def record(message: Any) -> None:
             nonlocal has_begun
             has_begun = True
             await send(message)
 
         try:
-            await self._app(scope, receive, note)
+            await self._app(scope, receive, record)
         except asyncio.CancelledError:
             if scope["type"] != "http" or has_begun:
                 raise
-            detail = "the coordinator is being stopped: send the request again shortly"
+            detail = "the coordinator is stopping: send the request again shortly"
             problem = ProblemError("unavailable", detail, headers={"Retry-After": "1", "Connection": "close"})
             await problem_response(problem)(scope, _nothing, send)
 

@@ -9,7 +9,7 @@ from fedssl.protocol.ledger import AnchorReceipt, LedgerAnchor, receipt_message
 from fedssl.protocol.views import LedgerAnchorView
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import LedgerAnchor as Row
-from fedssl_coordinator.core.quota import Budget
+from fedssl_coordinator.core.quota import Quota
 from fedssl_coordinator.core.secrets import signing_key
 from fedssl_coordinator.federation.ledger_anchors import repository
 
@@ -53,8 +53,8 @@ def note(session: Session, client_id: str, anchor: LedgerAnchor | None) -> Ancho
 
 
 @functools.cache
-def _hour() -> Budget:
-    return Budget(3600)
+def _hour() -> Quota:
+    return Quota(3600)
 
 
 def _extend(session: Session, client_id: str, anchor: LedgerAnchor, *, is_new: bool) -> Row:

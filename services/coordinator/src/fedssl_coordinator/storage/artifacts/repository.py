@@ -88,7 +88,7 @@ def is_broadcast_to(session: Session, digest: str, client_id: str) -> bool:
 
 
 def is_public_for(session: Session, digest: str, client_id: str) -> bool:
-    """Return whether these are the registered public images of a run of which this client has held an assignment."""
+    """Return whether these are the registered public images of a run in which this client has held an assignment."""
     statement = select(
         exists(
             select(Assignment.id)

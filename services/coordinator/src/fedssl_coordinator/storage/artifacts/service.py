@@ -36,7 +36,7 @@ def record_stored(session: Session, digest: str, num_bytes: int) -> None:
 
 
 class UploadPermit(Protocol):
-    """What one upload may contain. `limit` names the setting or plan that `max_bytes` comes from."""
+    """The limits and checks of one upload. `limit` names the setting or plan that `max_bytes` comes from."""
 
     @property
     def max_bytes(self) -> int: ...
@@ -56,7 +56,7 @@ class UploadPermit(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class UpdatePermit:
-    """What one assignment may upload."""
+    """The permit of an assignment's worker: exactly the tensors of the method's plan."""
 
     assignment_id: UUID
     run_id: UUID
@@ -85,7 +85,7 @@ class UpdatePermit:
 
 @dataclass(frozen=True, slots=True)
 class DatasetPermit:
-    """What an operator may upload: the file of a data set, which is registered afterwards."""
+    """The permit of an operator: the file of a data set, which is registered afterwards."""
 
     max_bytes: int
     max_header_bytes: ClassVar[int] = MAX_HEADER_BYTES
@@ -101,7 +101,7 @@ class DatasetPermit:
 
 
 class UploadStatus(Enum):
-    """What the database knows about an artifact that a caller wants to send."""
+    """The state of an artifact that a caller wants to send, according to the database."""
 
     MISSING = "missing"
     STORED = "stored"  # it is in the store, unless it was removed there by other means

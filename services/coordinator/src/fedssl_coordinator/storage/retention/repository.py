@@ -82,7 +82,7 @@ def unknown(session: Session, digests: Sequence[str]) -> set[str]:
 
 
 def adopt(session: Session, digest: str, num_bytes: int, age_seconds: float) -> None:
-    """Give a file without a row a row of the same age, so that it expires as every other artifact does."""
+    """Add a row, of the same age, for a file that has none, so that it expires as every other artifact does."""
     since = func.now() - timedelta(seconds=age_seconds)
     statement = insert(Artifact).values(digest=digest, num_bytes=num_bytes, touched_at=since)
     revived = {"touched_at": since, "collected_at": None}

@@ -91,7 +91,7 @@ def _delete(upload: PartialUpload) -> None:
 
 
 def _finish(upload: PartialUpload, permit: UploadPermit) -> None:
-    """Check a whole upload and make an artifact of it. Of several requests that try at the same time, one does it.
+    """Check a whole upload and make an artifact of it. Only one of several simultaneous requests does this.
 
     Raises ArtifactError if it is not what was announced, and ProblemError while another process checks it or this
     process checks as many uploads as it may.
