@@ -41,7 +41,7 @@ class Coordinator:
         listening: dict[str, Any] | None = None,
         **environment: str,
     ) -> None:
-        """`listening`: values of `fedssl_coordinator.http.server.ListenOptions`; `tls`: what this side's clients use."""
+        """`listening`: for `fedssl_coordinator.http.server.ListenOptions`; `tls`: what this side's clients use."""
         self.store = store
         self.database_url = database_url
         self._tls = tls or Tls()
