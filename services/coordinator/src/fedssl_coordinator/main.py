@@ -22,7 +22,9 @@ app = typer.Typer(
 MetricsPortOption = Annotated[
     int | None,
     typer.Option(
-        min=1, max=65535, help="Serve metrics at this port of FEDSSL_METRICS_HOST.  [env: FEDSSL_METRICS_PORT]"
+        min=1,
+        max=65535,
+        help="Serve metrics at this port of FEDSSL_METRICS_HOST. Default: FEDSSL_METRICS_PORT.",
     ),
 ]
 token_app = typer.Typer(help="Manage access tokens.", no_args_is_help=True)
@@ -212,7 +214,7 @@ def create_token(
     client: Annotated[str | None, typer.Option(help="The data owner's name, for a worker's token.")] = None,
     label: Annotated[str, typer.Option(help="A description for people.")] = "",
     expires: Annotated[
-        str | None, typer.Option(metavar="TIME", help="How long it is valid: 90d, 12h.  [default: until revoked]")
+        str | None, typer.Option(metavar="TIME", help="How long it is valid: 90d, 12h. By default until it is revoked.")
     ] = None,
 ) -> None:
     """Create a token and print its secret, which is not stored. The first admin's token is created this way."""

@@ -1,7 +1,6 @@
 """The response to requests that are still running when the process stops."""
 
 import asyncio
-from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -17,7 +16,7 @@ class GracefulShutdown:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_begun = False
 
-        async def record(message: Any) -> None:
+        async def record(message: Message) -> None:
             nonlocal has_begun
             has_begun = True
             await send(message)

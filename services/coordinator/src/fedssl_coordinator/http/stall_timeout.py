@@ -1,7 +1,6 @@
 """Deadlines by progress: a transfer may take hours, but one that stalls is cut off, in both directions."""
 
 import asyncio
-from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -80,7 +79,7 @@ class _Response:
         self._send = send
         self._seconds = seconds
 
-    async def __call__(self, message: Any) -> None:
+    async def __call__(self, message: Message) -> None:
         try:
             async with asyncio.timeout(self._seconds):
                 await self._send(message)
