@@ -92,7 +92,7 @@ def test_an_aggregator_serves_queues_that_there_are(tmp_path: Path) -> None:
 
 def test_help_says_what_the_queues_are_for() -> None:
     done = _command("aggregator", "--help")
-    for word in ("aggregate", "distill", "evaluate", "FEDSSL_DEVICE", "one thing at a time"):
+    for word in ("aggregate", "distill", "evaluate", "FEDSSL_DEVICE", "one task at a time"):
         assert word in done.stdout
 
 

@@ -1,4 +1,4 @@
-"""The tables. Constraints make invalid states impossible here, rather than code that merely avoids them."""
+"""The tables. Postgres is the source of truth: constraints make invalid states impossible, not only Python code."""
 
 from datetime import datetime
 from typing import Any
@@ -279,7 +279,7 @@ _UNFINISHED = "state IN ('queued', 'running')"
 
 
 class DistillationJob(Base):
-    """A training job on the coordinator: after a round (FLESD), or before the first round (FedCA's base model)."""
+    """A training job on the coordinator, on a round's updates (FLESD) or before the first one (FedCA's base model)."""
 
     __tablename__ = "distillation_jobs"
     __table_args__ = (
