@@ -41,7 +41,7 @@ class Coordinator:
         listening: dict[str, Any] | None = None,
         **environment: str,
     ) -> None:
-        """`listening`: options of `fedssl_coordinator.http.server.Listening`; `tls`: what this side's clients use."""
+        """`listening`: for `fedssl_coordinator.http.server.ListenOptions`; `tls`: what this side's clients use."""
         self.store = store
         self.database_url = database_url
         self._tls = tls or Tls()
@@ -55,10 +55,10 @@ class Coordinator:
         forget()
         from fedssl_coordinator.app import create_app
         from fedssl_coordinator.core.db import transaction
-        from fedssl_coordinator.http.server import Listening, server_config
+        from fedssl_coordinator.http.server import ListenOptions, server_config
         from fedssl_coordinator.identity.tokens import service
 
-        config = server_config(create_app(), Listening(host="127.0.0.1", port=0, **self._listening))
+        config = server_config(create_app(), ListenOptions(host="127.0.0.1", port=0, **self._listening))
         config.timeout_graceful_shutdown = 1
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run)

@@ -7,10 +7,10 @@ from fedssl_coordinator.core.models import Base
 
 
 def run(connection: Connection) -> None:
-    """All pending migrations in one transaction."""
+    """Run all pending migrations in one transaction."""
     context.configure(connection=connection, target_metadata=Base.metadata, compare_type=True)
     with context.begin_transaction():
-        # A migration that cannot have its lock soon gives up instead of queueing up every request behind itself.
+        # A migration that does not get its lock soon fails, rather than making every request wait behind it.
         connection.execute(text("SET LOCAL lock_timeout = '5s'"))
         connection.execute(text("SET LOCAL statement_timeout = '60s'"))
         context.run_migrations()

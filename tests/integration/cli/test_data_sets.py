@@ -65,7 +65,7 @@ def test_some_images_of_a_file_in_another_shape(coordinator: Coordinator, fedssl
     assert open_public(_stored(coordinator, view)).images.shape == (12, 1, 8, 8)
     other = fedssl("public-dataset", "add", "scans", scans, *shape, "--max-images", 12, "--seed", 4)
     assert other.exit_code == 5
-    assert "scans names other images already" in other.stderr
+    assert "scans already names other images" in other.stderr
 
 
 def test_an_evaluation_set(coordinator: Coordinator, fedssl: Fedssl, scans: Path) -> None:

@@ -97,7 +97,7 @@ def test_a_name_never_changes_its_images(coordinator: Coordinator, onlooker: Onl
         for kind, other in others.items():
             answer = _register(coordinator, kind, {"name": "scans", "digest": other})
             assert (answer.status_code, answer.json()["type"]) == (409, "urn:fedssl:problem:conflict")
-            assert "scans names other images already" in answer.json()["detail"]
+            assert "scans already names other images" in answer.json()["detail"]
         with pytest.raises(Conflict, match="choose another name"):
             coordinator.client.add_public_dataset("scans", written(tmp_path, public_bytes()), split="test")
     assert coordinator.client.public_dataset("scans") == first

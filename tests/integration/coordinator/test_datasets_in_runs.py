@@ -42,7 +42,7 @@ def test_a_new_run_is_pinned_to_the_registered_images(coordinator: Coordinator, 
 def test_a_known_name_means_the_registered_images_once_there_are_any(coordinator: Coordinator, tmp_path: Path) -> None:
     registered = coordinator.client.add_public_dataset("digits", written(tmp_path, public_bytes()), split="test")
     assert _pinned(coordinator, _spec("digits", split="test")) == registered.digest
-    with pytest.raises(Rejected, match="what is registered as digits is the test split: ask for that"):
+    with pytest.raises(Rejected, match="what is registered as digits is the test split: use that"):
         coordinator.client.create_run(_spec("digits"))
 
 

@@ -11,7 +11,8 @@ from fedssl.artifacts.store import FileStore
 from fedssl.errors import StoreUnavailable
 from fedssl.protocol.states import JobState, Outcome
 from fedssl.simulation import simulate
-from fedssl_coordinator.storage.artifacts.service import release, store
+from fedssl_coordinator.core.store import store
+from fedssl_coordinator.storage.artifacts.removal import release
 from support.coordinator import Coordinator
 from support.distilling import DistillingCast
 from support.methods import shards

@@ -140,7 +140,7 @@ def test_a_worker_may_repeat_itself_after_the_enrolments_time(coordinator: Coord
 def test_a_token_that_there_is_cannot_be_enrolled(coordinator: Coordinator, tables: Tables) -> None:
     """Nobody can guess a hash; who replays one gains no token, and loses no enrolment."""
     enrolment = coordinator.client.create_enrolment_token("a")
-    with pytest.raises(Conflict, match="make a new secret"):
+    with pytest.raises(Conflict, match="create a new secret"):
         _enrol(coordinator, enrolment.secret, hash_secret(coordinator.admin_token))
     assert tables.one("SELECT used_at FROM tokens WHERE id = %s", enrolment.id) is None
     assert _enrol(coordinator, enrolment.secret, ONE).client_id == "a"

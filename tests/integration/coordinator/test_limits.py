@@ -227,7 +227,8 @@ def test_a_client_fills_no_log_with_what_is_refused(make: Make) -> None:
             _end_windows(coordinator)
             assert http.post("/v1/work/claim", json={"x": 1}).status_code == 422
         left_out = tables.query("SELECT client_id, message FROM events WHERE kind = 'refusals.left_out'")
-    assert [tuple(row) for row in left_out] == [("a", "7 refused requests before were too many to record each")]
+    message = "7 earlier refused requests were too many to record individually"
+    assert [tuple(row) for row in left_out] == [("a", message)]
 
 
 def _end_windows(coordinator: Coordinator) -> None:

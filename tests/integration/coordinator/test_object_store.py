@@ -170,8 +170,7 @@ def test_a_direct_upload_that_is_forgotten_where_a_prefix_lists_nothing(
 
     monkeypatch.setattr(Bucket, "multiparts", by_key)
     with _over(servers, object_store, bucket, tmp_path, FEDSSL_STORE_DIRECT="1") as (running, _), Tus(running) as tus:
-        from fedssl_coordinator.core.store import store
-        from fedssl_coordinator.storage.uploads.service import expire_uploads
+        from fedssl_coordinator.storage.uploads.expiry import expire_uploads
 
         location = tus.begun(len(DATA), DIGEST)
         assert len(tus.request("POST", f"{location}/parts").json()["parts"]) == 1
@@ -180,7 +179,7 @@ def test_a_direct_upload_that_is_forgotten_where_a_prefix_lists_nothing(
             patch.setattr(S3Direct, "missing", lambda self, limit: [])
             answer = tus.request("POST", f"{location}/parts")
         assert (answer.status_code, answer.json()["type"]) == (423, "urn:fedssl:problem:upload-busy")
-        expire_uploads(store(), datetime.now(UTC) + timedelta(days=2))
+        expire_uploads(datetime.now(UTC) + timedelta(days=2))
         assert tus.request("HEAD", location).status_code == 404
         assert list(listed(object_store.bucket(bucket))) == []
 
@@ -243,7 +242,7 @@ def test_what_is_gone_or_damaged_in_the_bucket_is_found(
     with _over(servers, object_store, bucket, tmp_path) as (running, url), Tables(url) as tables:
         cast = Cast(running, tables, tmp_path, "ab")
         from fedssl_coordinator.core.store import store
-        from fedssl_coordinator.storage.retention.service import collect
+        from fedssl_coordinator.storage.retention.collection import collect
         from fedssl_coordinator.storage.retention.verification import verify_store
 
         cast.work("a", value=1.0)

@@ -57,7 +57,7 @@ SPECS: dict[str, tuple[dict[str, Any], str, str]] = {
     "right-to-left override in the name": ({"name": "a\u202eb"}, "spec.name", "match"),
     "lone surrogate in the name": ({"name": "\ud800"}, "spec.name", "valid string"),
     "NUL where text is free": ({"partition": {"dataset": "a\x00b"}}, "body", "NUL"),
-    "lone surrogate where text is free": ({"partition": {"dataset": "\udfff"}}, "body", "half a character"),
+    "lone surrogate where text is free": ({"partition": {"dataset": "\udfff"}}, "body", "incomplete character"),
     "lone surrogate as a key": ({"\ud83d": 1}, "spec", "string"),
     "NUL as a key": ({"\x00": 1}, "spec.\\x00", "no such key"),
     "a very long key": ({"k" * 300_000: 1}, "spec.kkk", "no such key"),
@@ -153,7 +153,7 @@ def test_a_body_beyond_a_mebibyte(
         answer = send(standing)
     assert answer.status_code == 413
     assert answer.json()["type"] == "urn:fedssl:problem:body-too-large"
-    assert answer.json()["detail"] == "at most 1048576 bytes of JSON are read: send less"
+    assert answer.json()["detail"] == "at most 1048576 bytes of JSON are accepted: send less"
     assert events == []  # nobody has shown a token
 
 

@@ -37,9 +37,9 @@ def run_command(*arguments: str) -> Result:
 
 def collect() -> dict[str, int]:
     """How many artifacts of which kind were removed; what is left must be whole."""
-    from fedssl_coordinator.storage.retention import service
+    from fedssl_coordinator.storage.retention import collection
 
-    collected = service.collect()
+    collected = collection.collect()
     assert collected is not None
     result = run_command("verify-store")
     assert result.exit_code == 0, result.output
@@ -180,7 +180,7 @@ def test_a_store_that_goes_away_while_it_is_collected(
     cast: Cast, coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it may have removed until then, nobody takes for kept."""
-    from fedssl_coordinator.storage.retention import service
+    from fedssl_coordinator.storage.retention import collection
 
     cast.work("a", value=1.0)
     cast.work("b", value=2.0)
@@ -196,7 +196,7 @@ def test_a_store_that_goes_away_while_it_is_collected(
 
     monkeypatch.setattr(FileStore, "delete", delete_one)
     with pytest.raises(StoreUnavailable):
-        service.collect()
+        collection.collect()
     monkeypatch.undo()
     updates = [str(each.update) for each in cast.rounds[0].assignments]
     kept = {name for [name] in tables.query("SELECT digest FROM artifacts WHERE collected_at IS NULL")}
@@ -251,13 +251,13 @@ def test_verify_store_finds_what_is_missing(
 
 def test_nothing_is_collected_while_a_backup_is_made(cast: Cast, coordinator: Coordinator) -> None:
     from fedssl_coordinator.aggregator.tasks import collect as task
-    from fedssl_coordinator.storage.retention import service
+    from fedssl_coordinator.storage.retention import collection
 
     cast.work("a", value=1.0)
     cast.work("b", value=2.0)
     cast.advance()
     update = str(cast.rounds[0].assignments[0].update)
-    with service.held_up():
+    with collection.held_up():
         task()
         assert is_stored(coordinator, update)
         refused = run_command("collect")
@@ -300,6 +300,6 @@ def test_every_reference_keeps_its_artifact_unless_it_is_said_when_it_ends() -> 
     """A new table's artifacts are safe; this list is to be looked at when one is added."""
     from fedssl_coordinator.storage.retention import repository
 
-    ends = {str(column) for column in repository._conditions(repository.Keep(0, 0, 0))}
+    ends = {str(column) for column in repository._conditions(repository.RetentionPeriods(0, 0, 0))}
     assert ends == {"assignments.update_digest", "uploads.digest", "rounds.broadcast", "evaluations.model"}
     assert ends < {str(column) for column in repository.references()}

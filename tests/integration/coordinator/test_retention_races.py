@@ -15,7 +15,7 @@ from fedssl.client import ServerError
 from fedssl.protocol.states import Outcome
 from fedssl_coordinator.aggregator import rounds
 from fedssl_coordinator.core.store import store
-from fedssl_coordinator.storage.retention import service
+from fedssl_coordinator.storage.retention import collection
 from support.cast import Cast
 from support.coordinator import Coordinator
 from support.data_sets import public_bytes
@@ -50,7 +50,7 @@ def test_the_same_updates_every_round(coordinator: Coordinator, tables: Tables, 
     removed: list[int] = []
 
     def collect() -> None:
-        collected = service.collect()
+        collected = collection.collect()
         assert collected is not None
         removed.append(collected.counts["update"])
 
@@ -77,7 +77,7 @@ def test_a_data_set_that_is_registered_at_last(coordinator: Coordinator, tables:
     """Told that its bytes are there, an operator may register them, whatever the collector thinks."""
     stored: set[str] = set()
     answers: Counter[int] = Counter()
-    with over_and_over(service.collect), coordinator.http() as http:
+    with over_and_over(collection.collect), coordinator.http() as http:
         while len(stored) < DATA_SETS or (not (answers[200] and answers[201]) and len(stored) < 20 * DATA_SETS):
             content = public_bytes(seed=len(stored))
             stored.add(name := digest(content))

@@ -18,7 +18,7 @@ from fedssl.client import Client, ClientError, Retry, Tls, Unreachable, Untruste
 from fedssl.protocol.work import Submit
 from fedssl_coordinator import main
 from fedssl_coordinator.app import create_app
-from fedssl_coordinator.http.server import Listening, ServingError, serve
+from fedssl_coordinator.http.server import ListenOptions, ServingError, serve
 from support.cast import Cast
 from support.certificates import Authority, Pair
 from support.coordinator import Coordinator
@@ -208,9 +208,9 @@ def test_the_api_does_not_listen_in_the_clear_where_others_can_reach_it() -> Non
         assert f"other machines can reach {host}" in said
         assert "--tls-cert" in said
         assert "--insecure-public" in said
-        Listening(host=host, port=0, is_insecure_allowed=True).check()
+        ListenOptions(host=host, port=0, is_insecure_allowed=True).check()
     for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost"):
-        Listening(host=host, port=0).check()
+        ListenOptions(host=host, port=0).check()
 
 
 def test_certificates_that_cannot_be_used_are_named(encrypted: Coordinator, authority: Authority) -> None:
@@ -218,6 +218,6 @@ def test_certificates_that_cannot_be_used_are_named(encrypted: Coordinator, auth
     assert "belong together" in _refused(FEDSSL_TLS_CERT=str(pair.certificate))
     assert "--tls-client-ca asks" in _refused("--tls-client-ca", str(authority.file))
     for certificate, key in ((Path("/none.pem"), pair.key), (pair.certificate, other.key), (pair.key, pair.key)):
-        listening = Listening(host="127.0.0.1", port=0, certificate=certificate, key=key)
+        listening = ListenOptions(host="127.0.0.1", port=0, certificate=certificate, key=key)
         with pytest.raises(ServingError, match="the certificate or its key cannot be used"):
             serve(create_app(), listening)

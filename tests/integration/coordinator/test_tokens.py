@@ -119,7 +119,7 @@ def test_a_revoked_client_opens_nothing(standing: Coordinator, onlooker: Onlooke
     for mine in (headers, other):
         for operation in GUARDED:
             _assert_problem(_call(standing, operation, mine), 401, "unauthenticated", "may have been revoked")
-    with pytest.raises(Conflict, match="is revoked; enrol the owner under a new name"):
+    with pytest.raises(Conflict, match="is revoked; enrol the data owner under a new name"):
         standing.worker_token("leaver")
 
 

@@ -120,7 +120,7 @@ def test_a_part_goes_where_the_last_one_ended(coordinator: Coordinator, tus: Tus
     for wrong in (0, 999_999, 1_000_001, len(DATA)):
         answer = tus.send(location, DATA[wrong : wrong + 10], wrong)
         assert (answer.status_code, answer.json()["type"]) == (409, "urn:fedssl:problem:offset-mismatch")
-        assert "go on at byte 1000000" in answer.json()["detail"]
+        assert "continue at byte 1000000" in answer.json()["detail"]
     assert tus.offset(location) == 1_000_000
     again = tus.announce(len(DATA), DIGEST)  # a sender that remembers nothing
     assert (again.headers["location"], again.headers["upload-offset"]) == (location, "1000000")
@@ -244,11 +244,10 @@ def test_it_ends_with_the_lease(coordinator: Coordinator, tables: Tables, tmp_pa
 
 
 def test_what_stands_still_is_forgotten_after_a_day(coordinator: Coordinator, tables: Tables, tus: Tus) -> None:
-    from fedssl_coordinator.core.store import store
-    from fedssl_coordinator.storage.uploads.service import expire_uploads
+    from fedssl_coordinator.storage.uploads.expiry import expire_uploads
 
     def expire(hours: float) -> list[int]:
-        return expire_uploads(store(), datetime.now(UTC) + timedelta(hours=hours))
+        return expire_uploads(datetime.now(UTC) + timedelta(hours=hours))
 
     location = tus.begun(len(DATA), DIGEST)
     answer = tus.send(location, DATA[:5000], 0)
@@ -268,8 +267,7 @@ def test_what_stands_still_is_forgotten_after_a_day(coordinator: Coordinator, ta
 def test_what_the_store_does_not_let_go_keeps_nothing_else(
     coordinator: Coordinator, tables: Tables, tus: Tus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedssl_coordinator.core.store import store
-    from fedssl_coordinator.storage.uploads.service import expire_uploads
+    from fedssl_coordinator.storage.uploads.expiry import expire_uploads
 
     others = public_bytes(num_images=500, size=64)
     first, second = (tus.begun(len(data), digest(data)) for data in (DATA, others))
@@ -287,11 +285,11 @@ def test_what_the_store_does_not_let_go_keeps_nothing_else(
     later = datetime.now(UTC) + timedelta(hours=25)
     with monkeypatch.context() as patch:
         patch.setattr(PartialFile, "discard", away)
-        assert sorted(expire_uploads(store(), later)) == [9, 5000]
+        assert sorted(expire_uploads(later)) == [9, 5000]
         assert tus.request("DELETE", first).status_code == 204  # and its bytes stay for a later collection
     assert [path.name for path in _partials(coordinator)] == [stuck]
     assert tables.one("SELECT count(*) FROM partial_uploads") == 0
-    assert expire_uploads(store(), later) == [5000]
+    assert expire_uploads(later) == [5000]
     assert _partials(coordinator) == []
 
 

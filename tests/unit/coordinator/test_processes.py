@@ -87,12 +87,12 @@ def test_a_token_that_makes_no_sense(tmp_path: Path, arguments: tuple[str, ...])
 def test_an_aggregator_serves_queues_that_there_are(tmp_path: Path) -> None:
     done = _command("aggregator", "--queues", "aggregate,distil", **SETTINGS, FEDSSL_STORE_PATH=str(tmp_path))
     assert done.returncode == 2
-    assert "'distil' is no queue: there are aggregate, distill, evaluate" in " ".join(done.stderr.split())
+    assert "'distil' is not a queue: use aggregate, distill, evaluate" in " ".join(done.stderr.split())
 
 
 def test_help_says_what_the_queues_are_for() -> None:
     done = _command("aggregator", "--help")
-    for word in ("aggregate", "distill", "evaluate", "FEDSSL_DEVICE", "one thing at a time"):
+    for word in ("aggregate", "distill", "evaluate", "FEDSSL_DEVICE", "one task at a time"):
         assert word in done.stdout
 
 

@@ -1,4 +1,4 @@
-"""when an artifact was last stored or asked for, when its bytes were removed; how many updates a round closes with"""
+"""Add the times at which artifacts were stored and removed, and the number of updates that closes a round."""
 
 import sqlalchemy as sa
 from alembic import op

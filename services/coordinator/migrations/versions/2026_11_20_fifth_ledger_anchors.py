@@ -1,4 +1,4 @@
-"""anchors of the clients' ledgers, the key that signs their receipts, and what a client's policy allows"""
+"""Add anchors of the clients' ledgers, the key that signs their receipts, and the clients' policies."""
 
 import sqlalchemy as sa
 from alembic import op

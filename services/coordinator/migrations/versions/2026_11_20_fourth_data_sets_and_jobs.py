@@ -1,4 +1,4 @@
-"""public and evaluation data sets, distillation jobs, evaluations, and the encoder that a client declares"""
+"""Add public and evaluation data sets, distillation jobs, evaluations, and the encoder that a client declares."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""one number of all rounds, for the charts: without the run's other numbers and without other runs'"""
+"""Add an index that finds one metric in all rounds of a run, for the charts."""
 
 from alembic import op
 
@@ -7,7 +7,7 @@ down_revision = "2026_11_20_eighth"
 
 
 def upgrade() -> None:
-    op.execute("SET LOCAL statement_timeout = 0")  # a table of many runs takes minutes, which its writers wait out
+    op.execute("SET LOCAL statement_timeout = 0")  # a large table takes minutes, and writers wait
     op.create_index("ix_metrics_run_id_name_round_number", "metrics", ["run_id", "name", "round_number"])
 
 

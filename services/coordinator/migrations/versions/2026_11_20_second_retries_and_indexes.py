@@ -1,4 +1,4 @@
-"""when a failed computation may be tried again, and indexes for what is looked up"""
+"""Add the times at which failed computations may be retried, and indexes for frequent queries."""
 
 import sqlalchemy as sa
 from alembic import op

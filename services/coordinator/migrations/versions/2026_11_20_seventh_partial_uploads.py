@@ -1,4 +1,4 @@
-"""uploads that continue where they broke off"""
+"""Add uploads that can be resumed."""
 
 import sqlalchemy as sa
 from alembic import op

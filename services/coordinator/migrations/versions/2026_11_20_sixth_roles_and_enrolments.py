@@ -1,4 +1,4 @@
-"""roles, expiry and one-time enrolment of tokens; those of operators, who could do everything, become admins'"""
+"""Add roles, expiry and single-use enrolment of tokens. Operators could do everything: their tokens become admins'."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -32,7 +32,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    # No token may open more than before: what a viewer's, an enrolment's or an expiring one was, they cannot be here.
+    # No token may gain rights: viewers' tokens, enrolments and expiring tokens do not exist before this revision.
     op.execute("UPDATE tokens SET revoked_at = coalesce(revoked_at, now()) WHERE expires_at IS NOT NULL")
     op.drop_index("uq_tokens_one_open_enrolment", table_name="tokens", postgresql_where=sa.text(_OPEN))
     for name in ("role_known", "worker_has_client", "enrolment_expires", "enrolment_is_used", "worker_is_enrolled"):

@@ -1,4 +1,4 @@
-"""the map of the representations that an evaluation keeps"""
+"""Add the map of the representations that an evaluation stores."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""dimension assignments"""
+"""Add dimension assignments."""
 
 import sqlalchemy as sa
 from alembic import op

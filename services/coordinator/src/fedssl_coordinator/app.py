@@ -1,7 +1,7 @@
-"""The API process. It never imports torch: specs are validated and artifacts checked without it."""
+"""The API process. It never imports torch: specs are validated and artifacts are checked without it."""
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Any
 
 import structlog
@@ -13,18 +13,18 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from fedssl.errors import StoreUnavailable
-from fedssl.protocol.errors import PROBLEM_MEDIA_TYPE, Problem
+from fedssl.protocol.errors import Problem
 from fedssl_coordinator.core.audit import record
-from fedssl_coordinator.core.db import UNREACHABLE, Referred, bound_sessions, transaction
+from fedssl_coordinator.core.db import UNREACHABLE, BrokenReference, bound_sessions, transaction
 from fedssl_coordinator.core.logs import about
-from fedssl_coordinator.core.problems import Happening, ProblemError, printable
+from fedssl_coordinator.core.problems import AuditEvent, ProblemError, printable, problem_response
 from fedssl_coordinator.core.pubsub import Wakeups
-from fedssl_coordinator.core.quota import Budget
+from fedssl_coordinator.core.quota import Quota
 from fedssl_coordinator.core.settings import settings
-from fedssl_coordinator.core.telemetry import SUBJECT, Observed
+from fedssl_coordinator.core.telemetry import SUBJECT, Telemetry
 from fedssl_coordinator.dashboard import endpoints as dashboard
 from fedssl_coordinator.dashboard.layout.page import static_files
-from fedssl_coordinator.federation import methods_endpoints as catalogue
+from fedssl_coordinator.federation import methods_endpoints as methods
 from fedssl_coordinator.federation.clients import endpoints as clients
 from fedssl_coordinator.federation.dimensions import endpoints as dimensions
 from fedssl_coordinator.federation.distillation import endpoints as distillation
@@ -37,8 +37,8 @@ from fedssl_coordinator.federation.work.waiting_claims import WaitingClaims
 from fedssl_coordinator.health import router as health
 from fedssl_coordinator.http.body_limit import BodyLimit
 from fedssl_coordinator.http.rate_limits import RateLimits
-from fedssl_coordinator.http.shutdown import Stopping
-from fedssl_coordinator.http.stall_timeout import Pace
+from fedssl_coordinator.http.shutdown import GracefulShutdown
+from fedssl_coordinator.http.stall_timeout import StallTimeout
 from fedssl_coordinator.identity.authentication import caller_of
 from fedssl_coordinator.identity.tokens import endpoints as tokens
 from fedssl_coordinator.storage.artifacts import endpoints as artifacts
@@ -49,9 +49,9 @@ log = structlog.get_logger(__name__)
 
 _STATUS_SLUGS = {401: "unauthenticated", 403: "forbidden", 404: "not-found", 405: "method-not-allowed"}
 _AUDITED = ("/v1/runs", "/v1/work", "/v1/artifacts", "/v1/uploads")
-_MISTAKES_SHOWN = 20
-_MESSAGE_CHARACTERS = 500  # of an event about a refusal: it quotes what was sent
-_WORDS = {
+_MAX_ERRORS = 20
+_MESSAGE_CHARACTERS = 500  # of an event about a refusal, because it quotes what was sent
+_MESSAGES = {
     "extra_forbidden": "there is no such key: remove it, or correct its spelling",
     "missing": "is missing",
     "json_invalid": "is not JSON",
@@ -68,25 +68,25 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 def create_app() -> FastAPI:
-    """The application, with every route and the error handlers."""
+    """Create the application with all routes, middlewares and error handlers."""
     app = FastAPI(
         title="fedssl coordinator",
         version="1",
         summary="Federated self-supervised representation learning",
-        docs_url=None,  # the pages load scripts from a CDN; /openapi.json is what they are made of
+        docs_url=None,  # these pages load scripts from a CDN; /openapi.json has their content
         redoc_url=None,
         lifespan=_lifespan,
-        telemetry={"operation_spans": False, "logs": False},  # a span a request; what went wrong is in our own log
+        telemetry={"operation_spans": False, "logs": False},  # one span per request; our log has the errors
         responses={"default": {"model": Problem, "description": "Problem details (RFC 9457)"}},
     )
-    app.state.refusals = Budget(60)
+    app.state.refusals = Quota(60)
     for router in (
         runs.router,
         dimensions.router,
         distillation.router,
         evaluations.router,
         events.router,
-        catalogue.router,
+        methods.router,
         clients.router,
         anchors.router,
         tokens.router,
@@ -100,16 +100,16 @@ def create_app() -> FastAPI:
         app.include_router(router)
     app.mount("/static", static_files())
     app.add_middleware(BodyLimit)
-    app.add_middleware(Pace)  # around it: it reads bodies too
-    app.add_middleware(RateLimits)  # around both: a flood's bodies are not read
-    app.add_middleware(Stopping)
-    app.add_middleware(Observed)
+    app.add_middleware(StallTimeout)  # outside of the body limit, because that reads bodies
+    app.add_middleware(RateLimits)  # outside of both, so that the bodies of a flood are not read
+    app.add_middleware(GracefulShutdown)
+    app.add_middleware(Telemetry)
     app.add_exception_handler(ProblemError, _on_problem)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(DataError, _on_unstorable)
     app.add_exception_handler(UnicodeEncodeError, _on_unstorable)
-    app.add_exception_handler(Referred, _on_referred)
+    app.add_exception_handler(BrokenReference, _on_broken_reference)
     for unreachable in UNREACHABLE:
         app.add_exception_handler(unreachable, _on_database_down)
     app.add_exception_handler(StoreUnavailable, _on_store_down)
@@ -117,114 +117,104 @@ def create_app() -> FastAPI:
     return app
 
 
-def _response(problem: ProblemError) -> JSONResponse:
-    return JSONResponse(
-        problem.body(), status_code=problem.status, media_type=PROBLEM_MEDIA_TYPE, headers=problem.headers
-    )
-
-
-def _record(happening: Happening, num_left_out: int) -> None:
-    """Refusals go to the audit log in a transaction of their own: the request's has been rolled back."""
+def _record(audit_event: AuditEvent, num_unrecorded: int) -> None:
+    """Record a refusal in a transaction of its own, because the request's has been rolled back."""
     try:
         with transaction() as session:
-            if num_left_out:
-                message = f"{num_left_out} refused requests before were too many to record each"
-                record(session, "refusals.left_out", message, client_id=happening.client_id)
+            if num_unrecorded:
+                message = f"{num_unrecorded} earlier refused requests were too many to record individually"
+                record(session, "refusals.left_out", message, client_id=audit_event.client_id)
             record(
                 session,
-                happening.kind,
-                printable(happening.message, _MESSAGE_CHARACTERS),
-                run_id=happening.run_id,
-                round_number=happening.round_number,
-                client_id=happening.client_id,
-                data=happening.data,
+                audit_event.kind,
+                printable(audit_event.message, _MESSAGE_CHARACTERS),
+                run_id=audit_event.run_id,
+                round_number=audit_event.round_number,
+                client_id=audit_event.client_id,
+                data=audit_event.data,
             )
     except (DataError, *UNREACHABLE) as error:
-        log.warning("event.lost", kind=happening.kind, error=type(error).__name__)
+        log.warning("event.lost", kind=audit_event.kind, error=type(error).__name__)
 
 
 async def _on_problem(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ProblemError)
-    if error.happening is not None:
-        refusals, who = request.app.state.refusals, error.happening.client_id
-        most = settings().recorded_refusals_per_minute
-        if not most or refusals.take(who, most):
-            await run_in_threadpool(_record, error.happening, refusals.left_out(who))
-    return _response(error)
+    if error.audit_event is not None:
+        refusals, client_id = request.app.state.refusals, error.audit_event.client_id
+        limit = settings().recorded_refusals_per_minute
+        if not limit or refusals.take(client_id, limit):
+            await run_in_threadpool(_record, error.audit_event, refusals.pop_num_refused(client_id))
+    return problem_response(error)
 
 
 async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    return await _refuse(request, [_mistake(entry) for entry in error.errors()[:_MISTAKES_SHOWN]])
+    return await _refuse(request, [_error(entry) for entry in error.errors()[:_MAX_ERRORS]])
 
 
 async def _on_http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    if error.status_code == 400:  # FastAPI's word for a body that cannot be read: broken UTF-8, nested too deeply
+    if error.status_code == 400:  # FastAPI's status for unparsable bodies: invalid UTF-8, or nested too deeply
         return await _refuse(request, [{"loc": ["body"], "msg": "cannot be read as JSON"}])
     slug = _STATUS_SLUGS.get(error.status_code, "invalid-request")
-    problem = ProblemError(slug, f"{request.method} {request.url.path}: {error.detail}", headers=_plain(error.headers))
-    return _response(problem)
+    detail = f"{request.method} {request.url.path}: {error.detail}"
+    return problem_response(ProblemError(slug, detail, headers=dict(error.headers or {})))
 
 
 async def _on_unstorable(request: Request, error: Exception) -> JSONResponse:
-    message = "a number is too large to be stored, or a text holds a NUL or half a character"
+    message = "a number is too large to be stored, or a text contains a NUL or an incomplete character"
     return await _refuse(request, [{"loc": ["body"], "msg": message}])
 
 
-async def _on_referred(request: Request, error: Exception) -> JSONResponse:
-    detail = "nothing was changed; what this belongs to was deleted at the same moment: send it again to be told what"
-    return _response(ProblemError("conflict", detail))
+async def _on_broken_reference(request: Request, error: Exception) -> JSONResponse:
+    detail = "nothing was changed; what this belongs to was deleted at the same moment: repeat the request to see what"
+    return problem_response(ProblemError("conflict", detail))
 
 
-async def _refuse(request: Request, mistakes: list[dict[str, Any]]) -> JSONResponse:
-    """422 with every mistake, and an event where work or a run was at stake; 401 for those without a token."""
+async def _refuse(request: Request, errors: list[dict[str, Any]]) -> JSONResponse:
+    """Respond 422 with all errors, and record an event for requests that change something; 401 without a token."""
     try:
         caller = await caller_of(request)
     except ProblemError as problem:
-        return _response(problem)
+        return problem_response(problem)
     except UNREACHABLE as down:
         return await _on_database_down(request, down)
-    where = ", ".join(dict.fromkeys(_place(mistake) for mistake in mistakes))
-    happening = None
+    where = ", ".join(dict.fromkeys(_place(error) for error in errors))
+    audit_event = None
     if request.method in ("POST", "PUT", "PATCH") and request.url.path.startswith(_AUDITED):
-        what = "; ".join(f"{_place(mistake)}: {mistake['msg']}" for mistake in mistakes)
+        what = "; ".join(f"{_place(error)}: {error['msg']}" for error in errors)
         message = f"{request.method} {request.url.path}: {what}"
-        happening = Happening("request.refused", message, client_id=caller.client_id)
+        audit_event = AuditEvent("request.refused", message, client_id=caller.client_id)
     detail = f"nothing was changed; correct this and send it again: {where}"
-    return await _on_problem(request, ProblemError("invalid-request", detail, errors=mistakes, happening=happening))
+    return await _on_problem(request, ProblemError("invalid-request", detail, errors=errors, audit_event=audit_event))
 
 
-def _mistake(entry: dict[str, Any]) -> dict[str, Any]:
-    """`spec.training.batch_size` and not `body.spec.training.batch_size`."""
+def _error(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return a validation error whose location has no `body`, such as `spec.training.batch_size`."""
     loc = list(entry["loc"])
     if loc[:1] == ["body"] and len(loc) > 1:
         loc = loc[1:]
-    words = _WORDS.get(entry["type"], entry["msg"])
-    return {"loc": [printable(str(part), 100) for part in loc], "msg": printable(words, 500)}
+    message = _MESSAGES.get(entry["type"], entry["msg"])
+    return {"loc": [printable(str(part), 100) for part in loc], "msg": printable(message, 500)}
 
 
-def _place(mistake: dict[str, Any]) -> str:
-    return ".".join(mistake["loc"])
-
-
-def _plain(headers: Mapping[str, str] | None) -> dict[str, str]:
-    return dict(headers or {})
+def _place(error: dict[str, Any]) -> str:
+    return ".".join(error["loc"])
 
 
 async def _on_database_down(request: Request, error: Exception) -> JSONResponse:
     log.warning("postgres.unreachable", error=type(error).__name__)
     detail = "the database does not answer at the moment: send the request again shortly"
-    return _response(ProblemError("unavailable", detail, headers={"Retry-After": "2"}))
+    return problem_response(ProblemError("unavailable", detail, headers={"Retry-After": "2"}))
 
 
 async def _on_store_down(request: Request, error: Exception) -> JSONResponse:
     log.warning("store.failed", error=str(error))
     detail = "the artifact store does not answer at the moment: send the request again shortly"
-    return _response(ProblemError("unavailable", detail, headers={"Retry-After": "2"}))
+    return problem_response(ProblemError("unavailable", detail, headers={"Retry-After": "2"}))
 
 
 async def _on_crash(request: Request, error: Exception) -> JSONResponse:
     with about(**request.scope.get(SUBJECT, {})):
         log.error("request.crashed", path=request.url.path, exc_info=error)
-    return _response(ProblemError("internal", "an unforeseen error; the coordinator's log has the details"))
+    return problem_response(ProblemError("internal", "an unexpected error; the coordinator's log has the details"))

@@ -1,4 +1,4 @@
-"""`/healthz` and `/readyz`, for orchestrators, without a token and without secrets; `/metrics`, for Prometheus."""
+"""`/healthz` and `/readyz` for orchestrators, without a token and without secrets, and `/metrics` for Prometheus."""
 
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
@@ -10,7 +10,7 @@ from fedssl_coordinator.core.db import DB, transaction
 from fedssl_coordinator.core.enqueue import queue_depths
 from fedssl_coordinator.core.metrics import REGISTRY
 from fedssl_coordinator.core.models import Run
-from fedssl_coordinator.core.state_counts import counts
+from fedssl_coordinator.core.state_counts import count_by_state
 from fedssl_coordinator.identity.authentication import Viewer
 
 router = APIRouter(tags=["health"])
@@ -26,14 +26,14 @@ _LABELS = {
 
 
 @router.get("/healthz")
-async def healthz() -> Health:  # async: it needs none of the threads, which may all wait for Postgres
-    """The process lives."""
+async def healthz() -> Health:  # async: it needs no thread, because all of them may wait for Postgres
+    """Report that the process is alive."""
     return Health(status="ok")
 
 
 @router.get("/readyz", responses={503: {"model": Health}})
 def readyz(response: Response) -> Health:
-    """The process can serve: Postgres answers and has the tables. Redis is not asked for, the API serves without it."""
+    """Report whether the process can serve: Postgres answers and has the tables. The API can serve without Redis."""
     try:
         with transaction() as session:
             session.execute(select(Run).limit(0))
@@ -48,10 +48,10 @@ def readyz(response: Response) -> Health:
 
 @router.get("/metrics", response_class=Response)
 def metrics(caller: Viewer, session: DB) -> Response:
-    """Counts for Prometheus, whose scrape sends a viewer's token."""
-    # Of everything in Postgres and of the queues, the same from every API process; then what this one has done.
+    """Return metrics for Prometheus, which sends a viewer's token."""
+    # First what every API process reports equally, from Postgres and the queues; then what this process has counted.
     shared = CollectorRegistry()
-    found = counts(session)
+    found = count_by_state(session)
     for kind, label in _LABELS.items():
         gauge = Gauge(f"fedssl_{kind}", f"{kind.capitalize()} by {label}", [label], registry=shared)
         for state, number in found[kind].items():

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from fedssl_coordinator.core.cli_errors import SaidPlainly, in_words
+from fedssl_coordinator.core.cli_errors import OneLineErrorGroup, validation_message
 from fedssl_coordinator.storage.retention import commands as retention
 
 app = typer.Typer(
-    cls=SaidPlainly,
+    cls=OneLineErrorGroup,
     help="The coordinator's processes. Settings come from the environment: FEDSSL_DATABASE_URL, FEDSSL_REDIS_URL, "
     "FEDSSL_STORE_PATH or FEDSSL_STORE_URL.",
     no_args_is_help=True,
@@ -22,10 +22,12 @@ app = typer.Typer(
 MetricsPortOption = Annotated[
     int | None,
     typer.Option(
-        min=1, max=65535, help="Answer Prometheus at this port of FEDSSL_METRICS_HOST.  [env: FEDSSL_METRICS_PORT]"
+        min=1,
+        max=65535,
+        help="Serve metrics at this port of FEDSSL_METRICS_HOST. Default: FEDSSL_METRICS_PORT.",
     ),
 ]
-token_app = typer.Typer(help="Access tokens.", no_args_is_help=True)
+token_app = typer.Typer(help="Manage access tokens.", no_args_is_help=True)
 app.add_typer(token_app, name="token")
 app.command()(retention.collect)
 app.command("verify-store")(retention.verify_store)
@@ -36,31 +38,31 @@ app.command("hold-collection")(retention.hold_collection)
 def api(
     *,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any that is free.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 means any free port.")] = 8000,
     tls_cert: Annotated[
         Path | None,
         typer.Option(
             envvar="FEDSSL_TLS_CERT",
             metavar="FILE",
-            help="The API's certificate, with those between it and its CA (PEM).",
+            help="The API's certificate, followed by the intermediate certificates of its CA (PEM).",
         ),
     ] = None,
     tls_key: Annotated[
-        Path | None, typer.Option(envvar="FEDSSL_TLS_KEY", metavar="FILE", help="Its private key (PEM).")
+        Path | None, typer.Option(envvar="FEDSSL_TLS_KEY", metavar="FILE", help="The certificate's private key (PEM).")
     ] = None,
     tls_client_ca: Annotated[
         Path | None,
         typer.Option(
             envvar="FEDSSL_TLS_CLIENT_CA",
             metavar="FILE",
-            help="Mutual TLS: let in those alone that show a certificate of this authority (PEM), beside their token.",
+            help="Mutual TLS: require a client certificate of this authority (PEM) in addition to a token.",
         ),
     ] = None,
     proxy_headers: Annotated[
         bool,
         typer.Option(
             envvar="FEDSSL_PROXY_HEADERS",
-            help="Believe the X-Forwarded-For of a proxy in front, so that limits count its callers and not the proxy.",
+            help="Trust the X-Forwarded-For header of a proxy, so that limits count its callers and not the proxy.",
         ),
     ] = False,
     forwarded_allow_ips: Annotated[
@@ -68,7 +70,7 @@ def api(
         typer.Option(
             envvar="FEDSSL_FORWARDED_ALLOW_IPS",
             metavar="ADDRESSES",
-            help="The proxies that are believed: addresses or networks, separated by commas.",
+            help="The trusted proxies: addresses or networks, separated by commas.",
         ),
     ] = "127.0.0.1",
     insecure_public: Annotated[
@@ -76,20 +78,20 @@ def api(
         typer.Option(
             "--insecure-public",
             envvar="FEDSSL_INSECURE_PUBLIC",
-            help="Listen where other machines can reach it, without TLS: only inside a network that is private.",
+            help="Listen without TLS where other machines can connect. Use it only in a private network.",
         ),
     ] = False,
 ) -> None:
     """Serve the REST API.
 
     \b
-    On this machine alone      fedssl-coordinator api
+    Only on this machine       fedssl-coordinator api
     With its own certificate   fedssl-coordinator api --host 0.0.0.0 --tls-cert api.pem --tls-key api.key
     Behind a proxy             fedssl-coordinator api --proxy-headers --forwarded-allow-ips 127.0.0.1
     """
-    from fedssl_coordinator.http.server import Listening, ServingError, serve
+    from fedssl_coordinator.http.server import ListenOptions, ServingError, serve
 
-    listening = Listening(
+    options = ListenOptions(
         host=host,
         port=port,
         certificate=tls_cert,
@@ -99,11 +101,11 @@ def api(
         is_insecure_allowed=insecure_public,
     )
     try:
-        listening.check()
+        options.check()
         from fedssl_coordinator.app import create_app
 
         _set_up()
-        serve(create_app(), listening)
+        serve(create_app(), options)
     except ServingError as error:
         typer.echo(f"fedssl-coordinator: {error}", err=True)
         raise typer.Exit(2) from None
@@ -112,31 +114,31 @@ def api(
 @app.command()
 def aggregator(
     queues: Annotated[
-        str, typer.Option(metavar="QUEUES", help="Which of the three to serve, separated by commas.")
+        str, typer.Option(metavar="QUEUES", help="The queues to serve, separated by commas.")
     ] = "aggregate,distill,evaluate",
     metrics_port: MetricsPortOption = None,
 ) -> None:
-    """Run a Celery worker, which computes one thing at a time. Scale by starting more of them.
+    """Run a Celery worker, which does one task at a time. Start more of them to scale.
 
     \b
-    aggregate  moves runs on: opens rounds, aggregates updates, closes rounds; quick
-    distill    trains on the coordinator (FLESD's student, FedCA's base model); long, on FEDSSL_DEVICE
-    evaluate   judges encoders; long, on FEDSSL_DEVICE
+    aggregate  advances runs: opens rounds, aggregates updates, closes rounds; short tasks
+    distill    trains on the coordinator (FLESD's student, FedCA's base model); long tasks, on FEDSSL_DEVICE
+    evaluate   evaluates encoders; long tasks, on FEDSSL_DEVICE
 
-    One process that serves all three aggregates nothing while it distils or evaluates. For more than one run at a time
-    start at least one for `aggregate` alone. Every queue needs somebody who serves it.
+    A process that serves all three queues does not aggregate while it distils or evaluates. To have several runs at the
+    same time, start at least one process that serves only `aggregate`. Every queue needs a process that serves it.
     """
     from fedssl.liveness import keep_touching
     from fedssl_coordinator.core.celery_app import QUEUES
     from fedssl_coordinator.core.celery_app import app as celery
 
     if unknown := [name for name in queues.split(",") if name not in QUEUES]:
-        raise typer.BadParameter(f"{unknown[0]!r} is no queue: there are {', '.join(QUEUES)}")
+        raise typer.BadParameter(f"{unknown[0]!r} is not a queue: use {', '.join(QUEUES)}")
     _set_up()
     _serve_metrics(metrics_port)
     keep_touching()
     name = f"{queues.replace(',', '-')}.{os.getpid()}@%h"
-    # solo: prefork hangs once torch has run threads in the parent.
+    # solo: prefork hangs after torch has run threads in the parent.
     celery.worker_main(
         ["worker", "-n", name, "-P", "solo", "-Q", queues, "-l", "WARNING", "--without-gossip", "--without-mingle",
          "--without-heartbeat"]
@@ -145,7 +147,7 @@ def aggregator(
 
 @app.command()
 def beat(metrics_port: MetricsPortOption = None) -> None:
-    """Run the clock: a sweep every few seconds that finds runs and leases past due."""
+    """Run the scheduler, which starts a sweep for overdue runs and leases every few seconds."""
     from fedssl.liveness import keep_touching
     from fedssl_coordinator.core.celery_app import app as celery
 
@@ -159,20 +161,20 @@ def beat(metrics_port: MetricsPortOption = None) -> None:
 def migrate(
     wait: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", min=0, help="Change nothing: wait this long for somebody else to do it."),
+        typer.Option(metavar="SECONDS", min=0, help="Only wait this long for another process to migrate."),
     ] = None,
 ) -> None:
-    """Bring the database to this version's tables. Safe to repeat."""
+    """Upgrade the database to this version's tables. Safe to repeat."""
     from fedssl_coordinator.core.logs import configure_logging
     from fedssl_coordinator.core.migrate import await_upgrade, upgrade
 
     configure_logging()
-    # The kernel keeps SIGTERM from a container's first process, unless there is a handler: no pod that waits could end.
+    # The kernel ignores SIGTERM for a container's first process without a handler: a waiting pod could not be stopped.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if wait is None:
         upgrade()
     elif not await_upgrade(wait):
-        typer.echo(f"error: the database has not got this version's tables within {wait:g} s: run migrate", err=True)
+        typer.echo(f"error: the database did not have this version's tables within {wait:g} s: run migrate", err=True)
         raise typer.Exit(1)
 
 
@@ -187,7 +189,7 @@ def openapi() -> None:
 
 
 def _set_up() -> None:
-    """Logs, and traces where they are asked for."""
+    """Configure logs, and traces if they are enabled."""
     from fedssl import tracing
     from fedssl_coordinator.core.logs import configure_logging
 
@@ -210,12 +212,12 @@ def _serve_metrics(port: int | None) -> None:
 def create_token(
     role: Annotated[str, typer.Option(help="admin, operator, viewer or worker.")],
     client: Annotated[str | None, typer.Option(help="The data owner's name, for a worker's token.")] = None,
-    label: Annotated[str, typer.Option(help="A note for people.")] = "",
+    label: Annotated[str, typer.Option(help="A description for people.")] = "",
     expires: Annotated[
-        str | None, typer.Option(metavar="TIME", help="For how long it is valid: 90d, 12h.  [default: until revoked]")
+        str | None, typer.Option(metavar="TIME", help="How long it is valid: 90d, 12h. By default until it is revoked.")
     ] = None,
 ) -> None:
-    """Make a token and print its secret, which is stored nowhere. The first admin's token is made like this."""
+    """Create a token and print its secret, which is not stored. The first admin's token is created this way."""
     from pydantic import ValidationError
 
     from fedssl.protocol.tokens import lifetime
@@ -232,7 +234,7 @@ def create_token(
     except ValidationError as error:
         if error.title == "Settings":
             raise
-        typer.echo(f"error: {in_words(error)}", err=True)
+        typer.echo(f"error: {validation_message(error)}", err=True)
         raise typer.Exit(2) from None
     except (ValueError, ProblemError) as error:
         typer.echo(f"error: {error}", err=True)

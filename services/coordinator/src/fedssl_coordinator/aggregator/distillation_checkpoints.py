@@ -20,7 +20,7 @@ from fedssl_coordinator.core.store import store
 from fedssl_coordinator.federation.distillation import repository, service
 from fedssl_coordinator.federation.jobs.service import StartedJob
 from fedssl_coordinator.storage.artifacts import service as artifacts
-from fedssl_coordinator.storage.artifacts.service import release
+from fedssl_coordinator.storage.artifacts.removal import release
 
 log = structlog.get_logger(__name__)
 
@@ -86,7 +86,7 @@ class Training:
     def _replace(self, stored: StoredArtifact) -> None:
         try:
             with transaction(self._connection) as session:
-                artifacts.note(session, stored.digest, stored.num_bytes)
+                artifacts.record_stored(session, stored.digest, stored.num_bytes)
                 # It has come further than any earlier try, so the earlier failures are over.
                 is_mine = repository.set_while_running(
                     session, self._job_id, checkpoint=stored.digest, num_tries=1, retry_at=None, reason=None

@@ -219,4 +219,4 @@ def _stored(result: ServerResult) -> Weights:
 
 def _record_artifacts(session: Session, weights: Weights) -> None:
     for artifact in (weights.state, weights.broadcast):
-        artifacts.note(session, artifact.digest, artifact.num_bytes)
+        artifacts.record_stored(session, artifact.digest, artifact.num_bytes)

@@ -22,7 +22,7 @@ from fedssl_coordinator.federation.jobs import repository as job_rows
 from fedssl_coordinator.federation.jobs import service as jobs
 from fedssl_coordinator.federation.rounds import repository, service
 from fedssl_coordinator.federation.rounds.service import Step
-from fedssl_coordinator.storage.retention import service as retention
+from fedssl_coordinator.storage.retention import collection as retention
 
 log = structlog.get_logger(__name__)
 

@@ -1,1 +1,1 @@
-"""What every other package stands on: settings, database, audit log, problem responses, Celery, Redis, metrics."""
+"""The foundation of all other packages: settings, database, audit log, problem responses, Celery, Redis, metrics."""

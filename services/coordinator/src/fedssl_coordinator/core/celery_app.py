@@ -1,8 +1,8 @@
-"""Celery: a message says "look at this run" or "at this job", never what to do. All tasks are idempotent and re-read
-Postgres.
+"""The Celery application. A message names a run or a job to check, never what to do with it.
 
-Three queues, each served by as many processes as it needs: `aggregate` moves runs on and is quick; `distill` and
-`evaluate` hold what may take hours, so that it holds up nobody else.
+All tasks are idempotent and read the state from Postgres. There are three queues, and each can be served by any number
+of processes: tasks of `aggregate` are short; those of `distill` and `evaluate` may take hours, and have queues of their
+own so that they do not delay other runs.
 """
 
 import threading
@@ -19,19 +19,21 @@ from fedssl_coordinator.core.settings import settings
 AGGREGATE, DISTILL, EVALUATE = QUEUES = ("aggregate", "distill", "evaluate")
 
 is_stopping = threading.Event()
-"""Set once this process was asked to end: a long task saves its work and leaves at its next epoch."""
-
+"""Set once this process was asked to stop: a long task then saves its work and ends at its next epoch."""
 
 _BEGAN, _BEGAN_SECONDS = datetime.now(UTC), time.monotonic()
 
 
 def _steady_now() -> datetime:
-    """A clock that never jumps: beat would wait a day for its next sweep if the machine's were put back by one."""
+    """Return the time of a clock that never jumps.
+
+    With the machine's clock, beat would wait a day for its next sweep if that clock was set back by a day.
+    """
     return _BEGAN + timedelta(seconds=time.monotonic() - _BEGAN_SECONDS)
 
 
 def _configuration() -> dict[str, Any]:
-    """Read when Celery first needs it: importing this module needs no settings."""
+    """Return Celery's configuration. It is read on first use, so that importing this module needs no settings."""
     return {
         "broker_url": settings().redis_url.get_secret_value(),
         "task_serializer": "json",
@@ -39,10 +41,10 @@ def _configuration() -> dict[str, Any]:
         "task_ignore_result": True,
         "task_default_queue": AGGREGATE,
         "task_routes": {"fedssl.distil": {"queue": DISTILL}, "fedssl.evaluate": {"queue": EVALUATE}},
-        # A lost message is re-sent by the sweep, so none is kept unacknowledged: a long task is never started twice.
+        # Acknowledged before the task starts, so that a long task never starts twice. The sweep resends lost messages.
         "task_acks_late": False,
-        # No limit: it would count a message whose acknowledgement Redis did not take as one in hand, for ever, and the
-        # process would take no other. A message is not fetched before the last one's task has ended: the pool is solo.
+        # 0 means no limit. With a limit, a message whose acknowledgement Redis has lost would count as unfinished
+        # forever, and the process would take no other. The solo pool fetches no message before the last task has ended.
         "worker_prefetch_multiplier": 0,
         "worker_hijack_root_logger": False,
         "broker_connection_retry_on_startup": True,
@@ -50,10 +52,10 @@ def _configuration() -> dict[str, Any]:
             "socket_timeout": 5,
             "socket_connect_timeout": 2,
             "retry_on_timeout": True,
-            "max_retries": 0,  # for sending: a request must not wait for Redis to come back. Consumers try on for ever.
+            "max_retries": 0,  # when sending: a request must not wait for Redis. Consumers retry forever.
         },
         "beat_schedule": {
-            # Without `expires`: whose clock is ahead of beat's would drop every one.
+            # Without `expires`: a worker whose clock is ahead of beat's would discard every message.
             "sweep": {"task": "fedssl.sweep", "schedule": schedule(settings().sweep_seconds, nowfun=_steady_now)},
             "collect": {"task": "fedssl.collect", "schedule": schedule(settings().collect_seconds, nowfun=_steady_now)},
         },
@@ -66,5 +68,5 @@ app.add_defaults(_configuration)
 
 
 @worker_shutting_down.connect  # type: ignore[untyped-decorator]
-def _note_stop(**_: object) -> None:
+def _set_stopping(**_: object) -> None:
     is_stopping.set()

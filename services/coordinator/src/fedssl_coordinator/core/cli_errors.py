@@ -1,4 +1,4 @@
-"""What a person is told of settings that are missing or wrong, and of a database that does not answer."""
+"""Reports missing or invalid settings, and an unreachable database, in one line without a traceback."""
 
 import re
 from typing import Any
@@ -11,8 +11,8 @@ from typer.core import TyperGroup
 _PASSWORD = re.compile(r"//([^:/@\s]+):[^@\s]+@")
 
 
-class SaidPlainly(TyperGroup):
-    """Commands whose mistakes end in one line on stderr and status 2, and not in a traceback."""
+class OneLineErrorGroup(TyperGroup):
+    """A group of commands that report expected errors in one line on stderr and exit with status 2."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -20,24 +20,25 @@ class SaidPlainly(TyperGroup):
         except ValidationError as error:
             if error.title != "Settings":
                 raise
-            said = f"{in_words(error, prefix='FEDSSL_')}; docs/operations.md lists the settings"
+            message = f"{validation_message(error, prefix='FEDSSL_')}; docs/operations.md lists the settings"
         except OperationalError as error:
             reason = _PASSWORD.sub(r"//\1:***@", str(error.orig).strip().partition("\n")[0])
             has_answered = getattr(error.orig, "sqlstate", None) is not None
             what = "refused" if has_answered else "does not answer at the address in FEDSSL_DATABASE_URL"
-            said = f"the database {what}: {reason}"
-        typer.echo(f"error: {said}", err=True)
+            message = f"the database {what}: {reason}"
+        typer.echo(f"error: {message}", err=True)
         raise typer.Exit(2)
 
 
-def in_words(error: ValidationError, *, prefix: str = "") -> str:
-    """What is wrong with which value; with a prefix, values are variables of the environment."""
-    said = []
+def validation_message(error: ValidationError, *, prefix: str = "") -> str:
+    """Return a line that names each invalid value. With a prefix, values are named as environment variables."""
+    messages = []
     for problem in error.errors(include_url=False, include_input=False, include_context=False):
-        name = ".".join(str(part) for part in problem["loc"])
+        key = ".".join(str(part) for part in problem["loc"])
+        name = prefix + key.upper() if prefix else key
         message = str(problem["msg"]).removeprefix("Value error, ")
-        shown = prefix + name.upper() if prefix else name
-        said.append(
-            f"{shown} must be set" if problem["type"] == "missing" else f"{shown}: {message}" if name else message
-        )
-    return "; ".join(said)
+        if problem["type"] == "missing":
+            messages.append(f"{name} must be set")
+        else:
+            messages.append(f"{name}: {message}" if key else message)
+    return "; ".join(messages)

@@ -1,4 +1,4 @@
-"""The database: engine, sessions, and what may only happen after a commit."""
+"""The database: engine, transactions, locks, and actions that run after a commit."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -34,52 +34,53 @@ from sqlalchemy.orm import InstrumentedAttribute, Session, sessionmaker
 from fedssl_coordinator.core.settings import settings
 
 UNREACHABLE = (OperationalError, InterfaceError, PoolTimeout)
-"""What the driver and the pool raise while Postgres is away, restarting or overrun: what passes by itself."""
+"""The temporary errors that the driver and the pool raise while Postgres is down, restarting or overloaded."""
 
-# SQLSTATEs, or how they begin: of connections, of idle transactions that were ended, of deadlocks, of want of
-# resources, of locks that were waited for in vain, and of whoever ended a statement or the server.
-_PASSING = ("08", "25P03", "40", "53", "55P03", "57")
+# SQLSTATEs or their first digits: connection errors, idle transactions that were ended, deadlocks, insufficient
+# resources, lock timeouts, and statements or servers that an operator ended.
+_TEMPORARY = ("08", "25P03", "40", "53", "55P03", "57")
 
 T = TypeVar("T")
 
 
-class Referred(IntegrityError):
+class BrokenReference(IntegrityError):
     """A row refers to one that another transaction deleted in the meantime, or is deleted while others refer to it."""
 
 
 _AFTER_COMMIT = "after_commit"
-_PREFIX = "fedssl/"  # of every lock's name
+_PREFIX = "fedssl/"  # of the names of all locks
 _LOCKS = table("pg_locks", *map(column, ("locktype", "database", "classid", "objid", "objsubid")))
 _DATABASES = table("pg_database", column("oid"), column("datname"))
-_CONNECT = {"connect_timeout": 5, "keepalives_idle": 30}  # one that holds a lock may be silent for hours
-_REQUESTS = 10  # the others are for work in a thread of its own: claims, streams, transfers, events of refused requests
+_CONNECT = {"connect_timeout": 5, "keepalives_idle": 30}  # a connection that holds a lock may be idle for hours
+_REQUESTS = 10  # the others are for work in threads: claims, streams, transfers, and events about refused requests
 
 
 @event.listens_for(Engine, "handle_error", retval=True)
-def _tell_apart(context: ExceptionContext) -> DatabaseError | None:
-    """What passes by itself is an OperationalError from here on, and nothing else is; a broken reference is Referred.
+def _classify_error(context: ExceptionContext) -> DatabaseError | None:
+    """Raise OperationalError for temporary errors only, and BrokenReference for violated foreign keys.
 
-    The driver calls by that name also what never passes: a statement of too many parameters, a limit of Postgres's.
+    The driver also raises OperationalError for permanent errors, such as a statement with too many parameters.
     """
     found, error = context.sqlalchemy_exception, context.original_exception
     if not isinstance(error, psycopg.Error):
         return None
-    has_passing_state = (error.sqlstate or "").startswith(_PASSING)
-    passes = has_passing_state or context.is_disconnect or context.connection is None  # None: there was none to be had
+    has_temporary_state = (error.sqlstate or "").startswith(_TEMPORARY)
+    # Without a connection, none could be opened.
+    is_temporary = has_temporary_state or context.is_disconnect or context.connection is None
     if isinstance(error, psycopg.errors.ForeignKeyViolation):
-        return Referred(context.statement, context.parameters, error)
-    if isinstance(found, OperationalError) and not passes:
+        return BrokenReference(context.statement, context.parameters, error)
+    if isinstance(found, OperationalError) and not is_temporary:
         return DatabaseError(context.statement, context.parameters, error)
-    if has_passing_state and not isinstance(found, OperationalError):
+    if has_temporary_state and not isinstance(found, OperationalError):
         return OperationalError(context.statement, context.parameters, error)
     return None
 
 
 @lru_cache
 def engine() -> Engine:
-    """The process's engine. Connections are tested before use, so a restarted Postgres costs no request."""
+    """Return the process's engine. Connections are tested before use, so no request fails after Postgres restarted."""
     config = settings()
-    # A pooler gives each transaction another of its connections, on which a statement prepared before is not known.
+    # A pooler may use another connection for each transaction, where earlier prepared statements are unknown.
     prepared = {} if config.database_direct_url is None else {"prepare_threshold": None}
     return create_engine(
         config.database_url.get_secret_value(),
@@ -93,7 +94,7 @@ def engine() -> Engine:
 
 @lru_cache
 def direct_engine() -> Engine:
-    """Past a pooler: what a connection is told here, and what it locks, lasts longer than a transaction."""
+    """Return an engine that bypasses a pooler, so that a connection's settings and locks outlive a transaction."""
     url = settings().database_direct_url
     if url is None:
         return engine()
@@ -101,9 +102,9 @@ def direct_engine() -> Engine:
 
 
 def bound_sessions() -> None:
-    """For the API: Postgres ends what a session of this process keeps waiting, from its next connection on.
+    """Set time limits for statements, locks and idle transactions on this process's connections from now on.
 
-    Celery's processes do without: a lock that one holds for a job is silent for hours.
+    This is for the API. Celery's processes have no limits, because they hold a job's lock for hours.
     """
     config = settings()
     limits = {
@@ -124,7 +125,7 @@ def bound_sessions() -> None:
 
     if config.database_direct_url is None:
         event.listen(engine(), "connect", bound_connection)
-    else:  # a pooler's connection serves others next, and would bound them too
+    else:  # a pooler shares connections, and the limits of a connection would also apply to others
         event.listen(engine(), "begin", bound_transaction)
 
 
@@ -135,26 +136,28 @@ def _factory() -> sessionmaker[Session]:
 
 @contextmanager
 def transaction(connection: Connection | None = None) -> Iterator[Session]:
-    """A session that commits at the end of the block, and rolls back when the block raises; on `connection`, where one
-    is given, which is in no transaction then."""
+    """Yield a session that commits at the end of the block, or rolls back if the block raises.
+
+    It uses `connection` if one is given, which must not be in a transaction.
+    """
     with _factory()(bind=connection or engine()) as session, session.begin():
         yield session
 
 
 def session_dependency() -> Iterator[Session]:
-    """One transaction a request."""
+    """Yield the session of a request, which is one transaction."""
     with transaction() as session:
         yield session
 
 
-# scope="function": the commit happens before the response is sent, so nobody is told of what was not kept.
-# max_concurrency: a request holds its connection while it waits for a thread for its next part. Were there as many such
-# requests as connections, those that hold all threads would wait for a connection, and neither would ever go on.
+# scope="function": the commit happens before the response is sent, so a response never reports what was not stored.
+# max_concurrency: a request holds its connection while it waits for a thread for its next step. If as many such
+# requests as connections were allowed, the requests that hold all threads could wait for a connection: a deadlock.
 DB = Annotated[Session, Depends(session_dependency, scope="function", max_concurrency=_REQUESTS)]
 
 
 def after_commit(session: Session, action: Callable[..., None], *arguments: str) -> None:
-    """Call `action` once the session has committed, and once however often it was asked for; never after a rollback."""
+    """Call `action` after the session has committed. Equal calls run once; after a rollback none runs."""
     actions: dict[tuple[Callable[..., None], tuple[str, ...]], None] = session.info.setdefault(_AFTER_COMMIT, {})
     actions[action, arguments] = None
 
@@ -166,44 +169,44 @@ def _run_actions(session: Session) -> None:
 
 
 @event.listens_for(Session, "after_rollback")
-def _drop_actions(session: Session) -> None:
+def _discard_actions(session: Session) -> None:
     session.info.pop(_AFTER_COMMIT, None)
 
 
 @contextmanager
 def exclusive(name: str) -> Iterator[Connection | None]:
-    """Hold the lock `name` against everybody else; yields the connection that holds it, None: somebody else has it.
+    """Hold the lock `name` exclusively. Yields the connection that holds it, or None if another process holds the lock.
 
-    It is freed when the process dies or the connection breaks, so who writes on this connection still holds it: after a
-    loss the next statement raises. It is not waited for: beat looks again soon.
+    The lock is released when the process dies or the connection breaks. So a statement on this connection proves that
+    the lock is still held: after a loss it raises. This does not wait for the lock, because beat soon tries again.
     """
     with direct_engine().connect() as connection:
         key = {"key": _PREFIX + name}
         got = bool(connection.scalar(text("SELECT pg_try_advisory_lock(hashtextextended(:key, 0))"), key))
-        connection.commit()  # the lock is the session's, not the transaction's
+        connection.commit()  # the lock belongs to the session, not to the transaction
         try:
             yield connection if got else None
         finally:
             if got:
-                with suppress(*UNREACHABLE):  # a lost connection has freed the lock already
+                with suppress(*UNREACHABLE):  # a lost connection has already released the lock
                     connection.rollback()
                     connection.scalar(text("SELECT pg_advisory_unlock(hashtextextended(:key, 0))"), key)
                     connection.commit()
 
 
 def among(column: InstrumentedAttribute[T], values: Sequence[T]) -> ColumnElement[bool]:
-    """For queries: `column` is one of the values. One parameter, however many they are: a statement has 65,535."""
+    """Return the SQL condition that `column` is one of the values, as one parameter: a statement has at most 65,535."""
     return column == any_(literal(values, ARRAY(column.type)))
 
 
 def is_held(name: ColumnElement[str]) -> ColumnElement[bool]:
-    """For queries: whether somebody holds the lock `name` at this moment."""
+    """Return the SQL condition that a process holds the lock `name` at this moment."""
     this_database = select(_DATABASES.c.oid).where(_DATABASES.c.datname == func.current_database())
     number = cast(_LOCKS.c.classid, BigInteger).op("<<")(literal_column("32")).op("|")(cast(_LOCKS.c.objid, BigInteger))
     return exists(
         select(literal(1)).where(
             _LOCKS.c.locktype == "advisory",
-            _LOCKS.c.objsubid == 1,  # of one number, not of two
+            _LOCKS.c.objsubid == 1,  # locks with one 64-bit key, not with two keys
             _LOCKS.c.database == this_database.scalar_subquery(),
             number == func.hashtextextended(_PREFIX + name, 0),
         )

@@ -1,4 +1,4 @@
-"""Hints through Redis, sent after a commit. Losing one costs time, never truth: beat looks at Postgres anyway."""
+"""Notifications through Redis, sent after a commit. A lost one only costs time, because beat checks Postgres anyway."""
 
 import functools
 import time
@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 WORK_CHANNEL = "fedssl:work"
 EVENTS_CHANNEL = "fedssl:events"
 _SILENCE_SECONDS = 2.0
-_silent_until = 0.0  # after a failure Redis is left alone for a moment, so that requests stay quick while it is down
+_silent_until = 0.0  # after a failure nothing is sent for a moment, so that requests stay fast while Redis is down
 
 
 @functools.lru_cache
@@ -32,42 +32,42 @@ def _redis() -> redis.Redis:
 
 @functools.lru_cache
 def _producers() -> Any:
-    """Connections of their own: Celery's may wait for Redis to come back, a request must not."""
+    """Return connections with short timeouts: Celery's own may wait for Redis, but a request must not."""
     impatient = {"socket_timeout": 1, "socket_connect_timeout": 1, "retry_on_timeout": False}
     return producers[app.connection_for_write(transport_options=impatient)]
 
 
 def advance(session: Session, run_id: UUID) -> None:
-    """After the commit, have an aggregator look at the run."""
+    """Have an aggregator check the run after the commit."""
     after_commit(session, _send_task, "advance_run", str(run_id))
 
 
 def distil(session: Session, job_id: UUID) -> None:
-    """After the commit, have a worker of the queue `distill` look at the job."""
+    """Have a process of the queue `distill` check the job after the commit."""
     after_commit(session, _send_task, "distil", str(job_id))
 
 
 def evaluate(session: Session, evaluation_id: UUID) -> None:
-    """After the commit, have a worker of the queue `evaluate` look at the evaluation."""
+    """Have a process of the queue `evaluate` check the evaluation after the commit."""
     after_commit(session, _send_task, "evaluate", str(evaluation_id))
 
 
 def wake_workers(session: Session) -> None:
-    """After the commit, wake the claims that wait for work."""
+    """Wake the claims that wait for work after the commit."""
     after_commit(session, _publish, WORK_CHANNEL)
 
 
 def wake_watchers(session: Session) -> None:
-    """After the commit, wake the event streams."""
+    """Wake the event streams after the commit."""
     after_commit(session, _publish, EVENTS_CHANNEL)
 
 
 def queue_depths() -> dict[str, int]:
-    """How many messages wait in each queue; nothing while Redis does not answer."""
+    """Return how many messages wait in each queue, or an empty dict if Redis does not answer."""
     try:
         return {queue: _redis().llen(queue) for queue in QUEUES}
     except redis.RedisError as error:
-        log.warning("redis.unreachable", error=type(error).__name__, consequence="how long the queues are is not known")
+        log.warning("redis.unreachable", error=type(error).__name__, consequence="queue lengths are unknown")
         return {}
 
 
@@ -77,20 +77,20 @@ def _publish(channel: str) -> None:
     try:
         _redis().publish(channel, "")
     except redis.RedisError as error:
-        _fall_silent(error)
+        _pause_sending(error)
 
 
 def _send_task(name: str, *arguments: str) -> None:
     try:
         with _producers().acquire(block=True) as producer:
-            if time.monotonic() < _silent_until:  # asked here: another may have failed while this one waited
+            if time.monotonic() < _silent_until:  # checked again: another send may have failed during the wait
                 return
             app.send_task(f"fedssl.{name}", args=arguments, retry=False, headers=tracing.carried(), producer=producer)
     except (OperationalError, redis.RedisError, OSError) as error:
-        _fall_silent(error)
+        _pause_sending(error)
 
 
-def _fall_silent(error: Exception) -> None:
+def _pause_sending(error: Exception) -> None:
     global _silent_until
     _silent_until = time.monotonic() + _SILENCE_SECONDS
     log.warning("redis.unreachable", error=type(error).__name__, consequence="beat will pick the work up")

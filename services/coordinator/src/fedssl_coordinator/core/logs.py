@@ -1,6 +1,6 @@
-"""Logging: lines for people on a terminal, JSON otherwise, or as FEDSSL_LOG_FORMAT says (`console`, `json`).
+"""Logging: readable lines on a terminal, JSON otherwise, or the form in FEDSSL_LOG_FORMAT (`console` or `json`).
 
-Every line says which run, round and client it is about, where that is known: see `say_about`.
+Every line contains the run, the round and the client that it is about, if they are known: see `say_about`.
 """
 
 import logging
@@ -14,15 +14,15 @@ from typing import Any
 import structlog
 
 CHATTY = ("uvicorn.access", "sqlalchemy.engine", "alembic.runtime.plugins")
-"""Loggers of which warnings alone are written."""
+"""Loggers from which only warnings and errors are written."""
 
-# One dict for a whole request or task: threads that work for it have copies of the context, which share the dict.
+# One dict per request or task: its threads have copies of the context, which share the dict.
 _subject: ContextVar[dict[str, Any] | None] = ContextVar("subject", default=None)
 
 
 @contextmanager
 def about(**subject: Any) -> Iterator[dict[str, Any]]:
-    """Everything that is logged inside is about this run, round or client, and what `say_about` adds to it."""
+    """Add a run, a round or a client to every line that is logged in the block, and what `say_about` adds later."""
     known = {**(_subject.get() or {}), **subject}
     token = _subject.set(known)
     try:
@@ -32,19 +32,19 @@ def about(**subject: Any) -> Iterator[dict[str, Any]]:
 
 
 def say_about(**subject: Any) -> None:
-    """From here on, the request or task is known to be about this too. Outside of one nothing happens."""
+    """Add this to every following line of the request or task. Has no effect outside of one."""
     found = _subject.get()
     if found is not None:
         found.update({name: value for name, value in subject.items() if value is not None})
 
 
 def add_subject(_logger: Any, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """structlog's processor for it; what a line says itself stays."""
+    """Add the subject to a line, as a processor of structlog. A line's own values take precedence."""
     return {**(_subject.get() or {}), **event}
 
 
 def is_for_people() -> bool:
-    """Whether lines are written for people. Raises ValueError where FEDSSL_LOG_FORMAT is neither form."""
+    """Return whether lines are written in readable form. Raises ValueError if FEDSSL_LOG_FORMAT is invalid."""
     wanted = os.environ.get("FEDSSL_LOG_FORMAT", "")
     if wanted not in ("", "json", "console"):
         raise ValueError(f"FEDSSL_LOG_FORMAT is {wanted!r}: set it to json or console, or leave it out")
@@ -52,7 +52,7 @@ def is_for_people() -> bool:
 
 
 def configure_logging() -> None:
-    """Send structlog and the standard library's logging to stderr in one form."""
+    """Send the logs of structlog and of the standard library to stderr in one form."""
     shared: list[structlog.typing.Processor] = [
         add_subject,
         structlog.stdlib.add_log_level,
@@ -64,7 +64,7 @@ def configure_logging() -> None:
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
-    # Plain tracebacks: the pretty ones show local variables, and with them secrets.
+    # Plain tracebacks: the formatted ones show local variables, which may contain secrets.
     form: list[structlog.typing.Processor] = (
         [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
         if is_for_people()

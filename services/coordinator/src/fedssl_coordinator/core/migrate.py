@@ -1,4 +1,4 @@
-"""Runs the migrations, under a lock, so that several processes may start at once."""
+"""Runs the migrations under a lock, so that several processes may start at the same time."""
 
 import time
 from pathlib import Path
@@ -15,7 +15,7 @@ _LOCK = 0x66656473736C  # "fedssl"
 
 
 def alembic_config() -> Config:
-    """Alembic's config, for the migrations beside the sources or inside the installed package."""
+    """Return Alembic's config, for the migrations next to the sources or inside the installed package."""
     here = Path(__file__).parents[1]
     packaged, source = here / "migrations", here.parents[1] / "migrations"
     config = Config()
@@ -24,7 +24,7 @@ def alembic_config() -> Config:
 
 
 def upgrade(revision: str = "head") -> None:
-    """Bring the database to `revision`."""
+    """Upgrade the database to `revision`."""
     with direct_engine().connect() as connection:
         connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": _LOCK})
         connection.commit()
@@ -39,9 +39,9 @@ def upgrade(revision: str = "head") -> None:
 
 
 def await_upgrade(seconds: float) -> bool:
-    """Wait until the database has at least this version's tables; False: it has not got them in time.
+    """Wait until the database has at least this version's tables. Returns False if it does not have them in time.
 
-    A revision that this version does not know is a newer one's, whose tables it can still use: after a rollback.
+    An unknown revision belongs to a newer version, whose tables this version can use after a rollback.
     """
     script = ScriptDirectory.from_config(alembic_config())
     known, head = {revision.revision for revision in script.walk_revisions()}, script.get_current_head()

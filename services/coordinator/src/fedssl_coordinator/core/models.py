@@ -1,4 +1,4 @@
-"""The tables. Postgres is the truth: what must never happen is made impossible here, not merely avoided in Python."""
+"""The tables. Postgres is the source of truth: constraints make invalid states impossible, not only Python code."""
 
 from datetime import datetime
 from typing import Any, ClassVar
@@ -89,7 +89,7 @@ class Token(Base):
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     expires_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
-    # Of an enrolment: when it became the worker's token that names it. Unique: it becomes one token, once.
+    # When an enrolment was exchanged for the worker's token that refers to it. Unique, so it can be used once.
     used_at: Mapped[datetime | None]
     enrolment_id: Mapped[UUID | None] = mapped_column(ForeignKey("tokens.id"), unique=True)
 
@@ -122,7 +122,7 @@ class Run(Base):
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
-    # Of the computation that is due (first weights, an aggregation): how often it was begun, and when it may be again.
+    # How often the computation that is due (first weights or an aggregation) was started, and when to retry it.
     num_tries: Mapped[int] = mapped_column(server_default=text("0"))
     retry_at: Mapped[datetime | None]
 
@@ -146,7 +146,7 @@ class Round(Base):
     verdict: Mapped[str | None]
     reason: Mapped[str | None]
     broadcast: Mapped[str] = mapped_column(ForeignKey("artifacts.digest"))
-    # Of a cohort that is larger than needed: how many updates the round closes with; None: everybody's.
+    # How many updates close the round if its cohort is larger than needed. None if all of the cohort's are wanted.
     num_wanted: Mapped[int | None]
     opened_at: Mapped[datetime] = mapped_column(server_default=func.now())
     deadline: Mapped[datetime]
@@ -189,7 +189,7 @@ class Assignment(Base):
 
 
 class DimensionAssignment(Base):
-    """One of the embedding's dimensions, owned by one client of the run (SSD). The key makes an overlap impossible."""
+    """A dimension of the embedding that one client of the run owns (SSD). The key makes overlaps impossible."""
 
     __tablename__ = "dimension_assignments"
 
@@ -204,14 +204,14 @@ class Artifact(Base):
     digest: Mapped[str] = mapped_column(primary_key=True)
     num_bytes: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
-    # When it was last stored, or sent again: what nothing refers to is kept for a while from then on.
+    # When it was last stored or sent again: an artifact without references is kept for a while from then on.
     touched_at: Mapped[datetime] = mapped_column(server_default=func.now())
-    # When its bytes were removed from the store; the row stays while something names the digest.
+    # When its bytes were removed from the store. The row stays while another row refers to it.
     collected_at: Mapped[datetime | None]
 
 
 class Upload(Base):
-    """That an artifact came from this assignment and was checked against its plan."""
+    """A record that an artifact was sent for this assignment and was checked against its plan."""
 
     __tablename__ = "uploads"
     __table_args__ = (Index("ix_uploads_digest", "digest"),)
@@ -222,7 +222,7 @@ class Upload(Base):
 
 
 class PartialUpload(Base):
-    """An artifact that a token's owner has begun to send. How much has arrived is the size of its file in the store."""
+    """An artifact that a token's owner has begun to send. The size of its file in the store is how much has arrived."""
 
     __tablename__ = "partial_uploads"
     __table_args__ = (
@@ -237,7 +237,7 @@ class PartialUpload(Base):
 
     id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
     token_id: Mapped[UUID] = mapped_column(ForeignKey("tokens.id"))
-    # One at a time, so that nobody fills the store with beginnings.
+    # One at a time, so that no client can fill the store with unfinished uploads.
     assignment_id: Mapped[UUID | None] = mapped_column(ForeignKey("assignments.id"), unique=True)
     digest: Mapped[str]
     num_bytes: Mapped[int] = mapped_column(BigInteger)
@@ -246,7 +246,7 @@ class PartialUpload(Base):
 
 
 class PublicDataset(Base):
-    """Images that everybody may hold, as one file in the store. A name never changes its images."""
+    """Images that every client may hold, as one file in the store. The images of a name never change."""
 
     __tablename__ = "public_datasets"
     __table_args__ = (CheckConstraint("split IN ('train', 'test')", name="split_known"),)
@@ -261,7 +261,7 @@ class PublicDataset(Base):
 
 
 class EvaluationDataset(Base):
-    """Labelled images to judge encoders on, as one file in the store. No worker may read it."""
+    """Labelled images to evaluate encoders on, as one file in the store. No worker may read it."""
 
     __tablename__ = "evaluation_datasets"
 
@@ -369,7 +369,7 @@ class Metric(Base):
 
 
 class LedgerAnchor(Base):
-    """How far a client's ledger went: entry `seq` of the ledger `key` had the hash `head`. Only ever added to."""
+    """A record that entry `seq` of a client's ledger `key` had the hash `head`. Rows are only ever added."""
 
     __tablename__ = "ledger_anchors"
     __table_args__ = (
@@ -383,13 +383,13 @@ class LedgerAnchor(Base):
     key: Mapped[str]
     seq: Mapped[int] = mapped_column(BigInteger)
     head: Mapped[str]
-    # False: it contradicted an earlier one, and is kept as evidence.
+    # False if it contradicted an earlier anchor. It is kept as evidence.
     is_consistent: Mapped[bool]
     at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 class SigningKey(Base):
-    """The coordinator's own Ed25519 key, one for all its processes."""
+    """The coordinator's Ed25519 key, which all of its processes share."""
 
     __tablename__ = "signing_keys"
     __table_args__ = (CheckConstraint("id = 1", name="only_one"),)
@@ -406,7 +406,7 @@ class Event(Base):
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
     at: Mapped[datetime] = mapped_column(server_default=func.now())
     kind: Mapped[str]
-    # No foreign keys: the log also tells of runs and clients that never came to be.
+    # Without foreign keys, because there are also events about runs and clients that never existed.
     run_id: Mapped[UUID | None]
     round_number: Mapped[int | None]
     client_id: Mapped[str | None]

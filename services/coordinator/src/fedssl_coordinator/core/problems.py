@@ -1,50 +1,53 @@
-"""Errors as problem+json. A service raises `ProblemError`; one handler turns it into a response and an event."""
+"""Errors as problem+json (RFC 9457). Services raise `ProblemError`; one handler creates the response and the event."""
 
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
+from starlette.responses import JSONResponse
+
 from fedssl.errors import FedSSLError
+from fedssl.protocol.errors import PROBLEM_MEDIA_TYPE
 
 _LONGEST = 2000
 
 PREFIX = "urn:fedssl:problem:"
 
 PROBLEMS: dict[str, tuple[int, str]] = {
-    "invalid-request": (422, "The request makes no sense"),
+    "invalid-request": (422, "Invalid request"),
     "unauthenticated": (401, "No valid token"),
-    "forbidden": (403, "Not yours to do"),
+    "forbidden": (403, "Not permitted"),
     "not-found": (404, "Not found"),
     "method-not-allowed": (405, "Method not allowed"),
     "too-slow": (408, "The body stopped arriving"),
     "conflict": (409, "Not possible in this state"),
-    "lease-lost": (409, "The lease is lost"),
+    "lease-lost": (409, "The lease was lost"),
     "duplicate-update": (409, "An update was already accepted"),
-    "offset-mismatch": (409, "The upload goes on at another byte"),
+    "offset-mismatch": (409, "The upload continues at another byte"),
     "round-closed": (410, "The round is closed"),
     "length-required": (411, "Content-Length is missing"),
-    "protocol-version": (412, "Another version of the upload protocol"),
+    "protocol-version": (412, "Unsupported version of the upload protocol"),
     "artifact-too-large": (413, "The artifact is too large"),
     "body-too-large": (413, "The body is too large"),
-    "media-type": (415, "The body is of another type"),
-    "range-not-satisfiable": (416, "The range lies outside the artifact"),
+    "media-type": (415, "Unsupported type of the body"),
+    "range-not-satisfiable": (416, "The range is outside the artifact"),
     "artifact-rejected": (422, "The artifact is not what was declared"),
     "upload-busy": (423, "The upload is being checked"),
-    "too-many-requests": (429, "Asked too often"),
+    "too-many-requests": (429, "Too many requests"),
     "internal": (500, "The coordinator failed"),
-    "unavailable": (503, "A server behind the coordinator does not answer"),
+    "unavailable": (503, "Temporarily unavailable"),
 }
 
 
 def printable(text: str, longest: int = _LONGEST) -> str:
-    """Text that came from outside, as JSON and Postgres can hold it: no NUL, no lone surrogates, not too long."""
+    """Return text from outside in a form for JSON and Postgres: no NUL, no lone surrogates, not too long."""
     whole = text[:longest].encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")
     return whole if len(text) <= longest else f"{whole} ..."
 
 
 @dataclass(frozen=True)
-class Happening:
-    """An event to record although the request changes nothing."""
+class AuditEvent:
+    """An event to record even though the request changes nothing."""
 
     kind: str
     message: str
@@ -55,21 +58,21 @@ class Happening:
 
 
 class ProblemError(FedSSLError):
-    """A request that is refused: `slug` for programs, `detail` for people, `happening` for the audit log."""
+    """A refused request: `slug` for programs, `detail` for people, `audit_event` for the audit log."""
 
     def __init__(
         self,
         slug: str,
         detail: str,
         *,
-        happening: Happening | None = None,
+        audit_event: AuditEvent | None = None,
         errors: list[dict[str, Any]] | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(detail)
         self.slug = slug
         self.detail = printable(detail)
-        self.happening = happening
+        self.audit_event = audit_event
         self.errors = errors or []
         self.headers = headers
 
@@ -78,7 +81,7 @@ class ProblemError(FedSSLError):
         return PROBLEMS[self.slug][0]
 
     def body(self) -> dict[str, Any]:
-        """The problem details of RFC 9457."""
+        """Return the problem details of RFC 9457."""
         status, title = PROBLEMS[self.slug]
         return {
             "type": PREFIX + self.slug,
@@ -87,3 +90,10 @@ class ProblemError(FedSSLError):
             "detail": self.detail,
             "errors": self.errors,
         }
+
+
+def problem_response(problem: ProblemError) -> JSONResponse:
+    """Return the response that reports a problem; it is an ASGI application, so that middlewares can send it too."""
+    return JSONResponse(
+        problem.body(), status_code=problem.status, media_type=PROBLEM_MEDIA_TYPE, headers=problem.headers
+    )

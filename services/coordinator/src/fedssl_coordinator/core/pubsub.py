@@ -1,4 +1,4 @@
-"""One Redis subscription a process, shared by everything that waits: long polls and event streams."""
+"""One Redis subscription per process, shared by all long polls and event streams."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ _RETRY_SECONDS = 1.0
 
 @contextlib.asynccontextmanager
 async def in_background(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Have it done for the length of the block; then it is cancelled, and has ended."""
+    """Run `work` in a task for the length of the block, then cancel the task and wait for its end."""
     task = asyncio.create_task(work)
     try:
         yield
@@ -38,7 +38,7 @@ class Listener:
         self._event.set()
 
     async def wait(self, timeout_seconds: float) -> bool:
-        """Return at a wake-up since the last call, or after the timeout; whether it was a wake-up."""
+        """Return True on a wake-up since the last call, or False after the timeout."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._event.wait(), timeout_seconds)
         is_woken = self._event.is_set()
@@ -47,7 +47,7 @@ class Listener:
 
 
 class Wakeups:
-    """Passes Redis messages on to listeners. While Redis is down, they live by their timeouts."""
+    """Forwards Redis messages to listeners. While Redis is down, listeners only have their timeouts."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -55,7 +55,7 @@ class Wakeups:
 
     @contextlib.contextmanager
     def listen(self, channel: str) -> Iterator[Listener]:
-        """A listener that hears everything published from now on."""
+        """Yield a listener that is woken by every message published from now on."""
         listener = Listener()
         self._listeners[channel].add(listener)
         try:
@@ -65,19 +65,19 @@ class Wakeups:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Keep the subscription up for the length of the block."""
+        """Maintain the subscription for the length of the block."""
         async with in_background(self._subscribe()):
             yield
 
     async def _subscribe(self) -> None:
         while True:
             try:
-                await self._pass_on()
+                await self._forward()
             except (RedisError, OSError) as error:
                 log.warning("redis.unreachable", error=type(error).__name__, consequence="waiting by polling")
             await asyncio.sleep(_RETRY_SECONDS)
 
-    async def _pass_on(self) -> None:
+    async def _forward(self) -> None:
         async with Redis.from_url(self._url, health_check_interval=15) as redis, redis.pubsub() as subscription:
             await subscription.subscribe(WORK_CHANNEL, EVENTS_CHANNEL)
             while True:

@@ -1,7 +1,12 @@
-"""How much of what is written for ever one caller may cause: each process counts for itself."""
+"""Limits how many permanent rows one caller can create. Each process counts separately.
+
+The `limits` library is not used here: its windows follow the wall clock, so setting a machine's clock back would extend
+them, and it does not count what was refused, which the audit log reports.
+"""
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
@@ -9,32 +14,32 @@ from dataclasses import dataclass
 @dataclass(slots=True)
 class _Window:
     end: float
-    num: int = 0
+    count: int = 0
 
 
-class Budget:
-    """So many a window for each caller; a window begins with the first that comes after the last one's end."""
+class Quota:
+    """A quota per caller and window. A window starts with the caller's first request after the last window's end."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
         self._clock = clock
         self._windows: dict[Hashable, _Window] = {}
         self._lock = threading.Lock()
-        self._left_out: dict[Hashable, int] = {}
+        self._num_refused: Counter[Hashable] = Counter()
 
-    def take(self, who: Hashable, most: int) -> bool:
-        """Count one; whether it is within the budget of `most`."""
+    def take(self, caller: Hashable, limit: int) -> bool:
+        """Count one, and return whether it is among the first `limit` of the window."""
         with self._lock:
             now = self._clock()
-            window = self._windows.get(who)
+            window = self._windows.get(caller)
             if window is None or now >= window.end:
-                window = self._windows[who] = _Window(now + self._seconds)
-            window.num += 1
-            if window.num > most:
-                self._left_out[who] = self._left_out.get(who, 0) + 1
-            return window.num <= most
+                window = self._windows[caller] = _Window(now + self._seconds)
+            window.count += 1
+            if window.count > limit:
+                self._num_refused[caller] += 1
+            return window.count <= limit
 
-    def left_out(self, who: Hashable) -> int:
-        """How many were beyond the budget since this was asked last."""
+    def pop_num_refused(self, caller: Hashable) -> int:
+        """Return how many were beyond the limit since the last call."""
         with self._lock:
-            return self._left_out.pop(who, 0)
+            return self._num_refused.pop(caller, 0)

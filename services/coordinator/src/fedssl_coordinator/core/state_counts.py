@@ -1,4 +1,4 @@
-"""What there is of everything, by state, in one statement: for `/metrics`."""
+"""Counts runs, rounds, assignments, jobs and clients by state, in one statement, for `/metrics`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from fedssl.protocol.states import AssignmentState, JobState, RunState, Verdict
 from fedssl_coordinator.core.models import Assignment, Client, DistillationJob, Evaluation, Round, Run
 
-# Those with none too: a series that comes and goes cannot be alerted on.
+# States without rows are listed too: alerts need series that always exist.
 STATES: dict[str, Sequence[str]] = {
     "runs": [*RunState],
     "rounds": [*Verdict],
@@ -20,8 +20,8 @@ STATES: dict[str, Sequence[str]] = {
 }
 
 
-def counts(session: Session) -> dict[str, dict[str, int]]:
-    """How many of each kind there are in each of its states."""
+def count_by_state(session: Session) -> dict[str, dict[str, int]]:
+    """Return how many of each kind there are in each of its states."""
     found = {kind: dict.fromkeys(map(str, states), 0) for kind, states in STATES.items()}
     parts = [
         _counted("runs", Run.state),

@@ -1,6 +1,6 @@
-"""Around every request and every task: its numbers, and what its log lines are about; around a task its span too.
+"""Metrics, and the subject of log lines, for every request and task, and a span for every task.
 
-FastAPI makes those of requests.
+FastAPI creates the spans of requests.
 """
 
 import re
@@ -19,11 +19,11 @@ _RUN = re.compile(r"/v1/runs/([0-9a-f-]{36})(?:/|$)")
 _CLIENT = re.compile(r"/v1/clients/([a-z0-9-]{1,63})(?:/|$)")
 
 SUBJECT = "fedssl.subject"
-"""Where a request's scope keeps what it is about, for what is logged after the request itself has ended."""
+"""The key of the subject in a request's scope, for what is logged after the request has ended."""
 
 
-class Observed:
-    """The outermost part of the API."""
+class Telemetry:
+    """Measures requests, as the outermost middleware of the API."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -34,7 +34,7 @@ class Observed:
             return
         began, status = time.perf_counter(), 500
 
-        async def note_status(message: Message) -> None:
+        async def record_status(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -43,7 +43,7 @@ class Observed:
         try:
             with about(**_subject(scope["path"])) as subject:
                 scope[SUBJECT] = subject
-                await self._app(scope, receive, note_status)
+                await self._app(scope, receive, record_status)
         finally:
             REQUESTS.labels(scope["method"], _route(scope), status).inc()
             REQUEST_SECONDS.labels(scope["method"], _route(scope)).observe(time.perf_counter() - began)
@@ -55,7 +55,7 @@ def _subject(path: str) -> dict[str, str]:
 
 
 def _route(scope: Scope) -> str:
-    """As the API documents it: a path of somebody's making would be a series of its own."""
+    """Return the route as the API documents it: with the requested path, every unknown path would create a series."""
     return getattr(scope.get("route"), "path", "none")
 
 
@@ -66,7 +66,7 @@ _running: dict[str, tuple[float, ExitStack]] = {}
 def _begin_task(task_id: str, task: Any, **_: object) -> None:
     stack = ExitStack()
     stack.enter_context(about())
-    # A message's headers are the request's own attributes; those of a task that is applied in place are in a dict.
+    # The headers of a message are attributes of the request. Those of a task that runs in place are in a dict.
     sent = task.request.get(tracing.TRACEPARENT) or (task.request.headers or {}).get(tracing.TRACEPARENT)
     stack.enter_context(tracing.span(task.name, {tracing.TRACEPARENT: sent} if sent else None, kind="consumer"))
     _running[task_id] = (time.perf_counter(), stack)

@@ -20,7 +20,7 @@ from fedssl.protocol.tokens import Role
 from fedssl_coordinator.core.db import DB, transaction
 from fedssl_coordinator.core.models import Token
 from fedssl_coordinator.core.problems import ProblemError
-from fedssl_coordinator.federation.ledger_anchors.service import key_for
+from fedssl_coordinator.core.secrets import derived_key
 from fedssl_coordinator.http.body_limit import SESSION_COOKIE
 from fedssl_coordinator.identity.authentication import OPERATORS, VIEWERS, Caller, hash_secret
 from fedssl_coordinator.identity.concurrency_limit import place_of
@@ -74,12 +74,12 @@ def visitor_of(session: Session, cookie: str | None) -> Visitor:
     token = session.get(Token, UUID(token_id)) if int(until) > time.time() else None
     if token is None or not tokens.is_valid(session, token.id):
         raise _signed_out()
-    csrf = hmac.new(key_for(session, f"{_PURPOSE}csrf"), cookie.encode(), "sha256").hexdigest()
+    csrf = hmac.new(derived_key(session, f"{_PURPOSE}csrf"), cookie.encode(), "sha256").hexdigest()
     return Visitor(Caller(token.id, Role(token.role), token.client_id), token.label, csrf)
 
 
 def _signed(session: Session, text: str) -> str:
-    mac = hmac.new(key_for(session, f"{_PURPOSE}session"), text.encode(), "sha256").hexdigest()
+    mac = hmac.new(derived_key(session, f"{_PURPOSE}session"), text.encode(), "sha256").hexdigest()
     return f"{text}.{mac}"
 
 

@@ -1,1 +1,1 @@
-"""The HTTP server and its middlewares: limits of body, rate and time, and an orderly shutdown."""
+"""The HTTP server and its middlewares: body limits, rate limits, timeouts and graceful shutdown."""

@@ -1,30 +1,22 @@
-"""Bounds JSON bodies before they are read. Artifacts have limits of their own, from their plan.
+"""Limits JSON bodies before they are read. Artifacts have limits of their own, from their plan.
 
-A body is collected before anybody asks who sent it, and checked on the event loop: so those of workers and strangers
-are small, and a process holds only so much of all of them at a time.
+A body is read before its sender is authenticated, and is parsed on the event loop. So the bodies of workers and unknown
+callers must be small, and the total size of the bodies that a process holds is limited.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from starlette.requests import HTTPConnection
-from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fedssl.protocol.errors import PROBLEM_MEDIA_TYPE
-from fedssl_coordinator.core.problems import ProblemError
+from fedssl_coordinator.core.problems import ProblemError, problem_response
 from fedssl_coordinator.core.settings import settings
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
-
 IS_KNOWN = "is_known"
-"""In a scope's state: whether the caller was valid when this process saw it last. The rate limits set it."""
+"""The key in a scope's state for whether the caller was valid on its last request. The rate limits set it."""
 
-SESSION_COOKIE = "fedssl_session"  # the web page's
+SESSION_COOKIE = "fedssl_session"  # of the web page
 
 _ARTIFACTS = {"PUT": "/v1/artifacts/", "PATCH": "/v1/uploads/"}
 _REGISTRATION = "/v1/work/register"
@@ -34,9 +26,9 @@ _POLICY = 1 << 17
 
 
 class BodyLimit:
-    """Answers 413 to a body above its limit, announced or streamed, and 503 while too much of others is held."""
+    """Responds 413 to a body above its limit, announced or streamed, and 503 while too many other bodies are held."""
 
-    def __init__(self, app: Application) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._held = {True: 0, False: 0}
 
@@ -48,7 +40,7 @@ class BodyLimit:
             try:
                 body = await _collected(scope, receive, count)
             except ProblemError as problem:
-                await _refuse(problem, scope, receive, send)
+                await problem_response(problem)(scope, receive, send)
                 return
             if body is None:
                 return
@@ -61,13 +53,13 @@ class BodyLimit:
 
     @contextmanager
     def _counted(self, is_known: bool) -> Iterator[Callable[[int], None]]:  # noqa: FBT001
-        """Counts what one request holds while it lasts. Strangers share one half, so that they get in nobody's way."""
+        """Count the bytes that a request holds. Unknown callers share one half, so they cannot block known ones."""
         own = 0
 
         def count(num_bytes: int) -> None:
             nonlocal own
             if self._held[is_known] + num_bytes > settings().max_bodies_bytes // 2:
-                detail = "too many bodies are being read at the moment: send it again shortly"
+                detail = "too many bodies are being read at the moment: send the request again shortly"
                 raise ProblemError("unavailable", detail, headers={"Retry-After": "2"})
             own += num_bytes
             self._held[is_known] += num_bytes
@@ -79,7 +71,7 @@ class BodyLimit:
 
 
 async def _collected(scope: Scope, receive: Receive, count: Callable[[int], None]) -> bytes | None:
-    """The whole body; None: the sender hung up, and half a body is no request. Raises ProblemError."""
+    """Return the whole body, or None if the sender disconnected before its end. Raises ProblemError."""
     limit = _limit(scope)
     announced = dict(scope["headers"]).get(b"content-length", b"0")
     if not announced.isdigit() or len(announced) > 18 or int(announced) > limit:
@@ -102,23 +94,19 @@ def _limit(scope: Scope) -> int:
     most = settings().max_body_bytes
     if scope["path"] == _REGISTRATION:
         return min(most, _POLICY)
-    if scope["path"].startswith(_WORKERS) or not _shows_something(scope):
+    if scope["path"].startswith(_WORKERS) or not _has_credentials(scope):
         return min(most, _SMALL)
     return most
 
 
-def _shows_something(scope: Scope) -> bool:
-    """Whether a token or a session is shown, valid or not: specs and the page's forms may be longer than 64 KiB."""
+def _has_credentials(scope: Scope) -> bool:
+    """Return whether the request has a token or a session, valid or not.
+
+    Run specs and the forms of the web page may be larger than 64 KiB.
+    """
     caller = HTTPConnection(scope)
     return "authorization" in caller.headers or SESSION_COOKIE in caller.cookies
 
 
 def _too_large(limit: int) -> ProblemError:
-    return ProblemError("body-too-large", f"at most {limit} bytes of JSON are read: send less")
-
-
-async def _refuse(problem: ProblemError, scope: Scope, receive: Receive, send: Send) -> None:
-    response = JSONResponse(
-        problem.body(), status_code=problem.status, media_type=PROBLEM_MEDIA_TYPE, headers=problem.headers
-    )
-    await response(scope, receive, send)
+    return ProblemError("body-too-large", f"at most {limit} bytes of JSON are accepted: send less")

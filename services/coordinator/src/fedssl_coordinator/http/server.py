@@ -1,4 +1,4 @@
-"""How the API listens: encrypted or on this machine alone, and with patience for nobody who holds a connection idle."""
+"""Serves the API: with TLS or only on this machine, and with a time limit for the head of each request."""
 
 import asyncio
 import contextlib
@@ -20,16 +20,16 @@ _STOP_SECONDS = 3
 
 
 class ServingError(FedSSLError):
-    """The API cannot, or will not, listen like this."""
+    """The API cannot listen with these options, or they are not safe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listening:
-    """Where the API listens, and who can read what is said to it.
+class ListenOptions:
+    """The address at which the API listens, and its encryption.
 
-    `client_ca`: only clients with a certificate of this authority get in (mutual TLS). `trusted_proxies`: addresses
-    or networks, separated by commas, whose X-Forwarded-For is believed; None: nobody's. `is_insecure_allowed`: whether
-    other machines may be served without TLS.
+    `client_ca`: only clients with a certificate of this authority may connect (mutual TLS). `trusted_proxies`:
+    addresses or networks, separated by commas, whose X-Forwarded-For is trusted, or None. `is_insecure_allowed`:
+    whether other machines may be served without TLS.
     """
 
     host: str
@@ -41,23 +41,23 @@ class Listening:
     is_insecure_allowed: bool = False
 
     def check(self) -> None:
-        """Raise ServingError where tokens would travel in the clear, or where the options do not fit together."""
+        """Raise ServingError if tokens would be sent without encryption, or if the options contradict each other."""
         if (self.certificate is None) != (self.key is None):
             raise ServingError("--tls-cert and --tls-key belong together: give both, or neither")
         if self.client_ca is not None and self.certificate is None:
-            raise ServingError("--tls-client-ca asks clients for a certificate: give the API's own with --tls-cert too")
+            raise ServingError("--tls-client-ca needs the API's own certificate too: give it with --tls-cert")
         if self.certificate is None and not self.is_insecure_allowed and not is_loopback(self.host):
             raise ServingError(
-                f"other machines can reach {self.host}, and without TLS anybody in between could read tokens and "
+                f"other machines can reach {self.host}, and without TLS anyone in between could read tokens and "
                 "updates: give a certificate (--tls-cert, --tls-key); or listen on 127.0.0.1 behind a proxy that has "
-                "one; or, where the network itself is private and encrypted, say --insecure-public"
+                "one; or, if the network itself is private and encrypted, use --insecure-public"
             )
 
 
-def serve(app: ASGIApp, listening: Listening) -> None:
-    """Serve until a signal comes. Raises ServingError."""
-    listening.check()
-    config = server_config(app, listening)
+def serve(app: ASGIApp, options: ListenOptions) -> None:
+    """Serve until the process receives a signal. Raises ServingError."""
+    options.check()
+    config = server_config(app, options)
     try:
         config.load()
     except (OSError, ssl.SSLError) as error:
@@ -65,45 +65,44 @@ def serve(app: ASGIApp, listening: Listening) -> None:
     server = uvicorn.Server(config)
     with contextlib.suppress(KeyboardInterrupt):
         server.run()
-    if not server.started:  # the log says why
+    if not server.started:  # the log has the reason
         raise SystemExit(3)
 
 
-def server_config(app: ASGIApp, listening: Listening) -> uvicorn.Config:
-    """uvicorn's configuration."""
+def server_config(app: ASGIApp, options: ListenOptions) -> uvicorn.Config:
+    """Return uvicorn's configuration."""
     return uvicorn.Config(
         app,
-        host=listening.host,
-        port=listening.port,
-        http=PromptProtocol,
+        host=options.host,
+        port=options.port,
+        http=HeadLimitProtocol,
         ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=listening.trusted_proxies is not None,
-        forwarded_allow_ips=listening.trusted_proxies,
+        proxy_headers=options.trusted_proxies is not None,
+        forwarded_allow_ips=options.trusted_proxies,
         limit_concurrency=settings().max_connections,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=_STOP_SECONDS,
-        ssl_certfile=listening.certificate,
-        ssl_keyfile=listening.key,
-        ssl_ca_certs=None if listening.client_ca is None else str(listening.client_ca),
-        ssl_cert_reqs=ssl.CERT_NONE if listening.client_ca is None else ssl.CERT_REQUIRED,
-        ssl_context_factory=_modern if listening.certificate is not None else None,
+        ssl_certfile=options.certificate,
+        ssl_keyfile=options.key,
+        ssl_ca_certs=None if options.client_ca is None else str(options.client_ca),
+        ssl_cert_reqs=ssl.CERT_NONE if options.client_ca is None else ssl.CERT_REQUIRED,
+        ssl_context_factory=_tls_context if options.certificate is not None else None,
     )
 
 
-def _modern(config: uvicorn.Config, default: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
+def _tls_context(config: uvicorn.Config, default: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
     context = default()
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
 
 
-class PromptProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP, for clients that say what they want within `head_seconds` and `max_head_bytes`.
+class HeadLimitProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP protocol, with limits for the head of a request: `head_seconds` and `max_head_bytes`.
 
-    uvicorn itself waits without end for the head of a request, and takes one of any length. Bodies are the business of
-    those who read them.
+    uvicorn itself waits for the head without a time limit, and accepts any length. The middlewares limit bodies.
     """
 
     _timer: asyncio.TimerHandle | None = None
@@ -115,13 +114,13 @@ class PromptProtocol(HttpToolsProtocol):
         self._start_timer()
 
     def data_received(self, data: bytes) -> None:
-        # The first bytes of the next request, or the rest of a body that has had its answer.
+        # The first bytes of the next request, or the rest of a body whose response has been sent.
         if self._timer is None and (not self._is_in_body or self.cycle.response_complete):
             self._start_timer()
         self._num_bytes += len(data)
         super().data_received(data)
         if self._timer is not None and not self._is_in_body and self._num_bytes > settings().max_head_bytes:
-            self._give_up()
+            self._close()
 
     def on_headers_complete(self) -> None:
         self._stop_timer()
@@ -139,14 +138,14 @@ class PromptProtocol(HttpToolsProtocol):
 
     def _start_timer(self) -> None:
         self._num_bytes = 0
-        self._timer = self.loop.call_later(settings().head_seconds, self._give_up)
+        self._timer = self.loop.call_later(settings().head_seconds, self._close)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _give_up(self) -> None:
+    def _close(self) -> None:
         self._stop_timer()
         if not self.transport.is_closing():
             self.transport.close()

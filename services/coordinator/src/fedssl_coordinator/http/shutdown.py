@@ -1,43 +1,34 @@
-"""What a request is told that is still running when the process ends."""
+"""The response to requests that are still running when the process stops."""
 
 import asyncio
-from typing import Any
 
-from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fedssl.protocol.errors import PROBLEM_MEDIA_TYPE
-from fedssl_coordinator.core.problems import ProblemError
-from fedssl_coordinator.http.body_limit import Application, Message, Receive, Scope, Send
+from fedssl_coordinator.core.problems import ProblemError, problem_response
 
 
-class Stopping:
-    """Answers 503, and not 500, to those that the server cancels: sent again, the next process answers them."""
+class GracefulShutdown:
+    """Responds 503 instead of 500 to requests that the server cancels, so that clients send them again."""
 
-    def __init__(self, app: Application) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_begun = False
 
-        async def note(message: Any) -> None:
+        async def record(message: Message) -> None:
             nonlocal has_begun
             has_begun = True
             await send(message)
 
         try:
-            await self._app(scope, receive, note)
+            await self._app(scope, receive, record)
         except asyncio.CancelledError:
             if scope["type"] != "http" or has_begun:
                 raise
-            detail = "the coordinator is being stopped: send the request again shortly"
+            detail = "the coordinator is stopping: send the request again shortly"
             problem = ProblemError("unavailable", detail, headers={"Retry-After": "1", "Connection": "close"})
-            response = JSONResponse(
-                problem.body(),
-                status_code=problem.status,
-                media_type=PROBLEM_MEDIA_TYPE,
-                headers=problem.headers,
-            )
-            await response(scope, _nothing, send)
+            await problem_response(problem)(scope, _nothing, send)
 
 
 async def _nothing() -> Message:

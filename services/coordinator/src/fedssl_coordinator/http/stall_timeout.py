@@ -1,58 +1,49 @@
-"""Deadlines by progress: a transfer may take hours, but one that stands still is cut off, in either direction."""
+"""Deadlines by progress: a transfer may take hours, but one that stalls is cut off, in both directions."""
 
 import asyncio
-from typing import Any
 
-from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fedssl.protocol.errors import PROBLEM_MEDIA_TYPE
-from fedssl_coordinator.core.problems import ProblemError
+from fedssl_coordinator.core.problems import ProblemError, problem_response
 from fedssl_coordinator.core.settings import settings
-from fedssl_coordinator.http.body_limit import Application, Message, Receive, Scope, Send
 
 
-class Pace:
-    """Answers 408 to a body that stands still, and drops the connection of whoever does not read the answer."""
+class StallTimeout:
+    """Responds 408 to a body that stalls, and closes the connection if the caller does not read the response."""
 
-    def __init__(self, app: Application) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        answer = _Answer(send, settings().stall_seconds)
+        response = _Response(send, settings().stall_seconds)
         try:
-            await self._app(scope, _Body(receive, settings().stall_seconds, settings().stall_bytes), answer)
+            await self._app(scope, _Body(receive, settings().stall_seconds, settings().stall_bytes), response)
         except _NotRead:
-            pass  # the server closes a connection whose answer is incomplete
+            pass  # the server closes a connection whose response is incomplete
         except _TooSlow as problem:
-            response = JSONResponse(
-                problem.body(),
-                status_code=problem.status,
-                media_type=PROBLEM_MEDIA_TYPE,
-                headers=problem.headers,
-            )
-            await response(scope, receive, answer)
+            await problem_response(problem)(scope, receive, response)
 
 
 class _TooSlow(ProblemError):
-    """The body stands still."""
+    """The body stalls."""
 
     def __init__(self, num_bytes: int, seconds: float) -> None:
         detail = (
-            f"less than {num_bytes} bytes came in {seconds:g} seconds: check the line and send it again; a large "
-            "artifact goes on where it stopped if it is sent to /v1/uploads"
+            f"less than {num_bytes} bytes came in {seconds:g} seconds: check the connection and send the body again; a "
+            "large artifact can be resumed if it is sent to /v1/uploads"
         )
         super().__init__("too-slow", detail, headers={"Connection": "close"})
 
 
 class _NotRead(Exception):
-    """Nobody takes the answer."""
+    """The caller does not read the response."""
 
 
 class _Body:
-    """Only the time in which the sender is waited for counts. What comes after the body is not its business."""
+    """Receives a body with a deadline. Only the time spent waiting for the sender counts."""
 
     def __init__(self, receive: Receive, seconds: float, num_bytes: int) -> None:
         self._receive = receive
@@ -81,12 +72,14 @@ class _Body:
         return message
 
 
-class _Answer:
+class _Response:
+    """Sends a response with a deadline per message."""
+
     def __init__(self, send: Send, seconds: float) -> None:
         self._send = send
         self._seconds = seconds
 
-    async def __call__(self, message: Any) -> None:
+    async def __call__(self, message: Message) -> None:
         try:
             async with asyncio.timeout(self._seconds):
                 await self._send(message)

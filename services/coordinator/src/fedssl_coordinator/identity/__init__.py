@@ -1,1 +1,1 @@
-"""Who is calling: authentication, tokens and the rows of registered clients."""
+"""Identity: authentication, tokens, and the rows of clients."""

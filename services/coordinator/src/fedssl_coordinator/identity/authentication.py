@@ -1,7 +1,7 @@
-"""Who calls, and whether they may: bearer tokens, of which only a hash is stored, each with one role.
+"""Authentication and roles: bearer tokens, each with one role. Only their hashes are stored.
 
-Every endpoint that is not open takes one of the parameters at the end of this file, which asks for a role and writes it
-into the OpenAPI document. A role that an endpoint does not name is refused there: no role contains another by itself.
+Every endpoint that needs a token has one of the parameters at the end of this file, which requires a role and adds it
+to the OpenAPI document. An endpoint refuses roles that it does not name: no role implies another.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from fedssl_coordinator.identity.tokens import repository
 
 _bearer = HTTPBearer(
     auto_error=False,
-    description="`Authorization: Bearer <secret>`. An operation's security lists the roles of which a token needs one.",
+    description="`Authorization: Bearer <secret>`. An operation's security lists its roles; a token needs one of them.",
 )
 Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 
@@ -42,12 +42,12 @@ _WHOSE = {
     Role.WORKER: "a worker's",
     Role.ENROLMENT: "an enrolment's",
 }
-_ENROL = ", for a worker's first start alone (`fedssl-worker run --enrolment-token-file`)"
+_ENROL = ", which is only for a worker's first start (`fedssl-worker run --enrolment-token-file`)"
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A valid token's owner; `client_id` is set exactly for workers, and for those that may become one."""
+    """The owner of a valid token. `client_id` is set for tokens of workers and enrolments only."""
 
     token_id: UUID
     role: Role
@@ -55,22 +55,22 @@ class Caller:
 
 
 def new_secret() -> str:
-    """256 random bits, with a prefix by which scanners find a leaked one."""
+    """Return 256 random bits with a prefix, by which scanners can find leaked secrets."""
     return f"fedssl_{secrets.token_urlsafe(32)}"
 
 
 def hash_secret(secret: str) -> Digest:
-    """What is stored. One round of sha256 is enough for 256 random bits: there is nothing to guess."""
+    """Return the hash that is stored. One round of sha256 is enough, because 256 random bits cannot be guessed."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
 def may_still(session: Session, caller: Caller) -> bool:
-    """Whether the token is valid now: for what goes on long after it was shown."""
+    """Return whether the token is still valid, for requests that last long after they were authenticated."""
     return repository.is_valid(session, caller.token_id)
 
 
 def require_still(session: Session, caller: Caller) -> None:
-    """Raise ProblemError where the token is not valid any more."""
+    """Raise ProblemError if the token is no longer valid."""
     if not may_still(session, caller):
         raise _unauthenticated()
 
@@ -101,11 +101,11 @@ def _require_role(caller: Caller, roles: Sequence[str]) -> Caller:
 
 
 def _caller(request: Request, scopes: SecurityScopes, session: DB, credentials: Credentials) -> Caller:
-    return _require_role(_noted(request, _identify(session, credentials)), scopes.scopes)
+    return _require_role(_remembered(request, _identify(session, credentials)), scopes.scopes)
 
 
-def _noted(request: Request, caller: Caller) -> Caller:
-    request.state.valid_token = caller.token_id  # for the rate limits, which count by token from now on
+def _remembered(request: Request, caller: Caller) -> Caller:
+    request.state.valid_token = caller.token_id  # for the rate limits, which count by token from here on
     return caller
 
 
@@ -115,13 +115,13 @@ def _identified_at_once(credentials: HTTPAuthorizationCredentials | None) -> Cal
 
 
 async def caller_of(request: Request) -> Caller:
-    """For error handlers: FastAPI reads a body before it asks who sent it. Raises ProblemError."""
+    """Authenticate a request in an error handler: FastAPI parses bodies before it does. Raises ProblemError."""
     return await run_in_threadpool(_identified_at_once, await _bearer(request))
 
 
 async def _caller_without_session(request: Request, scopes: SecurityScopes, credentials: Credentials) -> Caller:
     caller = await run_in_threadpool(_identified_at_once, credentials)
-    return _require_role(_noted(request, caller), scopes.scopes)
+    return _require_role(_remembered(request, caller), scopes.scopes)
 
 
 Admin = Annotated[Caller, Security(_caller, scopes=ADMINS, scope="function")]
@@ -130,7 +130,7 @@ Viewer = Annotated[Caller, Security(_caller, scopes=VIEWERS, scope="function")]
 Worker = Annotated[Caller, Security(_caller, scopes=WORKERS, scope="function")]
 Enrolling = Annotated[Caller, Security(_caller, scopes=(Role.ENROLMENT,), scope="function")]
 
-# For endpoints that wait or stream: they must not hold a database connection meanwhile.
+# For endpoints that wait or stream, and must not hold a database connection in the meantime.
 WaitingViewer = Annotated[Caller, Security(_caller_without_session, scopes=VIEWERS)]
 WaitingWorker = Annotated[Caller, Security(_caller_without_session, scopes=WORKERS)]
 WaitingOperator = Annotated[Caller, Security(_caller_without_session, scopes=OPERATORS)]

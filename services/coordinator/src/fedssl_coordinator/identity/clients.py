@@ -23,12 +23,12 @@ def get_or_create(session: Session, client_id: str) -> Client:
 
 
 def locked(session: Session, client_id: str) -> Client:
-    """A client that there is, locked until the transaction ends."""
+    """Return an existing client, locked until the transaction ends."""
     return session.get_one(Client, client_id, with_for_update={"key_share": True}, populate_existing=True)
 
 
 def register(session: Session, client_id: str, request: Register) -> None:
-    """Keep what the worker says of itself; the first time decides `registered_at`."""
+    """Store what the worker declares about itself. The first registration sets `registered_at`."""
     values = request.model_dump(exclude={"protocol_version", "anchor"})
     session.execute(
         update(Client)
@@ -42,9 +42,9 @@ def seen(session: Session, client_id: str) -> None:
 
 
 def eligible(session: Session, names: Sequence[str] | None) -> list[str]:
-    """Clients that have registered and are not revoked, in name order; of `names` only, where given.
+    """Return the clients that have registered and are not revoked, in name order, and only those of `names` if given.
 
-    Whether one is alive at the moment does not count: it would make a run's result depend on luck.
+    Clients that are offline at the moment are included: otherwise a run's result would depend on chance.
     """
     statement = select(Client.id).where(Client.registered_at.is_not(None), Client.revoked_at.is_(None))
     if names is not None:
@@ -53,20 +53,20 @@ def eligible(session: Session, names: Sequence[str] | None) -> list[str]:
 
 
 def num_eligible() -> ScalarSelect[int]:
-    """An SQL expression: how many clients have registered and are not revoked."""
+    """Return an SQL expression: how many clients have registered and are not revoked."""
     statement = select(func.count()).select_from(Client)
     return statement.where(Client.registered_at.is_not(None), Client.revoked_at.is_(None)).scalar_subquery()
 
 
 def declared_encoders(session: Session, names: Sequence[str] | None) -> dict[str, EncoderConfig | None]:
-    """What every eligible client's worker declared when it registered last; None: nothing."""
+    """Return the encoder that each eligible client's worker last declared, or None if it declared none."""
     rows = session.execute(select(Client.id, Client.encoder).where(among(Client.id, eligible(session, names))))
     found = {name: None if encoder is None else EncoderConfig.model_validate(encoder) for name, encoder in rows}
     return dict(sorted(found.items()))
 
 
 def policies(session: Session, names: Sequence[str]) -> dict[str, PolicyNotice]:
-    """What the policies of those clients that have one let out, as their workers said when they registered last."""
+    """Return what the clients' policies allow, as their workers declared it, for the clients that have a policy."""
     statement = select(Client.id, Client.policy).where(among(Client.id, names), Client.policy.is_not(None))
     rows = session.execute(statement.order_by(Client.id))
     return {name: PolicyNotice.model_validate(policy) for name, policy in rows}
@@ -80,7 +80,7 @@ def by_name(session: Session, limit: int, after: str | None) -> Sequence[Client]
 
 
 def revoke(session: Session, client_id: str) -> Client:
-    """Shut the client out; the row stays locked until the transaction ends, so that it claims nothing meanwhile."""
+    """Revoke a client. Its row stays locked until the transaction ends, so that it cannot claim work meanwhile."""
     statement = (
         update(Client)
         .where(Client.id == client_id)

@@ -1,4 +1,4 @@
-"""How many requests of one token may wait at a time: claims that are held open, and event streams."""
+"""Limits how many requests of one token may wait at a time: claims that are held open, and event streams."""
 
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -17,10 +17,10 @@ _waiting: Counter[UUID] = Counter()
 
 @contextmanager
 def place_of(token_id: UUID) -> Iterator[None]:
-    """One of the token's places in this process, for the length of the block. Raises ProblemError."""
-    most = settings().max_waiting_per_token
-    if _waiting[token_id] >= most:
-        detail = f"{most} requests of this token wait already: end one, or use a token for each program"
+    """Hold one of the token's places in this process while the block runs. Raises ProblemError if none is free."""
+    limit = settings().max_waiting_per_token
+    if _waiting[token_id] >= limit:
+        detail = f"{limit} requests of this token wait already: end one, or use a token for each program"
         raise ProblemError("too-many-requests", detail, headers={"Retry-After": "5"})
     _waiting[token_id] += 1
     try:
@@ -41,6 +41,6 @@ async def _placed_worker(caller: WaitingWorker) -> AsyncIterator[Caller]:
         yield caller
 
 
-# With a place until the answer has been sent.
+# These hold a place until the response has been sent.
 PlacedViewer = Annotated[Caller, Depends(_placed_viewer)]
 PlacedWorker = Annotated[Caller, Depends(_placed_worker)]

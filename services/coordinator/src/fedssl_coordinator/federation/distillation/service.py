@@ -21,7 +21,7 @@ from fedssl_coordinator.federation.jobs import repository as job_rows
 from fedssl_coordinator.federation.jobs import service as jobs
 from fedssl_coordinator.federation.jobs.service import StartedJob
 from fedssl_coordinator.federation.transitions import about, transition
-from fedssl_coordinator.storage.artifacts.service import release
+from fedssl_coordinator.storage.artifacts.removal import release
 
 
 def queue(session: Session, run: Run, round_number: int, num_epochs: int) -> None:

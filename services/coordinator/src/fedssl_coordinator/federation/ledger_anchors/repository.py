@@ -1,14 +1,12 @@
-"""Reads and writes anchors, which are only ever added to, and the key that signs their receipts."""
+"""Reads and writes anchors, which are only ever added to."""
 
 from collections.abc import Sequence
 
 from sqlalchemy import select, text
-from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.ledger import LedgerAnchor
 from fedssl_coordinator.core.models import LedgerAnchor as Row
-from fedssl_coordinator.core.models import SigningKey
 
 
 def lock(session: Session, client_id: str) -> None:
@@ -41,13 +39,3 @@ def add(session: Session, client_id: str, anchor: LedgerAnchor, *, is_consistent
 def after(session: Session, client_id: str, last_id: int, limit: int) -> Sequence[Row]:
     statement = select(Row).where(Row.client_id == client_id, Row.id > last_id).order_by(Row.id).limit(limit)
     return session.scalars(statement).all()
-
-
-def signing_key(session: Session) -> str | None:
-    """The private key, in hexadecimal."""
-    return session.scalar(select(SigningKey.private_key))
-
-
-def add_signing_key(session: Session, private_key: str) -> None:
-    """Keep the first key; a later one changes nothing."""
-    session.execute(insert(SigningKey).values(id=1, private_key=private_key).on_conflict_do_nothing())

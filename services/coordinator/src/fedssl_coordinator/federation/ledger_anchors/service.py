@@ -1,17 +1,16 @@
 """Stores anchors and returns receipts for them. A contradiction is stored too, as evidence, and is an event."""
 
 import functools
-import hmac
 from datetime import UTC
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.ledger import AnchorReceipt, LedgerAnchor, receipt_message
 from fedssl.protocol.views import LedgerAnchorView
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import LedgerAnchor as Row
-from fedssl_coordinator.core.quota import Budget
+from fedssl_coordinator.core.quota import Quota
+from fedssl_coordinator.core.secrets import signing_key
 from fedssl_coordinator.federation.ledger_anchors import repository
 
 # Per client and hour, because both are kept permanently. A worker with its own ledger sends far fewer.
@@ -53,14 +52,9 @@ def record_anchor(session: Session, client_id: str, anchor: LedgerAnchor | None)
     return None
 
 
-def key_for(session: Session, purpose: str) -> bytes:
-    """A secret of 32 bytes that all API processes share, one for each purpose, derived from the signing key."""
-    return hmac.digest(_signing_key(session).private_bytes_raw(), purpose.encode(), "sha256")
-
-
 @functools.cache
-def _hour() -> Budget:
-    return Budget(3600)
+def _hour() -> Quota:
+    return Quota(3600)
 
 
 def _extend(session: Session, client_id: str, anchor: LedgerAnchor, *, is_new: bool) -> Row:
@@ -73,7 +67,7 @@ def _extend(session: Session, client_id: str, anchor: LedgerAnchor, *, is_new: b
 
 
 def _receipt(session: Session, client_id: str, anchor: LedgerAnchor, row: Row) -> AnchorReceipt:
-    key = _signing_key(session)
+    key = signing_key(session)
     at = row.at.astimezone(UTC).isoformat(timespec="microseconds")
     return AnchorReceipt(
         client_id=client_id,
@@ -83,16 +77,6 @@ def _receipt(session: Session, client_id: str, anchor: LedgerAnchor, row: Row) -
         coordinator=key.public_key().public_bytes_raw().hex(),
         signature=key.sign(receipt_message(client_id, anchor, at)).hex(),
     )
-
-
-def _signing_key(session: Session) -> Ed25519PrivateKey:
-    """One for all API processes, so it lives in Postgres; made when it is first needed."""
-    private = repository.signing_key(session)
-    if private is None:
-        repository.add_signing_key(session, Ed25519PrivateKey.generate().private_bytes_raw().hex())
-        private = repository.signing_key(session)
-        assert private is not None, "it was added, here or elsewhere"
-    return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(private))
 
 
 def _record_event(session: Session, client_id: str, kind: str, what: str, anchor: LedgerAnchor, known: Row) -> None:

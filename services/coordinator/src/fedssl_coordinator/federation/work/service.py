@@ -28,7 +28,7 @@ from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.logs import say_about
 from fedssl_coordinator.core.models import Assignment, Run
-from fedssl_coordinator.core.problems import Happening, ProblemError, printable
+from fedssl_coordinator.core.problems import AuditEvent, ProblemError, printable
 from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.dimensions import repository as dimensions
 from fedssl_coordinator.federation.rounds import repository as rounds
@@ -44,7 +44,7 @@ def register(session: Session, client_id: str, request: Register) -> Registered:
     if request.protocol_version != PROTOCOL_VERSION:
         detail = f"the worker uses protocol {request.protocol_version}, the coordinator {PROTOCOL_VERSION}: update one"
         raise ProblemError(
-            "invalid-request", detail, happening=Happening("client.refused", detail, client_id=client_id)
+            "invalid-request", detail, audit_event=AuditEvent("client.refused", detail, client_id=client_id)
         )
     clients.register(session, client_id, request)
     repository.end_pauses(session, client_id)  # a worker that starts again may now have what it lacked
@@ -102,7 +102,7 @@ def submit(session: Session, client_id: str, request: Submit) -> Submitted:
     _require_open(session, assignment)
     if not artifacts.is_uploaded(session, assignment.id, request.update):
         detail = f"artifact {request.update} has not been uploaded for this assignment: upload it with PUT first"
-        raise ProblemError("conflict", detail, happening=_refused(assignment, detail))
+        raise ProblemError("conflict", detail, audit_event=_refused(assignment, detail))
     _require_wanted(session, assignment)
     _accept(session, assignment, request)
     events.once_written(session, functools.partial(_advance_if_last, assignment.run_id, assignment.round_id))
@@ -169,7 +169,7 @@ def _accepted_before(assignment: Assignment, request: Submit) -> Submitted:
         f"round {assignment.round_number} has already accepted another update of {assignment.client_id}, and keeps it: "
         "claim new work"
     )
-    raise ProblemError("duplicate-update", detail, happening=_refused(assignment, detail))
+    raise ProblemError("duplicate-update", detail, audit_event=_refused(assignment, detail))
 
 
 def _require_open(session: Session, assignment: Assignment) -> None:
@@ -179,9 +179,9 @@ def _require_open(session: Session, assignment: Assignment) -> None:
         return
     if current.state != RoundState.OPEN:
         detail = f"round {current.number} is no longer open: this came too late and changes nothing; claim new work"
-        raise ProblemError("round-closed", detail, happening=_refused(assignment, detail))
+        raise ProblemError("round-closed", detail, audit_event=_refused(assignment, detail))
     detail = f"the assignment is {assignment.state}" + (f" ({assignment.reason})" if assignment.reason else "")
-    raise ProblemError("lease-lost", f"{detail}: claim again", happening=_refused(assignment, detail))
+    raise ProblemError("lease-lost", f"{detail}: claim again", audit_event=_refused(assignment, detail))
 
 
 def _require_wanted(session: Session, assignment: Assignment) -> None:
@@ -195,7 +195,7 @@ def _require_wanted(session: Session, assignment: Assignment) -> None:
             f"round {current.number} closes with the first {current.num_wanted} updates, and has them: this one came "
             "too late and changes nothing; claim new work"
         )
-        raise ProblemError("round-closed", detail, happening=_refused(assignment, detail))
+        raise ProblemError("round-closed", detail, audit_event=_refused(assignment, detail))
 
 
 def _work_item(session: Session, assignment: Assignment, run: Run, spec: RunSpec) -> WorkItem:
@@ -219,8 +219,8 @@ def _work_item(session: Session, assignment: Assignment, run: Run, spec: RunSpec
     )
 
 
-def _refused(assignment: Assignment, detail: str) -> Happening:
-    return Happening("assignment.refused", detail, assignment.run_id, assignment.round_number, assignment.client_id)
+def _refused(assignment: Assignment, detail: str) -> AuditEvent:
+    return AuditEvent("assignment.refused", detail, assignment.run_id, assignment.round_number, assignment.client_id)
 
 
 def _record(session: Session, kind: str, message: str, assignment: Assignment) -> None:

@@ -1,1 +1,1 @@
-"""Bearer tokens: made, listed, revoked."""
+"""Bearer tokens: creating, listing, revoking and enrolling."""

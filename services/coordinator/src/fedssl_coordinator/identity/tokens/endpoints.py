@@ -15,18 +15,18 @@ from fedssl_coordinator.identity.tokens import repository, service
 
 router = APIRouter(prefix="/v1", tags=["tokens"])
 
-_SAME: dict[int | str, dict[str, Any]] = {status.HTTP_200_OK: {"description": "This token was enrolled already."}}
+_SAME: dict[int | str, dict[str, Any]] = {status.HTTP_200_OK: {"description": "This token was already enrolled."}}
 
 
 @router.post("/tokens", status_code=status.HTTP_201_CREATED)
 def create_token(request: TokenCreate, caller: Admin, session: DB) -> TokenCreated:
-    """Make a token. Its secret is shown this once."""
+    """Create a token. Its secret is only in this response."""
     return service.create(session, request)
 
 
 @router.get("/tokens")
 def list_tokens(caller: Admin, session: DB, limit: Limit = 100, cursor: Cursor = None) -> Page[TokenView]:
-    """Tokens without their secrets, newest first."""
+    """List tokens without their secrets, newest first."""
     before = decode_cursor(cursor, datetime.fromisoformat, UUID) if cursor else None
     rows = repository.newest_first(session, limit + 1, before)
     return page_of(rows, limit, service.view, lambda row: (row.created_at.isoformat(), str(row.id)))
@@ -34,22 +34,22 @@ def list_tokens(caller: Admin, session: DB, limit: Limit = 100, cursor: Cursor =
 
 @router.delete("/tokens/{token_id}", status_code=status.HTTP_204_NO_CONTENT)
 def revoke_token(token_id: UUID, caller: Admin, session: DB) -> None:
-    """Revoke a token at once."""
+    """Revoke a token with immediate effect."""
     service.revoke(session, token_id)
 
 
 @router.post("/enrolment-tokens", status_code=status.HTTP_201_CREATED)
 def create_enrolment_token(request: EnrolmentCreate, caller: Operator, session: DB) -> TokenCreated:
-    """Make a token that makes somebody a client's worker, once. It takes the place of an unused one of the client.
+    """Create a single-use enrolment token for a client's worker. It replaces an unused one of the client.
 
-    For a client that has had a worker this needs an admin's token.
+    If the client has ever had a worker, this needs an admin's token.
     """
     return service.enrol(session, caller, request)
 
 
 @router.post("/enrolments", status_code=status.HTTP_201_CREATED, responses=_SAME)
 def enrol(request: Enrol, response: Response, caller: Enrolling, session: DB) -> Enrolled:
-    """Use an enrolment token: the token that the worker has made for itself becomes valid."""
+    """Use an enrolment token: the token that the worker has created for itself becomes valid."""
     enrolled, is_new = service.redeem(session, caller, request)
     response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
     return enrolled

@@ -15,8 +15,13 @@ from fedssl_coordinator.core.models import Client, Token
 
 
 def find(session: Session, secret_hash: str) -> Token | None:
-    """The token with this hash, unless it has expired, or it or its client is revoked."""
+    """Return the token with this hash, unless it has expired, or it or its client is revoked."""
     return session.scalars(_valid().where(Token.secret_hash == secret_hash)).one_or_none()
+
+
+def get(session: Session, token_id: UUID) -> Token:
+    """Return an existing token."""
+    return session.get_one(Token, token_id)
 
 
 def is_valid(session: Session, token_id: UUID) -> bool:
@@ -24,12 +29,12 @@ def is_valid(session: Session, token_id: UUID) -> bool:
 
 
 def still_valid(session: Session, token_ids: Sequence[UUID]) -> set[UUID]:
-    """Those of the tokens that are valid now."""
+    """Return those of the tokens that are valid now."""
     return set(session.scalars(_valid().where(among(Token.id, token_ids)).with_only_columns(Token.id)))
 
 
 def expiry(seconds: int | None) -> Any:
-    """An SQL expression: so many seconds from now, by the database's clock; None: never."""
+    """Return an SQL expression for a time from now by the database's clock, or None for a token that never expires."""
     return None if seconds is None else func.now() + timedelta(seconds=seconds)
 
 
@@ -47,7 +52,7 @@ def newest_first(session: Session, limit: int, before: tuple[object, UUID] | Non
 
 
 def revoke(session: Session, token_id: UUID) -> bool:
-    """False: there is no such token. Revoking twice is no error."""
+    """Revoke a token, or return False if it does not exist. Revoking it again has no effect."""
     statement = (
         update(Token)
         .where(Token.id == token_id)
@@ -58,13 +63,13 @@ def revoke(session: Session, token_id: UUID) -> bool:
 
 
 def has_worker(session: Session, client_id: str) -> bool:
-    """Whether the client has, or has had, a worker's token."""
+    """Return whether the client has, or has had, a worker's token."""
     found = exists().where(Token.client_id == client_id, Token.role == Role.WORKER)
     return bool(session.scalar(select(found)))
 
 
 def revoke_open_enrolments(session: Session, client_id: str) -> None:
-    """Those that nobody has used yet."""
+    """Revoke the client's enrolment tokens that have not been used."""
     session.execute(
         update(Token)
         .where(
@@ -79,7 +84,7 @@ def revoke_open_enrolments(session: Session, client_id: str) -> None:
 
 
 def use(session: Session, enrolment_id: UUID) -> bool:
-    """Whether this caller is the one who uses the enrolment: of any number at once, one is."""
+    """Mark an enrolment as used. Returns True for only one of several simultaneous callers."""
     statement = (
         update(Token)
         .where(
@@ -97,7 +102,7 @@ def use(session: Session, enrolment_id: UUID) -> bool:
 
 
 def add_enrolled(session: Session, enrolment: Token, secret_hash: str) -> UUID | None:
-    """The worker's token that an enrolment becomes; None: there is a token with this hash already."""
+    """Add the worker's token that an enrolment becomes, or return None if a token with this hash already exists."""
     statement = (
         insert(Token)
         .values(
@@ -115,12 +120,12 @@ def add_enrolled(session: Session, enrolment: Token, secret_hash: str) -> UUID |
 
 
 def enrolled(session: Session, enrolment_id: UUID) -> Token | None:
-    """The worker's token that an enrolment has become."""
+    """Return the worker's token that an enrolment has become."""
     return session.scalars(select(Token).where(Token.enrolment_id == enrolment_id)).one_or_none()
 
 
 def _valid() -> Select[Token]:
-    # A used enrolment opens nothing, but its worker may repeat itself when the answer was lost, however late.
+    # A used enrolment grants nothing, but its worker may repeat the request, however late, if the response was lost.
     return (
         select(Token)
         .outerjoin(Client, Client.id == Token.client_id)

@@ -1,4 +1,4 @@
-"""Makes and revokes tokens, and turns an enrolment into a worker's token, once."""
+"""Creates and revokes tokens, and exchanges an enrolment for a worker's token once."""
 
 from uuid import UUID
 
@@ -10,29 +10,29 @@ from fedssl.protocol.work import Enrol, Enrolled
 from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import Token
-from fedssl_coordinator.core.problems import Happening, ProblemError
+from fedssl_coordinator.core.problems import AuditEvent, ProblemError
 from fedssl_coordinator.identity import clients
 from fedssl_coordinator.identity.authentication import Caller, hash_secret, new_secret, require_still
 from fedssl_coordinator.identity.tokens import repository
 
 
 def create(session: Session, request: TokenCreate) -> TokenCreated:
-    """A new token; a worker's makes its client known. The secret is in this answer and nowhere else."""
+    """Create a token, and the client of a worker's token if it is new. Only the result contains the secret."""
     if (request.role == "worker") != (request.client_id is not None):
-        raise ProblemError("invalid-request", "client_id: a worker's token needs one; every other has none")
+        raise ProblemError("invalid-request", "client_id: a worker's token needs one, other tokens must not have one")
     if request.client_id is not None:
-        _require_welcome(session, request.client_id)
+        _require_not_revoked(session, request.client_id)
     token = Token(role=request.role, client_id=request.client_id, label=request.label)
     return _add(session, token, request.lifetime_seconds)
 
 
 def enrol(session: Session, caller: Caller, request: EnrolmentCreate) -> TokenCreated:
-    """A token that makes somebody the client's worker, once. It takes the place of an unused one of the client.
+    """Create a single-use enrolment token for the client's worker. It replaces an unused one of the client.
 
-    Whoever is enrolled speaks for the client. So operators bring clients in, and only admins let somebody take over
-    from a worker that there has been.
+    An enrolled worker acts for the client. So operators can enrol the first worker of a client, and only admins can
+    enrol a worker that replaces an earlier one.
     """
-    _require_welcome(session, request.client_id)
+    _require_not_revoked(session, request.client_id)
     if caller.role != Role.ADMIN and repository.has_worker(session, request.client_id):
         detail = f"client {request.client_id} has had a worker: only an admin's token may enrol another for it"
         raise ProblemError("forbidden", detail)
@@ -42,18 +42,18 @@ def enrol(session: Session, caller: Caller, request: EnrolmentCreate) -> TokenCr
 
 
 def redeem(session: Session, caller: Caller, request: Enrol) -> tuple[Enrolled, bool]:
-    """The worker's token that an enrolment becomes, and whether it is new.
+    """Return the worker's token that an enrolment becomes, and whether it is new.
 
-    The worker has made the token's secret, so it may repeat itself when the answer was lost. Raises ProblemError for
-    anybody else who shows the enrolment afterwards.
+    The worker has created the token's secret, so it can repeat the request if the response was lost. Raises
+    ProblemError for every other worker that uses the enrolment afterwards.
     """
     assert caller.client_id is not None, "an enrolment has a client"
     clients.locked(session, caller.client_id)
     require_still(session, caller)
     if repository.use(session, caller.token_id):
-        token_id = repository.add_enrolled(session, session.get_one(Token, caller.token_id), request.token_hash)
+        token_id = repository.add_enrolled(session, repository.get(session, caller.token_id), request.token_hash)
         if token_id is None:
-            raise ProblemError("conflict", "there is a token with this hash: make a new secret, and enrol with that")
+            raise ProblemError("conflict", "a token with this hash exists: create a new secret, and enrol with that")
         record(session, "client.enrolled", f"{caller.client_id} has a worker", client_id=caller.client_id,
                data={"token": str(token_id), "enrolment": str(caller.token_id)})  # fmt: skip
         return Enrolled(client_id=caller.client_id, token_id=token_id), True
@@ -68,10 +68,10 @@ def view(token: Token) -> TokenView:
 
 
 def revoke(session: Session, token_id: UUID) -> None:
-    """From now on the token opens nothing; what was opened with it and waits, a claim or a stream, ends."""
+    """Revoke a token with immediate effect. Claims and event streams that it has opened end."""
     if not repository.revoke(session, token_id):
         raise ProblemError("not-found", f"no token {token_id}")
-    record(session, "token.revoked", f"token {token_id} opens nothing any more")
+    record(session, "token.revoked", f"token {token_id} was revoked")
     enqueue.wake_workers(session)
     enqueue.wake_watchers(session)
 
@@ -87,21 +87,21 @@ def _add(session: Session, token: Token, lifetime_seconds: int | None) -> TokenC
     return TokenCreated(**view(token).model_dump(), secret=secret)
 
 
-def _require_welcome(session: Session, client_id: str) -> None:
+def _require_not_revoked(session: Session, client_id: str) -> None:
     clients.get_or_create(session, client_id)
     if clients.locked(session, client_id).revoked_at is not None:
-        raise ProblemError("conflict", f"client {client_id} is revoked; enrol the owner under a new name")
+        raise ProblemError("conflict", f"client {client_id} is revoked: enrol the data owner under a new name")
 
 
 def _used_before(caller: Caller) -> ProblemError:
     detail = (
         f"this enrolment token of {caller.client_id} has been used by another worker: ask for a new one, and if the "
-        "other is none of yours, have its token revoked"
+        "other worker is not yours, have its token revoked"
     )
-    happening = Happening(
+    audit_event = AuditEvent(
         "enrolment.refused",
-        f"somebody showed an enrolment token of {caller.client_id} that another worker had used",
+        f"a request used an enrolment token of {caller.client_id} that another worker had already used",
         client_id=caller.client_id,
         data={"enrolment": str(caller.token_id)},
     )
-    return ProblemError("conflict", detail, happening=happening)
+    return ProblemError("conflict", detail, audit_event=audit_event)

@@ -1,1 +1,1 @@
-"""Artifacts on their way in and out."""
+"""Artifacts: who may send and fetch them, the checks on upload, and the transfer of their bytes."""

@@ -13,31 +13,31 @@ from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.core.metrics import UPLOAD_BYTES
 from fedssl_coordinator.identity.authentication import Caller, WaitingOperatorOrWorker
 from fedssl_coordinator.storage.artifacts import service
-from fedssl_coordinator.storage.artifacts.service import Arrival, Permit
+from fedssl_coordinator.storage.artifacts.service import UploadPermit, UploadStatus
 from fedssl_coordinator.storage.artifacts.streaming import artifact_response, receive
 
 router = APIRouter(prefix="/v1/artifacts", tags=["artifacts"])
 
 AssignmentId = Annotated[
-    UUID | None, Query(description="The assignment whose update this is; left out by operators, who send data sets.")
+    UUID | None, Query(description="The assignment whose update this is. Operators, who send data sets, leave it out.")
 ]
 ContentLength = Annotated[int | None, Header(ge=0, description="The size of the file in bytes.")]
 _BODY = {"requestBody": {"required": True, "content": {"application/octet-stream": {}}}}
 
 
-def _permit(caller: Caller, assignment: UUID | None, digest: str) -> tuple[Permit, bool]:
-    """What the caller may send, and whether it has arrived before."""
+def _permit(caller: Caller, assignment: UUID | None, digest: str) -> tuple[UploadPermit, bool]:
+    """Return what the caller may send, and whether it has arrived before."""
     if caller.client_id is not None and assignment is None:
         missing = {"type": "missing", "loc": ("query", "assignment"), "msg": "Field required", "input": None}
         raise RequestValidationError([missing])
     with transaction() as session:
-        permit, arrival = service.permit(session, caller, assignment, digest)
-    return permit, arrival is not Arrival.MISSING and not service.is_lost(arrival, digest)
+        permit, upload_status = service.permit_for(session, caller, assignment, digest)
+    return permit, upload_status is not UploadStatus.MISSING and not service.is_lost(upload_status, digest)
 
 
-def _note(assignment: UUID | None, digest: str, size: int) -> None:
+def _record(assignment: UUID | None, digest: str, size: int) -> None:
     with transaction() as session:
-        service.note_sent(session, assignment, digest, size)
+        service.record_upload(session, assignment, digest, size)
 
 
 def _check(digest: str, caller: Caller) -> None:
@@ -53,25 +53,26 @@ async def upload_artifact(
     assignment: AssignmentId = None,
     content_length: ContentLength = None,
 ) -> JSONResponse:
-    """Send a safetensors file: a worker its update, an operator the images of a data set that is to be registered.
+    """Send a safetensors file: a worker sends its update, an operator the images of a data set to register.
 
-    Its header is checked before its body is read, its digest after. In one request: what breaks is sent again from its
-    first byte, which `/v1/uploads` spares larger files.
+    The header is checked before the body is read, the digest afterwards. The file is sent in one request: if the
+    connection breaks, send it again from the first byte. For large files use `/v1/uploads`, which can be resumed.
     """
     permit, is_there = await run_in_threadpool(_permit, caller, assignment, digest)
     if is_there:
         return JSONResponse({"digest": digest}, status_code=status.HTTP_200_OK)
     size = await receive(permit, digest, content_length, request.stream())
     UPLOAD_BYTES.inc(size)
-    await run_in_threadpool(_note, assignment, digest, size)
+    await run_in_threadpool(_record, assignment, digest, size)
     return JSONResponse({"digest": digest}, status_code=status.HTTP_201_CREATED)
 
 
 @router.get("/{digest}", response_class=Response)
 async def download_artifact(digest: Digest, request: Request, caller: WaitingOperatorOrWorker) -> Response:
-    """An artifact's bytes; `Range` resumes a broken download.
+    """Fetch an artifact's bytes; `Range` resumes an interrupted download.
 
-    With `Accept-Direct: 1` the answer may be 307, to an address at which an object store gives them without a token.
+    With `Accept-Direct: 1` the response may be a 307 redirect to a signed address of the object store, which needs no
+    token.
     """
     await run_in_threadpool(_check, digest, caller)
     return await run_in_threadpool(artifact_response, digest, request.headers, direct=True)

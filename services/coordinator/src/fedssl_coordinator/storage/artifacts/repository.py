@@ -1,4 +1,4 @@
-"""Reads and writes what is known of artifacts; the bytes are in the store."""
+"""Reads and writes the rows of artifacts; the bytes are in the store."""
 
 from uuid import UUID
 
@@ -10,9 +10,9 @@ from fedssl_coordinator.core.models import Artifact, Assignment, PublicDataset, 
 
 
 def add(session: Session, digest: str, num_bytes: int) -> None:
-    """Note an artifact that was stored just now, whether it was known before or not.
+    """Record an artifact that was just stored, whether or not it was known before.
 
-    Until the transaction ends its row is locked against the collector.
+    Its row is locked against the collector until the transaction ends.
     """
     new = {"touched_at": func.now(), "collected_at": None}
     statement = insert(Artifact).values(digest=digest, num_bytes=num_bytes)
@@ -20,7 +20,7 @@ def add(session: Session, digest: str, num_bytes: int) -> None:
 
 
 def touch(session: Session, digest: str) -> bool:
-    """Whether the bytes of an artifact are kept, and will be for a while from now on."""
+    """Return whether the bytes of an artifact are stored. If they are, its retention period starts again."""
     statement = (
         update(Artifact)
         .where(Artifact.digest == digest, Artifact.collected_at.is_(None))
@@ -31,19 +31,33 @@ def touch(session: Session, digest: str) -> bool:
 
 
 def hold(session: Session, digest: str) -> bool:
-    """Whether the bytes of an artifact are kept: until the transaction ends nobody removes them."""
+    """Return whether the bytes of an artifact are stored. If they are, they stay until the transaction ends."""
     statement = select(Artifact.digest).where(Artifact.digest == digest, Artifact.collected_at.is_(None))
     return session.scalar(statement.with_for_update(read=True, key_share=True)) is not None
 
 
 def remove(session: Session, digest: str) -> bool:
-    """Forget an artifact; whether it was known. Raises Referred where something refers to it."""
+    """Delete an artifact's row; return whether there was one. Raises BrokenReference if something refers to it."""
     statement = delete(Artifact).where(Artifact.digest == digest).returning(Artifact.digest)
     return session.execute(statement).scalar_one_or_none() is not None
 
 
+def assignment(session: Session, assignment_id: UUID) -> Assignment | None:
+    return session.get(Assignment, assignment_id)
+
+
+def locked_assignment(session: Session, assignment_id: UUID) -> Assignment | None:
+    """Return an assignment, locked until the transaction ends, or None if it was deleted."""
+    return session.get(Assignment, assignment_id, with_for_update={"key_share": True}, populate_existing=True)
+
+
+def round_and_run(session: Session, assignment: Assignment) -> tuple[Round, Run]:
+    """Return the round and the run that an assignment belongs to."""
+    return session.get_one(Round, assignment.round_id), session.get_one(Run, assignment.run_id)
+
+
 def add_upload(session: Session, assignment_id: UUID, digest: str) -> None:
-    """Note that this assignment's worker sent the artifact and that it fits the plan."""
+    """Record that this assignment's worker sent the artifact and that it matches the plan."""
     session.execute(insert(Upload).values(assignment_id=assignment_id, digest=digest).on_conflict_do_nothing())
 
 
@@ -52,7 +66,7 @@ def is_uploaded(session: Session, assignment_id: UUID, digest: str) -> bool:
 
 
 def num_uploads(session: Session, assignment_id: UUID) -> int:
-    """How many different artifacts were sent for an assignment."""
+    """Return how many different artifacts were sent for an assignment."""
     statement = select(func.count()).select_from(Upload).where(Upload.assignment_id == assignment_id)
     return session.scalar(statement) or 0
 
@@ -62,7 +76,7 @@ def is_known(session: Session, digest: str) -> bool:
 
 
 def is_broadcast_to(session: Session, digest: str, client_id: str) -> bool:
-    """Whether some round has sent these weights to this client."""
+    """Return whether a round has sent these weights to this client."""
     statement = select(
         exists(
             select(Assignment.id)
@@ -74,7 +88,7 @@ def is_broadcast_to(session: Session, digest: str, client_id: str) -> bool:
 
 
 def is_public_for(session: Session, digest: str, client_id: str) -> bool:
-    """Whether these are the registered public images of a run whose work this client holds or has held."""
+    """Return whether these are the registered public images of a run in which this client has held an assignment."""
     statement = select(
         exists(
             select(Assignment.id)

@@ -1,4 +1,4 @@
-"""Bytes in and out, a mebibyte at a time: neither direction ever holds an artifact in memory."""
+"""Streams artifacts in and out, one mebibyte at a time: neither direction holds a whole artifact in memory."""
 
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -16,7 +16,7 @@ from fedssl.errors import ArtifactError, ArtifactNotFound, ArtifactTooLarge, Off
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.core.store import store
-from fedssl_coordinator.storage.artifacts.service import Permit, check_announced
+from fedssl_coordinator.storage.artifacts.service import UploadPermit, check_announced
 
 CHUNK = 1 << 20
 _LINK_SECONDS = 900
@@ -25,27 +25,27 @@ _RANGE = re.compile(r"bytes=(\d{1,17})-(\d{1,17})?", re.ASCII)
 log = structlog.get_logger(__name__)
 
 
-async def receive(permit: Permit, digest: str, content_length: int | None, body: AsyncIterator[bytes]) -> int:
-    """Store an upload that fits the permit, and return its size in bytes.
+async def receive(permit: UploadPermit, digest: str, content_length: int | None, body: AsyncIterator[bytes]) -> int:
+    """Store an upload that matches the permit, and return its size in bytes.
 
-    The header is checked before the body is read, the digest and the values after. Raises ProblemError, storing
-    nothing.
+    The header is checked before the body is read, the digest and the values afterwards. Raises ProblemError; nothing
+    is stored then.
     """
     if content_length is None:
-        detail = "send Content-Length, the size of the safetensors file in bytes, and not in chunks"
+        detail = "send Content-Length, the size of the safetensors file in bytes, and no chunked encoding"
         raise permit.refusal("length-required", detail)
     check_announced(permit, content_length)
     with refusals(permit), store().writer() as writer:
         header = await _receive_into(writer, permit, content_length, body)
-        writer.verify(digest)  # first: bytes that broke on the way say nothing of the tensors
+        writer.verify(digest)  # first: damaged bytes would give misleading errors about the tensors
         await run_in_threadpool(check_finite, writer.path, header)
         await run_in_threadpool(writer.commit, digest)
     return content_length
 
 
 @contextmanager
-def refusals(permit: Permit) -> Iterator[None]:
-    """What goes wrong with an upload, as the problem that its sender is told of."""
+def refusals(permit: UploadPermit) -> Iterator[None]:
+    """Turn what goes wrong with an upload into the problem that its sender receives."""
     try:
         yield
     except OffsetMismatch as error:
@@ -55,21 +55,23 @@ def refusals(permit: Permit) -> Iterator[None]:
     except ArtifactError as error:
         raise permit.refusal("artifact-rejected", str(error)) from None
     except ClientDisconnect:
-        raise ProblemError("invalid-request", "the connection broke: send the artifact again") from None
+        raise ProblemError("invalid-request", "the connection was lost: send the artifact again") from None
     except OSError as error:
         log.error("store.failed", error=repr(error))
         detail = "the artifact store cannot take the upload at the moment: send it again shortly"
         raise ProblemError("unavailable", detail, headers={"Retry-After": "10"}) from None
 
 
-async def _receive_into(writer: Writer, permit: Permit, content_length: int, body: AsyncIterator[bytes]) -> Header:
+async def _receive_into(
+    writer: Writer, permit: UploadPermit, content_length: int, body: AsyncIterator[bytes]
+) -> Header:
     pending = bytearray()
     header: Header | None = None
     received = 0
     async for chunk in body:
         received += len(chunk)
         if received > content_length:
-            raise ArtifactTooLarge("more bytes came than Content-Length announced")
+            raise ArtifactTooLarge("more bytes arrived than Content-Length announced")
         pending += chunk
         header = header or checked_header(pending, permit, content_length)
         if header is not None and len(pending) >= CHUNK:
@@ -78,16 +80,16 @@ async def _receive_into(writer: Writer, permit: Permit, content_length: int, bod
     if header is None:
         raise ArtifactError("the upload ended within its safetensors header")
     if received != content_length:
-        raise ArtifactError(f"{received} bytes came, {content_length} were announced: send the artifact again")
+        raise ArtifactError(f"{received} bytes arrived, but {content_length} were announced: send the artifact again")
     await run_in_threadpool(writer.write, bytes(pending))
     writer.flush()
     return header
 
 
-def checked_header(beginning: bytearray, permit: Permit, num_bytes: int) -> Header | None:
-    """The header of a file of so many bytes, checked against the permit, once enough of the beginning is there.
+def checked_header(beginning: bytearray, permit: UploadPermit, num_bytes: int) -> Header | None:
+    """Return the checked header of a file of `num_bytes` bytes, or None if too little of its beginning has arrived.
 
-    Raises ArtifactError.
+    Raises ArtifactError if the header does not match the permit or the size.
     """
     if len(beginning) < LENGTH_BYTES:
         return None
@@ -97,31 +99,31 @@ def checked_header(beginning: bytearray, permit: Permit, num_bytes: int) -> Head
     header = parse_header(bytes(beginning[LENGTH_BYTES:end]))
     permit.check(header)
     if header.total_bytes != num_bytes:
-        raise ArtifactError(f"the header describes {header.total_bytes} bytes, {num_bytes} were announced")
+        raise ArtifactError(f"the header describes {header.total_bytes} bytes, but {num_bytes} were announced")
     return header
 
 
 def artifact_response(digest: str, request_headers: Mapping[str, str], *, direct: bool = False) -> Response:
-    """An artifact's bytes, all of them or one range. Raises ProblemError where the store lacks it.
+    """Return an artifact's bytes, all of them or one range. Raises ProblemError if the store lacks it.
 
-    `direct`: where the settings say so, and the caller that it can go there, the address of the object store.
+    With `direct`, the response redirects to the object store if the settings allow it and the caller accepts it.
     """
     try:
         size = store().size(digest)
     except ArtifactNotFound as error:
         raise ProblemError("not-found", str(error)) from None
     etag = f'"{digest}"'
-    goes_there = direct and settings().store_direct and request_headers.get("accept-direct") == "1"
-    if goes_there and (link := store().link(digest, _LINK_SECONDS)) is not None:
+    is_redirected = direct and settings().store_direct and request_headers.get("accept-direct") == "1"
+    if is_redirected and (link := store().link(digest, _LINK_SECONDS)) is not None:
         return Response(status_code=307, headers={"Location": link, "ETag": etag, "Cache-Control": "no-store"})
     headers = {"ETag": etag, "Accept-Ranges": "bytes"}
     start, stop, status = 0, size, 200
-    # A range of what the caller had begun to fetch, which a run's newest weights need no longer be.
+    # A range only of what the caller had begun to fetch: a run's newest weights may be others by now.
     asked = _range(request_headers.get("range", "")) if request_headers.get("if-range", etag) == etag else None
     if asked is not None:
         start, stop, status = asked[0], min(asked[1], size), 206
         if start >= size:
-            detail = f"the artifact has {size} bytes: ask for bytes below that"
+            detail = f"the artifact has {size} bytes: request a range that starts below that"
             raise ProblemError("range-not-satisfiable", detail, headers={"Content-Range": f"bytes */{size}"})
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
     headers["Content-Length"] = str(stop - start)
@@ -131,7 +133,7 @@ def artifact_response(digest: str, request_headers: Mapping[str, str], *, direct
 
 
 def _range(header: str) -> tuple[int, int] | None:
-    """First byte and the one after the last; None, for the whole, where it is not one range from a first byte on."""
+    """Return the first byte of a range and the one after its last, or None (everything) for other forms of Range."""
     match = _RANGE.fullmatch(header.strip())
     if match is None:
         return None

@@ -1,1 +1,1 @@
-"""Data sets that are registered once: public images that workers fetch, labelled ones that no worker sees."""
+"""Registered data sets: public images, which workers fetch, and labelled images, which no worker receives."""

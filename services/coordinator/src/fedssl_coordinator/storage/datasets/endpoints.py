@@ -25,14 +25,14 @@ router = APIRouter(prefix="/v1", tags=["data sets"])
 Create = TypeVar("Create", PublicDatasetCreate, EvaluationDatasetCreate)
 View = TypeVar("View", PublicDatasetView, EvaluationDatasetView)
 
-_SAME: dict[int | str, dict[str, Any]] = {status.HTTP_200_OK: {"description": "These images had this name already."}}
+_SAME: dict[int | str, dict[str, Any]] = {status.HTTP_200_OK: {"description": "These images already had this name."}}
 
 
 @router.post("/public-datasets", status_code=status.HTTP_201_CREATED, responses=_SAME)
 def register_public_dataset(
     request: PublicDatasetCreate, response: Response, caller: WaitingOperator
 ) -> PublicDatasetView:
-    """Give a name to public images that have been uploaded as an artifact, so that runs can name them."""
+    """Register public images that were uploaded as an artifact under a name, so that runs can refer to them."""
     return _register(request, response, service.known_public, service.about_public, service.register_public)
 
 
@@ -40,7 +40,7 @@ def register_public_dataset(
 def list_public_datasets(
     caller: Viewer, session: DB, limit: Limit = 100, cursor: Cursor = None
 ) -> Page[PublicDatasetView]:
-    """Public data sets, by name."""
+    """List public data sets by name."""
     after = decode_cursor(cursor, registered_name)[0] if cursor else None
     rows = repository.by_name(session, PublicDataset, limit + 1, after)
     return page_of(rows, limit, service.public_view, lambda row: (row.name,))
@@ -48,7 +48,7 @@ def list_public_datasets(
 
 @router.get("/public-datasets/{name}")
 def show_public_dataset(name: RegisteredName, caller: Viewer, session: DB) -> PublicDatasetView:
-    """One public data set."""
+    """Show one public data set."""
     return service.show_public(session, name)
 
 
@@ -56,7 +56,7 @@ def show_public_dataset(name: RegisteredName, caller: Viewer, session: DB) -> Pu
 def register_evaluation_dataset(
     request: EvaluationDatasetCreate, response: Response, caller: WaitingOperator
 ) -> EvaluationDatasetView:
-    """Give a name to labelled images that have been uploaded as an artifact, so that encoders are judged on them."""
+    """Register labelled images that were uploaded as an artifact under a name, to evaluate encoders on them."""
     return _register(request, response, service.known_evaluation, service.about_evaluation, service.register_evaluation)
 
 
@@ -64,7 +64,7 @@ def register_evaluation_dataset(
 def list_evaluation_datasets(
     caller: Viewer, session: DB, limit: Limit = 100, cursor: Cursor = None
 ) -> Page[EvaluationDatasetView]:
-    """Evaluation data sets, by name."""
+    """List evaluation data sets by name."""
     after = decode_cursor(cursor, registered_name)[0] if cursor else None
     rows = repository.by_name(session, EvaluationDataset, limit + 1, after)
     return page_of(rows, limit, service.evaluation_view, lambda row: (row.name,))
@@ -72,7 +72,7 @@ def list_evaluation_datasets(
 
 @router.get("/evaluation-datasets/{name}")
 def show_evaluation_dataset(name: RegisteredName, caller: Viewer, session: DB) -> EvaluationDatasetView:
-    """One evaluation data set."""
+    """Show one evaluation data set."""
     return service.show_evaluation(session, name)
 
 
@@ -83,7 +83,7 @@ def _register(
     about: Callable[[str], Mapping[str, int]],
     register: Callable[[Session, Create, Mapping[str, int]], tuple[View, bool]],
 ) -> View:
-    """In two transactions, between which the images are read: they may have to be fetched."""
+    """Register a data set in two transactions. The images are read in between, because they may have to be fetched."""
     with transaction() as session:
         view, is_new = known(session, request), False
     if view is None:

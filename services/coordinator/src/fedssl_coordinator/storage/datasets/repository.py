@@ -24,5 +24,5 @@ def by_name(session: Session, table: type[Row], limit: int, after: str | None) -
 
 
 def add(session: Session, table: type[Row], **values: Any) -> Row | None:
-    """None: the name is taken."""
+    """Add a data set, or return None if the name is taken."""
     return session.scalars(insert(table).values(**values).on_conflict_do_nothing().returning(table)).one_or_none()

@@ -1,4 +1,4 @@
-"""Registers data sets, shows them, and pins a run's spec to them. A name never changes its images."""
+"""Registers and shows data sets, and pins the specs of runs to them. The images of a name never change."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from fedssl.protocol.views import (
 )
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import EvaluationDataset, PublicDataset
-from fedssl_coordinator.core.problems import Happening, ProblemError
+from fedssl_coordinator.core.problems import AuditEvent, ProblemError
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.core.store import store
 from fedssl_coordinator.storage.artifacts import repository as artifacts
@@ -26,7 +26,7 @@ from fedssl_coordinator.storage.datasets import repository
 
 
 def known_public(session: Session, request: PublicDatasetCreate) -> PublicDatasetView | None:
-    """The very same images under this name. None: it is free, and they are there. Raises ProblemError."""
+    """Return the data set if the same images have this name, or None if the name is free. Raises ProblemError."""
     if (known := repository.get(session, PublicDataset, request.name)) is not None:
         return _same_public(known, request)
     _require_uploaded(session, request.digest)
@@ -34,7 +34,10 @@ def known_public(session: Session, request: PublicDatasetCreate) -> PublicDatase
 
 
 def about_public(digest: str) -> dict[str, int]:
-    """What the file says of its images. It may have to be fetched: in no transaction. Raises ProblemError."""
+    """Return the number and shape of the images in a file. Raises ProblemError.
+
+    The file may have to be fetched, so do not call this in a transaction.
+    """
     with _rejections():
         num_images, channels, size, _ = map_public(_path(digest)).shape
     return {"num_images": num_images, "channels": channels, "image_size": size}
@@ -43,10 +46,10 @@ def about_public(digest: str) -> dict[str, int]:
 def register_public(
     session: Session, request: PublicDatasetCreate, about: Mapping[str, int]
 ) -> tuple[PublicDatasetView, bool]:
-    """Name uploaded images; False: the very same were registered before. Raises ProblemError."""
+    """Register uploaded images, and return whether they are newly registered. Raises ProblemError."""
     _require_uploaded(session, request.digest)
     row = repository.add(session, PublicDataset, **request.model_dump(), **about)
-    if row is None:  # somebody else was a moment faster
+    if row is None:  # another request was faster
         return _same_public(_require(session, PublicDataset, request.name), request), False
     message = f"public data set {row.name}: {row.num_images} images of its {row.split} split"
     record(session, "dataset.registered", message, data={"digest": row.digest})
@@ -54,7 +57,7 @@ def register_public(
 
 
 def known_evaluation(session: Session, request: EvaluationDatasetCreate) -> EvaluationDatasetView | None:
-    """As `known_public`, of labelled images."""
+    """Do the same as `known_public` for labelled images."""
     if (known := repository.get(session, EvaluationDataset, request.name)) is not None:
         return _same_evaluation(known, request)
     _require_uploaded(session, request.digest)
@@ -62,7 +65,7 @@ def known_evaluation(session: Session, request: EvaluationDatasetCreate) -> Eval
 
 
 def about_evaluation(digest: str) -> dict[str, int]:
-    """As `about_public`, of labelled images."""
+    """Do the same as `about_public` for labelled images."""
     with _rejections():
         found = map_labelled(_path(digest))
     num_train, channels, size, _ = found.train_images.shape
@@ -78,7 +81,7 @@ def about_evaluation(digest: str) -> dict[str, int]:
 def register_evaluation(
     session: Session, request: EvaluationDatasetCreate, about: Mapping[str, int]
 ) -> tuple[EvaluationDatasetView, bool]:
-    """Name uploaded labelled images; False: the very same were registered before. Raises ProblemError."""
+    """Do the same as `register_public` for labelled images."""
     _require_uploaded(session, request.digest)
     row = repository.add(session, EvaluationDataset, **request.model_dump(), **about)
     if row is None:
@@ -97,19 +100,19 @@ def evaluation_view(row: EvaluationDataset) -> EvaluationDatasetView:
 
 
 def show_public(session: Session, name: str) -> PublicDatasetView:
-    """Raises ProblemError where nothing is registered under the name."""
+    """Return a public data set. Raises ProblemError if the name is not registered."""
     return public_view(_require(session, PublicDataset, name))
 
 
 def show_evaluation(session: Session, name: str) -> EvaluationDatasetView:
-    """Raises ProblemError where nothing is registered under the name."""
+    """Return an evaluation data set. Raises ProblemError if the name is not registered."""
     return evaluation_view(_require(session, EvaluationDataset, name))
 
 
 def pinned(session: Session, spec: RunSpec) -> RunSpec:
-    """The spec of a new run, with the digest of the public images that it names.
+    """Return the spec of a new run with the digest of the public images that it names.
 
-    Raises ProblemError where its data sets are neither registered nor to be found by name, or are not what it says.
+    Raises ProblemError if its data sets are neither registered nor known by name, or differ from what the spec states.
     """
     _check_evaluation(session, spec)
     config = spec.public_data
@@ -126,7 +129,7 @@ def pinned(session: Session, spec: RunSpec) -> RunSpec:
 def _check_evaluation(session: Session, spec: RunSpec) -> None:
     config = spec.evaluation
     if config is not None and repository.get(session, EvaluationDataset, config.dataset) is None:
-        raise _mistake(
+        raise _invalid(
             "evaluation.dataset",
             f"no evaluation data set {config.dataset} is registered: register it "
             "(`fedssl evaluation-dataset add NAME SOURCE`) and give its name, or leave evaluation out",
@@ -135,38 +138,38 @@ def _check_evaluation(session: Session, spec: RunSpec) -> None:
 
 def _check_registered(config: PublicDataConfig, row: PublicDataset) -> None:
     if config.digest not in (None, row.digest):
-        raise _mistake(
+        raise _invalid(
             "public_data.digest", f"the images registered as {row.name} have digest {row.digest}: leave it out"
         )
     if config.split != row.split:
-        raise _mistake(
+        raise _invalid(
             "public_data.split",
-            f"what is registered as {row.name} is the {row.split} split: ask for that, or register the other one "
-            "under another name",
+            f"what is registered as {row.name} is the {row.split} split: use that, or register the other one under "
+            "another name",
         )
     if config.num_images > row.num_images:
-        raise _mistake("public_data.num_images", f"{row.name} has {row.num_images} images: ask for no more")
+        raise _invalid("public_data.num_images", f"{row.name} has {row.num_images} images: ask for no more")
 
 
 def _check_unregistered(config: PublicDataConfig) -> None:
-    """Every machine may still find them by name: a known data set, or a file in the folder of public data."""
+    """Check images that machines find by name: a known data set, or a file in the folder of public data."""
     if config.digest is not None:
-        raise _mistake(
+        raise _invalid(
             "public_data.digest",
             f"no public data set {config.dataset} is registered: register it (`fedssl public-dataset add NAME SOURCE`),"
             " or leave the digest out",
         )
     if config.dataset not in KNOWN_DATASETS and settings().public_data is None:
-        raise _mistake(
+        raise _invalid(
             "public_data.dataset",
             f"no public data set {config.dataset} is registered: register it (`fedssl public-dataset add NAME SOURCE`) "
-            f"and give its name, or take one that every machine knows: {', '.join(KNOWN_DATASETS)}",
+            f"and give its name, or use one that every machine knows: {', '.join(KNOWN_DATASETS)}",
         )
 
 
 @contextmanager
 def _rejections() -> Iterator[None]:
-    """Bytes that are no data set, as the problem that the caller is told of."""
+    """Turn the error for bytes that are not a data set into the problem that the caller receives."""
     try:
         yield
     except ArtifactError as error:
@@ -181,7 +184,7 @@ def _path(digest: str) -> Path:
 
 
 def _require_uploaded(session: Session, digest: str) -> None:
-    """Raise ProblemError where the images are not kept; otherwise they stay until the transaction ends."""
+    """Raise ProblemError unless the images are stored. If they are, they stay until the transaction ends."""
     if not artifacts.hold(session, digest):
         raise _not_uploaded(digest)
 
@@ -194,7 +197,7 @@ def _require(session: Session, table: type[repository.Row], name: str) -> reposi
     row = repository.get(session, table, name)
     if row is None:
         kind = table.__tablename__.replace("_", "-")
-        raise ProblemError("not-found", f"no data set {name}: `GET /v1/{kind}` lists those that there are")
+        raise ProblemError("not-found", f"no data set {name}: `GET /v1/{kind}` lists the registered ones")
     return row
 
 
@@ -211,13 +214,13 @@ def _same_evaluation(row: EvaluationDataset, request: EvaluationDatasetCreate) -
 
 
 def _taken(row: PublicDataset | EvaluationDataset) -> ProblemError:
-    detail = f"{row.name} names other images already, and a name never changes its images: choose another name"
+    detail = f"{row.name} already names other images, and the images of a name never change: choose another name"
     return ProblemError("conflict", detail)
 
 
-def _mistake(key: str, message: str) -> ProblemError:
-    """422 that points at a key of the spec."""
+def _invalid(key: str, message: str) -> ProblemError:
+    """Return a 422 that names a key of the spec."""
     loc = ["spec", *key.split(".")]
     detail = f"nothing was changed; correct this and send it again: {'.'.join(loc)}"
-    happening = Happening("request.refused", f"POST /v1/runs: {'.'.join(loc)}: {message}")
-    return ProblemError("invalid-request", detail, errors=[{"loc": loc, "msg": message}], happening=happening)
+    audit_event = AuditEvent("request.refused", f"POST /v1/runs: {'.'.join(loc)}: {message}")
+    return ProblemError("invalid-request", detail, errors=[{"loc": loc, "msg": message}], audit_event=audit_event)

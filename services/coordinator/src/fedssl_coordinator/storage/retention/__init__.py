@@ -1,1 +1,1 @@
-"""What is kept in the artifact store, for how long, and whether it is all there."""
+"""Retention: which artifacts are kept and for how long, and the check that the store has all of them."""

@@ -9,32 +9,33 @@ EXIT_FAULT = 1
 
 def collect(
     *,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed, and remove nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and remove nothing.")] = False,
 ) -> None:
-    """Remove from the store what no run needs any more. The clock has it done every FEDSSL_COLLECT_SECONDS.
+    """Remove from the store what no run needs any more. `beat` also starts this every FEDSSL_COLLECT_SECONDS.
 
     \b
     update        single clients' updates of closed rounds (FEDSSL_KEEP_UPDATES_SECONDS)
     broadcast     old rounds' weights (FEDSSL_KEEP_BROADCASTS_SECONDS); not a run's first, newest and best
-    unreferenced  what nothing refers to: data sets never registered, deleted runs (FEDSSL_KEEP_UNREFERENCED_SECONDS)
-    abandoned     what uploads left that broke off
+    unreferenced  unregistered data sets, artifacts of deleted runs (FEDSSL_KEEP_UNREFERENCED_SECONDS)
+    abandoned     what interrupted uploads have left
     """
-    from fedssl_coordinator.storage.retention import service
+    from fedssl_coordinator.storage.retention import collection
 
-    collected = service.collect(dry_run=dry_run)
-    if collected is None:
-        typer.echo("error: somebody collects at this moment, or holds collection up for a backup: try later", err=True)
+    totals = collection.collect(dry_run=dry_run)
+    if totals is None:
+        detail = "another collection is running, or hold-collection prevents it during a backup: try again later"
+        typer.echo(f"error: {detail}", err=True)
         raise typer.Exit(EXIT_FAULT)
-    for kind in sorted(collected.counts):
-        typer.echo(f"{kind:<14}{collected.counts[kind]:>8} {collected.num_bytes[kind]:>16,} bytes")
-    total = f"{collected.counts.total()} artifacts, {collected.num_bytes.total():,} bytes"
+    for kind in sorted(totals.counts):
+        typer.echo(f"{kind:<14}{totals.counts[kind]:>8} {totals.num_bytes[kind]:>16,} bytes")
+    total = f"{totals.counts.total()} artifacts, {totals.num_bytes.total():,} bytes"
     typer.echo(f"{'would remove' if dry_run else 'removed'} {total}")
 
 
 def verify_store() -> None:
     """Read every artifact that the database refers to, and compare its bytes with its digest.
 
-    Exits with 1 where one is missing or damaged. Do it after a restore, before the other processes start.
+    Exits with 1 if one is missing or damaged. Run it after a restore, before the other processes start.
     """
     from fedssl_coordinator.storage.retention import verification
 
@@ -51,15 +52,15 @@ def verify_store() -> None:
 
 
 def hold_collection(command: Annotated[list[str], typer.Argument(metavar="COMMAND...")]) -> None:
-    """Run a command while nothing is removed from the store: a backup of the database and then of the store.
+    """Run a command while nothing is removed from the store, such as a backup of the database and then of the store.
 
-    Exits as the command does. Example: fedssl-coordinator hold-collection -- sh backup.sh
+    Exits with the command's exit code. Example: fedssl-coordinator hold-collection -- sh backup.sh
     """
     import subprocess
 
-    from fedssl_coordinator.storage.retention import service
+    from fedssl_coordinator.storage.retention import collection
 
-    with service.held_up():
+    with collection.held_up():
         try:
             code = subprocess.run(command, check=False).returncode
         except OSError as error:

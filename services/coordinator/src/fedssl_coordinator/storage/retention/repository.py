@@ -1,7 +1,7 @@
-"""Which artifacts are needed, asked of Postgres alone, and the notes of those whose bytes were removed.
+"""Finds the artifacts that are needed, from Postgres only, and records those whose bytes were removed.
 
-What refers to an artifact is what has a foreign key to it, so a new table keeps its artifacts without a word here. Only
-the references in `_conditions` end by themselves.
+An artifact is referred to by every column with a foreign key to it, so a new table keeps its artifacts without a change
+here. Only the references in `_conditions` expire.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ _DELIVERING = (AssignmentState.LEASED, AssignmentState.SUBMITTED)
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
-    """For how many seconds artifacts stay that no run needs to go on; see the settings of the same names."""
+class RetentionPeriods:
+    """For how many seconds artifacts stay that no run needs to continue; see the settings of the same names."""
 
     updates: float
     broadcasts: float
@@ -32,8 +32,8 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True)
-class Removable:
-    """An artifact that may go. `kind`: what it was; `run_id`: a run that had it."""
+class RemovableArtifact:
+    """An artifact that may be removed. `kind`: what it was; `run_id`: a run that it belonged to."""
 
     digest: str
     num_bytes: int
@@ -41,9 +41,8 @@ class Removable:
     run_id: UUID | None
 
 
-def removable(session: Session, keep: Keep) -> Sequence[Removable]:
-    """All artifacts that may go, one run's and one kind's together."""
-    # Kept for the rounds' sake, or what is left of an assignment that ended.
+def removable(session: Session, keep: RetentionPeriods) -> Sequence[RemovableArtifact]:
+    """Return all artifacts that may be removed, ordered by run and kind."""
     kind = case((_names(Assignment.update_digest) | _names(Upload.digest), UPDATE), else_=UNREFERENCED)
     kind = case((_names(Round.broadcast), BROADCAST), else_=kind)
     uploaded = select(Assignment.run_id).join(Upload).where(Upload.digest == Artifact.digest).limit(1)
@@ -53,22 +52,23 @@ def removable(session: Session, keep: Keep) -> Sequence[Removable]:
     ]
     run_id = func.coalesce(*owners, uploaded.scalar_subquery())
     found = select(Artifact.digest, Artifact.num_bytes, kind, run_id).where(_may_go(keep))
-    rows = [Removable(*row) for row in session.execute(found)]
+    rows = [RemovableArtifact(*row) for row in session.execute(found)]
     return sorted(rows, key=lambda row: (str(row.run_id), row.kind, row.digest))
 
 
-def locked_removable(session: Session, digests: Sequence[str], keep: Keep) -> set[str]:
-    """Those of the artifacts that may still go. Their rows are locked: nothing can begin to refer to them, and nobody
-    can note that he has stored them anew, until the transaction ends.
+def locked_removable(session: Session, digests: Sequence[str], keep: RetentionPeriods) -> set[str]:
+    """Return those of the artifacts that may still be removed, with their rows locked until the transaction ends.
+
+    Until then no row can begin to refer to them, and no process can record that it has stored them again.
     """
-    # Two statements: the second sees everything that was committed before the locks were given.
+    # Two statements: the second sees everything that was committed before the locks were acquired.
     locking = select(Artifact.digest).where(Artifact.digest.in_(digests)).order_by(Artifact.digest)
     locked = session.scalars(locking.with_for_update(skip_locked=True)).all()
     return set(session.scalars(select(Artifact.digest).where(Artifact.digest.in_(locked), _may_go(keep))))
 
 
 def forget(session: Session, digests: set[str]) -> None:
-    """The bytes are gone: so is the row, unless something still names the digest."""
+    """Delete the rows of artifacts whose bytes were removed. A row that is still referred to records the removal."""
     these = Artifact.digest.in_(digests)
     unsynchronised = {"synchronize_session": False}
     session.execute(delete(Artifact).where(these, ~_is_referenced()), execution_options=unsynchronised)
@@ -76,13 +76,13 @@ def forget(session: Session, digests: set[str]) -> None:
 
 
 def unknown(session: Session, digests: Sequence[str]) -> set[str]:
-    """Those that no row says are stored."""
+    """Return those of the digests that are not stored according to the database."""
     known = select(Artifact.digest).where(Artifact.digest.in_(digests), Artifact.collected_at.is_(None))
     return set(digests) - set(session.scalars(known))
 
 
 def adopt(session: Session, digest: str, num_bytes: int, age_seconds: float) -> None:
-    """Give a file that no row knows of a row of its age, so that it goes the same way as everything else."""
+    """Add a row, of the same age, for a file that has none, so that it expires as every other artifact does."""
     since = func.now() - timedelta(seconds=age_seconds)
     statement = insert(Artifact).values(digest=digest, num_bytes=num_bytes, touched_at=since)
     revived = {"touched_at": since, "collected_at": None}
@@ -92,24 +92,24 @@ def adopt(session: Session, digest: str, num_bytes: int, age_seconds: float) -> 
     session.execute(statement)
 
 
-def needed(session: Session, keep: Keep) -> list[tuple[str, int]]:
-    """Digest and size in bytes of every artifact that must be in the store."""
+def needed(session: Session, keep: RetentionPeriods) -> list[tuple[str, int]]:
+    """Return the digest and the size in bytes of every artifact that must be in the store."""
     is_kept = Artifact.collected_at.is_(None) & _is_needed(keep)
     statement = select(Artifact.digest, Artifact.num_bytes).where(is_kept).order_by(Artifact.digest)
     return [(digest, num_bytes) for digest, num_bytes in session.execute(statement)]
 
 
-def is_needed(session: Session, digest: str, keep: Keep) -> bool:
+def is_needed(session: Session, digest: str, keep: RetentionPeriods) -> bool:
     statement = select(Artifact.digest).where(Artifact.digest == digest, _is_needed(keep))
     return session.scalar(statement) is not None
 
 
-def _may_go(keep: Keep) -> ColumnElement[bool]:
+def _may_go(keep: RetentionPeriods) -> ColumnElement[bool]:
     is_old = Artifact.touched_at <= _ago(keep.unreferenced)
     return Artifact.collected_at.is_(None) & ~_is_needed(keep) & or_(_is_referenced(), is_old)
 
 
-def _is_needed(keep: Keep) -> ColumnElement[bool]:
+def _is_needed(keep: RetentionPeriods) -> ColumnElement[bool]:
     conditions = _conditions(keep)
     return or_(*(_names(column, conditions.get(column, true())) for column in references()))
 
@@ -119,14 +119,14 @@ def _is_referenced() -> ColumnElement[bool]:
 
 
 def references() -> list[Column[Any]]:
-    """Every column that refers to an artifact."""
+    """Return every column that refers to an artifact."""
     tables = Base.metadata.sorted_tables
     digest = Base.metadata.tables[Artifact.__tablename__].c.digest
     return [column for table in tables for column in table.columns if column.references(digest)]
 
 
-def _conditions(keep: Keep) -> dict[Column[Any], ColumnElement[bool]]:
-    """When a reference needs the bytes; one that is not here always does."""
+def _conditions(keep: RetentionPeriods) -> dict[Column[Any], ColumnElement[bool]]:
+    """Return the conditions under which references need the bytes. References that are not listed always do."""
     by_round = {
         Assignment.update_digest: _round_is_of(Assignment.round_id, keep.updates),
         Round.broadcast: _is_recent(keep.broadcasts),
@@ -142,12 +142,12 @@ def _round_is_of(round_id: InstrumentedAttribute[UUID], seconds: float) -> Colum
 
 
 def _is_recent(seconds: float) -> ColumnElement[bool]:
-    """The round is not closed, or was so less than this ago."""
+    """True if the round is still open, or was closed less than `seconds` ago."""
     return (Round.state != RoundState.CLOSED) | (Round.closed_at > _ago(seconds))
 
 
 def _is_best() -> ColumnElement[bool]:
-    """No other evaluation of the run on this data set has a better result."""
+    """True if no other evaluation of the run on this data set has a better result."""
     other = aliased(Evaluation)
     better = select(other.id).where(
         other.run_id == Evaluation.run_id,
@@ -163,7 +163,7 @@ def _score(evaluation: type[Evaluation]) -> ColumnElement[float]:
 
 
 def _names(column: AnyColumn, condition: ColumnElement[bool] | None = None) -> ColumnElement[bool]:
-    """Some row's column has the artifact's digest, and the condition holds for that row."""
+    """True if the column of some row has the artifact's digest and the condition holds for that row."""
     statement = select(column).where(column == Artifact.digest)
     return (statement if condition is None else statement.where(condition)).exists()
 

@@ -1,159 +1,77 @@
-"""Removes from the store what nobody needs any more.
+"""Decides what may be removed from the store, and records what was, in the caller's transaction."""
 
-An artifact's row is locked while its need is judged and its file removed. Whoever stores the same bytes meanwhile notes
-that in the same row afterwards, and looks whether the file is there; whoever begins to refer to it takes a lock on the
-row that waits for this one. So either the collector sees the need, or the other sees that the bytes are gone.
-"""
-
-import itertools
-import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
 from uuid import UUID
 
-import structlog
 from sqlalchemy.orm import Session
 
 from fedssl.artifacts.store import StoredFile
 from fedssl_coordinator.core.audit import record
-from fedssl_coordinator.core.db import exclusive, transaction
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.core.store import store
 from fedssl_coordinator.storage.retention import repository
-from fedssl_coordinator.storage.retention.repository import Keep, Removable
-from fedssl_coordinator.storage.uploads.service import expire_uploads
-
-log = structlog.get_logger(__name__)
-
-LOCK = "collect"
-ABANDONED = "abandoned"  # beside the repository's kinds: what was never stored
-_BATCH = 100
-T = TypeVar("T")
-_WAIT_SECONDS = 0.2
+from fedssl_coordinator.storage.retention.repository import RemovableArtifact, RetentionPeriods
 
 
-class Collected:
-    """Numbers of artifacts and bytes by kind."""
+class CollectionTotals:
+    """How many artifacts were removed, and their bytes, by kind."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.num_bytes: Counter[str] = Counter()
 
     def add(self, kind: str, sizes: Iterable[int]) -> None:
+        """Add artifacts of these sizes in bytes."""
         for size in sizes:
             self.counts[kind] += 1
             self.num_bytes[kind] += size
 
 
-def keep() -> Keep:
-    """For how long what stays, by the settings."""
+def retention_periods() -> RetentionPeriods:
+    """Return for how long artifacts are kept, according to the settings."""
     now = settings()
-    return Keep(now.keep_updates_seconds, now.keep_broadcasts_seconds, now.keep_unreferenced_seconds)
+    return RetentionPeriods(now.keep_updates_seconds, now.keep_broadcasts_seconds, now.keep_unreferenced_seconds)
 
 
-def collect(*, dry_run: bool = False) -> Collected | None:
-    """Remove what may go, and say what it was; with `dry_run` only say. None: somebody holds collection up."""
-    with exclusive(LOCK) as connection:
-        if connection is None:
-            return None
-        collected = Collected()
-        if dry_run:
-            _preview(collected)
-        else:
-            _adopt_unknown_files()
-            _remove(collected)
-            _drop_unfinished(collected)
-        return collected
+def remove_batch(
+    session: Session, run_id: UUID | None, kind: str, batch: Sequence[RemovableArtifact]
+) -> tuple[list[int], OSError | None]:
+    """Remove those of the artifacts that may still be removed, with an event.
 
-
-@contextmanager
-def held_up() -> Iterator[None]:
-    """For the length of the block nothing is collected; waits for a collection in progress to end."""
-    while True:
-        with exclusive(LOCK) as connection:
-            if connection is not None:
-                yield
-                return
-        time.sleep(_WAIT_SECONDS)
-
-
-def _remove(collected: Collected) -> None:
-    with transaction() as session:
-        found = repository.removable(session, keep())
-    for (run_id, kind), rows in itertools.groupby(found, key=lambda row: (row.run_id, row.kind)):
-        for batch in _batches(rows):
-            collected.add(kind, _remove_batch(run_id, kind, batch))
-
-
-def _remove_batch(run_id: UUID | None, kind: str, batch: list[Removable]) -> list[int]:
-    """Remove those that may still go, with an event; their sizes. Killed in between, it is done again.
-
-    Raises OSError where the store fails. What it may have removed by then is forgotten: what it has not is found later,
-    as a file that no row knows of.
+    Returns their sizes in bytes, and the store's error if it failed. The row of the artifact at which it failed is
+    deleted too, because its bytes may be gone: if they are not, they are found later as a file without a row.
     """
     failure = None
-    with transaction() as session:
-        gone = set()
-        for digest in sorted(repository.locked_removable(session, [row.digest for row in batch], keep())):
-            gone.add(digest)
-            try:
-                store().delete(digest)
-            except OSError as error:
-                failure = error
-                break
-        repository.forget(session, gone)
-        sizes = [row.num_bytes for row in batch if row.digest in gone]
-        if sizes:
-            _tell(session, run_id, kind, sizes)
-    if failure is not None:
-        raise failure
-    return sizes
+    removed = set()
+    for digest in sorted(repository.locked_removable(session, [row.digest for row in batch], retention_periods())):
+        removed.add(digest)
+        try:
+            store().delete(digest)
+        except OSError as error:
+            failure = error
+            break
+    repository.forget(session, removed)
+    sizes = [row.num_bytes for row in batch if row.digest in removed]
+    if sizes:
+        record_removal(session, run_id, kind, sizes)
+    return sizes, failure
 
 
-def _tell(session: Session, run_id: UUID | None, kind: str, sizes: list[int]) -> None:
+def record_removal(session: Session, run_id: UUID | None, kind: str, sizes: Sequence[int]) -> None:
+    """Record an event about artifacts of one kind that were removed."""
     message = f"{len(sizes)} artifacts ({kind}) removed from the store, {sum(sizes)} bytes"
     data = {"kind": kind, "count": len(sizes), "bytes": sum(sizes)}
     record(session, "artifact.collected", message, run_id=run_id, data=data)
 
 
-def _adopt_unknown_files() -> None:
-    for batch in _batches(_old_files()):
-        with transaction() as session:
-            unknown = repository.unknown(session, [file.digest for file in batch])
-            for file in batch:
-                if file.digest in unknown:
-                    repository.adopt(session, file.digest, file.num_bytes, file.age_seconds)
+def adopt(session: Session, files: Sequence[StoredFile]) -> None:
+    """Give a row to each of the files that has none, so that it expires as every other artifact does."""
+    for file in without_row(session, files):
+        repository.adopt(session, file.digest, file.num_bytes, file.age_seconds)
 
 
-def _drop_unfinished(collected: Collected) -> None:
-    """What uploads left that broke off and were not taken up again. Every kind of unfinished upload ends here."""
-    dropped = store().drop_abandoned(settings().keep_unreferenced_seconds)
-    dropped += expire_uploads(store(), datetime.now(UTC))
-    if dropped:
-        with transaction() as session:
-            _tell(session, None, ABANDONED, dropped)
-    collected.add(ABANDONED, dropped)
-
-
-def _preview(collected: Collected) -> None:
-    with transaction() as session:
-        for row in repository.removable(session, keep()):
-            collected.add(row.kind, [row.num_bytes])
-        for batch in _batches(_old_files()):
-            unknown = repository.unknown(session, [file.digest for file in batch])
-            collected.add(repository.UNREFERENCED, [file.num_bytes for file in batch if file.digest in unknown])
-
-
-def _old_files() -> Iterator[StoredFile]:
-    """Not those that were written just now: the row that refers to them may be about to come."""
-    oldest = settings().keep_unreferenced_seconds
-    return (file for file in store().files() if file.age_seconds > oldest)
-
-
-def _batches(items: Iterable[T]) -> Iterator[list[T]]:
-    iterator = iter(items)
-    while batch := list(itertools.islice(iterator, _BATCH)):
-        yield batch
+def without_row(session: Session, files: Sequence[StoredFile]) -> list[StoredFile]:
+    """Return those of the files that no row describes."""
+    unknown = repository.unknown(session, [file.digest for file in files])
+    return [file for file in files if file.digest in unknown]

@@ -1,4 +1,4 @@
-"""Whether the store has what the database refers to: after a restore, or whenever one wonders."""
+"""Checks that the store has everything that the database refers to, for example after a restore."""
 
 import hashlib
 from collections.abc import Iterator
@@ -8,26 +8,26 @@ from fedssl.errors import ArtifactNotFound
 from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.core.store import store
 from fedssl_coordinator.storage.retention import repository
-from fedssl_coordinator.storage.retention.service import keep
+from fedssl_coordinator.storage.retention.service import retention_periods
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """One artifact that is needed. `fault`: what is wrong with its file; None: nothing."""
+class ArtifactCheck:
+    """The check of one artifact that is needed. `fault` describes what is wrong with its file, or is None."""
 
     digest: str
     num_bytes: int
     fault: str | None
 
 
-def verify_store() -> Iterator[Checked]:
+def verify_store() -> Iterator[ArtifactCheck]:
     """Read every artifact that is needed, and compare its bytes with its digest."""
     with transaction() as session:
-        needed = repository.needed(session, keep())
+        needed = repository.needed(session, retention_periods())
     for digest, num_bytes in needed:
         fault = _fault(digest, num_bytes)
-        if fault is None or _is_needed(digest):  # it may have been removed since, as it should
-            yield Checked(digest, num_bytes, fault)
+        if fault is None or _is_needed(digest):  # it may have been removed in the meantime, rightly
+            yield ArtifactCheck(digest, num_bytes, fault)
 
 
 def _fault(digest: str, num_bytes: int) -> str | None:
@@ -36,7 +36,7 @@ def _fault(digest: str, num_bytes: int) -> str | None:
         if size != num_bytes:
             return f"has {size} bytes instead of {num_bytes}"
         whole = hashlib.sha256()
-        for chunk in store().read(digest, 0, size):  # the store's own bytes, and not a copy
+        for chunk in store().read(digest, 0, size):  # the store's own bytes, not a local copy
             whole.update(chunk)
         return None if whole.hexdigest() == digest else "has other bytes"
     except (ArtifactNotFound, FileNotFoundError):
@@ -47,4 +47,4 @@ def _fault(digest: str, num_bytes: int) -> str | None:
 
 def _is_needed(digest: str) -> bool:
     with transaction() as session:
-        return repository.is_needed(session, digest, keep())
+        return repository.is_needed(session, digest, retention_periods())

@@ -1,1 +1,1 @@
-"""Uploads that continue where they broke off, by the protocol tus 1.0."""
+"""Uploads that can be resumed, with the protocol tus 1.0."""

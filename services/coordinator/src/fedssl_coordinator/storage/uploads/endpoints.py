@@ -21,9 +21,9 @@ from fedssl_coordinator.core.models import PartialUpload
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.identity.authentication import Caller, WaitingOperatorOrWorker
 from fedssl_coordinator.storage.artifacts import service as artifacts
-from fedssl_coordinator.storage.artifacts.service import Permit
+from fedssl_coordinator.storage.artifacts.service import UploadPermit
 from fedssl_coordinator.storage.uploads import service
-from fedssl_coordinator.storage.uploads.service import Announced
+from fedssl_coordinator.storage.uploads.service import AnnouncedUpload
 from fedssl_coordinator.storage.uploads.streaming import receive_part, settle
 
 router = APIRouter(prefix="/v1/uploads", tags=["uploads"])
@@ -38,13 +38,13 @@ _assignment: TypeAdapter[UUID] = TypeAdapter(UUID)
 
 Tus = Annotated[str | None, Header(alias="Tus-Resumable", description=f"The protocol's version, {_VERSION}.")]
 Length = Annotated[int, Header(alias="Upload-Length", ge=1, le=_LARGEST, description="The file's size in bytes.")]
-Offset = Annotated[int, Header(alias="Upload-Offset", ge=0, le=_LARGEST, description="The body's place in the file.")]
+Offset = Annotated[int, Header(alias="Upload-Offset", ge=0, le=_LARGEST, description="The body's offset in the file.")]
 Metadata = Annotated[
     str,
     Header(
         alias="Upload-Metadata",
         max_length=_METADATA_CHARACTERS,
-        description="`digest` and, for a worker's update, `assignment`: names and values in base64, between commas.",
+        description="`digest` and, for a worker's update, `assignment`: names and base64 values, separated by commas.",
     ),
 ]
 
@@ -53,10 +53,11 @@ Metadata = Annotated[
 async def begin_upload(
     caller: WaitingOperatorOrWorker, upload_length: Length, upload_metadata: Metadata, tus_resumable: Tus = None
 ) -> Response:
-    """Announce a file, and learn where to send it and from which byte on.
+    """Announce a file. The response contains where to send it, and from which byte on.
 
-    The same file announced again is the same upload: a sender that knows nothing any more asks this. Where all of it
-    is there, `Upload-Offset` is its length. `Upload-Direct: 1` offers `POST /v1/uploads/{upload_id}/parts` instead.
+    Announcing the same file again returns the same upload, so a sender that has lost its state can find it again. If
+    the whole file has arrived, `Upload-Offset` is its length. `Upload-Direct: 1` in the response offers
+    `POST /v1/uploads/{upload_id}/parts` as an alternative.
     """
     _require_version(tus_resumable)
     announced = _announced(caller, upload_length, upload_metadata)
@@ -70,7 +71,7 @@ async def begin_upload(
 
 @router.head("/{upload_id}", response_class=Response)
 async def show_upload(upload_id: UUID, caller: WaitingOperatorOrWorker, tus_resumable: Tus = None) -> Response:
-    """From which byte on an upload continues, in `Upload-Offset`."""
+    """Return the byte from which an upload continues, in `Upload-Offset`."""
     _require_version(tus_resumable)
     upload, permit = await run_in_threadpool(_resume, caller, upload_id)
     offset = await settle(upload, permit, await run_in_threadpool(service.offset_of, upload))
@@ -86,9 +87,9 @@ async def continue_upload(
     upload_offset: Offset,
     tus_resumable: Tus = None,
 ) -> Response:
-    """Send the bytes from `Upload-Offset` on, as many as one likes. With the last, the file is checked as a whole.
+    """Send any number of bytes from `Upload-Offset` on. Once the last byte has arrived, the whole file is checked.
 
-    Its header is checked before any byte is kept, so the first request holds all of it.
+    The header is checked before any byte is stored, so the first request must contain the whole header.
     """
     _require_version(tus_resumable)
     if request.headers.get("content-type") != _PART:
@@ -102,10 +103,10 @@ async def continue_upload(
 
 @router.post("/{upload_id}/parts")
 async def ask_for_parts(upload_id: UUID, caller: WaitingOperatorOrWorker) -> UploadParts:
-    """Where to put an upload's bytes directly, at the object store: addresses for some of the parts that are missing,
-    each for a PUT of exactly these bytes, without a token.
+    """Return addresses at which the object store accepts some of the missing parts of an upload directly.
 
-    Ask again when they are sent, until none is missing: the answer comes once the whole was checked and stored.
+    Each is for a PUT of exactly these bytes, without a token. Repeat the request once they are sent, until no part is
+    missing: that last response comes once the whole file has been checked and stored.
     """
     upload, permit = await run_in_threadpool(_resume, caller, upload_id)
     missing = await run_in_threadpool(service.missing_parts, upload)
@@ -116,28 +117,28 @@ async def ask_for_parts(upload_id: UUID, caller: WaitingOperatorOrWorker) -> Upl
 
 @router.delete("/{upload_id}", status_code=status.HTTP_204_NO_CONTENT, response_class=Response)
 async def end_upload(upload_id: UUID, caller: WaitingOperatorOrWorker, tus_resumable: Tus = None) -> Response:
-    """Drop what has arrived. An artifact that it has become already stays."""
+    """Delete an upload and the bytes that have arrived. If it has already become an artifact, that stays."""
     _require_version(tus_resumable)
-    await run_in_threadpool(_forget, caller, upload_id)
+    await run_in_threadpool(_delete, caller, upload_id)
     return Response(status_code=status.HTTP_204_NO_CONTENT, headers={"Tus-Resumable": _VERSION})
 
 
-def _begin(caller: Caller, announced: Announced) -> tuple[PartialUpload, Permit]:
+def _begin(caller: Caller, announced: AnnouncedUpload) -> tuple[PartialUpload, UploadPermit]:
     with transaction() as session:
-        _, arrival = artifacts.permit(session, caller, announced.assignment_id, announced.digest)
-    is_lost = artifacts.is_lost(arrival, announced.digest)
+        _, upload_status = artifacts.permit_for(session, caller, announced.assignment_id, announced.digest)
+    is_lost = artifacts.is_lost(upload_status, announced.digest)
     with transaction() as session:
         return service.begin(session, caller, announced, is_lost=is_lost)
 
 
-def _resume(caller: Caller, upload_id: UUID) -> tuple[PartialUpload, Permit]:
+def _resume(caller: Caller, upload_id: UUID) -> tuple[PartialUpload, UploadPermit]:
     with transaction() as session:
         return service.resume(session, caller, upload_id)
 
 
-def _forget(caller: Caller, upload_id: UUID) -> None:
+def _delete(caller: Caller, upload_id: UUID) -> None:
     with transaction() as session:
-        service.forget(session, service.require_own(session, caller, upload_id).id)
+        service.delete(session, service.require_own(session, caller, upload_id).id)
 
 
 async def _answer(upload: PartialUpload, status_code: int, headers: Mapping[str, str]) -> Response:
@@ -151,7 +152,7 @@ def _require_version(given: str | None) -> None:
         raise ProblemError("protocol-version", detail, headers={"Tus-Version": _VERSION})
 
 
-def _announced(caller: Caller, num_bytes: int, metadata: str) -> Announced:
+def _announced(caller: Caller, num_bytes: int, metadata: str) -> AnnouncedUpload:
     values = _decoded(metadata)
     try:
         digest = _digest.validate_python(values.get("digest"))
@@ -159,16 +160,16 @@ def _announced(caller: Caller, num_bytes: int, metadata: str) -> Announced:
         assignment = None if given is None and caller.client_id is None else _assignment.validate_python(given)
     except ValidationError:
         raise _mistake("must name the digest (sha256 in hexadecimal) and, for an update, the assignment") from None
-    return Announced(digest, num_bytes, assignment)
+    return AnnouncedUpload(digest, num_bytes, assignment)
 
 
 def _decoded(metadata: str) -> dict[str, str]:
-    """Pairs of a name and a value in base64, with commas between them."""
+    """Return the names and values of `Upload-Metadata`: pairs of a name and a value in base64, separated by commas."""
     try:
         pairs = [pair.split() for pair in metadata.split(",")]
         return {name: base64.b64decode(value, validate=True).decode() for name, value in pairs}
     except (ValueError, binascii.Error, UnicodeDecodeError):
-        raise _mistake("must be pairs of a name and a value in base64, with commas between them") from None
+        raise _mistake("must be pairs of a name and a value in base64, separated by commas") from None
 
 
 def _mistake(message: str) -> RequestValidationError:

@@ -1,4 +1,4 @@
-"""Reads and writes uploads that have begun; their bytes are in the store."""
+"""Reads and writes the rows of unfinished uploads; their bytes are in the store."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -16,7 +16,10 @@ def get(session: Session, upload_id: UUID) -> PartialUpload | None:
 
 
 def find(session: Session, token_id: UUID, assignment_id: UUID | None, digest: str) -> PartialUpload | None:
-    """The one of an assignment, whatever it sends; without an assignment, the token's own of these bytes."""
+    """Return the upload of an assignment, whatever its digest, or without one the token's upload of the digest.
+
+    Its row is locked until the transaction ends.
+    """
     statement = select(PartialUpload).with_for_update()
     if assignment_id is not None:
         statement = statement.where(PartialUpload.assignment_id == assignment_id)
@@ -32,7 +35,7 @@ def find(session: Session, token_id: UUID, assignment_id: UUID | None, digest: s
 def add(
     session: Session, token_id: UUID, assignment_id: UUID | None, digest: str, num_bytes: int
 ) -> PartialUpload | None:
-    """None: somebody else began it at the same moment."""
+    """Add an upload, or return None if another request has added the same one at this moment."""
     values = {"token_id": token_id, "assignment_id": assignment_id, "digest": digest, "num_bytes": num_bytes}
     statement = insert(PartialUpload).values(id=uuid4(), **values).on_conflict_do_nothing()
     return session.scalars(statement.returning(PartialUpload)).one_or_none()
@@ -50,8 +53,8 @@ def ids_begun_before(session: Session, moment: datetime) -> Sequence[UUID]:
     return session.scalars(select(PartialUpload.id).where(PartialUpload.created_at < moment)).all()
 
 
-def unwatched(session: Session, upload_id: UUID) -> PartialUpload | None:
-    """One that nobody continues until the transaction ends; None: somebody is looking at it, or it is gone."""
+def locked_if_idle(session: Session, upload_id: UUID) -> PartialUpload | None:
+    """Return an upload, locked until the transaction ends, or None if another transaction holds it or it is deleted."""
     return session.get(PartialUpload, upload_id, with_for_update={"skip_locked": True})
 
 

@@ -1,4 +1,4 @@
-"""The bytes of one request, some mebibytes at a time, to the end of what has arrived before."""
+"""Appends the bytes of a request to an upload, a few mebibytes at a time, and finishes uploads that are whole."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -6,42 +6,43 @@ from contextlib import asynccontextmanager
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
+from fedssl.artifacts.store import digest_of, require_digest
 from fedssl.errors import ArtifactError, ArtifactTooLarge, OffsetMismatch
 from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.core.models import PartialUpload
 from fedssl_coordinator.core.problems import ProblemError
-from fedssl_coordinator.storage.artifacts.service import Permit
+from fedssl_coordinator.storage.artifacts.service import UploadPermit
 from fedssl_coordinator.storage.artifacts.streaming import checked_header, refusals
 from fedssl_coordinator.storage.uploads import service
 
 
-async def receive_part(upload: PartialUpload, permit: Permit, offset: int, body: AsyncIterator[bytes]) -> int:
-    """Take what goes on at `offset`, and return where the next request goes on.
+async def receive_part(upload: PartialUpload, permit: UploadPermit, offset: int, body: AsyncIterator[bytes]) -> int:
+    """Append a request's body at `offset`, and return the offset at which the next request continues.
 
-    The header is checked before any of it is kept, so the first request holds all of it. What has arrived when a
-    connection breaks stays. Raises ProblemError.
+    The header is checked before any byte is stored, so the first request must contain the whole header. If the
+    connection breaks, the bytes that have arrived stay. Raises ProblemError.
     """
     with refusals(permit):
-        async with _dropped_when_wrong(upload):
+        async with _deleted_when_wrong(upload):
             return await _continued(upload, permit, offset, body)
 
 
-async def settle(upload: PartialUpload, permit: Permit, offset: int) -> int:
-    """Where the upload goes on; one of which all bytes are there is finished first. Raises ProblemError."""
+async def settle(upload: PartialUpload, permit: UploadPermit, offset: int) -> int:
+    """Return the offset at which the upload continues, and finish it first if it is whole. Raises ProblemError."""
     if offset == upload.num_bytes and not upload.is_complete:
         with refusals(permit):
-            async with _dropped_when_wrong(upload):
-                await run_in_threadpool(service.finish, upload, permit)
+            async with _deleted_when_wrong(upload):
+                await run_in_threadpool(_finish, upload, permit)
     return offset
 
 
-async def _continued(upload: PartialUpload, permit: Permit, offset: int, body: AsyncIterator[bytes]) -> int:
+async def _continued(upload: PartialUpload, permit: UploadPermit, offset: int, body: AsyncIterator[bytes]) -> int:
     if offset != (size := await run_in_threadpool(service.offset_of, upload)):
-        raise OffsetMismatch(f"{size} bytes are there: go on at byte {size}, not at {offset}")
+        raise OffsetMismatch(f"{size} bytes have arrived: continue at byte {size}, not at {offset}")
     return await _receive(upload, permit, offset, body)
 
 
-async def _receive(upload: PartialUpload, permit: Permit, offset: int, body: AsyncIterator[bytes]) -> int:
+async def _receive(upload: PartialUpload, permit: UploadPermit, offset: int, body: AsyncIterator[bytes]) -> int:
     partial = service.partial_of(upload)
     part_bytes = partial.part_bytes(upload.num_bytes)
     pending = bytearray()
@@ -57,11 +58,11 @@ async def _receive(upload: PartialUpload, permit: Permit, offset: int, body: Asy
         async for chunk in body:
             pending += chunk
             if offset + len(pending) > upload.num_bytes:
-                raise ArtifactTooLarge("more bytes came than Upload-Length announced")
+                raise ArtifactTooLarge("more bytes arrived than Upload-Length announced")
             is_checked = is_checked or checked_header(pending, permit, upload.num_bytes) is not None
             if is_checked and len(pending) >= part_bytes:
                 await keep()
-    except (ClientDisconnect, ProblemError):  # it broke, or stands still
+    except (ClientDisconnect, ProblemError):  # the connection broke or stalled
         if is_checked and pending:
             await keep()
         raise
@@ -73,17 +74,39 @@ async def _receive(upload: PartialUpload, permit: Permit, offset: int, body: Asy
 
 
 @asynccontextmanager
-async def _dropped_when_wrong(upload: PartialUpload) -> AsyncIterator[None]:
-    """Bytes that are not what was announced are of no more use: the next attempt begins anew."""
+async def _deleted_when_wrong(upload: PartialUpload) -> AsyncIterator[None]:
+    """Delete the upload if its bytes are not what was announced: the next attempt starts from scratch."""
     try:
         yield
     except OffsetMismatch:
         raise
     except ArtifactError:
-        await run_in_threadpool(_forget, upload)
+        await run_in_threadpool(_delete, upload)
         raise
 
 
-def _forget(upload: PartialUpload) -> None:
+def _delete(upload: PartialUpload) -> None:
     with transaction() as session:
-        service.forget(session, upload.id)
+        service.delete(session, upload.id)
+
+
+def _finish(upload: PartialUpload, permit: UploadPermit) -> None:
+    """Check a whole upload and make an artifact of it. Only one of several simultaneous requests does this.
+
+    Raises ArtifactError if it is not what was announced, and ProblemError while another process checks it or this
+    process checks as many uploads as it may.
+    """
+    partial = service.partial_of(upload)
+    with partial.locked() as held:
+        if not held or partial.size != upload.num_bytes:
+            # Another request holds the file or has just finished it, or this process holds too many.
+            with transaction() as session:
+                if service.is_complete(session, upload.id):
+                    return
+            raise service.busy("all bytes have arrived, and are being checked or will be soon: ask again shortly")
+        with partial.whole() as whole:
+            require_digest(digest_of(whole.path), upload.digest)
+            service.check_file(whole.path, permit)
+            whole.keep(upload.digest)
+        with transaction() as session:
+            service.complete(session, upload)
