@@ -10,10 +10,10 @@ export PYTHONDONTWRITEBYTECODE :=
 JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
-PROJECTS := shared/pyproject.toml services/coordinator/pyproject.toml services/worker/pyproject.toml
+PROJECTS := shared/pyproject.toml services/coordinator/pyproject.toml services/worker/pyproject.toml services/local/pyproject.toml
 # No byte-compilation at install time: modules are compiled when they are imported.
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
-SOURCES := shared/src services/coordinator/src services/coordinator/migrations services/worker/src tests .ci
+SOURCES := shared/src services/coordinator/src services/coordinator/migrations services/worker/src services/local/src tests .ci
 
 .PHONY: help
 help: ## Show this list
@@ -31,7 +31,7 @@ test: $(VENV)/.installed-dev ## Run the test suite, on servers that it starts it
 lint: $(VENV)/.installed-dev ## Check style, types, import layers, Dockerfiles, the web page's scripts and the English
 	@$(BIN)/ruff check $(SOURCES)
 	@$(BIN)/ruff format --check $(SOURCES)
-	@$(BIN)/mypy shared/src services/coordinator/src services/worker/src .ci/plain_english
+	@$(BIN)/mypy shared/src services/coordinator/src services/worker/src services/local/src .ci/plain_english
 	@$(BIN)/lint-imports
 	@$(BIN)/hadolint services/*/Dockerfile deploy/*/Dockerfile
 	@bash services/coordinator/web/check_style.sh
@@ -143,7 +143,7 @@ $(VENV)/bin/pip:
 $(VENV)/.installed: $(VENV)/bin/pip constraints.txt $(PROJECTS)
 	@echo "Installing fedssl into $(VENV) (the first time this downloads torch) ..."
 	@$(PIP) hatchling editables
-	@$(PIP) --no-build-isolation -e 'shared[train,local]' -e 'services/coordinator' -e 'services/worker'
+	@$(PIP) --no-build-isolation -e 'shared[train]' -e 'services/coordinator' -e 'services/worker' -e 'services/local'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed pyproject.toml

@@ -11,7 +11,12 @@ import sys
 import tomllib
 from pathlib import Path
 
-OWN = {"fedssl": "shared", "fedssl-coordinator": "services/coordinator", "fedssl-worker": "services/worker"}
+OWN = {
+    "fedssl": "shared",
+    "fedssl-coordinator": "services/coordinator",
+    "fedssl-local": "services/local",
+    "fedssl-worker": "services/worker",
+}
 
 
 def requirements(folder: str, extras: tuple[str, ...] = ()) -> set[str]:

@@ -10,10 +10,10 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, sync_playwright
 
 from fedssl.client import Client
-from fedssl.local.federation import Dealing, Federation, Machine, running_federation
-from fedssl.local.folder import Folder
 from fedssl.protocol.data import PartitionConfig
 from fedssl.protocol.runs import RunSpec
+from fedssl_local.federation import Dealing, Federation, Machine, running_federation
+from fedssl_local.folder import Folder
 from support.browsing import CACHE, SIZES, SPEC, Open, Watched, chromium
 from support.judged import register_digits
 from support.large_run import add_large_run

@@ -16,8 +16,8 @@ from playwright.sync_api import Page
 from take_pictures import COHORT, IMAGES, federation_and_browser, sign_in
 
 from fedssl.client import Client
-from fedssl.local.federation import Federation
 from fedssl.protocol.runs import RunSpec
+from fedssl_local.federation import Federation
 from support.browsing import SPEC
 
 VIEWPORT = (1440, 900)

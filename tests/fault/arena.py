@@ -18,11 +18,11 @@ from fault.injected import Injected
 from fault.patience import patient
 from fault.proxy import Proxy
 from fedssl.client import ClientError
-from fedssl.local import Postgres, Valkey
-from fedssl.local.server import Server, choose_port
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import RunState
 from fedssl.protocol.views import RunView
+from fedssl_local import Postgres, Valkey
+from fedssl_local.server import Server, choose_port
 from support.environment import coordinator_environment, migrate
 from support.processes import Federation
 from support.tables import Tables

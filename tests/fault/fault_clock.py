@@ -11,7 +11,7 @@ from fault import audit, specs
 from fault.arena import COORDINATOR, POSTGRES, Arena
 from fault.injected import Injected
 from fault.points import Round, until_open, without_nudges
-from fedssl.local import server
+from fedssl_local import server
 from support.clocks import Clocks
 
 

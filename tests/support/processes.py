@@ -14,7 +14,7 @@ from typing import Self, TypeVar
 
 from fedssl.client import Client, ClientError, Retry
 from fedssl.data import ImageData, save_npz
-from fedssl.local.federation import AGGREGATORS
+from fedssl_local.federation import AGGREGATORS
 from support.environment import coordinator_environment
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
-from fedssl.local import Postgres, Valkey
+from fedssl_local import Postgres, Valkey
 from support.environment import coordinator_environment, migrate
 
 _TEMPLATE = "template_fedssl"

@@ -12,12 +12,16 @@ FedSSLError
 │   └── ArtifactNotFound nothing is stored under a digest
 ├── StoreUnavailable     the object store did not do what it was asked to
 ├── ExportError          an encoder or numbers cannot be written in the form that was asked for
+├── LocalError           a folder of ours, or a process of a federation on one machine, cannot be used
+│   └── FolderInUseError another process uses the folder
 ├── ResultsError         a folder holds results or a checkpoint of another run, or damaged ones
 ├── Cancelled            the work was called off from outside
 ├── Paused               a simulation stopped where its spec's watch asked for it
 └── MethodError          a method cannot do what was asked of it
     └── CheckpointMismatch  the checkpoint is of another training
 """
+
+from pathlib import Path
 
 
 class FedSSLError(Exception):
@@ -66,6 +70,21 @@ class StoreUnavailable(FedSSLError, OSError):
 
 class ExportError(FedSSLError):
     """An encoder, or a run's numbers, cannot be written in the form that was asked for."""
+
+
+class LocalError(FedSSLError):
+    """A folder, or a process of a federation on one machine, cannot be used."""
+
+
+class FolderInUseError(LocalError):
+    """Another process uses the folder. `pid` is 0 if it is not known which."""
+
+    def __init__(self, folder: Path, pid: int) -> None:
+        holder = f"process {pid}" if pid else "another process"
+        stop = f"stop it with Ctrl-C or `kill {pid}`" if pid else "stop it first"
+        super().__init__(f"{folder} is in use by {holder}: {stop}, or choose another folder")
+        self.folder = folder
+        self.pid = pid
 
 
 class ResultsError(FedSSLError):

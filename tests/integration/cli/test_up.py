@@ -68,7 +68,7 @@ def started(folder: Path) -> Iterator[list[Up]]:
     processes: list[Up] = []
     yield processes
     for each in processes:
-        each.process.kill()  # the keepers see to the rest
+        each.process.kill()  # the subreapers end the rest
         each.process.wait()
         each.errors.close()
 

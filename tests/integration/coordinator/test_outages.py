@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from fedssl.client import Client, Retry, Unavailable, WorkerClient
-from fedssl.local import Postgres, Valkey
 from fedssl.protocol.states import Outcome
 from fedssl.protocol.work import Register
+from fedssl_local import Postgres, Valkey
 from support.environment import coordinator_environment, migrate
 from support.federation import deliver, tiny_spec
 from support.processes import Federation, federation

@@ -16,10 +16,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from fedssl.local import FolderInUseError, LocalError, PortTakenError, Postgres, ServerFailedError
-from fedssl.local import postgres as postgres_module
-from fedssl.local import unprivileged as unprivileged_module
-from fedssl.local.server import wheel_root
+from fedssl_local import FolderInUseError, LocalError, PortTakenError, Postgres, ServerFailedError
+from fedssl_local import postgres as postgres_module
+from fedssl_local import unprivileged as unprivileged_module
+from fedssl_local.server import wheel_root
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root meets folders that its server cannot enter")
 
@@ -27,7 +27,7 @@ CRASHING_PROGRAM = """
 import sys, time
 from pathlib import Path
 import psycopg
-from fedssl.local import Postgres
+from fedssl_local import Postgres
 postgres = Postgres(Path(sys.argv[1]))
 postgres.start()
 with psycopg.connect(postgres.url.replace("+psycopg", ""), autocommit=True) as connection:
@@ -41,7 +41,7 @@ ORDINARY_PROGRAM = """
 import sys
 from pathlib import Path
 import psycopg
-from fedssl.local import Postgres, Valkey
+from fedssl_local import Postgres, Valkey
 with Postgres(Path(sys.argv[1]) / "postgres", durable=False) as postgres, Valkey(Path(sys.argv[1]) / "valkey"):
     with psycopg.connect(postgres.url.replace("+psycopg", "")) as connection:
         print(connection.execute("SELECT 40 + 2").fetchone()[0])
@@ -144,7 +144,7 @@ def test_a_server_whose_launcher_is_killed_goes_with_it(
 
 
 def test_a_server_left_running_is_stopped_first(folder: Path, until: Callable[..., None]) -> None:
-    """The launcher and the keeper are gone, the server is not: what may happen where there is no death signal."""
+    """The launcher and the subreaper are gone, the server is not: what may happen where there is no death signal."""
     server = quick(folder)
     user = unprivileged_module.unprivileged_user(server.data_directory)
     identity: dict[str, Any] = {} if user is None else {"user": user.uid, "group": user.gid, "extra_groups": []}

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fedssl.local import (
+from fedssl_local import (
     Backoff,
     CrashLoopError,
     FolderInUseError,
@@ -24,7 +24,7 @@ from fedssl.local import (
     Supervisor,
     Valkey,
 )
-from fedssl.local import process as process_module
+from fedssl_local import process as process_module
 
 QUICK = Backoff(first_seconds=0.02, max_seconds=0.05, max_quick_deaths=3)
 Find = Callable[[str], list[int]]
@@ -50,7 +50,7 @@ while True:
 PROGRAM = """
 import os, sys, threading, time
 from pathlib import Path
-from fedssl.local import Postgres, Service, Supervisor, Valkey
+from fedssl_local import Postgres, Service, Supervisor, Valkey
 folder, token, what, *words = sys.argv[1:]
 folder = Path(folder)
 log = folder / "family.log"
@@ -202,17 +202,17 @@ def test_what_dies_is_started_again(tmp_path: Path, token: str, processes_with: 
     ]
 
 
-def test_a_killed_keeper_takes_its_service_along(
+def test_killed_subreaper_takes_its_service_along(
     tmp_path: Path, token: str, processes_with: Find, until: Until
 ) -> None:
     service = sleeper(tmp_path, env={"TOKEN": token})
     with Supervisor(tmp_path, backoff=QUICK) as supervisor:
         supervisor.start(service)
         first = supervisor.pid("sleeper")
-        [keeper] = [pid for pid in processes_with(token) if pid != first]
-        os.kill(keeper, signal.SIGKILL)
+        [subreaper] = [pid for pid in processes_with(token) if pid != first]
+        os.kill(subreaper, signal.SIGKILL)
         until(lambda: supervisor.pid("sleeper") not in (None, first))
-        assert not {first, keeper} & set(processes_with(token))
+        assert not {first, subreaper} & set(processes_with(token))
 
 
 def test_servers_are_kept_running_too(tmp_path: Path, until: Until) -> None:

@@ -11,7 +11,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from fedssl.local import FolderInUseError, Valkey
+from fedssl_local import FolderInUseError, Valkey
 
 
 def test_it_speaks_redis_behind_a_password(tmp_path: Path) -> None:

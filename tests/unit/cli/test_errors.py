@@ -10,8 +10,8 @@ from fedssl.cli.error_codes import CODES, exit_code
 from fedssl.cli.exit_codes import EXIT_CODES, USAGE
 from fedssl.client import NotFound, Unreachable
 from fedssl.errors import DataError, FedSSLError, SpecError
-from fedssl.local import FolderInUseError, LocalError, MissingServerError
 from fedssl.protocol.errors import Problem
+from fedssl_local import FolderInUseError, LocalError, MissingServerError
 
 
 def command(error: BaseException) -> typer.Typer:

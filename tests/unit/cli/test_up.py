@@ -14,8 +14,9 @@ from fedssl.cli.errors import UsageError
 from fedssl.cli.up import dealing_of
 from fedssl.data import load_dataset
 from fedssl.errors import DataError, SpecError
-from fedssl.local import LocalError, PortTakenError
-from fedssl.local.federation import (
+from fedssl.protocol.data import DataConfig, PartitionConfig
+from fedssl_local import LocalError, PortTakenError
+from fedssl_local.federation import (
     DEFAULT_PORT,
     Dealing,
     _choose_port,
@@ -23,8 +24,7 @@ from fedssl.local.federation import (
     _own_variables,
     require_installed,
 )
-from fedssl.local.folder import Folder
-from fedssl.protocol.data import DataConfig, PartitionConfig
+from fedssl_local.folder import Folder
 from support.federation import tiny_spec
 
 DIGITS = PartitionConfig(dataset="digits", num_clients=3, scheme="iid", alpha=None, seed=4)

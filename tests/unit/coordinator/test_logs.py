@@ -6,9 +6,9 @@ from contextvars import copy_context
 import httpx
 import pytest
 
-from fedssl.local.server import choose_port
 from fedssl_coordinator.core import metrics
 from fedssl_coordinator.core.logs import about, add_subject, is_for_people, say_about
+from fedssl_local.server import choose_port
 from fedssl_worker import metrics as worker_metrics
 from fedssl_worker.logs import set_up_logging
 

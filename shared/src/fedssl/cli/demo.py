@@ -54,6 +54,9 @@ def demo(
     submits a run, follows it, and compares the encoder before and after training on held-out images. Ctrl-C stops
     everything. When you start it again on the same folder, it resumes an unfinished run, or else starts a new one.
     """
+    from fedssl.local import require_launcher
+
+    require_launcher()
     wanted = _choose_spec(spec, set_)
     trained = _train(directory, wanted, port, device, threads)
     note("comparing the encoder before and after training")
@@ -100,8 +103,8 @@ def _example(name: str) -> Path:
 def _train(directory: Path, spec: RunSpec, port: int, device: str, threads: int) -> Trained:
     """Start the federation, train, fetch the results, and stop the federation. Raises RunNotCompleted."""
     from fedssl.cli.run.watch import require_completed, watch
-    from fedssl.local.federation import Machine, running_federation
-    from fedssl.local.folder import Folder
+    from fedssl_local.federation import Machine, running_federation
+    from fedssl_local.folder import Folder
 
     folder, machine = Folder(directory), Machine(port=port, device=device, threads=threads)
     screen = console(stderr=True)

@@ -28,8 +28,7 @@ from fedssl.client import (
     Unreachable,
     Untrusted,
 )
-from fedssl.errors import DataError, ExportError, FedSSLError, ResultsError, SpecError
-from fedssl.local.errors import FolderInUseError
+from fedssl.errors import DataError, ExportError, FedSSLError, FolderInUseError, ResultsError, SpecError
 
 CODES: Mapping[type[FedSSLError], int] = {
     SpecError: USAGE,

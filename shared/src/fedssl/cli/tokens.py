@@ -140,7 +140,7 @@ def _usage_error(error: ValidationError, client: str) -> UsageError:
 
 def _show_secret(created: TokenCreated, out: Path | None, output: Format) -> None:
     if out is not None:
-        from fedssl.local.server import write_private
+        from fedssl.files import write_private
 
         out.parent.mkdir(parents=True, exist_ok=True)
         write_private(out, created.secret + "\n")

@@ -20,7 +20,7 @@ from fedssl.protocol.runs import RunSpec
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedssl.local.federation import Dealing, Federation
+    from fedssl_local.federation import Dealing, Federation
 
 DirectoryOption = Annotated[Path, typer.Option(metavar="DIR", help="Folder that holds the whole federation.")]
 PortOption = Annotated[
@@ -74,12 +74,15 @@ def up(
     The first start partitions a data set into one file per client. When you start it again on the same folder, the
     federation continues with the same clients, images, runs and tokens.
     """
+    from fedssl.local import require_launcher
+
+    require_launcher()
     options = {"dataset": data, "num_clients": clients, "scheme": scheme, "alpha": alpha, "seed": seed,
                "max_images": max_images}  # fmt: skip
     given = {name: value for name, value in options.items() if value is not None}
     dealing = dealing_of(read_spec(spec, set_) if spec is not None else None, given)
-    from fedssl.local.federation import Machine, running_federation
-    from fedssl.local.folder import Folder
+    from fedssl_local.federation import Machine, running_federation
+    from fedssl_local.folder import Folder
 
     folder = Folder(directory)
     folder.require_usable()
@@ -94,8 +97,8 @@ def up(
 
 def dealing_of(spec: RunSpec | None, given: dict[str, Any]) -> "Dealing":
     """Return what to partition and how: as the spec says, except for the given options. Raises UsageError."""
-    from fedssl.local.federation import Dealing
-    from fedssl.local.folder import shape
+    from fedssl_local.federation import Dealing
+    from fedssl_local.folder import shape
 
     base = spec.partition.model_dump() if spec is not None and spec.partition is not None else {}
     try:

@@ -24,7 +24,7 @@ from fedssl.experiments.files import (
     write_json,
     write_spec,
 )
-from fedssl.local.lock import FolderLock
+from fedssl.locks import FolderLock
 from fedssl.protocol.runs import RunSpec
 from fedssl.simulation import (
     OnDistillation,

@@ -78,7 +78,7 @@ def read_connections(path: Path | None = None) -> Connections:
 
 def write_connections(connections: Connections, path: Path | None = None) -> None:
     """Replace the whole file. Only its owner can read it."""
-    from fedssl.local.server import write_private
+    from fedssl.files import write_private
 
     place = path or connections_path()
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

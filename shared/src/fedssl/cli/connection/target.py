@@ -10,7 +10,7 @@ from fedssl.cli.connection.choice import LOCAL_FOLDER
 from fedssl.cli.connection.file import NamedConnection, connections_path, read_connections
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import note
-from fedssl.local.folder import Folder
+from fedssl.local import FederationFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def find_target(
     Raises:
         UsageError: if nothing names a coordinator, or a token for it.
     """
-    local = Folder(folder)
+    local = FederationFolder(folder)
     local_url = local.url()
     named = None
     if not url and (connection or not environment.get("FEDSSL_URL")):

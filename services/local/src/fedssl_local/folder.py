@@ -1,18 +1,15 @@
 """The folder of a local federation: what lies where in it, and the record of what was dealt to whom."""
 
-import json
 import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from fedssl.client import Client
-from fedssl.errors import SpecError
-from fedssl.local.errors import LocalError
-from fedssl.local.server import HOST, write_private
+from fedssl.errors import LocalError, SpecError
+from fedssl.files import write_private
+from fedssl.local import FederationFolder
 from fedssl.protocol.base import StrictModel
 from fedssl.protocol.data import DataConfig, PartitionConfig
 from fedssl.protocol.model import EncoderConfig
@@ -37,18 +34,15 @@ class Record(StrictModel):
         return sorted(self.num_images)
 
 
-class Folder:
+class Folder(FederationFolder):
     """Where the parts of a federation are. Nothing is read or made before it is asked for."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-        self.record_path = root / "federation.json"
+        super().__init__(root)
         self.postgres = root / "postgres"
         self.valkey = root / "valkey"
         self.store = root / "store"
         self.shards = root / "shards"
-        self.tokens = root / "tokens"
-        self.operator_token = self.tokens / "operator"
 
     def shard(self, client: str) -> Path:
         """A client's own images."""
@@ -65,13 +59,6 @@ class Folder:
     def log(self, name: str) -> Path:
         """The output of one process."""
         return self.root / "logs" / f"{name}.log"
-
-    def url(self) -> str | None:
-        """Where the folder's coordinator listens, or last listened; None where there is no federation."""
-        with suppress(OSError, ValueError, TypeError, KeyError):
-            port = json.loads(self.record_path.read_text(encoding="utf-8"))["port"]
-            return None if port is None else f"http://{HOST}:{int(port)}"
-        return None
 
     def read(self) -> Record | None:
         """The record, None where nothing has been dealt yet. Raises LocalError where it cannot be read."""
@@ -131,17 +118,6 @@ class Folder:
                 f"{self.root} was dealt otherwise: {'; '.join(different)}. A dealing is never redone: choose another "
                 f"folder with --directory, leave these out to go on with this one, or remove {self.root}"
             )
-
-
-def connect(root: Path | str = ".fedssl") -> Client:
-    """An operator's client of the federation that runs in this folder; close it, or use it in a `with` block.
-
-    Raises LocalError where there is none.
-    """
-    folder = Folder(Path(root))
-    if (url := folder.url()) is None or not folder.operator_token.exists():
-        raise LocalError(f"there is no federation in {root}: start one with `fedssl up`, or name its folder")
-    return Client(url, folder.operator_token.read_text(encoding="ascii").strip())
 
 
 def shape(data: DataConfig) -> dict[str, Any]:

@@ -1,18 +1,19 @@
-"""The keeper of one process: its parent, which leaves nothing of it behind.
+"""The parent of one command: when the command ends, no descendant of it stays behind.
 
-Run as a script by `fedssl.local.process`, with the standard library only:
+`fedssl_local.process` runs this file as a script. It needs the standard library only:
 
-    keeper.py CHANNEL HELD USER COMMAND...
+    subreaper.py CHANNEL HELD USER COMMAND...
 
-CHANNEL is a file descriptor, one end of a socket pair. The keeper writes the command's pid and a newline when it has
-started it, and a full stop when nothing of it is left; the launcher writes a byte for a signal to the command's group.
-The end of the channel means that the launcher is gone or wants a quick end: everything below the keeper is killed.
-HELD is a list of descriptors with commas, which stay open (and any lock on them held) until then.
+CHANNEL is a file descriptor, one end of a socket pair. The subreaper writes the command's pid and a newline when it has
+started it, and a full stop when no process of it is left; each byte that the launcher writes is a signal for the
+command's process group. When the channel closes, because the launcher has ended or wants a quick end, everything below
+the subreaper is killed. HELD is a comma-separated list of descriptors that stay open until then, with any lock on them.
 USER is `uid:gid` or `-`.
 
-Why a process of its own. A death signal (PR_SET_PDEATHSIG) reaches children only, comes when the *thread* that spawned
-the child ends, and does not exist outside Linux; a process group misses what called setsid, as Postgres's backends do.
-The keeper is a subreaper instead: every orphan below it becomes its child, and so it can find and kill all of them.
+It is a separate process because the alternatives are incomplete. A death signal (PR_SET_PDEATHSIG) reaches children
+only, arrives when the *thread* that spawned the child ends, and does not exist outside Linux. A process group does not
+include processes that called setsid, as Postgres's backends do. On Linux, every orphan below a subreaper becomes its
+child, so it can find and kill all of them.
 """
 
 import os
@@ -41,7 +42,7 @@ def prctl(option: int, value: int) -> None:
     ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), zero, zero, zero)
 
 
-def become(command: Sequence[str], user: str, keeper: int) -> None:
+def become(command: Sequence[str], user: str, subreaper: int) -> None:
     """Turn this freshly forked process into the command; return only if that is impossible."""
     os.setpgid(0, 0)
     signal.set_wakeup_fd(-1)
@@ -52,23 +53,23 @@ def become(command: Sequence[str], user: str, keeper: int) -> None:
         os.setgroups([])
         os.setgid(gid)
         os.setuid(uid)
-    # After setuid, which clears it. It is for the case in which the keeper itself is killed.
+    # After setuid, which clears it. It matters if the subreaper itself is killed.
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == keeper:
+    if os.getppid() == subreaper:
         os.execvp(command[0], [*command])
 
 
 def start(command: Sequence[str], user: str) -> int:
     """Fork and execute the command as `user` in a process group of its own; return its pid."""
-    keeper = os.getpid()
+    subreaper = os.getpid()
     pid = os.fork()
     if pid:
-        # Here as well as in the child: whichever comes first, the group exists before anyone is told of it.
+        # Here as well as in the child, so that the group exists before its id is used.
         with suppress(OSError):
             os.setpgid(pid, pid)
         return pid
     try:
-        become(command, user, keeper)
+        become(command, user, subreaper)
     except OSError as error:
         os.write(2, f"cannot execute {command[0]} as {user}: {error}\n".encode())
     finally:
@@ -76,7 +77,7 @@ def start(command: Sequence[str], user: str) -> int:
 
 
 def signal_group(pid: int, signum: int) -> None:
-    """Send a signal to the command's process group, if there still is one."""
+    """Send a signal to the command's process group, if it still exists."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signum)
 
@@ -96,7 +97,7 @@ def reap(pid: int) -> int | None:
 
 
 def watch(pid: int, channel: int, wakeup: int, parent: int) -> int | None:
-    """Wait for the command and forward signals to it; return its wait status, or None if all is to go at once."""
+    """Wait for the command and forward signals to it; return its wait status, or None if everything must end now."""
     poller = select.poll()
     poller.register(channel, select.POLLIN)
     poller.register(wakeup, select.POLLIN)
@@ -116,13 +117,13 @@ def watch(pid: int, channel: int, wakeup: int, parent: int) -> int | None:
                 return None
             for signum in orders:
                 signal_group(pid, signum)
-        # A copy of the launcher's end in a process that it forked would keep the channel open after its death.
+        # The channel stays open after the launcher's death if a process that it forked has a copy of its end.
         if os.getppid() != parent:
             return None
 
 
 def children() -> list[int]:
-    """The pids of this process's children, where /proc tells them."""
+    """Return the pids of this process's children, or none if there is no /proc."""
     found = []
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else []:
         if not name.isdigit():
@@ -138,7 +139,7 @@ def children() -> list[int]:
 
 
 def kill_everything(pid: int) -> None:
-    """Kill the command's group and whatever else is below this process, and wait until all of it has gone."""
+    """Kill the command's group and whatever else is below this process, and wait until none of it is left."""
     deadline = time.monotonic() + KILL_SECONDS
     while time.monotonic() < deadline:
         signal_group(pid, signal.SIGKILL)
@@ -168,7 +169,7 @@ def end_like(status: int | None) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Keep one command: see the top of this file."""
+    """Run one command, as the top of this file describes."""
     channel, held, user, *command = arguments
     descriptors = [int(channel), *(int(text) for text in held.split(",") if text)]
     for descriptor in descriptors:

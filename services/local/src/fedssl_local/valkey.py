@@ -4,10 +4,12 @@ import socket
 from pathlib import Path
 from typing import ClassVar
 
-from fedssl.local.errors import MissingServerError
-from fedssl.local.process import Process
-from fedssl.local.server import HOST, SERVER_ENVIRONMENT, Server, wheel_root, write_private
-from fedssl.local.unprivileged import runnable_root, unprivileged_user
+from fedssl.files import write_private
+from fedssl.local import HOST
+from fedssl_local.errors import MissingServerError
+from fedssl_local.process import Process
+from fedssl_local.server import SERVER_ENVIRONMENT, Server, wheel_root
+from fedssl_local.unprivileged import runnable_root, unprivileged_user
 
 SETTINGS = """\
 bind {host}

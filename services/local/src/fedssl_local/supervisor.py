@@ -9,11 +9,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol, Self
 
-from fedssl.local.errors import CrashLoopError, LocalError
-from fedssl.local.lock import FolderLock
-from fedssl.local.process import describe_end
-from fedssl.local.server import Server
-from fedssl.local.service import Service, ServiceRunner
+from fedssl.locks import FolderLock
+from fedssl_local.errors import CrashLoopError, LocalError
+from fedssl_local.process import describe_end
+from fedssl_local.server import Server
+from fedssl_local.service import Service, ServiceRunner
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 WAIT_SECONDS = 0.1
@@ -68,7 +68,7 @@ class Supervisor:
     it is being stopped, one more Ctrl-C kills what is left. Signals are caught only if the block is in the main thread.
     Such a program sleeps in short pieces: Python notices a signal that comes just before a long sleep only after it.
 
-    If this process is killed, the keepers (`fedssl.local.keeper`) kill everything below them.
+    If this process is killed, the subreapers (`fedssl_local.subreaper`) kill everything below them.
     """
 
     def __init__(

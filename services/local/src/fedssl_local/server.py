@@ -11,11 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, Self
 
-from fedssl.local.errors import MissingServerError, PortTakenError, ServerFailedError
-from fedssl.local.lock import FolderLock
-from fedssl.local.process import Process, describe_end
+from fedssl.files import write_private
+from fedssl.local import HOST
+from fedssl.locks import FolderLock
+from fedssl_local.errors import MissingServerError, PortTakenError, ServerFailedError
+from fedssl_local.process import Process, describe_end
 
-HOST = "127.0.0.1"
 PORT_ATTEMPTS = 5
 # The environment of a server: nothing of ours, so that no PG* or LC_* variable changes what it does.
 SERVER_ENVIRONMENT = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
@@ -50,17 +51,6 @@ def choose_port() -> int:
         candidate.bind((HOST, 0))
         port: int = candidate.getsockname()[1]
         return port
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a small file for our own eyes (mode 0600); a kill at any moment leaves the old one or the new one."""
-    fresh = path.with_name(path.name + ".new")
-    fresh.unlink(missing_ok=True)
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
 
 
 class Server(ABC):

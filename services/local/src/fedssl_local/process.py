@@ -1,7 +1,7 @@
-"""One child process of which nothing is left behind, whatever happens to this process or to it.
+"""A child process that leaves no descendants behind, even if it or this process is killed.
 
-Every child runs below a keeper (`keeper.py`), in a session of its own, so that a terminal's Ctrl-C does not reach it.
-The keeper ends when the child does, and kills the child and all of its descendants when this process ends.
+Every child runs below a subreaper (`subreaper.py`), in its own session, so that a terminal's Ctrl-C does not reach it.
+The subreaper ends when the child does, and kills the child and all of its descendants when this process ends.
 """
 
 import os
@@ -16,13 +16,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Self
 
-from fedssl.local.unprivileged import User
+from fedssl_local.unprivileged import User
 
-KEEPER = Path(__file__).with_name("keeper.py")
+SUBREAPER = Path(__file__).with_name("subreaper.py")
 LOG_BYTES = 8 * 2**20
 LAST_LINES = 15
 POLL_SECONDS = 0.02
-KEEPER_SECONDS = 15.0
+SUBREAPER_SECONDS = 15.0
 NEWLINE = b"\n"
 
 
@@ -39,7 +39,7 @@ def append_log(path: Path) -> Iterator[IO[bytes]]:
 
 
 def describe_end(returncode: int) -> str:
-    """How a process ended, in words: `exited with status 3`, `was killed by SIGKILL`."""
+    """Describe how a process ended: `exited with status 3`, `was killed by SIGKILL`."""
     if returncode >= 0:
         return f"exited with status {returncode}"
     with suppress(ValueError):
@@ -48,14 +48,14 @@ def describe_end(returncode: int) -> str:
 
 
 class Process:
-    """A running command below its keeper, writing its output to the end of a log.
+    """A running command below its subreaper, which appends its output to a log.
 
-    `env` is the whole environment (None: this process's); `user` is whom to become (None: nobody else);
-    `pass_fds` are descriptors that the command inherits; `held_fds` stay open, and any lock on them held,
-    until nothing of the command is left. A command that cannot be executed exits with status 127 and its log says why.
+    `env` is the whole environment (None: this process's). `user` is the user to run as (None: this process's).
+    `pass_fds` are descriptors that the command inherits. `held_fds` stay open, with any lock on them, until no process
+    of the command is left. A command that cannot be executed exits with status 127, and its log gives the reason.
 
     Raises:
-        OSError: the keeper cannot be started.
+        OSError: the subreaper cannot be started.
     """
 
     def __init__(
@@ -77,9 +77,9 @@ class Process:
         self._channel, theirs = socket.socketpair()
         with theirs, append_log(log_path) as log:
             self._log_start = log.tell()
-            keeper = [sys.executable, "-I", "-S", str(KEEPER), str(theirs.fileno())]
-            self._keeper = subprocess.Popen(
-                [*keeper, ",".join(map(str, held_fds)), f"{user.uid}:{user.gid}" if user else "-", *command],
+            subreaper = [sys.executable, "-I", "-S", str(SUBREAPER), str(theirs.fileno())]
+            self._subreaper = subprocess.Popen(
+                [*subreaper, ",".join(map(str, held_fds)), f"{user.uid}:{user.gid}" if user else "-", *command],
                 stdin=stdin or subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -95,12 +95,12 @@ class Process:
             raise
 
     def _read_pid(self) -> int:
-        self._channel.settimeout(KEEPER_SECONDS)
+        self._channel.settimeout(SUBREAPER_SECONDS)
         with self._channel.makefile("rb", buffering=0) as channel:
             text = channel.readline()
         self._channel.settimeout(None)
         if not text.endswith(NEWLINE):
-            raise OSError(f"the keeper of {self.log_path.stem} could not start: {self.last_lines()}")
+            raise OSError(f"the subreaper of {self.log_path.stem} could not start: {self.last_lines()}")
         return int(text)
 
     def __enter__(self) -> Self:
@@ -110,20 +110,20 @@ class Process:
         self.kill()
 
     def poll(self) -> int | None:
-        """The exit status, negative for a signal; None while it runs."""
-        returncode = self._keeper.poll()
+        """Return the exit status, negative for a signal; None while the command runs."""
+        returncode = self._subreaper.poll()
         if returncode is not None:
             self._clear_away()
         return returncode
 
     def wait(self) -> int:
-        """Block until it has ended and nothing of it is left; return the exit status, negative for a signal."""
-        returncode = self._keeper.wait()
+        """Block until no process of the command is left; return the exit status, negative for a signal."""
+        returncode = self._subreaper.wait()
         self._clear_away()
         return returncode
 
     def wait_for(self, timeout_seconds: float, condition: Callable[[], bool] = lambda: False) -> bool:
-        """Block until it has ended, `condition` holds or the time is over; return whether the time did not run out."""
+        """Block until the command has ended or `condition` holds; return False if the time runs out first."""
         deadline = time.monotonic() + timeout_seconds
         while self.poll() is None and not condition():
             if time.monotonic() > deadline:
@@ -132,28 +132,28 @@ class Process:
         return True
 
     def signal_group(self, signum: int) -> None:
-        """Send a signal to the command and its process group; nothing happens if it has ended."""
+        """Send a signal to the command's process group, if it has not ended."""
         with suppress(OSError):
             self._channel.send(bytes([signum]))
 
     def stop(self, signum: int, timeout_seconds: float, hurry: Callable[[], bool] = lambda: False) -> int:
-        """Send `signum` to the group, SIGKILL to all of it after the timeout or once `hurry()`; return the status."""
+        """Send `signum` to the group; after the timeout, or once `hurry()`, kill it. Return the exit status."""
         self.signal_group(signum)
         self.wait_for(timeout_seconds, hurry)
         return self.kill()
 
     def kill(self) -> int:
-        """Kill it and everything below it, and return the exit status once nothing is left."""
+        """Kill the command and all its descendants; return the exit status when none is left."""
         with suppress(OSError):
             self._channel.shutdown(socket.SHUT_WR)
         try:
-            self._keeper.wait(KEEPER_SECONDS)
+            self._subreaper.wait(SUBREAPER_SECONDS)
         except subprocess.TimeoutExpired:
-            self._keeper.kill()
+            self._subreaper.kill()
         return self.wait()
 
     def last_lines(self) -> str:
-        """The last lines that this process, not one before it, wrote to the log."""
+        """Return the last lines that this process, not an earlier one, wrote to the log."""
         with suppress(FileNotFoundError), self.log_path.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(min(self._log_start, size), size - 8192))
@@ -161,7 +161,7 @@ class Process:
         return ""
 
     def _clear_away(self) -> None:
-        """After the keeper's end: if somebody killed it, kill the group that it can no longer kill."""
+        """After the subreaper has ended: if it was killed, kill the group that it can no longer kill."""
         with self._ending:
             if self._ended:
                 return

@@ -1,0 +1,48 @@
+"""Files that a crash leaves with their old content or their new content, never with a part of it."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replaced_file(path: Path, *, durable: bool = False) -> Iterator[Path]:
+    """Yield a path next to `path` to write to, and rename it to `path` at the end of the block.
+
+    If the block raises, `path` keeps its content and the new file is removed. With `durable`, the content and the new
+    name are on the disk when the block has ended.
+    """
+    incoming = path.with_name(f".{path.name}.incoming")
+    try:
+        yield incoming
+        if durable:
+            sync(incoming)
+        incoming.replace(path)
+    except BaseException:
+        incoming.unlink(missing_ok=True)
+        raise
+    if durable:
+        sync(path.parent)
+
+
+def write_atomically(path: Path, content: bytes | str, *, mode: int = 0o666, durable: bool = True) -> None:
+    """Replace a file's content; text is written as UTF-8. The umask limits `mode`. See `replaced_file`."""
+    with replaced_file(path, durable=durable) as incoming:
+        incoming.unlink(missing_ok=True)  # left by a process that was killed: its mode may differ
+        with os.fdopen(os.open(incoming, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace the content of a small file that only its owner can read (mode 0600)."""
+    write_atomically(path, text, mode=0o600)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's content, or a folder's names, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

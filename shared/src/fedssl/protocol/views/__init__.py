@@ -1,0 +1,58 @@
+"""What the API shows: its requests and answers, a module per noun."""
+
+from fedssl.protocol.views.base import Page, View
+from fedssl.protocol.views.clients import ClientView, LedgerAnchorView
+from fedssl.protocol.views.datasets import (
+    EvaluationDatasetCreate,
+    EvaluationDatasetView,
+    PublicDatasetCreate,
+    PublicDatasetView,
+)
+from fedssl.protocol.views.distillation import DistillationJobView
+from fedssl.protocol.views.evaluations import (
+    EmbeddingMapView,
+    EvaluationCreate,
+    EvaluationProgress,
+    EvaluationView,
+    Results,
+)
+from fedssl.protocol.views.events import EventView, MetricView
+from fedssl.protocol.views.health import Health
+from fedssl.protocol.views.methods import MethodView
+from fedssl.protocol.views.rounds import AssignmentView, RoundView
+from fedssl.protocol.views.runs import DimensionAssignmentView, RunCreate, RunSummary, RunView
+from fedssl.protocol.views.tokens import EnrolmentCreate, TokenCreate, TokenCreated, TokenView
+from fedssl.protocol.views.uploads import UploadPart, UploadParts
+
+__all__ = [
+    "AssignmentView",
+    "ClientView",
+    "DimensionAssignmentView",
+    "DistillationJobView",
+    "EmbeddingMapView",
+    "EnrolmentCreate",
+    "EvaluationCreate",
+    "EvaluationDatasetCreate",
+    "EvaluationDatasetView",
+    "EvaluationProgress",
+    "EvaluationView",
+    "EventView",
+    "Health",
+    "LedgerAnchorView",
+    "MethodView",
+    "MetricView",
+    "Page",
+    "PublicDatasetCreate",
+    "PublicDatasetView",
+    "Results",
+    "RoundView",
+    "RunCreate",
+    "RunSummary",
+    "RunView",
+    "TokenCreate",
+    "TokenCreated",
+    "TokenView",
+    "UploadPart",
+    "UploadParts",
+    "View",
+]

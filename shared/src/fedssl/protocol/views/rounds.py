@@ -1,0 +1,47 @@
+"""Rounds and their assignments, as the API shows them."""
+
+from datetime import datetime
+from uuid import UUID
+
+from pydantic import Field
+
+from fedssl.protocol.base import ClientId, Digest
+from fedssl.protocol.states import AssignmentState, RoundState, Verdict
+from fedssl.protocol.views.base import View
+from fedssl.protocol.work import Progress
+
+
+class AssignmentView(View):
+    """One client in one round."""
+
+    id: UUID
+    client_id: ClientId
+    attempt: int
+    state: AssignmentState
+    reason: str | None
+    num_examples: int | None
+    update: Digest | None
+    progress: Progress | None
+    offered_at: datetime
+    leased_at: datetime | None
+    closed_at: datetime | None
+    lease_expires_at: datetime | None
+
+
+class RoundView(View):
+    """One round: its cohort, and how it ended."""
+
+    number: int
+    attempt: int
+    state: RoundState
+    verdict: Verdict | None
+    reason: str | None
+    broadcast: Digest
+    num_wanted: int | None = Field(
+        default=None,
+        description="How many updates close the round, if its cohort is over-sampled. Null: those of all clients.",
+    )
+    opened_at: datetime
+    deadline: datetime
+    closed_at: datetime | None
+    assignments: list[AssignmentView]
