@@ -17,7 +17,7 @@ PUBLIC = (
     "fedssl.data",
     "fedssl.errors",
     "fedssl.evaluation",
-    "fedssl.judging",
+    "fedssl.evaluation.suite",
     "fedssl.local",
     "fedssl.losses",
     "fedssl.methods.api",
