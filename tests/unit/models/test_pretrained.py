@@ -58,7 +58,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="does not hold the encoder"):
         load_encoder(tmp_path)
     (tmp_path / "spec.yaml").write_text("num_rounds: many")
-    with pytest.raises(SpecError, match="no run spec"):
+    with pytest.raises(SpecError, match="not a run spec"):
         load_encoder(tmp_path)
     (tmp_path / "spec.yaml").unlink()
     with pytest.raises(SpecError, match=r"there is no .*spec\.yaml"):

@@ -246,8 +246,8 @@ def test_the_crossed_divergence_goes_onto_the_byol_family(host: str) -> None:
 @pytest.mark.parametrize(
     ("method", "reason"),
     [
-        ({"name": "fedsimclr", "add_ons": [{"name": "crossed_kl"}]}, "fedsimclr has none"),
-        ({"name": "fedsimsiam", "add_ons": [{"name": "crossed_kl"}]}, "fedsimsiam has none"),
+        ({"name": "fedsimclr", "add_ons": [{"name": "crossed_kl"}]}, "fedsimclr does not have both"),
+        ({"name": "fedsimsiam", "add_ons": [{"name": "crossed_kl"}]}, "fedsimsiam does not have both"),
         ({"name": "fedrlc", "add_ons": []}, "fedrlc without crossed_kl is fedema"),
         ({"name": "fedrlc", "add_ons": [{"name": "fedx"}]}, "fedrlc without crossed_kl is fedema"),
         ({"name": "fedbyol", "merge": {"name": "centers"}}, "mixes the centers of crossed_kl"),

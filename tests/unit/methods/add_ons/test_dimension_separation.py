@@ -211,7 +211,7 @@ def test_nothing_of_the_separation_is_sent_or_kept() -> None:
         ("fedalignuniform", WIDE, [{"name": "hsd"}, {"name": "dsr"}], "choose one"),
         ("fedbyol", WIDE, [{"name": "hsd"}], "fedbyol compares them with something else"),
         ("supervised", WIDE, [{"name": "hsd"}], "supervised compares them with something else"),
-        ("fedalignuniform", WIDE, [{"name": "dsr"}, {"name": "dsr"}], "dsr twice"),
+        ("fedalignuniform", WIDE, [{"name": "dsr"}, {"name": "dsr"}], "'dsr' twice"),
     ],
 )
 def test_combinations_that_make_no_sense(host: str, model: Any, add_ons: Any, reason: str) -> None:

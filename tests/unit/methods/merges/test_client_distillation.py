@@ -186,7 +186,7 @@ def test_one_epoch_that_only_fills_the_queue_is_refused() -> None:
 def test_encoders_left_to_the_clients_need_a_coordinator() -> None:
     spec = _spec({"client_encoders": "declared"})
     assert RunSpec.model_validate_json(spec.model_dump_json()) == spec
-    with pytest.raises(SpecError, match="only a coordinator can look up: write the encoders out"):
+    with pytest.raises(SpecError, match="only a coordinator can resolve: write the encoders out"):
         simulate(spec, shards(spec))
 
 

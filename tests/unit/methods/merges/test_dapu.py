@@ -146,7 +146,7 @@ def test_it_goes_onto_any_objective_that_predicts() -> None:
 @pytest.mark.parametrize(
     ("host", "dapu", "reason"),
     [
-        ("fedsimclr", {}, "fedsimclr has none"),
+        ("fedsimclr", {}, "fedsimclr does not have one"),
         ("fedsimsiam", {"aggregate": "target"}, "no target network"),
         ("fedsimsiam", {"update": "both"}, "no target network"),
     ],

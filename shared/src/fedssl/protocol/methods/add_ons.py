@@ -177,7 +177,7 @@ class PDConfig(PartConfig):
 
     def check(self, host: Host, model: ModelConfig) -> None:
         if "projector" not in host.traits or model.projector is None:
-            raise ValueError("pd distils a projector's output into its input: describe model.projector")
+            raise ValueError("pd distils a projector's output into its input, so it needs a projector")
         h, z = model.encoder.feature_dim, model.projector.out_dim
         if h != z:
             raise ValueError(f"pd compares h, {h} wide, with z, {z} wide: set model.projector.out_dim to {h}")
