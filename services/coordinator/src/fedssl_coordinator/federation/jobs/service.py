@@ -96,6 +96,6 @@ def _found(table: type[J], job_id: UUID, job: J | None) -> J:
     return job
 
 
-def _name(table: type[Job]) -> str:
+def _name(table: type[J]) -> str:
     """Return the job's name in errors: "distillation job" or "evaluation"."""
     return table.__tablename__.removesuffix("s").replace("_", " ")
