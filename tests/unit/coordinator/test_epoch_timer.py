@@ -1,4 +1,4 @@
-"""What a distillation says of itself: its pace."""
+"""The speed that a distillation reports."""
 
 from collections.abc import Iterator
 
@@ -8,12 +8,12 @@ from fedssl_coordinator.aggregator import distillation_checkpoints
 
 
 def test_the_first_epoch_counts_only_until_there_is_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It builds the networks, reads the images and warms the device up."""
+    """The first epoch also builds the networks, reads the images and warms the device up."""
     clock: Iterator[float] = iter([100.0, 130.0, 132.0, 136.0, 139.0])
     monkeypatch.setattr(distillation_checkpoints.time, "monotonic", lambda: next(clock))
-    pace = distillation_checkpoints._Pace()
+    timer = distillation_checkpoints._EpochTimer()
     seen = []
     for _ in range(4):
-        pace.tick()
-        seen.append(pace.seconds_per_epoch)
+        timer.tick()
+        seen.append(timer.seconds_per_epoch)
     assert seen == [30.0, 2.0, 3.0, 3.0]
