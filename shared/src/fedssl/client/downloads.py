@@ -16,7 +16,7 @@ from typing import BinaryIO
 import httpx
 
 from fedssl.client.connection import Connection, Params
-from fedssl.client.errors import ApiError, BadAnswer, ClientError, OutOfReach, Unreachable
+from fedssl.client.errors import ApiError, BadAnswer, ClientError, StoreUnreachable, Unreachable
 from fedssl.client.retry import Retry, RetryTimer, is_temporary
 from fedssl.errors import ArtifactError, ArtifactTooLarge, DigestMismatch
 from fedssl.locks import try_lock
@@ -178,9 +178,9 @@ class _Download:
             headers.pop("Range", None)
         # Its address is the artifact's own, so a range of it needs no condition.
         try:
-            with self._connection.elsewhere.stream("GET", location, headers=headers, accepted=(416,)) as response:
+            with self._connection.direct_transfer.stream("GET", location, headers=headers, accepted=(416,)) as response:
                 return self._take(response, etag)
-        except OutOfReach:
+        except StoreUnreachable:
             return False
 
     def _take(self, response: httpx.Response, etag: str | None) -> bool:

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from fedssl.client.connection import Connection, parse, read
 from fedssl.client.downloads import OnBytes
-from fedssl.client.errors import ApiError, BadAnswer, Conflict, NotFound, OutOfReach, TryAgain, Unreachable
+from fedssl.client.errors import ApiError, BadAnswer, Conflict, NotFound, StoreUnreachable, TryAgain, Unreachable
 from fedssl.client.retry import Retry, RetryTimer, is_temporary, with_retries
 from fedssl.protocol.views import UploadPart, UploadParts
 
@@ -87,7 +87,7 @@ class _Upload:
                 if offset < self.size:
                     self._send_rest(location, offset, timer, is_direct=is_direct)
                 return
-            except OutOfReach:
+            except StoreUnreachable:
                 continue  # so the coordinator takes all of it itself
             except (Unreachable, ApiError) as failed:
                 error = _passing(failed) if is_announced else failed
@@ -110,7 +110,7 @@ class _Upload:
             timer.bytes_lost(broken)
 
     def _send_rest(self, location: str, offset: int, timer: RetryTimer, *, is_direct: bool) -> None:
-        if is_direct and not offset and self._connection.elsewhere.is_open:
+        if is_direct and not offset and self._connection.direct_transfer.is_open:
             self._send_directly(location, timer)
             return
         headers = {**_TUS, "Content-Type": "application/offset+octet-stream", "Upload-Offset": str(offset)}
@@ -129,7 +129,7 @@ class _Upload:
         headers, before = {"Content-Length": str(part.num_bytes)}, self.num_sent
         content = self._chunks(part.offset, part.num_bytes)
         try:
-            with self._connection.elsewhere.stream("PUT", part.url, headers=headers, content=content) as response:
+            with self._connection.direct_transfer.stream("PUT", part.url, headers=headers, content=content) as response:
                 read(response)
         except (Unreachable, ApiError):
             # A part is there as a whole or not at all, and may take longer than what is tried again at all.
