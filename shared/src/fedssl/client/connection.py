@@ -17,6 +17,7 @@ from fedssl.client.errors import BadAnswer, ClientError, StoreUnreachable, Unrea
 from fedssl.client.retry import Retry, with_retries
 from fedssl.client.tls import MUTUAL_TLS_HINT, Tls, trust_error
 from fedssl.protocol.errors import Problem
+from fedssl.protocol.validation import first_problem
 from fedssl.protocol.views import Page
 
 M = TypeVar("M", bound=BaseModel)
@@ -239,11 +240,11 @@ def parse(model: type[M], content: str | bytes, what: str) -> M:
 
 
 def summary(error: ValidationError) -> str:
-    """The first thing that does not fit, without the values; of very many things, how many."""
+    """Describe the first problem, without the value, or count the problems if there are very many."""
     if error.error_count() > _MISTAKES_LOOKED_AT:
         return f"{error.error_count()} things do not fit"
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    return f"{'.'.join(str(part) for part in first['loc']) or 'the whole'}: {first['msg']}"
+    first = first_problem(error)
+    return f"{first.place or 'the whole'}: {first.message}"
 
 
 def checked_url(url: str) -> str:
