@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from fedssl.artifacts.tensors import DTYPES, Tensors, serialised
+from fedssl.artifacts.tensors import TORCH_DTYPES, Tensors, serialised
 from fedssl.data import ImageData
 from fedssl.data.batches import num_trained
 from fedssl.data.partitioning import deal, load_public, require_images
@@ -34,8 +34,6 @@ from fedssl.protocol.plan import TensorSpec
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.training import CohortConfig
 from fedssl.seeding import sample_cohort
-
-_TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +284,7 @@ def judged_models(result: Result) -> dict[str, Tensors]:
 
 def wire_bytes(tensors: Iterable[TensorSpec]) -> int:
     """The size of the file that carries these tensors."""
-    return len(serialised({spec.name: torch.zeros(spec.shape, dtype=_TORCH_DTYPES[spec.dtype]) for spec in tensors}))
+    return len(serialised({spec.name: torch.zeros(spec.shape, dtype=TORCH_DTYPES[spec.dtype]) for spec in tensors}))
 
 
 def _partition(spec: RunSpec, data_root: Path | None) -> dict[str, ImageData]:

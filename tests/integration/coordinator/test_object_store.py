@@ -121,12 +121,12 @@ def test_what_cannot_reach_the_object_store_passes_through_the_api(
     with _over(servers, object_store, bucket, tmp_path, FEDSSL_STORE_DIRECT="1", FEDSSL_STORE_URL=url) as (running, _):
         with Client(running.url, running.admin_token, retry=PATIENT) as client:
             assert client.add_public_dataset("scans", source).digest == DIGEST  # its parts were begun, and are dropped
-            assert not client._connection.elsewhere.is_open
+            assert not client._connection.direct_transfer.is_open
         assert list(object_store.bucket(bucket).multiparts()) == []
         assert object_store.objects(bucket) == [PLACE]
         with WorkerClient(running.url, running.admin_token, retry=PATIENT) as reader:
             reader.download(DIGEST, tmp_path / "fetched")
-            assert not reader._connection.elsewhere.is_open
+            assert not reader._connection.direct_transfer.is_open
         assert (tmp_path / "fetched").read_bytes() == DATA
 
 

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from fedssl_local import (
-    Backoff,
     CrashLoopError,
     FolderInUseError,
     LocalError,
     Postgres,
+    RestartPolicy,
     Service,
     ServiceFailedError,
     Supervisor,
@@ -26,7 +26,7 @@ from fedssl_local import (
 )
 from fedssl_local import process as process_module
 
-QUICK = Backoff(first_seconds=0.02, max_seconds=0.05, max_quick_deaths=3)
+QUICK = RestartPolicy(first_seconds=0.02, max_seconds=0.05, max_quick_deaths=3)
 Find = Callable[[str], list[int]]
 Until = Callable[..., None]
 
@@ -179,7 +179,7 @@ def test_what_dies_is_started_again(tmp_path: Path, token: str, processes_with: 
     events: list[tuple[str, str]] = []
     family = [sys.executable, "-c", FAMILY, "one"]
     service = Service(name="one", command=family, env={"TOKEN": token}, log_path=tmp_path / "log")
-    with Supervisor(tmp_path, on_event=lambda *event: events.append(event), backoff=QUICK) as supervisor:
+    with Supervisor(tmp_path, on_event=lambda *event: events.append(event), restart_policy=QUICK) as supervisor:
         supervisor.start(service)
         first = supervisor.pid("one")
         assert first is not None
@@ -206,7 +206,7 @@ def test_killed_subreaper_takes_its_service_along(
     tmp_path: Path, token: str, processes_with: Find, until: Until
 ) -> None:
     service = sleeper(tmp_path, env={"TOKEN": token})
-    with Supervisor(tmp_path, backoff=QUICK) as supervisor:
+    with Supervisor(tmp_path, restart_policy=QUICK) as supervisor:
         supervisor.start(service)
         first = supervisor.pid("sleeper")
         [subreaper] = [pid for pid in processes_with(token) if pid != first]
@@ -217,7 +217,7 @@ def test_killed_subreaper_takes_its_service_along(
 
 def test_servers_are_kept_running_too(tmp_path: Path, until: Until) -> None:
     server = Valkey(tmp_path / "valkey")
-    with Supervisor(tmp_path, backoff=QUICK) as supervisor:
+    with Supervisor(tmp_path, restart_policy=QUICK) as supervisor:
         supervisor.start(server)
         url, first = server.url, server.pid
         assert first is not None
@@ -229,7 +229,7 @@ def test_servers_are_kept_running_too(tmp_path: Path, until: Until) -> None:
 
 def test_a_crash_loop_is_given_up(tmp_path: Path) -> None:
     events: list[str] = []
-    with Supervisor(tmp_path, on_event=lambda _, what: events.append(what), backoff=QUICK) as supervisor:
+    with Supervisor(tmp_path, on_event=lambda _, what: events.append(what), restart_policy=QUICK) as supervisor:
         supervisor.start(sleeper(tmp_path, "print('no such data set'); raise SystemExit(3)"))
         with pytest.raises(
             CrashLoopError, match=r"(?s)sleeper died 3 times.*exited with status 3.*sleeper.log:\nno such data set"
@@ -262,7 +262,7 @@ sys.exit(status)
 """
     service = sleeper(tmp_path, source, final_statuses=(3,))
     service = replace(service, command=[*service.command, str(tmp_path / "seen")])
-    with Supervisor(tmp_path, on_event=lambda _, what: events.append(what), backoff=QUICK) as supervisor:
+    with Supervisor(tmp_path, on_event=lambda _, what: events.append(what), restart_policy=QUICK) as supervisor:
         supervisor.start(service)
         until(lambda: "exited with status 3" in events)
         assert "exited with status 1; starting again in 0.02 s" in events

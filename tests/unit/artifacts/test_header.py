@@ -16,8 +16,8 @@ from safetensors.numpy import save as save_numpy
 from safetensors.torch import load as load_torch
 from safetensors.torch import save as save_torch
 
+from fedssl.artifacts.dtypes import ITEM_SIZES
 from fedssl.artifacts.header import (
-    ITEM_SIZES,
     Entry,
     Header,
     check_header,

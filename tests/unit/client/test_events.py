@@ -114,6 +114,12 @@ def test_lines_end_in_three_ways_wherever_the_stream_is_cut(size: int) -> None:
     assert list(lines(chunks)) == [b"a", b"", b"b", b"c", b"", b"d", b"", b"e"]
 
 
+def test_event_of_many_lines_is_limited() -> None:
+    endless = (b"data: " + b"x" * 1000 + b"\n" for _ in range(2000))
+    with pytest.raises(BadAnswer, match="more than 1 MiB"):
+        list(parse_events(endless))
+
+
 def test_fields_of_events() -> None:
     stream = [b"id:1\nevent: x\ndata:one\n\n", b"retry: 5\n\nid: 2\n\ndata\n\n"]
     assert list(parse_events(stream)) == [ServerSentEvent("x", "one", "1"), ServerSentEvent("message", "", "2")]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedssl.artifacts.permission import permits_metric
-from fedssl.client.errors import OutOfReach
+from fedssl.client.errors import StoreUnreachable
 from fedssl.protocol.work import Progress
 from fedssl_worker.bootstrap import _client
 from fedssl_worker.disclosure.policy import NotPermitted, Policy, PolicyEnforcer, PolicyError, read_policy
@@ -241,10 +241,10 @@ def test_a_worker_goes_to_no_other_object_store(tmp_path: Path) -> None:
     path = written(tmp_path, HEAD + STORES)
     settings = Settings(coordinator=URL, data="", state=tmp_path, policy=path)
     with _client(settings, "token", PolicyEnforcer(path, URL)) as client:
-        elsewhere = client._connection.elsewhere
-        assert elsewhere._permitted("https://s3.example.org/bucket/key?signature=x").host == "s3.example.org"
-        with pytest.raises(OutOfReach, match="policy does not name https://intranet,"):
-            elsewhere._permitted("https://intranet/a")
+        transfer = client._connection.direct_transfer
+        assert transfer._permitted("https://s3.example.org/bucket/key?signature=x").host == "s3.example.org"
+        with pytest.raises(StoreUnreachable, match="policy does not name https://intranet,"):
+            transfer._permitted("https://intranet/a")
 
 
 # What is kept back

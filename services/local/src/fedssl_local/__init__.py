@@ -16,17 +16,17 @@ from fedssl_local.errors import (
 from fedssl_local.postgres import Postgres
 from fedssl_local.server import Server
 from fedssl_local.service import Service
-from fedssl_local.supervisor import Backoff, Supervisor
+from fedssl_local.supervisor import RestartPolicy, Supervisor
 from fedssl_local.valkey import Valkey
 
 __all__ = [
-    "Backoff",
     "CrashLoopError",
     "FolderInUseError",
     "LocalError",
     "MissingServerError",
     "PortTakenError",
     "Postgres",
+    "RestartPolicy",
     "Server",
     "ServerFailedError",
     "Service",

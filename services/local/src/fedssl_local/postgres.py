@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import ClassVar
 
+from fedssl.files import sync
 from fedssl.local import HOST
 from fedssl.locks import is_alive
 from fedssl_local.errors import LocalError, MissingServerError, ServerFailedError
@@ -136,9 +137,7 @@ class Postgres(Server):
         finally:
             os.close(password)
         partial.rename(self.data_directory)
-        folder = os.open(self.directory, os.O_RDONLY)
-        os.fsync(folder)
-        os.close(folder)
+        sync(self.directory)
 
     def _run_initdb(self, partial: Path, password: int) -> None:
         descriptors = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol, Self
 
+from fedssl.backoff import delay_seconds
 from fedssl.locks import FolderLock
 from fedssl_local.errors import CrashLoopError, LocalError
 from fedssl_local.process import describe_end
@@ -20,11 +21,11 @@ WAIT_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Backoff:
-    """How to start again what has died.
+class RestartPolicy:
+    """When to restart a service that ended.
 
-    The wait before a new start begins at `first_seconds` and doubles up to `max_seconds` with every quick death, that
-    is one within `quick_seconds` of the start. `max_quick_deaths` of them in a row end the federation.
+    The wait before a restart begins at `first_seconds` and doubles up to `max_seconds` with every quick death, which is
+    one within `quick_seconds` of the start. `max_quick_deaths` of them in a row end the federation.
     """
 
     first_seconds: float = 0.5
@@ -33,8 +34,8 @@ class Backoff:
     max_quick_deaths: int = 6
 
     def seconds(self, quick_deaths: int) -> float:
-        """The wait in seconds after so many quick deaths in a row, at least one."""
-        return min(self.max_seconds, self.first_seconds * 2.0 ** (quick_deaths - 1))
+        """Return the wait after `quick_deaths` quick deaths in a row, at least one."""
+        return delay_seconds(quick_deaths, self.first_seconds, self.max_seconds)
 
 
 class _Kept(Protocol):
@@ -76,11 +77,11 @@ class Supervisor:
         directory: Path,
         *,
         on_event: Callable[[str, str], None] = lambda name, what: None,
-        backoff: Backoff | None = None,
+        restart_policy: RestartPolicy | None = None,
     ) -> None:
         self._lock = FolderLock(directory.absolute(), "supervisor.lock")
         self._on_event = on_event
-        self._backoff = backoff or Backoff()
+        self._restart_policy = restart_policy or RestartPolicy()
         self._kept: list[tuple[_Kept, threading.Thread]] = []
         self._telling = threading.Lock()
         self._stopping = threading.Event()
@@ -213,7 +214,7 @@ class Supervisor:
 
     def _keep_running(self, kept: _Kept) -> LocalError | None:
         """Wait for a running service and start it again whenever it dies; return why that was given up, if it was."""
-        quick_deaths = 0
+        policy, quick_deaths = self._restart_policy, 0
         began = time.monotonic()
         how = describe_end(kept.wait())
         while not self._stopping.is_set():
@@ -221,16 +222,14 @@ class Supervisor:
                 self._tell(kept, how)
                 return None
             lived_seconds = time.monotonic() - began
-            quick_deaths = quick_deaths + 1 if lived_seconds < self._backoff.quick_seconds else 1
-            if quick_deaths >= self._backoff.max_quick_deaths:
+            quick_deaths = quick_deaths + 1 if lived_seconds < policy.quick_seconds else 1
+            if quick_deaths >= policy.max_quick_deaths:
                 self._tell(kept, f"{how}; given up")
-                what = (
-                    f"died {quick_deaths} times, each within {self._backoff.quick_seconds:g} s of its start; it {how}"
-                )
+                what = f"died {quick_deaths} times, each within {policy.quick_seconds:g} s of its start; it {how}"
                 return CrashLoopError(kept.name, what, kept.last_lines(), kept.log_path)
-            delay_seconds = self._backoff.seconds(quick_deaths)
-            self._tell(kept, f"{how}; starting again in {delay_seconds:g} s")
-            if self._stopping.wait(delay_seconds):
+            delay = policy.seconds(quick_deaths)
+            self._tell(kept, f"{how}; starting again in {delay:g} s")
+            if self._stopping.wait(delay):
                 break
             began = time.monotonic()
             how = self._run_once(kept)

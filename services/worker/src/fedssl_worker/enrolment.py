@@ -16,9 +16,9 @@ from typing import Literal
 import structlog
 from pydantic import Field, ValidationError
 
+from fedssl.files import sync, write_atomically
 from fedssl.protocol.base import Digest, StrictModel
 from fedssl.protocol.work import Enrolled
-from fedssl_worker.files import sync, write_atomically
 from fedssl_worker.settings import SettingsError
 
 log = structlog.get_logger()

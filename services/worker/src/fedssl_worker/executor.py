@@ -11,6 +11,7 @@ from fedssl.artifacts.store import digest_of
 from fedssl.artifacts.tensors import Tensors, check_file, load_tensors
 from fedssl.client import WorkerClient
 from fedssl.engine import LocalProgress, run_local_round
+from fedssl.engine.devices import find_device
 from fedssl.errors import FedSSLError
 from fedssl.methods import METHODS, Method
 from fedssl.methods.api import Context
@@ -149,10 +150,8 @@ class Executor:
 def choose_device(wanted: str, threads: int) -> torch.device:
     """Return the device to train on, and set up torch for it. Raises SettingsError if it does not exist."""
     torch.set_num_threads(threads)
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(wanted)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    device = find_device(wanted)
+    if device is None:
         raise SettingsError(
             f"this machine has no device {wanted}: use --device auto, or check the driver with nvidia-smi"
         )

@@ -12,7 +12,7 @@ import typer
 from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
-from fedssl_worker.validation import describe_problems
+from fedssl.protocol.validation import describe_problems
 
 F = TypeVar("F", bound=Callable[..., None])
 

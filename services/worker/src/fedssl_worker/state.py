@@ -29,9 +29,9 @@ from safetensors import SafetensorError
 from fedssl.artifacts.store import digest_of
 from fedssl.artifacts.tensors import Tensors, load_tensors, save_tensors
 from fedssl.engine import LocalResult
+from fedssl.files import sync
 from fedssl.protocol.base import Digest, StrictModel
 from fedssl.protocol.work import AcceptedUpdate, Metrics, WorkItem
-from fedssl_worker.files import sync
 
 log = structlog.get_logger()
 

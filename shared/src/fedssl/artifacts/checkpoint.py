@@ -1,12 +1,12 @@
-"""A file of tensors that is replaced whole, for work that may be interrupted. Needs torch, like `artifacts.tensors`."""
+"""The tensors of unfinished work, in one file that is replaced atomically. Needs torch, like `artifacts.tensors`."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError
 
 from fedssl.artifacts.tensors import Tensors, load_tensors, save_tensors
+from fedssl.files import replaced_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class FileCheckpoint:
     path: Path
 
     def load(self) -> Tensors | None:
-        """What was saved last; None where there is nothing, or nothing that can be read."""
+        """Return what was saved last, or None if nothing was saved or it cannot be read."""
         try:
             return load_tensors(self.path)
         except (OSError, SafetensorError):
@@ -24,10 +24,9 @@ class FileCheckpoint:
 
     def save(self, tensors: Tensors) -> None:
         """Replace the file."""
-        incoming = self.path.with_name(f"{self.path.name}.incoming")
-        save_tensors(tensors, incoming)
-        os.replace(incoming, self.path)
+        with replaced_file(self.path) as incoming:
+            save_tensors(tensors, incoming)
 
     def discard(self) -> None:
-        """The work is done."""
+        """Remove the file, because the work is done."""
         self.path.unlink(missing_ok=True)

@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
+from fedssl.artifacts.dtypes import FILE_ORDER, ITEM_SIZES
 from fedssl.errors import ArtifactError, ArtifactTooLarge, PlanMismatch
 from fedssl.protocol.plan import TensorSpec
 
-ITEM_SIZES: dict[str, int] = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1}
 LENGTH_BYTES = 8
-_FILE_ORDER = ("I64", "F64", "F32", "I32", "BF16", "F16", "I16", "I8", "U8")  # then by name: the library's
 _BYTES_PER_ENTRY = 512  # a name of 256, a dtype, eight dimensions and two offsets fit with room to spare
 _NAMES_SHOWN = 5
 _ORDINARY = re.compile(r"[A-Za-z0-9_.]{1,256}")
@@ -137,7 +136,7 @@ def check_header(header: Header, tensors: Sequence[TensorSpec], what: str) -> No
     if problems:
         shown = "; ".join(problems[:_NAMES_SHOWN]) + ("; ..." if len(problems) > _NAMES_SHOWN else "")
         raise PlanMismatch(f"the {what} does not match the method's artifact plan: {shown}")
-    in_order = sorted(tensors, key=lambda tensor: (_FILE_ORDER.index(tensor.dtype), tensor.name))
+    in_order = sorted(tensors, key=lambda tensor: (FILE_ORDER.index(tensor.dtype), tensor.name))
     if header.text != header_bytes(in_order)[LENGTH_BYTES:]:
         raise ArtifactError(
             f"the {what}'s header says what it should, but not in the one form that may travel: save the tensors with "

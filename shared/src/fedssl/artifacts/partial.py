@@ -1,6 +1,5 @@
 """An artifact that arrives in several requests, perhaps to several processes; in a folder one file that grows."""
 
-import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -8,6 +7,8 @@ from pathlib import Path
 from typing import Protocol
 
 from fedssl.errors import OffsetMismatch
+from fedssl.files import sync
+from fedssl.locks import lock, try_lock
 
 _PART_BYTES = 1 << 20
 
@@ -97,7 +98,7 @@ class PartialFile:
         except FileNotFoundError:
             raise OffsetMismatch(f"nothing is there yet: go on at byte 0, not at {offset}") from None
         with os.fdopen(descriptor, "ab", buffering=0) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock(file)
             size = os.fstat(descriptor).st_size
             if size != offset:
                 raise OffsetMismatch(f"{size} bytes are there: go on at byte {size}, not at {offset}")
@@ -114,12 +115,7 @@ class PartialFile:
             yield False
             return
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-            else:
-                yield True
+            yield try_lock(descriptor)
         finally:
             os.close(descriptor)
 
@@ -130,8 +126,7 @@ class PartialFile:
 
     def keep(self, digest: str) -> None:
         """Make an artifact of it, once its digest has been verified."""
-        with self.path.open("rb") as file:
-            os.fsync(file.fileno())
+        sync(self.path)
         self._adopt(self.path, digest)
 
     def discard(self) -> None:

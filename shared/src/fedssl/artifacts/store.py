@@ -13,6 +13,7 @@ from typing import Protocol
 
 from fedssl.artifacts.partial import Partial, PartialFile
 from fedssl.errors import ArtifactNotFound, DigestMismatch
+from fedssl.files import sync
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _ABANDONED_SECONDS = 24 * 3600
@@ -205,7 +206,7 @@ class FileStore:
         place.parent.mkdir(parents=True, exist_ok=True)
         path.replace(place)
         for folder in (place.parent, place.parent.parent, self.root):
-            _sync_folder(folder)
+            sync(folder)
 
 
 class FileWriter:
@@ -253,11 +254,3 @@ def digest_of(path: Path) -> str:
     """sha256 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

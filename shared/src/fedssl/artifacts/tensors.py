@@ -10,23 +10,15 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 
+from fedssl.artifacts.dtypes import INFO
 from fedssl.artifacts.header import check_header, read_header
 from fedssl.errors import PlanMismatch
 from fedssl.protocol.plan import DType, TensorSpec
 
 Tensors = dict[str, torch.Tensor]
 
-DTYPES: dict[torch.dtype, DType] = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-}
+DTYPES: dict[torch.dtype, DType] = {getattr(torch, info.torch_name): name for name, info in INFO.items()}
+TORCH_DTYPES: dict[DType, torch.dtype] = {name: dtype for dtype, name in DTYPES.items()}
 
 
 def in_name_order(tensors: Mapping[str, torch.Tensor]) -> Tensors:

@@ -16,6 +16,7 @@ from fedssl.cli.connection.file import (
 )
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_table
+from fedssl.protocol.validation import first_problem
 
 _EPILOG = (
     "The names are kept in connections.json in $XDG_CONFIG_HOME/fedssl, or in ~/.config/fedssl if that is not set. "
@@ -70,9 +71,9 @@ def add(
         current = name if use or known.current is None else known.current
         changed = Connections(current=current, connections={**known.connections, name: added})
     except ValidationError as error:
-        first = error.errors(include_input=False)[0]
-        where = "URL" if first["loc"][-1:] == ("url",) else "NAME"
-        raise UsageError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None
+        first = first_problem(error)
+        where = "URL" if first.location[-1:] == ("url",) else "NAME"
+        raise UsageError(f"{where}: {first.message}") from None
     write_connections(changed)
     if output is Format.JSON:
         show_json(_document(name, added, is_current=current == name))

@@ -14,6 +14,7 @@ from fedssl.cli.connection.connect import connect
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_table
 from fedssl.protocol.tokens import LastingRole
+from fedssl.protocol.validation import first_problem
 from fedssl.protocol.views import TokenCreated
 
 app = typer.Typer(help="Create and revoke access tokens.", epilog=CONNECTION_HINT, no_args_is_help=True)
@@ -134,8 +135,8 @@ def _require_new(out: Path | None) -> None:
 
 
 def _usage_error(error: ValidationError, client: str) -> UsageError:
-    first = error.errors()[0]
-    return UsageError(f"{client if 'client_id' in first['loc'] else '--label'}: {first['msg']}")
+    first = first_problem(error)
+    return UsageError(f"{client if 'client_id' in first.location else '--label'}: {first.message}")
 
 
 def _show_secret(created: TokenCreated, out: Path | None, output: Format) -> None:

@@ -16,6 +16,7 @@ from fedssl.cli.specs import read_spec
 from fedssl.protocol.data import PartitionConfig, Scheme
 from fedssl.protocol.model import EncoderConfig, read_encoder
 from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.validation import first_problem
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -104,8 +105,8 @@ def dealing_of(spec: RunSpec | None, given: dict[str, Any]) -> "Dealing":
     try:
         partition = PartitionConfig.model_validate(base | given)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise UsageError(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}") from None
+        first = first_problem(error)
+        raise UsageError(f"--{str(first.location[0]).replace('_', '-')}: {first.message}") from None
     required = partition.model_dump() if base else {name: getattr(partition, name) for name in given}
     if spec is not None:
         required |= shape(spec.data)
@@ -122,7 +123,7 @@ def encoders_of(given: list[str]) -> dict[str, EncoderConfig]:
         try:
             found[client] = EncoderConfig.model_validate(read_encoder(encoder))
         except ValidationError as error:
-            raise UsageError(f"--encoder {text}: {error.errors()[0]['msg']}") from None
+            raise UsageError(f"--encoder {text}: {first_problem(error).message}") from None
         except ValueError as error:
             raise UsageError(f"--encoder {text}: {error}") from None
     return found

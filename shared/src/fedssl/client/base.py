@@ -8,7 +8,7 @@ from typing import Self
 import httpx
 
 from fedssl.client.connection import Connection, parse, read
-from fedssl.client.elsewhere import MayGoTo
+from fedssl.client.direct_transfer import MayGoTo
 from fedssl.client.errors import BadAnswer
 from fedssl.client.retry import DEFAULT_RETRY, Retry
 from fedssl.client.tls import DEFAULT_TLS, Tls

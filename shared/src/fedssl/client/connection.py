@@ -12,11 +12,12 @@ from pydantic import BaseModel, ValidationError
 
 from fedssl import tracing
 from fedssl.client.addresses import is_loopback, parsed
-from fedssl.client.elsewhere import Elsewhere, MayGoTo
-from fedssl.client.errors import BadAnswer, ClientError, OutOfReach, Unreachable, api_error
+from fedssl.client.direct_transfer import DirectTransfer, MayGoTo
+from fedssl.client.errors import BadAnswer, ClientError, StoreUnreachable, Unreachable, api_error
 from fedssl.client.retry import Retry, with_retries
 from fedssl.client.tls import MUTUAL_TLS_HINT, Tls, trust_error
 from fedssl.protocol.errors import Problem
+from fedssl.protocol.validation import first_problem
 from fedssl.protocol.views import Page
 
 M = TypeVar("M", bound=BaseModel)
@@ -71,11 +72,11 @@ class Connection:
             # A proxy that the environment names has no part in what does not leave this machine.
             trust_env=not is_loopback(address.host),
         )
-        self.elsewhere = Elsewhere(address, tls, timeout, may_go_to)
+        self.direct_transfer = DirectTransfer(address, tls, timeout, may_go_to)
 
     def close(self) -> None:
         self._http.close()
-        self.elsewhere.close()
+        self.direct_transfer.close()
 
     def call(
         self,
@@ -138,9 +139,9 @@ class Connection:
                     return read(response)
                 location = response.headers.get("Location", "")
             try:
-                with self.elsewhere.stream("GET", location, headers=wanted) as response:
+                with self.direct_transfer.stream("GET", location, headers=wanted) as response:
                     return read(response)
-            except OutOfReach:
+            except StoreUnreachable:
                 return attempt()
 
         return with_retries(attempt, self.retry)
@@ -150,7 +151,7 @@ class Connection:
 
         With 307 the coordinator names the object store that has the bytes: to whoever says that they can go there.
         """
-        return ({**headers, "Accept-Direct": "1"}, (307,)) if self.elsewhere.is_open else (dict(headers), ())
+        return ({**headers, "Accept-Direct": "1"}, (307,)) if self.direct_transfer.is_open else (dict(headers), ())
 
     def pages(self, path: str, item: type[M], params: Params | None = None) -> Iterator[M]:
         """Every item of a list, page after page."""
@@ -239,11 +240,11 @@ def parse(model: type[M], content: str | bytes, what: str) -> M:
 
 
 def summary(error: ValidationError) -> str:
-    """The first thing that does not fit, without the values; of very many things, how many."""
+    """Describe the first problem, without the value, or count the problems if there are very many."""
     if error.error_count() > _MISTAKES_LOOKED_AT:
         return f"{error.error_count()} things do not fit"
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    return f"{'.'.join(str(part) for part in first['loc']) or 'the whole'}: {first['msg']}"
+    first = first_problem(error)
+    return f"{first.place or 'the whole'}: {first.message}"
 
 
 def checked_url(url: str) -> str:

@@ -4,7 +4,6 @@ What has arrived lies beside the target as `.NAME.DIGEST.part`, until it is whol
 coordinator that is away and a process that is killed cost nothing but time: the next attempt asks for the rest.
 """
 
-import fcntl
 import hashlib
 import os
 import re
@@ -17,9 +16,10 @@ from typing import BinaryIO
 import httpx
 
 from fedssl.client.connection import Connection, Params
-from fedssl.client.errors import ApiError, BadAnswer, ClientError, OutOfReach, Unreachable
-from fedssl.client.retry import Backoff, Retry, is_temporary
+from fedssl.client.errors import ApiError, BadAnswer, ClientError, StoreUnreachable, Unreachable
+from fedssl.client.retry import Retry, RetryTimer, is_temporary
 from fedssl.errors import ArtifactError, ArtifactTooLarge, DigestMismatch
+from fedssl.locks import try_lock
 
 OnBytes = Callable[[int], None]
 """Called with how many bytes of the file have gone over the line; what it raises ends the transfer."""
@@ -52,7 +52,7 @@ def download(
     destination.parent.mkdir(parents=True, exist_ok=True)
     with _part(destination, digest) as part:
         transfer = _Download(connection, path, params, part, digest, max_bytes, on_bytes, on_size)
-        transfer.run(Backoff(retry or connection.retry))
+        transfer.run(RetryTimer(retry or connection.retry))
         part.file.flush()
         os.fsync(part.file.fileno())
         part.path.chmod(0o644)
@@ -88,10 +88,8 @@ def _part(destination: Path, digest: str | None) -> Iterator[_Part]:
     if digest is None:
         path = next(iter(sorted(destination.parent.glob(f".{escape(destination.name)}.*.part"))), path)
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ClientError(f"another process is fetching {destination}: wait until it has ended") from None
+        if not try_lock(file):
+            raise ClientError(f"another process is fetching {destination}: wait until it has ended")
         part = _Part(destination, path, file)
         try:
             yield part
@@ -132,13 +130,13 @@ class _Download:
         self._etag: str | None = None
         self._restart(keep=part.digest is not None)
 
-    def run(self, backoff: Backoff) -> None:
+    def run(self, timer: RetryTimer) -> None:
         is_inherited = self._size > 0
         if not is_inherited or self.hash.hexdigest() != self._expected:
-            self._transfer(backoff)
+            self._transfer(timer)
         if is_inherited and self.hash.hexdigest() != self._announced:  # what an earlier process left was damaged
             self._restart()
-            self._transfer(backoff)
+            self._transfer(timer)
         if self.hash.hexdigest() != self._announced:
             raise DigestMismatch(
                 f"{self._path} came with sha256 {self.hash.hexdigest()}, not "
@@ -150,7 +148,7 @@ class _Download:
     def _announced(self) -> str | None:
         return self._expected or self._part.digest
 
-    def _transfer(self, backoff: Backoff) -> None:
+    def _transfer(self, timer: RetryTimer) -> None:
         while True:
             before = self._size
             try:
@@ -160,8 +158,8 @@ class _Download:
                 if not is_temporary(error):
                     raise
                 if self._size > before:
-                    backoff.progress()
-                backoff.wait(error)
+                    timer.progress()
+                timer.wait(error)
 
     def _attempt(self) -> bool:
         """False: to be tried anew, without what was longer than the whole, or without the object store."""
@@ -180,9 +178,9 @@ class _Download:
             headers.pop("Range", None)
         # Its address is the artifact's own, so a range of it needs no condition.
         try:
-            with self._connection.elsewhere.stream("GET", location, headers=headers, accepted=(416,)) as response:
+            with self._connection.direct_transfer.stream("GET", location, headers=headers, accepted=(416,)) as response:
                 return self._take(response, etag)
-        except OutOfReach:
+        except StoreUnreachable:
             return False
 
     def _take(self, response: httpx.Response, etag: str | None) -> bool:

@@ -1,25 +1,25 @@
-"""What can go wrong between a client and the coordinator.
+"""The errors of requests to the coordinator.
 
 FedSSLError
-└── ClientError               the coordinator could not be asked, or did not do what was asked
-    ├── Unreachable           no answer: refused, timed out or broken off
-    ├── Untrusted             a certificate, of either side, that the other does not accept
-    ├── OutOfReach            an object store that may not or cannot be reached; ask the coordinator for the bytes
-    ├── BadAnswer             an answer that cannot be read
+└── ClientError               the coordinator did not do what was asked, or could not be asked
+    ├── Unreachable           no answer: the connection was refused, timed out or broke
+    ├── Untrusted             a certificate of one side that the other does not accept
+    ├── StoreUnreachable      an object store that may not or cannot be used; ask the coordinator for the bytes
+    ├── BadAnswer             an answer that cannot be parsed
     │   └── UnknownWork       a work item that this version does not understand; it can be declined
-    └── ApiError              the coordinator said no; `problem` holds its words
+    └── ApiError              the coordinator refused; `problem` is its explanation
         ├── NotAuthenticated  401, the token is missing, wrong, expired or revoked
         ├── NotAllowed        403, the token's role may not do this
         ├── NotFound          404
         ├── Conflict          409
-        │   ├── LeaseLost         the assignment belongs to this worker no longer
+        │   ├── LeaseLost         the assignment no longer belongs to this worker
         │   └── DuplicateUpdate   another update of this client was accepted for the round
         ├── Gone              410, the round has closed
         ├── Rejected          413 or 422, the request or the artifact is not acceptable
-        ├── TryAgain          408 or 423, the same may succeed in a moment
-        ├── TooManyRequests   429, `retry_after` says when to come back
+        ├── TryAgain          408 or 423, the same request may succeed in a moment
+        ├── TooManyRequests   429, retry after `retry_after` seconds
         └── ServerError       5xx
-            └── Unavailable   502, 503 or 504: it may work later
+            └── Unavailable   502, 503 or 504: the same request may succeed later
 """
 
 from uuid import UUID
@@ -32,11 +32,11 @@ _ERRORS_SHOWN = 5
 
 
 class ClientError(FedSSLError):
-    """The coordinator could not be asked, or did not do what was asked."""
+    """The coordinator did not do what was asked, or could not be asked."""
 
 
 class Unreachable(ClientError):
-    """No answer came. `maybe_sent`: the request may have arrived and had its effect all the same."""
+    """No answer came. If `maybe_sent`, the request may have arrived and had its effect."""
 
     def __init__(self, message: str, *, maybe_sent: bool = True) -> None:
         super().__init__(message)
@@ -44,19 +44,19 @@ class Unreachable(ClientError):
 
 
 class Untrusted(ClientError):
-    """A certificate, of either side, that the other does not accept."""
+    """One side does not accept the certificate of the other."""
 
 
-class OutOfReach(ClientError):
-    """The object store that the coordinator names may not or cannot be reached: ask the coordinator for the bytes."""
+class StoreUnreachable(ClientError):
+    """The object store that the coordinator named may not or cannot be used: ask the coordinator for the bytes."""
 
 
 class BadAnswer(ClientError):
-    """The answer cannot be read: another program answers there, or its version differs too much."""
+    """The answer cannot be parsed: another program answered, or another version of the coordinator."""
 
 
 class UnknownWork(BadAnswer):
-    """A work item that this version does not understand, a method that it lacks for one. Decline `assignment_id`."""
+    """A work item that this version does not understand, for example an unknown method. Decline `assignment_id`."""
 
     def __init__(self, assignment_id: UUID, message: str) -> None:
         super().__init__(message)
@@ -70,11 +70,11 @@ class ApiError(ClientError):
         super().__init__(_describe(problem))
         self.problem = problem
         self.retry_after = retry_after
-        """Seconds after which the coordinator wants to be asked again, where it said so."""
+        """Seconds after which to retry, if the coordinator sent them."""
 
     @property
     def slug(self) -> str:
-        """The problem's stable name, `lease-lost` for example; empty for an answer that no coordinator gave."""
+        """The problem's stable name, `lease-lost` for example; empty if the answer did not come from a coordinator."""
         return self.problem.type.removeprefix(PROBLEM_PREFIX) if self.problem.type.startswith(PROBLEM_PREFIX) else ""
 
 

@@ -9,7 +9,7 @@ from fedssl.client.base import BaseClient
 from fedssl.client.connection import parse
 from fedssl.client.datasets import DatasetMethods
 from fedssl.client.errors import ApiError, Unreachable
-from fedssl.client.retry import Backoff, is_temporary
+from fedssl.client.retry import RetryTimer, is_temporary
 from fedssl.client.sse import ServerSentEvent, parse_events
 from fedssl.protocol.evaluation import JudgingConfig
 from fedssl.protocol.runs import RunSpec
@@ -156,13 +156,13 @@ class Client(ArtifactMethods, DatasetMethods, BaseClient):
         A broken stream is taken up again without a gap or a repetition. Raises Unreachable when the coordinator stays
         away for as long as `retry` allows.
         """
-        backoff = Backoff(self._connection.retry)
+        timer = RetryTimer(self._connection.retry)
         last = after
         was_finished = False
         while True:
             try:
-                for sent in self._stream_once(run_id, last, backoff.alive):
-                    backoff.progress()
+                for sent in self._stream_once(run_id, last, timer.alive):
+                    timer.progress()
                     event = parse(EventView, sent.data, "an event")
                     last = event.id
                     yield event
@@ -177,7 +177,7 @@ class Client(ArtifactMethods, DatasetMethods, BaseClient):
             except (Unreachable, ApiError) as error:
                 if not is_temporary(error):
                     raise
-                backoff.wait(error)
+                timer.wait(error)
 
     def _stream_once(self, run_id: UUID, after: int | None, on_bytes: Callable[[], None]) -> Iterator[ServerSentEvent]:
         headers = {"Accept": "text/event-stream"} | ({} if after is None else {"Last-Event-ID": str(after)})

@@ -1,12 +1,12 @@
-"""How long to keep asking, and how long to wait in between. No I/O but the sleep."""
+"""How long to retry a request, and how long to wait between attempts. Does no I/O except to sleep."""
 
 import logging
-import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from fedssl.backoff import Backoff
 from fedssl.client.errors import ApiError, TooManyRequests, TryAgain, Unavailable, Unreachable
 
 T = TypeVar("T")
@@ -16,9 +16,9 @@ log = logging.getLogger("fedssl.client")
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Keep trying for up to `seconds` (0: one attempt), waiting `first_delay`, then twice that, up to `max_delay`.
+    """Retry for up to `seconds` (0 means one attempt), waiting `first_delay`, then twice that, up to `max_delay`.
 
-    Every wait is drawn between half of that and the whole, so that a cohort does not come back in step.
+    Each wait is drawn between half of that and the whole, so that the clients of a cohort do not return at once.
     """
 
     seconds: float = 30.0
@@ -29,37 +29,40 @@ class Retry:
 DEFAULT_RETRY = Retry()
 
 
-class Backoff:
-    """One call's waits. `progress()` starts the count anew: what moves on is not given up."""
+class RetryTimer:
+    """The waits between one call's attempts, and its deadline. `progress()` restarts both."""
 
     def __init__(self, retry: Retry) -> None:
-        self._retry = retry
+        self._seconds = retry.seconds
+        self._backoff = Backoff(retry.first_delay, retry.max_delay, jitter=True)
         self.progress()
 
     def progress(self) -> None:
-        self._end = self._sure_end = time.monotonic() + self._retry.seconds
-        self._delay = self._retry.first_delay
+        """Restart the deadline and the backoff, because the call got further."""
+        self.alive()
+        self._backoff.reset()
 
     def alive(self) -> None:
-        """Something has arrived, if nothing new: the time starts anew, but who breaks off at once is not rushed."""
-        self._end = self._sure_end = time.monotonic() + self._retry.seconds
+        """Restart the deadline because bytes arrived, even if they were sent before.
 
-    def presume(self) -> None:
-        """Bytes have left, and may have arrived: count from now on, until `progress` or `in_vain` says which."""
-        self._end = time.monotonic() + self._retry.seconds
+        The backoff stays, so a peer that disconnects immediately is not retried at once.
+        """
+        self._end = self._confirmed_end = time.monotonic() + self._seconds
 
-    def in_vain(self, error: Exception) -> None:
-        """They have not arrived. Raises `error` when the time since the last progress is used up."""
-        self._end = self._sure_end
+    def bytes_sent(self) -> None:
+        """Restart the deadline because bytes were sent; `bytes_lost` revokes this, and `progress` confirms it."""
+        self._end = time.monotonic() + self._seconds
+
+    def bytes_lost(self, error: Exception) -> None:
+        """Restore the deadline before `bytes_sent`, because the bytes did not arrive. Raises `error` if it is over."""
+        self._end = self._confirmed_end
         if time.monotonic() > self._end:
             raise error
 
     def wait(self, error: Exception) -> None:
-        """Sleep before the next attempt, or raise `error` when the time is used up."""
-        delay = self._delay * (0.5 + random.random() / 2)
-        self._delay = min(2 * self._delay, self._retry.max_delay)
-        if isinstance(error, ApiError) and error.retry_after is not None:
-            delay = max(delay, error.retry_after)
+        """Sleep before the next attempt, or raise `error` if the deadline comes first."""
+        wanted = error.retry_after if isinstance(error, ApiError) else None
+        delay = self._backoff.next_delay(at_least=wanted or 0.0)
         if time.monotonic() + delay > self._end:
             raise error
         log.warning("%s Trying again in %.1f s.", error, delay)
@@ -67,19 +70,22 @@ class Backoff:
 
 
 def is_temporary(error: Exception, *, idempotent: bool = True) -> bool:
-    """Whether the same request may succeed later, and may be sent again without doing its work twice."""
+    """Return whether the request may succeed later, and may be sent again without doing its work twice."""
     if isinstance(error, Unreachable):
         return idempotent or not error.maybe_sent
     return isinstance(error, TooManyRequests | TryAgain) or (isinstance(error, Unavailable) and idempotent)
 
 
 def with_retries(attempt: Callable[[], T], retry: Retry, *, idempotent: bool = True) -> T:
-    """The first success of `attempt`. Raises its last error when the time is used up, and any lasting one at once."""
-    backoff = Backoff(retry)
+    """Return the result of the first successful `attempt`.
+
+    Raises a permanent error at once, and a temporary one when the time is over.
+    """
+    timer = RetryTimer(retry)
     while True:
         try:
             return attempt()
         except (Unreachable, ApiError) as error:
             if not is_temporary(error, idempotent=idempotent):
                 raise
-            backoff.wait(error)
+            timer.wait(error)

@@ -1,4 +1,7 @@
-"""Server-sent events: from the bytes of a stream to events. No I/O."""
+"""Parses server-sent events. Does no I/O.
+
+The package httpx-sse does the same, but limits neither a line nor an event: a hostile server could fill the memory.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -10,7 +13,7 @@ _MAX_EVENT_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ServerSentEvent:
-    """One event. `id` is the newest that the stream has named, to be sent as Last-Event-ID when it breaks."""
+    """One event. `id` is the newest that the stream has sent; send it as Last-Event-ID to resume a broken stream."""
 
     event: str
     data: str
@@ -18,7 +21,7 @@ class ServerSentEvent:
 
 
 def lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Lines without their ends, which are LF, CRLF or CR. (`str.splitlines` would split at U+2028 inside data too.)"""
+    """Yield lines without their ends: LF, CRLF or CR. (`str.splitlines` would also split at U+2028 inside data.)"""
     buffer, after_cr = b"", False
     for chunk in chunks:
         if after_cr and chunk:
@@ -33,19 +36,22 @@ def lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def parse_events(chunks: Iterable[bytes]) -> Iterator[ServerSentEvent]:
-    """Events with data, as they become complete. An event that the stream's end cuts off is dropped.
+    """Yield each complete event that has data. An event that is cut off by the end of the stream is dropped.
 
     >>> list(parse_events([b": ping\\n\\nid: 7\\nda", b"ta: one\\ndata: two\\n\\ndata: cut"]))
     [ServerSentEvent(event='message', data='one\\ntwo', id='7')]
     """
-    event, last_id = "message", ""
+    event, last_id, num_bytes = "message", "", 0
     data: list[str] = []
     for line in lines(chunks):
         if not line:
             if data:
                 yield ServerSentEvent(event, "\n".join(data), last_id)
-            event, data = "message", []
+            event, data, num_bytes = "message", [], 0
             continue
+        num_bytes += len(line)
+        if num_bytes > _MAX_EVENT_BYTES:
+            raise BadAnswer("the event stream sent an event of more than 1 MiB: is this a fedssl coordinator?")
         field, _, value = line.decode("utf-8", errors="replace").partition(":")
         value = value.removeprefix(" ")
         if field == "data":

@@ -14,8 +14,8 @@ from uuid import UUID
 
 from fedssl.client.connection import Connection, parse, read
 from fedssl.client.downloads import OnBytes
-from fedssl.client.errors import ApiError, BadAnswer, Conflict, NotFound, OutOfReach, TryAgain, Unreachable
-from fedssl.client.retry import Backoff, Retry, is_temporary, with_retries
+from fedssl.client.errors import ApiError, BadAnswer, Conflict, NotFound, StoreUnreachable, TryAgain, Unreachable
+from fedssl.client.retry import Retry, RetryTimer, is_temporary, with_retries
 from fedssl.protocol.views import UploadPart, UploadParts
 
 WHOLE_BYTES = 1 << 20
@@ -49,7 +49,7 @@ def upload(
     if sending.size <= WHOLE_BYTES:
         with_retries(sending.send_whole, retry or connection.retry)
     else:
-        sending.run(Backoff(retry or connection.retry))
+        sending.run(RetryTimer(retry or connection.retry))
     return sending.num_sent
 
 
@@ -75,70 +75,70 @@ class _Upload:
         params = {} if self._assignment_id is None else {"assignment": str(self._assignment_id)}
         self._send("PUT", f"/v1/artifacts/{self._digest}", 0, {"Content-Type": "application/octet-stream"}, params)
 
-    def run(self, backoff: Backoff) -> None:
+    def run(self, timer: RetryTimer) -> None:
         """Announce, send from the byte that the coordinator names, and again until nothing is left to send."""
         while True:
             is_announced, before = False, self.num_sent
             try:
                 location, offset, is_direct = self._announce()
                 is_announced = True
-                self._judge(offset, backoff)
+                self._judge(offset, timer)
                 self._on_bytes(offset)
                 if offset < self.size:
-                    self._send_rest(location, offset, backoff, is_direct=is_direct)
+                    self._send_rest(location, offset, timer, is_direct=is_direct)
                 return
-            except OutOfReach:
+            except StoreUnreachable:
                 continue  # so the coordinator takes all of it itself
             except (Unreachable, ApiError) as failed:
                 error = _passing(failed) if is_announced else failed
                 if isinstance(error, ApiError) and error.slug == "upload-busy":
-                    backoff.progress()  # all of it is there, and is being checked
+                    timer.progress()  # all of it is there, and is being checked
                 elif not is_temporary(error):
                     raise
                 if self.num_sent > before:
                     self._broken = error
-                    backoff.presume()
-                backoff.wait(error)
+                    timer.bytes_sent()
+                timer.wait(error)
 
-    def _judge(self, offset: int, backoff: Backoff) -> None:
+    def _judge(self, offset: int, timer: RetryTimer) -> None:
         """Whether the last attempt brought anything. Raises its error where it did not, and the time is used up."""
         broken, self._broken = self._broken, None
         if offset > self._reached:
             self._reached = offset
-            backoff.progress()
+            timer.progress()
         elif broken is not None:
-            backoff.in_vain(broken)
+            timer.bytes_lost(broken)
 
-    def _send_rest(self, location: str, offset: int, backoff: Backoff, *, is_direct: bool) -> None:
-        if is_direct and not offset and self._connection.elsewhere.is_open:
-            self._send_directly(location, backoff)
+    def _send_rest(self, location: str, offset: int, timer: RetryTimer, *, is_direct: bool) -> None:
+        if is_direct and not offset and self._connection.direct_transfer.is_open:
+            self._send_directly(location, timer)
             return
         headers = {**_TUS, "Content-Type": "application/offset+octet-stream", "Upload-Offset": str(offset)}
         self._send("PATCH", location, offset, headers, {})
 
-    def _send_directly(self, location: str, backoff: Backoff) -> None:
+    def _send_directly(self, location: str, timer: RetryTimer) -> None:
         """Every part to the object store, until the coordinator misses none. The token does not go there."""
         while missing := self._missing(location):
             end = time.monotonic() + _ADDRESS_SECONDS
             for part in missing:
                 if time.monotonic() > end:
                     break
-                self._send_part(part, backoff)
+                self._send_part(part, timer)
 
-    def _send_part(self, part: UploadPart, backoff: Backoff) -> None:
+    def _send_part(self, part: UploadPart, timer: RetryTimer) -> None:
         headers, before = {"Content-Length": str(part.num_bytes)}, self.num_sent
         content = self._chunks(part.offset, part.num_bytes)
         try:
-            with self._connection.elsewhere.stream("PUT", part.url, headers=headers, content=content) as response:
+            with self._connection.direct_transfer.stream("PUT", part.url, headers=headers, content=content) as response:
                 read(response)
         except (Unreachable, ApiError):
             # A part is there as a whole or not at all, and may take longer than what is tried again at all.
             if self.num_sent > before and self._num_broken_parts < _BROKEN_PARTS:
                 self._num_broken_parts += 1
-                backoff.progress()
+                timer.progress()
             raise
         self._num_broken_parts = 0
-        backoff.progress()
+        timer.progress()
 
     def _missing(self, location: str) -> tuple[UploadPart, ...]:
         path = f"{location}/parts"

@@ -6,7 +6,6 @@ time of change in a folder), the shape, and the decoder. A change of the pixels 
 here is ever out of date. Everything here can be removed at any time.
 """
 
-import fcntl
 import hashlib
 import json
 import shutil
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from fedssl.cache import cache_folder
 from fedssl.data.decoding import ImageFiles, decode_chunks, log
 from fedssl.errors import DataError
+from fedssl.locks import lock, try_lock
 
 _VERSION = 2  # the version of the decoding
 _IMAGES, _ABOUT = "images.npy", "about.json"
@@ -76,12 +76,10 @@ def _kept(place: Path, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
 def _locked(place: Path) -> Iterator[None]:
     """Hold the lock on a folder of the cache; the kernel releases it if this process dies."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    with place.with_suffix(".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with place.with_suffix(".lock").open("wb") as file:
+        if not try_lock(file):
             log.info("another process is decoding the same images: waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock(file)
         yield
 
 

@@ -7,7 +7,6 @@ replaced; files that it no longer lists are removed afterwards. Therefore a proc
 import dataclasses
 import hashlib
 import json
-import os
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from safetensors import SafetensorError
 
 from fedssl.artifacts.tensors import Tensors, load_tensors, save_tensors
 from fedssl.errors import ResultsError
+from fedssl.files import replaced_file, write_atomically
 from fedssl.protocol.methods import METHOD_CONFIGS
 from fedssl.protocol.runs import RunSpec
 from fedssl.simulation import Result, RoundRecord
@@ -90,7 +90,8 @@ class FolderCheckpoint:
         for what, tensors in changed.items():
             files[what] = name = f"{what}.{number}{_SUFFIX}" if tensors else None
             if name is not None:
-                _write_durably(self._folder / name, tensors)
+                with replaced_file(self._folder / name, durable=True) as incoming:
+                    save_tensors(tensors, incoming)
         manifest = {
             "key": run_key(result.spec),
             "spec": result.spec.model_dump(mode="json", exclude={"watch"}),
@@ -99,7 +100,7 @@ class FolderCheckpoint:
             "history": [dataclasses.asdict(record) for record in result.history],
             "evaluations": {str(at): measures for at, measures in result.evaluations_by_round.items()},
         }
-        _replace_durably(self._folder / MANIFEST, json.dumps(manifest))
+        write_atomically(self._folder / MANIFEST, json.dumps(manifest))
         self._files = files
         self._remove_others()
 
@@ -130,7 +131,7 @@ class FolderCheckpoint:
     def _remove_others(self) -> None:
         """Remove this class's files that the manifest does not list."""
         for path in self._folder.iterdir():
-            ours = path.name.endswith((_SUFFIX, f"{_SUFFIX}.incoming")) or path.name == f"{MANIFEST}.incoming"
+            ours = path.name.endswith((_SUFFIX, f"{_SUFFIX}.incoming")) or path.name == f".{MANIFEST}.incoming"
             if ours and path.name not in self._files.values():
                 path.unlink()
 
@@ -154,27 +155,3 @@ def _difference(manifest: dict[str, Any], spec: RunSpec) -> str:
         changed = [f"{name} {theirs.get(name)}, now {ours[name]}" for name in ours if theirs.get(name) != ours[name]]
         return f"other code ({'; '.join(changed)})"
     return "another spec"
-
-
-def _write_durably(path: Path, tensors: Tensors) -> None:
-    incoming = path.with_name(f"{path.name}.incoming")
-    save_tensors(tensors, incoming)
-    _sync(incoming)
-    os.replace(incoming, path)
-
-
-def _replace_durably(path: Path, text: str) -> None:
-    incoming = path.with_name(f"{path.name}.incoming")
-    incoming.write_text(text, encoding="utf-8")
-    _sync(incoming)
-    _sync(path.parent)  # the files that the text lists must be durable before the text is
-    os.replace(incoming, path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -2,12 +2,12 @@
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedssl.errors import ResultsError
+from fedssl.files import write_atomically
 
 if TYPE_CHECKING:
     from fedssl.protocol.runs import RunSpec
@@ -31,9 +31,7 @@ def write_json(destination: Path, value: Any) -> None:
 
 def write_text(destination: Path, text: str) -> None:
     """Replace a file as a whole."""
-    incoming = destination.with_name(f".{destination.name}.incoming")
-    incoming.write_text(text, encoding="utf-8")
-    os.replace(incoming, destination)
+    write_atomically(destination, text, durable=False)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

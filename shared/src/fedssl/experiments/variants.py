@@ -14,6 +14,7 @@ from fedssl.protocol.evaluation import EvaluationConfig
 from fedssl.protocol.methods import METHOD_CONFIGS
 from fedssl.protocol.methods.add_ons import AnyAddOn
 from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.validation import ValidationProblem, validation_problems
 
 ADD_ONS: dict[str, type] = {kind.model_fields["name"].default: kind for kind in get_args(get_args(AnyAddOn)[0])}
 NUM_EVALUATIONS = 10
@@ -81,7 +82,7 @@ def build_spec(values: Mapping[str, Any]) -> RunSpec:
     try:
         spec = RunSpec.model_validate(values)
     except ValidationError as error:
-        reasons = [_reason(dict(entry)) for entry in error.errors(include_url=False)]
+        reasons = [_reason(problem) for problem in validation_problems(error)]
         raise SpecError("; ".join(reasons[:3])) from None
     if spec.partition is None:
         raise SpecError("a comparison needs images: add a [partition] section to the spec")
@@ -111,7 +112,7 @@ def _require(name: str, known: Mapping[str, Any], what: str) -> None:
         raise SpecError(f"there is no {what} {name!r}; " + (f"did you mean {close[0]}?" if close else ", ".join(known)))
 
 
-def _reason(entry: dict[str, Any]) -> str:
-    said = str(entry["msg"]).removeprefix("Value error, ")
-    place = ".".join(map(str, entry["loc"]))
-    return said if entry["type"] == "value_error" or not place else f"{place}: {said}"
+def _reason(problem: ValidationProblem) -> str:
+    if problem.kind == "value_error" or not problem.place:
+        return problem.message
+    return f"{problem.place}: {problem.message}"

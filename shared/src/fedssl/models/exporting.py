@@ -11,6 +11,7 @@ import torch
 
 from fedssl.artifacts.tensors import save_tensors
 from fedssl.errors import ExportError
+from fedssl.files import replaced_file
 from fedssl.models.pretrained import PretrainedEncoder
 
 IMAGES, REPRESENTATIONS = "images", "representations"
@@ -26,23 +27,18 @@ def export_onnx(encoder: PretrainedEncoder, destination: Path) -> None:
         raise ExportError(f"{' and '.join(missing)} not installed: pip install 'fedssl[onnx]'")
     data = encoder.data
     example = torch.zeros(2, data.channels, data.image_size, data.image_size)
-    partial = destination.with_name(f".{destination.name}.partial")
-    try:
-        with _quiet():
-            torch.onnx.export(
-                encoder.eval(),
-                (example,),
-                partial,
-                input_names=[IMAGES],
-                output_names=[REPRESENTATIONS],
-                dynamic_shapes=({0: torch.export.Dim("N")},),
-                dynamo=True,
-                external_data=False,  # one file: an encoder is far smaller than the 2 GB that would need more
-                verbose=False,
-            )
-        partial.replace(destination)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replaced_file(destination) as incoming, _quiet():
+        torch.onnx.export(
+            encoder.eval(),
+            (example,),
+            incoming,
+            input_names=[IMAGES],
+            output_names=[REPRESENTATIONS],
+            dynamic_shapes=({0: torch.export.Dim("N")},),
+            dynamo=True,
+            external_data=False,  # one file: an encoder is far smaller than the 2 GB that would need more
+            verbose=False,
+        )
 
 
 def export_state_dict(encoder: PretrainedEncoder, destination: Path) -> None:

@@ -14,9 +14,9 @@ from fedssl.errors import FedSSLError
 from fedssl.protocol.base import ClientId, StrictModel
 from fedssl.protocol.methods import METHOD_CONFIGS
 from fedssl.protocol.policy import AllowRule, Pattern, PolicyNotice
+from fedssl.protocol.validation import describe_problems
 from fedssl.protocol.work import Metrics, Progress, WorkItem
 from fedssl_worker.settings import SettingsError
-from fedssl_worker.validation import describe_problems
 
 NO_POLICY = "none"
 """Takes the place of the policy's digest if there is no policy."""
@@ -196,4 +196,4 @@ def _normalised_address(url: str) -> tuple[str, str, int | None, str]:
 
 def _describe(error: ValidationError) -> str:
     """Return every mistake with its key: `allow.0.artefact: there is no such key: correct its spelling`."""
-    return describe_problems(error, lambda place: ".".join(map(str, place)), _MESSAGES, NOT_ENFORCED)
+    return describe_problems(error, messages=_MESSAGES, unknown_keys=NOT_ENFORCED)

@@ -1,6 +1,5 @@
 """Local copies of artifacts in one folder, of bounded size; several processes may share it."""
 
-import fcntl
 import os
 import tempfile
 import time
@@ -9,6 +8,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedssl.artifacts.store import drop_old_files
+from fedssl.files import sync
+from fedssl.locks import lock
 
 _ABANDONED_SECONDS = 3600.0  # without a byte more: whoever writes there writes on
 _IN_USE_SECONDS = 10.0  # whoever was given a path opens it within that time
@@ -30,7 +31,7 @@ class Cache:
         """A copy of this size, which counts as used now."""
         path = self._files / digest
         try:
-            with self._locked(fcntl.LOCK_SH):
+            with self._locked(shared=True):
                 os.utime(path)
             return path if path.stat().st_size == num_bytes else None
         except FileNotFoundError:
@@ -43,8 +44,7 @@ class Cache:
 
     def adopt(self, path: Path, digest: str) -> Path:
         """Make a file, whose digest has been verified, a copy; the ones used longest ago make room for it."""
-        with path.open("rb") as file:
-            os.fsync(file.fileno())  # its name must not outlive a power cut that its bytes do not
+        sync(path)  # so that its name cannot survive a power cut that its bytes do not
         self._make_room(path.stat().st_size)
         place = self._files / digest
         os.utime(path)
@@ -74,18 +74,18 @@ class Cache:
 
     def _evicted(self, path: Path) -> bool:
         """Whether it is gone now; not where somebody has just asked for it."""
-        with self._locked(fcntl.LOCK_EX), suppress(FileNotFoundError):
+        with self._locked(shared=False), suppress(FileNotFoundError):
             if _is_in_use(path.stat().st_mtime):
                 return False
             path.unlink()  # whoever has it open keeps it
         return True
 
     @contextmanager
-    def _locked(self, how: int) -> Iterator[None]:
+    def _locked(self, *, shared: bool) -> Iterator[None]:
         """Between threads and processes: a copy that was found is marked as used before it is judged, or not found."""
         descriptor = os.open(self._files, os.O_RDONLY)
         try:
-            fcntl.flock(descriptor, how)
+            lock(descriptor, shared=shared)
             yield
         finally:
             os.close(descriptor)

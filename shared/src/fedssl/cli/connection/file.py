@@ -9,6 +9,7 @@ from pydantic import Field, SecretStr, ValidationError, field_serializer, field_
 
 from fedssl.cli.errors import UsageError
 from fedssl.protocol.base import StrictModel
+from fedssl.protocol.validation import first_problem
 
 FILE = "connections.json"
 _MAX_BYTES = 1 << 20
@@ -71,9 +72,9 @@ def read_connections(path: Path | None = None) -> Connections:
     except FileNotFoundError:
         return Connections()
     except ValidationError as error:
-        first = error.errors(include_input=False)[0]
-        key = ".".join(map(str, first["loc"])) or "the whole file"
-        raise UsageError(f"{place} cannot be read ({key}: {first['msg']}): correct it, or move it away") from None
+        first = first_problem(error)
+        key = first.place or "the whole file"
+        raise UsageError(f"{place} cannot be read ({key}: {first.message}): correct it, or move it away") from None
 
 
 def write_connections(connections: Connections, path: Path | None = None) -> None:

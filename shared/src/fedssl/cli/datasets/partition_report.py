@@ -11,6 +11,7 @@ from fedssl.cli.datasets.fetching import data_folder
 from fedssl.cli.output import Format, note, show_json, show_table
 from fedssl.data import effective_classes, plot_partition, save_npz
 from fedssl.data.partitioning import Holdings, deal, holdings
+from fedssl.files import replaced_file
 from fedssl.protocol.data import PartitionConfig
 from fedssl.protocol.runs import RunSpec
 
@@ -41,9 +42,10 @@ def show_partition(
 def describe(config: PartitionConfig) -> str:
     """Describe a partition in one line: its scheme and parameters.
 
-    >>> from fedssl.protocol.data import PartitionConfig
-    >>> describe(PartitionConfig(alpha=0.5, share=0.1))
-    "dirichlet (fedx), alpha 0.5, seed 0, 10% of each client's images kept"
+        >>> from fedssl.files import replaced_file
+    from fedssl.protocol.data import PartitionConfig
+        >>> describe(PartitionConfig(alpha=0.5, share=0.1))
+        "dirichlet (fedx), alpha 0.5, seed 0, 10% of each client's images kept"
     """
     if config.pooled:
         parts = ["pooled at one client"]
@@ -79,9 +81,8 @@ def _write_shards(spec: RunSpec, config: PartitionConfig, folder: Path) -> None:
     """Write one file per client. Each appears only when it is complete."""
     for client, images in deal(config, spec.data, data_folder()).by_client.items():
         path = folder / client / "images.npz"
-        partial = path.with_name(f".{path.name}.partial")
-        save_npz(partial, images)
-        partial.replace(path)
+        with replaced_file(path) as incoming:
+            save_npz(incoming, images)
     note(f"the clients' images are in {folder}")
 
 

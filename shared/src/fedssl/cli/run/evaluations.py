@@ -15,6 +15,7 @@ from fedssl.cli.output import Format, FormatOption, note, show_json, show_table
 from fedssl.evaluation.selection import choose_best
 from fedssl.protocol.evaluation import JudgingConfig, MapMethod, Settings
 from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.validation import first_problem
 from fedssl.protocol.views import EvaluationView
 
 if TYPE_CHECKING:
@@ -173,8 +174,8 @@ def _config(spec: RunSpec, given: dict[str, Any], limits: dict[str, int | None])
     try:
         return JudgingConfig.model_validate(wanted)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise UsageError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        first = first_problem(error)
+        raise UsageError(f"{first.place}: {first.message}") from None
 
 
 def _find(client: "Client", run: str, text: str) -> EvaluationView:

@@ -6,6 +6,7 @@ from pathlib import Path
 from fedssl.artifacts.header import LENGTH_BYTES, read_header
 from fedssl.errors import ArtifactError
 from fedssl.experiments.files import ENCODER, INITIAL, MODEL, SPEC, write_spec
+from fedssl.files import replaced_file
 
 __all__ = ["ENCODER", "INITIAL", "MODEL", "SPEC", "export_encoder", "write_spec"]
 
@@ -30,10 +31,8 @@ def export_encoder(model: Path, destination: Path) -> None:
             offset = end
         text = json.dumps(described).encode()
         text += b" " * (-len(text) % LENGTH_BYTES)  # the format requires that tensors begin aligned
-        partial = destination.with_name(f".{destination.name}.partial")
-        with partial.open("wb") as target:
+        with replaced_file(destination) as incoming, incoming.open("wb") as target:
             target.write(len(text).to_bytes(LENGTH_BYTES, "little") + text)
             for entry in chosen:
                 source.seek(header.data_start + entry.start)
                 target.write(source.read(entry.stop - entry.start))
-        partial.replace(destination)

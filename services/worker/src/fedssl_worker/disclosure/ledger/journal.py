@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedssl.artifacts.store import digest_of
+from fedssl.files import sync
 from fedssl.protocol.ledger import LedgerAnchor
 from fedssl_worker.disclosure.ledger.chain import Point
 from fedssl_worker.disclosure.ledger.entries import Kind, LedgerEntry, LedgerError, entry_hash
@@ -22,7 +23,6 @@ from fedssl_worker.disclosure.ledger.segments import (
     write_checkpoint,
 )
 from fedssl_worker.disclosure.policy import NO_POLICY, LedgerRules
-from fedssl_worker.files import sync
 
 EARLIER_FILE = "ledger.jsonl"
 """A file that earlier versions wrote next to the folder: plain lines without a chain. It is never changed."""

@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from fedssl.files import write_atomically
 from fedssl_worker.disclosure.ledger.entries import LedgerError
-from fedssl_worker.files import write_atomically
 
 
 class SigningKey:

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedssl.files import write_atomically
 from fedssl_worker.disclosure.ledger.chain import Point, checkpoint_text, read_checkpoint
 from fedssl_worker.disclosure.ledger.entries import MAX_LINE_BYTES, LedgerEntry, LedgerError, parse_line
 from fedssl_worker.disclosure.ledger.keys import SigningKey
-from fedssl_worker.files import write_atomically
 
 _DIGITS = 12
 

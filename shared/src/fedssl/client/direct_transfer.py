@@ -1,4 +1,4 @@
-"""Requests to the object store that a coordinator names: to signed addresses, without the token."""
+"""Transfers to and from the object store that the coordinator names: to signed URLs, without the token."""
 
 import ipaddress
 import logging
@@ -14,28 +14,28 @@ from typing import Any
 import httpx
 
 from fedssl.client.addresses import is_loopback, origin, parsed
-from fedssl.client.errors import BadAnswer, OutOfReach, Unavailable, Unreachable
+from fedssl.client.errors import BadAnswer, StoreUnreachable, Unavailable, Unreachable
 from fedssl.client.tls import Tls, trust_error
 from fedssl.protocol.errors import Problem
 
 MayGoTo = Callable[[str], bool]
-"""Whether bytes of artifacts may go to and come from this server, https://HOST:PORT for one."""
+"""Returns whether bytes of artifacts may be exchanged with this server, for example https://HOST:PORT."""
 
 log = logging.getLogger("fedssl.client")
 
 _CONNECT_SECONDS = 5.0
 _CLOSED_SECONDS = 600.0
-_REFUSALS = 2  # in a row: the first may be for an address that has run out
+_REFUSALS = 2  # in a row: the first may be because the URL has expired
 _BUSY = (408, 429)
 _NOT_REACHED = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError)
 
 
-class Elsewhere:
-    """Connections to object stores. Bytes of artifacts go over them and nothing else: no token, no certificate of this
-    side, no cookies; redirects are not followed. Shared by threads; closed by its owner.
+class DirectTransfer:
+    """Connections to object stores. They carry bytes of artifacts only: no token, no client certificate, no cookies.
 
-    A store that may not or cannot be reached, or refuses, is left alone for ten minutes: the coordinator has the bytes
-    as well. One that has answered in the last ten minutes is tried again, like the coordinator itself.
+    Redirects are not followed. Threads may share an object; its owner closes it. A store that may not or cannot be
+    reached, or that refuses, is not used for ten minutes, because the coordinator has the bytes too. A store that has
+    answered in the last ten minutes is retried, like the coordinator itself.
     """
 
     def __init__(self, coordinator: httpx.URL, tls: Tls, timeout: float, may_go_to: MayGoTo) -> None:
@@ -48,11 +48,11 @@ class Elsewhere:
         self._closed_until = 0.0
         self._answered_at = -math.inf
         self._num_refusals = 0
-        self._told = ""
+        self._logged_reason = ""
 
     @property
     def is_open(self) -> bool:
-        """Whether to ask for the addresses of an object store."""
+        """Return whether to ask the coordinator for URLs of an object store."""
         return time.monotonic() >= self._closed_until
 
     def close(self) -> None:
@@ -70,8 +70,11 @@ class Elsewhere:
         content: Iterable[bytes] | None = None,
         accepted: tuple[int, ...] = (),
     ) -> Iterator[httpx.Response]:
-        """One attempt whose answer the block reads. Raises OutOfReach where this is no store to go to, or one that has
-        refused a new address too, and Unavailable where it does not do it otherwise."""
+        """Make one attempt; the block reads the answer.
+
+        Raises StoreUnreachable if the store may not or cannot be reached, or has refused two requests in a row, and
+        Unavailable if it fails otherwise.
+        """
         address = self._permitted(url)
         where = address.host
         watch = {} if self._is_local else {"trace": self._watch(address)}
@@ -86,42 +89,44 @@ class Elsewhere:
                 yield response
         except httpx.TransportError as error:
             if (untrusted := trust_error(error, origin(address))) is not None:
-                raise self._out_of_reach(str(untrusted)) from None
+                raise self._store_unreachable(str(untrusted)) from None
             raise self._unreachable(where, error) from None
         except httpx.HTTPError as error:
             raise BadAnswer(f"{where} gave an answer that cannot be read: {error}") from None
 
     def _permitted(self, url: str) -> httpx.URL:
-        """The address, where one may go there. A coordinator must not send anybody to what only they can reach."""
+        """Parse and check a URL. A coordinator must not send a client to what only that client can reach."""
         address = parsed(url)
         if address is None:
-            raise BadAnswer("the coordinator names an object store at an address that is none")
+            raise BadAnswer(f"the coordinator sent an invalid object-store address: {url.partition('?')[0][:200]!r}")
         server = origin(address)
         if not self._may_go_to(server):
-            raise self._out_of_reach(f"The data owner's policy does not name {server}, the coordinator's object store.")
+            raise self._store_unreachable(
+                f"The data owner's policy does not name {server}, the coordinator's object store."
+            )
         if is_loopback(address.host):
             if not self._is_local:
                 raise self._to_this_machine(server)
         elif address.scheme == "http" and not self._tls.insecure_http:
-            raise self._out_of_reach(
-                f"The coordinator names an object store at {server}, where anybody in between could read along: it "
-                "must have an https address, unless FEDSSL_INSECURE_HTTP=1 (a worker's: --insecure-http) allows this."
+            raise self._store_unreachable(
+                f"The coordinator names an object store at {server}, an unencrypted address: it must have an https "
+                "address, unless FEDSSL_INSECURE_HTTP=1 (a worker's: --insecure-http) allows this."
             )
         return address
 
     def _watch(self, address: httpx.URL) -> Callable[[str, dict[str, Any]], None]:
-        """Looks where a connection has led, whatever its name has promised, before anything is sent over it."""
+        """Return a hook that checks the peer of each new connection, whatever its name was, before anything is sent."""
         is_straight = False
 
         def look(event: str, info: dict[str, Any]) -> None:
             nonlocal is_straight
             if event == "connection.connect_tcp.started":
-                is_straight = info["host"] == address.raw_host.decode()  # and not to a proxy
+                is_straight = info["host"] == address.raw_host.decode()  # not to a proxy
             elif event == "connection.connect_tcp.complete" and is_straight:
                 stream = info["return_value"]
                 try:
                     is_near = _is_near(stream.get_extra_info("server_addr")[0])
-                except OSError as error:  # it has gone again
+                except OSError as error:  # the connection is closed already
                     stream.close()
                     raise httpx.ConnectError(str(error)) from None
                 if is_near:
@@ -130,38 +135,42 @@ class Elsewhere:
 
         return look
 
-    def _unreachable(self, where: str, error: httpx.TransportError) -> OutOfReach | Unreachable:
-        """One that has answered lately is away, and will be back: parts of what is sent may be there already."""
+    def _unreachable(self, where: str, error: httpx.TransportError) -> StoreUnreachable | Unreachable:
+        """Return the error. A store that answered recently is retried: it may already have parts of what was sent."""
         what = str(error) or type(error).__name__
         reason = (
             f"No answer from {where}, where the coordinator keeps its artifacts ({what}): check that this machine may "
             "connect to it."
         )
-        is_away = time.monotonic() - self._answered_at < _CLOSED_SECONDS
-        return self._out_of_reach(reason) if isinstance(error, _NOT_REACHED) and not is_away else Unreachable(reason)
+        has_answered_lately = time.monotonic() - self._answered_at < _CLOSED_SECONDS
+        return (
+            self._store_unreachable(reason)
+            if isinstance(error, _NOT_REACHED) and not has_answered_lately
+            else Unreachable(reason)
+        )
 
-    def _refused(self, where: str, status: int) -> OutOfReach | Unavailable:
+    def _refused(self, where: str, status: int) -> StoreUnreachable | Unavailable:
         reason = f"{where}, where the coordinator keeps its artifacts, answered {status}."
         if status < 500 and status not in _BUSY:
             self._num_refusals += 1
             if self._num_refusals >= _REFUSALS:
                 self._num_refusals = 0
-                return self._out_of_reach(reason)
+                return self._store_unreachable(reason)
         return Unavailable(Problem(type="about:blank", title="Object store", status=status, detail=reason))
 
-    def _to_this_machine(self, server: str) -> OutOfReach:
-        return self._out_of_reach(
+    def _to_this_machine(self, server: str) -> StoreUnreachable:
+        return self._store_unreachable(
             f"The coordinator is another machine, and names an object store on this one: {server}."
         )
 
-    def _out_of_reach(self, reason: str) -> OutOfReach:
-        """Leave object stores alone for a while, and say why: once, while it stays the same."""
+    def _store_unreachable(self, reason: str) -> StoreUnreachable:
+        """Use no object store for ten minutes. Logs the reason, unless it was logged last."""
         with self._lock:
             self._closed_until = time.monotonic() + _CLOSED_SECONDS
-            if reason != self._told:
+            if reason != self._logged_reason:
                 log.warning("%s Artifacts pass through the coordinator instead.", reason)
-            self._told = reason
-        return OutOfReach(reason)
+            self._logged_reason = reason
+        return StoreUnreachable(reason)
 
     def _client(self, address: httpx.URL) -> httpx.Client:
         key = (address.scheme, is_loopback(address.host))
@@ -178,7 +187,7 @@ class Elsewhere:
 
 
 def _is_near(peer: str) -> bool:
-    """Whether this is an address of this machine's own, or of its link, where clouds tell a machine its secrets."""
+    """Return whether the address is this machine's own, or link-local, where clouds serve a machine's secrets."""
     address = ipaddress.ip_address(peer)
     address = getattr(address, "ipv4_mapped", None) or address
     return address.is_loopback or address.is_link_local

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from fedssl.client import Client, ClientError, Retry, Tls, Unavailable, WorkerClient
-from fedssl.client.elsewhere import Elsewhere, _is_near
-from fedssl.client.errors import BadAnswer, OutOfReach, Unreachable
+from fedssl.client.direct_transfer import DirectTransfer, _is_near
+from fedssl.client.errors import BadAnswer, StoreUnreachable, Unreachable
 from fedssl.client.tls import DEFAULT_TLS
 from fedssl.client.uploads import WHOLE_BYTES
 from support.processes import free_port
@@ -100,37 +100,37 @@ def test_a_store_that_redirects_on_is_not_followed(two: tuple[Recorder, Recorder
     assert [path for _, path, _ in store.requests] == ["/a"]
 
 
-def elsewhere(tls: Tls = DEFAULT_TLS, coordinator: str = "https://fed.example.org") -> Elsewhere:
-    return Elsewhere(httpx.URL(coordinator), tls, 5, lambda server: True)
+def direct_transfer(tls: Tls = DEFAULT_TLS, coordinator: str = "https://fed.example.org") -> DirectTransfer:
+    return DirectTransfer(httpx.URL(coordinator), tls, 5, lambda server: True)
 
 
 @pytest.mark.parametrize(
     "url",
     ["", "ftp://host/a", "//host", "http:///a", "https://user@host/a", "file:///etc/passwd", "https://host:65536/a"],
 )
-def test_an_address_that_is_none(url: str) -> None:
+def test_invalid_address_is_refused(url: str) -> None:
     with (
-        pytest.raises(BadAnswer, match="at an address that is none"),
-        elsewhere().stream("GET", url, headers={}),
+        pytest.raises(BadAnswer, match="sent an invalid object-store address"),
+        direct_transfer().stream("GET", url, headers={}),
     ):
         pass
 
 
 def test_unencrypted_to_another_machine_only_where_it_is_allowed() -> None:
     with (
-        pytest.raises(OutOfReach, match="it must have an https address, unless FEDSSL_INSECURE_HTTP=1"),
-        elsewhere().stream("GET", "http://192.0.2.1/a", headers={}),
+        pytest.raises(StoreUnreachable, match="it must have an https address, unless FEDSSL_INSECURE_HTTP=1"),
+        direct_transfer().stream("GET", "http://192.0.2.1/a", headers={}),
     ):
         pass
-    assert elsewhere(Tls(insecure_http=True))._permitted("http://192.0.2.1/a").host == "192.0.2.1"
+    assert direct_transfer(Tls(insecure_http=True))._permitted("http://192.0.2.1/a").host == "192.0.2.1"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1", "0.0.0.0", "2130706433", "localhost", "[::ffff:127.0.0.1]"])
 def test_a_coordinator_elsewhere_sends_nobody_to_their_own_machine(two: tuple[Recorder, Recorder], host: str) -> None:
     own = two[1].url.replace("127.0.0.1", host)
-    there = elsewhere(Tls(insecure_http=True))
+    there = direct_transfer(Tls(insecure_http=True))
     with (
-        pytest.raises(OutOfReach, match="names an object store on this one"),
+        pytest.raises(StoreUnreachable, match="names an object store on this one"),
         there.stream("GET", f"{own}/containers/json?all=1", headers={}),
     ):
         pass
@@ -150,7 +150,7 @@ def test_a_proxy_on_this_machine_is_no_object_store(
     proxy.answers = [(200, {}, b"bytes")]
     monkeypatch.setenv("http_proxy", proxy.url)
     monkeypatch.setenv("no_proxy", "")
-    there = elsewhere(Tls(insecure_http=True))
+    there = direct_transfer(Tls(insecure_http=True))
     with there.stream("GET", "http://store.example/a", headers={}) as response:
         assert response.read() == b"bytes"
     there.close()
@@ -159,7 +159,7 @@ def test_a_proxy_on_this_machine_is_no_object_store(
 def test_no_cookies_are_kept(two: tuple[Recorder, Recorder]) -> None:
     store = two[1]
     store.answers = [(200, {"Set-Cookie": "track=1; Path=/"}, b"")] * 2
-    there = elsewhere(coordinator=store.url)
+    there = direct_transfer(coordinator=store.url)
     for _ in range(2):
         with there.stream("GET", f"{store.url}/a", headers={}) as response:
             response.read()
@@ -177,7 +177,7 @@ def test_threads_that_begin_at_once_share_their_connections(monkeypatch: pytest.
 
     real = httpx.Client
     monkeypatch.setattr(httpx, "Client", slowly)
-    there = elsewhere()
+    there = direct_transfer()
     threads = [threading.Thread(target=there._client, args=(httpx.URL("http://127.0.0.1/"),)) for _ in range(4)]
     for thread in threads:
         thread.start()
@@ -192,7 +192,7 @@ def closed() -> str:
     return f"http://127.0.0.1:{free_port()}"
 
 
-def test_a_download_passes_through_the_coordinator_where_its_store_is_out_of_reach(
+def test_a_download_passes_through_the_coordinator_where_its_store_is_store_unreachable(
     two: tuple[Recorder, Recorder], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     coordinator = two[0]
@@ -213,7 +213,7 @@ def test_a_download_passes_through_the_coordinator_where_its_store_is_out_of_rea
 def test_a_store_that_has_answered_lately_is_waited_for() -> None:
     store = Recorder()
     store.answers = [(200, {"Connection": "close"}, b"")]
-    there = elsewhere(coordinator=store.url)
+    there = direct_transfer(coordinator=store.url)
     with there.stream("GET", f"{store.url}/a", headers={}) as response:
         response.read()
     store.close()
@@ -222,7 +222,7 @@ def test_a_store_that_has_answered_lately_is_waited_for() -> None:
     assert there.is_open
 
 
-def test_a_range_passes_through_the_coordinator_where_its_store_is_out_of_reach(
+def test_a_range_passes_through_the_coordinator_where_its_store_is_store_unreachable(
     two: tuple[Recorder, Recorder],
 ) -> None:
     coordinator = two[0]
@@ -284,7 +284,7 @@ def parts_at(url: str) -> tuple[int, dict[str, str], bytes]:
 NO_MORE = (200, {}, b'{"parts": []}')
 
 
-def test_an_upload_passes_through_the_coordinator_where_its_store_is_out_of_reach(
+def test_an_upload_passes_through_the_coordinator_where_its_store_is_store_unreachable(
     two: tuple[Recorder, Recorder], tmp_path: Path
 ) -> None:
     coordinator = two[0]

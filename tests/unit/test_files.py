@@ -1,0 +1,46 @@
+"""Atomic writes: the old content or the new, never a part."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from fedssl.files import replaced_file, write_atomically, write_private
+
+
+def test_block_that_raises_leaves_the_old_content_and_no_other_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def fail_halfway() -> None:
+        with replaced_file(path) as incoming:
+            incoming.write_text("ne")
+            raise ValueError("half")
+
+    with pytest.raises(ValueError, match="half"):
+        fail_halfway()
+
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_content_is_replaced(tmp_path: Path, *, durable: bool) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    write_atomically(path, "n\u00e9w", durable=durable)
+
+    assert path.read_bytes() == "n\u00e9w".encode()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_private_file_is_private_even_if_a_killed_process_left_a_public_one(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    (tmp_path / ".token.incoming").write_text("left behind")
+    (tmp_path / ".token.incoming").chmod(0o644)
+
+    write_private(path, "secret")
+
+    assert path.read_text() == "secret"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
