@@ -9,6 +9,7 @@ import torch
 from structlog.contextvars import bound_contextvars
 
 from fedssl import tracing
+from fedssl.backoff import Backoff
 from fedssl.client import (
     ApiError,
     ClientError,
@@ -27,7 +28,7 @@ from fedssl.errors import Cancelled, FedSSLError
 from fedssl.protocol.base import PROTOCOL_VERSION
 from fedssl.protocol.states import AssignmentState
 from fedssl.protocol.work import AcceptedUpdate, Progress, Register, Registered, WorkItem
-from fedssl_worker.backoff import TEMPORARY, Backoff, Refused, retry_until_answered
+from fedssl_worker.backoff import TEMPORARY, Refused, retry_until_answered
 from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.disclosure.ledger import LedgerError
 from fedssl_worker.executor import Executor

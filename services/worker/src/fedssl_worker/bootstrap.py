@@ -7,12 +7,13 @@ import structlog
 import torch
 from structlog.contextvars import bind_contextvars
 
+from fedssl.backoff import Backoff
 from fedssl.client import ClientError, Retry, Tls, WorkerClient
 from fedssl.engine import release_trainer
 from fedssl.methods import METHODS
 from fedssl.protocol.work import Enrolled, Register
 from fedssl_worker.agent import Agent, register
-from fedssl_worker.backoff import Backoff, Refused, retry_until_answered
+from fedssl_worker.backoff import Refused, retry_until_answered
 from fedssl_worker.data import OwnImages, PublicImages, load_images
 from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.disclosure.ledger import Ledger, LedgerError
