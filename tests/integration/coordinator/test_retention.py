@@ -262,7 +262,7 @@ def test_nothing_is_collected_while_a_backup_is_made(cast: Cast, coordinator: Co
         assert is_stored(coordinator, update)
         refused = run_command("collect")
         assert refused.exit_code == 1
-        assert "try later" in refused.output
+        assert "try again later" in refused.output
     assert run_command("hold-collection", "--", "sh", "-c", "exit 7").exit_code == 7
     assert run_command("hold-collection", "--", "/no/such/program").exit_code == 127
     task()

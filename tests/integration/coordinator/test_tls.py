@@ -216,7 +216,7 @@ def test_the_api_does_not_listen_in_the_clear_where_others_can_reach_it() -> Non
 def test_certificates_that_cannot_be_used_are_named(encrypted: Coordinator, authority: Authority) -> None:
     pair, other = authority.sign("one", "127.0.0.1"), authority.sign("two", "127.0.0.1")
     assert "belong together" in _refused(FEDSSL_TLS_CERT=str(pair.certificate))
-    assert "--tls-client-ca asks" in _refused("--tls-client-ca", str(authority.file))
+    assert "--tls-client-ca needs" in _refused("--tls-client-ca", str(authority.file))
     for certificate, key in ((Path("/none.pem"), pair.key), (pair.certificate, other.key), (pair.key, pair.key)):
         listening = ListenOptions(host="127.0.0.1", port=0, certificate=certificate, key=key)
         with pytest.raises(ServingError, match="the certificate or its key cannot be used"):

@@ -90,7 +90,7 @@ def _add(session: Session, token: Token, lifetime_seconds: int | None) -> TokenC
 def _require_not_revoked(session: Session, client_id: str) -> None:
     clients.get_or_create(session, client_id)
     if clients.locked(session, client_id).revoked_at is not None:
-        raise ProblemError("conflict", f"client {client_id} is revoked: enrol the data owner under a new name")
+        raise ProblemError("conflict", f"client {client_id} is revoked; enrol the data owner under a new name")
 
 
 def _used_before(caller: Caller) -> ProblemError:
