@@ -110,7 +110,7 @@ class Folder(FederationFolder):
         return record
 
     def require_same(self, record: Record, wanted: Mapping[str, Any]) -> None:
-        """Raise SpecError where `wanted`, a part of a partition with its images' shape, differs from how the folder was partitioned."""
+        """Raise SpecError if `wanted`, some values of a partition and its image shape, differs from the record."""
         dealt = record.partition.model_dump() | {name: getattr(record, name) for name in _SHAPE}
         different = [f"{name} is {dealt[name]}, not {value}" for name, value in wanted.items() if dealt[name] != value]
         if different:
