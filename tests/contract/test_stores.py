@@ -299,12 +299,12 @@ def test_parts_make_an_artifact(store: Store, kind: Kind) -> None:
 def test_a_part_goes_nowhere_but_to_the_end(store: Store) -> None:
     partial = store.partial("x")
     for offset in (1, 7):
-        with pytest.raises(OffsetMismatch, match="nothing is there yet"):
+        with pytest.raises(OffsetMismatch, match="no bytes have arrived yet"):
             partial.append(b"a", offset)
     assert store.partials() == []
     partial.append(b"abc", 0)
     for offset in (0, 2, 4):
-        with pytest.raises(OffsetMismatch, match="go on at byte 3"):
+        with pytest.raises(OffsetMismatch, match="continue at byte 3"):
             partial.append(b"def", offset)
     assert _arrived(store) == b"abc"
     partial.discard()

@@ -158,7 +158,7 @@ def test_a_policy_that_is_too_long_to_check_is_refused(cast: Cast, coordinator: 
             assert answer.status_code == status
     [mistake] = answer.json()["errors"]
     assert mistake["loc"] == ["policy"]
-    assert "patterns take 16385 bytes in all, and 16384 are looked at: write fewer" in mistake["msg"]
+    assert "patterns take 16385 bytes in all, and at most 16384 are allowed: write fewer" in mistake["msg"]
 
 
 def test_one_that_an_older_version_has_taken_is_not_compiled(cast: Cast, tables: Tables) -> None:

@@ -90,11 +90,11 @@ def test_parts_that_are_not_the_whole_are_a_mistake_of_the_caller(tmp_path: Path
 _HUGE = np.zeros((1, 1, 520, 520), np.uint8)
 
 NO_PUBLIC_SET: dict[str, tuple[dict[str, NDArray[Any]], str]] = {
-    "weights": ({"encoder.weight": np.zeros((2, 2), np.float32)}, "no public data set"),
-    "nothing": ({}, "no public data set"),
-    "a labelled set": (_labelled(), "no public data set"),
-    "images and something else": ({"images": IMAGES, "more": IMAGES}, "no public data set"),
-    "another name": ({"image": IMAGES}, "no public data set"),
+    "weights": ({"encoder.weight": np.zeros((2, 2), np.float32)}, "not a public data set"),
+    "nothing": ({}, "not a public data set"),
+    "a labelled set": (_labelled(), "not a public data set"),
+    "images and something else": ({"images": IMAGES, "more": IMAGES}, "not a public data set"),
+    "another name": ({"image": IMAGES}, "not a public data set"),
     "floats": ({"images": IMAGES.astype(np.float32)}, r"it is F32\[5, 3, 8, 8\]"),
     "signed": ({"images": IMAGES.view(np.int8)}, "it is I8"),
     "two channels": ({"images": IMAGES[:, :2]}, "C 1 or 3"),
@@ -115,14 +115,14 @@ def test_what_is_no_public_set(tmp_path: Path, case: str) -> None:
 
 
 NO_LABELLED_SET: dict[str, tuple[dict[str, NDArray[Any]], str]] = {
-    "a public set": ({"images": IMAGES}, "no labelled data set"),
-    "a missing split": (_labelled(test_images=None, test_labels=None), "no labelled data set"),
-    "a tensor too many": (_labelled(secret=IMAGES), "no labelled data set"),
+    "a public set": ({"images": IMAGES}, "not a labelled data set"),
+    "a missing split": (_labelled(test_images=None, test_labels=None), "not a labelled data set"),
+    "a tensor too many": (_labelled(secret=IMAGES), "not a labelled data set"),
     "splits of two sizes": (_labelled(test_images=np.zeros((2, 3, 16, 16), np.uint8)), "differ in channels or size"),
     "splits of two colours": (_labelled(test_images=np.zeros((2, 1, 8, 8), np.uint8)), "differ in channels or size"),
     "too few labels": (
         _labelled(train_labels=LABELS[:4]),
-        r"train_labels must be one I64 number an image, shape \[5\]",
+        r"train_labels must be one I64 number per image, shape \[5\]",
     ),
     "narrow labels": (_labelled(test_labels=LABELS[:2].astype(np.int32)), "test_labels must be one I64"),
     "a negative label": (_labelled(test_labels=np.array([0, -1])), "they are -1 to 2"),
@@ -150,7 +150,7 @@ def test_what_is_no_labelled_set(tmp_path: Path, case: str) -> None:
 def test_what_is_no_data_set_at_all() -> None:
     for arrays in ({"encoder.weight": IMAGES}, {}, {"images": IMAGES, "train_images": IMAGES}):
         header = read_header(io.BytesIO(save(arrays)))
-        with pytest.raises(ArtifactError, match=r"no data set: make it with `fedssl public-dataset add`"):
+        with pytest.raises(ArtifactError, match=r"not a data set: make it with `fedssl public-dataset add`"):
             data_set_shape(header)
 
 

@@ -95,7 +95,7 @@ IMPOSSIBLE: list[tuple[Any, dict[str, Any], str]] = [
     (OptimizerConfig, {"momentum": 1}, "less than 1"),
     (OptimizerConfig, {"learning_rate": float("nan")}, "finite number"),
     (OptimizerConfig, {"weight_decay": -1e-9}, "greater than or equal to 0"),
-    (DataConfig, {"channels": 3, "std": [1.0]}, "data.std needs 3 values, one a channel; got 1"),
+    (DataConfig, {"channels": 3, "std": [1.0]}, "data.std needs 3 values, one per channel; got 1"),
     (DataConfig, {"channels": 1, "std": [0.0]}, "greater than 0"),
     (DataConfig, {"image_size": 7}, "greater than or equal to 8"),
     (AugmentationConfig, {"min_scale": 0.9, "max_scale": 0.5}, "min_scale must not exceed"),

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fedssl.artifacts.tensors import Tensors, load_tensors, save_tensors
+from fedssl.backoff import Backoff
 from fedssl.client import Retry, WorkerClient
 from fedssl.data import save_npz
 from fedssl.data.images import ImageData
@@ -22,7 +23,6 @@ from fedssl.methods.api import Context
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.work import Register, WorkItem
 from fedssl_worker.agent import Agent
-from fedssl_worker.backoff import Backoff
 from fedssl_worker.data import OwnImages, load_images
 from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.disclosure.ledger import Ledger

@@ -10,6 +10,7 @@ import torch
 from structlog.testing import capture_logs
 
 from fedssl.artifacts.tensors import Tensors
+from fedssl.backoff import Backoff
 from fedssl.client import NotFound, TooManyRequests, TryAgain, Unreachable, Untrusted
 from fedssl.engine import LocalProgress
 from fedssl.protocol.errors import Problem
@@ -17,7 +18,7 @@ from fedssl.protocol.work import HeartbeatReply, Register
 from fedssl_worker import executor as executor_module
 from fedssl_worker import lease as lease_module
 from fedssl_worker.agent import Agent, register
-from fedssl_worker.backoff import Backoff, Refused, retry_until_answered
+from fedssl_worker.backoff import Refused, retry_until_answered
 from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.executor import Executor
 from fedssl_worker.state import ClientStates

@@ -146,7 +146,7 @@ def _own_variables() -> Iterator[None]:
 
 
 def _deal(folder: Folder, dealing: Dealing, on_step: Callable[[str], None]) -> Record:
-    on_step(f"dealing {dealing.partition.dataset} out to {dealing.partition.num_clients} clients")
+    on_step(f"partitioning {dealing.partition.dataset} among {dealing.partition.num_clients} clients")
     data = dealing.data or _own_shape(dealing, on_step)
     return folder.deal(dealing.partition, data, dealing.data_root)
 
@@ -172,7 +172,7 @@ def _own_shape(dealing: Dealing, on_step: Callable[[str], None]) -> DataConfig:
     channels, own = found
     size = min(max(own, MIN_SIZE), MAX_SIZE)
     if size != own:
-        on_step(f"the images of {own} pixels are scaled to {size}: --spec names a run that says data.image_size")
+        on_step(f"the images of {own} pixels are scaled to {size}: give --spec with a data.image_size for another size")
     return DataConfig(channels=1 if channels == 1 else 3, image_size=size)
 
 
@@ -268,7 +268,7 @@ class _Starter:
                 return
             if time.monotonic() > deadline:
                 late = ", ".join(sorted(names - seen))
-                self._on_step(f"going on without {late}: no word from it within {WORKERS_SECONDS:g} s, see its log")
+                self._on_step(f"continuing without {late}: no heartbeat within {WORKERS_SECONDS:g} s, see its log")
                 return
             time.sleep(0.2)
 

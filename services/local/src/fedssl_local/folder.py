@@ -110,16 +110,16 @@ class Folder(FederationFolder):
         return record
 
     def require_same(self, record: Record, wanted: Mapping[str, Any]) -> None:
-        """Raise SpecError where `wanted`, a part of a partition with its images' shape, is not what was dealt."""
+        """Raise SpecError if `wanted`, some values of a partition and its image shape, differs from the record."""
         dealt = record.partition.model_dump() | {name: getattr(record, name) for name in _SHAPE}
         different = [f"{name} is {dealt[name]}, not {value}" for name, value in wanted.items() if dealt[name] != value]
         if different:
             raise SpecError(
-                f"{self.root} was dealt otherwise: {'; '.join(different)}. A dealing is never redone: choose another "
-                f"folder with --directory, leave these out to go on with this one, or remove {self.root}"
+                f"{self.root} was partitioned differently: {'; '.join(different)}. That cannot be changed: choose "
+                f"another folder with --directory, omit these options to continue with this one, or remove {self.root}"
             )
 
 
 def shape(data: DataConfig) -> dict[str, Any]:
-    """The part of a run's data config that its images were brought to when they were dealt."""
+    """Return the part of a run's data config to which the images were converted when they were partitioned."""
     return {name: getattr(data, name) for name in _SHAPE}

@@ -102,7 +102,7 @@ class Postgres(Server):
             self._user = unprivileged_user(self.data_directory)
             exists = (self.data_directory / "PG_VERSION").exists()
         except PermissionError as error:
-            raise LocalError(f"{error}: the folder was made by another user, who has to run this") from None
+            raise LocalError(f"{error}: another user created the folder: run this as that user") from None
         if exists and not (self.directory / "password").exists():
             raise LocalError(
                 f"{self.directory / 'password'} is lost: bring it back, or remove {self.directory} with all data"

@@ -139,7 +139,7 @@ def check_header(header: Header, tensors: Sequence[TensorSpec], what: str) -> No
     in_order = sorted(tensors, key=lambda tensor: (FILE_ORDER.index(tensor.dtype), tensor.name))
     if header.text != header_bytes(in_order)[LENGTH_BYTES:]:
         raise ArtifactError(
-            f"the {what}'s header says what it should, but not in the one form that may travel: save the tensors with "
+            f"the {what}'s header has the right content, but not in the only permitted form: save the tensors with "
             "the safetensors library and change nothing afterwards"
         )
 
@@ -151,13 +151,13 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _shown(name: str) -> str:
-    """A name that anybody may have made up, for a message."""
+    """Return a name of unknown origin in a form that is safe in a message."""
     return name if _ORDINARY.fullmatch(name) else repr(name[:80])
 
 
 def _whole_number(digits: str) -> int:
     if digits == "-0":
-        raise ValueError("-0 is no size")
+        raise ValueError("-0 is not a size")
     return int(digits)
 
 

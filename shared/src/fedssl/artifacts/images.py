@@ -77,7 +77,7 @@ def public_shape(header: Header) -> PublicShape:
     """Raises ArtifactError where the header is not that of a public set."""
     entries = {entry.name: entry for entry in header.entries}
     if entries.keys() != _PUBLIC:
-        raise ArtifactError("the file is no public data set, which is one tensor, images")
+        raise ArtifactError("the file is not a public data set, which has one tensor, images")
     return PublicShape(*_images(entries["images"]))
 
 
@@ -85,13 +85,13 @@ def labelled_shape(header: Header) -> LabelledShape:
     """Raises ArtifactError where the header is not that of a labelled set."""
     entries = {entry.name: entry for entry in header.entries}
     if entries.keys() - {_CLASS_NAMES} != _LABELLED:
-        raise ArtifactError(f"the file is no labelled data set, which is the tensors {', '.join(sorted(_LABELLED))}")
+        raise ArtifactError(f"the file is not a labelled data set, which has tensors {', '.join(sorted(_LABELLED))}")
     (num_train, *shape), (num_test, *other) = _images(entries["train_images"]), _images(entries["test_images"])
     if shape != other:
         raise ArtifactError("training and test images differ in channels or size")
     for name, count in (("train_labels", num_train), ("test_labels", num_test)):
         if (entries[name].dtype, entries[name].shape) != ("I64", (count,)):
-            raise ArtifactError(f"{name} must be one I64 number an image, shape [{count}]")
+            raise ArtifactError(f"{name} must be one I64 number per image, shape [{count}]")
     if (names := entries.get(_CLASS_NAMES)) is not None and not _is_text(names):
         raise ArtifactError(f"{_CLASS_NAMES} must be at most {MAX_NAMES_BYTES} U8 in one dimension")
     return LabelledShape(num_train, num_test, *_images(entries["train_images"])[1:])
@@ -105,7 +105,7 @@ def data_set_shape(header: Header) -> PublicShape | LabelledShape:
     if names - {_CLASS_NAMES} == _LABELLED:
         return labelled_shape(header)
     raise ArtifactError(
-        "the file is no data set: make it with `fedssl public-dataset add` or `fedssl evaluation-dataset add`"
+        "the file is not a data set: make it with `fedssl public-dataset add` or `fedssl evaluation-dataset add`"
     )
 
 
@@ -201,7 +201,7 @@ def _checked_header(path: Path) -> Header:
     with path.open("rb") as file:
         header = read_header(file, MAX_HEADER_BYTES)
     if header.total_bytes != path.stat().st_size:
-        raise ArtifactError(f"{path.name} has another size than its header says: fetch or make it again")
+        raise ArtifactError(f"{path.name} has another size than its header declares: download or make it again")
     return header
 
 

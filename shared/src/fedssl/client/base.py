@@ -71,7 +71,7 @@ class BaseClient:
         try:
             theirs = parsedate_to_datetime(told).timestamp() + 0.5  # told to the second, rounded down
         except ValueError:
-            raise BadAnswer(f"{self.url} does not tell the time: does something stand between it and here?") from None
+            raise BadAnswer(f"{self.url} sent no valid Date header: is there a proxy in between?") from None
         return 0.0 if asked <= theirs <= answered else min(theirs - asked, theirs - answered, key=abs)
 
     def ready(self) -> Health:

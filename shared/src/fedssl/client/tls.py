@@ -62,12 +62,12 @@ class Tls:
         return context
 
     def check_token_may_go(self, url: httpx.URL) -> None:
-        """Raise ClientError where a token would go to another machine unencrypted."""
+        """Raise ClientError if a token would go to another machine unencrypted."""
         if url.scheme == "https" or self.insecure_http or is_loopback(url.host):
             return
         raise ClientError(
-            f"{url.host} is another machine, and over http anybody in between could read the token: use https:// (with "
-            "FEDSSL_CA_FILE where its authority is your own), or, inside a network that is private, allow it with "
+            f"{url.host} is another machine, and over http the token would be readable on the way: use https:// (with "
+            "FEDSSL_CA_FILE if the authority is your own), or, in a private network, allow it with "
             "FEDSSL_INSECURE_HTTP=1 (a worker's: --insecure-http)"
         )
 

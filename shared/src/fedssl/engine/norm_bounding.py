@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from fedssl.aggregation.mean import chunks, rounded
+from fedssl.artifacts.dtypes import FLOATS
 from fedssl.artifacts.tensors import Tensors
 from fedssl.errors import MethodError
 from fedssl.methods.api import Context, Update
@@ -16,8 +17,6 @@ from fedssl.protocol.plan import ArtifactPlan
 
 UPDATE_NORM = "update_norm"
 """The name of the metric per client."""
-
-_FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +91,7 @@ def _compared(plan: ArtifactPlan) -> list[str]:
     return sorted(
         spec.name
         for spec in plan.update
-        if spec.kind == "weights" and spec.dtype in _FLOATS and sent.get(spec.name) == (spec.dtype, spec.shape)
+        if spec.kind == "weights" and spec.dtype in FLOATS and sent.get(spec.name) == (spec.dtype, spec.shape)
     )
 
 

@@ -90,8 +90,7 @@ class FolderCheckpoint:
         for what, tensors in changed.items():
             files[what] = name = f"{what}.{number}{_SUFFIX}" if tensors else None
             if name is not None:
-                with replaced_file(self._folder / name, durable=True) as incoming:
-                    save_tensors(tensors, incoming)
+                _write_durably(self._folder / name, tensors)
         manifest = {
             "key": run_key(result.spec),
             "spec": result.spec.model_dump(mode="json", exclude={"watch"}),
@@ -100,7 +99,7 @@ class FolderCheckpoint:
             "history": [dataclasses.asdict(record) for record in result.history],
             "evaluations": {str(at): measures for at, measures in result.evaluations_by_round.items()},
         }
-        write_atomically(self._folder / MANIFEST, json.dumps(manifest))
+        _replace_durably(self._folder / MANIFEST, json.dumps(manifest))
         self._files = files
         self._remove_others()
 
@@ -155,3 +154,12 @@ def _difference(manifest: dict[str, Any], spec: RunSpec) -> str:
         changed = [f"{name} {theirs.get(name)}, now {ours[name]}" for name in ours if theirs.get(name) != ours[name]]
         return f"other code ({'; '.join(changed)})"
     return "another spec"
+
+
+def _write_durably(path: Path, tensors: Tensors) -> None:
+    with replaced_file(path, durable=True) as incoming:
+        save_tensors(tensors, incoming)
+
+
+def _replace_durably(path: Path, text: str) -> None:
+    write_atomically(path, text)

@@ -20,8 +20,8 @@ Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 class StrictModel(BaseModel):
     """Immutable, and an unknown key is an error: a misspelt setting must never be ignored.
 
-    So a key that is added later is left out (`exclude_if`) while it says what was so before there was one: coordinators
-    and workers of neighbouring versions understand each other, and stored specs stay equal to those of today.
+    A key that is added later is therefore left out (`exclude_if`) while it has the value that applied before it
+    existed: coordinators and workers of neighbouring versions understand each other, and stored specs stay equal.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

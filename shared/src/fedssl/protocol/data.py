@@ -64,8 +64,12 @@ class DataConfig(StrictModel):
 
     channels: Literal[1, 3] = 3
     image_size: int = Field(default=32, ge=8, le=512, description="Height and width in pixels.")
-    mean: tuple[float, ...] | None = Field(default=None, description="Per channel, of pixels in 0..1; None: 0.")
-    std: tuple[Annotated[float, Field(gt=0)], ...] | None = Field(default=None, description="Per channel; None: 1.")
+    mean: tuple[float, ...] | None = Field(
+        default=None, description="Mean per channel of pixels in 0..1. Null means 0."
+    )
+    std: tuple[Annotated[float, Field(gt=0)], ...] | None = Field(
+        default=None, description="Standard deviation per channel. Null means 1."
+    )
     augmentation: AugmentationConfig = AugmentationConfig()
 
     @model_validator(mode="after")
@@ -73,12 +77,12 @@ class DataConfig(StrictModel):
         for name in ("mean", "std"):
             values = getattr(self, name)
             if values is not None and len(values) != self.channels:
-                raise ValueError(f"data.{name} needs {self.channels} values, one a channel; got {len(values)}")
+                raise ValueError(f"data.{name} needs {self.channels} values, one per channel; got {len(values)}")
         return self
 
 
 class PartitionConfig(StrictModel):
-    """How `fedssl simulate` and `fedssl up` deal one data set out to clients. A deployed coordinator never reads it."""
+    """How `fedssl simulate` and `fedssl up` partition a data set among clients. Deployed coordinators ignore it."""
 
     dataset: str = Field(default="fashion-mnist", description="A data set's name, an image folder or an .npz file.")
     num_clients: int = Field(default=4, ge=1, le=10_000)
@@ -87,13 +91,13 @@ class PartitionConfig(StrictModel):
     variant: Literal["fedx", "ssd", "flesd", "orchestra"] = Field(
         default="fedx",
         description="Whose Dirichlet partition: `fedx` (FedX, FedU, FedEMA) caps clients and leaves none short, `ssd` "
-        "(SSD, FedU2) does neither, `flesd` gives everybody a least share, `orchestra` equal sizes.",
+        "(SSD, FedU2) does neither, `flesd` gives every client a minimum share, `orchestra` equal sizes.",
     )
     pooled: bool = Field(
         default=False,
         description="The centralised baseline: all images at one client, `client-0`, and no partition. R rounds of E "
-        "epochs are then R * E epochs of central training in which the optimiser, with its momentum, starts anew every "
-        "round and a cosine schedule goes by rounds: num_rounds 1 with local_epochs R * E for none of that.",
+        "epochs are then R * E epochs of central training, but the optimiser and its momentum restart every round, and "
+        "a cosine schedule advances per round. Use num_rounds 1 and local_epochs R * E to avoid both.",
     )
     max_images: int | None = Field(
         default=None, ge=1, description="Partition this many training images, drawn by the seed."
@@ -102,17 +106,17 @@ class PartitionConfig(StrictModel):
         default=1.0,
         gt=0,
         le=1,
-        description="Of its images, what every client keeps after the partition (FedX Table 3a).",
+        description="Share of its images that each client keeps after the partition (FedX Table 3a).",
     )
     seed: int = Field(default=0, ge=0, lt=2**63)
 
 
 class PublicDataConfig(StrictModel):
-    """Images that everybody holds, the same ones in the same order.
+    """Images that the coordinator and all clients have, in the same order.
 
-    With a `digest` they are what was registered with the coordinator under this name, and workers fetch them from it.
-    Without one, every machine finds them by name: a data set with fixed files, or copies of one .npz file. Either way
-    `num_images` of the whole set are drawn by the seed, so that it does not matter to the result which it was.
+    With a `digest`, they are registered with the coordinator under this name, and workers download them from it.
+    Without one, each machine finds them by name: a data set with fixed files, or copies of one .npz file. In both cases
+    the seed draws `num_images` of the whole set, so the result is the same.
     """
 
     dataset: str = Field(
@@ -124,5 +128,6 @@ class PublicDataConfig(StrictModel):
     )
     seed: int = Field(default=0, ge=0, lt=2**63)
     digest: Digest | None = Field(
-        default=None, description="Of the registered images' file; the coordinator sets it when the run is made."
+        default=None,
+        description="Digest of the registered images' file. The coordinator sets it when the run is created.",
     )

@@ -8,7 +8,7 @@ PROBLEM_MEDIA_TYPE = "application/problem+json"
 
 
 class Problem(BaseModel):
-    """An error: `type` is stable and for programs, `detail` says what to do and is for people."""
+    """An error: `type` is stable and meant for programs; `detail` is meant for people and explains what to do."""
 
     model_config = ConfigDict(extra="allow")
 

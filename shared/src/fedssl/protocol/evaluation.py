@@ -31,13 +31,13 @@ class JudgingConfig(StrictModel):
     max_train: int | None = Field(
         default=10_000, ge=2, description="Labelled training images that classifiers may see, drawn by the run's seed."
     )
-    max_test: int | None = Field(default=None, ge=2, description="Test images; None: all of them.")
+    max_test: int | None = Field(default=None, ge=2, description="Number of test images. Null means all.")
     embedding_map: MapMethod | None = Field(
         default=None,
         exclude_if=lambda it: it is None,
         description="A map of the test images' representations, which the coordinator keeps with the results: `pca`, "
-        "the two directions of the largest variance; `tsne`, which keeps neighbourhoods. None: no map. A simulation "
-        "draws none.",
+        "the two directions of the largest variance; `tsne`, which keeps neighbourhoods. Null means no map. A "
+        "simulation draws none.",
     )
 
     @field_validator("measures")
@@ -49,12 +49,14 @@ class JudgingConfig(StrictModel):
 
 
 class EvaluationConfig(JudgingConfig):
-    """What a run's encoder is judged on while it trains, and how often. It changes no weight."""
+    """How a run's encoder is evaluated while the run trains, and how often. It changes no weight."""
 
     every: int = Field(
-        default=10, ge=0, description="Judge after every so many rounds, and after the last; 0: after the last alone."
+        default=10,
+        ge=0,
+        description="Evaluate after each `every` rounds and after the last round; 0 means only after the last.",
     )
 
     def is_due(self, round_number: int, num_rounds: int) -> bool:
-        """Whether the encoder is judged after this round; round 0 is the one before training."""
+        """Return whether the encoder is evaluated after this round; round 0 is before training."""
         return round_number == num_rounds or (self.every > 0 and round_number % self.every == 0)

@@ -44,37 +44,39 @@ def _check(value: object, depth: int) -> None:
     if isinstance(value, dict):
         for key, inner in value.items():
             if not isinstance(key, str) or not key or not _KEY_CHARACTERS.issuperset(key):
-                raise ValueError(f"{key!r} is no key of a canonical form: only a-z, 0-9 and _ are")
+                raise ValueError(f"{key!r} is not a key of a canonical form: use only a-z, 0-9 and _")
             _check(inner, depth - 1)
     elif isinstance(value, list | tuple):
         for inner in value:
             _check(inner, depth - 1)
     elif isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError(f"a canonical form holds no {type(value).__name__}")
+        raise ValueError(f"a canonical form cannot hold a {type(value).__name__}")
     elif isinstance(value, int) and abs(value) >= _MOST:
         raise ValueError(f"{value} is too large for a canonical form")
 
 
 class LedgerAnchor(StrictModel):
-    """How far a ledger goes. `key` names the ledger: its owner's public key."""
+    """The length and head of a ledger. `key`, its owner's public key, identifies it."""
 
     key: PublicKey
     seq: Sequence
-    head: Digest = Field(description="Hash of the entry `seq`, and through it of every entry before.")
+    head: Digest = Field(description="Hash of the entry `seq`, and thereby of all earlier entries.")
 
 
 class AnchorReceipt(StrictModel):
-    """That the coordinator holds an anchor. `signature`: Ed25519 by `coordinator` over `receipt_message`."""
+    """Proof that the coordinator has an anchor. `signature`: Ed25519 by `coordinator` of `receipt_message`."""
 
     client_id: ClientId
     seq: Sequence
     head: Digest
-    at: Annotated[str, Field(max_length=40)] = Field(description="When it was first held, ISO 8601 in UTC.")
+    at: Annotated[str, Field(max_length=40)] = Field(
+        description="When the coordinator first received it, ISO 8601 in UTC."
+    )
     coordinator: PublicKey
     signature: Signature
 
 
 def receipt_message(client_id: str, anchor: LedgerAnchor, at: str) -> bytes:
-    """What the coordinator signs for an anchor that it has held since `at`."""
+    """Return what the coordinator signs for an anchor that it received at `at`."""
     body = {"at": at, "client": client_id, "head": anchor.head, "ledger": anchor.key, "seq": anchor.seq}
     return b"fedssl/anchor/1\n" + canonical(body)

@@ -14,7 +14,7 @@ Width = Annotated[int, Field(ge=1, le=65_536)]
 
 @dataclass(frozen=True, slots=True)
 class EncoderKind:
-    """What is known of a kind of encoder without building it.
+    """A kind of encoder, as far as it is known without building it.
 
     `builder` is the function that builds it, as "module:function": it takes an `EncoderConfig` and the number of image
     channels. `settings` are the fields of `EncoderConfig` that it reads. `feature_dim` is the width of its
@@ -120,7 +120,7 @@ class ModelConfig(StrictModel):
 
     encoder: EncoderConfig = EncoderConfig()
     projector: MLPConfig | None = Field(
-        default=MLPConfig(), description="None: the losses work on the representation itself."
+        default=MLPConfig(), description="Null: the losses use the representation itself."
     )
     predictor: MLPConfig = Field(
         default=MLPConfig(),

@@ -33,20 +33,24 @@ class AllowRule(StrictModel):
         min_length=1,
         max_length=256,
         fail_fast=True,
-        description="Names of tensors; of a rule for metrics, of metrics.",
+        description="Names of tensors, or of metrics in a rule for metrics.",
     )
     datasets: tuple[DatasetPattern, ...] = Field(
         default=(),
         max_length=64,
         fail_fast=True,
-        description="In runs that use public images, which those may be. What the coordinator supplies is listed as "
-        "`sha256:DIGEST`: a name says nothing about its images.",
+        description="The public images that runs may use. List those that the coordinator supplies as `sha256:DIGEST`, "
+        "because a name does not identify images.",
     )
     secure: Literal["required", "allowed"] = Field(
         default="allowed", description="`required`: only inside a secure aggregation."
     )
-    max_bytes: int | None = Field(default=None, ge=1, lt=2**53, description="In one update, of this rule's tensors.")
-    max_rounds: int | None = Field(default=None, ge=1, lt=2**53, description="Rounds of the longest run.")
+    max_bytes: int | None = Field(
+        default=None, ge=1, lt=2**53, description="Largest total size of this rule's tensors in one update."
+    )
+    max_rounds: int | None = Field(
+        default=None, ge=1, lt=2**53, description="Number of rounds of the longest permitted run."
+    )
 
     @model_validator(mode="after")
     def _metrics_have_names_alone(self) -> "AllowRule":
@@ -54,12 +58,12 @@ class AllowRule(StrictModel):
         fields = type(self).model_fields
         given = [name for name in _ABOUT_ARTIFACTS if getattr(self, name) != fields[name].default]
         if self.artifact == "metrics" and given:
-            raise ValueError(f"a rule for metrics has methods and tensors (the metrics' names) alone, not {given[0]}")
+            raise ValueError(f"a rule for metrics has only methods and tensors (the metrics' names), not {given[0]}")
         return self
 
 
 class PolicyNotice(StrictModel):
-    """A policy's digest and what it allows. Binding is the worker's own check: this spares everybody a vain round."""
+    """A policy's digest and what it allows. The worker's own check decides; the notice saves futile rounds."""
 
     digest: Digest
     allow: tuple[AllowRule, ...] = Field(max_length=256, fail_fast=True)
@@ -69,14 +73,14 @@ class PolicyNotice(StrictModel):
 
     @property
     def too_long(self) -> str | None:
-        """Why it has more patterns than are looked at; None: it has not."""
+        """Return why the notice has too many patterns, or None if it does not."""
         texts = (text for rule in self.allow for text in (*rule.methods, *rule.tensors, *rule.datasets))
         size = sum(len(text) + 3 for text in texts)
         if size <= MOST_PATTERN_BYTES:
             return None
         return (
-            f"the policy's names and patterns take {size} bytes in all, and {MOST_PATTERN_BYTES} are looked at: write "
-            "fewer, with * for any characters"
+            f"the policy's names and patterns take {size} bytes in all, and at most {MOST_PATTERN_BYTES} are "
+            "allowed: write fewer, with * for any characters"
         )
 
     def __str__(self) -> str:

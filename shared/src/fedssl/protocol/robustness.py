@@ -10,17 +10,18 @@ from fedssl.protocol.base import StrictModel
 class RobustnessConfig(StrictModel):
     """Bounds how far one client's update may lie from the weights that it received. Off by default.
 
-    It limits what one client can do in one round, and says who tried; it does not tell a bad update from a good one.
+    It limits what one client can do in one round, and reports which one tried. It cannot judge an update otherwise.
     """
 
     max_update_norm: float | None = Field(
         default=None,
         gt=0,
         allow_inf_nan=False,
-        description="Largest L2 norm of update minus broadcast, over all floating-point weights that both hold. None: "
-        "not looked at.",
+        description="Largest L2 norm of update minus broadcast, over all floating-point weights that both hold. Null: "
+        "no limit.",
     )
     action: Literal["clip", "reject"] = Field(
         default="clip",
-        description="With a larger one: `clip` shortens the difference to the norm, `reject` leaves the update out.",
+        description="If the norm is larger, `clip` scales the difference down to it, and `reject` "
+        "leaves the update out.",
     )

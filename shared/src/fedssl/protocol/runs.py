@@ -29,13 +29,13 @@ class RunSpec(StrictModel):
     training: TrainingConfig = TrainingConfig()
     cohort: CohortConfig = CohortConfig()
     partition: PartitionConfig | None = Field(
-        default=None, description="Read by `fedssl simulate` and `fedssl up` alone."
+        default=None, description="Only `fedssl simulate` and `fedssl up` read it."
     )
     public_data: PublicDataConfig | None = Field(
         default=None, description="Images that the coordinator and every client hold; only some methods use them."
     )
     evaluation: EvaluationConfig | None = Field(
-        default=None, description="How the encoder is judged while the run trains; None: only on request."
+        default=None, description="How the encoder is evaluated while the run trains. Null: only on request."
     )
     watch: WatchConfig = WatchConfig()
     robustness: RobustnessConfig = RobustnessConfig()

@@ -8,7 +8,7 @@ from pydantic import Field
 
 
 class Role(StrEnum):
-    """Everybody who can show a token. `ENROLMENT`: a worker before its first start, who may become a `WORKER` once."""
+    """The role of a token. With `ENROLMENT`, a worker can become a `WORKER` once, at its first start."""
 
     ADMIN = "admin"
     OPERATOR = "operator"
@@ -18,7 +18,7 @@ class Role(StrEnum):
 
 
 LastingRole = Literal["admin", "operator", "viewer", "worker"]
-"""The roles of tokens that may be used more than once."""
+"""The roles of tokens that can be used more than once."""
 
 DAY_SECONDS = 24 * 60 * 60
 LONGEST_SECONDS = 3650 * DAY_SECONDS

@@ -10,7 +10,7 @@ from fedssl.protocol.base import ClientId, StrictModel
 
 
 class OptimizerConfig(StrictModel):
-    """The local optimiser. It is made anew every round, so momentum does not outlive one."""
+    """The local optimiser. Each round creates a new one, so momentum does not last longer than a round."""
 
     name: Literal["sgd", "adam", "adamw"] = "sgd"
     learning_rate: float = Field(default=0.05, gt=0, le=100)
@@ -36,9 +36,9 @@ class TrainingConfig(StrictModel):
     )
     gpu_steps: Literal["auto", "eager", "recorded", "compiled"] = Field(
         default="auto",
-        description="How a GPU takes its steps. `eager`: one kernel after the other; `recorded`: as a CUDA graph; "
-        "`compiled`: by torch.compile first, which takes about a minute; `auto`: compiled in long runs where a "
-        "C compiler is installed and all clients share the result, recorded in others. A CPU's are eager.",
+        description="How a GPU runs its steps. `eager`: one kernel after the other; `recorded`: as a CUDA graph; "
+        "`compiled`: by torch.compile first, which takes about a minute; `auto`: compiled in long runs if a C "
+        "compiler is installed and all clients share the result, otherwise recorded. A CPU's steps are eager.",
     )
     optimizer: OptimizerConfig = OptimizerConfig()
 
@@ -47,7 +47,7 @@ class CohortConfig(StrictModel):
     """Which clients take part, and what happens when some do not deliver."""
 
     clients: tuple[ClientId, ...] | None = Field(
-        default=None, description="The run's clients; None: every client that is registered and not revoked."
+        default=None, description="The run's clients. Null: every client that is registered and not revoked."
     )
     min_clients: int = Field(default=1, ge=1, le=100_000, description="The first round waits for this many clients.")
     fraction: float = Field(default=1.0, gt=0, le=1, description="Share of the clients sampled each round.")
@@ -55,18 +55,18 @@ class CohortConfig(StrictModel):
         default=1.0,
         ge=1,
         le=100,
-        description="Ask this many times as many clients as `fraction` says; the round closes with the first ones' "
-        "updates, as many as `fraction` says, and those that come later do not count.",
+        description="Sample this many times as many clients as `fraction` needs. The round closes after the number of "
+        "updates that `fraction` needs; later updates do not count.",
     )
     min_updates: int | None = Field(
         default=None,
         ge=1,
-        description="Fewest updates that a round may close with; None: the whole cohort, but for clients that were "
-        "revoked or over-sampled. A round waits until a cohort is that large.",
+        description="Smallest number of updates with which a round may close. Null: those of the whole cohort, except "
+        "clients that were revoked or over-sampled. A round waits until a cohort is that large.",
     )
     deadline_seconds: float = Field(default=3600, gt=0, le=30 * 86_400, description="From the round's opening.")
     lease_seconds: float = Field(
-        default=60, ge=2, le=86_400, description="A client that sends no heartbeat for this long is taken for gone."
+        default=60, ge=2, le=86_400, description="A client that sends no heartbeat for this long is considered gone."
     )
     max_attempts: int = Field(
         default=3, ge=1, le=1000, description="Attempts of one round: without enough updates it is offered again."

@@ -8,25 +8,31 @@ from fedssl.protocol.base import StrictModel
 
 
 class WatchConfig(StrictModel):
-    """After its training each client measures its own encoder; what crosses a threshold warns, or pauses the run.
+    """Each client measures its encoder after training; a value beyond a threshold warns, or pauses the run.
 
-    It changes no weight. Collapsed representations are no longer told apart; drift is a client going its own way.
+    It changes no weight. Collapsed representations are all alike; drift means that a client moves away from the others.
     """
 
     num_images: int = Field(
-        default=256, ge=0, le=100_000, description="Of the client's own images, the first so many; 0: do not watch."
+        default=256,
+        ge=0,
+        le=100_000,
+        description="Measure on this many of the client's images, the first ones. 0 turns it off.",
     )
     min_effective_rank: float | None = Field(
-        default=2.0, gt=0, description="Of the representations h, centred; 1 is a single line. None: not watched."
+        default=2.0,
+        gt=0,
+        description="Smallest effective rank of the centred representations h; 1 is a line. Null: no threshold.",
     )
     min_feature_std: float | None = Field(
         default=0.05,
         gt=0,
         le=1,
-        description="Of unit representations times the square root of their width: 1 is spread evenly, 0 collapsed.",
+        description="Smallest deviation of unit representations times the square root of their "
+        "width: 1 is evenly spread, 0 collapsed.",
     )
     min_embedding_std: float | None = Field(
-        default=0.1, gt=0, le=1, description="The same of the projector's z, which can collapse while h does not."
+        default=0.1, gt=0, le=1, description="The same for the projector's z, which can collapse while h does not."
     )
     max_divergence: float | None = Field(
         default=None,

@@ -21,36 +21,38 @@ Metrics = Annotated[dict[MetricName, MetricValue], Field(max_length=64)]
 ShortText = Annotated[str, Field(max_length=500)]
 Count = Annotated[int, Field(ge=0, le=10**12)]
 Anchor = Annotated[
-    LedgerAnchor | None, Field(description="How far the worker's ledger goes; None: nothing new to anchor.")
+    LedgerAnchor | None, Field(description="The head of the worker's ledger. Null: nothing new to anchor.")
 ]
 Receipt = Annotated[
     AnchorReceipt | None,
-    Field(description="For the request's anchor; None without one, or where it contradicts another."),
+    Field(
+        description="The receipt for the request's anchor. Null if there was none, or if it contradicts an earlier one."
+    ),
 ]
 
 
 class Enrol(StrictModel):
-    """A worker's first word, under an enrolment token: the hash of the token that it has made for itself."""
+    """A worker's first request, with an enrolment token: the hash of the token that it generated for itself."""
 
     token_hash: Digest = Field(
-        description="sha256 of the new token, whose secret never leaves the worker but to authenticate it."
+        description="sha256 of the new token. The token leaves the worker only to authenticate it."
     )
 
 
 class Enrolled(StrictModel):
-    """From now on the worker's own token is valid. Sent again, the same hash gets the same answer."""
+    """The worker's own token is now valid. A repeated request with the same hash gets the same answer."""
 
     client_id: ClientId
     token_id: UUID
 
 
 class Register(StrictModel):
-    """A worker's introduction, sent at its start."""
+    """A worker's registration, sent when it starts."""
 
     protocol_version: int = PROTOCOL_VERSION
     worker_version: Annotated[str, Field(max_length=64)]
     methods: Annotated[dict[Annotated[str, Field(max_length=64)], Count], Field(max_length=256)] = Field(
-        description="Name and version of every method that this worker's image holds."
+        description="Name and version of each method that this worker supports."
     )
     device: ShortText = Field(description="For people: `cpu, 2 threads` or the GPU's name.")
     num_images: int = Field(ge=1)
@@ -58,11 +60,11 @@ class Register(StrictModel):
     image_size: int = Field(ge=8, le=512)
     encoder: EncoderConfig | None = Field(
         default=None,
-        description="The encoder that this client can train, for runs in which clients may differ (FLESD); None: "
-        "whatever a run's spec says.",
+        description="The encoder that this client can train, for runs whose clients may differ (FLESD). Null: the "
+        "encoder of the run's spec.",
     )
     policy: PolicyNotice | None = Field(
-        default=None, description="What the data owner's policy lets out; None: there is no policy."
+        default=None, description="What the data owner's policy allows to be sent. Null if there is no policy."
     )
     anchor: Anchor = None
 
@@ -84,14 +86,14 @@ class Registered(StrictModel):
 
 
 class AcceptedUpdate(StrictModel):
-    """The newest update of this client that a run has accepted: what its client state must be promoted to."""
+    """The newest update of this client that a run accepted. The client must promote its state to it."""
 
     round_number: int
     update: Digest
 
 
 class WorkItem(StrictModel):
-    """One leased assignment and all that is needed to train it."""
+    """A leased assignment with everything that is needed to train it."""
 
     assignment_id: UUID
     run_id: UUID
@@ -102,23 +104,23 @@ class WorkItem(StrictModel):
     plan: ArtifactPlan
     broadcast: Digest
     last_accepted: AcceptedUpdate | None = Field(
-        description="None: the run has accepted nothing from this client yet, so any state kept for it is void."
+        description="Null if the run has not accepted an update of this client yet: any stored state is then invalid."
     )
     dimensions: tuple[int, ...] | None = Field(
-        default=None, description="The embedding's dimensions that are this client's own (SSD)."
+        default=None, description="The embedding dimensions that are assigned to this client (SSD)."
     )
     lease_seconds: float
     round_deadline: AwareDatetime
 
 
 class Claim(StrictModel):
-    """Ask for an assignment; the coordinator waits up to `wait_seconds` for one to appear."""
+    """A request for an assignment. The coordinator waits up to `wait_seconds` for one."""
 
     wait_seconds: float = Field(default=25, ge=0, le=60)
 
 
 class Progress(StrictModel):
-    """Where a client's local training stands."""
+    """The progress of a client's local training."""
 
     phase: Literal["downloading", "training", "uploading"]
     epoch: Count
@@ -130,7 +132,7 @@ class Progress(StrictModel):
 
 
 class Heartbeat(StrictModel):
-    """Renews the lease of an assignment, or just says that the worker lives."""
+    """Renews the lease of an assignment, or only reports that the worker is alive."""
 
     assignment_id: UUID | None = None
     progress: Progress | None = None
@@ -138,7 +140,7 @@ class Heartbeat(StrictModel):
 
 
 class HeartbeatReply(StrictModel):
-    """`carry_on` false: stop working on the assignment, for `reason`."""
+    """If `carry_on` is false, the worker must stop working on the assignment, for `reason`."""
 
     carry_on: bool = True
     reason: str = ""
@@ -146,7 +148,7 @@ class HeartbeatReply(StrictModel):
 
 
 class Submit(StrictModel):
-    """Hands in an update whose bytes are already uploaded."""
+    """Submits an update whose bytes are already uploaded."""
 
     assignment_id: UUID
     update: Digest
@@ -156,7 +158,7 @@ class Submit(StrictModel):
 
 
 class Submitted(StrictModel):
-    """What became of a submission. Sent again, the same submission gets the same answer."""
+    """The result of a submission. A repeated submission gets the same answer."""
 
     assignment_id: UUID
     state: AssignmentState
@@ -167,13 +169,13 @@ MOST_RUNS = 500
 
 
 class EndedQuery(StrictModel):
-    """Asks which of the runs for which a worker keeps a client state have ended."""
+    """Asks which runs have ended, of those for which a worker stores a client state."""
 
     run_ids: Annotated[tuple[UUID, ...], Field(max_length=MOST_RUNS, fail_fast=True)]
 
 
 class EndedRuns(StrictModel):
-    """Those whose client states nobody will ask for again. Not those in which the state is all that came of it."""
+    """The ended runs whose client states are no longer needed. Excludes runs whose only result is the client state."""
 
     run_ids: Annotated[tuple[UUID, ...], Field(fail_fast=True)]
 

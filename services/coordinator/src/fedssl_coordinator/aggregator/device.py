@@ -2,6 +2,7 @@
 
 import torch
 
+from fedssl.engine.devices import find_device
 from fedssl.errors import FedSSLError
 from fedssl_coordinator.core.settings import settings
 
@@ -24,9 +25,7 @@ def free_cached() -> None:
 def chosen_device() -> torch.device:
     """Return the device for distillation and evaluation. Raises NoSuchDevice."""
     wanted = settings().device
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(wanted)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    device = find_device(wanted)
+    if device is None:
         raise NoSuchDevice(f"FEDSSL_DEVICE is {wanted}, which is not on this machine: set it to auto or cpu here")
     return device

@@ -8,6 +8,8 @@ from pydantic import ValidationError
 from sqlalchemy.exc import OperationalError
 from typer.core import TyperGroup
 
+from fedssl.protocol.validation import validation_problems
+
 _PASSWORD = re.compile(r"//([^:/@\s]+):[^@\s]+@")
 
 
@@ -33,12 +35,10 @@ class OneLineErrorGroup(TyperGroup):
 def validation_message(error: ValidationError, *, prefix: str = "") -> str:
     """Return a line that names each invalid value. With a prefix, values are named as environment variables."""
     messages = []
-    for problem in error.errors(include_url=False, include_input=False, include_context=False):
-        key = ".".join(str(part) for part in problem["loc"])
-        name = prefix + key.upper() if prefix else key
-        message = str(problem["msg"]).removeprefix("Value error, ")
-        if problem["type"] == "missing":
+    for problem in validation_problems(error):
+        name = prefix + problem.place.upper() if prefix else problem.place
+        if problem.kind == "missing":
             messages.append(f"{name} must be set")
         else:
-            messages.append(f"{name}: {message}" if key else message)
+            messages.append(f"{name}: {problem.message}" if problem.place else problem.message)
     return "; ".join(messages)

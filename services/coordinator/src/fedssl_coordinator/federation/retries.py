@@ -10,6 +10,7 @@ from types import MappingProxyType
 from sqlalchemy import ColumnElement, func, or_, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
+from fedssl.backoff import delay_seconds
 from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import DistillationJob, Evaluation, Job, Run
@@ -75,7 +76,7 @@ def is_reported(num_tries: int) -> bool:
 
 def _count(session: Session, row: Row, num_tries: int) -> None:
     row.num_tries = num_tries
-    row.retry_at = func.now() + timedelta(seconds=min(2 ** min(num_tries, 16), LONGEST_PAUSE_SECONDS))
+    row.retry_at = func.now() + timedelta(seconds=delay_seconds(num_tries, 2.0, LONGEST_PAUSE_SECONDS))
     session.flush()
 
 

@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 from fedssl.protocol.methods.distillation import distillation_of
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.validation import first_problem
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.identity import clients
 
@@ -33,7 +34,7 @@ def pinned(session: Session, spec: RunSpec) -> RunSpec:
     try:
         return RunSpec.model_validate(_with_encoders(spec, others))
     except ValidationError as error:
-        message = str(error.errors(include_url=False)[0]["msg"]).removeprefix("Value error, ")
+        message = first_problem(error).message
         detail = "nothing was changed: the encoders that the clients declared do not fit the spec"
         raise ProblemError("invalid-request", detail, errors=[{"loc": ["spec", *_PATH], "msg": message}]) from None
 
