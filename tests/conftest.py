@@ -13,6 +13,7 @@ import torch
 
 from fedssl_coordinator.core.logs import CHATTY
 from support.coordinator import Coordinator, forget, is_of_this_environment
+from support.methods import REPRESENTATIVE_METHODS
 from support.object_store import ObjectStore
 from support.servers import Servers
 
@@ -21,6 +22,48 @@ from support.servers import Servers
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
+
+# The longest first: if a long file began last, the other test processes would have nothing to do meanwhile.
+LONGEST = (
+    "tests/parity/",
+    "tests/fault/",
+    "tests/docs/",
+    "tests/integration/cli/",
+    "tests/integration/local/",
+    "tests/integration/coordinator/",
+    "tests/unit/engine/",
+    "tests/contract/",
+    "tests/unit/cli/",
+    "tests/unit/experiments/",
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all-methods", action="store_true", help="run the tests that take long with every method and combination too"
+    )
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    if config.getoption("--all-methods"):
+        return "methods: all (--all-methods)"
+    few = ", ".join(REPRESENTATIVE_METHODS)
+    return f"methods: only {few} in tests that take long; --all-methods runs the others too"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the longest files first. Deselect tests of further methods, unless --all-methods or their own name asks."""
+    if not config.getoption("--all-methods"):
+        named = {Path(argument).name for argument in config.args}
+        left_out = {i for i in items if i.get_closest_marker("all_methods") and Path(i.nodeid).name not in named}
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+    items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> int:
+    """Return the item's place in the order; the sort keeps the order of equals."""
+    return next((n for n, beginning in enumerate(LONGEST) if item.nodeid.startswith(beginning)), len(LONGEST))
 
 
 @pytest.fixture(autouse=True)

@@ -5,11 +5,11 @@ import pytest
 from fedssl.engine import DistillationProgress, run_aggregation, start_run
 from fedssl.methods import METHODS
 from fedssl.methods.api import Update
-from support.methods import ALL_METHODS, context, method_spec
+from support.methods import ALL_METHODS, context, method_spec, methods_of_this_run
 from support.rounds import local_round
 
 
-@pytest.mark.parametrize("name", ALL_METHODS)
+@pytest.mark.parametrize("name", methods_of_this_run(ALL_METHODS))
 def test_the_coordinator_trains_for_as_many_epochs_as_the_config_says(name: str) -> None:
     spec, method = method_spec(name), METHODS[name]
     before: list[DistillationProgress] = []

@@ -13,9 +13,10 @@ from fedssl.methods.api import ClientData, Update
 from fedssl.protocol.methods import METHOD_CONFIGS
 from fedssl.protocol.runs import RunSpec
 from fedssl.simulation import simulate
-from support.methods import ALL_METHODS, ROUNDS_BEFORE_LEARNING, context, method_spec, shards
+from support.methods import ALL_METHODS, ROUNDS_BEFORE_LEARNING, context, method_spec, methods_of_this_run, shards
 
-pytestmark = pytest.mark.parametrize("name", ALL_METHODS)
+every_method = pytest.mark.parametrize("name", ALL_METHODS)
+methods_that_train = pytest.mark.parametrize("name", methods_of_this_run(ALL_METHODS))
 
 SEED_OF_A_LATE_JOINER = 0  # its cohorts are {1, 2}, {1, 2}, {0, 1}
 
@@ -37,12 +38,14 @@ def _equal(a: Tensors, b: Tensors) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+@every_method
 def test_configs_and_methods_are_the_same(name: str) -> None:
     assert METHODS.keys() == METHOD_CONFIGS.keys()
     assert METHODS[name].config is METHOD_CONFIGS[name]
     assert METHODS[name].name == name
 
 
+@every_method
 def test_says_where_it_comes_from_and_what_leaves(name: str) -> None:
     info = METHOD_CONFIGS[name].info
     assert all((info.title, info.paper, info.equations, info.leaves_the_client, info.stays_on_the_client))
@@ -51,6 +54,7 @@ def test_says_where_it_comes_from_and_what_leaves(name: str) -> None:
     assert undescribed == []
 
 
+@every_method
 def test_config_round_trips_and_refuses_unknown_keys(name: str) -> None:
     spec = method_spec(name)
     assert RunSpec.model_validate(spec.model_dump(mode="json")) == spec
@@ -59,6 +63,7 @@ def test_config_round_trips_and_refuses_unknown_keys(name: str) -> None:
         RunSpec.model_validate({**spec.model_dump(), "method": {**spec.method.model_dump(), "temprature": 1}})
 
 
+@methods_that_train
 def test_two_rounds_with_partial_participation(name: str) -> None:
     spec = method_spec(name, seed=SEED_OF_A_LATE_JOINER, cohort={"min_clients": 3, "fraction": 0.67}, num_rounds=3)
     result = simulate(spec, shards(spec))
@@ -67,6 +72,7 @@ def test_two_rounds_with_partial_participation(name: str) -> None:
     assert all(bool(tensor.isfinite().all()) for tensor in result.model.values())
 
 
+@methods_that_train
 def test_repeats_bit_for_bit_and_depends_on_the_seed(name: str) -> None:
     spec = method_spec(name)
     first, again = simulate(spec, shards(spec)), simulate(spec, shards(spec))
@@ -76,6 +82,7 @@ def test_repeats_bit_for_bit_and_depends_on_the_seed(name: str) -> None:
     assert not _equal(first.model, other.model)
 
 
+@methods_that_train
 def test_artifacts_pass_through_safetensors_and_the_plan(name: str, tmp_path: Path) -> None:
     spec = method_spec(name)
     method, plan = METHODS[name], METHODS[name].bind(spec).plan
@@ -102,6 +109,7 @@ def test_artifacts_pass_through_safetensors_and_the_plan(name: str, tmp_path: Pa
     assert _equal(one.broadcast, two.broadcast)
 
 
+@methods_that_train
 def test_the_coordinator_combines_tensors_as_the_plan_declares(name: str) -> None:
     spec = method_spec(name)
     start = start_run(METHODS[name], context(spec, 0))
@@ -120,6 +128,7 @@ def test_the_coordinator_combines_tensors_as_the_plan_declares(name: str) -> Non
             assert tensor.reduce == "method"
 
 
+@methods_that_train
 def test_a_crash_between_upload_and_acceptance_changes_nothing(name: str) -> None:
     """The next state is dropped with the process; trained again from the old one, the round is the same."""
     spec = method_spec(name)
@@ -132,6 +141,7 @@ def test_a_crash_between_upload_and_acceptance_changes_nothing(name: str) -> Non
     assert _equal(lost.state, again.state)
 
 
+@methods_that_train
 def test_a_client_that_lost_its_disk_starts_cold(name: str) -> None:
     spec = method_spec(name)
     start = start_run(METHODS[name], context(spec, 0))
@@ -139,6 +149,7 @@ def test_a_client_that_lost_its_disk_starts_cold(name: str) -> None:
     assert all(bool(tensor.isfinite().all()) for tensor in cold.update.values())
 
 
+@methods_that_train
 def test_client_state_is_not_in_the_plan(name: str) -> None:
     spec = method_spec(name)
     plan = METHODS[name].bind(spec).plan
@@ -148,6 +159,7 @@ def test_client_state_is_not_in_the_plan(name: str) -> None:
     assert not result.state.keys() & result.update.keys()
 
 
+@methods_that_train
 def test_the_loss_falls_on_real_images(name: str) -> None:
     spec = method_spec(name, num_rounds=6, training={"batch_size": 32, "local_epochs": 2})
     losses = [record.loss for record in simulate(spec, shards(spec)).history[ROUNDS_BEFORE_LEARNING.get(name, 0) :]]

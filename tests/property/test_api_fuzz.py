@@ -14,14 +14,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from fedssl.protocol.runs import RunSpec
-from fedssl_coordinator.app import create_app
 from support.cast import Cast
 from support.coordinator import Coordinator
-from support.openapi import Operation, operations
+from support.openapi import Operation, api_document, operations
 from support.servers import Servers
 from support.tables import Tables
 
-OPERATIONS = operations(create_app().openapi())
+OPERATIONS = operations(api_document())
 ODD_TEXT = ["", " ", ".", "..", "../..", "\x00", "\n", "é", "٣", "\u202e", "%", "%00", "null", "-1", "0", "1e999",
             "NaN", "true", "x" * 300, "9" * 30, "0" * 64, "f" * 63, "bytes=0-", "bytes=9-1", 'W/"x"',
             "🙂"]  # fmt: skip

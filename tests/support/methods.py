@@ -1,8 +1,10 @@
 """A small federation of real images (scikit-learn's digits) for tests of methods."""
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
+import pytest
 import torch
 
 from fedssl.data import ImageData
@@ -91,3 +93,14 @@ def context(spec: RunSpec, round_number: int, client_id: str = "") -> Context:
 
 
 ALL_METHODS = sorted(METHOD_CONFIGS)
+
+REPRESENTATIVE_METHODS = ("fedema", "fedmoco", "flesd", "orchestra", "scaffold")
+"""Together they have every trait that `tests/contract/test_representative_methods.py` lists."""
+
+
+def methods_of_this_run(names: Iterable[str]) -> list[Any]:
+    """Return the names as test parameters. Those of other than the representative methods run only if pytest is called
+    with --all-methods (see conftest.py)."""
+    return [
+        name if name in REPRESENTATIVE_METHODS else pytest.param(name, marks=pytest.mark.all_methods) for name in names
+    ]

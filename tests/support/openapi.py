@@ -1,8 +1,11 @@
 """The operations that the API documents, with something in every place that a request needs."""
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
+
+from fedssl_coordinator.app import create_app
 
 OPEN = {"/healthz", "/readyz"}
 WORKERS_ONLY = "/v1/work/"
@@ -36,6 +39,12 @@ class Operation:
     def roles(self) -> set[str]:
         """Those that may: a token needs one of them. Empty for an operation that is open, or has forgotten to say."""
         return {role for requirement in self.document.get("security", []) for role in requirement["HTTPBearer"]}
+
+
+@functools.cache
+def api_document() -> dict[str, Any]:
+    """Return the OpenAPI document, which takes seconds to generate: several test files read it when imported."""
+    return create_app().openapi()
 
 
 def operations(document: dict[str, Any]) -> list[Operation]:

@@ -13,11 +13,11 @@ from starlette.routing import Route
 from fedssl.protocol.tokens import LastingRole, Role
 from fedssl_coordinator.app import create_app
 from support.coordinator import Coordinator
-from support.openapi import OPEN, WORKERS_ONLY, Operation, operations
+from support.openapi import OPEN, WORKERS_ONLY, Operation, api_document, operations
 from support.tables import Tables
 
 APP = create_app()
-OPERATIONS = operations(APP.openapi())
+OPERATIONS = operations(api_document())
 GUARDED = [operation for operation in OPERATIONS if operation.template not in OPEN]
 ADMINS, OPERATORS, VIEWERS = {"admin"}, {"admin", "operator"}, {"admin", "operator", "viewer"}
 

@@ -7,13 +7,12 @@ import httpx
 import pytest
 
 from fedssl.client import Client, Conflict, NotAllowed, NotAuthenticated, NotFound, Retry, WorkerClient
-from fedssl_coordinator.app import create_app
 from fedssl_coordinator.identity.authentication import hash_secret, new_secret
 from support.coordinator import Coordinator
-from support.openapi import OPEN, WORKERS_ONLY, Operation, operations
+from support.openapi import OPEN, WORKERS_ONLY, Operation, api_document, operations
 from support.tables import Onlooker
 
-DOCUMENT = create_app().openapi()
+DOCUMENT = api_document()
 GUARDED = [operation for operation in operations(DOCUMENT) if operation.template not in OPEN]
 # A worker's or an operator's: what they may fetch is decided by the digest, what they may send by the role.
 WORKERS = [o for o in GUARDED if o.template.startswith(WORKERS_ONLY)]

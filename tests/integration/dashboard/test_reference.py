@@ -2,13 +2,12 @@
 
 import re
 
-from fedssl_coordinator.app import create_app
-from support.openapi import operations
+from support.openapi import api_document, operations
 from support.pages import Browser
 
 
 def test_it_describes_every_operation_and_object(viewer: Browser) -> None:
-    document = create_app().openapi()
+    document = api_document()
     text = viewer.get("/reference").text
     described = {f"{verb} {path}" for verb, path in re.findall(r'ref-v">(\w+)</b> <code>([^<]+)</code>', text)}
     assert described == {str(operation) for operation in operations(document)}

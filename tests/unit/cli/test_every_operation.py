@@ -12,10 +12,9 @@ from typer.testing import CliRunner
 
 from fedssl.cli.main import app
 from fedssl.data import ImageData, save_npz
-from fedssl_coordinator.app import create_app
 from support.answers import Answers, answering
 from support.federation import tiny_spec
-from support.openapi import operations
+from support.openapi import api_document, operations
 
 RUN, JOB, EVALUATION, TOKEN = (str(UUID(int=number)) for number in (1, 2, 3, 4))
 DIGEST = "0" * 64
@@ -82,7 +81,7 @@ COMMANDS = {
     "POST /v1/enrolment-tokens": "token enrol hospital-a",
     "DELETE /v1/tokens/{token_id}": f"token revoke {TOKEN}",
 }
-OPERATIONS = sorted(str(operation) for operation in operations(create_app().openapi()))
+OPERATIONS = sorted(str(operation) for operation in operations(api_document()))
 
 _JOB = {
     "id": JOB, "run_id": RUN, "round_number": 1, "state": "running", "reason": None, "epoch": 1, "num_epochs": 2,

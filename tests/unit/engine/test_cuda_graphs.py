@@ -27,7 +27,7 @@ from fedssl.methods.api import Batch
 from fedssl.methods.composition.client import ClientAlgorithm
 from fedssl.protocol.training import OptimizerConfig
 from support.combinations import ALL_COMBINATIONS
-from support.methods import method_spec
+from support.methods import method_spec, methods_of_this_run
 from support.rounds import client_data, local_round, start, training
 from support.two_rounds import CLIENTS, assert_same_course, two_epochs, two_rounds, two_rounds_spec
 
@@ -110,7 +110,7 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[_Program]]:
     release_trainer()
 
 
-@pytest.mark.parametrize("name", ALL_COMBINATIONS)
+@pytest.mark.parametrize("name", methods_of_this_run(ALL_COMBINATIONS))
 def test_a_recording_serves_other_batches_rounds_and_clients(name: str, programs: list[_Program]) -> None:
     spec = two_rounds_spec(name)
     with pytest.MonkeyPatch.context() as patch:
@@ -127,7 +127,7 @@ def test_a_recording_serves_other_batches_rounds_and_clients(name: str, programs
         assert one.metrics == pytest.approx(two.metrics, rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ALL_COMBINATIONS)
+@pytest.mark.parametrize("name", methods_of_this_run(ALL_COMBINATIONS))
 def test_a_rounding_changes_no_course(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else tests/gpu could not tell a wrong step from another order of additions."""
     spec = two_rounds_spec(name)

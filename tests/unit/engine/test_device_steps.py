@@ -25,7 +25,7 @@ from fedssl.methods.reducers.similarity_distillation import SimilarityDistillati
 from fedssl.protocol.data import AugmentationConfig, DataConfig
 from fedssl.protocol.methods.distillation import DistillationConfig
 from support.combinations import ALL_COMBINATIONS, combined_spec
-from support.methods import context, method_spec
+from support.methods import context, method_spec, methods_of_this_run
 from support.rounds import start, training
 
 META = torch.device("meta")
@@ -108,7 +108,7 @@ def _move(modules: torch.nn.ModuleDict) -> None:
             module.current = [Prototypes(*(tensor.to(META) for tensor in each)) for each in module.current]
 
 
-@pytest.mark.parametrize("name", ALL_COMBINATIONS)
+@pytest.mark.parametrize("name", methods_of_this_run(ALL_COMBINATIONS))
 def test_an_epoch_waits_for_no_number_and_copies_its_order_alone(name: str, on_meta: pytest.MonkeyPatch) -> None:
     optimizer = {"name": "sgd"}  # Adam's count of steps is on the CPU unless its kernels are a GPU's
     spec = combined_spec(name, training={"batch_size": 32, "optimizer": optimizer})

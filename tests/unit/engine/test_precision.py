@@ -19,7 +19,7 @@ from fedssl.models.encoders import Encoder
 from fedssl.precision import exact_float32
 from fedssl.simulation import simulate
 from support.combinations import ALL_COMBINATIONS, combined_spec
-from support.methods import context, method_spec, shards
+from support.methods import context, method_spec, methods_of_this_run, shards
 from support.rounds import Training, local_round, start, training
 
 # What moves numbers without computing any, and takes them to another precision.
@@ -76,7 +76,7 @@ def _client(name: str) -> Training:
     return client
 
 
-@pytest.mark.parametrize("name", ALL_COMBINATIONS)
+@pytest.mark.parametrize("name", methods_of_this_run(ALL_COMBINATIONS))
 def test_nothing_but_the_networks_computes_in_bf16(name: str) -> None:
     client = _client(name)
     batch = client.batch()
@@ -87,7 +87,7 @@ def test_nothing_but_the_networks_computes_in_bf16(name: str) -> None:
     assert all(view.dtype == torch.float32 for view in batch.views)
 
 
-@pytest.mark.parametrize("name", ALL_COMBINATIONS)
+@pytest.mark.parametrize("name", methods_of_this_run(ALL_COMBINATIONS))
 def test_losses_and_gradients_are_near_those_of_float32(name: str) -> None:
     exact, rounded = _client(name), _client(name)
     batch = exact.batch()

@@ -15,7 +15,7 @@ from fedssl.methods.api import Metrics
 from fedssl.protocol.runs import RunSpec
 from fedssl.simulation import simulate
 from support.combinations import ALL_COMBINATIONS, combined_spec
-from support.methods import context, method_spec, shards
+from support.methods import context, method_spec, methods_of_this_run, shards
 from support.rounds import aggregate, client_data, local_round, start
 
 CLIENTS = ("client-0", "client-1")
@@ -41,7 +41,7 @@ def _two_rounds(spec: RunSpec, *, fresh: bool) -> list[LocalResult]:
     return results
 
 
-@pytest.mark.parametrize("name", ALL_COMBINATIONS)
+@pytest.mark.parametrize("name", methods_of_this_run(ALL_COMBINATIONS))
 def test_modules_that_were_used_before_give_the_bits_of_new_ones(name: str) -> None:
     spec = combined_spec(name)
     new, used = _two_rounds(spec, fresh=True), _two_rounds(spec, fresh=False)
