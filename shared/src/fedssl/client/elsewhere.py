@@ -95,7 +95,7 @@ class Elsewhere:
         """The address, where one may go there. A coordinator must not send anybody to what only they can reach."""
         address = parsed(url)
         if address is None:
-            raise BadAnswer("the coordinator sent an invalid object-store address")
+            raise BadAnswer("the coordinator names an object store at an address that is none")
         server = origin(address)
         if not self._may_go_to(server):
             raise self._out_of_reach(f"The data owner's policy does not name {server}, the coordinator's object store.")
@@ -104,7 +104,7 @@ class Elsewhere:
                 raise self._to_this_machine(server)
         elif address.scheme == "http" and not self._tls.insecure_http:
             raise self._out_of_reach(
-                f"The coordinator names an object store at {server}, where anyone in between could read along: it "
+                f"The coordinator names an object store at {server}, where anybody in between could read along: it "
                 "must have an https address, unless FEDSSL_INSECURE_HTTP=1 (a worker's: --insecure-http) allows this."
             )
         return address
