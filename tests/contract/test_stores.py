@@ -304,7 +304,7 @@ def test_a_part_goes_nowhere_but_to_the_end(store: Store) -> None:
     assert store.partials() == []
     partial.append(b"abc", 0)
     for offset in (0, 2, 4):
-        with pytest.raises(OffsetMismatch, match="continue at byte 3"):
+        with pytest.raises(OffsetMismatch, match="go on at byte 3"):
             partial.append(b"def", offset)
     assert _arrived(store) == b"abc"
     partial.discard()

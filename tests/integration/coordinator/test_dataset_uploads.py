@@ -38,13 +38,12 @@ def _assert_refused(answer: httpx.Response, events: list[Any], status: int, slug
 Change = Callable[[dict[str, Any], bytes], bytes]
 
 TRICKS: dict[str, tuple[bytes | Change, str]] = {
-    "weights": (save({"encoder.weight": np.zeros((4, 4), np.float32)}), "the file is not a data set"),
+    "weights": (save({"encoder.weight": np.zeros((4, 4), np.float32)}), "the file is no data set"),
     "floats": (save({"images": np.zeros((4, 1, 8, 8), np.float32)}), "must be U8 images"),
     "wrong shape": (save({"images": np.zeros((4, 8, 8), np.uint8)}), "must be U8 images"),
-    "half a labelled set": (save({"train_images": np.zeros((4, 1, 8, 8), np.uint8)}), "the file is not a data set"),
+    "half a labelled set": (save({"train_images": np.zeros((4, 1, 8, 8), np.uint8)}), "the file is no data set"),
     "an undeclared tensor": (
-        save({"images": np.zeros((4, 1, 8, 8), np.uint8), "secret": np.zeros(1, np.uint8)}),
-        "the file is not a data set",
+        save({"images": np.zeros((4, 1, 8, 8), np.uint8), "secret": np.zeros(1, np.uint8)}), "the file is no data set",
     ),
     "metadata": (lambda h, b: put_together({**h, "__metadata__": {"a": "b"}}, b), "__metadata__"),
     "a gap": (

@@ -176,7 +176,7 @@ def test_a_header_is_judged_before_any_byte_is_kept(coordinator: Coordinator, on
         location = tus.begun(len(weights), digest(weights))
         answer = tus.send(location, weights[:2000], 0)
         assert answer.status_code == 422
-        assert "the file is not a data set" in answer.json()["detail"]
+        assert "the file is no data set" in answer.json()["detail"]
         location = tus.begun(len(DATA) + 1, DIGEST)
         assert "bytes, " in tus.send(location, DATA[:2000], 0).json()["detail"]
         location = tus.begun(len(DATA), DIGEST)

@@ -104,7 +104,7 @@ def test_what_this_version_cannot_do_is_never_passed_over() -> None:
     spec = method_spec("fedbyol")
     plan = plan_of(spec)
     why = refusal(notice(rule(secure="required")), spec, plan)
-    assert "only inside a secure aggregation, which this version does not have" in (why or "")
+    assert "secure aggregation alone, which this version does not have" in (why or "")
     # Another rule may let the same tensors leave as they are.
     assert refusal(notice(rule(secure="required"), rule()), spec, plan) is None
     why = refusal(notice(rule(), privacy="example"), spec, plan)

@@ -140,7 +140,7 @@ def check_header(header: Header, tensors: Sequence[TensorSpec], what: str) -> No
     in_order = sorted(tensors, key=lambda tensor: (_FILE_ORDER.index(tensor.dtype), tensor.name))
     if header.text != header_bytes(in_order)[LENGTH_BYTES:]:
         raise ArtifactError(
-            f"the {what}'s header is valid, but not in the canonical form that may be sent: save the tensors with "
+            f"the {what}'s header says what it should, but not in the one form that may travel: save the tensors with "
             "the safetensors library and change nothing afterwards"
         )
 
@@ -158,7 +158,7 @@ def _shown(name: str) -> str:
 
 def _whole_number(digits: str) -> int:
     if digits == "-0":
-        raise ValueError("-0 is not a size")
+        raise ValueError("-0 is no size")
     return int(digits)
 
 

@@ -77,7 +77,7 @@ def public_shape(header: Header) -> PublicShape:
     """Raises ArtifactError where the header is not that of a public set."""
     entries = {entry.name: entry for entry in header.entries}
     if entries.keys() != _PUBLIC:
-        raise ArtifactError("the file is not a public data set, which is one tensor, images")
+        raise ArtifactError("the file is no public data set, which is one tensor, images")
     return PublicShape(*_images(entries["images"]))
 
 
@@ -85,7 +85,7 @@ def labelled_shape(header: Header) -> LabelledShape:
     """Raises ArtifactError where the header is not that of a labelled set."""
     entries = {entry.name: entry for entry in header.entries}
     if entries.keys() - {_CLASS_NAMES} != _LABELLED:
-        raise ArtifactError(f"the file is not a labelled data set, which is the tensors {', '.join(sorted(_LABELLED))}")
+        raise ArtifactError(f"the file is no labelled data set, which is the tensors {', '.join(sorted(_LABELLED))}")
     (num_train, *shape), (num_test, *other) = _images(entries["train_images"]), _images(entries["test_images"])
     if shape != other:
         raise ArtifactError("training and test images differ in channels or size")
@@ -105,7 +105,7 @@ def data_set_shape(header: Header) -> PublicShape | LabelledShape:
     if names - {_CLASS_NAMES} == _LABELLED:
         return labelled_shape(header)
     raise ArtifactError(
-        "the file is not a data set: make it with `fedssl public-dataset add` or `fedssl evaluation-dataset add`"
+        "the file is no data set: make it with `fedssl public-dataset add` or `fedssl evaluation-dataset add`"
     )
 
 
@@ -201,7 +201,7 @@ def _checked_header(path: Path) -> Header:
     with path.open("rb") as file:
         header = read_header(file, MAX_HEADER_BYTES)
     if header.total_bytes != path.stat().st_size:
-        raise ArtifactError(f"{path.name} has another size than its header states: fetch or make it again")
+        raise ArtifactError(f"{path.name} has another size than its header says: fetch or make it again")
     return header
 
 

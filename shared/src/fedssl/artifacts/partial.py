@@ -95,12 +95,12 @@ class PartialFile:
         try:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | (os.O_CREAT if offset == 0 else 0), 0o600)
         except FileNotFoundError:
-            raise OffsetMismatch(f"nothing is there yet: continue at byte 0, not at {offset}") from None
+            raise OffsetMismatch(f"nothing is there yet: go on at byte 0, not at {offset}") from None
         with os.fdopen(descriptor, "ab", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             size = os.fstat(descriptor).st_size
             if size != offset:
-                raise OffsetMismatch(f"{size} bytes are there: continue at byte {size}, not at {offset}")
+                raise OffsetMismatch(f"{size} bytes are there: go on at byte {size}, not at {offset}")
             rest = memoryview(data)
             while rest:
                 rest = rest[file.write(rest) :]

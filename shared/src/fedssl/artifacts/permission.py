@@ -67,7 +67,7 @@ def _rule_for(
 def _obstacle(rule: AllowRule, spec: RunSpec, round_number: int) -> str | None:
     """What stands against a rule that fits by kind, method and name."""
     if rule.secure == "required":
-        return f"{rule.artifact} may leave only inside a secure aggregation, which this version does not have"
+        return f"{rule.artifact} may leave inside a secure aggregation alone, which this version does not have"
     rounds = max(spec.num_rounds, round_number)
     if rule.max_rounds is not None and rounds > rule.max_rounds:
         return f"the run has {rounds} rounds, max_rounds allows {rule.max_rounds}"

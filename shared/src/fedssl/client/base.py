@@ -59,9 +59,9 @@ class BaseClient:
         return self._connection.call("GET", "/healthz", Health, retry=Retry(seconds=0))
 
     def clock_difference_seconds(self) -> float:
-        """Return by how many seconds the coordinator's clock is ahead, or a negative number if it is behind.
+        """How far the coordinator's clock is ahead of this machine's, negative: behind; to about a second.
 
-        Accurate to about a second. Makes one attempt and needs no token. Raises BadAnswer if the answer has no date.
+        One attempt, no token needed. Raises BadAnswer where no time is told.
         """
         asked = time.time()
         with self._connection.stream("GET", "/healthz") as response:
@@ -71,7 +71,7 @@ class BaseClient:
         try:
             theirs = parsedate_to_datetime(told).timestamp() + 0.5  # told to the second, rounded down
         except ValueError:
-            raise BadAnswer(f"{self.url} sent no valid Date header: is there a proxy in between?") from None
+            raise BadAnswer(f"{self.url} does not tell the time: does something stand between it and here?") from None
         return 0.0 if asked <= theirs <= answered else min(theirs - asked, theirs - answered, key=abs)
 
     def ready(self) -> Health:

@@ -66,7 +66,7 @@ class Tls:
         if url.scheme == "https" or self.insecure_http or is_loopback(url.host):
             return
         raise ClientError(
-            f"{url.host} is another machine, and over http anyone in between could read the token: use https:// (with "
+            f"{url.host} is another machine, and over http anybody in between could read the token: use https:// (with "
             "FEDSSL_CA_FILE where its authority is your own), or, inside a network that is private, allow it with "
             "FEDSSL_INSECURE_HTTP=1 (a worker's: --insecure-http)"
         )

@@ -161,7 +161,7 @@ class _Upload:
             is_direct = response.headers.get("Upload-Direct") == "1"
         # The token goes nowhere else, wherever an answer points to.
         if not _LOCATION.fullmatch(location) or not _OFFSET.fullmatch(offset):
-            raise BadAnswer("POST /v1/uploads did not return the upload's address: is this a fedssl coordinator?")
+            raise BadAnswer("POST /v1/uploads did not say where to send the file: is this a fedssl coordinator?")
         return location, int(offset), is_direct
 
     def _send(self, method: str, path: str, offset: int, headers: dict[str, str], params: dict[str, str]) -> None:

@@ -85,7 +85,7 @@ class S3Partial:
         size = _end(_run(objects))
         if size != offset:
             there = f"{size} bytes are there" if size else "nothing is there yet"
-            raise OffsetMismatch(f"{there}: continue at byte {size}, not at {offset}")
+            raise OffsetMismatch(f"{there}: go on at byte {size}, not at {offset}")
         if len(objects) >= _MAX_OBJECTS:
             raise ArtifactError(f"it came in more than {_MAX_OBJECTS} requests: send it again, more of it in each")
         if data:
