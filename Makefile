@@ -60,7 +60,7 @@ gpu-test: $(VENV)/.installed-dev ## Run the tests that need a GPU
 	@$(BIN)/python -m pytest tests/gpu --override-ini='addopts=--import-mode=importlib' $(ARGS)
 
 .PHONY: golden
-golden: $(VENV)/.installed-dev ## Rewrite the golden loss curves (ARGS="-k fedu" for some); tests/golden/README.md says when
+golden: $(VENV)/.installed-dev ## Rewrite the golden loss curves (ARGS="-k fedu" for some); tests/golden/README.md explains when
 	@$(BIN)/python -m pytest tests/golden --rewrite-curves $(ARGS)
 
 .PHONY: demonstration

@@ -94,7 +94,7 @@ def test_a_page_opened_before_the_first_update_gets_all_that_comes(look: Open, c
     page = look().open(f"/runs/{fresh}")
     expect(page.locator(".top .live")).to_have_text("Live", timeout=20_000)
     expect(page.locator("#terms")).to_be_hidden()
-    expect(page.locator("#downloads")).to_contain_text("No weights yet")
+    expect(page.locator("#downloads")).to_contain_text("There are no weights yet")
     expect(page.locator("#ask-stop")).not_to_contain_text("Round 2")
     client.start(fresh)
     for panel in ("loss", "watch", "heat"):

@@ -11,4 +11,4 @@ for file in *.js *.css *.woff2; do
   cmp "$file" "$(find "$fetched/node_modules" -name "$file" -path '*/dist/*' -o -name "$file" -path '*/files/*' | head -1)"
 done
 sha256sum --quiet --check <(sed '1,/^sha256$/d' VENDORED.txt)
-echo "static/vendor holds what VENDORED.txt says"
+echo "static/vendor matches VENDORED.txt"

@@ -36,7 +36,7 @@ class RunStopped(RunNotCompleted):
 
 
 class RunPaused(RunNotCompleted):
-    """The run is paused until somebody resumes it."""
+    """The run is paused until it is resumed."""
 
 
 class WaitedTooLong(RunNotCompleted):

@@ -38,7 +38,7 @@ def simulate(
 
     A checkpoint is written after every round. If the command is interrupted, even by kill -9, run it again: it resumes
     and ends with the same bits. If the spec has an [evaluation], the encoder is evaluated before training, as often as
-    the spec says, and at the end.
+    the spec asks, and at the end.
 
     Writes model.safetensors, initial.safetensors, encoder.safetensors, history.json, result.json and spec.yaml.
     """

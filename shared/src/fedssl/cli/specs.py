@@ -40,7 +40,7 @@ def require_partition(spec: RunSpec, source: str) -> PartitionConfig:
     """Return the partition of a spec. Raises UsageError if it has none."""
     if spec.partition is None:
         raise UsageError(
-            f"{source} has no [partition] section, which says which images to train on: see examples/demo.toml"
+            f"{source} has no [partition] section, which names the images to train on: see examples/demo.toml"
         )
     return spec.partition
 

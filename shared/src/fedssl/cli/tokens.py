@@ -78,8 +78,8 @@ def enrol(
     """Create a single-use enrolment token for a data owner's worker. Revokes an earlier unused one.
 
     The worker needs the secret for its first start: `fedssl-worker run --enrolment-token-file FILE`. It then creates a
-    token of its own, which nobody else ever sees. A second worker with the same secret is refused, which shows that
-    somebody else has used it.
+    token of its own, which no one else ever sees. A second worker with the same secret is refused, which shows that
+    someone else has used it.
 
     If the data owner already had a worker, this needs an admin's token.
     """

@@ -41,7 +41,7 @@ _ROUTINE_EVENTS = ("started (pid", "stopping", "stopped")
 def up(
     directory: DirectoryOption = LOCAL_FOLDER,
     spec: Annotated[
-        str | None, typer.Option(metavar="SPEC", help="Partition the images as the [partition] of this run spec says.")
+        str | None, typer.Option(metavar="SPEC", help="Partition the images as in [partition] of this run spec.")
     ] = None,
     set_: SetOption = None,
     data: Annotated[
@@ -97,7 +97,7 @@ def up(
 
 
 def dealing_of(spec: RunSpec | None, given: dict[str, Any]) -> "Dealing":
-    """Return what to partition and how: as the spec says, except for the given options. Raises UsageError."""
+    """Return what to partition and how: as in the spec, except for the given options. Raises UsageError."""
     from fedssl_local.federation import Dealing
     from fedssl_local.folder import shape
 

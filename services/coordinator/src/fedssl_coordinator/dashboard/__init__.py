@@ -1,1 +1,1 @@
-"""The web page: the same services as the REST API, as HTML for people. docs/web.md says what it promises."""
+"""The web page: the same services as the REST API, as HTML for people. docs/web.md lists what it promises."""

@@ -1,4 +1,4 @@
-"""All pages in one router; none is part of the REST API's document."""
+"""All pages in one router; none of them is in the OpenAPI document."""
 
 from fastapi import APIRouter
 

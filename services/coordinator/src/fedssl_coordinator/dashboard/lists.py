@@ -1,4 +1,4 @@
-"""`/events` and `/public-data`: the log of everything, and the images that everybody may hold."""
+"""`/events` and `/public-data`: the complete log, and the images that every client may hold."""
 
 from typing import Annotated
 
@@ -22,7 +22,7 @@ Before = Annotated[int | None, Query(ge=1, lt=2**63)]
 
 @router.get("/events")
 def list_events(visitor: Viewing, session: DB, before: Before = None) -> Response:
-    """A hundred events of all runs and clients, newest first."""
+    """Show a hundred events of all runs and clients, newest first."""
     found = run_queries.newest_events(session, None, PAGE + 1, before=before)
     more = found[PAGE - 1].id if len(found) > PAGE else None
     return render("events.html", visitor, events=found[:PAGE], more=more, is_first=before is None)
@@ -30,7 +30,7 @@ def list_events(visitor: Viewing, session: DB, before: Before = None) -> Respons
 
 @router.get("/public-data")
 def list_data(visitor: Viewing, session: DB) -> Response:
-    """Registered data sets: public ones, and those that encoders are judged on."""
+    """Show the registered data sets: the public ones, and those on which encoders are evaluated."""
     public = datasets.by_name(session, PublicDataset, _MOST_SETS, None)
     judged = datasets.by_name(session, EvaluationDataset, _MOST_SETS, None)
     return render("data.html", visitor, public=public, judged=judged)

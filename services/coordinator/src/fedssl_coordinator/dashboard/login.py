@@ -16,25 +16,25 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 @router.get("/")
 def home() -> Response:
-    """The runs are the front page."""
+    """Redirect to the list of runs, which is the front page."""
     return see_other("/runs")
 
 
 @router.get("/sign-in")
 def ask_for_token(next: str = "/runs") -> Response:  # noqa: A002
-    """The form."""
-    return render("sign_in.html", None, next=_own(next), mistake="")
+    """Show the form."""
+    return render("sign_in.html", None, next=_own(next), error="")
 
 
 @router.post("/sign-in")
 def take_token(request: Request, form: Form, session: DB) -> Response:
-    """Start a session. The token comes in the body, and goes nowhere else."""
+    """Start a session. The token comes in the body and is not stored."""
     sessions.require_same_origin(request)
     wanted = _own(form.get("next", ""))
     try:
         cookie = sessions.sign_in(session, form.get("token", ""))
     except ProblemError as error:
-        return render("sign_in.html", None, status=error.status, next=wanted, mistake=f"Not signed in: {error.detail}.")
+        return render("sign_in.html", None, status=error.status, next=wanted, error=f"Not signed in: {error.detail}.")
     response = see_other(wanted)
     response.set_cookie(
         COOKIE,
@@ -56,7 +56,7 @@ def sign_out(visitor: Signed) -> Response:
 
 
 def _own(path: str) -> str:
-    """A path of this site, and nothing else: nobody is sent elsewhere after signing in."""
+    """Return `path` if it belongs to this site, so that signing in never redirects to another one."""
     try:
         parts = urlsplit(path)
     except ValueError:

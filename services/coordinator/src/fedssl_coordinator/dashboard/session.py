@@ -1,6 +1,6 @@
-"""Who looks at the page: a signed cookie that names a token, never the token itself.
+"""The session of a signed-in person: a signed cookie that names a token, never the token itself.
 
-The cookie says which token signed in and until when, under a MAC whose key only the coordinator has. It ends at that
+The cookie states which token signed in and until when, under a MAC whose key only the coordinator has. It ends at that
 time, at sign-out in this browser, and with its token: every request asks whether that is still valid.
 """
 
@@ -36,7 +36,7 @@ _PURPOSE = "fedssl/dashboard/"
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Somebody who has signed in; `csrf` belongs into every form of theirs."""
+    """A person who has signed in. Each of their forms must contain `csrf`."""
 
     caller: Caller
     label: str
@@ -52,7 +52,7 @@ class Visitor:
 
 
 def sign_in(session: Session, secret: str) -> str:
-    """The cookie for a token's owner. Raises ProblemError for anybody who may not see the page."""
+    """Return the cookie for a token's owner. Raises ProblemError if the owner may not see the page."""
     found = tokens.find(session, hash_secret(secret.strip())) if len(secret) <= _LONGEST_SECRET else None
     if found is None:
         raise ProblemError("unauthenticated", "this token is not valid: it may have expired or been revoked")
@@ -63,7 +63,7 @@ def sign_in(session: Session, secret: str) -> str:
 
 
 def visitor_of(session: Session, cookie: str | None) -> Visitor:
-    """Whose cookie it is. Raises ProblemError where it is forged or over, or its token has ended."""
+    """Return the cookie's owner. Raises ProblemError if it is forged or expired, or if its token is no longer valid."""
     token_id, _, until = (cookie or "").rpartition(".")[0].partition(".")
     if (
         cookie is None
@@ -88,7 +88,7 @@ def _signed_out() -> ProblemError:
 
 
 def require_same_origin(request: Request) -> None:
-    """Raise ProblemError for a form that another site has sent. Browsers say where a POST comes from."""
+    """Raise ProblemError if another site sent the form. Browsers send the origin of a POST."""
     origin = request.headers.get("origin")
     site = request.headers.get("sec-fetch-site", "same-origin")
     try:

@@ -25,7 +25,7 @@ def partition(
     ] = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Show how the [partition] of a spec divides the images: how many each client gets, and of which classes.
+    """Show how the [partition] of a spec divides the images: how many each client gets, and their classes.
 
     Example: `fedssl partition examples/demo.toml --out partition.png`
 

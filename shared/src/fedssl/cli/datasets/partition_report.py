@@ -102,7 +102,7 @@ def _show_table(held: Holdings, effective_K: NDArray[np.float64]) -> None:
     show_table(["client", "#images", "#effective classes", "images by class", "most of"], rows)
     width = -(-held.counts.shape[1] // _MAX_CELLS)
     per_cell = f"{width} classes per cell" if width > 1 else "one class per cell"
-    note(f"{per_cell}, in numerical order; {_CELLS[-1]} is the most that any client has, {_CELLS[0]} is none")
+    note(f"{per_cell}, in numerical order; {_CELLS[-1]} is the most that any client has, {_CELLS[0]} is zero")
 
 
 def _largest(counts_C: NDArray[np.int64], held: Holdings) -> str:

@@ -32,7 +32,7 @@ class Found(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result of one check. `todo` says what to do, and is empty if nothing needs to be done."""
+    """The result of one check. `todo` describes what to do, and is empty if nothing needs to be done."""
 
     name: str
     found: Found

@@ -55,7 +55,7 @@ class Model:
 def read_model(path: Path, spec: str | None, plain: str | None = None) -> Model:
     """Read a model's file with its spec, or torchvision's network `plain`.
 
-    A network whose tensors are not under `encoder.` is read as torchvision's. A spec, if given, says how images are
+    A network whose tensors are not under `encoder.` is read as torchvision's. A spec, if given, states how images are
     normalised.
 
     Raises:

@@ -43,7 +43,10 @@ _MAP_NAMES = {"tsne": "t-SNE", "pca": "PCA"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What to evaluate. `num_labels`, `num_test` None: all images; `semi`: shares of the labels, 0..1."""
+    """The evaluation to run.
+
+    If `num_labels` or `num_test` is None, all images are used. `semi` lists shares of the labels, 0..1.
+    """
 
     model: Path
     data: str

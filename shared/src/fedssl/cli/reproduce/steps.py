@@ -26,7 +26,10 @@ LONG_SECONDS = 3600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What to run. `budget_seconds` None: the papers' own settings; `allow_long`: even if they take over an hour."""
+    """The experiment to run.
+
+    If `budget_seconds` is None, the papers' own settings apply. `allow_long` runs it even if it takes over an hour.
+    """
 
     what: str | None
     budget_seconds: float | None

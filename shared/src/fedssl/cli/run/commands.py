@@ -106,13 +106,13 @@ def wait(
         str | None, typer.Option(metavar="TIME", help="Stop waiting after this time: 30m, 12h.  [default: never]")
     ] = None,
     through_pauses: Annotated[
-        bool, typer.Option("--through-pauses", help="Keep waiting while the run is paused, until somebody resumes it.")
+        bool, typer.Option("--through-pauses", help="Keep waiting while the run is paused, until it is resumed.")
     ] = False,
     url: UrlOption = None,
     token_file: TokenFileOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Wait silently for a run to end, for scripts. The exit code says how it ended.
+    """Wait silently for a run to end, for scripts. The exit code shows how it ended.
 
     Example: `fedssl run wait RUN --timeout 12h && fedssl run pull RUN`
 

@@ -120,7 +120,7 @@ def _data(run: RunView, rounds: Sequence[RoundView]) -> str:
 
 def _scores(evaluations: Sequence[EvaluationView]) -> str:
     if not evaluations:
-        return "None: this encoder was not evaluated. `fedssl run evaluate` and `fedssl evaluate` do that."
+        return "This encoder was not evaluated. `fedssl run evaluate` and `fedssl evaluate` do that."
     rows = [
         (row.dataset, str(row.round_number), *(cell((row.results or {}).get(name)) for name in _SCORES))
         for row in evaluations

@@ -12,7 +12,7 @@ from fedssl.protocol.training import TrainingConfig
 
 
 class MethodInfo(BaseModel):
-    """What a person needs to know to choose a method."""
+    """A description of a method, for the choice between methods."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -21,7 +21,7 @@ class ComposedConfig(MethodConfig):
     traits: ClassVar[frozenset[Trait]] = frozenset({"views", "projector"})
 
     needs_others: ClassVar[bool] = False
-    """Whether the objective uses more from other clients than initial weights, and so cannot train without them."""
+    """True if the objective uses more from other clients than initial weights, and so cannot train without them."""
 
     add_ons: tuple[AnyAddOn, ...] = Field(
         default=(), description="Loss terms and corrections on top of the objective, each at most once."

@@ -35,7 +35,7 @@ def _one_reading(value: Any, _: object) -> Any:
 
 
 class ClientDistillationConfig(StrictModel):
-    """What a client with an encoder of its own does with the student that the coordinator trained.
+    """How a client with an encoder of its own uses the student that the coordinator trained.
 
     The broadcast is the student, as for all clients. Such a client computes the student's similarities of the public
     images. Before its local training, it trains its own network to find the same, with the coordinator's loss and
@@ -71,7 +71,7 @@ class DistillationConfig(PartConfig):
         default=0.1, gt=0, le=100, description="tau_T of the clients' similarities (FLESD: 0.1)."
     )
     student_temperature: float | None = Field(
-        default=None, gt=0, le=100, description="tau_S of the student's similarities. None: tau_T, as in FLESD."
+        default=None, gt=0, le=100, description="tau_S of the student's similarities; if None, tau_T, as in FLESD."
     )
     skip: Literal["first_epoch", "every_epoch"] = Field(
         default="first_epoch",
@@ -90,8 +90,8 @@ class DistillationConfig(PartConfig):
     )
     client_distillation: ClientDistillationConfig | None = Field(
         default=None,
-        description="Clients with an encoder of their own learn from the student before they train. None: they do not, "
-        "as in FLESD.",
+        description="Clients with an encoder of their own learn from the student before they train. If None, they do "
+        "not, as in FLESD.",
     )
 
     @model_validator(mode="after")

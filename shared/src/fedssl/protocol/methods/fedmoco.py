@@ -22,7 +22,7 @@ from fedssl.protocol.model import ModelConfig
 
 
 class MomentumContrastConfig(ComposedConfig):
-    """What FedMoCo and FedProtoCL have in common: a following key network and a queue of its keys."""
+    """The common settings of FedMoCo and FedProtoCL: a following key network and a queue of its keys."""
 
     queue_size: int = Field(default=4096, ge=1, le=1_000_000, description="Keys in the queue (EasyFL: 4096).")
     max_queue_share: float = Field(
@@ -62,7 +62,7 @@ class FedMoCoConfig(MomentumContrastConfig):
         description="`v2` has a projector with a hidden layer and temperature 0.2; `v1` a linear one and 0.07.",
     )
     temperature: float | None = Field(
-        default=None, gt=0, le=100, description="Temperature of InfoNCE. None: the variant's. FedX's tables use 0.1."
+        default=None, gt=0, le=100, description="Temperature of InfoNCE; if None, the variant's. FedX's tables use 0.1."
     )
 
     @property

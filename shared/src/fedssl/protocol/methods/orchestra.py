@@ -62,7 +62,7 @@ class OrchestraConfig(ComposedConfig):
     clustering_round: bool = Field(
         default=True,
         description="The first round only clusters, so that the second has centroids to train with, as in Orchestra's "
-        "code; it counts as a round. False: the first round trains with random centroids.",
+        "code; it counts as a round. If false, the first round trains with random centroids.",
     )
     num_global_steps: int = Field(
         default=500,

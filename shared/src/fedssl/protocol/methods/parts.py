@@ -15,7 +15,7 @@ network's embeddings only with one another; a predictor; a target network that s
 
 
 class Host(Protocol):
-    """What a part may ask of the method that it belongs to."""
+    """The attributes that a part may read of the method that it belongs to."""
 
     @property
     def name(self) -> str: ...
@@ -44,10 +44,10 @@ class PartConfig(StrictModel):
     """One part of a composed method. Subclasses set `name` to a literal with a default."""
 
     needs_others: ClassVar[bool] = False
-    """Whether the part uses what other clients learnt, and so cannot be used if nothing is sent."""
+    """True if the part uses what other clients learnt, and so cannot be used if nothing is sent."""
 
     sends: ClassVar[bool] = False
-    """Whether the part sends tensors of its own: a head, centers, control variates."""
+    """True if the part sends tensors of its own: a head, centers, control variates."""
 
     name: str
 
@@ -72,8 +72,8 @@ class DimensionedConfig(PartConfig):
         default=None,
         ge=1,
         le=100_000,
-        description="Divide the embedding's D dimensions among this many clients, floor(D / num_clients) each. None: "
-        "the clients that the run starts with. A larger number leaves dimensions for clients that join later.",
+        description="Divide the embedding's D dimensions among this many clients, floor(D / num_clients) each. If "
+        "None, among the clients that the run starts with. More leave dimensions for clients that join later.",
     )
 
     def check(self, host: Host, model: ModelConfig) -> None:

@@ -1,4 +1,4 @@
-"""`/clients`: who takes part, what each has sent, and shutting one out."""
+"""`/clients`: the clients, what each has sent, and their revocation."""
 
 from datetime import datetime
 from typing import Annotated, Any
@@ -48,7 +48,7 @@ def list_clients(request: Request, visitor: Viewing, session: DB, q: Text = "", 
 
 @router.get("/clients/{client_id}")
 def show_client(client_id: ClientId, visitor: Viewing, session: DB, cursor: Cursor = None) -> Response:
-    """What it has sent in the runs that are kept, its machine, its part in each run, and every artifact."""
+    """Show a client: what it sent in the runs that are kept, its machine, its part in each run, and its artifacts."""
     client = service.show(session, client_id)
     before = decode_cursor(cursor, datetime.fromisoformat)[0] if cursor else None
     runs = member_queries.sent_by_run(session, client_id, _RUNS)
@@ -68,7 +68,7 @@ def show_client(client_id: ClientId, visitor: Viewing, session: DB, cursor: Curs
 
 @router.get("/clients/{client_id}/bytes.json")
 def show_bytes(client_id: ClientId, request: Request, visitor: Viewing, session: DB) -> Response:
-    """Bytes sent on each of the last days."""
+    """Return the bytes sent on each of the last days."""
     service.show(session, client_id)
     days = member_queries.bytes_by_day(session, client_id, _DAYS)
     return data(request, {"days": [day for day, _ in days], "bytes": [total for _, total in days]})
@@ -76,14 +76,14 @@ def show_bytes(client_id: ClientId, request: Request, visitor: Viewing, session:
 
 @router.get("/clients/{client_id}/revoke/confirm")
 def ask(client_id: ClientId, visitor: Viewing, session: DB) -> Response:
-    """What the dialog asks, as a page of its own."""
+    """Show the dialog's question as a page of its own."""
     live = member_queries.live_parts(session, client_id)
     return render("confirm_revoke.html", visitor, client=service.show(session, client_id), live=live)
 
 
 @router.post("/clients/{client_id}/revoke")
 def revoke(client_id: ClientId, visitor: Revoking, form: Form, session: DB) -> Response:
-    """Shut a client out, once its name has been typed."""
+    """Revoke a client, if its name was typed."""
     if form.get("name") != client_id:
         raise ProblemError("invalid-request", f"Nothing was changed. To revoke the client, type its name: {client_id}")
     service.revoke(session, client_id)

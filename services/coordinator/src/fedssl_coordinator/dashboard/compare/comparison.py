@@ -1,4 +1,4 @@
-"""Runs beside each other: results with their change against the first, then the settings that differ."""
+"""Compares runs: results with their change against the first, then the settings that differ."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from fedssl_coordinator.dashboard.runs import queries as overview_queries
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class ComparedValue:
     """A value and its change against the baseline; `is_best` among the runs, `differs` from the baseline."""
 
     text: str
@@ -28,17 +28,17 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A column a run."""
+    """A comparison with one column per run."""
 
     rows: list[overview.Row]
-    results: list[tuple[str, list[Cell]]]
-    settings: list[tuple[str, list[Cell]]]
+    results: list[tuple[str, list[ComparedValue]]]
+    settings: list[tuple[str, list[ComparedValue]]]
     num_equal: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """A result: how it is written, how its change is, and whether more is better (None: neither is)."""
+    """A result, with functions that format it and its change. `more_is_better` is None if neither direction is."""
 
     name: str
     write: Callable[[float | None], str]
@@ -74,7 +74,7 @@ _MEASURES = (
 
 
 def compare(session: Session, run_ids: Sequence[UUID]) -> Comparison:
-    """Raises ProblemError where there is no such run."""
+    """Return the comparison of the runs. Raises ProblemError if one of them does not exist."""
     runs = [run_view.get(session, run_id) for run_id in run_ids]
     scores = overview_queries.scores(session, run_ids)
     columns = [_results(session, run, scores.get(run.id, [])) for run in runs]
@@ -86,14 +86,14 @@ def compare(session: Session, run_ids: Sequence[UUID]) -> Comparison:
     ]
     if scores:
         names = [scores[run.id][-1].dataset if run.id in scores else None for run in runs]
-        results.insert(0, ("Evaluated on", [Cell(name or formats.NOTHING) for name in names]))
+        results.insert(0, ("Evaluated on", [ComparedValue(name or formats.NOTHING) for name in names]))
     settings = _settings(runs)
     differing = [(key, cells) for key, cells in settings if any(cell.differs for cell in cells)]
     return Comparison(overview.rows(session, runs), results, settings, len(settings) - len(differing))
 
 
 def _results(session: Session, run: Run, scores: Sequence[overview_queries.Score]) -> list[float | None]:
-    """In the order of the measures."""
+    """Return the results in the order of the measures."""
     newest = scores[-1].results if scores else {}
     verdicts = [verdict for _, verdict in run_queries.verdicts(session, run.id) if verdict is not None]
     full = verdicts.count(Verdict.AGGREGATED) / len(verdicts) if verdicts else None
@@ -103,8 +103,8 @@ def _results(session: Session, run: Run, scores: Sequence[overview_queries.Score
     return [*judged, float(run.rounds_closed), full, float(traffic.up), float(traffic.down), wall]
 
 
-def _cells(measure: _Measure, values: Sequence[float | None], *, are_alike: bool) -> list[Cell]:
-    """Without changes and a best where they are not alike: results on one data set say nothing of another's."""
+def _cells(measure: _Measure, values: Sequence[float | None], *, are_alike: bool) -> list[ComparedValue]:
+    """Return the cells, with changes and a best one only if `are_alike`: results on two data sets are incomparable."""
     known = [value for value in values if value is not None]
     best = (
         None
@@ -113,7 +113,7 @@ def _cells(measure: _Measure, values: Sequence[float | None], *, are_alike: bool
     )
     base = values[0]
     return [
-        Cell(
+        ComparedValue(
             measure.write(value),
             "" if index == 0 or not are_alike or value is None or base is None else measure.change(value, base),
             is_best=value is not None and value == best,
@@ -122,18 +122,18 @@ def _cells(measure: _Measure, values: Sequence[float | None], *, are_alike: bool
     ]
 
 
-def _settings(runs: Sequence[Run]) -> list[tuple[str, list[Cell]]]:
+def _settings(runs: Sequence[Run]) -> list[tuple[str, list[ComparedValue]]]:
     specs = [run_view.flat(run.spec) for run in runs]
     keys = sorted({key for spec in specs for key in spec if key != "name"})
     return [(key, _row([spec.get(key) for spec in specs])) for key in keys]
 
 
-def _row(values: Sequence[Any]) -> list[Cell]:
-    return [Cell(run_view.shown(value), differs=value != values[0]) for value in values]
+def _row(values: Sequence[Any]) -> list[ComparedValue]:
+    return [ComparedValue(run_view.shown(value), differs=value != values[0]) for value in values]
 
 
 def curves(session: Session, run_ids: Sequence[UUID]) -> list[dict[str, Any]]:
-    """For each run its scores, and for each score the bytes sent and the seconds passed until then."""
+    """Return each run's scores, and for each score the bytes sent and the seconds passed until then."""
     found = []
     scores = overview_queries.scores(session, run_ids)
     for run_id in run_ids:

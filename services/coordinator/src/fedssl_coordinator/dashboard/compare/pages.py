@@ -1,4 +1,4 @@
-"""`/compare`: curves over each other, and one table of what differs."""
+"""`/compare`: the curves of several runs in one chart, and a table of their differences."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -23,7 +23,7 @@ Axis = Literal["round", "bytes", "time"]
 
 
 def _ids(runs: Sequence[str]) -> list[UUID]:
-    """As repeated parameters, or separated by commas; each once."""
+    """Return the ids, given as repeated parameters or separated by commas, without duplicates."""
     try:
         found = [UUID(one) for text in runs for one in text.split(",") if one]
     except ValueError:
@@ -37,7 +37,7 @@ def _ids(runs: Sequence[str]) -> list[UUID]:
 def compare(
     visitor: Viewing, session: DB, runs: RunIds = (), x: Axis = "round", show: Shown = "differences"
 ) -> Response:
-    """The first run is the baseline."""
+    """Compare the runs with the first one, the baseline."""
     ids = _ids(runs)
     compared = comparison.compare(session, ids)
     others = [row for row in overview.overview(session, None, "all", "").rows if row.run.id not in ids]
@@ -48,5 +48,5 @@ def compare(
 
 @router.get("/compare/curves.json")
 def show_curves(request: Request, visitor: Viewing, session: DB, runs: RunIds = ()) -> Response:
-    """Scores of every run by round, bytes sent and time passed."""
+    """Return the scores of every run, by round, by bytes sent and by time passed."""
     return data(request, {"runs": comparison.curves(session, _ids(runs))})

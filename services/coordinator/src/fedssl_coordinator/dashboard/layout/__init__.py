@@ -1,1 +1,1 @@
-"""What all pages share: the frame, formats of figures, small drawings, and the labels of clients."""
+"""The parts that all pages share: the frame, formats of figures, small drawings, and the labels of clients."""

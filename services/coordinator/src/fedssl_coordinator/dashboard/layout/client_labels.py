@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 SLOTS = 12
-"""Past so many, lines give way to a band, and only pinned clients have colours."""
+"""If there are more clients, a chart draws a band instead of lines, and only pinned clients have colours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Named:
 
 
 def named(client_ids: Sequence[str]) -> list[Named]:
-    """In the given order, each with a code that no other has."""
+    """Return the clients in the given order, each with a unique code."""
     taken: set[str] = set()
     found = []
     for index, client_id in enumerate(client_ids):

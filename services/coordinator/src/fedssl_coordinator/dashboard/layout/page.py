@@ -1,4 +1,4 @@
-"""What every page shares: templates, headers, and what is shown instead of a page."""
+"""The parts that every page shares: templates, headers, and the pages that report an error."""
 
 import gzip
 import hashlib
@@ -43,7 +43,7 @@ _COMPRESSED_FROM = 1_000
 
 @lru_cache
 def build() -> str:
-    """A name for the static files as they are, so that browsers may keep them for ever."""
+    """Return a name that changes with the static files, so that browsers may keep them indefinitely."""
     digest = hashlib.sha256()
     for path in sorted((_HERE / "static").rglob("*")):
         if path.is_file():
@@ -66,13 +66,13 @@ def _templates() -> jinja2.Environment:
 
 
 def render(template: str, visitor: Visitor | None, *, status: int = 200, **context: Any) -> HTMLResponse:
-    """A page, or a piece of one."""
+    """Return a page, or a piece of one."""
     text = _templates().get_template(template).render(visitor=visitor, **context)
     return HTMLResponse(text, status_code=status)
 
 
 def data(request: Request, payload: Mapping[str, Any]) -> Response:
-    """Numbers for a chart, compressed where the browser takes that."""
+    """Return numbers for a chart, compressed if the browser accepts it."""
     body, headers = json.dumps(payload, separators=(",", ":"), allow_nan=False).encode(), {"Vary": "Accept-Encoding"}
     if len(body) >= _COMPRESSED_FROM and "gzip" in request.headers.get("accept-encoding", ""):
         body, headers["Content-Encoding"] = gzip.compress(body, 5), "gzip"
@@ -80,12 +80,12 @@ def data(request: Request, payload: Mapping[str, Any]) -> Response:
 
 
 def see_other(path: str) -> RedirectResponse:
-    """After a form, so that a reload does not send it again."""
+    """Redirect after a form, so that a reload does not send it again."""
     return RedirectResponse(path, status_code=303)
 
 
 def _address(request: Request) -> str:
-    """Of the page that somebody looks at, without its host: a piece of it is asked for by a script."""
+    """Return the path of the page in the browser, also if a script requests only a piece of it."""
     try:
         shown = urlsplit(request.headers.get("hx-current-url") or str(request.url))
     except ValueError:
@@ -105,7 +105,7 @@ def _instead(request: Request, error: ProblemError) -> Response:
 
 
 class PageRoute(APIRoute):
-    """Says in HTML what is wrong, and sends the headers that keep other people's scripts out of the page."""
+    """A route that reports errors as HTML, and sends the headers that keep foreign scripts out of the page."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
@@ -148,5 +148,5 @@ class _Kept(StaticFiles):
 
 
 def static_files() -> GZipMiddleware:
-    """What pages load: styles, scripts, fonts."""
+    """Return the application that serves styles, scripts and fonts."""
     return GZipMiddleware(_Kept(directory=_HERE / "static"), minimum_size=_COMPRESSED_FROM)

@@ -1,4 +1,4 @@
-"""`/runs/new`: a form out of the method's schema, checked as one types."""
+"""`/runs/new`: a form made from the method's schema and checked during typing."""
 
 import json
 from typing import Annotated
@@ -14,7 +14,7 @@ from fedssl_coordinator.core.db import DB
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.dashboard.layout.page import PageRoute, render, see_other
 from fedssl_coordinator.dashboard.new_run import spec_form
-from fedssl_coordinator.dashboard.new_run.spec_form import Checked, Mistake
+from fedssl_coordinator.dashboard.new_run.spec_form import CheckedForm, SettingError
 from fedssl_coordinator.dashboard.run import view as run_view
 from fedssl_coordinator.dashboard.session import Form, Signed, Steering, Viewing
 from fedssl_coordinator.federation.runs import service
@@ -29,7 +29,7 @@ From = Annotated[UUID | None, Query(alias="from")]
 
 @router.get("/runs/new")
 def show_form(visitor: Viewing, session: DB, method: Method = "", template: From = None) -> Response:
-    """The form, empty or filled as another run was."""
+    """Show the form, empty or filled with the settings of another run."""
     if not visitor.may_steer:
         raise ProblemError("forbidden", "this needs an operator's or an admin's token; you are signed in as a viewer")
     values: dict[str, str] = {}
@@ -42,14 +42,14 @@ def show_form(visitor: Viewing, session: DB, method: Method = "", template: From
 
 @router.post("/runs/new/check")
 def check(visitor: Signed, form: Form) -> Response:
-    """What the form says so far: the spec, or its mistakes. Nothing is changed."""
+    """Show the form's spec or its errors, without creating anything."""
     checked = spec_form.check(_known(form.get("method", "")), form)
     return render("new_run_check.html", visitor, checked=checked, given=_shown(checked))
 
 
 @router.post("/runs/new")
 def create(visitor: Steering, form: Form, session: DB) -> Response:
-    """Make the run, once however often the form is sent."""
+    """Create the run, only once even if the form is sent several times."""
     method = _known(form.get("method", ""))
     checked = spec_form.check(method, form)
     if checked.spec is None:
@@ -57,7 +57,7 @@ def create(visitor: Steering, form: Form, session: DB) -> Response:
     return _made(visitor, method, form, checked, session)
 
 
-def _made(visitor: Steering, method: str, form: Form, checked: Checked, session: Session) -> Response:
+def _made(visitor: Steering, method: str, form: Form, checked: CheckedForm, session: Session) -> Response:
     assert checked.spec is not None
     key = form.get("key", "")[:100]
     request = RunCreate(spec=checked.spec, start=form.get("start") != "later")
@@ -65,23 +65,23 @@ def _made(visitor: Steering, method: str, form: Form, checked: Checked, session:
         run = service.create(session, request, f"page-{key}" if key.isalnum() else None)
     except ProblemError as error:
         where = [".".join(str(part) for part in entry["loc"]) for entry in error.errors]
-        mistakes = [Mistake(key.removeprefix("spec."), error.detail) for key in where or [""]]
-        return _page(visitor, method, dict(form), Checked(None, mistakes, checked.given))
+        errors = [SettingError(key.removeprefix("spec."), error.detail) for key in where or [""]]
+        return _page(visitor, method, dict(form), CheckedForm(None, errors, checked.given))
     return see_other(f"/runs/{run.id}")
 
 
-def _page(visitor: Viewing, method: str, values: dict[str, str], checked: Checked | None) -> Response:
+def _page(visitor: Viewing, method: str, values: dict[str, str], checked: CheckedForm | None) -> Response:
     info = METHOD_CONFIGS[method].info
     titles = {name: config.info.title for name, config in sorted(METHOD_CONFIGS.items())}
     shown = checked or spec_form.check(method, values)
     return render(
         "new_run.html", visitor, status=200 if checked is None else 422, method=method, methods=titles, info=info,
         sections=spec_form.sections(method), values=values, key=uuid4().hex, checked=shown, given=_shown(shown),
-        wrong={mistake.key: mistake.text for mistake in shown.mistakes} if checked else {},
+        wrong={one.key: one.text for one in shown.errors} if checked else {},
     )  # fmt: skip
 
 
-def _shown(checked: Checked) -> str:
+def _shown(checked: CheckedForm) -> str:
     return json.dumps(checked.given, indent=2)
 
 

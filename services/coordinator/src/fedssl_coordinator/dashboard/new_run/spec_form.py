@@ -1,7 +1,7 @@
-"""A run's spec as a form: fields out of the JSON schema, values back into a spec, mistakes beside their fields.
+"""A run's spec as a form: makes fields from the JSON schema, a spec from their values, and shows errors next to them.
 
-A field that is left empty is left out of the spec, which then has its default; `null` says none where there is a
-default. What the schema calls a choice between several objects, such as add-ons, is written as JSON.
+An empty field is left out of the spec, so that its default applies; `null` removes a default. A setting that can be
+one of several objects, such as an add-on, is written as JSON.
 """
 
 import json
@@ -46,7 +46,7 @@ class Field:
     minimum: float | None = None
     maximum: float | None = None
     is_whole: bool = False
-    """An object whose settings are fields too: only to say that there is none."""
+    """True for an object whose settings are fields too. Its own field can only be set to `null`."""
 
     @property
     def name(self) -> str:
@@ -54,7 +54,7 @@ class Field:
 
     @property
     def label(self) -> str:
-        """Without the section, which stands above."""
+        """The key without the section, which is the heading."""
         return self.key.split(".", 1)[1] if "." in self.key else self.key
 
 
@@ -69,25 +69,25 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class Mistake:
-    """What is wrong with a setting, by its dotted key; empty: with the whole."""
+class SettingError:
+    """An error in the setting with a dotted key, or in the whole spec if the key is empty."""
 
     key: str
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """A spec, or what is wrong."""
+class CheckedForm:
+    """A form's spec, or the errors in it."""
 
     spec: RunSpec | None
-    mistakes: list[Mistake]
+    errors: list[SettingError]
     given: dict[str, Any]
 
 
 @cache
 def sections(method: str) -> list[Section]:
-    """The form for a method. Raises KeyError where there is none of this name."""
+    """Return the form for a method. Raises KeyError if the method does not exist."""
     whole = RunSpec.model_json_schema()
     made = [Section(_TOP, "", [*_fields(whole, _only(whole, ("name", "num_rounds", "seed")), "")], True)]
     for name in _SECTIONS:
@@ -99,11 +99,11 @@ def sections(method: str) -> list[Section]:
     return made
 
 
-def check(method: str, form: Mapping[str, str]) -> Checked:
-    """The spec that a form says, or its mistakes."""
+def check(method: str, form: Mapping[str, str]) -> CheckedForm:
+    """Return the form's spec, or its errors."""
     kinds = {field.key: field.kind for section in sections(method) for field in section.fields}
     given: dict[str, Any] = {"method": {"name": method}}
-    mistakes = []
+    errors = []
     for key, kind in kinds.items():
         text = form.get(PREFIX + key, "").strip()
         if not text:
@@ -111,19 +111,19 @@ def check(method: str, form: Mapping[str, str]) -> Checked:
         try:
             _put(given, key.split("."), _value(kind, text))
         except ValueError as error:
-            mistakes.append(Mistake(key, str(error)))
+            errors.append(SettingError(key, str(error)))
     try:
         spec = RunSpec.model_validate(given)
     except ValidationError as error:
         keys = sorted(kinds, key=len, reverse=True)
-        mistakes += [Mistake(_key(entry["loc"], method, keys), entry["msg"]) for entry in error.errors()[:20]]
-        return Checked(None, mistakes, given)
-    return Checked(None if mistakes else spec, mistakes, given)
+        errors += [SettingError(_key(entry["loc"], method, keys), entry["msg"]) for entry in error.errors()[:20]]
+        return CheckedForm(None, errors, given)
+    return CheckedForm(None if errors else spec, errors, given)
 
 
 def values_of(spec: Mapping[str, Any], method: str) -> dict[str, str]:
-    """The form's fields filled as a spec says, but for what is the default anyway."""
-    # Not validated: some methods have no spec of defaults alone.
+    """Return the values of the form's fields for a spec, without those that equal the default."""
+    # Not validated, because some methods have no valid spec that consists only of defaults.
     defaults = RunSpec().model_copy(update={"method": METHOD_CONFIGS[method](name=method)}).model_dump(mode="json")
     values = {}
     for field in (field for section in sections(method) for field in section.fields):
@@ -142,7 +142,7 @@ def _only(schema: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _object(root: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """What a schema stands for, through references and `or null`."""
+    """Return the schema that `schema` stands for, following references and `or null`."""
     if "$ref" in schema:
         found = root["$defs"][schema["$ref"].rsplit("/", 1)[1]]
         return {**_object(root, found), **{key: value for key, value in schema.items() if key == "default"}}
@@ -204,14 +204,14 @@ def _put(spec: dict[str, Any], path: list[str], value: Any) -> None:
 
 
 def _key(loc: tuple[int | str, ...], method: str, keys: list[str]) -> str:
-    """The field that a mistake is about: pydantic names the method among the keys too."""
+    """Return the key of the field with the error, without the method's name, which pydantic adds to the keys."""
     parts = [str(part) for index, part in enumerate(loc) if not (index == 1 and loc[0] == "method" and part == method)]
     whole = ".".join(parts)
     return next((key for key in keys if whole == key or whole.startswith(f"{key}.")), whole)
 
 
 def _nested(spec: Mapping[str, Any], key: str) -> Any:
-    """The value at a dotted key, an object too; _MISSING where there is none, which null is not."""
+    """Return the value at a dotted key, which may be an object or null; _MISSING if there is no value."""
     value: Any = spec
     for name in key.split("."):
         if not isinstance(value, Mapping) or name not in value:

@@ -12,7 +12,7 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 @router.get("/reference")
 def show_reference(request: Request, visitor: Viewing) -> Response:
-    """Every operation and every object, out of `/openapi.json`: it can say nothing that is not so."""
+    """Show every operation and every object, generated from `/openapi.json` so that it is always correct."""
     document = request.app.openapi()
     groups, schemas = api_reference.groups(document), api_reference.schemas(document)
     return render("reference.html", visitor, groups=groups, schemas=schemas)

@@ -23,13 +23,13 @@ _NO_VALUE = 255
 
 
 def numbers(num_closed: int, most: int = MOST_POINTS) -> list[int]:
-    """Rounds to draw: all of them, or evenly spaced ones with the newest among them."""
+    """Return the rounds to draw: all of them, or evenly spaced ones with the newest among them."""
     step = max(1, -(-num_closed // most))
     return sorted({*range(num_closed, 0, -step)})
 
 
 def curves(session: Session, run_id: UUID) -> dict[str, Any]:
-    """What evaluations found, by round, and every round's verdict as one letter."""
+    """Return the results of evaluations by round, and every round's verdict as one letter."""
     run_view.get(session, run_id)
     scores = overview_queries.scores(session, [run_id]).get(run_id, [])
     names = sorted({name for score in scores for name in score.results})
@@ -46,7 +46,7 @@ def _letter(verdict: str | None) -> str:
 
 
 def metric(session: Session, run_id: UUID, name: str, pinned: Sequence[str]) -> dict[str, Any]:
-    """One number of the clients by round: a line each, or a band where they are too many, and lines for the pinned."""
+    """Return one metric by round: a line per client, or if there are too many a band and the pinned clients' lines."""
     run, ids = run_view.get(session, run_id), run_queries.client_ids(session, run_id)
     xs = numbers(min(run.rounds_closed + 1, run.num_rounds))
     chosen = ids if len(ids) <= SLOTS else [client for client in ids if client in set(pinned)][:SLOTS]
@@ -65,7 +65,7 @@ def metric(session: Session, run_id: UUID, name: str, pinned: Sequence[str]) -> 
 
 
 def heat(session: Session, run_id: UUID, name: str) -> dict[str, Any]:
-    """One number of every client in every round, as bytes: 0..254 from the least to the greatest, 255 for none."""
+    """Return one metric of every client in every round as bytes: 0..254 from least to greatest, 255 if missing."""
     run, ids = run_view.get(session, run_id), run_queries.client_ids(session, run_id)[:_MOST_ROWS]
     xs = numbers(min(run.rounds_closed + 1, run.num_rounds), _MOST_COLUMNS)
     found = run_queries.of_clients(session, run_id, name, xs, ids) if ids else []
@@ -81,7 +81,7 @@ def heat(session: Session, run_id: UUID, name: str) -> dict[str, Any]:
 
 
 def embeddings(session: Session, run_id: UUID) -> dict[str, Any]:
-    """The rounds whose embeddings were mapped, with the evaluations that have kept the maps."""
+    """Return the rounds that have a map of embeddings, with the evaluations that keep the maps."""
     run_view.get(session, run_id)
     rows = run_queries.mapped(session, run_id)
     step = max(1, -(-len(rows) // _MOST_MAPS))
@@ -94,7 +94,7 @@ def embeddings(session: Session, run_id: UUID) -> dict[str, Any]:
 
 
 class _Scale:
-    """Numbers as bytes: by their logarithm where they are positive and span more than two orders of magnitude."""
+    """Return numbers as bytes, on a log scale if they are positive and span more than two orders of magnitude."""
 
     def __init__(self, values: Sequence[float]) -> None:
         self.low, self.high = min(values, default=0.0), max(values, default=0.0)
@@ -111,7 +111,7 @@ class _Scale:
 
 
 def outcomes(session: Session, run_id: UUID) -> dict[str, Any]:
-    """What became of every client in every round, one letter each; a blank where it had no part."""
+    """Return each client's outcome in every round as one letter, or a blank if it had no one."""
     run = run_view.get(session, run_id)
     found = run_queries.outcomes(session, run_id)
     width = max((number for cells in found.values() for number, _ in cells), default=run.rounds_closed)
@@ -125,13 +125,13 @@ def outcomes(session: Session, run_id: UUID) -> dict[str, Any]:
 
 
 def timeline(session: Session, run_id: UUID, last: int | None, clients: Sequence[str]) -> dict[str, Any]:
-    """Who waited, trained and failed when, in four rounds that end with `last`; times in seconds since 1970."""
+    """Return when clients waited, trained and failed in the four rounds up to `last`, in seconds since 1970."""
     run = run_view.get(session, run_id)
     end = min(last or run.num_rounds, run.rounds_closed + 1, run.num_rounds)
     start = max(1, end - _TIMELINE_ROUNDS + 1)
     rounds = run_queries.rounds_between(session, run_id, start, end)
     shown = list(clients)[: run_view.SHOWN_CLIENTS]
-    parts = run_queries.parts(session, run_id, start, end, shown)
+    attempts = run_queries.attempts(session, run_id, start, end, shown)
     jobs = run_queries.distillations_between(session, run_id, start, end)
     return {
         "now": run_queries.now(session).timestamp(),
@@ -141,10 +141,10 @@ def timeline(session: Session, run_id: UUID, last: int | None, clients: Sequence
             for row in rounds
         ],
         "parts": [
-            {"round": part.round_number, "client": part.client_id, "attempt": part.attempt, "state": part.state,
-             "reason": part.reason, "offered": part.offered_at.timestamp(), "leased": _seconds(part.leased_at),
-             "closed": _seconds(part.closed_at), "bytes": part.num_bytes}
-            for part in parts
+            {"round": one.round_number, "client": one.client_id, "attempt": one.attempt, "state": one.state,
+             "reason": one.reason, "offered": one.offered_at.timestamp(), "leased": _seconds(one.leased_at),
+             "closed": _seconds(one.closed_at), "bytes": one.num_bytes}
+            for one in attempts
         ],
         "jobs": [
             {"round": job.round_number, "state": job.state, "started": _seconds(job.started_at),

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from fedssl.protocol.states import AssignmentState, RoundState, RunState
 from fedssl_coordinator.core.models import Artifact, Assignment, Client, Round, Run, Upload
-from fedssl_coordinator.dashboard.run.queries import Part
+from fedssl_coordinator.dashboard.run.queries import Attempt
 from fedssl_coordinator.dashboard.runs.queries import SEEN_SECONDS
 from fedssl_coordinator.federation.rounds.repository import LIVE
 
@@ -30,7 +30,7 @@ class Member(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What one client has sent in one run."""
+    """A client's uploads in one run."""
 
     run: Run
     num_bytes: int
@@ -62,15 +62,15 @@ _median = (
 
 
 def rounds_before(session: Session, run_id: UUID, last: int, limit: int) -> Sequence[Round]:
-    """A run's rounds up to `last`, newest first."""
+    """Return a run's rounds up to `last`, newest first."""
     statement = select(Round).where(Round.run_id == run_id, Round.number <= last).order_by(Round.number.desc())
     return session.scalars(statement.limit(limit)).all()
 
 
-def parts_after(session: Session, run_id: UUID, number: int, after: tuple[str, int], limit: int) -> list[Part]:
-    """Everybody's attempts in one round, by name and attempt, those that come after this one."""
+def attempts_after(session: Session, run_id: UUID, number: int, after: tuple[str, int], limit: int) -> list[Attempt]:
+    """Return the clients' attempts in one round after the one at `after`, by name and attempt."""
     key = (Assignment.client_id, Assignment.attempt)
-    columns = [getattr(Assignment, name) for name in Part._fields if name != "num_bytes"]
+    columns = [getattr(Assignment, name) for name in Attempt._fields if name != "num_bytes"]
     statement = (
         select(*columns, Artifact.num_bytes)
         .join(Round, Round.id == Assignment.round_id)
@@ -79,11 +79,11 @@ def parts_after(session: Session, run_id: UUID, number: int, after: tuple[str, i
         .order_by(*key)
         .limit(limit)
     )
-    return [Part._make(row) for row in session.execute(statement)]
+    return [Attempt._make(row) for row in session.execute(statement)]
 
 
 def members_after(session: Session, run_id: UUID, after: str, limit: int) -> list[Member]:
-    """What each client did in a run, by name."""
+    """Return each client's part in a run, by name."""
     states = (AssignmentState.ACCEPTED, AssignmentState.EXPIRED, AssignmentState.REJECTED, AssignmentState.DECLINED)
     statement = (
         select(
@@ -115,7 +115,7 @@ class Known(NamedTuple):
 def clients(
     session: Session, *, after: str = "", text: str = "", only: str | None = None, limit: int = 1
 ) -> list[Known]:
-    """Clients by name whose names hold `text`, with the work that each has leased."""
+    """Return the clients whose names contain `text`, by name, with the work that each has leased."""
     work = (
         select(Assignment.client_id, Run.id, Run.name, Assignment.round_number)
         .join(Run, Run.id == Assignment.run_id)
@@ -152,7 +152,7 @@ def clients(
 
 
 def sent_by_client(session: Session, client_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """For each client how many artifacts it has sent in the runs that are kept, and their bytes."""
+    """Return per client the number of artifacts it sent in the runs that are kept, and their bytes."""
     statement = (
         select(Assignment.client_id, func.count(), func.sum(Artifact.num_bytes))
         .select_from(Upload)
@@ -165,7 +165,7 @@ def sent_by_client(session: Session, client_ids: Sequence[str]) -> dict[str, tup
 
 
 def sent_by_run(session: Session, client_id: str, limit: int) -> list[Sent]:
-    """What a client has sent, run by run, newest first."""
+    """Return a client's uploads per run, newest first."""
     sent = (
         select(Assignment.run_id, func.sum(Artifact.num_bytes).label("bytes"), func.count().label("uploads"))
         .select_from(Upload)
@@ -204,13 +204,13 @@ def sent_by_run(session: Session, client_id: str, limit: int) -> list[Sent]:
 
 
 def num_runs(session: Session, client_id: str) -> int:
-    """In how many of the runs that are kept a client has had a part."""
+    """Return the number of runs, of those that are kept, in which a client has had a part."""
     statement = select(func.count(Assignment.run_id.distinct())).where(Assignment.client_id == client_id)
     return session.scalar(statement) or 0
 
 
 def outcomes_of(session: Session, client_id: str, run_ids: Sequence[UUID], last: int) -> dict[UUID, list[str]]:
-    """The states of a client's newest attempts in each run, oldest first, at most `last` rounds."""
+    """Return the states of a client's newest attempts in each run, oldest first, at most `last` rounds."""
     newest = (
         select(
             Assignment.run_id,
@@ -235,7 +235,7 @@ def outcomes_of(session: Session, client_id: str, run_ids: Sequence[UUID], last:
 
 
 def bytes_by_day(session: Session, client_id: str, num_days: int) -> list[tuple[str, int]]:
-    """What a client sent on each of the last days, UTC, days without anything among them."""
+    """Return the bytes that a client sent on each of the last days, UTC, including days without any."""
     day = cast(func.timezone("UTC", Upload.created_at), Date)
     sent = (
         select(day.label("day"), func.sum(Artifact.num_bytes).label("bytes"))
@@ -256,7 +256,7 @@ def bytes_by_day(session: Session, client_id: str, num_days: int) -> list[tuple[
 
 
 def sendings(session: Session, client_id: str, limit: int, before: datetime | None) -> list[Sending]:
-    """What a client has sent, newest first."""
+    """Return a client's uploads, newest first."""
     statement = (
         select(
             Upload.created_at,
@@ -282,7 +282,7 @@ def sendings(session: Session, client_id: str, limit: int, before: datetime | No
 
 
 def live_parts(session: Session, client_id: str) -> list[tuple[Run, int]]:
-    """Unfinished work of a client: the run and the round's number."""
+    """Return a client's unfinished work: the run and the round's number."""
     statement = (
         select(Run, Assignment.round_number)
         .join(Run, Run.id == Assignment.run_id)

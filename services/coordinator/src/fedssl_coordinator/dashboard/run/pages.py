@@ -1,4 +1,4 @@
-"""`/runs/{run_id}`: one run, live, and the questions that stand before its buttons."""
+"""`/runs/{run_id}`: one run, updated while it changes, and the questions that its buttons ask."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Literal
@@ -34,20 +34,20 @@ Number = Annotated[int | None, Query(ge=1, le=100_000)]
 
 @router.get("/runs/{run_id}")
 def show_run(run_id: UUID, visitor: Viewing, session: DB) -> Response:
-    """Is it fine, is it learning, who holds it up."""
+    """Show whether the run is healthy, whether it learns, and which clients it waits for."""
     page = run_view.run_page(session, run_id)
     return render("run.html", visitor, page=page, summary=run_view.summary(page.spec), tab="overview")
 
 
 @router.get("/runs/{run_id}/live")
 def show_pieces(run_id: UUID, visitor: Viewing, session: DB, shape: Shape = "") -> Response:
-    """The parts of the page that change, to be put in place; panels only where they are others than the page has."""
+    """Return the parts of the page that change; panels only if they differ from those on the page."""
     return render("run_live.html", visitor, page=run_view.run_page(session, run_id), shape=shape)
 
 
 @router.get("/runs/{run_id}/curves.json")
 def show_curves(run_id: UUID, request: Request, visitor: Viewing, session: DB) -> Response:
-    """Accuracy and geometry by round."""
+    """Return accuracy and geometry by round."""
     return data(request, run_charts.curves(session, run_id))
 
 
@@ -55,25 +55,25 @@ def show_curves(run_id: UUID, request: Request, visitor: Viewing, session: DB) -
 def show_metric(
     run_id: UUID, request: Request, visitor: Viewing, session: DB, name: MetricName, pin: Names = ()
 ) -> Response:
-    """One number of the clients by round."""
+    """Return one metric of the clients by round."""
     return data(request, run_charts.metric(session, run_id, name, pin))
 
 
 @router.get("/runs/{run_id}/heat.json")
 def show_heat(run_id: UUID, request: Request, visitor: Viewing, session: DB, name: MetricName) -> Response:
-    """One number of every client in every round."""
+    """Return one metric of every client in every round."""
     return data(request, run_charts.heat(session, run_id, name))
 
 
 @router.get("/runs/{run_id}/embeddings.json")
 def list_embeddings(run_id: UUID, request: Request, visitor: Viewing, session: DB) -> Response:
-    """The rounds that have a map of embeddings."""
+    """Return the rounds that have a map of embeddings."""
     return data(request, run_charts.embeddings(session, run_id))
 
 
 @router.get("/runs/{run_id}/embedding.json")
 def show_embedding(run_id: UUID, request: Request, visitor: Viewing, session: DB, evaluation: UUID) -> Response:
-    """One round's map."""
+    """Return one round's map."""
     found = maps.embedding_map(session, evaluation)
     if found.run_id != run_id:
         raise ProblemError("not-found", f"Evaluation {evaluation} does not belong to this run.")
@@ -82,7 +82,7 @@ def show_embedding(run_id: UUID, request: Request, visitor: Viewing, session: DB
 
 @router.get("/runs/{run_id}/outcomes.json")
 def show_outcomes(run_id: UUID, request: Request, visitor: Viewing, session: DB) -> Response:
-    """What became of every client in every round."""
+    """Return each client's outcome in every round."""
     return data(request, run_charts.outcomes(session, run_id))
 
 
@@ -90,13 +90,13 @@ def show_outcomes(run_id: UUID, request: Request, visitor: Viewing, session: DB)
 def show_timeline(
     run_id: UUID, request: Request, visitor: Viewing, session: DB, client: Names = (), last: Number = None
 ) -> Response:
-    """Who did what when, in four rounds."""
+    """Return the clients' timeline over four rounds."""
     return data(request, run_charts.timeline(session, run_id, last, client))
 
 
 @router.get("/runs/{run_id}/stream", response_class=EventSourceResponse)
 async def stream_run(run_id: UUID, request: Request, visitor: PlacedViewing, after: EventId = 0) -> Response:
-    """The run's events as they happen, for the page's one EventSource."""
+    """Stream the run's events to the page's EventSource."""
     await run_in_threadpool(_require, run_id)
     resumed = request.headers.get("last-event-id", "")
     last_id = int(resumed) if resumed.isdigit() and len(resumed) < 19 else after
@@ -104,7 +104,7 @@ async def stream_run(run_id: UUID, request: Request, visitor: PlacedViewing, aft
 
 
 async def _unnamed(request: Request, run_id: UUID, last_id: int, caller: Caller) -> AsyncIterator[ServerSentEvent]:
-    """Without their kinds as names: an EventSource hears only those that it was told of."""
+    """Yield the events without their kinds as names: an EventSource ignores names without a listener."""
     async for event in events.stream(request, run_id, last_id, caller):
         yield ServerSentEvent(id=event.id, data=event.data)
 
@@ -116,7 +116,7 @@ def _require(run_id: UUID) -> None:
 
 @router.get("/runs/{run_id}/{verb}/confirm")
 def ask(run_id: UUID, verb: Verb, visitor: Viewing, session: DB) -> Response:
-    """What the dialog asks, as a page of its own."""
+    """Show the dialog's question as a page of its own."""
     return render("confirm.html", visitor, page=run_view.run_page(session, run_id), verb=verb)
 
 

@@ -45,7 +45,7 @@ class Traffic(NamedTuple):
     down: int
 
 
-class Part(NamedTuple):
+class Attempt(NamedTuple):
     """One attempt of one client in one round."""
 
     round_number: int
@@ -63,18 +63,18 @@ class Part(NamedTuple):
 
 
 def client_ids(session: Session, run_id: UUID) -> list[str]:
-    """Everybody who has had a part in the run, by name."""
+    """Return the names of all clients that have had a part in the run, sorted."""
     return sorted(session.scalars(select(Assignment.client_id).where(Assignment.run_id == run_id).distinct()))
 
 
 def presence(session: Session, names: Sequence[str]) -> dict[str, tuple[datetime | None, datetime | None]]:
-    """When each of these clients was last seen, and when it was revoked."""
+    """Return when each of these clients was last seen, and when it was revoked."""
     rows = session.execute(select(Client.id, Client.last_seen_at, Client.revoked_at).where(among(Client.id, names)))
     return {name: (seen_at, revoked_at) for name, seen_at, revoked_at in rows}
 
 
 def metric_names(session: Session, run_id: UUID, number: int) -> list[str]:
-    """What clients sent in a round."""
+    """Return the names of the metrics that clients sent in a round."""
     statement = (
         select(Metric.name)
         .where(Metric.run_id == run_id, Metric.round_number == number, Metric.client_id.is_not(None))
@@ -86,7 +86,7 @@ def metric_names(session: Session, run_id: UUID, number: int) -> list[str]:
 def of_clients(
     session: Session, run_id: UUID, name: str, numbers: Sequence[int], clients: Sequence[str]
 ) -> list[tuple[int, str, float]]:
-    """One number of some clients in some rounds, found by index and not by a scan of the whole run."""
+    """Return one metric of some clients in some rounds. Uses an index and does not scan the whole run."""
     statement = select(Metric.round_number, Metric.client_id, Metric.value).where(
         Metric.run_id == run_id,
         Metric.round_number.in_(numbers),
@@ -97,7 +97,7 @@ def of_clients(
 
 
 def band(session: Session, run_id: UUID, name: str, numbers: Sequence[int]) -> list[tuple[int, float, float, float]]:
-    """For each round the median of one number over the clients, and its tenth and ninetieth percentile."""
+    """Return per round the median of one metric over the clients, and its 10th and 90th percentiles."""
     at = [func.percentile_cont(share).within_group(Metric.value) for share in (0.5, 0.1, 0.9)]
     statement = (
         select(Metric.round_number, *at)
@@ -114,7 +114,7 @@ def band(session: Session, run_id: UUID, name: str, numbers: Sequence[int]) -> l
 
 
 def verdicts(session: Session, run_id: UUID, numbers: Sequence[int] | None = None) -> list[tuple[int, str | None]]:
-    """How the run's rounds ended, oldest first."""
+    """Return the verdicts of the run's rounds, oldest first."""
     statement = select(Round.number, Round.verdict).where(Round.run_id == run_id).order_by(Round.number)
     if numbers is not None:
         statement = statement.where(Round.number.in_(numbers))
@@ -122,7 +122,7 @@ def verdicts(session: Session, run_id: UUID, numbers: Sequence[int] | None = Non
 
 
 def outcomes(session: Session, run_id: UUID) -> dict[str, list[tuple[int, str]]]:
-    """For each client its rounds and what became of its newest attempt, as one letter; one row a client comes back."""
+    """Return per client its rounds, each with the outcome of its newest attempt as one letter."""
     letter = case(LETTERS, value=Assignment.state, else_="?")
     newest = (
         select(Assignment.client_id, Assignment.round_number, letter.label("letter"))
@@ -139,8 +139,10 @@ def outcomes(session: Session, run_id: UUID) -> dict[str, list[tuple[int, str]]]
     return {client: list(zip(numbers, letters, strict=True)) for client, numbers, letters in session.execute(statement)}
 
 
-def parts(session: Session, run_id: UUID, first: int, last: int, clients: Sequence[str] | None = None) -> list[Part]:
-    """Every attempt in some rounds, by round, client and attempt."""
+def attempts(
+    session: Session, run_id: UUID, first: int, last: int, clients: Sequence[str] | None = None
+) -> list[Attempt]:
+    """Return every attempt in some rounds, by round, client and attempt."""
     statement = (
         select(
             Assignment.round_number,
@@ -163,7 +165,7 @@ def parts(session: Session, run_id: UUID, first: int, last: int, clients: Sequen
     )
     if clients is not None:
         statement = statement.where(Assignment.client_id.in_(clients))
-    return [Part._make(row) for row in session.execute(statement)]
+    return [Attempt._make(row) for row in session.execute(statement)]
 
 
 def rounds_between(session: Session, run_id: UUID, first: int, last: int) -> Sequence[Round]:
@@ -172,7 +174,7 @@ def rounds_between(session: Session, run_id: UUID, first: int, last: int) -> Seq
 
 
 def traffic(session: Session, run_id: UUID) -> Traffic:
-    """Updates as they arrived, and one broadcast for each lease that was taken."""
+    """Return the run's traffic: the updates that arrived, and one broadcast per lease that was taken."""
     up = (
         select(func.coalesce(func.sum(Artifact.num_bytes), 0), func.count())
         .select_from(Upload)
@@ -197,7 +199,7 @@ def traffic(session: Session, run_id: UUID) -> Traffic:
 
 
 def bytes_by_round(session: Session, run_id: UUID) -> dict[int, int]:
-    """Bytes of the updates accepted in each round."""
+    """Return the bytes of the updates accepted in each round."""
     statement = (
         select(Assignment.round_number, func.sum(Artifact.num_bytes))
         .join(Artifact, Artifact.digest == Assignment.update_digest)
@@ -208,13 +210,13 @@ def bytes_by_round(session: Session, run_id: UUID) -> dict[int, int]:
 
 
 def closing_times(session: Session, run_id: UUID) -> dict[int, datetime]:
-    """When each closed round was closed."""
+    """Return when each closed round was closed."""
     statement = select(Round.number, Round.closed_at).where(Round.run_id == run_id, Round.closed_at.is_not(None))
     return {number: at for number, at in session.execute(statement) if at is not None}
 
 
 def distillations(session: Session, run_id: UUID, limit: int, offset: int = 0) -> Sequence[DistillationJob]:
-    """The run's jobs, newest first."""
+    """Return the run's jobs, newest first."""
     job = DistillationJob
     statement = select(job).where(job.run_id == run_id).order_by(job.created_at.desc(), job.id.desc())
     return session.scalars(statement.limit(limit).offset(offset)).all()
@@ -226,25 +228,25 @@ def num_distillations(session: Session, run_id: UUID) -> int:
 
 
 def distillations_between(session: Session, run_id: UUID, first: int, last: int) -> Sequence[DistillationJob]:
-    """The jobs of some rounds, by round."""
+    """Return the jobs of some rounds, by round."""
     job = DistillationJob
     statement = select(job).where(job.run_id == run_id, job.round_number.between(first, last))
     return session.scalars(statement.order_by(job.round_number, job.created_at)).all()
 
 
 def is_judged(session: Session, run_id: UUID) -> bool:
-    """Whether an evaluation of the run is unfinished."""
+    """Return whether an evaluation of the run is unfinished."""
     unfinished = select(Evaluation.id).where(Evaluation.run_id == run_id, Evaluation.state.in_(UNFINISHED))
     return bool(session.scalar(select(unfinished.exists())))
 
 
 def now(session: Session) -> datetime:
-    """By the clock that wrote every other time."""
+    """Return the time by Postgres's clock, which all other times come from."""
     return session.execute(select(func.now())).scalar_one()
 
 
 def evaluations(session: Session, run_id: UUID, limit: int) -> Sequence[Evaluation]:
-    """The run's evaluations, newest first."""
+    """Return the run's evaluations, newest first."""
     statement = select(Evaluation).where(Evaluation.run_id == run_id).order_by(Evaluation.created_at.desc())
     return session.scalars(statement.limit(limit)).all()
 
@@ -259,7 +261,7 @@ class Mapped(NamedTuple):
 
 
 def mapped(session: Session, run_id: UUID) -> list[Mapped]:
-    """The rounds with a map, oldest first: of the kind that the newest of them is of."""
+    """Return the rounds with a map of the same kind as the newest one, oldest first."""
     statement = (
         select(Evaluation.id, Evaluation.round_number, Evaluation.dataset, Evaluation.config)
         .where(Evaluation.run_id == run_id, Evaluation.embedding_map.is_not(None))
@@ -272,7 +274,7 @@ def mapped(session: Session, run_id: UUID) -> list[Mapped]:
 def newest_events(
     session: Session, run_id: UUID | None, limit: int, *, before: int | None = None, but: Sequence[str] = ()
 ) -> Sequence[Event]:
-    """Of one run or of everything, newest first; without those of the kinds `but`."""
+    """Return the events of one run or of all, newest first, without those of the kinds `but`."""
     statement = select(Event).order_by(Event.id.desc()).limit(limit)
     if run_id is not None:
         statement = statement.where(Event.run_id == run_id)
@@ -284,7 +286,7 @@ def newest_events(
 
 
 def num_classes(session: Session, dataset: str) -> int | None:
-    """Of a registered evaluation data set; None: there is none of this name."""
+    """Return the number of classes of an evaluation data set, or None if none is registered under this name."""
     return session.scalar(select(EvaluationDataset.num_classes).where(EvaluationDataset.name == dataset))
 
 

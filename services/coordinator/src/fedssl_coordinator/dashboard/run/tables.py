@@ -45,7 +45,7 @@ def _head(session: Session, run_id: UUID) -> dict[str, Any]:
 
 @router.get("/runs/{run_id}/rounds")
 def list_rounds(run_id: UUID, visitor: Viewing, session: DB, before: Before = None) -> Response:
-    """A hundred rounds, newest first."""
+    """Show a hundred rounds, newest first."""
     context = _head(session, run_id)
     last = (before or 2**31) - 1
     rows = member_queries.rounds_before(session, run_id, last, PAGE)
@@ -59,23 +59,23 @@ def list_rounds(run_id: UUID, visitor: Viewing, session: DB, before: Before = No
 def show_round(
     run_id: UUID, number: Number, visitor: Viewing, session: DB, after: After = "", attempt: Attempt = 0
 ) -> Response:
-    """One round: its verdict, and one row for every client's part."""
+    """Show one round: its verdict, and one row per attempt of a client."""
     context = _head(session, run_id)
     found = run_queries.rounds_between(session, run_id, number, number)
     if not found:
         raise ProblemError("not-found", f"Round {number} has not been opened yet: the run's page shows the newest.")
-    parts = member_queries.parts_after(session, run_id, number, (after, attempt), PAGE + 1)
-    metrics = rounds.metrics_by_client(session, run_id, number, sorted({part.client_id for part in parts[:PAGE]}))
+    attempts = member_queries.attempts_after(session, run_id, number, (after, attempt), PAGE + 1)
+    metrics = rounds.metrics_by_client(session, run_id, number, sorted({one.client_id for one in attempts[:PAGE]}))
     tally = overview_queries.tallies(session, [found[0].id]).get(found[0].id, {})
     return render(
         "run_round.html", visitor, tab="rounds", row=found[0], reason=verdict_reason(found[0], tally), tally=tally,
-        parts=parts[:PAGE], metrics=metrics, more=parts[PAGE - 1] if len(parts) > PAGE else None, **context,
+        attempts=attempts[:PAGE], metrics=metrics, more=attempts[PAGE - 1] if len(attempts) > PAGE else None, **context,
     )  # fmt: skip
 
 
 @router.get("/runs/{run_id}/clients")
 def list_members(run_id: UUID, visitor: Viewing, session: DB, after: After = "") -> Response:
-    """What each client has done in this run."""
+    """Show each client's part in this run."""
     context = _head(session, run_id)
     rows = member_queries.members_after(session, run_id, after, PAGE + 1)
     names = {client.id: client for client in named(run_queries.client_ids(session, run_id))}
@@ -85,7 +85,7 @@ def list_members(run_id: UUID, visitor: Viewing, session: DB, after: After = "")
 
 @router.get("/runs/{run_id}/jobs")
 def list_jobs(run_id: UUID, visitor: Viewing, session: DB) -> Response:
-    """What the coordinator computed beside aggregating: evaluations and distillations."""
+    """Show what the coordinator computed besides aggregations: evaluations and distillations."""
     context = _head(session, run_id)
     jobs = [distillation.view(job) for job in run_queries.distillations(session, run_id, PAGE)]
     judged = run_queries.evaluations(session, run_id, PAGE)
@@ -94,7 +94,7 @@ def list_jobs(run_id: UUID, visitor: Viewing, session: DB) -> Response:
 
 @router.get("/runs/{run_id}/events")
 def list_events(run_id: UUID, visitor: Viewing, session: DB, before: Before = None) -> Response:
-    """The run's log, newest first."""
+    """Show the run's log, newest first."""
     found = run_queries.newest_events(session, run_id, PAGE + 1, before=before)
     more = found[PAGE - 1].id if len(found) > PAGE else None
     context = _head(session, run_id)
@@ -103,7 +103,7 @@ def list_events(run_id: UUID, visitor: Viewing, session: DB, before: Before = No
 
 @router.get("/runs/{run_id}/spec")
 def show_spec(run_id: UUID, visitor: Viewing, session: DB) -> Response:
-    """Every setting, with the key that `--set` takes."""
+    """Show every setting, with the key that `--set` takes."""
     context = _head(session, run_id)
     settings = [
         (key, run_view.shown(value)) for key, value in run_view.flat(run_view.get(session, run_id).spec).items()
@@ -113,14 +113,14 @@ def show_spec(run_id: UUID, visitor: Viewing, session: DB) -> Response:
 
 @router.get("/runs/{run_id}/spec.json")
 def download_spec(run_id: UUID, visitor: Viewing, session: DB) -> Response:
-    """The spec, as `fedssl run submit` takes it."""
+    """Return the spec as `fedssl run submit` takes it."""
     run = run_view.get(session, run_id)
     return _file(json.dumps(run.spec, indent=2).encode(), "application/json", f"spec-{run_id}.json")
 
 
 @router.get("/runs/{run_id}/encoder")
 async def download_encoder(run_id: UUID, request: Request, visitor: WaitingViewing) -> Response:
-    """The newest global weights, safetensors."""
+    """Return the newest global weights as safetensors."""
 
     def find() -> str:
         with transaction() as session:
@@ -133,7 +133,7 @@ async def download_encoder(run_id: UUID, request: Request, visitor: WaitingViewi
 
 @router.get("/runs/{run_id}/metrics.csv")
 def download_metrics(run_id: UUID, visitor: Viewing, session: DB) -> Response:
-    """Every number of every round, a line each."""
+    """Return every metric of every round as CSV, one number per line."""
     run_rows.require(session, run_id)
     headers = {"Content-Disposition": f'attachment; filename="metrics-{run_id}.csv"'}
     return StreamingResponse(_lines(run_id), media_type="text/csv; charset=utf-8", headers=headers)

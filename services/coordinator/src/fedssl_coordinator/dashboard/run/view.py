@@ -1,4 +1,4 @@
-"""One run as its page shows it: figures, who holds it up, and why."""
+"""One run as its page shows it: figures, the clients that it waits for, and why."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.dashboard.layout import formats
 from fedssl_coordinator.dashboard.layout.client_labels import Named, named
 from fedssl_coordinator.dashboard.run import queries as run_queries
-from fedssl_coordinator.dashboard.run.queries import Part, Traffic
+from fedssl_coordinator.dashboard.run.queries import Attempt, Traffic
 from fedssl_coordinator.dashboard.runs import overview
 from fedssl_coordinator.dashboard.runs import queries as overview_queries
 from fedssl_coordinator.federation import run_rows
@@ -26,7 +26,7 @@ from fedssl_coordinator.federation.distillation import service as distillation
 from fedssl_coordinator.identity import clients
 
 SHOWN_CLIENTS = 24
-"""Rows of the timeline; past them, those that hold up the run come first."""
+"""Rows of the timeline. If there are more clients, those that the run waits for come first."""
 
 _EVENTS = 8
 ROUTINE = (
@@ -37,12 +37,12 @@ ROUTINE = (
     "evaluation.queued",
     "evaluation.started",
 )
-"""Kinds of events that tell of nothing but work going on."""
+"""Kinds of events that report only progress."""
 
 
 @dataclass(frozen=True, slots=True)
-class Doing:
-    """What one client does now: an icon's name and a sentence."""
+class Activity:
+    """A client's current activity: an icon's name and a sentence."""
 
     client: Named
     word: str
@@ -55,13 +55,13 @@ class Doing:
 
 @dataclass(frozen=True, slots=True)
 class RunPage:
-    """Everything on a run's page but the numbers of its charts."""
+    """Everything on a run's page except the numbers of its charts."""
 
     row: overview.Row
     spec: RunSpec
     current: Round | None
     members: list[Named]
-    doing: list[Doing]
+    activities: list[Activity]
     num_hidden: int
     traffic: Traffic
     job: DistillationJobView | None
@@ -80,19 +80,19 @@ class RunPage:
 
     @property
     def is_live(self) -> bool:
-        """Whether anything may still happen: the last evaluation goes on after the run has finished."""
+        """True if the page may still change: the last evaluation may continue after the run has finished."""
         return self.run.state != RunState.FINISHED or self.is_judged
 
     @property
     def shape(self) -> str:
-        """What panels there are, in a few letters; the parts of the page that hang on them come anew with another."""
+        """A digest of the panels' arrangement. When it changes, the attempts that depend on it are sent again."""
         goes_on = (self.run.state, self.is_live, self.run.rounds_closed > 0)
         panels = ([client.id for client in self.members], self.names, self.dimensions, self.num_jobs)
         return hashlib.sha256(repr((goes_on, panels)).encode()).hexdigest()[:12]
 
 
 def get(session: Session, run_id: UUID) -> Run:
-    """Raises ProblemError where there is no such run."""
+    """Return the run. Raises ProblemError if it does not exist."""
     run = run_rows.get(session, run_id)
     if run is None:
         raise ProblemError("not-found", f"There is no run {run_id}. The list of runs has all existing runs.")
@@ -100,7 +100,7 @@ def get(session: Session, run_id: UUID) -> Run:
 
 
 def run_page(session: Session, run_id: UUID) -> RunPage:
-    """Everything on the page, in about fifteen queries, none of which reads what a chart reads."""
+    """Return everything on the page with about fifteen queries, without the charts' numbers."""
     run = get(session, run_id)
     [row] = overview.rows(session, [run])
     spec = RunSpec.model_validate(run.spec)
@@ -108,8 +108,8 @@ def run_page(session: Session, run_id: UUID) -> RunPage:
     current = newest[-1] if newest else None
     ids = run_queries.client_ids(session, run_id) or clients.eligible(session, spec.cohort.clients)
     members = named(ids)
-    parts = run_queries.parts(session, run_id, current.number, current.number) if current else []
-    doing = in_order(_doing(session, run, current, members, parts))
+    attempts = run_queries.attempts(session, run_id, current.number, current.number) if current else []
+    activities = in_order(_activities(session, run, current, members, attempts))
     jobs = run_queries.distillations(session, run_id, 1)
     wanted = spec.method.dimensions_wanted(spec.model)
     owned = sorted((d, client) for client, its in dimensions.by_client(session, run_id).items() for d in its)
@@ -118,8 +118,8 @@ def run_page(session: Session, run_id: UUID) -> RunPage:
         spec=spec,
         current=current,
         members=members,
-        doing=doing[:SHOWN_CLIENTS],
-        num_hidden=max(0, len(doing) - SHOWN_CLIENTS),
+        activities=activities[:SHOWN_CLIENTS],
+        num_hidden=max(0, len(activities) - SHOWN_CLIENTS),
         traffic=run_queries.traffic(session, run_id),
         job=distillation.view(jobs[0]) if jobs else None,
         num_jobs=run_queries.num_distillations(session, run_id) if jobs else 0,
@@ -134,62 +134,62 @@ def run_page(session: Session, run_id: UUID) -> RunPage:
 
 
 def _names(session: Session, run_id: UUID, current: Round | None) -> list[str]:
-    """What clients send, by the last round that all of them may have sent it in; else by the first."""
+    """Return the names of the metrics in the round before the current one, or in the first if it has none."""
     last = max(current.number - 1, 1) if current else 1
     return run_queries.metric_names(session, run_id, last) or run_queries.metric_names(session, run_id, 1)
 
 
-def in_order(doing: list[Doing]) -> list[Doing]:
-    """By name; where there are too many to show, exceptions first."""
-    if len(doing) <= SHOWN_CLIENTS:
-        return doing
-    return sorted(doing, key=lambda one: (not one.is_exception, one.word == "accepted"))
+def in_order(activities: list[Activity]) -> list[Activity]:
+    """Return the activities by name, or if there are too many to show, exceptions first."""
+    if len(activities) <= SHOWN_CLIENTS:
+        return activities
+    return sorted(activities, key=lambda one: (not one.is_exception, one.word == "accepted"))
 
 
-def _doing(
-    session: Session, run: Run, current: Round | None, members: Sequence[Named], parts: Sequence[Part]
-) -> list[Doing]:
-    newest = {part.client_id: part for part in parts}  # attempts come in order, so the last one stays
+def _activities(
+    session: Session, run: Run, current: Round | None, members: Sequence[Named], attempts: Sequence[Attempt]
+) -> list[Activity]:
+    by_client = {one.client_id: one for one in attempts}  # attempts come in order, so the last one stays
     known = run_queries.presence(session, [client.id for client in members])
     found = []
     for client in members:
-        (seen_at, revoked_at), part = known.get(client.id, (None, None)), newest.get(client.id)
+        (seen_at, revoked_at), newest = known.get(client.id, (None, None)), by_client.get(client.id)
         if revoked_at is not None:
-            found.append(Doing(client, "warn", f"revoked {formats.ago(revoked_at)}"))
+            found.append(Activity(client, "warn", f"revoked {formats.ago(revoked_at)}"))
             continue
-        word, text = _words(run, current, part, seen_at)
-        found.append(Doing(client, word, text))
+        word, text = _words(run, current, newest, seen_at)
+        found.append(Activity(client, word, text))
     return found
 
 
-def _words(run: Run, current: Round | None, part: Part | None, seen_at: datetime | None) -> tuple[str, str]:
-    if part is None or current is None:
+def _words(run: Run, current: Round | None, newest: Attempt | None, seen_at: datetime | None) -> tuple[str, str]:
+    if newest is None or current is None:
         return "offered", "not part of this round" if current else "waits for the first round"
     number, is_over = current.number, run.state == RunState.FINISHED
-    attempt = f", attempt {part.attempt}" if part.attempt > 1 else ""
-    match part.state:
+    attempt = f", attempt {newest.attempt}" if newest.attempt > 1 else ""
+    match newest.state:
         case AssignmentState.ACCEPTED | AssignmentState.SUBMITTED:
             after = (
                 f"delivered round {number}" if is_over or number >= run.num_rounds else f"waits for round {number + 1}"
             )
             return "accepted", after + attempt
         case AssignmentState.LEASED:
-            return _training(part)
+            return _training(newest)
         case AssignmentState.OFFERED:
             silent = seen_at is None or datetime.now(UTC) - seen_at > timedelta(seconds=overview_queries.SEEN_SECONDS)
             if silent:
                 return "warn", f"last seen {formats.ago(seen_at)}: round {number} not claimed yet{attempt}"
             return "offered", f"has not claimed round {number} yet{attempt}"
         case state:
-            return state, f"{state} in round {number}{attempt}: {part.reason or 'no reason given'}"
+            return state, f"{state} in round {number}{attempt}: {newest.reason or 'no reason given'}"
 
 
-def _training(part: Part) -> tuple[str, str]:
-    if part.lease_expires_at is not None and part.lease_expires_at <= datetime.now(UTC):
-        return "warn", f"no heartbeat: the lease expired {formats.ago(part.lease_expires_at)}"
-    progress = part.progress or {}
+def _training(attempt: Attempt) -> tuple[str, str]:
+    if attempt.lease_expires_at is not None and attempt.lease_expires_at <= datetime.now(UTC):
+        return "warn", f"no heartbeat: the lease expired {formats.ago(attempt.lease_expires_at)}"
+    progress = attempt.progress or {}
     if not progress:
-        return "running", f"has claimed round {part.round_number}"
+        return "running", f"has claimed round {attempt.round_number}"
     steps = progress.get("num_steps") or 0
     share = f", {formats.percent(progress.get('step', 0) / steps, 0)}" if steps else ""
     epoch = f", epoch {min(progress.get('epoch', 0) + 1, progress['num_epochs'])} of {progress['num_epochs']}"
@@ -198,7 +198,7 @@ def _training(part: Part) -> tuple[str, str]:
 
 
 def stretches(owned: Sequence[tuple[int, str]]) -> list[tuple[str, int, int]]:
-    """Runs of neighbouring dimensions with one owner: owner, first, how many."""
+    """Return the runs of neighbouring dimensions with one owner: owner, first dimension, number of them."""
     found: list[tuple[str, int, int]] = []
     for dimension, client in owned:
         if found and found[-1][0] == client and found[-1][1] + found[-1][2] == dimension:
@@ -209,7 +209,7 @@ def stretches(owned: Sequence[tuple[int, str]]) -> list[tuple[str, int, int]]:
 
 
 def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A spec with dotted keys, as `--set` takes them; lists stay whole."""
+    """Return a spec with dotted keys, as `--set` takes them. Lists stay whole."""
     found: dict[str, Any] = {}
     for name, inner in value.items():
         if isinstance(inner, Mapping):
@@ -220,7 +220,7 @@ def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def shown(value: object) -> str:
-    """A setting as people read it."""
+    """Format a setting for people."""
     if value is None:
         return formats.NOTHING
     if isinstance(value, bool):
@@ -235,7 +235,7 @@ def shown(value: object) -> str:
 
 
 def summary(spec: RunSpec) -> list[tuple[str, str]]:
-    """The settings that one looks for first."""
+    """Return the most important settings."""
     training, cohort = spec.training, spec.cohort
     needed = "all" if cohort.min_updates is None else formats.number(cohort.min_updates)
     members = "every client" if cohort.clients is None else formats.plural(len(cohort.clients), "client")

@@ -1,4 +1,4 @@
-"""The list of runs: one row a run, what needs somebody, and the federation in four facts."""
+"""The list of runs: one row per run, the runs that need attention, and four figures of the federation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from fedssl_coordinator.core.models import Run
 from fedssl_coordinator.core.paging import encode_cursor
 from fedssl_coordinator.dashboard.layout.svg import ribbon, spark
 from fedssl_coordinator.dashboard.runs import queries
-from fedssl_coordinator.dashboard.runs.run_status import Last, Standing, last_verdict, standing
+from fedssl_coordinator.dashboard.runs.run_status import Last, RunStatus, last_verdict, run_status
 
 PAGE = 50
-_BACK = 10  # rounds over which a change of the score is told
+_BACK = 10  # rounds over which a change of the score is shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Row:
     """One run in the list."""
 
     run: Run
-    standing: Standing
+    status: RunStatus
     last: Last
     ribbon: str
     verdicts: str
@@ -52,7 +52,7 @@ class Overview:
 def overview(
     session: Session, before: tuple[datetime, UUID] | None, group: str, text: str, limit: int = PAGE
 ) -> Overview:
-    """The newest runs of a group that match a text."""
+    """Return the newest runs of a group that match a text."""
     found = queries.page(session, limit + 1, before, group, text)
     shown = found[:limit]
     last = shown[-1] if len(found) > limit else None
@@ -62,7 +62,7 @@ def overview(
 
 
 def rows(session: Session, runs: Sequence[Run]) -> list[Row]:
-    """A row for every run, with a few queries for all of them."""
+    """Return a row for every run, with a few queries for all of them together."""
     ids = [run.id for run in runs]
     rounds, scores, jobs = queries.last_rounds(session, ids), queries.scores(session, ids), queries.jobs(session, ids)
     looked_at = [row.id for some in rounds.values() for row in some[-2:]]
@@ -73,14 +73,14 @@ def rows(session: Session, runs: Sequence[Run]) -> list[Row]:
     for run in runs:
         its, found = rounds.get(run.id, []), scores.get(run.id, [])
         newest = its[-1].id if its else None
-        stands = standing(
+        status = run_status(
             run, its, tallies.get(newest, {}) if newest else {}, absent.get(newest, []) if newest else [],
             jobs.get(run.id), num_eligible,
         )  # fmt: skip
         picture, words = ribbon(its)
         probes = [(score.round_number, value) for score in found if (value := score.results.get("probe")) is not None]
         made.append(
-            Row(run, stands, last_verdict(its, tallies), picture, words, spark([value for _, value in probes]),
+            Row(run, status, last_verdict(its, tallies), picture, words, spark([value for _, value in probes]),
                 probes[-1][1] if probes else None, _change(probes), _newest(found, "knn"),
                 _newest(found, "effective_rank"), found[-1].dataset if found else None)
         )  # fmt: skip
@@ -92,7 +92,7 @@ def _newest(scores: Sequence[queries.Score], name: str) -> float | None:
 
 
 def _change(probes: Sequence[tuple[int, float]]) -> float | None:
-    """Against the score at least ten rounds before."""
+    """Return the change since the score at least ten rounds before."""
     if len(probes) < 2:
         return None
     number, value = probes[-1]
@@ -101,11 +101,11 @@ def _change(probes: Sequence[tuple[int, float]]) -> float | None:
 
 
 def needing_attention(session: Session) -> list[Row]:
-    """Of the newest unfinished runs, those that somebody should look at."""
+    """Return those of the newest unfinished runs that need attention."""
     active = queries.page(session, PAGE, None, "active", "")
-    return [row for row in rows(session, active) if row.standing.needs_attention]
+    return [row for row in rows(session, active) if row.status.needs_attention]
 
 
 def totals(session: Session) -> tuple[queries.Facts, dict[str, int], int]:
-    """The four facts, how many runs there are in each group, and how many of the active ones are paused."""
+    """Return the four figures, how many runs there are in each group, and how many of the active ones are paused."""
     return queries.facts(session), queries.group_counts(session), queries.num_paused(session)

@@ -1,4 +1,4 @@
-"""`/runs`: what needs somebody, and every run in a row."""
+"""`/runs`: the runs that need attention, and one row per run."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -24,7 +24,7 @@ Text = Annotated[str, Query(max_length=100)]
 def list_runs(
     request: Request, visitor: Viewing, session: DB, group: Group = "all", q: Text = "", cursor: Cursor = None
 ) -> Response:
-    """The list; asked for by a script, only the table."""
+    """Show the list, or only its table if a script requests it."""
     before = decode_cursor(cursor, datetime.fromisoformat, UUID) if cursor else None
     listed = overview.overview(session, before, group, q.strip().replace("\x00", ""))
     context: dict[str, Any] = {"listed": listed, "group": group, "q": q, "is_first": cursor is None}

@@ -16,7 +16,7 @@ from fedssl_coordinator.core.models import Assignment, Client, DistillationJob, 
 from fedssl_coordinator.federation.rounds.repository import LIVE
 
 SEEN_SECONDS = 90
-"""A worker that is alive says so more often than this, unless it holds a lease, which speaks for it."""
+"""A worker sends a request more often than this, unless it holds a lease, whose heartbeats show that it is alive."""
 
 RIBBON = 40
 _CURVE = 200
@@ -28,11 +28,11 @@ GROUPS: dict[str, tuple[str, ColumnElement[bool]]] = {
     "finished": ("Finished", (Run.state == RunState.FINISHED) & (Run.outcome != Outcome.FAILED)),
     "failed": ("Failed", Run.outcome == Outcome.FAILED),
 }
-"""What the list can be cut down to: its name for people, and which runs are in it."""
+"""The filters of the list: each has a name for people, and a condition for the runs in it."""
 
 
 class Score(NamedTuple):
-    """What was found of one round's encoder, and on what: scores of another `judge` cannot be compared with it."""
+    """The results of one round's encoder. Scores with different `judge` cannot be compared."""
 
     round_number: int
     results: dict[str, float | None]
@@ -51,7 +51,7 @@ class Missing(NamedTuple):
 
 
 def group_counts(session: Session) -> dict[str, int]:
-    """How many runs there are in each group."""
+    """Return the number of runs in each group."""
     counts = [func.count().filter(condition) for _, condition in GROUPS.values()]
     return dict(zip(GROUPS, session.execute(select(*counts).select_from(Run)).one(), strict=True))
 
@@ -61,7 +61,7 @@ def num_paused(session: Session) -> int:
 
 
 def page(session: Session, limit: int, before: tuple[datetime, UUID] | None, group: str, text: str) -> Sequence[Run]:
-    """Runs of a group whose name, method, encoder or state holds `text`, newest first."""
+    """Return the runs of a group whose name, method, encoder or state holds `text`, newest first."""
     statement = select(Run).where(GROUPS[group][1]).order_by(Run.created_at.desc(), Run.id.desc()).limit(limit)
     if text:
         encoder = Run.spec["model"]["encoder"]["name"].astext
@@ -75,7 +75,7 @@ def page(session: Session, limit: int, before: tuple[datetime, UUID] | None, gro
 
 
 def last_rounds(session: Session, run_ids: Sequence[UUID], limit: int = RIBBON) -> dict[UUID, list[Round]]:
-    """The newest rounds of each run, oldest of them first."""
+    """Return the newest rounds of each run, oldest first."""
     newest = select(Round).where(Round.run_id == Run.id).order_by(Round.number.desc()).limit(limit).lateral("newest")
     row = aliased(Round, newest)
     statement = select(row).select_from(Run).join(newest, true()).where(Run.id.in_(run_ids)).order_by(row.number)
@@ -86,7 +86,7 @@ def last_rounds(session: Session, run_ids: Sequence[UUID], limit: int = RIBBON) 
 
 
 def tallies(session: Session, round_ids: Sequence[UUID]) -> dict[UUID, dict[str, int]]:
-    """For each round how many clients are in each state, as they stand now: a client's newest attempt counts."""
+    """Return per round the number of clients in each state. A client's newest attempt counts."""
     newest = (
         select(Assignment.round_id, Assignment.client_id, Assignment.state)
         .where(Assignment.round_id.in_(round_ids))
@@ -102,7 +102,7 @@ def tallies(session: Session, round_ids: Sequence[UUID]) -> dict[UUID, dict[str,
 
 
 def missing(session: Session, round_ids: Sequence[UUID], limit: int = 500) -> dict[UUID, list[Missing]]:
-    """Who has not delivered yet in open rounds."""
+    """Return the clients that have not delivered yet in open rounds."""
     seen = func.coalesce(Client.last_seen_at > func.now() - timedelta(seconds=SEEN_SECONDS), False)
     statement = (
         select(
@@ -125,8 +125,11 @@ def missing(session: Session, round_ids: Sequence[UUID], limit: int = 500) -> di
 
 
 def scores(session: Session, run_ids: Sequence[UUID]) -> dict[UUID, list[Score]]:
-    """What evaluations found, by round: those on one data set, with one setting, which is the spec's own where there is
-    such a one, else that of the newest. Their measures are put together, and of two of one name the first is taken."""
+    """Return the results of evaluations by round, for one data set and one setting.
+
+    The setting is the spec's own if an evaluation used it, else the newest evaluation's. Measures of one round are put
+    together; if two have one name, the first counts.
+    """
     columns = (Evaluation.run_id, Evaluation.round_number, Evaluation.results, Evaluation.dataset)
     statement = (
         select(*columns, Evaluation.dataset_digest, Evaluation.config)
@@ -142,13 +145,13 @@ def scores(session: Session, run_ids: Sequence[UUID]) -> dict[UUID, list[Score]]
 
 
 def _setting(config: Mapping[str, Any]) -> str:
-    """What makes numbers comparable: neither when they are taken, nor which, nor whether a map is drawn too."""
+    """Return the settings that results must share to be comparable: without interval, measures and map."""
     but = ("every", "measures", "embedding_map")
     return json.dumps({name: value for name, value in config.items() if name not in but}, sort_keys=True)
 
 
 def _of_one_judge(rows: Sequence[Score], own: str) -> list[Score]:
-    """By round; `rows` are in the order in which they were asked for."""
+    """Return the scores by round. `rows` are in the order of the requests."""
     judge = next((row.judge for row in reversed(rows) if row.judge.endswith(f" {own}")), rows[-1].judge)
     merged: dict[int, Score] = {}
     for row in (row for row in rows if row.judge == judge):
@@ -158,13 +161,13 @@ def _of_one_judge(rows: Sequence[Score], own: str) -> list[Score]:
 
 
 def thinned(rows: list[Score], most: int) -> list[Score]:
-    """At most about so many, the first and the last among them."""
+    """Return about `most` rows at most, including the first and the last."""
     step = max(1, -(-len(rows) // most))
     return rows[: len(rows) - 1 : step] + rows[-1:]
 
 
 def jobs(session: Session, run_ids: Sequence[UUID]) -> dict[UUID, DistillationJob]:
-    """The unfinished distillation of each run that has one."""
+    """Return the unfinished distillation of each run that has one."""
     statement = select(DistillationJob).where(
         DistillationJob.run_id.in_(run_ids), DistillationJob.state.in_(_UNFINISHED)
     )
@@ -172,7 +175,7 @@ def jobs(session: Session, run_ids: Sequence[UUID]) -> dict[UUID, DistillationJo
 
 
 class Facts(NamedTuple):
-    """What goes on in the federation as a whole."""
+    """Figures of the whole federation."""
 
     clients: int
     online: int
@@ -183,7 +186,7 @@ class Facts(NamedTuple):
 
 
 def facts(session: Session) -> Facts:
-    """Counted from rows that an index finds, however many runs there have been."""
+    """Return the figures. Every count uses an index, so it stays fast however many runs there have been."""
     recently = Client.last_seen_at > func.now() - timedelta(seconds=SEEN_SECONDS)
     leased = Assignment.state == AssignmentState.LEASED
     holds_lease = select(Assignment.id).where(
@@ -206,6 +209,6 @@ def facts(session: Session) -> Facts:
 
 
 def num_eligible(session: Session) -> int:
-    """Clients that a run without a list of its own can draw on."""
+    """Return the number of clients that a run without a list of its own can use."""
     known = Client.registered_at.is_not(None) & Client.revoked_at.is_(None)
     return session.scalar(select(func.count()).select_from(Client).where(known)) or 0

@@ -1,7 +1,7 @@
-"""Where a run stands, in a word and a reason: derived from its round, its leases and its jobs, not only from its row.
+"""A run's status, a word and a reason: derived from its round, its leases and its jobs, not only from its row.
 
-"Running" alone never says why nothing moves. Past its deadline, or when nobody who is missing has been seen for a
-while, a run is *stalled*, and the reason says what it waits for and what happens next.
+"Running" does not explain why a run makes no progress. If its round is past the deadline, or if none of the missing
+clients has been seen for a while, a run is *stalled*, and the reason names what it waits for and what happens next.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,8 +22,8 @@ _REFUSALS = (AssignmentState.EXPIRED, AssignmentState.REJECTED, AssignmentState.
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """`word` names an icon too; `phase` is what goes on just now; `needs_attention`: somebody should look."""
+class RunStatus:
+    """`word` also names an icon, `phase` describes the current work, `needs_attention` asks an operator to act."""
 
     word: str
     reason: str
@@ -33,76 +33,79 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Last:
-    """How the last closed round ended, or that there is none."""
+    """The verdict of the last closed round, or a text if no round is closed."""
 
     word: str
     reason: str
     number: int | None = None
 
 
-def standing(
+def run_status(
     run: Run,
     rounds: Sequence[Round],
     tally: Mapping[str, int],
     absent: Sequence[Missing],
     job: DistillationJob | None,
     num_eligible: int,
-) -> Standing:
-    """`rounds`: the newest, oldest first; `tally` and `absent` are of the newest; `job`: the unfinished one."""
+) -> RunStatus:
+    """Return the status of a run.
+
+    `rounds` are the newest rounds, oldest first; `tally` and `absent` describe the last of them; `job` is unfinished.
+    """
     if run.state == RunState.CREATED:
-        return Standing("created", "waiting to be started")
+        return RunStatus("created", "waiting to be started")
     if run.state == RunState.PAUSED:
-        return Standing(
+        return RunStatus(
             "paused", run.reason or "no new work is handed out; resume it to continue", needs_attention=bool(run.reason)
         )
     if run.state == RunState.FINISHED:
         return _ended(run)
     if run.reason:
-        return Standing("stalled", run.reason, needs_attention=True)
+        return RunStatus("stalled", run.reason, needs_attention=True)
     if job is not None:
         return _distilling(job)
     current = rounds[-1] if rounds and rounds[-1].state != RoundState.CLOSED else None
     if current is None:
         return _between(run, num_eligible)
     if current.state == RoundState.AGGREGATING:
-        return Standing("running", f"aggregating round {current.number}", f"round {current.number}, aggregating")
+        return RunStatus("running", f"aggregating round {current.number}", f"round {current.number}, aggregating")
     return _open(run, rounds, current, tally, absent)
 
 
-def _ended(run: Run) -> Standing:
+def _ended(run: Run) -> RunStatus:
     took = formats.seconds(_seconds(run.started_at, run.finished_at))
     if run.outcome == Outcome.COMPLETED:
-        return Standing("completed", f"took {took}")
+        return RunStatus("completed", f"took {took}")
     if run.outcome == Outcome.STOPPED:
-        return Standing("stopped", f"{run.reason or 'stopped'} after {took}")
-    return Standing("failed", run.reason or f"after {took}")
+        return RunStatus("stopped", f"{run.reason or 'stopped'} after {took}")
+    return RunStatus("failed", run.reason or f"after {took}")
 
 
-def _distilling(job: DistillationJob) -> Standing:
+def _distilling(job: DistillationJob) -> RunStatus:
     where = f"for round {job.round_number}" if job.round_number else "before round 1"
     done = f"{job.epoch} of {formats.plural(job.num_epochs, 'distillation epoch')}"
     if job.reason:
-        return Standing("stalled", f"distillation {where}: {job.reason}", needs_attention=True)
+        return RunStatus("stalled", f"distillation {where}: {job.reason}", needs_attention=True)
     if job.state == JobState.QUEUED and (datetime.now(UTC) - job.created_at).total_seconds() > _TAKEN_SECONDS:
         waits = f"distillation {where} waits for a process that serves the queue distill"
-        return Standing("stalled", f"{waits}, or for earlier jobs", needs_attention=True)
-    return Standing("distilling", f"{done} {where}", where)
+        return RunStatus("stalled", f"{waits}, or for earlier jobs", needs_attention=True)
+    return RunStatus("distilling", f"{done} {where}", where)
 
 
-def _between(run: Run, num_eligible: int) -> Standing:
+def _between(run: Run, num_eligible: int) -> RunStatus:
     cohort = RunSpec.model_validate(run.spec).cohort
     if num_eligible < cohort.min_clients:
         reason = (
             f"{num_eligible} of {formats.plural(cohort.min_clients, 'required client')} registered: start more workers"
         )
-        return Standing("stalled", reason, needs_attention=True)
+        return RunStatus("stalled", reason, needs_attention=True)
     what = "creating the initial weights" if run.broadcast is None else f"opening round {run.rounds_closed + 1}"
-    return Standing("running", what, "preparing" if run.broadcast is None else "")
+    return RunStatus("running", what, "preparing" if run.broadcast is None else "")
 
 
 def _open(
     run: Run, rounds: Sequence[Round], current: Round, tally: Mapping[str, int], absent: Sequence[Missing]
-) -> Standing:
+) -> RunStatus:
     cohort = RunSpec.model_validate(run.spec).cohort
     everybody, accepted = sum(tally.values()), tally.get(AssignmentState.ACCEPTED, 0)
     needed = min(cohort.min_updates or everybody, everybody)
@@ -110,12 +113,12 @@ def _open(
     then = f"deadline {formats.clock(current.deadline)[:5]} UTC, then {_after(current, accepted, needed, cohort)}"
     waited_for = [one.client_id for one in absent if not one.is_seen]
     if current.deadline <= datetime.now(UTC):
-        return Standing("stalled", f"round {current.number} is past its deadline: {state}", needs_attention=True)
+        return RunStatus("stalled", f"round {current.number} is past its deadline: {state}", needs_attention=True)
     if waited_for and len(waited_for) == len(absent):
         who = f"{names(waited_for)} {'has' if len(waited_for) == 1 else 'have'} not been seen recently"
-        return Standing("stalled", f"{state}; {who}; {then}", f"round {current.number}", needs_attention=True)
+        return RunStatus("stalled", f"{state}; {who}; {then}", f"round {current.number}", needs_attention=True)
     left = _left(run, rounds)
-    return Standing("running", left or f"{state}; {then}", f"round {current.number}, {state}")
+    return RunStatus("running", left or f"{state}; {then}", f"round {current.number}, {state}")
 
 
 def _after(current: Round, accepted: int, needed: int, cohort: CohortConfig) -> str:
@@ -127,7 +130,7 @@ def _after(current: Round, accepted: int, needed: int, cohort: CohortConfig) -> 
 
 
 def names(client_ids: Sequence[str]) -> str:
-    """`a, b and 3 more`."""
+    """Return the names like `a, b and 3 more`."""
     shown, more = list(client_ids[:_NAMED]), len(client_ids) - _NAMED
     if more > 0:
         return f"{', '.join(shown)} and {more} more"
@@ -135,7 +138,7 @@ def names(client_ids: Sequence[str]) -> str:
 
 
 def _left(run: Run, rounds: Sequence[Round]) -> str:
-    """What is left at the pace of the last rounds."""
+    """Return the remaining time at the speed of the last rounds, or nothing if it is unknown."""
     closed = [row for row in rounds if row.closed_at is not None][-10:]
     if len(closed) < 2:
         return ""
@@ -150,7 +153,7 @@ def _seconds(start: datetime | None, end: datetime | None) -> float | None:
 
 
 def last_verdict(rounds: Sequence[Round], tallies: Mapping[UUID, Mapping[str, int]]) -> Last:
-    """Of the newest closed round among `rounds`, with how many of its clients it had."""
+    """Return the verdict of the newest closed round of `rounds`, with its numbers of clients."""
     closed = [row for row in rounds if row.verdict is not None]
     if not closed:
         return Last("", "no rounds closed yet")
@@ -159,7 +162,7 @@ def last_verdict(rounds: Sequence[Round], tallies: Mapping[UUID, Mapping[str, in
 
 
 def verdict_reason(row: Round, tally: Mapping[str, int]) -> str:
-    """`10 of 11, 1 declined`."""
+    """Return the round's reason, or its numbers like `10 of 11, 1 declined`."""
     everybody, accepted = sum(tally.values()), tally.get(AssignmentState.ACCEPTED, 0)
     if row.verdict in (Verdict.FAILED, Verdict.SKIPPED) and row.reason:
         return row.reason

@@ -204,7 +204,7 @@ keys["]"] = () => timeline.move(1);
 keys.p = () => $("#pause")?.click();
 
 const quietly = (work) =>
-  work().catch((error) => console.info(error.message)); /* the page says "No connection" itself */
+  work().catch((error) => console.info(error.message)); /* the page shows "No connection" itself */
 /* load what is below the fold only when it is about to be scrolled into view */
 const near = (element, work) =>
   new IntersectionObserver(
