@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedssl.artifacts.tensors import serialised
 from fedssl.data import ImageData, choose_images, conform, load_dataset
-from fedssl.data.partitioning import deal, load_public
+from fedssl.data.partitioning import load_public, partition_dataset
 from fedssl.engine import run_local_round, start_run
 from fedssl.evaluation import knn_accuracy, linear_probe
 from fedssl.methods import METHODS
@@ -105,7 +105,7 @@ def trained_embeddings() -> Tensor:
     spec = spec_with(MEASURE)
     assert spec.partition is not None
     assert spec.public_data is not None
-    name, own = next(iter(deal(spec.partition, spec.data).by_client.items()))
+    name, own = next(iter(partition_dataset(spec.partition, spec.data).by_client.items()))
     public = ClientData(torch.from_numpy(load_public(spec.public_data, spec.data).images))
     ctx = Context(spec=spec, round_number=1, client_id=name, public=public)
     method = METHODS["flesd"]

@@ -19,10 +19,10 @@ import torch.nn.functional as F
 
 from fedssl.cli.datasets.fetching import data_folder, ensure
 from fedssl.data import normalize, random_view, to_float
-from fedssl.data.partitioning import deal
+from fedssl.data.partitioning import partition_dataset
 from fedssl.dimensions import client_dimensions
 from fedssl.evaluation import alignment, uniformity
-from fedssl.evaluation.suite import judge, load_encoder, load_labelled, load_projected
+from fedssl.evaluation.suite import evaluate_encoder, load_encoder, load_labelled, load_projected
 from fedssl.protocol.evaluation import EvaluationConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.simulation import Result, simulate
@@ -60,7 +60,7 @@ def _model(out_dim: int, hidden: int) -> dict[str, Any]:
 def _probe(tensors: Mapping[str, torch.Tensor], spec: RunSpec) -> float:
     labelled = load_labelled(DATA, spec.data, max_train=10_000, max_test=None, seed=0, root=data_folder())
     config = EvaluationConfig(dataset=DATA, measures=("probe",))
-    return judge(load_encoder(tensors, spec), labelled, config, spec.data)["probe"]
+    return evaluate_encoder(load_encoder(tensors, spec), labelled, config, spec.data)["probe"]
 
 
 def _simulate(spec: RunSpec) -> Result:
@@ -124,7 +124,7 @@ def _geometry(result: Result, *, hard: bool) -> tuple[float, float]:
     """-log E exp(-2 d^2) over all clients' embeddings together, and the mean squared distance of two views of one."""
     spec = result.spec
     assert spec.partition is not None
-    shards = deal(spec.partition, spec.data, data_folder()).by_client
+    shards = partition_dataset(spec.partition, spec.data, data_folder()).by_client
     dimensions = client_dimensions(spec, sorted(shards))
     network = load_projected(result.model, spec).eval()
     generator = torch.Generator().manual_seed(0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedssl.artifacts.tensors import load_tensors
-from fedssl.data.partitioning import deal
+from fedssl.data.partitioning import partition_dataset
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import Outcome, RunState
 from fedssl.protocol.views import RunView
@@ -37,7 +37,7 @@ SPEC = RunSpec.model_validate(
 
 def test_the_same_bits_out_of_an_object_store(servers: Servers, object_store: ObjectStore, tmp_path: Path) -> None:
     assert SPEC.partition is not None
-    shards = deal(SPEC.partition, SPEC.data).by_client
+    shards = partition_dataset(SPEC.partition, SPEC.data).by_client
     simulated = simulate(SPEC, shards).model
     bucket = object_store.new_bucket()
     settings = {**object_store.environment(bucket, tmp_path / "cache"), "FEDSSL_STORE_DIRECT": "1"}

@@ -10,7 +10,7 @@ import torch
 
 from fedssl.artifacts.tensors import Tensors, load_tensors
 from fedssl.data import ImageData
-from fedssl.data.partitioning import deal
+from fedssl.data.partitioning import partition_dataset
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, Outcome, RunState
 from fedssl.protocol.views import RunView
@@ -45,7 +45,7 @@ def _spec(method: dict[str, Any], **changes: Any) -> RunSpec:
 
 def _shards(spec: RunSpec) -> dict[str, ImageData]:
     assert spec.partition is not None
-    return deal(spec.partition, spec.data).by_client
+    return partition_dataset(spec.partition, spec.data).by_client
 
 
 def _finished(running: Federation, run_id: Any) -> RunView:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedssl.data import ImageData
-from fedssl.data.partitioning import deal, load_public
+from fedssl.data.partitioning import load_public, partition_dataset
 from fedssl.dimensions import client_dimensions
 from fedssl.methods.api import ClientData, Context
 from fedssl.protocol.data import DataConfig, PartitionConfig, PublicDataConfig
@@ -71,7 +71,7 @@ def method_spec(name: str, **changes: Any) -> RunSpec:
 
 @functools.lru_cache
 def _shards(partition: PartitionConfig) -> dict[str, ImageData]:
-    return deal(partition, method_spec("fedsimclr").data).by_client
+    return partition_dataset(partition, method_spec("fedsimclr").data).by_client
 
 
 def shards(spec: RunSpec) -> dict[str, ImageData]:

@@ -9,7 +9,7 @@ import pytest
 from fedssl.artifacts.store import digest_of
 from fedssl.data import DATASETS, ImageData, choose_images, conform, load_dataset
 from fedssl.data.dataset_files import (
-    Choice,
+    ImageSelection,
     has_digest,
     open_labelled,
     open_public,
@@ -44,7 +44,7 @@ def test_a_public_set_loses_its_labels_and_nothing_else(tmp_path: Path) -> None:
 
 def test_some_of_the_images_in_another_shape(tmp_path: Path) -> None:
     told: list[int] = []
-    write_public(IMAGES, tmp_path / "a", (1, 8), Choice(12, seed=3), told.append)
+    write_public(IMAGES, tmp_path / "a", (1, 8), ImageSelection(12, seed=3), told.append)
     chosen = IMAGES.subset(choose_images(30, 12, 3))
     expected = conform(chosen, DataConfig(channels=1, image_size=8)).images
     assert np.array_equal(open_public(tmp_path / "a").images, expected)
@@ -54,7 +54,7 @@ def test_some_of_the_images_in_another_shape(tmp_path: Path) -> None:
 def test_a_labelled_set_there_and_back(tmp_path: Path) -> None:
     train, test = IMAGES.subset(np.arange(20)), IMAGES.subset(np.arange(20, 30))
     told: list[int] = []
-    write_labelled(train, test, tmp_path / "a", (3, 16), (Choice(11, 1), Choice(5, 2)), told.append)
+    write_labelled(train, test, tmp_path / "a", (3, 16), (ImageSelection(11, 1), ImageSelection(5, 2)), told.append)
     for split, back, choice in zip((train, test), open_labelled(tmp_path / "a"), ((11, 1), (5, 2)), strict=True):
         chosen = split.subset(choose_images(len(split), *choice))
         assert np.array_equal(back.images, chosen.images)

@@ -1,19 +1,19 @@
 """Thresholds: what a run warns of."""
 
-from fedssl.evaluation.monitoring import describe, find_alarms
+from fedssl.evaluation.monitoring import describe, find_collapse_alerts
 from fedssl.protocol.watch import WatchConfig
 
 HEALTHY = {"effective_rank": 40.0, "feature_std": 0.4, "embedding_std": 0.6, "divergence": 0.2}
 
 
 def test_a_healthy_round_has_no_alarm() -> None:
-    assert find_alarms(WatchConfig(max_divergence=0.5), 5, {"a": HEALTHY, "b": HEALTHY}) == []
+    assert find_collapse_alerts(WatchConfig(max_divergence=0.5), 5, {"a": HEALTHY, "b": HEALTHY}) == []
 
 
 def test_every_number_beyond_its_threshold_is_told_in_client_order() -> None:
     config = WatchConfig(min_effective_rank=3, min_feature_std=0.05, min_embedding_std=0.1, max_divergence=0.5)
     sick = {"effective_rank": 1.5, "feature_std": 0.01, "embedding_std": 0.02, "divergence": 2.0}
-    alarms = find_alarms(config, 2, {"b": sick, "a": {**HEALTHY, "divergence": 0.6}})
+    alarms = find_collapse_alerts(config, 2, {"b": sick, "a": {**HEALTHY, "divergence": 0.6}})
     assert [(alarm.client_id, alarm.name) for alarm in alarms] == [
         ("a", "divergence"),
         ("b", "effective_rank"),
@@ -28,17 +28,17 @@ def test_every_number_beyond_its_threshold_is_told_in_client_order() -> None:
 
 def test_a_threshold_itself_is_no_alarm() -> None:
     config = WatchConfig(min_effective_rank=2, max_divergence=0.5)
-    assert find_alarms(config, 2, {"a": {"effective_rank": 2.0, "divergence": 0.5}}) == []
+    assert find_collapse_alerts(config, 2, {"a": {"effective_rank": 2.0, "divergence": 0.5}}) == []
 
 
 def test_numbers_that_were_not_sent_and_thresholds_that_are_not_set_do_not_warn() -> None:
     unset = WatchConfig(min_effective_rank=None, min_feature_std=None, min_embedding_std=None)
-    assert find_alarms(unset, 2, {"a": dict.fromkeys(HEALTHY, 1e-9)}) == []
-    assert find_alarms(WatchConfig(max_divergence=0.1), 2, {"a": {"loss": 3.0}}) == []
+    assert find_collapse_alerts(unset, 2, {"a": dict.fromkeys(HEALTHY, 1e-9)}) == []
+    assert find_collapse_alerts(WatchConfig(max_divergence=0.1), 2, {"a": {"loss": 3.0}}) == []
 
 
 def test_the_first_round_does_not_warn_unless_it_is_asked_to() -> None:
     collapsed = {"a": {"effective_rank": 1.0}}
-    assert find_alarms(WatchConfig(), 1, collapsed) == []
-    assert len(find_alarms(WatchConfig(), 2, collapsed)) == 1
-    assert len(find_alarms(WatchConfig(first_round=1), 1, collapsed)) == 1
+    assert find_collapse_alerts(WatchConfig(), 1, collapsed) == []
+    assert len(find_collapse_alerts(WatchConfig(), 2, collapsed)) == 1
+    assert len(find_collapse_alerts(WatchConfig(first_round=1), 1, collapsed)) == 1

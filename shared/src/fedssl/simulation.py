@@ -14,7 +14,7 @@ import torch
 from fedssl.artifacts.tensors import TORCH_DTYPES, Tensors, serialised
 from fedssl.data import ImageData
 from fedssl.data.batches import num_trained
-from fedssl.data.partitioning import deal, load_public, require_images
+from fedssl.data.partitioning import load_public, partition_dataset, require_images
 from fedssl.dimensions import client_dimensions
 from fedssl.engine import (
     DistillationProgress,
@@ -26,8 +26,8 @@ from fedssl.engine import (
 )
 from fedssl.engine.norm_bounding import UPDATE_NORM
 from fedssl.errors import Paused, SpecError
-from fedssl.evaluation.monitoring import find_alarms
-from fedssl.evaluation.suite import Labelled, judge, load_encoder, load_labelled
+from fedssl.evaluation.monitoring import find_collapse_alerts
+from fedssl.evaluation.suite import Labelled, evaluate_encoder, load_encoder, load_labelled
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData, ClientState, Context, Metrics, ServerState, Update
 from fedssl.protocol.plan import TensorSpec
@@ -227,7 +227,7 @@ class _Federation:
             bytes_up=len(cohort) * self._bytes_up,
             seconds=time.perf_counter() - started,
             rejected=list(aggregated.norms.rejected),
-            alarms=[str(alarm) for alarm in find_alarms(self._spec.watch, number, clients)],
+            alarms=[str(alarm) for alarm in find_collapse_alerts(self._spec.watch, number, clients)],
         )
         result.history.append(record)
 
@@ -259,7 +259,10 @@ class _Judges:
             return
         tell, data = functools.partial(self._on_judging, number), self._spec.data
         encoders = (load_encoder(tensors, self._spec) for tensors in judged_models(result).values())
-        found = [judge(each, self._labelled, config, data, device=self._device, on_progress=tell) for each in encoders]
+        found = [
+            evaluate_encoder(each, self._labelled, config, data, device=self._device, on_progress=tell)
+            for each in encoders
+        ]
         measures = {name: sum(each[name] for each in found) / len(found) for name in found[0]}
         if len(found) > 1:
             accuracies = [name for name in ("probe", "knn") if name in measures]
@@ -290,7 +293,7 @@ def wire_bytes(tensors: Iterable[TensorSpec]) -> int:
 def _partition(spec: RunSpec, data_root: Path | None) -> dict[str, ImageData]:
     if spec.partition is None:
         raise SpecError("a simulation needs images: add a [partition] section to the spec")
-    return deal(spec.partition, spec.data, data_root).by_client
+    return partition_dataset(spec.partition, spec.data, data_root).by_client
 
 
 def _public(spec: RunSpec, images: ImageData | None, data_root: Path | None, device: str) -> ClientData | None:

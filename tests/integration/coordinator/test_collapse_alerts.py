@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fedssl.evaluation.monitoring import Alarm
+from fedssl.evaluation.monitoring import CollapseAlert
 from fedssl.protocol.states import Outcome, RunState
 from fedssl.protocol.views import EventView
 from fedssl.protocol.work import Submit
@@ -145,5 +145,5 @@ def test_real_clients_give_the_alerts_of_a_simulation(
         cast.distil()
     [event] = _alerts(coordinator, cast)
     simulated = simulate(spec, shards(spec)).history[0].alarms
-    assert [str(Alarm(**alarm)) for alarm in event.data["alarms"]] == simulated
+    assert [str(CollapseAlert(**alarm)) for alarm in event.data["alarms"]] == simulated
     assert len([alarm for alarm in simulated if "effective_rank" in alarm]) == 3

@@ -325,13 +325,13 @@ def test_a_killed_evaluation_resumes_at_the_next_measure(
     asked: list[tuple[str, ...]] = []
     from fedssl_coordinator.aggregator import evaluations
 
-    examine = evaluations.examine
+    detailed_evaluation = evaluations.detailed_evaluation
 
     def note(encoder: Any, labelled: Any, config: Any, *arguments: Any, **options: Any) -> Any:
         asked.append(config.measures)
-        return examine(encoder, labelled, config, *arguments, **options)
+        return detailed_evaluation(encoder, labelled, config, *arguments, **options)
 
-    monkeypatch.setattr(evaluations, "examine", note)
+    monkeypatch.setattr(evaluations, "detailed_evaluation", note)
     if not done:  # progress ends the pause that follows a death
         _evaluate(cast)
         assert _listed(cast)[0].state == JobState.RUNNING

@@ -18,8 +18,8 @@ from safetensors.torch import save as save_torch
 
 from fedssl.artifacts.dtypes import ITEM_SIZES
 from fedssl.artifacts.header import (
-    Entry,
     Header,
+    TensorEntry,
     check_header,
     header_length,
     max_file_bytes,
@@ -53,7 +53,7 @@ def _file(header: str | bytes, body: bytes = b"") -> bytes:
 def test_an_ordinary_header() -> None:
     header = parse_header(PLAIN.encode())
     assert header == Header(
-        entries=(Entry("a", "F32", (2, 1), 0, 8), Entry("b", "U8", (3,), 8, 11)), data_start=8 + len(PLAIN)
+        entries=(TensorEntry("a", "F32", (2, 1), 0, 8), TensorEntry("b", "U8", (3,), 8, 11)), data_start=8 + len(PLAIN)
     )
     assert header.total_bytes == 8 + len(PLAIN) + 11
     header = parse_header(_filled_up(PLAIN.encode()))

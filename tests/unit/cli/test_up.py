@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> Folder:
 
 
 def test_partitioning_gives_each_client_a_file_of_its_own(folder: Folder) -> None:
-    record = folder.deal(DIGITS, GREY, None)
+    record = folder.partition_dataset(DIGITS, GREY, None)
 
     assert record.clients == ["client-0", "client-1", "client-2"]
     assert sum(record.num_images.values()) == len(load_dataset("digits", "train")) == 1437
@@ -53,7 +53,7 @@ def test_an_interrupted_partition_is_repeated(folder: Folder) -> None:
     (folder.shards / "client-9.npz").parent.mkdir()
     folder.shard("client-9").write_bytes(b"half of it")
 
-    folder.deal(DIGITS, GREY, None)
+    folder.partition_dataset(DIGITS, GREY, None)
 
     assert sorted(path.stem for path in folder.shards.iterdir()) == ["client-0", "client-1", "client-2"]
 
@@ -62,7 +62,7 @@ def test_a_client_without_images_is_refused_before_anything_is_written(folder: F
     partition = PartitionConfig(dataset="digits", num_clients=10, variant="ssd", alpha=0.01)
 
     with pytest.raises(DataError, match=r"client-\d has no images to train on: try another partition\.seed"):
-        folder.deal(partition, GREY, None)
+        folder.partition_dataset(partition, GREY, None)
 
     assert list(folder.root.iterdir()) == []
 
@@ -75,7 +75,7 @@ def test_a_data_set_s_path_may_have_any_letters(folder: Folder, tmp_path: Path) 
         for number in range(4):
             Image.new("L", (16, 16), 50 * number).save(pictures / name / f"{number}.png")
 
-    assert folder.deal(partition, GREY, None) == folder.read()
+    assert folder.partition_dataset(partition, GREY, None) == folder.read()
 
 
 @pytest.mark.parametrize(("own", "dealt"), [((530, 520), 512), ((40, 7), 8), ((40, 30), 30)])
@@ -99,7 +99,7 @@ def test_the_shape_of_arrays_is_their_own() -> None:
 
 
 def test_the_same_partition_again_is_accepted(folder: Folder) -> None:
-    record = folder.deal(DIGITS, GREY, None)
+    record = folder.partition_dataset(DIGITS, GREY, None)
 
     folder.require_same(record, DIGITS.model_dump())
     folder.require_same(record, {"channels": 1, "image_size": 16})
@@ -119,7 +119,7 @@ def test_a_different_partition_is_refused_and_names_the_difference(
     folder: Folder, wanted: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(SpecError, match=said) as caught:
-        folder.require_same(folder.deal(DIGITS, GREY, None), wanted)
+        folder.require_same(folder.partition_dataset(DIGITS, GREY, None), wanted)
     assert "--directory" in str(caught.value)
 
 
@@ -144,7 +144,7 @@ def test_an_unreadable_record_does_not_cause_a_new_partition(folder: Folder) -> 
 
 def test_the_url_is_known_without_reading_the_rest(folder: Folder) -> None:
     assert folder.url() is None
-    folder.write(folder.deal(DIGITS, GREY, None).model_copy(update={"port": 8123}))
+    folder.write(folder.partition_dataset(DIGITS, GREY, None).model_copy(update={"port": 8123}))
 
     assert folder.url() == "http://127.0.0.1:8123"
     assert json.loads(folder.record_path.read_text())["port"] == 8123

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedssl.data import PARTITIONS, ImageData, save_npz
-from fedssl.data.partitioning import allot, deal, holdings
+from fedssl.data.partitioning import assign_images, partition_dataset, partition_plan
 from fedssl.errors import DataError
 from fedssl.protocol.data import DataConfig, PartitionConfig
 
@@ -32,7 +32,7 @@ configs = st.builds(
 @settings(max_examples=60, deadline=None)
 @given(config=configs)
 def test_nothing_twice_and_nothing_lost(config: PartitionConfig) -> None:
-    held = allot(config, LABELS)
+    held = assign_images(config, LABELS)
     parts = list(held.by_client.values())
     together = np.concatenate(parts)
     assert len(np.unique(together)) == len(together)
@@ -42,7 +42,7 @@ def test_nothing_twice_and_nothing_lost(config: PartitionConfig) -> None:
     expected = min(config.max_images or len(LABELS), len(LABELS))
     if config.scheme != "dirichlet" or config.variant != "flesd":
         assert abs(len(together) - config.share * expected) <= config.num_clients
-    again = allot(config, LABELS)
+    again = assign_images(config, LABELS)
     assert all(np.array_equal(again.by_client[name], part) for name, part in held.by_client.items())
 
 
@@ -53,7 +53,7 @@ def test_a_share_is_part_of_what_the_client_would_hold(config: PartitionConfig) 
     sizes = []
     previous: dict[str, np.ndarray] = {}
     for share in (0.1, 0.25, 0.5, 1.0):
-        held = allot(config.model_copy(update={"share": share}), LABELS).by_client
+        held = assign_images(config.model_copy(update={"share": share}), LABELS).by_client
         for name, part in previous.items():
             assert np.isin(part, held[name]).all()
         previous = held
@@ -64,8 +64,8 @@ def test_a_share_is_part_of_what_the_client_would_hold(config: PartitionConfig) 
 
 def test_max_images_comes_before_the_partition_and_share_after() -> None:
     config = PartitionConfig(num_clients=5, scheme="classes", alpha=None, max_images=1000)
-    before = allot(config, LABELS).counts
-    after = allot(config.model_copy(update={"max_images": None, "share": 1000 / 3000}), LABELS).counts
+    before = assign_images(config, LABELS).counts
+    after = assign_images(config.model_copy(update={"max_images": None, "share": 1000 / 3000}), LABELS).counts
     assert before.sum() == after.sum() == 1000
     assert after.sum(axis=1).tolist() == [200] * 5
     assert before.sum(axis=1).tolist() != [200] * 5, "a random 1,000 images are not equally many of each class"
@@ -73,13 +73,13 @@ def test_max_images_comes_before_the_partition_and_share_after() -> None:
 
 def test_the_defaults_deal_as_they_always_have() -> None:
     """A run's result hangs on these numbers: they may change only with a changelog entry."""
-    held = allot(PartitionConfig(num_clients=3, alpha=1.0, seed=17), np.repeat(np.arange(3), 20))
+    held = assign_images(PartitionConfig(num_clients=3, alpha=1.0, seed=17), np.repeat(np.arange(3), 20))
     assert held.counts.tolist() == [[1, 3, 8], [4, 12, 12], [15, 5, 0]]
     assert held.by_client["client-0"][:5].tolist() == [18, 29, 30, 38, 42]
 
 
 def test_golden_share() -> None:
-    held = allot(PartitionConfig(num_clients=3, alpha=1.0, seed=17, share=0.25), np.repeat(np.arange(3), 20))
+    held = assign_images(PartitionConfig(num_clients=3, alpha=1.0, seed=17, share=0.25), np.repeat(np.arange(3), 20))
     assert [part.tolist() for part in held.by_client.values()] == [
         [43, 46, 49],
         [32, 35, 39, 41, 45, 52, 57],
@@ -89,9 +89,9 @@ def test_golden_share() -> None:
 
 def test_dealing_gives_what_was_allotted(tmp_path: Path) -> None:
     config = DIGITS.model_copy(update={"share": 0.5, "max_images": 1000, "variant": "orchestra"})
-    shards, held = deal(config, SHAPE), holdings(config)
+    shards, held = partition_dataset(config, SHAPE), partition_plan(config)
     assert np.array_equal(shards.counts, held.counts)
-    whole = deal(PartitionConfig(dataset="digits", pooled=True), SHAPE).by_client["client-0"]
+    whole = partition_dataset(PartitionConfig(dataset="digits", pooled=True), SHAPE).by_client["client-0"]
     assert whole.labels is not None
     for name, part in held.by_client.items():
         shard = shards.by_client[name]
@@ -104,7 +104,7 @@ def test_dealing_gives_what_was_allotted(tmp_path: Path) -> None:
 def test_a_class_that_was_not_drawn_is_still_counted(tmp_path: Path) -> None:
     data = ImageData(np.zeros((40, 1, 16, 16), np.uint8), np.repeat(np.arange(2), 20), ("a", "b", "never"))
     save_npz(tmp_path / "set.npz", data)
-    held = holdings(PartitionConfig(dataset="set.npz", num_clients=2, scheme="iid", alpha=None), tmp_path)
+    held = partition_plan(PartitionConfig(dataset="set.npz", num_clients=2, scheme="iid", alpha=None), tmp_path)
     assert held.counts.shape == (2, 3)
     assert held.class_names == ("a", "b", "never")
 
@@ -112,7 +112,7 @@ def test_a_class_that_was_not_drawn_is_still_counted(tmp_path: Path) -> None:
 def test_unlabelled_images_cannot_be_dealt(tmp_path: Path) -> None:
     save_npz(tmp_path / "set.npz", ImageData(np.zeros((40, 1, 16, 16), np.uint8)))
     config = PartitionConfig(dataset="set.npz")
-    for look in (lambda: holdings(config, tmp_path), lambda: deal(config, SHAPE, tmp_path)):
+    for look in (lambda: partition_plan(config, tmp_path), lambda: partition_dataset(config, SHAPE, tmp_path)):
         with pytest.raises(DataError, match="no labels"):
             look()
 
@@ -121,7 +121,7 @@ def test_unlabelled_images_cannot_be_dealt(tmp_path: Path) -> None:
 def test_presets_can_be_dealt(name: str) -> None:
     """On labels of CIFAR-10's proportions."""
     config = PARTITIONS[name]
-    held = allot(config, np.repeat(np.arange(10), 5000))
+    held = assign_images(config, np.repeat(np.arange(10), 5000))
     sizes = held.counts.sum(axis=1)
     assert len(sizes) == config.num_clients
     if name == "fedu-classes":

@@ -21,7 +21,15 @@ from fedssl.evaluation import (
     uniformity,
 )
 from fedssl.evaluation.probe import PROBES
-from fedssl.evaluation.suite import RESULTS, Labelled, examine, judge, load_encoder, load_labelled, load_projected
+from fedssl.evaluation.suite import (
+    RESULTS,
+    Labelled,
+    detailed_evaluation,
+    evaluate_encoder,
+    load_encoder,
+    load_labelled,
+    load_projected,
+)
 from fedssl.models import build_encoder, initialised
 from fedssl.protocol.data import DataConfig
 from fedssl.protocol.evaluation import EvaluationConfig
@@ -58,35 +66,37 @@ def test_the_results_are_those_of_the_protocols(labelled: Labelled) -> None:
     }
     state = torch.random.get_rng_state()
     said: list[tuple[str, float | None]] = []
-    found = judge(encoder, labelled, CONFIG, DATA, on_progress=lambda what, share: said.append((what, share)))
+    found = evaluate_encoder(
+        encoder, labelled, CONFIG, DATA, on_progress=lambda what, share: said.append((what, share))
+    )
     assert found == expected
     assert list(found) == [name for names in RESULTS.values() for name in names]
     assert 0 < found["alignment"] < 4
     assert found["probe"] > 0.6
     assert torch.equal(state, torch.random.get_rng_state())
     assert ("representations of the training images", 1.0) in said
-    assert judge(_encoder(), labelled, CONFIG, DATA) == found
+    assert evaluate_encoder(_encoder(), labelled, CONFIG, DATA) == found
 
 
 def test_each_measure_is_told_once_it_is_done(labelled: Labelled) -> None:
     told: list[dict[str, float]] = []
-    found = judge(_encoder(), labelled, CONFIG, DATA, on_results=told.append)
+    found = evaluate_encoder(_encoder(), labelled, CONFIG, DATA, on_results=told.append)
     assert [tuple(results) for results in told] == list(RESULTS.values())
     assert {name: value for results in told for name, value in results.items()} == found
     for measure, alone in zip(RESULTS, told, strict=True):
-        assert judge(_encoder(), labelled, CONFIG.model_copy(update={"measures": (measure,)}), DATA) == alone
+        assert evaluate_encoder(_encoder(), labelled, CONFIG.model_copy(update={"measures": (measure,)}), DATA) == alone
 
 
 @pytest.mark.parametrize("measure", RESULTS)
 def test_only_what_is_asked_for(labelled: Labelled, measure: str) -> None:
     config = CONFIG.model_copy(update={"measures": (measure,)})
-    assert tuple(judge(_encoder(), labelled, config, DATA)) == RESULTS[measure]  # type: ignore[index]
+    assert tuple(evaluate_encoder(_encoder(), labelled, config, DATA)) == RESULTS[measure]  # type: ignore[index]
 
 
 def test_a_paper_s_settings_with_views_of_the_training_images(labelled: Labelled) -> None:
     few = Labelled(labelled.train.subset(np.arange(64)), labelled.test.subset(np.arange(64)))
     config = EvaluationConfig(dataset="digits", measures=("probe",), settings="flesd")
-    found = examine(_encoder(), few, config, DATA)
+    found = detailed_evaluation(_encoder(), few, config, DATA)
     assert found.probe == probe_encoder(_encoder(), few.train, few.test, DATA, settings=PROBES["flesd"])
     assert found.probe is not None
     assert found.results == {"probe": found.probe.accuracy}
@@ -96,7 +106,7 @@ def test_a_diverged_encoder_gives_no_numbers(labelled: Labelled) -> None:
     encoder = _encoder()
     with torch.no_grad():
         next(encoder.parameters()).fill_(math.nan)
-    found = examine(encoder, labelled, CONFIG, DATA)
+    found = detailed_evaluation(encoder, labelled, CONFIG, DATA)
     assert list(found.results) == [name for names in RESULTS.values() for name in names]
     assert all(math.isnan(value) for value in found.results.values())
     assert found.probe is None

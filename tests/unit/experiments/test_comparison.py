@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from fedssl.data.partitioning import deal
+from fedssl.data.partitioning import partition_dataset
 from fedssl.errors import ResultsError, SpecError
 from fedssl.experiments import comparison, summary
 from fedssl.experiments.comparison import Failure, Watcher, plan, run_all, settings_apart
 from fedssl.experiments.overlays import overlay
 from fedssl.experiments.plots import curve_of, plot_comparison
-from fedssl.experiments.runs import FinishedRun, Machine
+from fedssl.experiments.runs import ComputeSettings, FinishedRun
 from fedssl.experiments.summary import summarise, to_csv, to_document
 from fedssl.experiments.variants import Variant, build_spec, values_of
 from support.methods import method_spec
@@ -64,7 +64,9 @@ def test_every_method_gets_the_same_clients_at_a_seed_and_others_at_another(tmp_
         assert entry.spec is not None
         assert entry.spec.partition is not None
         assert entry.spec.seed == entry.spec.partition.seed == entry.seed
-        sizes.append([len(images) for images in deal(entry.spec.partition, entry.spec.data).by_client.values()])
+        sizes.append(
+            [len(images) for images in partition_dataset(entry.spec.partition, entry.spec.data).by_client.values()]
+        )
     assert sizes[0] == sizes[1] != sizes[2] == sizes[3]
 
 
@@ -121,7 +123,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
     ]
     base = overlay(JUDGED, {"model": {"projector": {"out_dim": 16}}})
     entries = plan(base, variants, [0, 1], folder)
-    return folder, entries, run_all(entries, machine=Machine())
+    return folder, entries, run_all(entries, machine=ComputeSettings())
 
 
 def test_a_failed_method_is_shown_with_its_reason_and_ends_no_other(compared: tuple[Path, Any, Any]) -> None:
@@ -174,7 +176,9 @@ def test_what_is_finished_is_not_run_again_and_more_can_be_added(compared: tuple
 
     comparison.require_own(entries)
     again = run_all(
-        entries, machine=Machine(), watcher=Watcher(on_round=lambda entry, done: trained.append((entry.variant, done)))
+        entries,
+        machine=ComputeSettings(),
+        watcher=Watcher(on_round=lambda entry, done: trained.append((entry.variant, done))),
     )
 
     assert again["plain", 0] == outcomes["plain", 0]
@@ -188,13 +192,13 @@ def test_processes_give_the_same_bits(compared: tuple[Path, Any, Any], tmp_path:
     _, _, outcomes = compared
     base = overlay(JUDGED, {"model": {"projector": {"out_dim": 16}}})
     entries = plan(base, [Variant("plain", "fedsimclr"), Variant("lost", "fedsimclr")], [0], tmp_path)
-    broken = comparison.Entry(
+    broken = comparison.ComparisonEntry(
         "lost", 0, entries[1].folder, build_spec(overlay(base, {"partition": {"dataset": "none"}}))
     )
     told: list[tuple[str, int]] = []
     watcher = Watcher(on_round=lambda entry, done: told.append((entry.variant, done)))
 
-    found = run_all([entries[0], broken], machine=Machine(), jobs=2, watcher=watcher)
+    found = run_all([entries[0], broken], machine=ComputeSettings(), jobs=2, watcher=watcher)
 
     plain, expected = found["plain", 0], outcomes["plain", 0]
     assert not isinstance(plain, Failure)

@@ -8,7 +8,7 @@ from fedssl.data.catalogue import KNOWN
 from fedssl.errors import SpecError
 from fedssl.evaluation import FINE_TUNINGS
 from fedssl.experiments import papers
-from fedssl.experiments.papers import Cell, cells, published, select, tables
+from fedssl.experiments.papers import TableCell, cells, published, select, tables
 from fedssl.methods import METHODS
 
 ALL = [cell for table in tables() for cell in cells(table)]
@@ -47,7 +47,7 @@ def test_no_settings_are_left_unused() -> None:
             assert used, f"layer {number} of {paper} is for no cell"
 
 
-def one(name: str) -> Cell:
+def one(name: str) -> TableCell:
     found = select(name)
     assert len(found) == 1
     return found[0]

@@ -14,10 +14,10 @@ from fedssl.data.datasets import DATA_VARIABLE
 from fedssl.errors import DataError, ResultsError
 from fedssl.experiments import measures
 from fedssl.experiments.overlays import overlay
-from fedssl.experiments.papers import Cell, select
+from fedssl.experiments.papers import TableCell, select
 from fedssl.experiments.report import render
 from fedssl.experiments.reproduction import CellResult, Task, place_datasets, read_results, run_task
-from fedssl.experiments.runs import SILENT, Calls, Machine
+from fedssl.experiments.runs import SILENT, Calls, ComputeSettings
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.runs import RunSpec
 
@@ -56,7 +56,7 @@ def tiny(name: str, root: Path, **changes: Any) -> Task:
 
 
 def run(task: Task, root: Path, folder: Path, seeds: tuple[int, ...] = (0,)) -> CellResult:
-    machine = Machine(data_root=root)
+    machine = ComputeSettings(data_root=root)
     return run_task(task, seeds, folder, machine=machine, device_name="1 CPU thread", display=silent)
 
 
@@ -171,7 +171,7 @@ def test_a_folder_of_images_will_do_and_is_told(root: Path) -> None:
     assert "partition.dataset" in {each.key for each in task.differences}
 
 
-def made(cell: Cell, *values: float, **changes: Any) -> CellResult:
+def made(cell: TableCell, *values: float, **changes: Any) -> CellResult:
     result = CellResult(
         table=cell.table, row=cell.row, column=cell.column, published=cell.published,
         measured=dict.fromkeys(cell.published, values), seeds=tuple(range(len(values))), differences=(),

@@ -8,7 +8,7 @@ import pytest
 from fedssl.errors import SpecError
 from fedssl.experiments import costs, papers
 from fedssl.experiments.budget import Fit, Speeds, fit, kept_fit
-from fedssl.experiments.papers import Cell, select
+from fedssl.experiments.papers import TableCell, select
 from fedssl.experiments.scaling import NARROWER, Scale, scaled, steps
 from fedssl.methods import METHODS
 from fedssl.protocol.methods import METHOD_CONFIGS
@@ -19,7 +19,7 @@ from fedssl.protocol.runs import RunSpec
 ALL = [cell for table in papers.tables() for cell in papers.cells(table)]
 
 
-def one(name: str) -> Cell:
+def one(name: str) -> TableCell:
     return select(name)[0]
 
 

@@ -148,7 +148,7 @@ def _own_variables() -> Iterator[None]:
 def _deal(folder: Folder, dealing: Dealing, on_step: Callable[[str], None]) -> Record:
     on_step(f"partitioning {dealing.partition.dataset} among {dealing.partition.num_clients} clients")
     data = dealing.data or _own_shape(dealing, on_step)
-    return folder.deal(dealing.partition, data, dealing.data_root)
+    return folder.partition_dataset(dealing.partition, data, dealing.data_root)
 
 
 def _as_the_machine_says(record: Record, machine: Machine) -> Record:

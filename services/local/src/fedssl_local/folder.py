@@ -85,15 +85,15 @@ class Folder(FederationFolder):
         if any(self.root.iterdir()) and not (self.root / "supervisor.lock").exists():
             raise LocalError(f"{self.root} holds other things than a federation: choose a new or an empty folder")
 
-    def deal(self, partition: PartitionConfig, data: DataConfig, data_root: Path | None) -> Record:
+    def partition_dataset(self, partition: PartitionConfig, data: DataConfig, data_root: Path | None) -> Record:
         """Deal a data set out, one file a client, and write the record.
 
         Raises DataError, before anything is written, where a client would get no images: its worker could not start.
         """
         from fedssl.data import save_npz
-        from fedssl.data.partitioning import deal, require_images
+        from fedssl.data.partitioning import partition_dataset, require_images
 
-        by_client = deal(partition, data, data_root).by_client
+        by_client = partition_dataset(partition, data, data_root).by_client
         require_images(by_client, by_client)
         shutil.rmtree(self.shards, ignore_errors=True)  # of a dealing that was cut short
         self.shards.mkdir(mode=0o700)

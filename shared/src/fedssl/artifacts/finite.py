@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from fedssl.artifacts.dtypes import FLOATS
-from fedssl.artifacts.header import Entry, Header
+from fedssl.artifacts.header import Header, TensorEntry
 from fedssl.errors import ArtifactError, NotFinite
 
 _CHUNK = 1 << 20
@@ -25,7 +25,7 @@ def check_finite(path: Path, header: Header) -> None:
             )
 
 
-def _is_finite(path: Path, header: Header, entry: Entry) -> bool:
+def _is_finite(path: Path, header: Header, entry: TensorEntry) -> bool:
     dtype = FLOATS[entry.dtype]
     count = (entry.stop - entry.start) // dtype.itemsize
     with path.open("rb") as file:

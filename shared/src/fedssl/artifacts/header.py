@@ -24,7 +24,7 @@ _ORDINARY = re.compile(r"[A-Za-z0-9_.]{1,256}")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """One tensor of a file; `start` and `stop` count bytes from the end of the header."""
 
     name: str
@@ -38,7 +38,7 @@ class Entry:
 class Header:
     """A file's tensors in the order of their bytes, and where those begin in the file."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[TensorEntry, ...]
     data_start: int
     text: bytes = field(default=b"", compare=False, repr=False)
     """The JSON as it was written, with the spaces behind it."""
@@ -172,7 +172,7 @@ def _is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
-def _entry(name: str, value: object) -> Entry:
+def _entry(name: str, value: object) -> TensorEntry:
     if any("\ud800" <= character <= "\udfff" for character in name):
         raise ArtifactError(f"tensor {_shown(name)}: its name holds half a character")
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
@@ -188,4 +188,4 @@ def _entry(name: str, value: object) -> Entry:
         raise ArtifactError(f"tensor {_shown(name)}: data_offsets must be two byte positions")
     if offsets[1] - offsets[0] != num_bytes(dtype, shape):
         raise ArtifactError(f"tensor {_shown(name)}: its offsets span another size than its dtype and shape")
-    return Entry(name=name, dtype=dtype, shape=tuple(shape), start=offsets[0], stop=offsets[1])
+    return TensorEntry(name=name, dtype=dtype, shape=tuple(shape), start=offsets[0], stop=offsets[1])

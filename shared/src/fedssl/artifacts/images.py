@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedssl.artifacts.header import Entry, Header, header_bytes, read_header
+from fedssl.artifacts.header import Header, TensorEntry, header_bytes, read_header
 from fedssl.errors import ArtifactError
 from fedssl.protocol.plan import TensorSpec
 
@@ -205,7 +205,7 @@ def _checked_header(path: Path) -> Header:
     return header
 
 
-def _images(entry: Entry) -> tuple[int, Literal[1, 3], int]:
+def _images(entry: TensorEntry) -> tuple[int, Literal[1, 3], int]:
     """Number, channels and size. Raises ArtifactError."""
     if entry.dtype == "U8" and len(entry.shape) == 4:
         count, channels, height, width = entry.shape
@@ -217,11 +217,11 @@ def _images(entry: Entry) -> tuple[int, Literal[1, 3], int]:
     )
 
 
-def _is_text(entry: Entry) -> bool:
+def _is_text(entry: TensorEntry) -> bool:
     return entry.dtype == "U8" and len(entry.shape) == 1 and 0 < entry.shape[0] <= MAX_NAMES_BYTES
 
 
-def _map(path: Path, header: Header, entry: Entry) -> NDArray[Any]:
+def _map(path: Path, header: Header, entry: TensorEntry) -> NDArray[Any]:
     offset = header.data_start + entry.start
     return np.memmap(path, _NUMPY[entry.dtype], "r", offset, entry.shape).view(np.ndarray)
 

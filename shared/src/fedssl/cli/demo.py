@@ -158,7 +158,7 @@ def _compare(trained: Trained, device: str) -> tuple[Results, Results]:
     import torch
 
     from fedssl.artifacts.tensors import load_tensors
-    from fedssl.evaluation.suite import judge, load_encoder, load_labelled
+    from fedssl.evaluation.suite import evaluate_encoder, load_encoder, load_labelled
 
     torch.set_num_threads(1)  # more threads are hardly faster for so little work, and much slower on shared cores
     spec, where = trained.run.spec, "cpu" if device == "auto" else device
@@ -167,7 +167,9 @@ def _compare(trained: Trained, device: str) -> tuple[Results, Results]:
     limits = {"max_train": config.max_train, "max_test": config.max_test}
     labelled = load_labelled(config.dataset, spec.data, **limits, seed=spec.seed, root=data_folder())
     before, after = (
-        judge(load_encoder(load_tensors(trained.folder / name), spec), labelled, config, spec.data, device=where)
+        evaluate_encoder(
+            load_encoder(load_tensors(trained.folder / name), spec), labelled, config, spec.data, device=where
+        )
         for name in (model_files.INITIAL, model_files.MODEL)
     )
     return before, after

@@ -10,7 +10,7 @@ from fedssl.cli.output import note
 from fedssl.protocol.runs import RunSpec
 
 if TYPE_CHECKING:
-    from fedssl.experiments.runs import Machine
+    from fedssl.experiments.runs import ComputeSettings
 
 
 def datasets_of(spec: RunSpec) -> set[str]:
@@ -19,7 +19,7 @@ def datasets_of(spec: RunSpec) -> set[str]:
     return {name for name in found if name}
 
 
-def prepare(device: str, threads: int, data_root: Path | None, datasets: set[str]) -> "Machine":
+def prepare(device: str, threads: int, data_root: Path | None, datasets: set[str]) -> "ComputeSettings":
     """Download the data sets that can be downloaded, and set up torch. Raises UsageError if the device is unusable."""
     # Numerical libraries read these when they are imported.
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
@@ -27,11 +27,11 @@ def prepare(device: str, threads: int, data_root: Path | None, datasets: set[str
         ensure(name, note)
     import torch
 
-    from fedssl.experiments.runs import Machine
+    from fedssl.experiments.runs import ComputeSettings
 
     torch.set_num_threads(threads)
     try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"--device {device} cannot be used here: {str(error).splitlines()[0]}") from None
-    return Machine(device=device, data_root=data_root or data_folder())
+    return ComputeSettings(device=device, data_root=data_root or data_folder())

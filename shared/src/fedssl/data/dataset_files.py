@@ -40,7 +40,7 @@ OnImages = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ImageSelection:
     """At most `max_images` of a split, drawn by the seed; with None all images, in their order."""
 
     max_images: int | None = None
@@ -83,7 +83,7 @@ def write_public(
     images: ImageData,
     destination: Path,
     shape: Shape,
-    choice: Choice = Choice(),
+    choice: ImageSelection = ImageSelection(),
     on_images: OnImages = lambda count: None,
 ) -> str:
     """Write a public set without labels, and return the file's sha256. Raises DataError if there are no images."""
@@ -95,7 +95,7 @@ def has_digest(images: ImageData, digest: str) -> bool:
     _, channels, height, width = images.images.shape
     if height != width or not len(images):
         return False
-    return streams_digest(_public_streams(images, (1 if channels == 1 else 3, height), Choice())) == digest
+    return streams_digest(_public_streams(images, (1 if channels == 1 else 3, height), ImageSelection())) == digest
 
 
 def write_labelled(
@@ -103,7 +103,7 @@ def write_labelled(
     test: ImageData,
     destination: Path,
     shape: Shape,
-    choices: tuple[Choice, Choice] = (Choice(), Choice()),
+    choices: tuple[ImageSelection, ImageSelection] = (ImageSelection(), ImageSelection()),
     on_images: OnImages = lambda count: None,
 ) -> str:
     """Write a labelled set and return the file's sha256. `choices` are those of the training and the test images.
@@ -149,13 +149,13 @@ def open_labelled(path: Path) -> tuple[ImageData, ImageData]:
 
 
 def _public_streams(
-    images: ImageData, shape: Shape, choice: Choice, on_images: OnImages = lambda count: None
+    images: ImageData, shape: Shape, choice: ImageSelection, on_images: OnImages = lambda count: None
 ) -> list[Stream]:
     chosen = _chosen(len(images), choice)
     return public_streams(PublicShape(len(chosen), *shape), _parts(images, chosen, shape, on_images))
 
 
-def _chosen(num_images: int, choice: Choice) -> NDArray[np.int64]:
+def _chosen(num_images: int, choice: ImageSelection) -> NDArray[np.int64]:
     if not num_images:
         raise DataError("there are no images to register: give a folder, an .npz file or a data set's name")
     return choose_images(num_images, choice.max_images, choice.seed)

@@ -38,7 +38,7 @@ class Shards:
 
 
 @dataclass(frozen=True, slots=True)
-class Holdings:
+class PartitionPlan:
     """The assignment of images to clients.
 
     Attributes:
@@ -52,7 +52,9 @@ class Holdings:
     class_names: tuple[str, ...]
 
 
-def allot(config: PartitionConfig, labels: NDArray[np.int64] | None, class_names: tuple[str, ...] = ()) -> Holdings:
+def assign_images(
+    config: PartitionConfig, labels: NDArray[np.int64] | None, class_names: tuple[str, ...] = ()
+) -> PartitionPlan:
     """Assign images to clients by the labels (N,): choose images, partition them, and keep `share` of each part.
 
     Raises DataError.
@@ -70,16 +72,16 @@ def allot(config: PartitionConfig, labels: NDArray[np.int64] | None, class_names
     parts = [chosen[part] for part in keep_share(parts, config.share, config.seed)]
     num_classes = max(int(labels.max()) + 1, len(class_names))
     counts = np.stack([np.bincount(labels[part], minlength=num_classes) for part in parts])
-    return Holdings(dict(zip(client_names(len(parts)), parts, strict=True)), counts, class_names)
+    return PartitionPlan(dict(zip(client_names(len(parts)), parts, strict=True)), counts, class_names)
 
 
-def deal(config: PartitionConfig, data: DataConfig, root: Path | None = None) -> Shards:
+def partition_dataset(config: PartitionConfig, data: DataConfig, root: Path | None = None) -> Shards:
     """Load the training images, choose and partition them. Raises DataError.
 
     `root` is a folder in which to search for the data set before the usual places.
     """
     images = load_conformed(config.dataset, "train", data, root)
-    held = allot(config, images.labels, images.class_names)
+    held = assign_images(config, images.labels, images.class_names)
     return Shards({name: images.subset(part) for name, part in held.by_client.items()}, held.counts)
 
 
@@ -93,9 +95,9 @@ def require_images(clients: Mapping[str, ImageData], names: Iterable[str]) -> No
             )
 
 
-def holdings(config: PartitionConfig, root: Path | None = None) -> Holdings:
-    """Return the assignment of images that :func:`deal` makes, without decoding image files. Raises DataError."""
-    return allot(config, *load_labels(config.dataset, "train", root))
+def partition_plan(config: PartitionConfig, root: Path | None = None) -> PartitionPlan:
+    """Return the assignment that :func:`partition_dataset` makes, without decoding images. Raises DataError."""
+    return assign_images(config, *load_labels(config.dataset, "train", root))
 
 
 def find_public(config: PublicDataConfig, folder: Path | None) -> PublicDataConfig:

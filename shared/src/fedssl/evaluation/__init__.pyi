@@ -20,7 +20,7 @@ from .maps import aligned_map, plot_map, project
 from .neighbours import knn_accuracy
 from .plots import plot_curves
 from .probe import PROBES, ProbeResult, ProbeSettings, linear_probe, probe_encoder
-from .selection import Choice, choose_best
+from .selection import BestRound, choose_best
 from .transfer_learning import TRANSFERS, TransferResult, transfer
 
 __all__ = [
@@ -28,7 +28,7 @@ __all__ = [
     "PROBES",
     "TRANSFERS",
     "Angles",
-    "Choice",
+    "BestRound",
     "FineTuneResult",
     "FineTuneSettings",
     "ProbeResult",

@@ -10,7 +10,7 @@ DIVERGENCE = "divergence"
 
 
 @dataclass(frozen=True, slots=True)
-class Alarm:
+class CollapseAlert:
     """One metric of a client that crossed its threshold."""
 
     client_id: str
@@ -24,7 +24,9 @@ class Alarm:
         return f"{self.client_id}: {self.name} {self.value:.3g} is {side} {self.threshold:.3g} ({sign})"
 
 
-def find_alarms(config: WatchConfig, round_number: int, metrics: Mapping[str, Mapping[str, float]]) -> list[Alarm]:
+def find_collapse_alerts(
+    config: WatchConfig, round_number: int, metrics: Mapping[str, Mapping[str, float]]
+) -> list[CollapseAlert]:
     """Return the metrics of one round that cross a threshold, in client-id order; missing metrics do not."""
     if round_number < config.first_round:
         return []
@@ -38,14 +40,14 @@ def find_alarms(config: WatchConfig, round_number: int, metrics: Mapping[str, Ma
         values = metrics[client_id]
         for name, threshold in least.items():
             if threshold is not None and name in values and values[name] < threshold:
-                alarms.append(Alarm(client_id, name, values[name], threshold))
+                alarms.append(CollapseAlert(client_id, name, values[name], threshold))
         most = config.max_divergence
         if most is not None and values.get(DIVERGENCE, 0.0) > most:
-            alarms.append(Alarm(client_id, DIVERGENCE, values[DIVERGENCE], most))
+            alarms.append(CollapseAlert(client_id, DIVERGENCE, values[DIVERGENCE], most))
     return alarms
 
 
-def describe(alarms: list[Alarm], most: int = 3) -> str:
+def describe(alarms: list[CollapseAlert], most: int = 3) -> str:
     """Return one line for people to read, with at most `most` alarms in full."""
     more = len(alarms) - most
     return "; ".join(str(alarm) for alarm in alarms[:most]) + (f"; and {more} more" if more > 0 else "")

@@ -8,7 +8,7 @@ _SMALLER_IS_BETTER = frozenset({"alignment", "loss"})
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class BestRound:
     """One measure's values in the last and in the best of the `num_rounds` evaluated rounds."""
 
     measure: str
@@ -31,12 +31,12 @@ class Choice:
         )
 
 
-def choose_best(history: Sequence[tuple[int, Mapping[str, float]]], measure: str) -> Choice:
+def choose_best(history: Sequence[tuple[int, Mapping[str, float]]], measure: str) -> BestRound:
     """Return the last and the best of the rounds in which a measure was taken.
 
     Args:
         history: rounds and their results, in any order; rounds without the measure are left out.
-        measure: the name of a result of :func:`~fedssl.evaluation.suite.judge`. Larger is better, except for
+        measure: the name of a result of :func:`~fedssl.evaluation.suite.evaluate_encoder`. Larger is better, except for
             `alignment` and `loss`.
 
     If rounds are equal, the first is the best. A round whose value is NaN is never the best.
@@ -55,4 +55,4 @@ def choose_best(history: Sequence[tuple[int, Mapping[str, float]]], measure: str
     sign = -1 if measure in _SMALLER_IS_BETTER else 1
     last_round, last = judged[-1]
     best_round, best = max(judged, key=lambda entry: -math.inf if math.isnan(entry[1]) else sign * entry[1])
-    return Choice(measure, last, last_round, best, best_round, len(judged))
+    return BestRound(measure, last, last_round, best, best_round, len(judged))

@@ -58,7 +58,7 @@ class Labelled:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class EncoderEvaluation:
     """The evaluation of an encoder.
 
     Attributes:
@@ -121,7 +121,7 @@ def load_projected(tensors: Mapping[str, Tensor], spec: RunSpec) -> nn.Module:
     return nn.Sequential(load_encoder(tensors, spec), loaded(projector, "projector", tensors))
 
 
-def judge(
+def evaluate_encoder(
     encoder: nn.Module,
     labelled: Labelled,
     config: JudgingConfig,
@@ -131,12 +131,14 @@ def judge(
     on_progress: OnProgress = lambda what, share: None,
     on_results: OnResults = lambda results: None,
 ) -> dict[str, float]:
-    """Return the results of :func:`examine` by name."""
-    found = examine(encoder, labelled, config, data, device=device, on_progress=on_progress, on_results=on_results)
+    """Return the results of :func:`detailed_evaluation` by name."""
+    found = detailed_evaluation(
+        encoder, labelled, config, data, device=device, on_progress=on_progress, on_results=on_results
+    )
     return found.results
 
 
-def examine(
+def detailed_evaluation(
     encoder: nn.Module,
     labelled: Labelled,
     config: JudgingConfig,
@@ -145,7 +147,7 @@ def examine(
     device: torch.device | str = "cpu",
     on_progress: OnProgress = lambda what, share: None,
     on_results: OnResults = lambda results: None,
-) -> Judgement:
+) -> EncoderEvaluation:
     """Evaluate an encoder by the measures of `config.measures`.
 
     Args:
@@ -171,7 +173,7 @@ def examine(
     if not bool(test_NH.isfinite().all() & train_NH.isfinite().all()):
         nothing = {name: math.nan for measure in config.measures for name in RESULTS[measure]}
         on_results(nothing)
-        return Judgement(nothing, None, test_NH)
+        return EncoderEvaluation(nothing, None, test_NH)
     sides = (train_NH, labels_of(labelled.train).to(device), test_NH, labels_of(labelled.test).to(device))
     results: dict[str, float] = {}
 
@@ -189,7 +191,7 @@ def examine(
     if "geometry" in config.measures:
         on_progress("geometry", None)
         keep(_geometry(encoder, labelled.test, test_NH, data, device))
-    return Judgement(results, probe, test_NH)
+    return EncoderEvaluation(results, probe, test_NH)
 
 
 def _probe(

@@ -12,7 +12,7 @@ from fedssl.experiments import calibration
 from fedssl.experiments.costs import num_images, passes, server_images, trained_images
 from fedssl.experiments.files import read_json, write_json
 from fedssl.experiments.measures import tuning_images
-from fedssl.experiments.papers import Cell
+from fedssl.experiments.papers import TableCell
 from fedssl.experiments.scaling import MIN_ROUNDS, NARROWER, Scale, scaled
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.runs import RunSpec
@@ -93,7 +93,7 @@ class Speeds:
         return self._judging[key]
 
 
-def training_seconds(cell: Cell, spec: RunSpec, speeds: Speeds) -> float:
+def training_seconds(cell: TableCell, spec: RunSpec, speeds: Speeds) -> float:
     """Return the seconds that one run of a cell at a scale takes for training and fine-tuning, without evaluations.
 
     Returns infinity if the size of the data set is unknown.
@@ -111,7 +111,7 @@ def num_encoders(spec: RunSpec) -> int:
     return spec.partition.num_clients if alone and spec.partition is not None else 1
 
 
-def fit(cells: Sequence[Cell], budget_seconds: float, seeds: Sequence[int], speeds: Speeds) -> Fit:
+def fit(cells: Sequence[TableCell], budget_seconds: float, seeds: Sequence[int], speeds: Speeds) -> Fit:
     """Choose one scale for all cells, so that they can be compared.
 
     First the number of images is reduced, then the encoder's width, then epochs, and finally seeds. Raises SpecError if
@@ -138,7 +138,7 @@ def fit(cells: Sequence[Cell], budget_seconds: float, seeds: Sequence[int], spee
 _ENCODERS: tuple[EncoderConfig | None, ...] = (None, *NARROWER)
 
 
-def _largest(cells: Sequence[Cell], start: Scale, budget: float, speeds: Speeds) -> tuple[Scale, float] | None:
+def _largest(cells: Sequence[TableCell], start: Scale, budget: float, speeds: Speeds) -> tuple[Scale, float] | None:
     """Return the scale with the most images that one seed's budget allows, and its seconds; None if too few fit."""
     seconds = _SLACK * budget
     least = _fewest(cells)
@@ -165,20 +165,20 @@ def _largest(cells: Sequence[Cell], start: Scale, budget: float, speeds: Speeds)
     return best, _seconds(cells, best, speeds)
 
 
-def _more_rounds(cells: Sequence[Cell], scale: Scale, seconds: float, speeds: Speeds) -> Scale:
+def _more_rounds(cells: Sequence[TableCell], scale: Scale, seconds: float, speeds: Speeds) -> Scale:
     """Return the scale with as many of the paper's rounds as fit, given that all images fit."""
     shares = [share for share in (1.0, 0.75, 0.5, 0.35) if share > scale.rounds]
     candidates = [replace(scale, rounds=share) for share in shares]
     return next((each for each in candidates if _seconds(cells, each, speeds) <= seconds), scale)
 
 
-def _rounds(cells: Sequence[Cell]) -> float:
+def _rounds(cells: Sequence[TableCell]) -> float:
     """Return the share of the rounds that leaves at least 20 in every cell that has more than 20."""
     many = [cell.spec.num_rounds for cell in cells if cell.spec.num_rounds > MIN_ROUNDS]
     return MIN_ROUNDS / min(many) if many else 1.0
 
 
-def _fewest(cells: Sequence[Cell]) -> float:
+def _fewest(cells: Sequence[TableCell]) -> float:
     """Return the smallest share of the images: enough in the largest cell, and some per client in every cell."""
     enough, something = [], []
     for cell in cells:
@@ -190,7 +190,7 @@ def _fewest(cells: Sequence[Cell]) -> float:
     return min(1.0, max(min(enough), *something))
 
 
-def _seconds(cells: Sequence[Cell], scale: Scale, speeds: Speeds) -> float:
+def _seconds(cells: Sequence[TableCell], scale: Scale, speeds: Speeds) -> float:
     """Return the seconds that all cells take at a scale, for one seed."""
     total = 0.0
     for cell in cells:

@@ -11,7 +11,7 @@ from fedssl.data.partitioning import client_names
 from fedssl.dimensions import client_dimensions
 from fedssl.engine import LocalProgress, run_local_round, start_run
 from fedssl.errors import Cancelled
-from fedssl.evaluation.suite import Labelled, judge
+from fedssl.evaluation.suite import Labelled, evaluate_encoder
 from fedssl.experiments.overlays import Values, overlay
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData, Context
@@ -82,7 +82,7 @@ def judging_seconds(spec: RunSpec, labelled: Labelled, device: str = "cpu") -> f
     assert spec.evaluation is not None, "only called for specs with an evaluation"
     encoder = initialised(lambda: build_encoder(spec.model.encoder, spec.data.channels), 0)
     started = time.monotonic()
-    judge(encoder, labelled, spec.evaluation, spec.data, device=device)
+    evaluate_encoder(encoder, labelled, spec.evaluation, spec.data, device=device)
     return time.monotonic() - started
 
 

@@ -9,7 +9,7 @@ from fedssl.errors import ResultsError, SpecError
 from fedssl.experiments import runs
 from fedssl.experiments.jobs import FAILURES, run_in_processes
 from fedssl.experiments.overlays import differences
-from fedssl.experiments.runs import Calls, FinishedRun, Machine
+from fedssl.experiments.runs import Calls, ComputeSettings, FinishedRun
 from fedssl.experiments.variants import Variant, build_spec, values_of
 from fedssl.protocol.runs import RunSpec
 
@@ -18,7 +18,7 @@ SHARED = ("seed", "partition")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ComparisonEntry:
     """One run of a comparison. A run without a `spec` is not possible, for the reason `problem`."""
 
     variant: str
@@ -42,15 +42,17 @@ Outcome = FinishedRun | Failure
 class Watcher:
     """Callbacks of a comparison. `on_round` gets the number of a run's finished rounds, also when the run resumes."""
 
-    on_start: Callable[[Entry], None] = lambda entry: None
-    on_round: Callable[[Entry, int], None] = lambda entry, rounds_done: None
-    on_end: Callable[[Entry, Outcome], None] = lambda entry, outcome: None
+    on_start: Callable[[ComparisonEntry], None] = lambda entry: None
+    on_round: Callable[[ComparisonEntry, int], None] = lambda entry, rounds_done: None
+    on_end: Callable[[ComparisonEntry, Outcome], None] = lambda entry, outcome: None
 
 
 QUIET = Watcher()
 
 
-def plan(base: Mapping[str, Any], variants: Sequence[Variant], seeds: Sequence[int], folder: Path) -> list[Entry]:
+def plan(
+    base: Mapping[str, Any], variants: Sequence[Variant], seeds: Sequence[int], folder: Path
+) -> list[ComparisonEntry]:
     """Return every variant at every seed, ordered by seed, so that all methods have results early.
 
     Raises SpecError if names repeat, a variant changes what all share, or no variant can be run at all.
@@ -69,15 +71,15 @@ def plan(base: Mapping[str, Any], variants: Sequence[Variant], seeds: Sequence[i
     return entries
 
 
-def _entry(base: Mapping[str, Any], variant: Variant, seed: int, folder: Path) -> Entry:
+def _entry(base: Mapping[str, Any], variant: Variant, seed: int, folder: Path) -> ComparisonEntry:
     place = folder / f"{variant.name}-seed{seed}"
     try:
-        return Entry(variant.name, seed, place, build_spec(values_of(base, variant, seed)))
+        return ComparisonEntry(variant.name, seed, place, build_spec(values_of(base, variant, seed)))
     except SpecError as error:
-        return Entry(variant.name, seed, place, None, str(error))
+        return ComparisonEntry(variant.name, seed, place, None, str(error))
 
 
-def require_own(entries: Sequence[Entry]) -> None:
+def require_own(entries: Sequence[ComparisonEntry]) -> None:
     """Raise ResultsError if a run's folder holds another run, before any run starts."""
     for entry in entries:
         if entry.spec is not None and not runs.is_of(entry.spec, entry.folder):
@@ -87,7 +89,7 @@ def require_own(entries: Sequence[Entry]) -> None:
             )
 
 
-def settings_apart(entries: Sequence[Entry]) -> dict[str, dict[str, Any]]:
+def settings_apart(entries: Sequence[ComparisonEntry]) -> dict[str, dict[str, Any]]:
     """Return the settings outside of the method in which each variant's spec differs from that of the first variant."""
     first = next(entry for entry in entries if entry.spec is not None)
     base = first.spec.model_dump(mode="json") if first.spec is not None else {}
@@ -103,7 +105,7 @@ def settings_apart(entries: Sequence[Entry]) -> dict[str, dict[str, Any]]:
 
 
 def run_all(
-    entries: Sequence[Entry], *, machine: Machine, jobs: int = 1, watcher: Watcher = QUIET
+    entries: Sequence[ComparisonEntry], *, machine: ComputeSettings, jobs: int = 1, watcher: Watcher = QUIET
 ) -> dict[tuple[str, int], Outcome]:
     """Run all entries that are not finished. A run that fails does not end the others; the next call tries it again.
 
@@ -112,7 +114,7 @@ def run_all(
     """
     outcomes: dict[tuple[str, int], Outcome] = {}
 
-    def end(entry: Entry, outcome: Outcome) -> None:
+    def end(entry: ComparisonEntry, outcome: Outcome) -> None:
         outcomes[entry.variant, entry.seed] = outcome
         watcher.on_end(entry, outcome)
 
@@ -130,7 +132,7 @@ def run_all(
     return outcomes
 
 
-def _run_here(entry: Entry, machine: Machine, watcher: Watcher) -> Outcome:
+def _run_here(entry: ComparisonEntry, machine: ComputeSettings, watcher: Watcher) -> Outcome:
     assert entry.spec is not None, "only possible runs are run"
     watcher.on_start(entry)
     calls = Calls(
@@ -143,7 +145,7 @@ def _run_here(entry: Entry, machine: Machine, watcher: Watcher) -> Outcome:
         return Failure(str(error).splitlines()[0] if str(error) else type(error).__name__)
 
 
-def _outcome(entry: Entry, reason: str | None) -> Outcome:
+def _outcome(entry: ComparisonEntry, reason: str | None) -> Outcome:
     if reason is not None:
         return Failure(reason)
     assert entry.spec is not None, "only possible runs are run"

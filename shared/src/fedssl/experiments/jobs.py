@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from fedssl.errors import FedSSLError
 from fedssl.experiments.files import write_json
-from fedssl.experiments.runs import Calls, Machine, run_in_folder
+from fedssl.experiments.runs import Calls, ComputeSettings, run_in_folder
 from fedssl.protocol.runs import RunSpec
 
 JOB, LOG = "job.json", "job.log"
@@ -32,7 +32,7 @@ E = TypeVar("E")
 
 def run_in_processes(
     tasks: Sequence[tuple[E, RunSpec, Path]],
-    machine: Machine,
+    machine: ComputeSettings,
     num_processes: int,
     on_start: Callable[[E], None] = lambda entry: None,
     on_round: Callable[[E, int], None] = lambda entry, rounds_done: None,
@@ -65,7 +65,7 @@ def run_in_processes(
             process.wait()
 
 
-def _start(spec: RunSpec, folder: Path, machine: Machine) -> "subprocess.Popen[str]":
+def _start(spec: RunSpec, folder: Path, machine: ComputeSettings) -> "subprocess.Popen[str]":
     folder.mkdir(parents=True, exist_ok=True)
     root = None if machine.data_root is None else str(machine.data_root)
     write_json(folder / JOB, {"spec": spec.model_dump(mode="json"), "device": machine.device, "data_root": root})
@@ -112,7 +112,7 @@ def main(folder: Path) -> None:
         run_in_folder(
             RunSpec.model_validate(job["spec"]),
             folder,
-            machine=Machine(device=job["device"], data_root=root),
+            machine=ComputeSettings(device=job["device"], data_root=root),
             calls=calls,
         )
     except FAILURES as error:

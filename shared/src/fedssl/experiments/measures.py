@@ -16,8 +16,8 @@ from fedssl.evaluation import FINE_TUNINGS, TRANSFERS, FineTuneSettings, extract
 from fedssl.evaluation.fine_tuning import semi_supervised
 from fedssl.evaluation.suite import Labelled, load_encoder, load_labelled
 from fedssl.experiments.files import MODEL, read_json, write_json
-from fedssl.experiments.papers import Cell, Measure
-from fedssl.experiments.runs import FinishedRun, Machine, encoders
+from fedssl.experiments.papers import Measure, TableCell
+from fedssl.experiments.runs import ComputeSettings, FinishedRun, encoders
 from fedssl.protocol.runs import RunSpec
 
 MEASURES = "measures.json"
@@ -26,11 +26,11 @@ OnMeasuring = Callable[[str], None]
 
 
 def measure_cell(
-    cell: Cell,
+    cell: TableCell,
     spec: RunSpec,
     run: FinishedRun,
     folder: Path,
-    machine: Machine,
+    machine: ComputeSettings,
     on_measuring: OnMeasuring = lambda name: None,
 ) -> dict[str, float]:
     """Return every measure of the cell by name. Expensive measures are stored in the run's folder and not repeated."""
@@ -49,7 +49,7 @@ def measure_cell(
     return found
 
 
-def tuning_images(cell: Cell, spec: RunSpec) -> float:
+def tuning_images(cell: TableCell, spec: RunSpec) -> float:
     """Return the number of images that the cell's fine-tunings train on, counting repetitions."""
     total = 0.0
     for measure in cell.measures.values():
@@ -89,7 +89,7 @@ def _required(values: dict[str, float], name: str) -> float:
     return values[name]
 
 
-def _from_models(measure: Measure, spec: RunSpec, folder: Path, machine: Machine) -> float:
+def _from_models(measure: Measure, spec: RunSpec, folder: Path, machine: ComputeSettings) -> float:
     labelled = _labelled(spec, machine)
     if measure.kind == "classifier":
         return 100 * _classifier_accuracy(spec, labelled, folder, machine.device)
@@ -110,7 +110,7 @@ def _from_models(measure: Measure, spec: RunSpec, folder: Path, machine: Machine
     return 100 * sum(accuracies) / len(accuracies)
 
 
-def _labelled(spec: RunSpec, machine: Machine) -> Labelled:
+def _labelled(spec: RunSpec, machine: ComputeSettings) -> Labelled:
     config = spec.evaluation
     assert config is not None, "every cell has an evaluation"
     return load_labelled(

@@ -73,7 +73,7 @@ class Paper(StrictModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class TableCell:
     """One run of a table: its place, its spec, the published numbers and how each is measured.
 
     Numbers are in percent, except for uniformity and effective rank.
@@ -112,7 +112,7 @@ def tables() -> list[str]:
     return list(published())
 
 
-def cells(table: str) -> Iterator[Cell]:
+def cells(table: str) -> Iterator[TableCell]:
     """Yield a table's cells, row by row."""
     for row, columns in published()[table]["rows"].items():
         for column in columns:
@@ -120,7 +120,7 @@ def cells(table: str) -> Iterator[Cell]:
 
 
 @functools.cache
-def cell(table: str, row: str, column: str) -> Cell:
+def cell(table: str, row: str, column: str) -> TableCell:
     """Return one cell. The arguments must be the names in the published numbers."""
     numbers = published()[table]["rows"][row][column]
     paper = settings(table.partition("-")[0])
@@ -138,7 +138,7 @@ def cell(table: str, row: str, column: str) -> Cell:
     if public_client is not None:
         values["public_data"]["dataset"] = values["partition"]["dataset"]
     values["name"] = f"{table.partition('-')[0]} {re.sub(r'[^A-Za-z0-9._+-]+', '-', row)}"
-    return Cell(
+    return TableCell(
         table=table,
         row=row,
         column=column,
@@ -150,7 +150,7 @@ def cell(table: str, row: str, column: str) -> Cell:
     )
 
 
-def select(text: str) -> list[Cell]:
+def select(text: str) -> list[TableCell]:
     """Return the cells that TABLE[:ROW][@COLUMN] selects; without a row or a column, all of them are selected.
 
     Case, blanks and a leading `Fed` do not matter. If nothing matches, raises SpecError with the known names.

@@ -11,14 +11,14 @@ from typing import Any
 
 from fedssl.data import ImageData, find_dataset, how_to_get
 from fedssl.data.catalogue import KNOWN
-from fedssl.data.partitioning import deal
+from fedssl.data.partitioning import partition_dataset
 from fedssl.errors import DataError, ResultsError
 from fedssl.experiments.checkpoints import run_key
 from fedssl.experiments.files import read_json, write_json
 from fedssl.experiments.measures import MEASURES, measure_cell
 from fedssl.experiments.overlays import Values, differences, overlay
-from fedssl.experiments.papers import Cell
-from fedssl.experiments.runs import Calls, Machine, clear, run_in_folder
+from fedssl.experiments.papers import TableCell
+from fedssl.experiments.runs import Calls, ComputeSettings, clear, run_in_folder
 from fedssl.experiments.scaling import fitting_queue
 from fedssl.protocol.methods.distillation import DistillationConfig
 from fedssl.protocol.runs import RunSpec
@@ -41,7 +41,7 @@ class Difference:
 class Task:
     """A cell with the spec that is run for it, which may be scaled down or changed by hand."""
 
-    cell: Cell
+    cell: TableCell
     spec: RunSpec
 
     @property
@@ -95,7 +95,7 @@ def run_task(
     seeds: Sequence[int],
     folder: Path,
     *,
-    machine: Machine,
+    machine: ComputeSettings,
     device_name: str,
     display: Callable[[RunSpec], AbstractContextManager[Calls]],
     on_measuring: Callable[[str], None] = lambda name: None,
@@ -148,10 +148,10 @@ class _Run:
     note: str | None
 
 
-def _prepare(cell: Cell, spec: RunSpec, folder: Path, machine: Machine) -> _Run:
+def _prepare(cell: TableCell, spec: RunSpec, folder: Path, machine: ComputeSettings) -> _Run:
     clients = public = note = None
     if cell.public_client is not None and spec.partition is not None:
-        clients = deal(spec.partition, spec.data, machine.data_root).by_client
+        clients = partition_dataset(spec.partition, spec.data, machine.data_root).by_client
         public = clients.pop(cell.public_client)
         values: Values = {"public_data": {"num_images": len(public)}}
         reducer = spec.method.reducer

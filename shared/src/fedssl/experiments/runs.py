@@ -88,21 +88,21 @@ class Calls:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class ComputeSettings:
     """The device on which a run computes, and a folder in which its images are searched before the usual places."""
 
     device: str = "cpu"
     data_root: Path | None = None
 
 
-SILENT, HERE = Calls(), Machine()
+SILENT, HERE = Calls(), ComputeSettings()
 
 
 def run_in_folder(
     spec: RunSpec,
     folder: Path,
     *,
-    machine: Machine = HERE,
+    machine: ComputeSettings = HERE,
     calls: Calls = SILENT,
     clients: dict[str, ImageData] | None = None,
     public: ImageData | None = None,

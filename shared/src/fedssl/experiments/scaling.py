@@ -12,7 +12,7 @@ import torch
 
 from fedssl.experiments.costs import num_images
 from fedssl.experiments.overlays import Values, overlay
-from fedssl.experiments.papers import Cell
+from fedssl.experiments.papers import TableCell
 from fedssl.models import build_encoder
 from fedssl.protocol.methods.distillation import DistillationConfig
 from fedssl.protocol.methods.fedca import FedCAConfig
@@ -49,7 +49,7 @@ class Scale:
     num_evaluations: int = 5
 
 
-def scaled(cell: Cell, scale: Scale, device: str = "cpu") -> RunSpec:
+def scaled(cell: TableCell, scale: Scale, device: str = "cpu") -> RunSpec:
     """Return the cell's spec at a scale. It is evaluated by the fast probe on at most 10,000 labels."""
     spec = cell.spec
     rounds = (

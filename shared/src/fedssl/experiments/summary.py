@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedssl.experiments.comparison import Entry, Failure, Outcome
+from fedssl.experiments.comparison import ComparisonEntry, Failure, Outcome
 from fedssl.experiments.runs import FinishedRun
 
 ACCURACIES = ("probe", "knn")
@@ -66,7 +66,7 @@ def spread(values: Sequence[float]) -> Spread | None:
     return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
 
-def summarise(entries: Sequence[Entry], outcomes: Mapping[tuple[str, int], Outcome]) -> list[Line]:
+def summarise(entries: Sequence[ComparisonEntry], outcomes: Mapping[tuple[str, int], Outcome]) -> list[Line]:
     """Return one line per variant, in the order in which they were given."""
     lines = []
     for variant in dict.fromkeys(entry.variant for entry in entries):
@@ -104,7 +104,7 @@ def figures(run: FinishedRun) -> dict[str, float]:
 
 
 def to_document(
-    lines: Sequence[Line], entries: Sequence[Entry], apart: Mapping[str, Mapping[str, Any]]
+    lines: Sequence[Line], entries: Sequence[ComparisonEntry], apart: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Return everything as one JSON document."""
     folders = {(entry.variant, entry.seed): str(entry.folder) for entry in entries}

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from fedssl.cli.datasets.partition_report import cells, describe
 from fedssl.cli.main import app
 from fedssl.data import ImageData, load_dataset, save_npz
-from fedssl.data.partitioning import deal
+from fedssl.data.partitioning import partition_dataset
 from fedssl.protocol.data import DataConfig, PartitionConfig
 
 SPEC = """
@@ -44,7 +44,7 @@ def test_the_document_is_what_a_simulation_would_train_on(spec: str, tmp_path: P
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
     config = PartitionConfig.model_validate(document["partition"])
-    shards = deal(config, DataConfig(channels=1, image_size=16))
+    shards = partition_dataset(config, DataConfig(channels=1, image_size=16))
     assert config.share == 0.5
     assert [client["counts_by_class"] for client in document["clients"]] == shards.counts.tolist()
     assert [client["num_images"] for client in document["clients"]] == [len(s) for s in shards.by_client.values()]
@@ -62,7 +62,7 @@ def test_the_table(spec: str) -> None:
     assert result.exit_code == 0, result.output
     assert "digits: 1,437 images at 3 clients" in result.stdout
     assert "dirichlet (ssd), alpha 0.5, seed 7" in result.stdout
-    counts = deal(
+    counts = partition_dataset(
         PartitionConfig(dataset="digits", num_clients=3, alpha=0.5, variant="ssd", seed=7), DataConfig()
     ).counts
     for number, counts_C in enumerate(counts):
@@ -128,7 +128,7 @@ def test_descriptions() -> None:
 def test_shards_are_what_a_worker_can_load(spec: str, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["partition", spec, "--shards", str(tmp_path / "shards")])
     assert result.exit_code == 0, result.output
-    dealt = deal(
+    dealt = partition_dataset(
         PartitionConfig(dataset="digits", num_clients=3, alpha=0.5, variant="ssd", seed=7),
         DataConfig(channels=1, image_size=16),
     ).by_client

@@ -17,7 +17,7 @@ from fedssl.cli.main import app
 from fedssl.cli.specs import read_spec
 from fedssl.data import ImageData, load_dataset, save_npz
 from fedssl.evaluation import FINE_TUNINGS, PROBES, labelled_share
-from fedssl.evaluation.suite import judge, load_encoder, load_labelled
+from fedssl.evaluation.suite import evaluate_encoder, load_encoder, load_labelled
 from fedssl.experiments.files import ENCODER, INITIAL, MODEL, SPEC, write_spec
 from fedssl.models import build_encoder, initialised
 from fedssl.protocol.evaluation import EvaluationConfig, Settings
@@ -80,7 +80,7 @@ def test_the_numbers_are_those_of_judge(folder: Path) -> None:
     spec: RunSpec = read_spec(str(folder / SPEC))
     labelled = load_labelled("digits", spec.data, max_train=10_000, max_test=None, seed=0)
     encoder = load_encoder(load_tensors(folder / MODEL), spec)
-    expected = judge(encoder, labelled, EvaluationConfig(dataset="digits"), spec.data)
+    expected = evaluate_encoder(encoder, labelled, EvaluationConfig(dataset="digits"), spec.data)
     assert found["linear_probe"] == expected.pop("probe")
     assert {name: found[name] for name in expected} == expected
     assert (found["data"], found["settings"], found["num_labels"], found["num_test"]) == ("digits", "fast", 1437, 360)

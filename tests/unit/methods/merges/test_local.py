@@ -8,7 +8,7 @@ import torch
 from pydantic import ValidationError
 
 from fedssl.artifacts.tensors import check_file, load_tensors, save_tensors
-from fedssl.data.partitioning import deal
+from fedssl.data.partitioning import partition_dataset
 from fedssl.methods import METHODS
 from fedssl.protocol.runs import RunSpec
 from fedssl.simulation import simulate
@@ -97,8 +97,8 @@ def test_add_ons_of_the_clients_own_stay_possible() -> None:
 def test_pooled_images_are_those_of_all_clients_at_one() -> None:
     spec = method_spec("fedsimclr", cohort={"min_clients": 1})
     assert spec.partition is not None
-    dealt = deal(spec.partition, spec.data)
-    pooled = deal(spec.partition.model_copy(update={"pooled": True}), spec.data)
+    dealt = partition_dataset(spec.partition, spec.data)
+    pooled = partition_dataset(spec.partition.model_copy(update={"pooled": True}), spec.data)
     assert list(pooled.by_client) == ["client-0"]
     together = np.concatenate([images.images.reshape(len(images), -1) for images in dealt.by_client.values()])
     everything = pooled.by_client["client-0"].images.reshape(len(together), -1)

@@ -19,7 +19,7 @@ from fedssl.data import ImageData, choose_images, conform
 from fedssl.data.dataset_files import open_labelled
 from fedssl.errors import Cancelled, DataError, SpecError
 from fedssl.evaluation import aligned_map, labels_of
-from fedssl.evaluation.suite import RESULTS, Labelled, examine, load_encoder
+from fedssl.evaluation.suite import RESULTS, Labelled, detailed_evaluation, load_encoder
 from fedssl.protocol.evaluation import JudgingConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl_coordinator.aggregator.device import chosen_device, free_cached, set_threads
@@ -80,7 +80,7 @@ def _evaluate(
     set_threads()
     try:
         labelled = _labelled(evaluation, config, spec)
-        found = examine(
+        found = detailed_evaluation(
             load_encoder(LazyTensors(store().path(evaluation.model)), spec),
             labelled,
             config.model_copy(update={"measures": left}),

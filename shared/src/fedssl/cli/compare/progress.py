@@ -7,11 +7,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedssl.cli.accuracies import accuracies_of
 from fedssl.cli.output import console, duration, note
-from fedssl.experiments.comparison import Entry, Failure, Outcome, Watcher
+from fedssl.experiments.comparison import ComparisonEntry, Failure, Outcome, Watcher
 
 
 @contextmanager
-def comparison_progress(entries: Sequence[Entry]) -> Iterator[Watcher]:
+def comparison_progress(entries: Sequence[ComparisonEntry]) -> Iterator[Watcher]:
     """Show a bar over all rounds of all runs on a terminal, else a line per finished run."""
     screen = console(stderr=True)
     if not screen.is_terminal:
@@ -28,12 +28,12 @@ def comparison_progress(entries: Sequence[Entry]) -> Iterator[Watcher]:
     ) as progress:
         task = progress.add_task("starting", total=sum(rounds.values()))
 
-        def advance(entry: Entry, rounds_done: int) -> None:
+        def advance(entry: ComparisonEntry, rounds_done: int) -> None:
             done[entry.variant, entry.seed] = rounds_done
             text = f"{entry.variant}, seed {entry.seed}: round {rounds_done} of {rounds[entry.variant, entry.seed]}"
             progress.update(task, completed=sum(done.values()), description=text)
 
-        def finish(entry: Entry, outcome: Outcome) -> None:
+        def finish(entry: ComparisonEntry, outcome: Outcome) -> None:
             if entry.spec is not None:
                 done[entry.variant, entry.seed] = entry.spec.num_rounds
                 progress.update(task, completed=sum(done.values()))
@@ -42,7 +42,7 @@ def comparison_progress(entries: Sequence[Entry]) -> Iterator[Watcher]:
         yield Watcher(on_round=advance, on_end=finish)
 
 
-def _report_end(entry: Entry, outcome: Outcome) -> None:
+def _report_end(entry: ComparisonEntry, outcome: Outcome) -> None:
     if isinstance(outcome, Failure):
         note(f"{entry.variant}, seed {entry.seed}: failed: {outcome.reason}")
     else:

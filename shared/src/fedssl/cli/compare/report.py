@@ -8,7 +8,7 @@ import typer
 
 from fedssl.cli.compare.arguments import ResultFormat
 from fedssl.cli.output import duration, show_json, show_pairs, show_table
-from fedssl.experiments.comparison import Entry, Failure, Outcome
+from fedssl.experiments.comparison import ComparisonEntry, Failure, Outcome
 from fedssl.experiments.files import finite, write_json, write_text
 from fedssl.experiments.plots import plot_comparison
 from fedssl.experiments.summary import Line, Spread, to_csv, to_document
@@ -21,7 +21,7 @@ Settings = Mapping[str, Mapping[str, Any]]
 def write(
     folder: Path,
     lines: Sequence[Line],
-    entries: Sequence[Entry],
+    entries: Sequence[ComparisonEntry],
     outcomes: Mapping[tuple[str, int], Outcome],
     settings: Settings,
 ) -> None:
@@ -37,7 +37,7 @@ def write(
 
 
 def show(
-    folder: Path, lines: Sequence[Line], entries: Sequence[Entry], settings: Settings, output: ResultFormat
+    folder: Path, lines: Sequence[Line], entries: Sequence[ComparisonEntry], settings: Settings, output: ResultFormat
 ) -> None:
     """Show the comparison."""
     if output is ResultFormat.JSON:

@@ -52,7 +52,7 @@ def add(
 ) -> None:
     """Register a labelled data set with a training and a test split."""
     check_name(name)
-    from fedssl.data.dataset_files import Choice, own_shape, write_labelled
+    from fedssl.data.dataset_files import ImageSelection, own_shape, write_labelled
 
     with connect(url, token_file, patience_seconds=30) as client, temporary_file() as file:
         next(client.evaluation_datasets(), None)  # report a wrong token before the images are read
@@ -61,7 +61,9 @@ def add(
         test = read_split(source, "test", shape[1], shape[0])
         total = min(len(train), max_train or len(train)) + min(len(test), max_test or len(test))
         with progress_bar("writing", total, suffix=" images") as written:
-            write_labelled(train, test, file, shape, (Choice(max_train, seed), Choice(max_test, seed)), written)
+            write_labelled(
+                train, test, file, shape, (ImageSelection(max_train, seed), ImageSelection(max_test, seed)), written
+            )
         with progress_bar("sending", file.stat().st_size, 1e6, " MB") as sent:
             view = client.add_evaluation_dataset(name, file, on_bytes=sent)
     if output is Format.JSON:

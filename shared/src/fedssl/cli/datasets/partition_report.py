@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fedssl.cli.datasets.fetching import data_folder
 from fedssl.cli.output import Format, note, show_json, show_table
 from fedssl.data import effective_classes, plot_partition, save_npz
-from fedssl.data.partitioning import Holdings, deal, holdings
+from fedssl.data.partitioning import PartitionPlan, partition_dataset, partition_plan
 from fedssl.files import replaced_file
 from fedssl.protocol.data import PartitionConfig
 from fedssl.protocol.runs import RunSpec
@@ -24,7 +24,7 @@ def show_partition(
     spec: RunSpec, config: PartitionConfig, picture: Path | None, shards: Path | None, output: Format
 ) -> None:
     """Show the partition as a table or as JSON, and write the picture and the shards that are asked for."""
-    held = holdings(config, data_folder())
+    held = partition_plan(config, data_folder())
     if picture is not None:
         plot_partition(picture, held.counts, held.class_names, title=_title(config, held), subtitle=describe(config))
     if shards is not None:
@@ -79,19 +79,19 @@ def cells(counts_C: NDArray[np.int64], counts_KC: NDArray[np.int64]) -> str:
 
 def _write_shards(spec: RunSpec, config: PartitionConfig, folder: Path) -> None:
     """Write one file per client. Each appears only when it is complete."""
-    for client, images in deal(config, spec.data, data_folder()).by_client.items():
+    for client, images in partition_dataset(config, spec.data, data_folder()).by_client.items():
         path = folder / client / "images.npz"
         with replaced_file(path) as incoming:
             save_npz(incoming, images)
     note(f"the clients' images are in {folder}")
 
 
-def _title(config: PartitionConfig, held: Holdings) -> str:
+def _title(config: PartitionConfig, held: PartitionPlan) -> str:
     clients = f"{len(held.by_client):,} client{'s' * (len(held.by_client) > 1)}"
     return f"{config.dataset}: {int(held.counts.sum()):,} images at {clients}"
 
 
-def _show_table(held: Holdings, effective_K: NDArray[np.float64]) -> None:
+def _show_table(held: PartitionPlan, effective_K: NDArray[np.float64]) -> None:
     total_C = held.counts.sum(axis=0)
     rows = [
         (client, int(counts_C.sum()), f"{effective:.1f}", cells(counts_C, held.counts), _largest(counts_C, held))
@@ -105,14 +105,14 @@ def _show_table(held: Holdings, effective_K: NDArray[np.float64]) -> None:
     note(f"{per_cell}, in numerical order; {_CELLS[-1]} is the most that any client has, {_CELLS[0]} is zero")
 
 
-def _largest(counts_C: NDArray[np.int64], held: Holdings) -> str:
+def _largest(counts_C: NDArray[np.int64], held: PartitionPlan) -> str:
     order = [int(number) for number in (-counts_C).argsort(kind="stable")[:_NUM_NAMED] if counts_C[number] > 0]
     names = held.class_names
     return ", ".join(f"{names[i] if i < len(names) else f'class {i}'} {counts_C[i]:,}" for i in order)
 
 
 def _document(
-    config: PartitionConfig, held: Holdings, effective_K: NDArray[np.float64], picture: Path | None
+    config: PartitionConfig, held: PartitionPlan, effective_K: NDArray[np.float64], picture: Path | None
 ) -> dict[str, Any]:
     return {
         "partition": config,

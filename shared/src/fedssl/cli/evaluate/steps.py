@@ -31,7 +31,7 @@ from fedssl.evaluation import (
     semi_supervised,
     transfer,
 )
-from fedssl.evaluation.suite import Labelled, examine, load_labelled
+from fedssl.evaluation.suite import Labelled, detailed_evaluation, load_labelled
 from fedssl.protocol.evaluation import EvaluationConfig, MapMethod, Measure, Settings
 
 Report = Callable[[str, float | None], None]
@@ -119,7 +119,9 @@ def carry_out(request: Request, model: Model, root: Path | None) -> Findings:
 def _measure(
     request: Request, model: Model, images: Labelled, report: Report
 ) -> tuple[dict[str, float], ProbeResult | None]:
-    found = examine(model.encoder(), images, request.config, model.spec.data, device=request.device, on_progress=report)
+    found = detailed_evaluation(
+        model.encoder(), images, request.config, model.spec.data, device=request.device, on_progress=report
+    )
     if not all(math.isfinite(value) for value in found.results.values()):
         raise _diverged(model)
     return found.results, found.probe

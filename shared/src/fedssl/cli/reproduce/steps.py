@@ -16,7 +16,7 @@ from fedssl.cli.specs import apply_change, explain
 from fedssl.errors import SpecError
 from fedssl.experiments import papers
 from fedssl.experiments.budget import Speeds, fit, kept_fit, training_seconds
-from fedssl.experiments.papers import Cell
+from fedssl.experiments.papers import TableCell
 from fedssl.experiments.reproduction import CellResult, Task, place_datasets, run_task
 from fedssl.experiments.scaling import scaled
 from fedssl.protocol.runs import RunSpec
@@ -48,7 +48,7 @@ def read_tasks(what: str | None, changes: Sequence[str]) -> list[Task]:
     return [_changed(Task(cell, cell.spec), changes) for cell in select_cells(what)]
 
 
-def select_cells(what: str | None) -> list[Cell]:
+def select_cells(what: str | None) -> list[TableCell]:
     """Return the cells that `what` selects, or all."""
     return [cell for name in ([what] if what else papers.tables()) for cell in papers.select(name)]
 
@@ -85,7 +85,9 @@ def run(request: Request) -> list[CellResult]:
     return results
 
 
-def _scaled(cells: Sequence[Cell], seconds: float, request: Request, speeds: Speeds) -> tuple[list[Task], list[int]]:
+def _scaled(
+    cells: Sequence[TableCell], seconds: float, request: Request, speeds: Speeds
+) -> tuple[list[Task], list[int]]:
     """Scale the cells to the largest size that fits, and return them with the seeds that fit.
 
     The scale is kept in a file, so that the same command uses the same one when it is run again.

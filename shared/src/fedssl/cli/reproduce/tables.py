@@ -11,14 +11,14 @@ from fedssl.cli.output import Format, cell, show_json, show_table
 from fedssl.experiments import costs
 from fedssl.experiments import report as markdown
 from fedssl.experiments.files import finite
-from fedssl.experiments.papers import Cell
+from fedssl.experiments.papers import TableCell
 from fedssl.experiments.reproduction import CellResult, Task, read_results
 from fedssl.experiments.summary import spread
 
 _HOUR_SECONDS = 3600
 
 
-def show_list(cells: Sequence[Cell], output: Format, *, every_column: bool) -> None:
+def show_list(cells: Sequence[TableCell], output: Format, *, every_column: bool) -> None:
     """Show what each run costs: a line per row of a table, or a line per cell if `every_column`."""
     work = [costs.flops(one.spec, one.public_client) or 0.0 for one in cells]
     if output is Format.JSON:

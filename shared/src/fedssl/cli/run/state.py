@@ -4,7 +4,7 @@ import math
 
 import typer
 
-from fedssl.artifacts.header import Entry
+from fedssl.artifacts.header import TensorEntry
 from fedssl.cli.arguments import RunArgument, TokenFileOption, UrlOption
 from fedssl.cli.connection.connect import connect, find_run
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_table
@@ -28,14 +28,14 @@ def show_state(
     if digest is None:
         note("the run has no state yet: start it, and wait for its first round to open")
         return
-    parts: dict[str, list[Entry]] = {}
+    parts: dict[str, list[TensorEntry]] = {}
     for entry in sorted(entries, key=lambda entry: entry.name):
         parts.setdefault(entry.name.partition(".")[0], []).append(entry)
     show_table(["part", "#tensors", "#numbers", "#bytes", "shape"], [_row(name, parts[name]) for name in parts])
     typer.echo(f"after {view.rounds_closed} of {view.num_rounds} rounds, artifact {digest}")
 
 
-def _row(name: str, entries: list[Entry]) -> tuple[object, ...]:
+def _row(name: str, entries: list[TensorEntry]) -> tuple[object, ...]:
     numbers = sum(math.prod(entry.shape) for entry in entries)
     size = sum(entry.stop - entry.start for entry in entries)
     shape = " x ".join(map(str, entries[0].shape)) if len(entries) == 1 else None

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from sqlalchemy.orm import Session
 
-from fedssl.evaluation.monitoring import describe, find_alarms
+from fedssl.evaluation.monitoring import describe, find_collapse_alerts
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import RunState
 from fedssl_coordinator.core.audit import record
@@ -22,7 +22,7 @@ def raise_alerts(session: Session, run: Run, current: Round, accepted: Sequence[
     after its last round.
     """
     watch, number = RunSpec.model_validate(run.spec).watch, current.number
-    alerts = find_alarms(watch, number, repository.metrics_by_client(session, run.id, number, accepted))
+    alerts = find_collapse_alerts(watch, number, repository.metrics_by_client(session, run.id, number, accepted))
     if not alerts:
         return
     message, data = describe(alerts), {"alarms": [asdict(alert) for alert in alerts]}
