@@ -21,7 +21,7 @@ from support.cast import Cast
 from support.coordinator import Coordinator
 from support.tables import Tables
 
-DASHBOARD = Path(__file__).parents[3] / "deploy" / "grafana" / "fedssl.json"
+DASHBOARD = Path(__file__).parents[4] / "deploy" / "grafana" / "fedssl.json"
 
 
 def numbers(coordinator: Coordinator) -> dict[str, float]:

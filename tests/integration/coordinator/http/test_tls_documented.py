@@ -21,7 +21,7 @@ from support.servers import Servers
 
 pytestmark = pytest.mark.integration
 
-PAGE = Path(__file__).parents[3] / "docs" / "operations" / "access.md"
+PAGE = Path(__file__).parents[4] / "docs" / "operations" / "access.md"
 
 
 def printed() -> list[list[str]]:

@@ -133,7 +133,7 @@ def test_a_token_that_has_ended_opens_nothing(
 
 def test_the_documented_table_says_the_same() -> None:
     """docs/operations/access.md, row by row; if two rows match an operation, the lower one applies."""
-    text = (Path(__file__).parents[3] / "docs" / "operations" / "access.md").read_text()
+    text = (Path(__file__).parents[4] / "docs" / "operations" / "access.md").read_text()
     section = text.partition("## Tokens and roles")[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("|")]
     heads, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines if "---" not in line)
