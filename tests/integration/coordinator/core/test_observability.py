@@ -82,7 +82,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
         cache_logger_on_first_use=False,
     )
     # An earlier test's coordinator may have logged in this process, and its loggers keep the configuration of then.
-    for module in ("app", "tasks"):
+    for module in ("app", "aggregator.tasks"):
         monkeypatch.setattr(f"fedssl_coordinator.{module}.log", structlog.get_logger(module))
     yield text
     structlog.configure(**before)
