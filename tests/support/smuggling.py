@@ -66,7 +66,7 @@ def _renamed(tensors: Tensors, name: str) -> Tensors:
 
 NOT_DECLARED = "does not match the method's artifact plan"
 NOT_FINITE = "holds NaN or infinity"
-OTHER_FORM = "not in the one form that may travel"
+OTHER_FORM = "not in the only permitted form"
 METADATA = "carries __metadata__, which may not travel"
 PLACES = "leave a gap or overlap another's"
 

@@ -268,7 +268,7 @@ OTHER_FORMS: dict[str, bytes] = {
 def test_the_right_tensors_in_another_form_are_refused(case: str) -> None:
     """Each of them is a way to say something with an update whose tensors are as declared."""
     header = parse_header(OTHER_FORMS[case])
-    with pytest.raises(ArtifactError, match="not in the one form that may travel") as caught:
+    with pytest.raises(ArtifactError, match="not in the only permitted form") as caught:
         check_header(header, SPECS, "update")
     assert not isinstance(caught.value, PlanMismatch)
 

@@ -1,13 +1,15 @@
 """Finds NaN and infinity in a stored artifact, without torch and in constant memory."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from fedssl.artifacts.dtypes import FLOATS
+from fedssl.artifacts.dtypes import FLOATS, INFO
 from fedssl.artifacts.header import Header, TensorEntry
 from fedssl.errors import ArtifactError, NotFinite
 
+_NUMPY: dict[str, np.dtype[Any]] = {name: np.dtype(INFO[name].numpy_name) for name in FLOATS}
 _CHUNK = 1 << 20
 _BF16_EXPONENT = 0x7F80  # all exponent bits set: infinity or NaN
 
@@ -18,7 +20,7 @@ def check_finite(path: Path, header: Header) -> None:
     Raises ArtifactError where the file ends before the header says so.
     """
     for entry in header.entries:
-        if entry.dtype in FLOATS and entry.stop > entry.start and not _is_finite(path, header, entry):
+        if entry.dtype in _NUMPY and entry.stop > entry.start and not _is_finite(path, header, entry):
             raise NotFinite(
                 f"tensor {entry.name} holds NaN or infinity: training diverged. Lower the learning rate, "
                 "and check the images for constant or corrupt ones"
@@ -26,7 +28,7 @@ def check_finite(path: Path, header: Header) -> None:
 
 
 def _is_finite(path: Path, header: Header, entry: TensorEntry) -> bool:
-    dtype = FLOATS[entry.dtype]
+    dtype = _NUMPY[entry.dtype]
     count = (entry.stop - entry.start) // dtype.itemsize
     with path.open("rb") as file:
         file.seek(header.data_start + entry.start)
