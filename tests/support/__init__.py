@@ -1,1 +1,1 @@
-"""What several test packages share."""
+"""Fixtures and helpers that several test packages share."""

@@ -10,7 +10,7 @@ from support.listening import LoopbackServer, Quiet
 
 
 class Answers(LoopbackServer):
-    """`known`: JSON by method and path; everything else is not found. `date`: the header, None: the real one."""
+    """Serve the JSON of `known`, by method and path, or 404. `date` replaces the Date header if it is not None."""
 
     def __init__(self, known: dict[tuple[str, str], Any]) -> None:
         super().__init__(_Handler)
@@ -35,7 +35,7 @@ class _Handler(Quiet):
         self.end_headers()
         self.wfile.write(body)
 
-    do_GET = do_POST = do_PUT = do_DELETE = _answer  # noqa: N815 - http.server looks for these names
+    do_GET = do_POST = do_PUT = do_DELETE = _answer  # noqa: N815 - http.server calls these names
 
 
 @contextmanager

@@ -52,7 +52,7 @@ class Cast:
         return item
 
     def item(self, name: str) -> WorkItem:
-        """What the client has claimed last."""
+        """Return the assignment that the client claimed last."""
         return self._items[name]
 
     def deliver(self, name: str, value: float = 1.0, num_examples: int = 10) -> None:
@@ -87,7 +87,7 @@ class Cast:
         return [event for event in self.coordinator.client.event_log(self.id) if event.kind == kind]
 
     def awaits_attention(self) -> bool:
-        """Whether the sweep would look at the run."""
+        """Return whether the sweep would examine the run."""
         from fedssl_coordinator.core.db import transaction
         from fedssl_coordinator.federation.rounds import repository
 

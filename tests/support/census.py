@@ -1,4 +1,4 @@
-"""What a federation costs: memory and time of each process, and Postgres's connections, transactions and bytes."""
+"""Measures a federation: memory and time of each process, and Postgres's connections, transactions and bytes."""
 
 import os
 import threading
@@ -36,7 +36,7 @@ def table_bytes(tables: Tables) -> dict[str, int]:
 
 
 def num_transactions(tables: Tables) -> int:
-    """Transactions that were committed so far. A process tells of its own a second late."""
+    """Transactions that were committed so far. A process reports its own a second late."""
     found = tables.one("SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()")
     assert isinstance(found, int)
     return found

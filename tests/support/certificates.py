@@ -38,7 +38,7 @@ class Authority:
         self.file.write_bytes(root.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM))
 
     def sign(self, name: str, *addresses: str, days: int = 1) -> Pair:
-        """A certificate for these IP addresses, valid for so many days from yesterday on."""
+        """A certificate for these IP addresses, valid for `days` days from yesterday on."""
         key = generate_private_key(SECP256R1())
         builder = _unsigned(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]), key, days)
         names = [x509.IPAddress(ipaddress.ip_address(address)) for address in addresses]

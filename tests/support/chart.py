@@ -14,7 +14,7 @@ CASES = sorted(path.stem for path in (CHART / "ci").glob("*.yaml"))
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """What a values file gives. `objects` are in the order of the templates."""
+    """The chart as rendered with a values file. `objects` are in the order of the templates."""
 
     objects: list[dict[str, Any]]
     notes: str
@@ -38,7 +38,7 @@ def case(name: str) -> dict[str, Any]:
 
 @cache
 def rendered(name: str) -> Rendered:
-    """ci/NAME.yaml, rendered once in this process: nobody may change it."""
+    """ci/NAME.yaml, rendered once in this process. Tests must not change it."""
     return render(case(name))
 
 

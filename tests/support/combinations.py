@@ -1,4 +1,4 @@
-"""Methods put together from parts, beside those that have a name."""
+"""Methods composed of parts, in addition to the named ones."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What runs a command in a test: `fedssl("run", "ls")`."""
+"""Runs a command in a test: `fedssl("run", "ls")`."""
 
 from collections.abc import Callable
 

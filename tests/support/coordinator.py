@@ -18,7 +18,7 @@ from fedssl.protocol.views import TokenCreate
 from fedssl.protocol.work import Register
 from support.environment import coordinator_environment
 
-# Most tests ask more often, and with more bad tokens, than anybody may.
+# Most tests send more requests, and more with invalid tokens, than the limits allow.
 UNLIMITED = {
     "FEDSSL_TOKEN_REQUESTS_PER_MINUTE": "0",
     "FEDSSL_ADDRESS_REQUESTS_PER_MINUTE": "0",
@@ -116,13 +116,13 @@ class Coordinator:
         return load_tensors(self.store / digest[:2] / digest[2:4] / digest)
 
     def advance(self, run_id: UUID) -> None:
-        """What the aggregator does at a nudge, here and now."""
+        """Do in this process what the aggregator does when it gets a task."""
         from fedssl_coordinator.aggregator.tasks import advance_run
 
         advance_run(str(run_id))
 
     def distil(self, run_id: UUID) -> None:
-        """What the worker of the queue `distill` does at a nudge, here and now, with the run's unfinished job."""
+        """Do in this process what the worker of the queue `distill` does with the run's unfinished job."""
         from fedssl_coordinator.aggregator.tasks import distil
 
         job = self.client.run(run_id).distillation
@@ -130,14 +130,14 @@ class Coordinator:
         distil(str(job.id))
 
     def evaluate(self, evaluation_id: UUID) -> None:
-        """What the worker of the queue `evaluate` does at a nudge, here and now."""
+        """Do in this process what the worker of the queue `evaluate` does when it gets a task."""
         from fedssl_coordinator.aggregator.tasks import evaluate
 
         evaluate(str(evaluation_id))
 
 
 def is_of_this_environment() -> bool:
-    """Whether what the coordinator's modules keep, if anything, is what they would make in the environment as it is."""
+    """Return whether the objects that modules cache, if any, match those for the present environment."""
     from fedssl_coordinator.core import db
     from fedssl_coordinator.core.settings import settings
 

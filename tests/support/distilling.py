@@ -40,7 +40,7 @@ class DistillingCast:
             self.train()
 
     def train(self) -> None:
-        """Everybody trains the open round and hands in; then the aggregator has its look."""
+        """Train and submit the open round for every client, then run the aggregator's task."""
         for name, worker in self.workers.items():
             item = worker.claim(0)
             assert item is not None, f"nothing to do for {name}"
@@ -61,7 +61,7 @@ class DistillingCast:
         )  # fmt: skip
 
     def distil(self) -> None:
-        """What the worker of the queue does at a nudge."""
+        """Do what the worker of the queue does when it gets a task."""
         self.coordinator.distil(self.id)
 
     @property

@@ -4,5 +4,5 @@ import os
 
 
 def examples(number: int) -> int:
-    """So many examples, times FEDSSL_FUZZ_FACTOR."""
+    """Return `number` times FEDSSL_FUZZ_FACTOR."""
     return number * int(os.environ.get("FEDSSL_FUZZ_FACTOR", "1"))

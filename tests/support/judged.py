@@ -48,5 +48,5 @@ def judged_spec(every: int = 1, name: str = "fedsimclr", **changes: Any) -> RunS
 
 
 def few(**changes: Any) -> JudgingConfig:
-    """What may be asked for besides."""
+    """The measures that may be requested in addition."""
     return JudgingConfig.model_validate({**FEW, **changes})

@@ -1,4 +1,4 @@
-"""What the tests' proxies and HTTP servers have in common: a port of loopback, a thread for each connection."""
+"""The common base of the tests' proxies and HTTP servers: a port of loopback, a thread for each connection."""
 
 import socket
 import sys

@@ -86,7 +86,7 @@ def _public(config: PublicDataConfig, data: DataConfig) -> ClientData:
 
 
 def context(spec: RunSpec, round_number: int, client_id: str = "") -> Context:
-    """Who computes what, when, with the images that everybody holds and the dimensions that are the client's own."""
+    """Return the context of a client in a round, with the public images and the client's own dimensions."""
     public = None if spec.public_data is None else _public(spec.public_data, spec.data)
     dimensions = client_dimensions(spec, shards(spec)).get(client_id)
     return Context(spec=spec, round_number=round_number, client_id=client_id, public=public, dimensions=dimensions)

@@ -84,7 +84,7 @@ class ObjectStore:
         return Bucket(S3Address.parse(self.url(name)), self.access_key, self.secret_key)
 
     def objects(self, bucket: str) -> list[str]:
-        """What is kept, whatever made it."""
+        """Return the stored objects, whichever request made them."""
         top = self.folder / bucket
         return sorted(str(path.relative_to(top)) for path in top.rglob("*") if path.is_file())
 

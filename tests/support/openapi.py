@@ -37,7 +37,7 @@ class Operation:
 
     @property
     def roles(self) -> set[str]:
-        """Those that may: a token needs one of them. Empty for an operation that is open, or has forgotten to say."""
+        """The allowed roles: a token needs one of them. Empty if the operation is open, or fails to declare them."""
         return {role for requirement in self.document.get("security", []) for role in requirement["HTTPBearer"]}
 
 

@@ -56,7 +56,7 @@ class Browser:
 
     @property
     def csrf(self) -> str:
-        """What every form of this session carries."""
+        """Return the fields that every form of this session contains."""
         found = re.search(r'name="csrf" value="([0-9a-f]{64})"', self.get("/runs").text)
         assert found, "every page has the form that signs out"
         return found[1]

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Federation:
-    """API, aggregators, beat and one worker a client, as they would run in production. Logs lie in `folder`.
+    """API, aggregators, beat and one worker per client, as they would run in production. Logs lie in `folder`.
 
     An aggregator for each of the queues `aggregate` and `distill` is started with the rest; "evaluator" is there to be.
     """
@@ -147,7 +147,7 @@ def federation(
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on."""
+    """Return a loopback port on which no process listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

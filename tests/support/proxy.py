@@ -14,7 +14,7 @@ _MOST = 1 << 16
 
 
 class BreakingProxy(Listener):
-    """Passes connections on to one server, and resets each after so many bytes or seconds.
+    """Passes connections on to one server, and resets each after a number of bytes or seconds.
 
     `bytes_per_second` bounds each direction of a connection. `target` may be changed: a server that has moved.
     """

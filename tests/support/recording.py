@@ -37,7 +37,7 @@ class RecordingProxy(Listener):
         return sum(map(len, self._sent))
 
     def requests(self) -> list[Request]:
-        """What was sent, read as HTTP/1.1. Raises ValueError at bytes that belong to no request."""
+        """Return the bytes sent as HTTP/1.1 requests. Raises ValueError if bytes belong to no request."""
         return [request for sent in self._sent for request in parse_requests(bytes(sent))]
 
     def _serve(self, client: socket.socket) -> None:

@@ -19,12 +19,12 @@ from fedssl_worker.lease import progress_interval
 
 _LARGEST_PUT = 1 << 20  # as the worker's client: what is larger goes by `/v1/uploads`
 _CONNECT_SECONDS = 60.0
-_HELD = {"claim"}  # answered when there is something to say: not a latency
+_HELD = {"claim"}  # answered when there is work: its duration is not a latency
 
 
 @dataclass
 class Tally:
-    """What all workers have seen together. Times are in seconds."""
+    """The measurements of all workers together. Times are in seconds."""
 
     latencies: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     refusals: Counter[str] = field(default_factory=Counter)
@@ -34,7 +34,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Answer:
-    """A response; `content` is empty where it was only counted."""
+    """A response; `content` is empty if it was only counted."""
 
     status: int
     headers: dict[str, str]
@@ -109,7 +109,7 @@ class Line:
 
 
 class _LeaseLost(Exception):
-    """It took longer than the lease: whoever is that late is counted among the refusals."""
+    """The work took longer than the lease; it is counted as refused."""
 
 
 class SimulatedWorker:
@@ -136,7 +136,7 @@ class SimulatedWorker:
             while True:
                 answer = await self._post("claim", {"wait_seconds": self._claim_seconds})
                 if answer.status == 200:
-                    with contextlib.suppress(_LeaseLost):  # as a worker does: the next claim says what is to be done
+                    with contextlib.suppress(_LeaseLost):  # as a worker does: the next claim returns what to do
                         await self._train(json.loads(answer.content))
 
     async def _train(self, item: dict[str, Any]) -> None:
@@ -188,7 +188,7 @@ class SimulatedWorker:
 
 
 class _Template:
-    """An update as the plan declares it, all but its last number the same for everybody."""
+    """Return an update as the plan declares it, equal for all clients except for its last number."""
 
     def __init__(self, specs: tuple[TensorSpec, ...]) -> None:
         size = sum(num_bytes(spec.dtype, spec.shape) for spec in specs)

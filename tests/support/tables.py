@@ -49,7 +49,7 @@ class Tables:
         return [name for (name,) in rows if name != "alembic_version"]
 
     def dump(self, *, but: tuple[str, ...] = ()) -> dict[str, list[str]]:
-        """Every row of every table as text, but for when somebody last asked for an artifact."""
+        """Return every row of every table as text, without the times of the artifacts' last requests."""
         return {name: self._rows(name) for name in self.names() if name not in but}
 
     def _rows(self, name: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Uploads by the protocol tus, one request at a time, as nobody's client would send them."""
+"""Uploads by the protocol tus, one request at a time, as no client of this project sends them."""
 
 import base64
 from types import TracebackType
@@ -28,14 +28,14 @@ class Tus:
         self._http.close()
 
     def announce(self, num_bytes: int, digest: str, assignment: object = None) -> httpx.Response:
-        """What is about to be sent."""
+        """Announce an upload and return the answer."""
         values = {"digest": digest} | ({} if assignment is None else {"assignment": str(assignment)})
         pairs = (f"{name} {base64.b64encode(value.encode()).decode()}" for name, value in values.items())
         headers = {"Upload-Length": str(num_bytes), "Upload-Metadata": ",".join(pairs)}
         return self._http.post("/v1/uploads", headers=headers)
 
     def begun(self, num_bytes: int, digest: str, assignment: object = None) -> str:
-        """Where to send it."""
+        """Begin an upload and return its address."""
         answer = self.announce(num_bytes, digest, assignment)
         assert answer.status_code == 201, answer.text
         return str(answer.headers["location"])
@@ -47,7 +47,7 @@ class Tus:
         return self._http.patch(location, content=content, headers={**own, **changes})
 
     def offset(self, location: str) -> int:
-        """Where it goes on."""
+        """Return the offset at which the upload continues."""
         answer = self._http.head(location)
         assert answer.status_code == 200, answer.status_code
         assert answer.headers["cache-control"] == "no-store"

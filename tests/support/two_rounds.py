@@ -30,7 +30,7 @@ def two_rounds_spec(
 ) -> RunSpec:
     """A method's or a combination's spec with several whole batches a round and an incomplete one.
 
-    The combination keeps its optimiser, but for what `optimizer` says.
+    The combination keeps its optimiser, except for the settings in `optimizer`.
     """
     own = COMBINATIONS.get(combination, {}).get("training", {}).get("optimizer", {})
     training = {

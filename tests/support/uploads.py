@@ -1,4 +1,4 @@
-"""Safetensors files as nobody should make them, and requests that no client would send."""
+"""Malformed safetensors files, and requests that no client would send."""
 
 import hashlib
 import json

@@ -21,7 +21,7 @@ Other = Callable[[list[str]], None]
 class Walkthrough:
     """Runs a document in the working folder: writes its named specs, and runs its commands.
 
-    RUN stands for the run that was submitted last; `stands_for` says the same of other words.
+    RUN stands for the run that was submitted last; `stands_for` replaces other words.
     """
 
     def __init__(self, stands_for: dict[str, str], other: Other) -> None:

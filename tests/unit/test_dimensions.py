@@ -1,4 +1,4 @@
-"""Who owns which dimension."""
+"""The assignment of dimensions to clients."""
 
 import pytest
 

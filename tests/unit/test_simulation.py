@@ -1,4 +1,4 @@
-"""What a simulation says of its rounds: bytes, images, measures."""
+"""The figures that a simulation reports of its rounds: bytes, images, measures."""
 
 import pytest
 import torch

@@ -68,7 +68,7 @@ def test_lazy_tensors_read_one_at_a_time(tmp_path: Path) -> None:
     lazy = LazyTensors(tmp_path / "file")
     assert (list(lazy), len(lazy)) == (["a", "b"], 2)
     assert torch.equal(lazy["a"], torch.tensor([1.0, 2.0]))
-    assert lazy["a"] is not lazy["a"]  # kept by nobody
+    assert lazy["a"] is not lazy["a"]  # not cached
     assert "c" not in lazy
     with pytest.raises(KeyError):
         lazy["c"]

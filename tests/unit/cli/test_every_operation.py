@@ -35,7 +35,7 @@ FOR_PROGRAMS = {
     "POST /v1/enrolments",
     "GET /metrics",
 }
-"""What a worker asks for by itself, how files are sent, and what Prometheus asks for."""
+"""The operations that only a worker, a file transfer or Prometheus requests."""
 
 COMMANDS = {
     "GET /healthz": "doctor",
@@ -110,7 +110,7 @@ _ON_THE_WAY: dict[tuple[str, str], Any] = {
     ("GET", "/v1/public-datasets"): {"items": []},
     ("GET", "/v1/evaluation-datasets"): {"items": []},
 }
-"""What a command asks for before what it is about; anything else is answered with 404, which ends it."""
+"""The answers to a command's first requests; any other request gets a 404, which ends the command."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`--help` is quick because it imports next to nothing, and says what a newcomer needs."""
+"""`--help` is quick because it imports next to nothing, and explains what a newcomer needs."""
 
 import json
 import subprocess

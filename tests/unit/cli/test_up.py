@@ -1,4 +1,4 @@
-"""What `fedssl up` deals, where it keeps it, and what it refuses. The processes are in tests/integration/cli."""
+"""How `fedssl up` partitions images, where it keeps them, its refusals. The processes are in tests/integration/cli."""
 
 import json
 import os

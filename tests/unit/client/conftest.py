@@ -28,7 +28,7 @@ class Received:
 
 @dataclass
 class Answer:
-    """What to send. `cut_after`: break the connection after this many bytes of the body.
+    """An answer to send. `cut_after`: break the connection after this many bytes of the body.
 
     `pause_seconds`: the wait after every line of it.
     """
@@ -94,7 +94,7 @@ class _Handler(Quiet):
             time.sleep(answer.pause_seconds)
         self.close_connection |= answer.cut_after is not None
 
-    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _answer  # noqa: N815 - http.server looks for these names
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _answer  # noqa: N815 - http.server calls these names
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Downloads that break and go on, uploads from disk."""
+"""Downloads that break and continue, uploads from disk."""
 
 import base64
 import fcntl
@@ -178,7 +178,7 @@ def test_a_data_set_is_sent_where_the_coordinator_lacks_it(server: ScriptedServe
 
 
 def _left(folder: Path, name: str, content: bytes, digest: str = DIGEST) -> Path:
-    """What an earlier process has fetched of a file."""
+    """Write the part of a file that an earlier process fetched."""
     path = folder / f".{name}.{digest}.part"
     path.write_bytes(content)
     return path

@@ -1,4 +1,4 @@
-"""What each process imports, and what they need before they start."""
+"""The imports of each process, and the settings that they need to start."""
 
 import json
 import os

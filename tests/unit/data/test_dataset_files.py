@@ -96,7 +96,7 @@ def test_a_set_goes_through_in_parts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("num_images", [50, 360])
 def test_registered_images_are_chosen_as_those_found_by_name(tmp_path: Path, num_images: int) -> None:
-    """What makes a run with a digest equal to the simulation without one."""
+    """A run with a digest therefore equals the simulation without one."""
     whole = load_dataset("digits", "test")
     digest = write_public(whole, tmp_path / "written", own_shape(whole))
     config = PublicDataConfig(dataset="digits", split="test", num_images=num_images, seed=3)

@@ -1,4 +1,4 @@
-"""Data sets in every format, written by the tests themselves, and what is said about damaged ones."""
+"""Data sets in every format, written by the tests themselves, and the errors for damaged ones."""
 
 import gzip
 import os

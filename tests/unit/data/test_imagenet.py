@@ -50,7 +50,7 @@ def _write_zip(path: Path, files: dict[str, bytes]) -> None:
 
 
 def _sorted_into_classes(files: dict[str, bytes]) -> dict[str, bytes]:
-    """What the scripts that people run after unpacking make of `val`, and of the `images` folders."""
+    """Rearrange `val` and the `images` folders as the usual scripts do after unpacking."""
     lines = files["val/val_annotations.txt"].decode().splitlines()
     labels = dict(line.split("\t")[:2] for line in lines)
     changed = {}

@@ -1,4 +1,4 @@
-"""Who holds which images: nothing lost, nothing twice, the same every time, and subsampled after the partition."""
+"""The clients' images: nothing lost, nothing twice, the same every time, and subsampled after the partition."""
 
 from pathlib import Path
 

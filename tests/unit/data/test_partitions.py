@@ -119,7 +119,7 @@ def test_ssd_sizes_are_like_those_that_its_authors_ship() -> None:
 
 
 def test_fedx_against_its_rule_written_out() -> None:
-    """Draw, leave out who has N/K images, renormalise, cut at the running sum; all again until everybody has 10."""
+    """Draw, leave out clients with N/K images, renormalise, cut at the running sum; repeat until each has 10."""
     class_sizes, num_clients, alpha = np.bincount(LABELS), 8, 0.2
     for seed in range(20):
         rng = np.random.default_rng([seed, 0])

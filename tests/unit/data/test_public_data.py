@@ -1,4 +1,4 @@
-"""Images that everybody holds."""
+"""Images that all clients hold."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""SVHN from MAT-files that MATLAB's other readers and writers agree on, and what is said about damaged ones."""
+"""SVHN from MAT-files that MATLAB's other readers and writers agree on, and the errors for damaged ones."""
 
 import struct
 import zlib

@@ -277,7 +277,7 @@ def test_cudnn_tries_its_algorithms_in_whole_batches_alone(
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's recording on a GPU that does not permit a step's operation: the error is told of where it ends."""
+    """torch's recording on a GPU that does not permit a step's operation: the error is raised at its end."""
 
     class Graph:
         def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a GPU runs, on torch's meta device: it has shapes and no numbers, so that whatever waits for one fails there.
+"""The steps of a GPU on torch's meta device, which has shapes but no numbers: code that waits for a number fails.
 
 It also refuses tensors of two devices in one operation, and shows what is copied to it.
 """
@@ -32,7 +32,7 @@ META = torch.device("meta")
 
 
 class _Generator(torch._C.Generator):
-    """The CPU's, which says that it is on the meta device: that one has none."""
+    """The CPU's generator, which claims to be on the meta device, because that one has none."""
 
     def __new__(cls, device: Any = "cpu") -> "_Generator":
         made = super().__new__(cls)
@@ -99,7 +99,7 @@ def _moved(data: ClientData | None) -> ClientData | None:
 
 
 def _move(modules: torch.nn.ModuleDict) -> None:
-    """To the meta device, with what modules hold beside parameters and buffers."""
+    """Move modules to the meta device, with their attributes besides parameters and buffers."""
     modules.to(META)
     for module in modules.modules():
         if isinstance(module, _Sampler):

@@ -1,4 +1,4 @@
-"""Updates that lie too far from the broadcast: clipped to the bound, or left out, and told by name."""
+"""Updates that lie too far from the broadcast: clipped to the bound, or left out, and reported by name."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a step minimises."""
+"""The function that a step minimises."""
 
 import pytest
 import torch

@@ -26,7 +26,7 @@ def _equal(a: Tensors, b: Tensors) -> bool:
 
 
 def _two_rounds(spec: RunSpec, *, fresh: bool) -> list[LocalResult]:
-    """Both clients in both rounds; `fresh`: with modules built anew for each."""
+    """Train both clients in both rounds. With `fresh`, the modules are built again for each."""
     now, states, results = start(spec), {}, []
     for number in (1, 2):
         updates = []

@@ -64,7 +64,7 @@ def test_wrong_shape_and_no_images() -> None:
 
 
 class _Watching(torch.nn.Module):
-    """Notes whether cuDNN may round to TF32."""
+    """Record whether cuDNN may round to TF32."""
 
     def __init__(self, seen: list[bool]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Fine-tuning on digits: it learns, from its arguments alone, and leaves the encoder as it was."""
+"""Fine-tuning on digits: it learns, only from its arguments, and leaves the encoder as it was."""
 
 import dataclasses
 import math

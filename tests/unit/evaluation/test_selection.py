@@ -1,4 +1,4 @@
-"""The last and the best round, and what is said of the choice."""
+"""The last and the best round, and the sentence that explains the choice."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What is measured of a machine's speed: steps as a run's, and not what comes before them."""
+"""The measurement of a machine's speed: steps like a run's, without the preparation before them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Comparisons: who is compared with what, on what, and what comes of it."""
+"""Comparisons: the methods, their settings and data, and the results."""
 
 import csv
 import io

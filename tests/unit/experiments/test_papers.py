@@ -54,7 +54,7 @@ def one(name: str) -> TableCell:
 
 
 def values(name: str) -> dict[str, Any]:
-    """What methods.md's settings speak of, in one flat table."""
+    """Return the settings that methods.md describes as one flat table."""
     spec = one(name).spec
     assert spec.partition is not None
     optimizer = spec.training.optimizer

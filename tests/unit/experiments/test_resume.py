@@ -1,4 +1,4 @@
-"""A simulation that is killed goes on where it was, to the bits of one that nobody disturbed."""
+"""A simulation that is killed resumes, and ends with the bits of an undisturbed one."""
 
 import os
 import signal

@@ -89,7 +89,7 @@ def test_target_distribution_equals_its_equation(seed: int) -> None:
 def test_target_distribution_keeps_uniform_and_hard_rows_and_has_no_gradient() -> None:
     assert torch.equal(target_distribution(torch.full((4, 2), 0.5)), torch.full((4, 2), 0.5))
     assert torch.equal(target_distribution(torch.eye(3)), torch.eye(3))
-    # A cluster that nobody chooses, and rows of zeros, stay 0 without a NaN.
+    # A cluster without members, and rows of zeros, stay 0 without a NaN.
     unused = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
     assert torch.equal(target_distribution(unused), unused)
     assert not target_distribution(soft(3, 2, 0).requires_grad_()).requires_grad
@@ -123,7 +123,7 @@ def test_crossed_kl_by_hand() -> None:
     online_a, target_b = torch.tensor([[0.75, 0.25], [0.25, 0.75]]), torch.tensor([[0.6, 0.4], [0.6, 0.4]])
     # Row 2 disagrees (1 against 0) and counts as 0. Equal rows keep their distribution: pT = 0.36/1.2 to 0.16/0.8
     # = 0.3 to 0.2 = (0.6, 0.4). KL = 0.6 log(0.6/0.75) + 0.4 log(0.4/0.25) = -0.1339 + 0.1880 = 0.0541, over 2 rows.
-    # The other direction: a tie counts as 0, the target says 1, so nothing is kept.
+    # The other direction: a tie counts as 0, the target is 1, so nothing is kept.
     online_b, target_a = torch.full((2, 2), 0.5), torch.tensor([[0.4, 0.6], [0.4, 0.6]])
     value = crossed_kl(online_a, online_b, target_a, target_b)
     assert float(value) == pytest.approx(0.027057660454884225, rel=1e-5)

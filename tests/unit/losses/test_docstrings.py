@@ -1,4 +1,4 @@
-"""Every public function of the losses and the aggregation says what it does, and its examples run."""
+"""Every public function of the losses and the aggregation has a docstring, and its examples run."""
 
 import doctest
 import importlib

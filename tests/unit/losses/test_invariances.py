@@ -1,4 +1,4 @@
-"""What holds of every loss: precision, scale, order, which input gets a gradient, and none of them a NaN."""
+"""The properties of every loss: precision, scale, order, which input gets a gradient, and none of them a NaN."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -66,7 +66,7 @@ def test_concentrations_equal_their_equation(seed: int) -> None:
     z, prototypes = normal(40, 4, seed=seed), torch.nn.functional.normalize(normal(7, 4, seed=seed + 10))
     clusters = torch.randint(0, 6, (40,), generator=torch.Generator().manual_seed(seed))
     clusters[clusters == 5] = 4
-    clusters[0] = 5  # a cluster of one; nobody is in the seventh
+    clusters[0] = 5  # a cluster of one; the seventh is empty
     units = [row / np.linalg.norm(row) for row in z.numpy()]
     density = np.zeros(7)
     for c in range(7):

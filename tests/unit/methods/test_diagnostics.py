@@ -1,4 +1,4 @@
-"""What a client tells about its encoder: against an independent float64 computation, and without leaving a trace."""
+"""A client's metrics of its encoder: against an independent float64 computation, and without leaving a trace."""
 
 import math
 
@@ -82,7 +82,7 @@ def test_one_image_has_no_rank_and_a_run_that_is_not_watched_no_numbers() -> Non
 
 
 def test_few_images_say_nothing_of_the_rank() -> None:
-    """Three centred images have a rank of 2 at most, which is no collapse."""
+    """Three centred images have a rank of 2 at most, which is not a collapse."""
     modules = nn.ModuleDict({"encoder": Flat(torch.randn(5, 64))})
     assert "effective_rank" not in observe(modules, _images(7), {}, _context())
     assert {"effective_rank", "feature_std"} <= observe(modules, _images(8), {}, _context()).keys()

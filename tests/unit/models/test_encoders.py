@@ -1,4 +1,4 @@
-"""Encoders: shapes, names, cost, and weights that depend on the seed alone."""
+"""Encoders: shapes, names, cost, and weights that depend only on the seed."""
 
 import re
 
@@ -49,7 +49,7 @@ def test_tensor_names_are_plain(config: EncoderConfig) -> None:
 
 
 def test_convolutions_leave_shortcuts_out() -> None:
-    """FedU measures drift over the weights whose name says conv, as EasyFL does: 17 in a ResNet-18."""
+    """FedU measures drift over the weights whose name contains conv, as EasyFL does: 17 in a ResNet-18."""
     for config, count in ((R18, 17), (CONVNET, 4)):
         encoder = build_encoder(config, 3)
         names = [name for name, _ in encoder.named_parameters() if "conv" in name]

@@ -1,4 +1,4 @@
-"""`fedssl partition`: the table, the document and the picture say the same as the dealing does."""
+"""`fedssl partition`: the table, the document and the picture agree with the partition."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What `fedssl doctor` calls wrong."""
+"""The problems that `fedssl doctor` reports."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def doctor(*arguments: object, code: int = 1) -> dict[str, Any]:
-    """What was found wrong, by name."""
+    """Return the failed checks by name."""
     result = CliRunner().invoke(app, ["doctor", "--format", "json", *map(str, arguments)])
     assert result.exit_code == code, result.output
     checks = json.loads(result.stdout)["checks"]

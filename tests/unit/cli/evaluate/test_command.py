@@ -58,7 +58,7 @@ def document(*arguments: object) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `fedssl simulate` writes."""
+    """Return a folder as `fedssl simulate` writes it."""
     place = tmp_path_factory.mktemp("run")
     (place / "spec.toml").write_text(SPEC_TEXT)
     result = simulate(read_spec(str(place / "spec.toml")))
@@ -146,7 +146,7 @@ def test_angles_between_a_client_s_model_and_the_global_one(folder: Path) -> Non
 
 
 def test_torchvision_s_network_without_a_spec(tmp_path: Path) -> None:
-    """Under torchvision's names, with a classifier that is left out; its first layer tells stem and channels."""
+    """Under torchvision's names, with a classifier that is left out; stem and channels follow from its first layer."""
     encoder = initialised(lambda: build_encoder(EncoderConfig(name="resnet18"), 1), 0)
     path = tmp_path / "plain.safetensors"
     save_tensors({**encoder.state_dict(), "fc.weight": torch.zeros(10, 512), "fc.bias": torch.zeros(10)}, path)

@@ -29,7 +29,7 @@ def run() -> RunView:
 
 @pytest.fixture
 def mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """With a store of its own; it is not to tell its makers."""
+    """Use a store of its own, and send no usage statistics."""
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", "")  # which it sets for itself: put back like the others
     monkeypatch.delenv("MLFLOW_EXPERIMENT_ID")

@@ -1,4 +1,4 @@
-"""What a run in progress looks like, from made-up moments of one."""
+"""The display of a run in progress, from made-up states of one."""
 
 import io
 from datetime import UTC, datetime
@@ -92,7 +92,7 @@ def test_the_remaining_time_is_estimated_from_observed_progress() -> None:
     clock = RemainingTime(now=0)
 
     assert clock.seconds_left(0.5, now=100) is None  # half was done before we looked
-    assert clock.seconds_left(0.505, now=110) is None  # too little to tell
+    assert clock.seconds_left(0.505, now=110) is None  # too little to estimate
     assert clock.seconds_left(0.6, now=110) == pytest.approx(40)
 
 
@@ -143,7 +143,7 @@ def test_the_picture_of_many_clients_keeps_those_with_problems() -> None:
 
 
 def distilling(epoch: int | None, *, number: int = 1, reason: str | None = None, closed: int = 0) -> RunView:
-    """A run of FLESD whose clients are done with the round; epoch None: the coordinator has not begun."""
+    """Return a run of FLESD whose clients are done with the round. If `epoch` is None, distillation has not begun."""
     parts = [part("a", "accepted"), part("b", "accepted")]
     begun = epoch is not None
     job = DistillationJobView(

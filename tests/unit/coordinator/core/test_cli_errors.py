@@ -1,4 +1,4 @@
-"""Wrong starts of `fedssl-coordinator`: one line that says what to do, no traceback and no password."""
+"""Wrong starts of `fedssl-coordinator`: one line with what to do, no traceback and no password."""
 
 from collections.abc import Iterator
 

@@ -22,7 +22,7 @@ def small_limit(change_settings: Callable[..., None]) -> None:
 
 
 def _exchange(messages: list[Message], *, method: str = "POST", path: str = "/v1/runs", **headers: str) -> Any:
-    """What an application behind the limit receives, or the status that it is spared."""
+    """Return the body that an application behind the limit receives, or the status of the refusal."""
     sent: list[Message] = []
     got: list[bytes] = []
     queue = [*messages]
@@ -126,7 +126,7 @@ class _Unfinished:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def send(self, num_bytes: int, *, is_known: bool = False) -> list[Message]:
-        """What is answered at once."""
+        """Return the answer that is sent at once."""
         sent: list[Message] = []
         parts = [{"type": "http.request", "body": b"x" * num_bytes, "more_body": True}]
 

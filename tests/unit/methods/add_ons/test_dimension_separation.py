@@ -107,7 +107,7 @@ def test_the_rotation_is_orthonormal_and_everybodys() -> None:
 
 
 def test_rotations_are_not_always_on_one_side() -> None:
-    """Of uniformly drawn orthonormal matrices half turn (det 1) and half reflect, and an entry's mean is 0."""
+    """Half of the uniformly drawn orthonormal matrices turn (det 1), half reflect, and an entry's mean is 0."""
     drawn = torch.stack([random_rotation(3, seed) for seed in range(200)])
     assert 60 < int((torch.linalg.det(drawn) > 0).sum()) < 140
     assert float(drawn.mean(dim=0).abs().max()) < 0.15

@@ -157,7 +157,7 @@ def test_refused_with_the_reason(host: str, dapu: dict[str, Any], reason: str) -
 
 
 def test_modules_of_add_ons_are_overwritten() -> None:
-    """FedX on FedU: DAPU decides about BYOL's predictor alone."""
+    """FedX on FedU: DAPU decides only about BYOL's predictor."""
     method = {"name": "fedu", "merge": {"name": "dapu", "mu": 0.0}, "add_ons": [{"name": "fedx"}]}
     state, broadcast, modules = _second_download(method_spec("fedu", method=method))
     assert _same(modules["predictor"], _of(state, "dapu.local.predictor"))

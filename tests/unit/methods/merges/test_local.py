@@ -1,4 +1,4 @@
-"""Training without a federation: every client alone, and all images at one."""
+"""Training without a federation: every client by itself, and all images at one client."""
 
 from typing import Any
 

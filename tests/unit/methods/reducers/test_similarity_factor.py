@@ -37,7 +37,7 @@ def textbook(s: np.ndarray, width: int) -> np.ndarray:
 
 
 def some_with_twins(num: int = 24, width: int = 6) -> Tensor:
-    """Embeddings of which a third are repeated, at other lengths: their pivots tie."""
+    """Return embeddings, a third of them repeated at other lengths, so that their pivots tie."""
     z_ND = normal(num, width)
     z_ND[num // 3 : 2 * (num // 3)] = 3 * z_ND[: num // 3]
     return z_ND
@@ -80,7 +80,7 @@ def test_it_gives_back_the_similarities(case: str) -> None:
 
 @pytest.mark.parametrize("case", HARD)
 def test_it_is_the_pivoted_cholesky_factor_of_the_matrix(case: str) -> None:
-    """What the matrix alone gives, although the matrix is not formed."""
+    """The result depends only on the matrix, although the matrix is not formed."""
     found = similarity_factor(HARD[case]).numpy()
     np.testing.assert_allclose(found, textbook(cosines(HARD[case]), HARD[case].shape[1]), atol=1e-7)
 
