@@ -64,7 +64,7 @@ def test_the_table_has_every_method_and_the_files_are_there(spec: Path, tmp_path
         assert "±" in result.stdout.split(f" {name} ", 1)[1].splitlines()[0]
         assert "2 of 2" in result.stdout
     assert "0 of 2" in result.stdout
-    assert "flesd failed (seed 0, 1): distillation needs images" in result.stdout
+    assert "flesd failed (seed 0, 1): distillation needs public images" in result.stdout
     assert "fedbyol has settings of its own: training.local_epochs=2" in result.stdout
     assert "best rounds are chosen on the test set" in result.stdout
     assert "picture" in rows
@@ -123,7 +123,7 @@ def test_variants_and_changes_are_read(spec: Path) -> None:
         (["--variant", "fedsimclr"], 2, "write it as NAME=METHOD"),
         (["--seeds", "a"], 2, "give whole numbers"),
         (["--set", "fedx:training.batch_size=64"], 2, "is for a method that is not compared"),
-        (["--methods", "flesd"], 2, "no run is possible: flesd: distillation needs images"),
+        (["--methods", "flesd"], 2, "no run is possible: flesd: distillation needs public images"),
         (["--set", "partition=null"], 2, "add a [partition] section"),
         (["--device", "cuda:99"], 2, "--device cuda:99 cannot be used here"),
     ],
