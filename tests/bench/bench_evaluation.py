@@ -24,7 +24,7 @@ import pytest
 import torch
 
 from fedssl.artifacts.tensors import load_tensors, save_tensors
-from fedssl.cli.datasets import data_folder
+from fedssl.cli.datasets.fetching import data_folder
 from fedssl.cli.specs import read_spec
 from fedssl.data import find_fashion_mnist
 from fedssl.evaluation import (

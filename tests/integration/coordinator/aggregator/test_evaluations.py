@@ -359,7 +359,7 @@ def test_an_evaluation_that_died_after_its_last_measure_is_completed(
         patch.setattr(service, "complete", fatal)
         with pytest.raises(Killed):
             _evaluate(cast)
-    monkeypatch.setattr(f"{COMPUTE}.examine", fatal)  # nothing is left to be measured
+    monkeypatch.setattr(f"{COMPUTE}.detailed_evaluation", fatal)  # nothing is left to be measured
     _pause_over(cast)
     _evaluate(cast)
     [row] = _listed(cast)
@@ -431,7 +431,7 @@ def test_a_data_error_fails_the_evaluation_and_not_the_run(
         raise DataError("the images have another shape")
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"{COMPUTE}.examine", refuse)
+        patch.setattr(f"{COMPUTE}.detailed_evaluation", refuse)
         _evaluate(cast)
     [row] = _listed(cast)
     assert (row.state, row.reason) == (JobState.FAILED, "the images have another shape")

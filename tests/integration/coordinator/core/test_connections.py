@@ -84,7 +84,7 @@ def test_no_thread_waits_to_finish_an_upload_while_many_are_finished(coordinator
 def test_a_look_that_fails_for_whatever_reason_is_not_the_last(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look, has_failed = waiting_claims._with_something, threading.Event()
+    look, has_failed = waiting_claims._to_wake, threading.Event()
 
     def fail_once(callers: list[Caller]) -> list[Caller]:
         if not has_failed.is_set():
@@ -93,7 +93,7 @@ def test_a_look_that_fails_for_whatever_reason_is_not_the_last(
         return look(callers)
 
     monkeypatch.setattr(waiting_claims, "POLL_SECONDS", 0.1)
-    monkeypatch.setattr(waiting_claims, "_with_something", fail_once)
+    monkeypatch.setattr(waiting_claims, "_to_wake", fail_once)
     worker = coordinator.worker("a")
     with ThreadPoolExecutor(1) as pool:
         claim = pool.submit(worker.claim, 5)

@@ -89,7 +89,7 @@ def test_another_update_after_one_was_accepted(coordinator: Coordinator, watchin
     deliver(worker, item, tmp_path, 1.0)
     with (
         _refused(watching, "assignment.refused", "a", item),
-        pytest.raises(DuplicateUpdate, match="has already accepted another update of a, which stays"),
+        pytest.raises(DuplicateUpdate, match="has already accepted another update of a, and keeps it"),
     ):
         worker.submit(_submit(item, OTHER))
     with _refused(watching, "artifact.refused", "a", item), pytest.raises(DuplicateUpdate, match="claim new work"):

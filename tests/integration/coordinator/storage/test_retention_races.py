@@ -103,7 +103,7 @@ def test_weights_that_vanish_before_they_are_noted_are_made_again(
     cast.work("b", value=2.0)
     put = rounds.put
 
-    def put_and_lose(tensors: Tensors) -> rounds.Stored:
+    def put_and_lose(tensors: Tensors) -> rounds.StoredArtifact:
         stored = put(tensors)
         store().delete(stored.digest)
         return stored
