@@ -28,15 +28,10 @@ def replaced_file(path: Path, *, durable: bool = False) -> Iterator[Path]:
 
 def write_atomically(path: Path, content: bytes | str, *, mode: int = 0o666, durable: bool = True) -> None:
     """Replace a file's content; text is written as UTF-8. The umask limits `mode`. See `replaced_file`."""
-    with replaced_file(path) as incoming:
+    with replaced_file(path, durable=durable) as incoming:
         incoming.unlink(missing_ok=True)  # left by a process that was killed: its mode may differ
         with os.fdopen(os.open(incoming, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-    if durable:
-        sync(path.parent)
 
 
 def write_private(path: Path, text: str) -> None:
