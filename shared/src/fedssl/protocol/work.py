@@ -14,12 +14,15 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState
 
 MetricName = Annotated[str, Field(pattern=r"^[a-z0-9_]+(?:/[a-z0-9_]+)*$", max_length=64)]
-MetricValue = Annotated[float, Field(ge=-1e30, le=1e30)]
+MetricValue = Annotated[float, Field(strict=True, ge=-1e30, le=1e30)]
 """Far beyond any loss, and small enough that a mean of them cannot overflow."""
 
 Metrics = Annotated[dict[MetricName, MetricValue], Field(max_length=64)]
 ShortText = Annotated[str, Field(max_length=500)]
-Count = Annotated[int, Field(ge=0, le=10**12)]
+Count = Annotated[int, Field(strict=True, ge=0, le=10**12)]
+NumImages = Annotated[int, Field(strict=True, ge=1, le=10**9)]
+"""A client's number of images. No client has more, and one that claims more would outweigh all others."""
+
 Anchor = Annotated[
     LedgerAnchor | None, Field(description="The head of the worker's ledger. Null: nothing new to anchor.")
 ]
@@ -55,7 +58,7 @@ class Register(StrictModel):
         description="Name and version of each method that this worker supports."
     )
     device: ShortText = Field(description="For people: `cpu, 2 threads` or the GPU's name.")
-    num_images: int = Field(ge=1)
+    num_images: NumImages
     channels: Literal[1, 3]
     image_size: int = Field(ge=8, le=512)
     encoder: EncoderConfig | None = Field(
@@ -152,13 +155,17 @@ class Submit(StrictModel):
 
     assignment_id: UUID
     update: Digest
-    num_examples: int = Field(ge=1, le=10**12, description="Images trained on: the update's weight in the mean.")
+    num_examples: Annotated[int, Field(strict=True)] = Field(
+        ge=1,
+        le=10**12,
+        description="Images trained on: the update's weight in the mean. At most the `num_images` of the registration.",
+    )
     metrics: Metrics = {}
     anchor: Anchor = None
 
 
 class Submitted(StrictModel):
-    """The result of a submission. A repeated submission gets the same answer."""
+    """The result of a submission. The same submission again, with the same numbers, gets the same answer."""
 
     assignment_id: UUID
     state: AssignmentState

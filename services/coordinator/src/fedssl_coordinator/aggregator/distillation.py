@@ -10,6 +10,7 @@ import structlog
 from sqlalchemy import Connection
 
 from fedssl import tracing
+from fedssl.engine.norm_bounding import TooFewUpdates
 from fedssl.errors import Cancelled, CheckpointMismatch, DataError, MethodError
 from fedssl.protocol.states import Outcome, RoundState
 from fedssl_coordinator.aggregator import rounds as rounds_compute
@@ -53,6 +54,8 @@ def distil(connection: Connection, job_id: UUID) -> None:
     except CheckpointMismatch as error:
         with transaction(connection) as session:
             service.drop_checkpoint(session, job_id, str(error))
+    except TooFewUpdates as error:
+        _end_without_result(connection, job_id, rows, error)
     except MethodError as error:
         _fail(connection, job_id, str(error))
     except DataError as error:
@@ -92,6 +95,19 @@ def _publish(
             assert due is not None, "a job is unfinished while its round is"
             assert (due.id, due.state) == (current.id, RoundState.DISTILLING)
             rounds_compute.publish_next(session, run, due, rows, weights)
+        enqueue.advance(session, run.id)
+
+
+def _end_without_result(connection: Connection, job_id: UUID, rows: list[Assignment], error: TooFewUpdates) -> None:
+    """End the job, and its round or the run, because too few updates can be used."""
+    with transaction(connection) as session:
+        if (found := service.still_running(session, job_id)) is None:
+            return
+        run, job = found
+        service.fail(session, job, str(error))
+        due = rounds.unclosed(session, run.id)
+        assert due is not None, "a job is unfinished while its round is"
+        rounds_compute.end_without_result(session, run, due, rows, error)
         enqueue.advance(session, run.id)
 
 

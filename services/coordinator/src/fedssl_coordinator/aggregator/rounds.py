@@ -20,7 +20,7 @@ from fedssl.data.dataset_files import open_public
 from fedssl.data.partitioning import choose_public, find_public, load_public
 from fedssl.engine import run_aggregation, start_run
 from fedssl.engine.aggregation import ServerResult
-from fedssl.engine.norm_bounding import Norms
+from fedssl.engine.norm_bounding import Norms, TooFewUpdates
 from fedssl.errors import DataError, MethodError
 from fedssl.methods import METHODS
 from fedssl.methods.api import CPU, ClientData, Context, Metrics, Update
@@ -86,6 +86,12 @@ def aggregate(run_id: UUID) -> None:
     try:
         with tracing.round_span("aggregate", run_id, current.number):
             weights = next_weights(run, current, rows)
+    except TooFewUpdates as error:
+        with transaction() as session:
+            locked = _still_due(session, run_id, current)
+            if locked is not None:
+                end_without_result(session, *locked, rows, error)
+        return
     except MethodError as error:  # no other error is final: a store may come back
         _fail(run_id, current, str(error))
         return
@@ -132,18 +138,28 @@ def publish_first(session: Session, run: Run, weights: Weights) -> None:
 def publish_next(session: Session, run: Run, current: Round, rows: Sequence[Assignment], weights: Weights) -> None:
     """Close the round with its new weights. The caller holds the run's lock."""
     accepted, cohort_size = _accepted(rows), len({row.client_id for row in rows})
-    num_used = len(accepted) - len(weights.norms.rejected)
-    is_whole = num_used >= (current.num_wanted or cohort_size)
+    used = [row for row in accepted if row.client_id not in weights.norms.rejected]
+    is_whole = len(used) >= (current.num_wanted or cohort_size)
     verdict = Verdict.AGGREGATED if is_whole else Verdict.PARTIAL
     _record_artifacts(session, weights)
-    update_norms.record_norms(session, run, current.number, weights.norms)
-    reason = f"{num_used} of {cohort_size} updates"
+    update_norms.record_norms(session, run, current.number, accepted, weights.norms)
+    reason = f"{len(used)} of {cohort_size} updates"
     service.close_round(session, current, verdict, reason + update_norms.describe(weights.norms))
     run_rows.set_next_weights(session, run, weights.state.digest, weights.broadcast.digest)
-    metrics = {**weights.metrics, **_mean_loss(session, current, accepted)}
+    metrics = {**weights.metrics, **_mean_loss(session, current, used)}
     repository.replace_metrics(session, run.id, current.number, None, metrics)
     evaluations.queue_due(session, run, current.number)
     collapse_alerts.raise_alerts(session, run, current, [row.client_id for row in accepted])
+
+
+def end_without_result(
+    session: Session, run: Run, current: Round, rows: Sequence[Assignment], error: TooFewUpdates
+) -> None:
+    """Reject the updates that cannot be used, and end the round, or the run, without new weights. The caller holds the
+    run's lock."""
+    update_norms.record_norms(session, run, current.number, _accepted(rows), error.norms)
+    spec = RunSpec.model_validate(run.spec)
+    service.end_without_result(session, run, current, spec.cohort, str(error))
 
 
 def put(tensors: Tensors) -> StoredArtifact:
@@ -192,9 +208,9 @@ def _still_due(session: Session, run_id: UUID, expected: Round) -> tuple[Run, Ro
     return run, current
 
 
-def _mean_loss(session: Session, current: Round, accepted: Sequence[Assignment]) -> Metrics:
+def _mean_loss(session: Session, current: Round, used: Sequence[Assignment]) -> Metrics:
     losses = repository.client_metrics(session, current.run_id, current.number, "loss")
-    weights = {row.client_id: row.num_examples or 0 for row in accepted if row.client_id in losses}
+    weights = {row.client_id: row.num_examples or 0 for row in used if row.client_id in losses}
     if not (total := sum(weights.values())):
         return {}
     return {"loss": sum(losses[client] * weight for client, weight in weights.items()) / total}

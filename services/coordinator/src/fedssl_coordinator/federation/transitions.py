@@ -62,6 +62,7 @@ TRANSITIONS: MappingProxyType[type[Row], Changes] = MappingProxyType(
                 (A.SUBMITTED, A.ACCEPTED): "assignment.accepted",
                 (A.SUBMITTED, A.REJECTED): "assignment.rejected",
                 (A.SUBMITTED, A.EXPIRED): "assignment.expired",
+                (A.ACCEPTED, A.REJECTED): "assignment.rejected",
             }
         ),
         DistillationJob: MappingProxyType(_job_changes(DistillationJob)),

@@ -38,6 +38,7 @@ from fedssl.methods.api import Batch, ClientData, Context, Terms, Update
 from fedssl.methods.composition.follower import TARGET
 from fedssl.methods.composition.modules import copy_of
 from fedssl.methods.composition.part import Online, Part, Wire
+from fedssl.methods.composition.weighting import update_weights
 from fedssl.protocol.methods.add_ons import CrossedKLConfig
 
 CENTERS = "centers"
@@ -96,7 +97,7 @@ class CrossedKL(Part):
         sent = [update.load() for update in updates]
         if any(_MU not in tensors for tensors in sent):  # every client trains by itself and sends nothing
             return {}
-        return weighted_mean(({_MU: tensors[_MU]} for tensors in sent), [update.num_examples for update in updates])
+        return weighted_mean(({_MU: tensors[_MU]} for tensors in sent), update_weights(updates, ctx))
 
 
 @torch.no_grad()

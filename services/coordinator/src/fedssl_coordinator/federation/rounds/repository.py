@@ -262,6 +262,35 @@ def client_metrics(session: Session, run_id: UUID, round_number: int, name: str)
     return {client_id: value for client_id, value in session.execute(statement) if client_id is not None}
 
 
+def metrics_between(
+    session: Session, run_id: UUID, first: int, end: int, names: Sequence[str], client_ids: Sequence[str]
+) -> Sequence[tuple[str, int, str, float]]:
+    """Return client, round, name and value of some metrics of some clients, from round `first` to before `end`."""
+    statement = select(Metric.client_id, Metric.round_number, Metric.name, Metric.value).where(
+        Metric.run_id == run_id,
+        Metric.name.in_(names),
+        Metric.round_number >= first,
+        Metric.round_number < end,
+        among(Metric.client_id, client_ids),
+        _is_finite,
+    )
+    return [(str(client), number, name, value) for client, number, name, value in session.execute(statement)]
+
+
+def numbers_of_examples(
+    session: Session, run_id: UUID, first: int, end: int, client_ids: Sequence[str]
+) -> Sequence[tuple[str, int, int]]:
+    """Return client, round and `num_examples` of the accepted updates of some clients, from `first` to before `end`."""
+    statement = select(Assignment.client_id, Assignment.round_number, Assignment.num_examples).where(
+        Assignment.run_id == run_id,
+        Assignment.state == AssignmentState.ACCEPTED,
+        Assignment.round_number >= first,
+        Assignment.round_number < end,
+        among(Assignment.client_id, client_ids),
+    )
+    return [(client, number, count or 0) for client, number, count in session.execute(statement)]
+
+
 def metrics_by_client(
     session: Session, run_id: UUID, round_number: int, client_ids: Sequence[str]
 ) -> dict[str, dict[str, float]]:

@@ -95,6 +95,18 @@ def close_round(session: Session, current: Round, verdict: Verdict, reason: str)
     enqueue.wake_watchers(session)
 
 
+def end_without_result(session: Session, run: Run, current: Round, cohort: CohortConfig, reason: str) -> None:
+    """Close a round that gives no new weights as skipped, or end the whole run: the spec chooses. The caller holds the
+    run's lock."""
+    if cohort.without_quorum != "skip":
+        end_run(session, run, Outcome.FAILED, f"round {current.number}: {reason}")
+        return
+    close_round(session, current, Verdict.SKIPPED, reason)
+    run_rows.count_round(session, run)
+    if run.rounds_closed == run.num_rounds:  # the last round is evaluated even if it did not change the weights
+        evaluations.queue_due(session, run, run.num_rounds)
+
+
 def record_failure(session: Session, run_id: UUID, why: str, *, begun: bool) -> None:
     """Pause a run if a computation that `next_step` began, or that step itself, failed for a reason that may pass."""
     run = run_rows.locked(session, run_id)
@@ -280,15 +292,10 @@ def _without_quorum(
     session: Session, run: Run, current: Round, cohort: CohortConfig, reasons: Mapping[str, str]
 ) -> Step:
     """End a round that has no attempt left, or the whole run: the spec chooses."""
-    reason = f"too few updates after {current.attempt} attempts: {_shortened(reasons)}"
-    if cohort.without_quorum == "skip":
-        close_round(session, current, Verdict.SKIPPED, reason)
-        run_rows.count_round(session, run)
-        if run.rounds_closed == run.num_rounds:  # the last round is evaluated even if it did not change the weights
-            evaluations.queue_due(session, run, run.num_rounds)
-        return Step.CHECK_AGAIN
-    end_run(session, run, Outcome.FAILED, f"round {current.number}: {reason}")
-    return Step.WAIT
+    end_without_result(
+        session, run, current, cohort, f"too few updates after {current.attempt} attempts: {_shortened(reasons)}"
+    )
+    return Step.WAIT if run.state == RunState.FINISHED else Step.CHECK_AGAIN
 
 
 def _reasons(rows: Sequence[Assignment]) -> dict[str, str]:
