@@ -9,9 +9,9 @@ from sqlalchemy import ColumnElement, delete, func, or_, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from fedssl.protocol.states import AssignmentState, RoundState, RunState
+from fedssl.protocol.states import AssignmentState, RoundState, RunState, Verdict
 from fedssl_coordinator.core.db import among
-from fedssl_coordinator.core.models import Assignment, Client, DistillationJob, Metric, Round, Run
+from fedssl_coordinator.core.models import Assignment, Client, DistillationJob, Event, Metric, Round, Run
 from fedssl_coordinator.federation.jobs.repository import UNFINISHED
 from fedssl_coordinator.federation.retries import due
 
@@ -209,6 +209,19 @@ def needing_attention(session: Session) -> Sequence[UUID]:
         .order_by(Run.created_at)
     )
     return session.scalars(statement).all()
+
+
+def unusual_before(session: Session, row: Round) -> list[str]:
+    """Return the clients whose update was unusual in the last round before this one that gave new weights."""
+    earlier = select(func.max(Round.number)).where(
+        Round.run_id == row.run_id,
+        Round.number < row.number,
+        Round.verdict.in_((Verdict.AGGREGATED, Verdict.PARTIAL)),
+    )
+    statement = select(Event.client_id).where(
+        Event.run_id == row.run_id, Event.round_number == earlier.scalar_subquery(), Event.kind == "update.unusual"
+    )
+    return sorted({str(client) for client in session.scalars(statement)})
 
 
 def replace_metrics(

@@ -292,9 +292,10 @@ def _without_quorum(
     session: Session, run: Run, current: Round, cohort: CohortConfig, reasons: Mapping[str, str]
 ) -> Step:
     """End a round that has no attempt left, or the whole run: the spec chooses."""
-    end_without_result(
-        session, run, current, cohort, f"too few updates after {current.attempt} attempts: {_shortened(reasons)}"
-    )
+    reason = f"too few updates after {current.attempt} attempts: {_shortened(reasons)}"
+    if unusual := repository.unusual_before(session, current):
+        reason += f". Before it, the update of {', '.join(unusual)} was unusual: see the events update.unusual"
+    end_without_result(session, run, current, cohort, reason)
     return Step.WAIT if run.state == RunState.FINISHED else Step.CHECK_AGAIN
 
 
