@@ -128,7 +128,7 @@ def test_a_result_that_is_not_finite_is_never_published() -> None:
 
     method = Method(METHODS["fedsimclr"].config, bind)
     updates = [Update("a", 10, lambda: _moved(first.broadcast, 0.1))]
-    with pytest.raises(MethodError, match=r"result is not finite \(.*no single update is the cause.* learning_rate"):
+    with pytest.raises(MethodError, match=r"result is not finite \(.*no single update is the cause.*learning_rate"):
         run_aggregation(method, first.state, updates, ctx)
 
 

@@ -151,6 +151,7 @@ class _Clipped(Mapping[str, torch.Tensor]):
         self._factors = {
             name: limits[metric] / found[metric] for metric in limits if metric in groups for name in groups[metric]
         }
+        self._moved = {name for names in layout.differences.values() for name in names}
         self._rows = frozenset(layout.features) if FEATURE_NORM in limits else frozenset[str]()
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -160,7 +161,7 @@ class _Clipped(Mapping[str, torch.Tensor]):
         if name not in self._factors:
             return tensor
         exact, factor = tensor.double(), self._factors[name]
-        if name not in self._broadcast:
+        if name not in self._moved:
             return rounded(exact * factor, tensor.dtype)
         old = self._broadcast[name].double()
         return rounded(old + (exact - old) * factor, tensor.dtype)

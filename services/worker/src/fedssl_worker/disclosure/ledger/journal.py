@@ -22,6 +22,7 @@ from fedssl_worker.disclosure.ledger.segments import (
     segments,
     write_checkpoint,
 )
+from fedssl_worker.disclosure.ledger.totals import Totals
 from fedssl_worker.disclosure.policy import NO_POLICY, LedgerRules
 
 EARLIER_FILE = "ledger.jsonl"
@@ -45,6 +46,7 @@ class Ledger:
         self._length = 0
         self._anchored = self._newest_informative = 0
         self._written_policy: str | None = None
+        self._totals: Totals | None = None
         with self._lock:
             self._open()
 
@@ -64,6 +66,18 @@ class Ledger:
         """True if receipts of the coordinator cover every entry that needs an anchor."""
         with self._lock:
             return self._newest_informative <= self._anchored
+
+    def totals(self) -> Totals:
+        """Return what has left in all runs, from every segment. Only the first call reads them. Raises LedgerError."""
+        with self._lock:
+            if self._totals is None:
+                found, totals = segments(self._folder), Totals()
+                for segment in found:
+                    for _, line in read_segment(segment.path, is_last=segment == found[-1]):
+                        if isinstance(line, LedgerEntry):
+                            totals.count(line)
+                self._totals = totals
+            return self._totals
 
     def change_policy(self, policy: str, rules: LedgerRules) -> None:
         """Record that another policy is in force from now on."""
@@ -115,6 +129,8 @@ class Ledger:
     def _advance(self, entry: LedgerEntry, point: Point) -> None:
         """Remember that an entry is on the disk and that the chain ends at `point`."""
         self._point = point
+        if self._totals is not None:
+            self._totals.count(entry)
         self._written_policy = entry.body.get("policy")
         self._length += 1
         if entry.kind == "receipt":
@@ -184,7 +200,7 @@ class Ledger:
         return fields
 
     def _rotate(self) -> None:
-        length = self._length
+        length, totals = self._length, self._known_totals()
         try:
             write_checkpoint(self._folder, self._point, self._key)
             self.close()
@@ -193,7 +209,15 @@ class Ledger:
             self.close()
             raise LedgerError(f"cannot begin a new segment of the ledger: {error.strerror}; nothing leaves") from error
         self._length = 0
-        self._write("rotated", {"entries": length})
+        self._write("rotated", {"entries": length, **totals})
+
+    def _known_totals(self) -> dict[str, int]:
+        """Return the totals for the first entry of the next segment, unless they cannot be counted any more."""
+        try:
+            totals = self.totals()
+        except LedgerError:
+            return {}  # an old segment was damaged: that is for `verify` to report, and must not stop the ledger
+        return {"rounds_total": totals.num_rounds, "bytes_total": totals.num_bytes} if totals.is_known else {}
 
     def _start_segment(self) -> int:
         path = segment_path(self._folder, self._point.seq + 1)
