@@ -56,7 +56,9 @@ class Federation:
 
     def __exit__(self, *_: object) -> None:
         for name in reversed(list(self._processes)):
-            self.kill(name, signal.SIGTERM)
+            self._send(name, signal.SIGTERM)
+        for name in list(self._processes):  # signalled together, because most of them take a second to end
+            self._await_end(name)
 
     def start(self, name: str, **settings: str) -> None:
         """Start a service by its command's name, or a client's worker by the client's. `settings`: more environment."""
@@ -72,9 +74,15 @@ class Federation:
 
     def kill(self, name: str, signum: int = signal.SIGKILL) -> None:
         """End a process and wait for it."""
-        process = self._processes.pop(name)
+        self._send(name, signum)
+        self._await_end(name)
+
+    def _send(self, name: str, signum: int) -> None:
         with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signum)
+            self._processes[name].send_signal(signum)
+
+    def _await_end(self, name: str) -> None:
+        process = self._processes.pop(name)
         try:
             process.wait(10)
         except subprocess.TimeoutExpired:
