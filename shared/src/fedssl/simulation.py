@@ -25,7 +25,7 @@ from fedssl.engine import (
     start_run,
 )
 from fedssl.engine.norm_bounding import Norms, TooFewUpdates
-from fedssl.engine.unusual_updates import MOST_ROUNDS, NUM_EXAMPLES, UnusualUpdate, find_unusual
+from fedssl.engine.unusual_updates import MOST_ROUNDS, NUM_EXAMPLES, find_unusual
 from fedssl.errors import Paused, SpecError
 from fedssl.evaluation.monitoring import find_collapse_alerts
 from fedssl.evaluation.suite import Labelled, evaluate_encoder, load_encoder, load_labelled
@@ -242,6 +242,7 @@ class _Federation:
                 seconds=time.perf_counter() - started,
                 rejected=sorted(error.norms.rejected),
                 updates=dict(error.norms.measures),
+                unusual=_unusual(result.history, error.norms, num_examples),
                 skipped=str(error),
             )
             result.history.append(record)
@@ -257,7 +258,7 @@ class _Federation:
             seconds=time.perf_counter() - started,
             rejected=sorted(norms.rejected),
             updates=dict(norms.measures),
-            unusual=[str(each) for each in _find_unusual(result.history, norms, num_examples)],
+            unusual=_unusual(result.history, norms, num_examples),
             alarms=[str(alarm) for alarm in find_collapse_alerts(self._spec.watch, number, clients)],
         )
         result.history.append(record)
@@ -268,7 +269,9 @@ class _Federation:
         return schedule.num_epochs * num_trained(size, training.batch_size, training.drop_last)
 
 
-def _find_unusual(history: Sequence[RoundRecord], norms: Norms, num_examples: Mapping[str, int]) -> list[UnusualUpdate]:
+def _unusual(history: Sequence[RoundRecord], norms: Norms, num_examples: Mapping[str, int]) -> list[str]:
+    """Return the alarms about the updates that were used."""
+
     def numbers(measures: Mapping[str, Metrics], images: Mapping[str, int]) -> dict[str, Metrics]:
         return {name: {**found, NUM_EXAMPLES: float(images[name])} for name, found in measures.items()}
 
@@ -276,7 +279,8 @@ def _find_unusual(history: Sequence[RoundRecord], norms: Norms, num_examples: Ma
     for record in history[-MOST_ROUNDS:]:
         for name, found in numbers(record.updates, record.num_examples).items():
             earlier.setdefault(name, []).append(found)
-    return find_unusual(numbers(norms.measures, num_examples), earlier)
+    found = find_unusual(numbers(norms.measures, num_examples), earlier)
+    return [str(each) for each in found if each.client_id not in norms.rejected]
 
 
 class _Judges:

@@ -129,7 +129,7 @@ def _limited(setting: Setting, *limits: str) -> Path:
 
 
 def test_rounds_are_limited_over_all_runs_and_restarts(setting: Setting) -> None:
-    """A coordinator could start new runs for ever: every run of one round is within `max_rounds`."""
+    """A coordinator could start new runs without end: every run of one round is within `max_rounds`."""
     path = _limited(setting, "max_rounds_total = 2")
     for _ in range(2):
         setting.offer(make_spec(num_rounds=1), 1, run_id=uuid4())

@@ -9,7 +9,7 @@ own: with SCAFFOLD, "reject" is exact and "clip" is not.
 """
 
 import functools
-import sys
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -116,8 +116,8 @@ def require_enough(num_kept: int, num_updates: int, norms: Norms, ctx: Context) 
 
 
 def finite(norms: Metrics) -> Metrics:
-    """Return what is recorded of an update's measurements; infinity becomes the largest float, as JSON requires."""
-    return {name: min(value, sys.float_info.max) for name, value in reported(norms).items()}
+    """Return what is recorded of an update's measurements: the finite ones, as JSON requires."""
+    return {name: value for name, value in reported(norms).items() if math.isfinite(value)}
 
 
 def _limits(config: RobustnessConfig) -> dict[str, float]:

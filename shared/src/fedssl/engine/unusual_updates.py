@@ -42,7 +42,7 @@ _COSINE_SPREAD = 0.1
 
 @dataclass(frozen=True, slots=True)
 class UnusualUpdate:
-    """What is unusual about one client's update, in words and numbers."""
+    """One client's update, and what is unusual about it, in words and numbers."""
 
     client_id: str
     findings: Sequence[str]

@@ -128,14 +128,15 @@ def _distance(
     tensors: Mapping[str, torch.Tensor], broadcast: Tensors, names: Sequence[str], step: Step | None
 ) -> tuple[float, float]:
     """Return the norm of the difference to the broadcast, and its scalar product with the step (0 without one)."""
-    squares, products = [], []
+    squares: list[float] = []
+    products: list[float] = []
     for name in names:
         tensor = tensors[name]
         after = [] if step is None else [step.after[name]]
         for piece, old, *new in chunks(tensor, broadcast[name], *after):
             origin = old.double()
             difference = piece.double() - origin
-            squares.append(float(difference.square().sum()))
+            squares.append(float(torch.dot(difference, difference)))
             products.extend(float(torch.dot(difference, each.double() - origin)) for each in new)
     return _root(squares), sum(products)
 

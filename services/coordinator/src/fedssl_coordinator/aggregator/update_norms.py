@@ -1,6 +1,7 @@
 """Records what was measured of a round's updates when the round closes, and what was done about them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sqlalchemy import func
 from sqlalchemy.orm import Session
@@ -24,18 +25,16 @@ def record_norms(session: Session, run: Run, round_number: int, accepted: Sequen
         values = {client: found[name] for client, found in norms.measures.items() if name in found}
         if values:
             repository.add_metrics(session, run.id, round_number, name, values)
+    rows = {row.client_id: row for row in accepted}
     for client_id, why in sorted(norms.clipped.items()):
-        about = {"run_id": run.id, "round_number": round_number, "client_id": client_id}
         message = f"{client_id}: the update was scaled down: {why}"
-        record(session, "update.clipped", message, **about, data=_data(norms.measures[client_id]))
-    for row in accepted:
-        if (why := norms.rejected.get(row.client_id)) is not None:
-            _reject(session, row, why, norms.measures[row.client_id])
+        _record(session, "update.clipped", rows[client_id], message, _data(norms.measures[client_id]))
+    for client_id, why in sorted(norms.rejected.items()):
+        _reject(session, rows[client_id], why, norms.measures[client_id])
     for alarm in alarms:
         if alarm.client_id not in norms.rejected:
             data = {**alarm.numbers, "findings": list(alarm.findings)}
-            about = {"run_id": run.id, "round_number": round_number, "client_id": alarm.client_id}
-            record(session, "update.unusual", str(alarm), **about, data=data)
+            _record(session, "update.unusual", rows[alarm.client_id], str(alarm), data)
 
 
 def describe(norms: Norms) -> str:
@@ -47,10 +46,21 @@ def describe(norms: Norms) -> str:
 def _reject(session: Session, row: Assignment, why: str, measures: Metrics) -> None:
     reason = f"the update was left out: {why}"
     message = f"{row.client_id}: {reason}"
-    about = {"run_id": row.run_id, "round_number": row.round_number, "client_id": row.client_id}
-    record(session, "update.rejected", message, **about, data=_data(measures))
+    _record(session, "update.rejected", row, message, _data(measures))
     won = transition(session, row, AssignmentState.REJECTED, message, reason=reason, closed_at=func.now())
     assert won, "the run is locked, and an accepted assignment changes only with its round"
+
+
+def _record(session: Session, kind: str, row: Assignment, message: str, data: Mapping[str, Any]) -> None:
+    record(
+        session,
+        kind,
+        message,
+        run_id=row.run_id,
+        round_number=row.round_number,
+        client_id=row.client_id,
+        data=dict(data),
+    )
 
 
 def _data(measures: Metrics) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What has left in all runs together, counted from the ledger's entries, and the policy's limits on it."""
+"""Counts what has left in all runs together from the ledger's entries, and applies the policy's limits on it."""
 
 from dataclasses import dataclass, field
 
@@ -46,7 +46,7 @@ class Totals:
 
         Args:
             num_bytes: the size of the update.
-            digest: of the update. None: it is not trained yet.
+            digest: of the update, or None if it is not trained yet.
         """
         policy, at = f"the data owner's policy ({limits.policy[:8]})", (str(item.run_id), item.round_number)
         if not self.is_known:
