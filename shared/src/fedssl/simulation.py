@@ -279,8 +279,8 @@ def _unusual(history: Sequence[RoundRecord], norms: Norms, num_examples: Mapping
     for record in history[-MOST_ROUNDS:]:
         for name, found in numbers(record.updates, record.num_examples).items():
             earlier.setdefault(name, []).append(found)
-    found = find_unusual(numbers(norms.measures, num_examples), earlier)
-    return [str(each) for each in found if each.client_id not in norms.rejected]
+    alarms = find_unusual(numbers(norms.measures, num_examples), earlier)
+    return [str(alarm) for alarm in alarms if alarm.client_id not in norms.rejected]
 
 
 class _Judges:

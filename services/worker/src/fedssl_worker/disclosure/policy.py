@@ -91,7 +91,7 @@ class Policy(StrictModel):
         default=None,
         ge=1,
         lt=2**53,
-        description="Number of rounds, of all runs together, of which an update may leave.",
+        description="Number of rounds, over all runs, whose updates may leave.",
     )
     max_bytes_total: int | None = Field(
         default=None, ge=1, lt=2**53, description="Size of all updates that may leave, of all runs together."

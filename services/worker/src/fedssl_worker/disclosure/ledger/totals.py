@@ -23,7 +23,7 @@ class Totals:
 
     @property
     def num_rounds(self) -> int:
-        """The number of different rounds of which an update has left."""
+        """The number of different rounds whose updates have left."""
         return self._rounds_before + len(self._rounds)
 
     def count(self, entry: LedgerEntry) -> None:
