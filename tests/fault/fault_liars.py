@@ -1,7 +1,7 @@
 """Clients that are authenticated and lie: about their weights, their numbers of images, their metrics, their work.
 
 A third client takes part in every round and tells one lie after the other. What it says is refused or left out; the
-honest clients' result has the bits that they have without it; and every event about it names it and nobody else.
+honest clients' result has the bits that they have without it; and every event about it names it and no other client.
 """
 
 import json
@@ -111,7 +111,7 @@ def _metrics_of_another_type(liar: Liar, item: WorkItem) -> bool:
     return False
 
 
-def _somebody_elses_work(liar: Liar, item: WorkItem) -> bool:
+def _work_of_another_client(liar: Liar, item: WorkItem) -> bool:
     foreign = "00000000-0000-4000-8000-000000000000"
     assert liar.post(item, assignment_id=foreign) == 404
     return False
@@ -135,7 +135,7 @@ LIES = (
     _images_of_another_type,
     _forged_measurement,
     _metrics_of_another_type,
-    _somebody_elses_work,
+    _work_of_another_client,
     _other_numbers_afterwards,
 )
 
@@ -194,7 +194,7 @@ def _same_as_without(arena: Arena, run_id: Any, spec: RunSpec) -> None:
 def test_what_crosses_no_bound_raises_an_alarm_with_the_liars_name(
     arena: Arena, liar: Liar, injected: Injected
 ) -> None:
-    """Weights a million times as far as anybody's are finite, and enter the mean: the event says whose they are."""
+    """Weights a million times as far as anyone's are finite, and enter the mean: the event says whose they are."""
     spec = specs.spec("fedbyol", num_rounds=1, cohort=COHORT)
     run_id = arena.begin(spec)
     item = arena.until(lambda: liar.worker.claim(1), "the round")

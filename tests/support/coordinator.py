@@ -104,7 +104,7 @@ class Coordinator:
                     worker_version="test",
                     methods={"fedalignuniform": 1, "fedsimclr": 1, "fedbyol": 1, "supervised": 1},
                     device="cpu",
-                    num_images=100,
+                    num_images=1000,
                     channels=1,
                     image_size=8,
                 )

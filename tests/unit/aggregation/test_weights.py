@@ -32,7 +32,7 @@ def test_by_hand(weights: list[float], max_share: float, expected: list[float]) 
     max_share=st.floats(0.01, 1),
     seed=st.randoms(use_true_random=False),
 )
-def test_no_share_is_larger_and_nobody_gains_weight(weights: list[int], max_share: float, seed: object) -> None:
+def test_no_share_is_larger_and_no_weight_grows(weights: list[int], max_share: float, seed: object) -> None:
     found = capped_weights(weights, max_share)
     total = sum(found)
     assert max(found) / total <= max(max_share, 1 / len(weights)) * (1 + 1e-9)

@@ -25,7 +25,7 @@ def test_a_norm_far_from_the_others() -> None:
     assert str(found) == "c3: update_norm 50 is 50 times the median of the others (1)"
     assert found.numbers["update_norm"] == 50
     assert _named(_cohort(1, 1.2, 0.9, 9)) == []  # below 10 times: within what honest clients do
-    assert _named(_cohort(1, 1.2, 0.9, 0.001)) == []  # small updates harm nobody
+    assert _named(_cohort(1, 1.2, 0.9, 0.001)) == []  # a small update does no harm
 
 
 def test_few_others_say_little() -> None:

@@ -101,22 +101,22 @@ def test_more_images_than_were_registered(coordinator: Coordinator, watching: On
     """A number of images is a weight: 10^12 of them replaced the model in one round."""
     worker, item = _leased(coordinator)
     update = upload(worker, item, tensors_for(item.plan.update, 1.0), tmp_path)
-    message = r"num_examples is 101, and a registered 100 images"
+    message = r"num_examples is 1001, and a registered 1000 images"
     with _refused(watching, "update.weight_refused", "a", item), pytest.raises(Rejected, match=message):
-        worker.submit(_submit(item, update, 101))
-    assert worker.submit(_submit(item, update, 100)).state == AssignmentState.ACCEPTED
+        worker.submit(_submit(item, update, 1001))
+    assert worker.submit(_submit(item, update, 1000)).state == AssignmentState.ACCEPTED
 
 
 def test_another_number_of_images_is_an_event(coordinator: Coordinator, watching: Onlooker) -> None:
     _leased(coordinator)
     token = coordinator.worker_token("a")
     with coordinator.http(token) as http:
-        for num_images in (100, 10**9, 10**9):
+        for num_images in (1000, 10**9, 10**9):
             body = {"worker_version": "1", "methods": {}, "device": "cpu", "num_images": num_images, "channels": 1}
             assert http.post("/v1/work/register", json={**body, "image_size": 8}).status_code == 200
     rows = watching.tables.query("SELECT message, data FROM events WHERE kind = 'client.images_changed'")
     assert [tuple(row) for row in rows] == [
-        ("a registered with 1000000000 images, and with 100 before", {"before": 100, "after": 10**9})
+        ("a registered with 1000000000 images, and with 1000 before", {"before": 1000, "after": 10**9})
     ]
 
 

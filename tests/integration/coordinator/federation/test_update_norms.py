@@ -83,7 +83,7 @@ def test_an_update_that_no_run_can_use_is_left_out_without_any_bound(
     assert event.client_id == "d"
     assert "the update was left out: its update_norm is " in event.message
     assert {a.client_id: a.state for a in first.assignments} == {**dict.fromkeys("abc", "accepted"), "d": "rejected"}
-    cast.work("a", "b", "c", "d", value=0.1)  # the run continues with everybody
+    cast.work("a", "b", "c", "d", value=0.1)  # the run continues with all four
     cast.advance()
     assert cast.run.outcome == "completed"
     assert cast.rounds[1].verdict == "aggregated"
