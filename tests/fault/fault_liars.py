@@ -1,6 +1,6 @@
 """Clients that are authenticated and lie: about their weights, their numbers of images, their metrics, their work.
 
-A third client takes part in every round and tells one lie after the other. What it says is refused or left out; the
+A third client takes part in every round and lies in each. What it sends is refused or left out; the
 honest clients' result has the bits that they have without it; and every event about it names it and no other client.
 """
 
@@ -38,7 +38,7 @@ _ABOUT_LIES = ("update.rejected", "update.weight_refused", "update.unusual", "ar
 
 @dataclass
 class Liar:
-    """The dishonest client: the typed client where that can say it, bare HTTP where it cannot."""
+    """The dishonest client: the typed client where that can send it, bare HTTP where it cannot."""
 
     worker: WorkerClient
     http: httpx.Client
@@ -170,7 +170,7 @@ def test_lies_change_no_bit_of_the_honest_result(method: str, arena: Arena, liar
         assert item.round_number == number
         injected.note("lie", LIAR, lie.__name__.strip("_").replace("_", " "))
         if not lie(liar, item):
-            liar.worker.decline(item.assignment_id, "nothing honest to say")
+            liar.worker.decline(item.assignment_id, "nothing honest to send")
     run = arena.finished(run_id)
     assert run.outcome == Outcome.COMPLETED, run.reason
     _same_as_without(arena, run_id, spec)
@@ -194,7 +194,7 @@ def _same_as_without(arena: Arena, run_id: Any, spec: RunSpec) -> None:
 def test_what_crosses_no_bound_raises_an_alarm_with_the_liars_name(
     arena: Arena, liar: Liar, injected: Injected
 ) -> None:
-    """Weights a million times as far as anyone's are finite, and enter the mean: the event says whose they are."""
+    """Weights a million times as far as anyone's are finite, and enter the mean: the event names their client."""
     spec = specs.spec("fedbyol", num_rounds=1, cohort=COHORT)
     run_id = arena.begin(spec)
     item = arena.until(lambda: liar.worker.claim(1), "the round")

@@ -142,7 +142,7 @@ def test_honest_clients_are_not_told_to_lower_their_learning_rate_for_what_they_
 
 
 def test_a_skipped_round_of_a_simulation_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every update is beyond the bound, and the spec says to skip such rounds, as a coordinator does."""
+    """Every update is beyond the bound, and the spec skips such rounds, as a coordinator does."""
     cohort = {"min_clients": 3, "without_quorum": "skip"}
     spec = method_spec("fedbyol", cohort=cohort, robustness={"max_update_norm": 1e-6, "action": "reject"})
     result = simulate(spec, shards(spec))

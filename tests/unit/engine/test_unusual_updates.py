@@ -28,7 +28,7 @@ def test_a_norm_far_from_the_others() -> None:
     assert _named(_cohort(1, 1.2, 0.9, 0.001)) == []  # a small update does no harm
 
 
-def test_few_others_say_little() -> None:
+def test_few_others_prove_little() -> None:
     assert _named(_cohort(1, 900)) == []
     assert _named(_cohort(1, 1, 900)) == []
     assert _named(_cohort(1, 1001)) == ["c1"]

@@ -77,7 +77,7 @@ def bounded(
 
     Norms are summed in float64, in name order, so they are the same wherever they are computed. Each update is read
     once, one tensor at a time. A clipped update is computed tensor by tensor when it is aggregated. Updates that cannot
-    be used in any run are rejected whatever the spec says. Raises TooFewUpdates.
+    be used in any run are rejected even without a bound. Raises TooFewUpdates.
     """
     limits, layout = _limits(ctx.spec.robustness), Layout.of(plan)
     clipped: dict[str, str] = {}

@@ -14,7 +14,7 @@ large values are unusual. The factors:
 A client with more images takes more steps, so the factor of its norm against the others grows with its images over
 their median. A cosine is unusual if it is negative, the round's median is positive, and it lies more than
 6 max(1.4826 MAD, 0.1) below the median of at least 3 others or of the client's own. If a norm or a number of images is
-unusual, one update dominates the mean, and cosines to it say nothing about the others: they are not compared.
+unusual, one update dominates the mean, and cosines to it mean nothing for the others: they are not compared.
 
 Two clients that differ cannot be judged by each other, and a majority that lies is not unusual.
 """

@@ -123,7 +123,7 @@ def test_between_the_rejection_and_the_next_update_the_older_state_is_named(
 
 
 @pytest.mark.parametrize("without_quorum", ["fail", "skip"])
-def test_too_few_usable_updates_fail_or_skip_as_the_spec_says(
+def test_too_few_usable_updates_fail_or_skip_as_the_spec_decides(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, without_quorum: str
 ) -> None:
     cohort = {"min_updates": 3, "without_quorum": without_quorum}
