@@ -1,4 +1,4 @@
-"""Alarms about updates: who is named, who is not blamed with them, and that honest spread is no alarm."""
+"""Alarms about updates: they name the liar, do not blame honest clients, and are silent about an honest spread."""
 
 import random
 
@@ -42,7 +42,7 @@ def test_more_images_allow_a_longer_way() -> None:
     assert _named(numbers) == []
 
 
-def test_a_wide_honest_spread_is_no_alarm() -> None:
+def test_a_wide_honest_spread_raises_no_alarm() -> None:
     assert _named(_cohort(0.001, 0.1, 10, 1000, 30, 0.03)) == []
 
 
