@@ -63,12 +63,32 @@ def test_a_norm_far_from_its_own_earlier_ones() -> None:
 
 
 def test_an_update_against_the_others() -> None:
+    """Four unit vectors, three with scalar products 0.5 to each other and the fourth turned round.
+
+    The sum has length 2, and its products with the vectors are 1 + 0.5 + 0.5 - 0.5 = 1.5 and 1 - 1.5 = -0.5: cosines
+    0.75 and -0.25 to the mean. To the sum of the others, of length sqrt(6), the fourth has -1.5 / sqrt(6) = -0.612, and
+    each other one 0.5 / sqrt(2) = 0.354.
+    """
+    numbers = _cohort(1, 1, 1, 1, cosine=0.75)
+    for found in numbers.values():
+        found["update_weight_share"] = 0.25
+    numbers["c3"]["update_cosine"] = -0.25
+    (unusual,) = find_unusual(numbers, {})
+    assert str(unusual) == "c3: its cosine to the others' mean is -0.612, and their median is 0.354"
+
+
+def test_a_slightly_negative_cosine_raises_no_alarm() -> None:
     numbers = _cohort(1, 1, 1, 1)
-    numbers["c2"]["update_cosine"] = -0.3
-    (found,) = find_unusual(numbers, {})
-    assert str(found) == "c2: update_cosine -0.3, and the median of the others is 0.5"
-    numbers["c2"]["update_cosine"] = 0.01  # another direction is not the opposite one
+    numbers["c2"]["update_cosine"] = -0.39
+    assert _named(numbers, {"c2": [{"update_cosine": 0.9}] * 6}) == []
+    numbers["c2"]["update_cosine"] = -0.59
     assert _named(numbers) == []
+    numbers["c2"]["update_cosine"] = -0.61
+    assert _named(numbers) == ["c2"]
+    numbers = _cohort(1, 1, cosine=0.9)  # two clients: only its own earlier rounds can be compared
+    numbers["c1"]["update_cosine"] = -0.45
+    assert _named(numbers) == []
+    assert _named(numbers, {"c1": [{"update_cosine": 0.5}] * 5}) == ["c1"]
 
 
 def test_the_honest_are_not_blamed_if_one_dominates_the_mean() -> None:

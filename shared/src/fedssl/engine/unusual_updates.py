@@ -12,9 +12,14 @@ large values are unusual. The factors:
     num_examples     100                  1000                    2 (from the first round on)
 
 A client with more images takes more steps, so the factor of its norm against the others grows with its images over
-their median. A cosine is unusual if it is negative, the round's median is positive, and it lies more than
-6 max(1.4826 MAD, 0.1) below the median of at least 3 others or of the client's own. If a norm or a number of images is
-unusual, one update dominates the mean, and cosines to it mean nothing for the others: they are not compared.
+their median.
+
+A direction is unusual if its cosine to the mean of the others lies below -0.6, and more than 6 max(1.4826 MAD, 0.1)
+below the median of at least 3 others; or if its cosine to the mean of all lies below -0.4, and as far below the client's
+own rounds. In both cases the round's median must be positive. With shares w, norms n and cosines c to the mean m,
+|m| = sum_j w_j n_j c_j, and the mean of the others is m - w_k u_k up to its length. Clients with few, one-sided images
+often have negative cosines: down to -0.3 to the mean of all was measured. If a norm or a number of images is unusual,
+one update dominates the mean, and cosines to it mean nothing: they are not compared.
 
 Two clients that differ cannot be judged by each other, and a majority that lies is not unusual.
 """
@@ -25,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedssl.methods.api import Metrics
-from fedssl.protocol.measures import COSINE, NORMS
+from fedssl.protocol.measures import COSINE, NORMS, UPDATE_NORM, WEIGHT_SHARE
 
 NUM_EXAMPLES = "num_examples"
 """The name of a client's number of images among its numbers."""
@@ -37,7 +42,7 @@ _MOST_DEVIATIONS = 6.0
 _CONSISTENT = 1.4826  # makes the MAD of normal data its standard deviation
 _FEWEST_OTHERS, _FEWEST_ROUNDS = 3, 5
 _NORM_FACTOR, _EXAMPLES_FACTOR, _FEW_FACTOR, _OWN_EXAMPLES_FACTOR = 10.0, 100.0, 1000.0, 2.0
-_COSINE_SPREAD = 0.1
+_OPPOSED_TO_OTHERS, _OPPOSED_TO_MEAN, _COSINE_SPREAD = -0.6, -0.4, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,22 +98,35 @@ def _large(
 def _opposed(
     client: str, numbers: Mapping[str, Mapping[str, float]], history: Sequence[Mapping[str, float]]
 ) -> list[str]:
-    own = numbers[client].get(COSINE)
-    everyone = [each[COSINE] for each in numbers.values() if COSINE in each]
-    if own is None or own >= 0 or statistics.median(everyone) <= 0:
+    to_mean = {name: each[COSINE] for name, each in numbers.items() if COSINE in each}
+    if client not in to_mean or statistics.median(to_mean.values()) <= 0:
         return []
-    found = []
-    others = [each[COSINE] for name, each in numbers.items() if name != client and COSINE in each]
+    to_others, found = _cosines_to_the_others(numbers), []
+    others = [cosine for name, cosine in to_others.items() if name != client]
+    if len(others) >= _FEWEST_OTHERS and _is_opposed(to_others[client], others, _OPPOSED_TO_OTHERS):
+        median = statistics.median(others)
+        found.append(f"its cosine to the others' mean is {to_others[client]:.3g}, and their median is {median:.3g}")
     earlier = [each[COSINE] for each in history if COSINE in each]
-    for values, least, whose in (
-        (others, _FEWEST_OTHERS, "the others"),
-        (earlier, _FEWEST_ROUNDS, "its earlier rounds"),
-    ):
-        if len(values) < least:
-            continue
-        median = statistics.median(values)
-        if median - own > _MOST_DEVIATIONS * max(_CONSISTENT * _spread(values), _COSINE_SPREAD):
-            found.append(f"{COSINE} {own:.3g}, and the median of {whose} is {median:.3g}")
+    if len(earlier) >= _FEWEST_ROUNDS and _is_opposed(to_mean[client], earlier, _OPPOSED_TO_MEAN):
+        median = statistics.median(earlier)
+        found.append(f"{COSINE} {to_mean[client]:.3g}, and the median of its earlier rounds is {median:.3g}")
+    return found
+
+
+def _is_opposed(value: float, values: Sequence[float], limit: float) -> bool:
+    scale = max(_CONSISTENT * _spread(values), _COSINE_SPREAD)
+    return value < limit and statistics.median(values) - value > _MOST_DEVIATIONS * scale
+
+
+def _cosines_to_the_others(numbers: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Return each client's cosine to the mean of the others, from those to the mean of all."""
+    known = {name: each for name, each in numbers.items() if COSINE in each and UPDATE_NORM in each}
+    length = sum(each.get(WEIGHT_SHARE, 0.0) * each[UPDATE_NORM] * each[COSINE] for each in known.values())
+    found = {}
+    for name, each in known.items():
+        own, cosine = each.get(WEIGHT_SHARE, 0.0) * each[UPDATE_NORM], each[COSINE]
+        square = length**2 - 2 * own * length * cosine + own**2
+        found[name] = (length * cosine - own) / math.sqrt(square) if length > 0 and square > 0 else cosine
     return found
 
 
