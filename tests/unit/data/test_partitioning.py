@@ -133,7 +133,7 @@ def test_a_scheme_that_needs_labels_is_refused_before_anything_is_decoded(
     monkeypatch.setattr("fedssl.data.folders.decode_to_memory", lambda *_: pytest.fail("decoded"))
     config = PartitionConfig(dataset=str(tmp_path))
     for look in (lambda: partition_plan(config), lambda: partition_dataset(config, SHAPE)):
-        with pytest.raises(DataError, match='no labels, which the partition scheme dirichlet needs: .*"iid"'):
+        with pytest.raises(DataError, match=r'no labels, which the partition scheme dirichlet needs: .*"iid"'):
             look()
 
 
