@@ -1,4 +1,4 @@
-"""What a folder holds: images at any depth, in a fixed order, and a count and a reason for everything else."""
+"""The contents of a folder: images at any depth, in a fixed order, and a count and a reason for everything else."""
 
 import logging
 import os
@@ -149,7 +149,7 @@ def test_tiff_of_8_bits_is_read(tmp_path: Path) -> None:
     assert (data.images == pixels).all()
 
 
-def test_tiff_is_turned_once_as_it_says(tmp_path: Path) -> None:
+def test_tiff_is_turned_once(tmp_path: Path) -> None:
     pixels = np.arange(64, dtype=np.uint8).reshape(8, 8)
     Image.fromarray(pixels).save(tmp_path / "1.tif", tiffinfo={274: 3})
     assert (load_dataset(str(tmp_path), "train").images[0, 0] == pixels[::-1, ::-1]).all()
@@ -158,7 +158,7 @@ def test_tiff_is_turned_once_as_it_says(tmp_path: Path) -> None:
 def test_tiff_that_would_be_read_wrongly_is_refused(tmp_path: Path) -> None:
     pages = [Image.new("L", (8, 8), 10 * number) for number in range(3)]
     pages[0].save(tmp_path / "1.tif", save_all=True, append_images=pages[1:])
-    with pytest.raises(DataError, match=r"1\.tif: it has 3 pages, of which only the first would be read"):
+    with pytest.raises(DataError, match=r"1\.tif: it has 3 pages, and only the first would be read"):
         load_dataset(str(tmp_path), "train")
     deep = Image.fromarray(np.full((8, 8), 60_000, np.uint16))
     deep.save(tmp_path / "1.tif", tiffinfo={262: 0})
@@ -188,7 +188,7 @@ def test_16_bits_are_accepted_if_any_image_of_the_set_uses_them(
         Image.fromarray(pixels).save(tmp_path / f"{number}.png")
     with caplog.at_level(logging.INFO, "fedssl.data"):
         assert load_dataset(str(tmp_path), "train").images[1].max() == 255
-    assert "2 images have 16 bits per value, of which the upper 8 are used" in caplog.text
+    assert "2 images have 16 bits per value. The upper 8 are used" in caplog.text
 
 
 def test_colours_of_16_bits_with_a_low_range_are_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a folder of images holds: the images in the order in which they are used, and what is left out, with the reason.
+"""The contents of a folder: the images in the order in which they are used, and what is left out, with the reason.
 
 Images may lie at any depth. Names are paths below the folder, with `/` between their parts.
 """
@@ -72,7 +72,7 @@ class Contents:
 
     @property
     def is_complete(self) -> bool:
-        """Whether everything that may be an image is used."""
+        """Return whether everything that may be an image is used."""
         return not any(part.may_be_images for part in self.left_out)
 
     def describe(self) -> str:

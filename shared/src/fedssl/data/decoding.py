@@ -117,7 +117,7 @@ def decode_to_memory(files: ImageFiles, channels: int, size: int) -> NDArray[np.
 
 @dataclass(frozen=True, slots=True)
 class DecodedFile:
-    """What one image file holds: (width, height), PIL's mode, the bits of a value, and its highest value."""
+    """The contents of an image file: (width, height), PIL's mode, the bits of a value, and its highest value."""
 
     size: tuple[int, int]
     mode: str
@@ -153,7 +153,7 @@ class _Decoded:
 
 
 class _Problems:
-    """What was found out about all images while they were decoded."""
+    """Collects the problems of all images while they are decoded."""
 
     def __init__(self, files: ImageFiles) -> None:
         self._files = files
@@ -178,7 +178,7 @@ class _Problems:
         if self._highest < LEAST_HIGHEST:
             raise DataError(f"{self._files.title}: {low_range(self._num_deep, self._highest)}")
         log.info(
-            "%s: %s images have 16 bits per value, of which the upper 8 are used: 0..65,535 becomes 0..255 (the "
+            "%s: %s images have 16 bits per value. The upper 8 are used: 0..65,535 becomes 0..255 (the "
             "highest value is %s)",
             self._files.title,
             f"{self._num_deep:,}",
@@ -250,7 +250,7 @@ def _decode(files: ImageFiles, name: str, mode: str, size: int) -> tuple[NDArray
 
 
 def _upright(files: ImageFiles, name: str, image: Image.Image, mode: str) -> tuple[Image.Image, int]:
-    """Return the image in 8 bits, turned as its EXIF data say, and its highest value. Raises DataError."""
+    """Return the image in 8 bits, turned as its EXIF data require, and its highest value. Raises DataError."""
     num_bits = _num_bits(image)
     try:
         _refuse_tiff(image, num_bits)
@@ -286,6 +286,6 @@ def _refuse_tiff(image: Image.Image, num_bits: int) -> None:
     if image.format != "TIFF":
         return
     if (num_pages := getattr(image, "n_frames", 1)) > 1:
-        raise ValueError(f"it has {num_pages} pages, of which only the first would be read; save each page as a file")
+        raise ValueError(f"it has {num_pages} pages, and only the first would be read; save each page as a file")
     if num_bits > 8 and getattr(image, "tag_v2", {}).get(ExifTags.Base.PhotometricInterpretation) == 0:
         raise ValueError("it stores inverted values (WhiteIsZero) with 16 bits; save it as BlackIsZero")

@@ -107,7 +107,7 @@ def test_images_that_cannot_be_read_are_a_problem(home: Path, suffix: str) -> No
     assert ("3 .dcm (this format is not read" if suffix == "dcm" else "3 of 3 decoded images cannot be used") in what
 
 
-def test_images_of_which_only_a_part_can_be_read_are_a_problem(home: Path) -> None:
+def test_a_folder_that_can_be_read_only_in_part_is_a_problem(home: Path) -> None:
     (home / "images").mkdir()
     Image.new("RGB", (20, 20)).save(home / "images" / "1.png")
     (home / "images" / "2.heic").write_bytes(b"")

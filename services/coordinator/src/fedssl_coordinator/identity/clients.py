@@ -55,7 +55,7 @@ def eligible(session: Session, names: Sequence[str] | None) -> list[str]:
 
 
 class Registration(NamedTuple):
-    """What a client's worker last declared about the work that it can do."""
+    """The part of a client's last registration that decides which work it can do."""
 
     client_id: str
     methods: dict[str, int] | None

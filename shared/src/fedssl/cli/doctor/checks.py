@@ -124,11 +124,10 @@ def _data_folders(data: Path | None) -> Iterator[Check]:
 
 
 def _known_dataset(name: str) -> Check:
-    from fedssl.cli.datasets.fetching import data_folder
     from fedssl.data import KNOWN, find_dataset, how_to_get
 
     known = KNOWN[name]
-    if known.find is not None and find_dataset(name, "train", data_folder()) is None:
+    if known.find is not None and find_dataset(name) is None:
         return Check("data", Found.WRONG, f"{known.title} is not on this machine", how_to_get(known))
     return Check("data", Found.OK, f"{known.title} is on this machine")
 

@@ -1,4 +1,4 @@
-"""What a check of `fedssl doctor` has found."""
+"""The result of a check of `fedssl doctor`."""
 
 from dataclasses import dataclass
 from enum import StrEnum

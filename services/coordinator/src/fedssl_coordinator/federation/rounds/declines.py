@@ -15,7 +15,7 @@ from fedssl_coordinator.federation.rounds.fitness import shortened
 
 
 def reasons(session: Session, runs: Sequence[Run]) -> dict[UUID, str]:
-    """Return why a run does not move, for running runs of which clients have declined the current round."""
+    """Return why a run does not move, for running runs whose clients have declined the current round."""
     running = [run.id for run in runs if run.state == RunState.RUNNING]
     if not running:  # most runs that are shown have finished
         return {}

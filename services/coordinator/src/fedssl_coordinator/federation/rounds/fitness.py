@@ -44,8 +44,8 @@ def record_left_out(session: Session, run: Run, round_number: int, left_out: Map
     """Record which clients a round was not offered to because they cannot take part."""
     if left_out:
         message = f"left out: {shortened(left_out)}"
-        about = {"run_id": run.id, "round_number": round_number}
-        record(session, "client.left_out", message, **about, data={"clients": dict(left_out)})
+        data = {"clients": dict(left_out)}
+        record(session, "client.left_out", message, run_id=run.id, round_number=round_number, data=data)
 
 
 def shortened(reasons: Mapping[str, str]) -> str:
