@@ -65,7 +65,7 @@ def assign_images(
 ) -> PartitionPlan:
     """Assign images to clients by the labels (N,): choose images, partition them, and keep `share` of each part.
 
-    Images without labels count as one class; `num_images` says how many there are. Raises DataError if the scheme
+    Images without labels count as one class; `num_images` is their number. Raises DataError if the scheme
     needs labels.
     """
     if labels is None:

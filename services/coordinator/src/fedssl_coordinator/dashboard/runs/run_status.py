@@ -52,7 +52,7 @@ def run_status(
     """Return the status of a run.
 
     `rounds` are the newest rounds, oldest first; `tally` and `absent` describe the last of them; `job` is unfinished;
-    `declined` says which clients have declined that round, and why.
+    `declined` names the clients that have declined that round, with their reasons.
     """
     if run.state == RunState.CREATED:
         return RunStatus("created", "waiting to be started")

@@ -125,7 +125,7 @@ def show(session: Session, run_id: UUID) -> RunView:
 
 
 def summary(run: Run, reasons: Mapping[UUID, str]) -> RunSummary:
-    """Return one line of the list of runs. `reasons`: why runs do not move, besides what their rows say."""
+    """Return one line of the list of runs. `reasons`: why runs do not move, besides the reasons in their rows."""
     found = RunSummary.model_validate(run, from_attributes=True)
     reason = reasons.get(run.id)
     return found if reason is None or found.reason is not None else found.model_copy(update={"reason": reason})
