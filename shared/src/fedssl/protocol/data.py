@@ -87,6 +87,9 @@ class ServedShapes(StrictModel):
     max_image_size: int = Field(default=512, ge=8, le=512, description="Largest height and width in pixels.")
     max_channels: Literal[1, 3] = 3
 
+    def __str__(self) -> str:
+        return f"{'1 channel' if self.max_channels == 1 else '1 or 3 channels'}, up to {self.max_image_size} pixels"
+
     def refusal(self, data: DataConfig) -> str | None:
         """Return why images cannot be prepared for a run, or None if they can."""
         wanted = shape_in_words(data.channels, data.image_size)
