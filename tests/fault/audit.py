@@ -13,6 +13,7 @@ import torch
 
 from fault import specs
 from fault.arena import Arena
+from fault.injected import SAME_BITS
 from fedssl.artifacts.tensors import load_tensors
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import Outcome
@@ -50,6 +51,7 @@ def completed(arena: Arena, run_id: UUID, spec: RunSpec) -> RunView:
     story(list(arena.client.event_log(run_id)), spec)
     no_orphans(arena)
     ledgers_hold(arena)
+    arena.injected.settle(SAME_BITS)
     return run
 
 
