@@ -1,20 +1,34 @@
 """The actions of the model. Each is one transaction of the coordinator, or an event outside of it.
 
-An action takes a state and yields each state that may follow, with a label. Its docstring names the function of the
-code that it models. Every change of a state goes through `_moved`, which takes what is legal from the code's own table
-TRANSITIONS: an action that the table does not allow is a violation.
+An action takes a state and yields each state that may follow, with the step to it. Its docstring names the function of
+the code that it models. Every change of a state goes through `_moved`, which takes what is legal from the code's own
+table TRANSITIONS: an action that the table does not allow is a violation.
 """
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from fedssl.protocol.states import AssignmentState, JobState, Outcome, RoundState, RunState, Verdict
 from fedssl_coordinator.core import models as tables
 from fedssl_coordinator.federation.transitions import TRANSITIONS
 from model.states import DISTILLER, Computation, Job, Member, Round, Run, Setup, State
 
-Successors = Iterator[tuple[str, State]]
+
+class Step(NamedTuple):
+    """One thing that happens: the action, the client or the process that it is about, and which way it goes."""
+
+    action: str
+    who: int | None = None
+    detail: str = ""
+
+    def __str__(self) -> str:
+        who = "" if self.who is None else f" {self.who}"
+        return f"{self.action}{who}" + (f" ({self.detail})" if self.detail else "")
+
+
+Successors = Iterator[tuple[Step, State]]
+Branches = Iterator[tuple[str, State]]
 Action = Callable[[State, Setup], Successors]
 S = TypeVar("S", RunState, RoundState, AssignmentState, JobState)
 
@@ -37,13 +51,13 @@ def allows(table: type, before: str, after: str) -> bool:
 def start(state: State, setup: Setup) -> Successors:
     """`runs.service.change`, verb start."""
     if state.run.state is RunState.CREATED:
-        yield "start", _run(state, RunState.RUNNING)
+        yield Step("start"), _run(state, RunState.RUNNING)
 
 
 def pause(state: State, setup: Setup) -> Successors:
     """`runs.service.change`, verb pause."""
     if state.run.state is RunState.RUNNING:
-        yield "pause", _run(state, RunState.PAUSED)
+        yield Step("pause"), _run(state, RunState.PAUSED)
 
 
 def resume(state: State, setup: Setup) -> Successors:
@@ -54,13 +68,13 @@ def resume(state: State, setup: Setup) -> Successors:
             state = state._replace(job=state.job._replace(pauses=False))
         if state.round is not None and state.is_open:
             state = state._replace(round=state.round._replace(is_overdue=False))
-        yield "resume", state
+        yield Step("resume"), state
 
 
 def stop(state: State, setup: Setup) -> Successors:
     """`runs.service.change`, verb stop."""
     if state.run.state is not RunState.FINISHED:
-        yield "stop", _end_run(state, Outcome.STOPPED)
+        yield Step("stop"), _end_run(state, Outcome.STOPPED)
 
 
 def revoke(state: State, setup: Setup) -> Successors:
@@ -68,14 +82,14 @@ def revoke(state: State, setup: Setup) -> Successors:
     for index, member in enumerate(state.members):
         if not member.is_revoked:
             revoked = _expired(member) if member.is_live else member
-            yield f"revoke {index}", state.with_member(index, revoked._replace(is_revoked=True))
+            yield Step("revoke", index), state.with_member(index, revoked._replace(is_revoked=True))
 
 
 def cancel_job(state: State, setup: Setup) -> Successors:
     """`distillation.service.cancel`: the run pauses, and queues another job when it is resumed."""
     if state.job is not None:
         state = _end_job(state, JobState.CANCELLED)
-        yield "cancel job", _run(state, RunState.PAUSED) if state.run.state is RunState.RUNNING else state
+        yield Step("cancel_job"), _run(state, RunState.PAUSED) if state.run.state is RunState.RUNNING else state
 
 
 # What workers do: work/service.py
@@ -90,7 +104,7 @@ def register(state: State, setup: Setup) -> Successors:
         for refuses in (False, True) if "policies" in setup.events else (False,):
             after = member._replace(is_registered=True, refuses=refuses, waits=waits)
             if after != member:
-                yield f"register {index}{', refusing' * refuses}", state.with_member(index, after)
+                yield Step("register", index, "refusing" if refuses else "accepting"), state.with_member(index, after)
 
 
 def claim(state: State, setup: Setup) -> Successors:
@@ -102,16 +116,16 @@ def claim(state: State, setup: Setup) -> Successors:
             continue
         if member.assignment is AssignmentState.OFFERED and not member.waits:
             _state_is_right(member)
-            yield f"claim {index}", state.with_member(index, _assigned(member, AssignmentState.LEASED))
+            yield Step("claim", index), state.with_member(index, _assigned(member, AssignmentState.LEASED))
         elif member.assignment is AssignmentState.LEASED:
-            yield f"claim {index} again", state.with_member(index, member._replace(waits=False))
+            yield Step("claim", index, "again"), state.with_member(index, member._replace(waits=False))
 
 
 def heartbeat(state: State, setup: Setup) -> Successors:
     """`work.service.heartbeat`: a lease is renewed, even one that has run out, if no check has ended it."""
     for index, member in enumerate(state.members):
         if member.assignment is AssignmentState.LEASED and not member.is_revoked:
-            yield f"heartbeat {index}", state.with_member(index, member._replace(waits=False))
+            yield Step("heartbeat", index), state.with_member(index, member._replace(waits=False))
 
 
 def submit(state: State, setup: Setup) -> Successors:
@@ -127,14 +141,14 @@ def submit(state: State, setup: Setup) -> Successors:
         if member.assignment is AssignmentState.LEASED and not member.is_revoked:
             submitted = _assigned(member, AssignmentState.SUBMITTED)
             accepted = _assigned(submitted, AssignmentState.ACCEPTED)._replace(last_accepted=state.round.number)
-            yield f"submit {index}", state.with_member(index, accepted)
+            yield Step("submit", index), state.with_member(index, accepted)
 
 
 def decline(state: State, setup: Setup) -> Successors:
     """`work.service.decline`."""
     for index, member in enumerate(state.members):
         if member.assignment is AssignmentState.LEASED and state.is_open and not member.is_revoked:
-            yield f"decline {index}", state.with_member(index, _assigned(member, AssignmentState.DECLINED))
+            yield Step("decline", index), state.with_member(index, _assigned(member, AssignmentState.DECLINED))
 
 
 # What the aggregators do: rounds/service.py and aggregator/rounds.py
@@ -144,9 +158,9 @@ def next_step(state: State, setup: Setup) -> Successors:
     """`rounds.service.next_step`, after a message: any number of them may come, at any time."""
     for process in range(1, 1 + setup.num_aggregators):
         if state.computations[process] is None and state.run.state is RunState.RUNNING:
-            for label, after in _step(state, setup, process):
+            for detail, after in _next(state, setup, process):
                 if after != state:
-                    yield f"{label} by {process}", after
+                    yield Step("next_step", process, detail), after
 
 
 def sweep(state: State, setup: Setup) -> Successors:
@@ -161,10 +175,10 @@ def read_updates(state: State, setup: Setup) -> Successors:
         if not computation.has_read and computation.round_number:
             current = state.unclosed
             if current is None or current.state is not RoundState.AGGREGATING:
-                yield f"nothing to read for {process}", state.with_computation(process, None)
+                yield Step("read_updates", process, "no longer due"), state.with_computation(process, None)
             else:
                 reading = state.with_computation(process, Computation(current.number, has_read=True))
-                yield f"{process} reads the updates", reading.reads(process)
+                yield Step("read_updates", process), reading.reads(process)
 
 
 def publish(state: State, setup: Setup) -> Successors:
@@ -179,12 +193,12 @@ def publish(state: State, setup: Setup) -> Successors:
         if not computation.round_number:
             if state.run.state is not RunState.FINISHED and not state.run.is_prepared:
                 done = done._replace(run=done.run._replace(is_prepared=True, pauses=False))
-            yield f"{process} publishes the first weights", done
+            yield Step("publish", process, "first weights"), done
         elif not _is_still_due(state, computation):
-            yield f"{process} publishes nothing", done
+            yield Step("publish", process, "no longer due"), done
         else:
-            for label, closed in _new_weights(state, done, process):
-                yield f"{process} publishes round {computation.round_number}{label}", closed
+            for detail, closed in _new_weights(state, done, process):
+                yield Step("publish", process, detail), closed
 
 
 def aggregation_fails(state: State, setup: Setup) -> Successors:
@@ -193,23 +207,25 @@ def aggregation_fails(state: State, setup: Setup) -> Successors:
         failed = state.with_computation(process, None)
         if state.run.state is not RunState.FINISHED:
             failed = failed._replace(run=failed.run._replace(pauses=True))
-        yield f"{process} fails", failed
+        yield Step("aggregation_fails", process), failed
 
 
 def aggregation_is_impossible(state: State, setup: Setup) -> Successors:
     """`aggregator.rounds._fail`: an error that ends the run."""
     for process, computation in _aggregations(state):
+        if not computation.has_read and computation.round_number:
+            continue
         failed = state.with_computation(process, None)
         is_due = not computation.round_number or _is_still_due(state, computation)
         if state.run.state is not RunState.FINISHED and is_due:
             failed = _end_run(failed, Outcome.FAILED)
-        yield f"{process} fails for good", failed
+        yield Step("aggregation_is_impossible", process), failed
 
 
 def aggregator_dies(state: State, setup: Setup) -> Successors:
     """The process is killed, or its connection to Postgres breaks: its locks are released, and it writes nothing."""
     for process, _ in _aggregations(state):
-        yield f"{process} dies", state.with_computation(process, None)
+        yield Step("aggregator_dies", process), state.with_computation(process, None)
 
 
 # What the distiller does: distillation/service.py, jobs/service.py and aggregator/distillation.py
@@ -226,7 +242,7 @@ def begin_job(state: State, setup: Setup) -> Successors:
         _moved(tables.DistillationJob, job.state, JobState.RUNNING)
     begun = job._replace(state=JobState.RUNNING, pauses=True)
     reading = state.with_computation(DISTILLER, Computation(job.round_number, has_read=True))._replace(job=begun)
-    yield "begin job", reading.reads(DISTILLER)
+    yield Step("begin_job"), reading.reads(DISTILLER)
 
 
 def complete_job(state: State, setup: Setup) -> Successors:
@@ -238,36 +254,39 @@ def complete_job(state: State, setup: Setup) -> Successors:
     number = state.job.round_number
     done = _end_job(state, JobState.COMPLETED)
     if not number:
-        yield "complete job", done._replace(run=done.run._replace(is_prepared=True, pauses=False))
+        yield Step("complete_job"), done._replace(run=done.run._replace(is_prepared=True, pauses=False))
         return
     if state.unclosed is None or (state.unclosed.number, state.unclosed.state) != (number, RoundState.DISTILLING):
         raise Violation("a job is unfinished, and its round is not distilling")
-    for label, closed in _new_weights(state, done, DISTILLER):
-        yield f"complete job{label}", closed
+    for detail, closed in _new_weights(state, done, DISTILLER):
+        yield Step("complete_job", None, detail), closed
 
 
 def job_fails(state: State, setup: Setup) -> Successors:
     """`jobs.service.record_failure`: an error that may pass. It is tried again after a pause."""
     if state.computations[DISTILLER] is not None and state.job is not None:
-        yield "job fails", state.with_computation(DISTILLER, None)._replace(job=state.job._replace(pauses=True))
+        yield Step("job_fails"), state.with_computation(DISTILLER, None)._replace(job=state.job._replace(pauses=True))
 
 
 def job_is_impossible(state: State, setup: Setup) -> Successors:
     """`aggregator.distillation._fail`: an error that ends job and run."""
     if state.computations[DISTILLER] is not None and state.job is not None:
-        yield "job fails for good", _end_run(_end_job(state, JobState.FAILED), Outcome.FAILED)
+        yield Step("job_is_impossible"), _end_run(_end_job(state, JobState.FAILED), Outcome.FAILED)
 
 
 def distiller_dies(state: State, setup: Setup) -> Successors:
     """The process is killed: its lock is released, and the try that it began counts."""
     if state.computations[DISTILLER] is not None:
-        yield "distiller dies", state.with_computation(DISTILLER, None)
+        yield Step("distiller_dies"), state.with_computation(DISTILLER, None)
 
 
 def distiller_leaves(state: State, setup: Setup) -> Successors:
     """`jobs.service.record_departure`: the process ends in good order, and another may resume at once."""
     if state.computations[DISTILLER] is not None and state.job is not None:
-        yield "distiller leaves", state.with_computation(DISTILLER, None)._replace(job=state.job._replace(pauses=False))
+        yield (
+            Step("distiller_leaves"),
+            state.with_computation(DISTILLER, None)._replace(job=state.job._replace(pauses=False)),
+        )
 
 
 # What the clock does
@@ -277,24 +296,24 @@ def lease_ends(state: State, setup: Setup) -> Successors:
     """No heartbeat came within the lease."""
     for index, member in enumerate(state.members):
         if member.assignment is AssignmentState.LEASED and not member.waits:
-            yield f"lease of {index} ends", state.with_member(index, member._replace(waits=True))
+            yield Step("lease_ends", index), state.with_member(index, member._replace(waits=True))
 
 
 def deadline_passes(state: State, setup: Setup) -> Successors:
     """The round's deadline passes."""
     if state.round is not None and state.is_open and not state.round.is_overdue:
-        yield "deadline passes", state._replace(round=state.round._replace(is_overdue=True))
+        yield Step("deadline_passes"), state._replace(round=state.round._replace(is_overdue=True))
 
 
 def pause_ends(state: State, setup: Setup) -> Successors:
     """The pause of a client that declined, of a failed computation, or of a failed job is over."""
     for index, member in enumerate(state.members):
         if member.assignment is AssignmentState.OFFERED and member.waits:
-            yield f"pause of {index} ends", state.with_member(index, member._replace(waits=False))
+            yield Step("pause_ends", index), state.with_member(index, member._replace(waits=False))
     if state.run.pauses:
-        yield "pause of the run ends", state._replace(run=state.run._replace(pauses=False))
+        yield Step("pause_ends", None, "of the run"), state._replace(run=state.run._replace(pauses=False))
     if state.job is not None and state.job.pauses and state.computations[DISTILLER] is None:
-        yield "pause of the job ends", state._replace(job=state.job._replace(pauses=False))
+        yield Step("pause_ends", None, "of the job"), state._replace(job=state.job._replace(pauses=False))
 
 
 HEALTHY: tuple[Action, ...] = (
@@ -346,7 +365,7 @@ def needs_attention(state: State) -> bool:
 # Parts of `next_step`
 
 
-def _step(state: State, setup: Setup, process: int) -> Successors:
+def _next(state: State, setup: Setup, process: int) -> Branches:
     if not state.run.is_prepared:
         if setup.distils_first:
             yield "queue the first job", _queue(state, 0)
@@ -367,7 +386,7 @@ def _step(state: State, setup: Setup, process: int) -> Successors:
         yield _checked(state, setup, current)
 
 
-def _begun(state: State, process: int, number: int) -> Successors:
+def _begun(state: State, process: int, number: int) -> Branches:
     """`_begin`: a try is counted, with the pause that follows if its process dies."""
     if not state.run.pauses:
         begun = state._replace(run=state.run._replace(pauses=True))
@@ -378,7 +397,7 @@ def _queue(state: State, number: int) -> State:
     return state if state.job is not None else state._replace(job=Job(JobState.QUEUED, number))
 
 
-def _opened(state: State, setup: Setup) -> Successors:
+def _opened(state: State, setup: Setup) -> Branches:
     """`_open`: for every cohort that the seed may choose."""
     cohort = setup.cohort
     able = [index for index, member in enumerate(state.members) if member.is_eligible and not member.refuses]
@@ -462,7 +481,7 @@ def _is_still_due(state: State, computation: Computation) -> bool:
     return state.unclosed is not None and (state.unclosed.number, state.unclosed.state) == expected
 
 
-def _new_weights(state: State, done: State, process: int) -> Successors:
+def _new_weights(state: State, done: State, process: int) -> Branches:
     """`aggregator.rounds.publish_next`: the round closes with the weights of the updates that the process has read."""
     assert state.round is not None
     used = {index for index, member in enumerate(state.members) if process in member.read_by}
@@ -475,7 +494,7 @@ def _new_weights(state: State, done: State, process: int) -> Successors:
 
 
 def _label(rejected: set[int]) -> str:
-    return f" without {sorted(rejected)}" if rejected else ""
+    return f"without {sorted(rejected)}" if rejected else ""
 
 
 def _with_weights(state: State, done: State, used: set[int], rejected: set[int]) -> State:

@@ -4,11 +4,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from model.actions import Action, Violation
+from model.actions import Action, Step, Violation
 from model.states import Setup, State, canonical, first
 
-Check = Callable[[State, str, State, Setup], None]
-"""Raise Violation if a step (before, label, after) must not happen, or if its second state must not exist."""
+Check = Callable[[State, State, Setup], None]
+"""Raise Violation if a step (before, after) must not happen, or if its second state must not exist."""
 
 
 @dataclass(frozen=True)
@@ -16,11 +16,11 @@ class Explored:
     """Every reachable state, each with the step by which it was found first."""
 
     setup: Setup
-    found: dict[State, tuple[State, str] | None]
+    found: dict[State, tuple[State, Step] | None]
     num_steps: int
 
     def path(self, state: State) -> list[str]:
-        """Return the labels of a shortest way to a state."""
+        """Return the steps of a shortest way to a state."""
         return _path(self.found, state)
 
     def states_without_way(self, actions: Iterable[Action], is_goal: Callable[[State], bool]) -> Iterator[State]:
@@ -45,30 +45,30 @@ def explore(setup: Setup, actions: Iterable[Action], check: Check) -> Explored:
     """Return every state that the actions reach. Raises Violation with the steps that lead to one."""
     actions = tuple(actions)
     beginning = canonical(first(setup))
-    found: dict[State, tuple[State, str] | None] = {beginning: None}
+    found: dict[State, tuple[State, Step] | None] = {beginning: None}
     waiting = deque([beginning])
     num_steps = 0
     while waiting:
         state = waiting.popleft()
         try:
             for action in actions:
-                label = action.__name__
-                for label, after in action(state, setup):
+                step = Step(action.__name__)
+                for step, after in action(state, setup):
                     num_steps += 1
-                    check(state, label, after, setup)
+                    check(state, after, setup)
                     after = canonical(after)
                     if after not in found:
-                        found[after] = (state, label)
+                        found[after] = (state, step)
                         waiting.append(after)
         except Violation as violation:
-            steps = "\n".join([*_path(found, state), f"then {label}: {violation}"])
+            steps = "\n".join([*_path(found, state), f"then {step}: {violation}"])
             raise Violation(f"{violation}, after\n{steps}\nin {state}") from violation
     return Explored(setup, found, num_steps)
 
 
-def _path(found: dict[State, tuple[State, str] | None], state: State) -> list[str]:
-    labels: list[str] = []
-    while (step := found[state]) is not None:
-        state, label = step
-        labels.append(label)
-    return labels[::-1]
+def _path(found: dict[State, tuple[State, Step] | None], state: State) -> list[str]:
+    steps: list[str] = []
+    while (came_from := found[state]) is not None:
+        state, step = came_from
+        steps.append(str(step))
+    return steps[::-1]

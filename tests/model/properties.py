@@ -5,7 +5,7 @@ from model.actions import Violation
 from model.states import NEW_WEIGHTS, Setup, State
 
 
-def check(before: State, label: str, after: State, setup: Setup) -> None:
+def check(before: State, after: State, setup: Setup) -> None:
     """Raise Violation if a step breaks a promise."""
     _end_is_final(before, after)
     _rounds_are_counted(before, after, setup)
@@ -18,9 +18,9 @@ def check(before: State, label: str, after: State, setup: Setup) -> None:
 
 def _end_is_final(before: State, after: State) -> None:
     """After a stop or a completion nothing of the run changes any more, also while something still computes."""
-    if before.run.state is RunState.FINISHED and before.run.outcome is not Outcome.FAILED:
-        if _rows(before) != _rows(after):
-            raise Violation(f"the run was {before.run.outcome}, and changed")
+    is_final = before.run.state is RunState.FINISHED and before.run.outcome is not Outcome.FAILED
+    if is_final and _rows(before) != _rows(after):
+        raise Violation(f"the run was {before.run.outcome}, and changed")
 
 
 def _rows(state: State) -> tuple[object, ...]:
@@ -85,9 +85,7 @@ def _a_job_belongs_to_its_round(after: State) -> None:
 
 def _weights_had_their_quorum(before: State, after: State, setup: Setup) -> None:
     """A round aggregates with as many updates as the spec asks for, of clients that it was offered to."""
-    begins = (
-        before.is_open and after.unclosed is not None and after.unclosed.state is not RoundState.OPEN
-    )
+    begins = before.is_open and after.unclosed is not None and after.unclosed.state is not RoundState.OPEN
     if not begins:
         return
     num_accepted = len(after.accepted)
