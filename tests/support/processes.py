@@ -60,7 +60,9 @@ class Federation:
     def __exit__(self, error: object = None, *_: object) -> None:
         """End every process, and check that the events of every run are a path of the state machines."""
         for name in reversed(list(self._processes)):
-            self.kill(name, signal.SIGTERM)
+            self._send(name, signal.SIGTERM)
+        for name in list(self._processes):  # signalled together, because most of them take a second to end
+            self._await_end(name)
         if error is None:
             with Tables(self._database_url) as tables:
                 traces.check_all(tables)
@@ -79,9 +81,15 @@ class Federation:
 
     def kill(self, name: str, signum: int = signal.SIGKILL) -> None:
         """End a process and wait for it."""
-        process = self._processes.pop(name)
+        self._send(name, signum)
+        self._await_end(name)
+
+    def _send(self, name: str, signum: int) -> None:
         with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signum)
+            self._processes[name].send_signal(signum)
+
+    def _await_end(self, name: str) -> None:
+        process = self._processes.pop(name)
         try:
             process.wait(10)
         except subprocess.TimeoutExpired:

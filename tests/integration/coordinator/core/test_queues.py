@@ -103,6 +103,7 @@ def _events(running: Federation, run_id: UUID, kind: str) -> list[EventView]:
     return [event for event in running.client.event_log(run_id) if event.kind == kind]
 
 
+@pytest.mark.full
 def test_a_distillation_whose_worker_is_asked_to_end_and_killed(running: Federation, database: str) -> None:
     """Another process resumes there: the first saved its work when it ended, the second while it ran."""
     spec = distilling_spec(80)
@@ -156,6 +157,7 @@ def test_a_long_distillation_delays_no_other_run(running: Federation) -> None:
     running.client.stop(slow)
 
 
+@pytest.mark.full
 def test_a_second_distiller_takes_what_the_first_has_no_time_for(running: Federation) -> None:
     """Scaled on its own: no setting but one more process."""
     slow = _submit(running, distilling_spec(100_000, name="slow"))
@@ -176,7 +178,7 @@ SERVER_STATE = {
 }
 
 
-@pytest.mark.parametrize("name", SERVER_STATE)
+@pytest.mark.parametrize("name", ["scaffold", pytest.param("orchestra", marks=pytest.mark.full)])
 def test_an_aggregator_killed_in_mid_aggregation(
     running: Federation, looking: Tables, database: str, name: str
 ) -> None:
