@@ -14,6 +14,7 @@ import pytest
 from fault.arena import Arena
 from fault.injected import HELD, VIOLATION, Injected
 from fault.report import counted, table
+from support import traces
 
 _SEED, _FAULTS = 7, 200
 _INJECTED = pytest.StashKey[Injected]()
@@ -70,9 +71,16 @@ def arena(injected: Injected, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture(autouse=True)
-def healed(arena: Arena) -> None:
-    """Whatever the test before has done, this one finds everything alive."""
+def healed(arena: Arena) -> Iterator[None]:
+    """Whatever the test before has done, this one finds everything alive.
+
+    After it, the events of every run, also of one that it left unfinished, must be a path of the state machines.
+    """
     arena.heal()
+    yield
+    arena.heal()
+    with arena.tables() as tables:
+        arena.traced.update(traces.check_all(tables, *arena.traced))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
+from support import traces
 from support.coordinator import Coordinator
 from support.servers import Servers
 from support.tables import Onlooker, Tables
@@ -40,8 +41,11 @@ def tables(onlooker: Onlooker) -> Tables:
 
 
 @pytest.fixture
-def coordinator(standing: Coordinator, onlooker: Onlooker) -> Coordinator:
-    """The module's coordinator with nothing in it but the tokens that it began with."""
+def coordinator(standing: Coordinator, onlooker: Onlooker) -> Iterator[Coordinator]:
+    """The module's coordinator with nothing in it but the tokens that it began with.
+
+    After the test, the events of every run must be a path of the state machines that leads to the rows.
+    """
     tables = onlooker.tables
     kept = tables.query(
         "SELECT DISTINCT ON (role) role, secret_hash FROM tokens WHERE role IN ('admin', 'operator') "
@@ -53,4 +57,5 @@ def coordinator(standing: Coordinator, onlooker: Onlooker) -> Coordinator:
     for path in standing.store.glob("*"):
         if path.name != "incoming":
             shutil.rmtree(path)
-    return standing
+    yield standing
+    traces.check_all(tables)
