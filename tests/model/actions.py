@@ -11,6 +11,8 @@ from typing import NamedTuple, TypeVar
 
 from fedssl.protocol.states import AssignmentState, JobState, Outcome, RoundState, RunState, Verdict
 from fedssl_coordinator.core import models as tables
+from fedssl_coordinator.federation import retries
+from fedssl_coordinator.federation.rounds import service as rounds_service
 from fedssl_coordinator.federation.transitions import TRANSITIONS
 from model.states import DISTILLER, Computation, Job, Member, Round, Run, Setup, State
 
@@ -45,6 +47,13 @@ def allows(table: type, before: str, after: str) -> bool:
     return (before, after) in TRANSITIONS[table]
 
 
+# What some versions of the code do. Their actions do nothing in the others.
+_REJECTS = allows(tables.Assignment, AssignmentState.ACCEPTED, AssignmentState.REJECTED)
+_ASKS_AGAIN = allows(tables.Round, RoundState.AGGREGATING, RoundState.OPEN)
+_CHECKS_INPUTS = hasattr(rounds_service.Step, "CHECK_INPUTS")
+_MOST_DEATHS: int = getattr(retries, "MOST_DEATHS", 0)
+
+
 # What operators do: runs/service.py, clients/service.py
 
 
@@ -63,12 +72,25 @@ def pause(state: State, setup: Setup) -> Successors:
 def resume(state: State, setup: Setup) -> Successors:
     """`runs.service.change`, verb resume: the pause counts neither against the round nor against a retry."""
     if state.run.state is RunState.PAUSED:
-        state = _run(state, RunState.RUNNING, pauses=False)
+        state = _run(state._replace(run=state.run.without_tries()), RunState.RUNNING)
         if state.job is not None:
-            state = state._replace(job=state.job._replace(pauses=False))
+            state = state._replace(job=state.job._replace(pauses=False, num_deaths=0))
         if state.round is not None and state.is_open:
             state = state._replace(round=state.round._replace(is_overdue=False))
         yield Step("resume"), state
+
+
+def take_up(state: State, setup: Setup) -> Successors:
+    """`rounds.service.take_up`: a failed run is resumed, and the round in which it failed is open again."""
+    if state.run.outcome is not Outcome.FAILED or not allows(tables.Run, RunState.FINISHED, RunState.RUNNING):
+        return
+    state = _run(state._replace(run=state.run.without_tries(outcome=None)), RunState.RUNNING)
+    if state.round is not None and state.round.verdict is Verdict.FAILED:
+        state = _round(state, RoundState.OPEN)
+        assert state.round is not None
+        reopened = state.round._replace(attempt=1, is_overdue=False, verdict=None)
+        state = state._replace(round=reopened, members=tuple(map(_taken_up, state.members)))
+    yield Step("take_up"), state
 
 
 def stop(state: State, setup: Setup) -> Successors:
@@ -192,9 +214,9 @@ def publish(state: State, setup: Setup) -> Successors:
         done = state.with_computation(process, None)
         if not computation.round_number:
             if state.run.state is not RunState.FINISHED and not state.run.is_prepared:
-                done = done._replace(run=done.run._replace(is_prepared=True, pauses=False))
+                done = done._replace(run=done.run.without_tries(is_prepared=True))
             yield Step("publish", process, "first weights"), done
-        elif not _is_still_due(state, computation):
+        elif not _is_still_due(state, computation) or _has_changed(state, process):
             yield Step("publish", process, "no longer due"), done
         else:
             for detail, closed in _new_weights(state, done, process):
@@ -206,7 +228,7 @@ def aggregation_fails(state: State, setup: Setup) -> Successors:
     for process, _ in _aggregations(state):
         failed = state.with_computation(process, None)
         if state.run.state is not RunState.FINISHED:
-            failed = failed._replace(run=failed.run._replace(pauses=True))
+            failed = failed._replace(run=failed.run._replace(pauses=True, was_tried=True, num_deaths=0))
         yield Step("aggregation_fails", process), failed
 
 
@@ -222,6 +244,46 @@ def aggregation_is_impossible(state: State, setup: Setup) -> Successors:
         yield Step("aggregation_is_impossible", process), failed
 
 
+def update_is_lost(state: State, setup: Setup) -> Successors:
+    """`rounds.service.ask_again`, by an aggregator or the distiller: the store has lost updates of the round."""
+    if not _ASKS_AGAIN:
+        return
+    for process, computation in enumerate(state.computations):
+        if computation is None or not computation.has_read or not computation.round_number:
+            continue
+        lost = [member for member in state.members if process in member.read_by and member.is_damaged]
+        if lost and process == DISTILLER:
+            yield Step("update_is_lost", process), _asked_again(_end_job(state, JobState.CANCELLED), process, state)
+        elif lost and _is_still_due(state, computation) and not _has_changed(state, process):
+            yield Step("update_is_lost", process), _asked_again(state.with_computation(process, None), process, state)
+
+
+def updates_are_useless(state: State, setup: Setup) -> Successors:
+    """`rounds.service.end_without_result`: so many updates are rejected by name that the round gives no weights."""
+    if not _REJECTS:
+        return
+    for process, computation in enumerate(state.computations):
+        if computation is None or not computation.has_read or not computation.round_number:
+            continue
+        if process != DISTILLER and (not _is_still_due(state, computation) or _has_changed(state, process)):
+            continue
+        done = _end_job(state, JobState.FAILED) if process == DISTILLER else state.with_computation(process, None)
+        members = tuple(
+            _assigned(after, AssignmentState.REJECTED)._replace(last_accepted=after.used)
+            if process in before.read_by
+            else after
+            for before, after in zip(state.members, done.members, strict=True)
+        )
+        yield Step("updates_are_useless", process), _without_result(done._replace(members=members), setup)
+
+
+def update_is_damaged(state: State, setup: Setup) -> Successors:
+    """The store loses an accepted update of the round in progress."""
+    for index, member in enumerate(state.members):
+        if member.is_accepted and not member.is_damaged and state.unclosed is not None:
+            yield Step("update_is_damaged", index), state.with_member(index, member._replace(is_damaged=True))
+
+
 def aggregator_dies(state: State, setup: Setup) -> Successors:
     """The process is killed, or its connection to Postgres breaks: its locks are released, and it writes nothing."""
     for process, _ in _aggregations(state):
@@ -234,13 +296,19 @@ def aggregator_dies(state: State, setup: Setup) -> Successors:
 def begin_job(state: State, setup: Setup) -> Successors:
     """`distillation.service.begin`: a job of a running run, or one that was begun, whose pause is over."""
     job = state.job
-    if job is None or job.pauses or state.computations[DISTILLER] is not None:
+    if job is None or state.computations[DISTILLER] is not None:
         return
     if job.state is not JobState.RUNNING and state.run.state is not RunState.RUNNING:
         return
+    if _MOST_DEATHS and job.state is JobState.RUNNING and job.num_deaths >= _MOST_DEATHS:
+        if state.run.state is RunState.RUNNING:
+            yield Step("begin_job", None, "quarantined"), _run(state, RunState.PAUSED)
+        return
+    if job.pauses:
+        return
     if job.state is JobState.QUEUED:
         _moved(tables.DistillationJob, job.state, JobState.RUNNING)
-    begun = job._replace(state=JobState.RUNNING, pauses=True)
+    begun = job._replace(state=JobState.RUNNING, pauses=True, num_deaths=_one_more(job.num_deaths))
     reading = state.with_computation(DISTILLER, Computation(job.round_number, has_read=True))._replace(job=begun)
     yield Step("begin_job"), reading.reads(DISTILLER)
 
@@ -254,7 +322,7 @@ def complete_job(state: State, setup: Setup) -> Successors:
     number = state.job.round_number
     done = _end_job(state, JobState.COMPLETED)
     if not number:
-        yield Step("complete_job"), done._replace(run=done.run._replace(is_prepared=True, pauses=False))
+        yield Step("complete_job"), done._replace(run=done.run.without_tries(is_prepared=True))
         return
     if state.unclosed is None or (state.unclosed.number, state.unclosed.state) != (number, RoundState.DISTILLING):
         raise Violation("a job is unfinished, and its round is not distilling")
@@ -265,7 +333,8 @@ def complete_job(state: State, setup: Setup) -> Successors:
 def job_fails(state: State, setup: Setup) -> Successors:
     """`jobs.service.record_failure`: an error that may pass. It is tried again after a pause."""
     if state.computations[DISTILLER] is not None and state.job is not None:
-        yield Step("job_fails"), state.with_computation(DISTILLER, None)._replace(job=state.job._replace(pauses=True))
+        job = state.job._replace(pauses=True, num_deaths=0)
+        yield Step("job_fails"), state.with_computation(DISTILLER, None)._replace(job=job)
 
 
 def job_is_impossible(state: State, setup: Setup) -> Successors:
@@ -285,7 +354,7 @@ def distiller_leaves(state: State, setup: Setup) -> Successors:
     if state.computations[DISTILLER] is not None and state.job is not None:
         yield (
             Step("distiller_leaves"),
-            state.with_computation(DISTILLER, None)._replace(job=state.job._replace(pauses=False)),
+            state.with_computation(DISTILLER, None)._replace(job=state.job._replace(pauses=False, num_deaths=0)),
         )
 
 
@@ -341,6 +410,9 @@ OPTIONAL: dict[str, tuple[Action, ...]] = {
     "restarts": (register,),
     "policies": (register,),
     "failures": (aggregation_fails, job_fails, distiller_dies, distiller_leaves),
+    "losses": (update_is_damaged, update_is_lost),
+    "useless updates": (updates_are_useless,),
+    "runs taken up": (take_up,),
     "final failures": (aggregation_is_impossible, job_is_impossible),
 }
 
@@ -388,8 +460,11 @@ def _next(state: State, setup: Setup, process: int) -> Branches:
 
 def _begun(state: State, process: int, number: int) -> Branches:
     """`_begin`: a try is counted, with the pause that follows if its process dies."""
-    if not state.run.pauses:
-        begun = state._replace(run=state.run._replace(pauses=True))
+    if _MOST_DEATHS and state.run.num_deaths >= _MOST_DEATHS:
+        yield f"quarantine {number}", _run(state, RunState.PAUSED)
+    elif not state.run.pauses:
+        tried = state.run._replace(pauses=True, was_tried=True, num_deaths=_one_more(state.run.num_deaths))
+        begun = state._replace(run=tried)
         yield f"begin {number}", begun.with_computation(process, Computation(number, has_read=False))
 
 
@@ -412,7 +487,7 @@ def _opened(state: State, setup: Setup) -> Branches:
             _offered(_without_assignment(member)) if index in chosen else _without_assignment(member)
             for index, member in enumerate(state.members)
         )
-        run = state.run._replace(pauses=False)
+        run = state.run.without_tries()
         yield f"open round {number} to {list(chosen)}", state._replace(run=run, round=opened, members=members)
 
 
@@ -422,7 +497,7 @@ def _checked(state: State, setup: Setup, current: Round) -> tuple[str, State]:
     is_over = current.is_overdue or state.has_enough
     members = tuple(_checked_member(member, offer_again=not is_over) for member in state.members)
     if any(member.is_live for member in members) and not is_over:
-        return "check", state._replace(members=members, run=state.run._replace(pauses=False))
+        return "check", state._replace(members=members, run=state.run.without_tries())
     members = tuple(_expired(member) if member.is_live else member for member in members)
     state = state._replace(members=members)
     asked = [member for member in members if member.assignment is not None]
@@ -438,19 +513,28 @@ def _checked(state: State, setup: Setup, current: Round) -> tuple[str, State]:
         if setup.distils_rounds:
             return "distil", _queue(_round(state, RoundState.DISTILLING), current.number)
         return "aggregate", state
-    if missing and current.attempt < cohort.max_attempts:
+    if missing and _CHECKS_INPUTS and state.run.pauses:
+        return "wait", state
+    is_free = _CHECKS_INPUTS and state.run.was_tried  # the coordinator was at fault until now
+    if missing and (is_free or current.attempt < cohort.max_attempts):
         again = tuple(
-            _offered(member, waits=member.assignment is AssignmentState.DECLINED)
+            _offered(member, waits=member.assignment is AssignmentState.DECLINED and not is_free)
             if member.assignment is not None and not member.is_accepted and member.is_eligible
             else member
             for member in members
         )
-        offered = current._replace(attempt=current.attempt + 1, is_overdue=False)
-        return "offer again", state._replace(round=offered, members=again)
-    if cohort.without_quorum == "skip":
-        state = _closed(state, Verdict.SKIPPED)
-        return "skip", state._replace(run=state.run._replace(rounds_closed=state.run.rounds_closed + 1))
-    return "give up", _end_run(state, Outcome.FAILED)
+        offered = current._replace(attempt=current.attempt + (not is_free), is_overdue=False)
+        run = state.run.without_tries() if is_free else state.run
+        return "offer again", state._replace(run=run, round=offered, members=again)
+    return "give up", _without_result(state, setup)
+
+
+def _without_result(state: State, setup: Setup) -> State:
+    """`_without_quorum`: the round closes as skipped, or the run ends."""
+    if setup.cohort.without_quorum != "skip":
+        return _end_run(state, Outcome.FAILED)
+    state = _closed(state, Verdict.SKIPPED)
+    return state._replace(run=state.run._replace(rounds_closed=state.run.rounds_closed + 1))
 
 
 def _checked_member(member: Member, *, offer_again: bool) -> Member:
@@ -481,14 +565,48 @@ def _is_still_due(state: State, computation: Computation) -> bool:
     return state.unclosed is not None and (state.unclosed.number, state.unclosed.state) == expected
 
 
+def _has_changed(state: State, process: int) -> bool:
+    """`aggregator.rounds._are_accepted` is false: another process has lost an update in the meantime."""
+    read = {index for index, member in enumerate(state.members) if process in member.read_by}
+    return _ASKS_AGAIN and read != state.accepted
+
+
+def _asked_again(done: State, process: int, before: State) -> State:
+    """`rounds.service.ask_again`: the round is open again, with its whole time, and no attempt is counted."""
+    opened = _round(done, RoundState.OPEN)
+    assert opened.round is not None
+    members = tuple(
+        _offered(_expired(after)._replace(last_accepted=after.used))
+        if process in was.read_by and was.is_damaged
+        else after
+        for was, after in zip(before.members, opened.members, strict=True)
+    )
+    run = opened.run.without_tries()
+    return opened._replace(run=run, round=opened.round._replace(is_overdue=False), members=members)
+
+
+def _taken_up(member: Member) -> Member:
+    """`rounds.service._reopen`, for one client of the round: accepted updates count, the others are asked again."""
+    if member.assignment is None:
+        return member
+    if member.is_accepted and (member.is_damaged or not member.is_eligible):
+        member = _expired(member)._replace(last_accepted=member.used)
+    is_asked = not member.is_accepted and member.is_eligible and not member.refuses
+    return _offered(member) if is_asked else member
+
+
+def _one_more(num_deaths: int) -> int:
+    """Count a try that may end its process. Beyond the limit the number changes nothing."""
+    return min(num_deaths + 1, _MOST_DEATHS)
+
+
 def _new_weights(state: State, done: State, process: int) -> Branches:
     """`aggregator.rounds.publish_next`: the round closes with the weights of the updates that the process has read."""
     assert state.round is not None
     used = {index for index, member in enumerate(state.members) if process in member.read_by}
     if used != state.accepted:
         raise Violation(f"accepted are {sorted(state.accepted)}, and the weights contain {sorted(used)}")
-    may_reject = allows(tables.Assignment, AssignmentState.ACCEPTED, AssignmentState.REJECTED)
-    for num_rejected in range(len(used) if may_reject else 1):
+    for num_rejected in range(len(used) if _REJECTS else 1):
         for rejected in map(set, itertools.combinations(sorted(used), num_rejected)):
             yield _label(rejected), _with_weights(state, done, used - rejected, rejected)
 
@@ -509,7 +627,7 @@ def _with_weights(state: State, done: State, used: set[int], rejected: set[int])
     cohort_size = sum(member.assignment is not None for member in members)
     is_whole = len(used) >= (state.round.num_wanted or cohort_size)
     done = _closed(done._replace(members=tuple(members)), Verdict.AGGREGATED if is_whole else Verdict.PARTIAL)
-    return done._replace(run=done.run._replace(rounds_closed=done.run.rounds_closed + 1, pauses=False))
+    return done._replace(run=done.run.without_tries(rounds_closed=done.run.rounds_closed + 1))
 
 
 def _end_run(state: State, outcome: Outcome) -> State:

@@ -117,6 +117,9 @@ class Follower:
     def resume(self, *_: Any) -> None:
         self._change("resume")
 
+    def take_up(self, *_: Any) -> None:
+        self._change("resume")
+
     def stop(self, *_: Any) -> None:
         self._change("stop")
 

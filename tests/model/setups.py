@@ -5,10 +5,11 @@ from model.states import Setup
 
 _ALL = CohortConfig(min_clients=2, max_attempts=2)
 _OPERATORS = frozenset({"pauses", "declines", "failures"})
+_REPAIRS = frozenset({"losses", "useless updates", "runs taken up", "final failures"})
 
 SETUPS: dict[str, Setup] = {
-    "two clients": Setup(2, 2, _ALL, events=_OPERATORS | {"revocations", "restarts", "final failures"}),
-    "two aggregators": Setup(2, 2, _ALL, num_aggregators=2, events=frozenset({"failures", "final failures"})),
+    "two clients": Setup(2, 2, _ALL, events=_OPERATORS | _REPAIRS | {"revocations", "restarts"}),
+    "two aggregators": Setup(2, 2, _ALL, num_aggregators=2, events=_REPAIRS | {"failures"}),
     "policies and late clients": Setup(
         2,
         1,
@@ -16,7 +17,7 @@ SETUPS: dict[str, Setup] = {
         num_unregistered=1,
         events=frozenset({"declines", "policies"}),
     ),
-    "distilled rounds": Setup(2, 2, _ALL, distils_rounds=True, events=_OPERATORS | {"revocations", "final failures"}),
+    "distilled rounds": Setup(2, 2, _ALL, distils_rounds=True, events=_OPERATORS | _REPAIRS | {"revocations"}),
     "distilled first weights": Setup(
         1, 1, CohortConfig(), distils_first=True, events=frozenset({"pauses", "failures", "final failures"})
     ),
@@ -24,7 +25,7 @@ SETUPS: dict[str, Setup] = {
         3,
         2,
         CohortConfig(min_clients=2, max_attempts=2, min_updates=2, without_quorum="skip"),
-        events=frozenset({"pauses", "declines", "revocations"}),
+        events=frozenset({"pauses", "declines", "revocations", "useless updates"}),
     ),
     "the first updates count": Setup(
         3,
@@ -38,7 +39,7 @@ SETUPS: dict[str, Setup] = {
 }
 """For `make test`: some ten thousand states each."""
 
-_EVERYTHING = frozenset({"pauses", "declines", "failures", "revocations", "restarts", "final failures"})
+_EVERYTHING = frozenset({"pauses", "declines", "failures", "revocations", "restarts"}) | _REPAIRS
 
 LARGER: dict[str, Setup] = {
     "three clients": Setup(3, 2, CohortConfig(min_clients=2, max_attempts=3), events=_EVERYTHING),

@@ -4,7 +4,7 @@ An assignment that has ended and has a successor changes nothing any more, nor d
 the model keeps the newest of each only. Times become flags: whether a deadline, a lease or a pause is over.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedssl.protocol.states import AssignmentState, JobState, Outcome, RoundState, RunState, Verdict
 from fedssl.protocol.training import CohortConfig
@@ -30,13 +30,23 @@ class Setup(NamedTuple):
 
 
 class Run(NamedTuple):
-    """The row of `runs`. `pauses`: `retry_at` lies ahead; `num_deaths`: tries that ended their process."""
+    """The row of `runs`.
+
+    `pauses`: `retry_at` lies ahead. `was_tried`: `num_tries` is not 0. `num_deaths`: the last tries that ended their
+    process.
+    """
 
     state: RunState = RunState.CREATED
     outcome: Outcome | None = None
     is_prepared: bool = False
     rounds_closed: int = 0
     pauses: bool = False
+    was_tried: bool = False
+    num_deaths: int = 0
+
+    def without_tries(self, **values: Any) -> "Run":
+        """Forget the tries, as `retries.reset` does, and set other values."""
+        return self._replace(**{"pauses": False, "was_tried": False, "num_deaths": 0, **values})
 
 
 class Round(NamedTuple):
@@ -56,6 +66,7 @@ class Job(NamedTuple):
     state: JobState
     round_number: int
     pauses: bool = False
+    num_deaths: int = 0
 
 
 class Member(NamedTuple):

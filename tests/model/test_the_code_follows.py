@@ -26,6 +26,9 @@ from support.tables import Tables
 FOLLOWED = SETUPS if examples(1) > 1 else ("two clients", "two aggregators", "distilled rounds")
 """With `make fuzz` all."""
 
+NOT_FOLLOWED = frozenset({"losses", "useless updates"})
+"""What depends on bytes: `make fault` and the aggregator's own tests have it."""
+
 FUTILE = 0.15
 """The share of requests that the model does not allow."""
 
@@ -62,7 +65,8 @@ def spec_of(setup: Setup) -> RunSpec:
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_the_code_follows_the_model(name: str, tables: Tables) -> None:
     """Every action in every state of run, round and job; with `make fuzz` also of the assignment that it is about."""
-    left, rng = Tour(SETUPS[name], is_long=examples(1) > 1), random.Random(name)
+    setup = SETUPS[name]._replace(events=SETUPS[name].events - NOT_FOLLOWED)
+    left, rng = Tour(setup, is_long=examples(1) > 1), random.Random(name)
     while left:
         follow(tables, left, rng)
 
@@ -106,4 +110,6 @@ def compared(state: State) -> tuple[Any, ...]:
     current = state.round
     if current is not None and not state.is_open:
         current = current._replace(is_overdue=False)
-    return state.run, current, state.job, members
+    run = state.run._replace(was_tried=False, num_deaths=0)
+    job = state.job and state.job._replace(num_deaths=0)
+    return run, current, job, members
