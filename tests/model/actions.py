@@ -51,7 +51,7 @@ def allows(table: type, before: str, after: str) -> bool:
 _REJECTS = allows(tables.Assignment, AssignmentState.ACCEPTED, AssignmentState.REJECTED)
 _ASKS_AGAIN = allows(tables.Round, RoundState.AGGREGATING, RoundState.OPEN)
 _CHECKS_INPUTS = hasattr(rounds_service.Step, "CHECK_INPUTS")
-_MOST_DEATHS: int = getattr(retries, "MOST_DEATHS", 0)
+_QUARANTINES = hasattr(retries, "MOST_DEATHS")
 
 
 # What operators do: runs/service.py, clients/service.py
@@ -300,7 +300,7 @@ def begin_job(state: State, setup: Setup) -> Successors:
         return
     if job.state is not JobState.RUNNING and state.run.state is not RunState.RUNNING:
         return
-    if _MOST_DEATHS and job.state is JobState.RUNNING and job.num_deaths >= _MOST_DEATHS:
+    if job.state is JobState.RUNNING and _is_quarantined(job.num_deaths, setup):
         if state.run.state is RunState.RUNNING:
             yield Step("begin_job", None, "quarantined"), _run(state, RunState.PAUSED)
         return
@@ -308,7 +308,7 @@ def begin_job(state: State, setup: Setup) -> Successors:
         return
     if job.state is JobState.QUEUED:
         _moved(tables.DistillationJob, job.state, JobState.RUNNING)
-    begun = job._replace(state=JobState.RUNNING, pauses=True, num_deaths=_one_more(job.num_deaths))
+    begun = job._replace(state=JobState.RUNNING, pauses=True, num_deaths=_one_more(job.num_deaths, setup))
     reading = state.with_computation(DISTILLER, Computation(job.round_number, has_read=True))._replace(job=begun)
     yield Step("begin_job"), reading.reads(DISTILLER)
 
@@ -442,7 +442,7 @@ def _next(state: State, setup: Setup, process: int) -> Branches:
         if setup.distils_first:
             yield "queue the first job", _queue(state, 0)
         else:
-            yield from _begun(state, process, 0)
+            yield from _begun(state, setup, process, 0)
         return
     current = state.unclosed
     if current is None:
@@ -451,19 +451,19 @@ def _next(state: State, setup: Setup, process: int) -> Branches:
         else:
             yield from _opened(state, setup)
     elif current.state is RoundState.AGGREGATING:
-        yield from _begun(state, process, current.number)
+        yield from _begun(state, setup, process, current.number)
     elif current.state is RoundState.DISTILLING:
         yield "queue a job", _queue(state, current.number)
     else:
         yield _checked(state, setup, current)
 
 
-def _begun(state: State, process: int, number: int) -> Branches:
+def _begun(state: State, setup: Setup, process: int, number: int) -> Branches:
     """`_begin`: a try is counted, with the pause that follows if its process dies."""
-    if _MOST_DEATHS and state.run.num_deaths >= _MOST_DEATHS:
+    if _is_quarantined(state.run.num_deaths, setup):
         yield f"quarantine {number}", _run(state, RunState.PAUSED)
     elif not state.run.pauses:
-        tried = state.run._replace(pauses=True, was_tried=True, num_deaths=_one_more(state.run.num_deaths))
+        tried = state.run._replace(pauses=True, was_tried=True, num_deaths=_one_more(state.run.num_deaths, setup))
         begun = state._replace(run=tried)
         yield f"begin {number}", begun.with_computation(process, Computation(number, has_read=False))
 
@@ -595,9 +595,14 @@ def _taken_up(member: Member) -> Member:
     return _offered(member) if is_asked else member
 
 
-def _one_more(num_deaths: int) -> int:
+def _is_quarantined(num_deaths: int, setup: Setup) -> bool:
+    """`retries.is_quarantined`."""
+    return _QUARANTINES and num_deaths >= setup.most_deaths
+
+
+def _one_more(num_deaths: int, setup: Setup) -> int:
     """Count a try that may end its process. Beyond the limit the number changes nothing."""
-    return min(num_deaths + 1, _MOST_DEATHS)
+    return min(num_deaths + 1, setup.most_deaths) if _QUARANTINES else 0
 
 
 def _new_weights(state: State, done: State, process: int) -> Branches:

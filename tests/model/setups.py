@@ -9,7 +9,7 @@ _REPAIRS = frozenset({"losses", "useless updates", "runs taken up", "final failu
 
 SETUPS: dict[str, Setup] = {
     "two clients": Setup(2, 2, _ALL, events=_OPERATORS | _REPAIRS | {"revocations", "restarts"}),
-    "two aggregators": Setup(2, 2, _ALL, num_aggregators=2, events=_REPAIRS | {"failures"}),
+    "two aggregators": Setup(2, 1, _ALL, num_aggregators=2, events=_REPAIRS | {"failures"}),
     "policies and late clients": Setup(
         2,
         1,
@@ -25,13 +25,13 @@ SETUPS: dict[str, Setup] = {
         3,
         2,
         CohortConfig(min_clients=2, max_attempts=2, min_updates=2, without_quorum="skip"),
-        events=frozenset({"pauses", "declines", "revocations", "useless updates"}),
+        events=frozenset({"declines", "revocations", "useless updates"}),
     ),
     "the first updates count": Setup(
         3,
         2,
         CohortConfig(min_clients=2, max_attempts=2, fraction=0.66, over_sampling=1.5),
-        events=frozenset({"pauses", "declines", "revocations"}),
+        events=frozenset({"declines", "revocations"}),
     ),
     "sampled cohorts": Setup(
         3, 2, CohortConfig(min_clients=2, max_attempts=2, fraction=0.66), events=frozenset({"declines", "revocations"})

@@ -25,6 +25,9 @@ class Setup(NamedTuple):
     distils_first: bool = False
     num_aggregators: int = 1
     num_unregistered: int = 0
+    most_deaths: int = 2
+    """After so many tries that ended their process, a computation is quarantined. The code's number is larger."""
+
     events: frozenset[str] = frozenset()
     """Names of optional actions: see `actions.OPTIONAL`."""
 
