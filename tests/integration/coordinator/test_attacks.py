@@ -8,6 +8,7 @@ import base64
 import hashlib
 import json
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -305,27 +306,29 @@ def test_a_forged_last_event_id_shows_no_event_of_another_run(
 def test_streams_that_are_torn_off_give_their_places_back(
     cast: Cast, coordinator: Coordinator, change_settings: Any
 ) -> None:
-    """With a reset in place of an end, without having read a byte."""
+    """With a reset in place of an end, in the middle of an answer."""
     change_settings(MAX_WAITING_PER_TOKEN="3")
     secret, address = coordinator.client.create_token("viewer").secret, httpx.URL(coordinator.url)
     request = f"GET /v1/runs/{cast.id}/events/stream HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {secret}\r\n\r\n"
+    held: list[socket.socket] = []
 
-    def opened() -> socket.socket:
+    def has_opened() -> bool:
         connection = socket.create_connection((address.host, address.port or 80), timeout=10)
         connection.sendall(request.encode())
-        return connection
-
-    def is_full() -> bool:
-        with coordinator.http(secret) as http, http.stream("GET", f"/v1/runs/{cast.id}/events/stream") as answer:
-            return answer.status_code == 429
-
-    for _ in range(3):
-        held = [opened() for _ in range(3)]
-        _until(is_full)
-        for connection in held:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+        if not (is_open := connection.recv(12).endswith(b"200")):
             connection.close()
-        _until(lambda: not is_full())
+        else:
+            held.append(connection)
+        return is_open
+
+    for _ in range(2):
+        for _ in range(3):
+            _until(has_opened)
+        assert not has_opened()
+        for connection in held:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+        held.clear()
 
 
 def _until(is_so: Any, seconds: float = 20.0) -> None:
