@@ -397,7 +397,7 @@ HEALTHY: tuple[Action, ...] = (
     complete_job,
     pause_ends,
 )
-"""What happens if every part does its work and messages are lost: nothing else may be needed for a run to end."""
+"""The steps of parts that all do their work, while messages are lost: no other may be needed for a run to end."""
 
 TIME: tuple[Action, ...] = (lease_ends, deadline_passes, pause_ends)
 

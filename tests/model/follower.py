@@ -286,7 +286,7 @@ class Follower:
         return [job_id for (job_id,) in rows[-1:]]
 
     def _stop_clock(self) -> None:
-        """What pauses for seconds is to pause until the model ends its pause."""
+        """Make every pause last until the model ends it."""
         for table, column in (("runs", "id"), ("distillation_jobs", "run_id")):
             self._execute(f"UPDATE {table} SET retry_at = {_LATER} WHERE {column} = %s AND retry_at > now()")
 

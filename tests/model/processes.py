@@ -17,7 +17,7 @@ from fedssl.errors import MethodError
 _SECONDS = 60.0
 
 Order = Callable[[], None]
-"""What the model lets happen next: returns to go on, or raises."""
+"""The model's next step: returns to let the computation continue, or raises."""
 
 
 class Killed(BaseException):

@@ -1,4 +1,4 @@
-"""What must be true of every state and every step of the model."""
+"""The promises: each must be true of every state and every step of the model."""
 
 from fedssl.protocol.states import AssignmentState, JobState, Outcome, RoundState, RunState, Verdict
 from model.actions import Violation

@@ -16,7 +16,7 @@ DISTILLER = 0
 
 
 class Setup(NamedTuple):
-    """What one exploration is about: the run's spec, and which events of the outside world may happen."""
+    """The subject of one exploration: the run's spec, and which events of the outside world may happen."""
 
     num_clients: int
     num_rounds: int
@@ -26,7 +26,7 @@ class Setup(NamedTuple):
     num_aggregators: int = 1
     num_unregistered: int = 0
     most_deaths: int = 2
-    """After so many tries that ended their process, a computation is quarantined. The code's number is larger."""
+    """The number of deadly tries after which a computation is quarantined. The code's is larger."""
 
     events: frozenset[str] = frozenset()
     """Names of optional actions: see `actions.OPTIONAL`."""
@@ -104,7 +104,7 @@ class Member(NamedTuple):
 
 
 class Computation(NamedTuple):
-    """What a process computes, outside of every transaction. `round_number` is 0 for the first weights."""
+    """The work of a process, outside of every transaction. `round_number` is 0 for the first weights."""
 
     round_number: int
     has_read: bool
@@ -164,7 +164,7 @@ def first(setup: Setup) -> State:
 
 
 def canonical(state: State) -> State:
-    """Return the state of which all that differ only in the clients' order have the same."""
+    """Return a state with its clients in a fixed order: it is the same for all states that differ only in that order."""
     return state._replace(members=tuple(sorted(state.members, key=_order)))
 
 

@@ -20,7 +20,7 @@ NEVER_TAKEN = {
     (tables.Assignment, "submitted", "rejected"),  # submitted and accepted in one transaction
     (tables.Assignment, "submitted", "expired"),
 }
-"""What the code's table allows and no transaction of the code does."""
+"""The transitions that the code's table allows and no transaction of the code makes."""
 
 _SETUPS = {**SETUPS, **LARGER} if examples(1) > 1 else SETUPS
 

@@ -28,7 +28,7 @@ FOLLOWED = SETUPS if examples(1) > 1 else ("two clients", "two aggregators", "di
 """With `make fuzz` all."""
 
 NOT_FOLLOWED = frozenset({"losses", "useless updates"})
-"""What depends on bytes: `make fault` and the aggregator's own tests have it."""
+"""These depend on bytes: `make fault` and the aggregator's own tests have them."""
 
 FUTILE = 0.15
 """The share of requests that the model does not allow."""

@@ -1,4 +1,4 @@
-"""A second campaign: requests that are each well-formed, by hands and in orders that nobody planned for.
+"""A second campaign: requests that are each well-formed, by hands and in orders that were not planned for.
 
 Each test asserts what must hold: nothing of another client's is seen or changed, nothing counts twice, and nothing of a
 client that was revoked counts at all.
