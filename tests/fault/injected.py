@@ -3,7 +3,7 @@
 A test records a fault in one of two ways:
 
 * `injected.note(kind, target, point)` when it injects one, and `injected.settle(outcome)` once it has checked what came
-  of all faults that were noted since the last time. `audit.completed` settles with "same bits". Faults that a test has
+  of all faults since the last time. `audit.completed` settles with "same bits". Faults that a test has
   not settled at its end get the outcome "held" if it passed, and "violation" if it failed.
 * `injected.record(fault_class, fault, outcome)` for a fault whose outcome it has already checked.
 

@@ -103,7 +103,7 @@ class Follower:
     # The model's steps
 
     def take(self, step: Step, before: State) -> None:
-        """Do what the step says, and stop the clock again."""
+        """Take the step in the code, and stop the clock again."""
         who = step.who if step.who is not None else DISTILLER
         getattr(self, step.action)(who, step.detail, before)
         self._stop_clock()
@@ -246,7 +246,7 @@ class Follower:
     # Details
 
     def end_forgotten(self, after: State) -> bool:
-        """Let a computation go on that the model has forgotten, because its job has ended: it must change nothing."""
+        """Let a computation continue whose job has ended, and which the model has forgotten: it must change nothing."""
         process = self.processes.get(DISTILLER)
         if after.computations[DISTILLER] is not None or process is None or not process.is_running:
             return False

@@ -1,7 +1,7 @@
 """The code's own computations, in threads that stop where the model stops.
 
 The aggregator's `_advance` and the distiller's `distil` run as they are. Where the model has a step, a thread waits
-for it, and then goes on, or meets an error, or its process dies.
+for it, and then continues, or meets an error, or its process dies.
 """
 
 import functools
@@ -61,7 +61,7 @@ class Process:
         return self._thread.is_alive()
 
     def order(self, *orders: Order) -> None:
-        """Let it go on to its next stop, or to its end."""
+        """Let it continue to its next stop, or to its end."""
         for each in orders:
             with self._changed:
                 self._orders.append(each)

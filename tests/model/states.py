@@ -164,7 +164,7 @@ def first(setup: Setup) -> State:
 
 
 def canonical(state: State) -> State:
-    """Return a state with its clients in a fixed order: it is the same for all states that differ only in that order."""
+    """Return the state with its clients in a fixed order, because states that differ only in that order are equal."""
     return state._replace(members=tuple(sorted(state.members, key=_order)))
 
 

@@ -41,7 +41,7 @@ class NotAPath(AssertionError):
 
 @dataclass
 class TracedRound:
-    """A round, as the events tell it."""
+    """A round, as the events report it."""
 
     state: str
     cohort: frozenset[str]
@@ -61,7 +61,7 @@ class TracedRound:
 
 @dataclass
 class Trace:
-    """A run, as its events tell it."""
+    """A run, as its events report it."""
 
     state: str | None = None
     outcome: str | None = None
@@ -246,21 +246,21 @@ class Trace:
 
 
 def follow(events: Iterable[EventView]) -> Trace:
-    """Return what the events of one run, oldest first, tell. Raises NotAPath at the first that cannot have happened."""
+    """Return what the events of one run, oldest first, report. Raises NotAPath at the first that cannot have happened."""
     trace, before = Trace(), list[EventView]()
     for event in events:
         try:
             _require(not before or event.id > before[-1].id, "the events are not in their order")
             trace.follow(event)
         except NotAPath as error:
-            told = [f"  {each.id} {each.kind}: {each.message}" for each in (*before[-20:], event)]
-            raise NotAPath("\n".join([f"{event.kind} cannot be: {error}", *told])) from error
+            reported = [f"  {each.id} {each.kind}: {each.message}" for each in (*before[-20:], event)]
+            raise NotAPath("\n".join([f"{event.kind} cannot be: {error}", *reported])) from error
         before.append(event)
     return trace
 
 
 def check(tables: Tables, run_id: UUID) -> Trace:
-    """Follow a run's events, and compare what they tell with its rows. Raises NotAPath."""
+    """Follow a run's events, and compare what they report with its rows. Raises NotAPath."""
     # One statement, because processes may still write: all of it is from one moment.
     [(events, runs, rounds, assignments, jobs, evaluations)] = tables.query(
         "SELECT coalesce((SELECT jsonb_agg(to_jsonb(e) ORDER BY id) FROM events e WHERE run_id = v.id), '[]'), "
@@ -274,17 +274,18 @@ def check(tables: Tables, run_id: UUID) -> Trace:
     trace = follow(map(EventView.model_validate, events))
     if runs is None:  # it was deleted
         return trace
-    told: dict[str, Any] = {
+    reported: dict[str, Any] = {
         "run": [[trace.state, trace.outcome, trace.is_prepared]],
         "rounds": {str(number): [traced.state, traced.verdict] for number, traced in trace.rounds.items()},
         "assignments": {name: state for traced in trace.rounds.values() for name, state in traced.assignments.items()},
         "jobs": trace.jobs,
         "evaluations": trace.evaluations,
     }
-    found = dict(zip(told, (runs, rounds or {}, assignments or {}, jobs or {}, evaluations or {}), strict=True))
+    found = dict(zip(reported, (runs, rounds or {}, assignments or {}, jobs or {}, evaluations or {}), strict=True))
     for name, rows in found.items():
         _require(
-            told[name] == rows, f"the events of run {run_id} tell of {name}: {told[name]}, and the rows are {rows}"
+            reported[name] == rows,
+            f"the events of run {run_id} report {name}: {reported[name]}, and the rows are {rows}",
         )
     return trace
 

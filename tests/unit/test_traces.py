@@ -117,12 +117,12 @@ def test_the_life_of_a_run_is_a_path() -> None:
         (lambda events: [*events[:5], *reversed(events[5:])], "assignments|rounds|finished"),
     ],
 )
-def test_no_other_log_is_a_path(change: Change, why: str) -> None:
+def test_other_logs_are_not_a_path(change: Change, why: str) -> None:
     with pytest.raises(NotAPath, match=why):
         follow(_numbered(change(_life())))
 
 
-def test_events_that_are_not_in_their_order_are_no_path() -> None:
+def test_events_out_of_their_order_are_not_a_path() -> None:
     with pytest.raises(NotAPath, match="not in their order"):
         follow(_numbered(_life())[::-1])
 
