@@ -246,7 +246,7 @@ class Trace:
 
 
 def follow(events: Iterable[EventView]) -> Trace:
-    """Return what the events of one run, oldest first, report. Raises NotAPath at the first that cannot have happened."""
+    """Return the life that the events of one run, oldest first, report. Raises NotAPath at the first impossible one."""
     trace, before = Trace(), list[EventView]()
     for event in events:
         try:
