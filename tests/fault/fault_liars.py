@@ -29,6 +29,7 @@ from fedssl.protocol.work import Register, Submit, WorkItem
 from fedssl.simulation import simulate
 from support.federation import upload
 
+FAULT_CLASS = "hostile clients"
 LIAR = "mallory"
 NUM_IMAGES = 100
 COHORT = {**specs.COHORT, "clients": (*specs.CLIENTS, LIAR), "min_clients": 3, "min_updates": 2}
@@ -169,7 +170,9 @@ def test_lies_change_no_bit_of_the_honest_result(method: str, arena: Arena, liar
         item = arena.until(lambda: liar.worker.claim(1), f"round {number}")
         assert item.round_number == number
         injected.note("lie", LIAR, lie.__name__.strip("_").replace("_", " "))
-        if not lie(liar, item):
+        is_submitted = lie(liar, item)
+        injected.settle("left out and named" if is_submitted else "refused")
+        if not is_submitted:
             liar.worker.decline(item.assignment_id, "nothing honest to send")
     run = arena.finished(run_id)
     assert run.outcome == Outcome.COMPLETED, run.reason
@@ -206,6 +209,7 @@ def test_what_crosses_no_bound_raises_an_alarm_with_the_liars_name(
     unusual = [event for event in arena.client.event_log(run_id) if event.kind == "update.unusual"]
     assert [event.client_id for event in unusual] == [LIAR]
     assert "update_norm" in unusual[0].message
+    injected.settle("alarm names the client")
 
 
 def test_a_share_is_bounded_whatever_is_claimed(arena: Arena, liar: Liar, injected: Injected) -> None:
@@ -227,3 +231,4 @@ def test_a_share_is_bounded_whatever_is_claimed(arena: Arena, liar: Liar, inject
     changed = arena.query("SELECT client_id FROM events WHERE kind = 'client.images_changed'")
     assert (LIAR,) in changed
     assert [e.client_id for e in arena.client.event_log(run_id) if e.kind == "update.unusual"] == [LIAR]
+    injected.settle("share bounded and client named")
