@@ -65,12 +65,15 @@ def layerwise_divergence_aware(
 def _uniform(
     updates: Iterable[Mapping[str, Tensor]], previous: Mapping[str, Tensor]
 ) -> Iterator[tuple[Mapping[str, Tensor], float]]:
-    for index, update in enumerate(updates):
+    index = 0
+    for update in updates:
         check_names(previous.keys(), update.keys(), f"update {index}")
         if index == 0:
             for name in sorted(previous):
                 check_like(name, previous[name], update[name], "update 0")
         yield update, 1.0
+        del update  # before the next one is opened
+        index += 1
 
 
 def _capped_cosine(a: Tensor, b: Tensor) -> float:

@@ -95,6 +95,28 @@ def close_round(session: Session, current: Round, verdict: Verdict, reason: str)
     enqueue.wake_watchers(session)
 
 
+def ask_again(session: Session, run: Run, current: Round, lost: Mapping[UUID, str]) -> None:
+    """Reopen a round whose accepted updates the store has partly lost, and ask only their clients again.
+
+    `lost` has the reason per assignment. The round gets its whole time again, and no attempt is counted. The caller
+    holds the run's lock.
+    """
+    rows = repository.assignments(session, [current.id])
+    reasons = {row.client_id: lost[row.id] for row in rows if row.id in lost}
+    message = f"asked again: {_shortened(reasons)}"
+    won = transition(session, current, RoundState.OPEN, message, data={"clients": reasons})
+    assert won, "the run is locked, and its rounds with it"
+    repository.extend(session, current, RunSpec.model_validate(run.spec).cohort.deadline_seconds, next_attempt=False)
+    for row in rows:
+        if row.id in lost:
+            _expire(session, row, lost[row.id], "; asked again", update_digest=None)
+    repository.offer(session, current, {row.client_id: row.attempt + 1 for row in rows if row.client_id in reasons})
+    retries.reset(session, run)
+    run_rows.set_reason(session, run, f"round {current.number}: {message}")
+    enqueue.wake_workers(session)
+    enqueue.wake_watchers(session)
+
+
 def record_failure(session: Session, run_id: UUID, why: str, *, begun: bool) -> None:
     """Pause a run if a computation that `next_step` began, or that step itself, failed for a reason that may pass."""
     run = run_rows.locked(session, run_id)
@@ -246,9 +268,12 @@ def _end_live(session: Session, current: Round, reason: str) -> None:
         _expire(session, assignment, reason)
 
 
-def _expire(session: Session, assignment: Assignment, reason: str, consequence: str = "") -> None:
+def _expire(
+    session: Session, assignment: Assignment, reason: str, consequence: str = "", **values: str | None
+) -> None:
     message = f"{assignment.client_id}: {reason}{consequence}"
-    won = transition(session, assignment, AssignmentState.EXPIRED, message, reason=reason, closed_at=func.now())
+    values |= {"reason": reason}
+    won = transition(session, assignment, AssignmentState.EXPIRED, message, closed_at=func.now(), **values)
     assert won, "the row is locked"
 
 
