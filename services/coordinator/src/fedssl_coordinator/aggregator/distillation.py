@@ -51,9 +51,9 @@ def distil(connection: Connection, job_id: UUID) -> None:
         if training.is_leaving:
             with transaction(connection) as session:
                 jobs.record_departure(session, DistillationJob, job_id)
-    except UpdateLost:
+    except UpdateLost as error:
         assert current is not None, "before the first round there are no updates"
-        if not (lost := rounds_compute.lost_updates(rows)):
+        if not (lost := rounds_compute.lost_updates(rows, error)):
             raise
         _ask_again(connection, job_id, current, lost)
     except CheckpointMismatch as error:

@@ -49,7 +49,12 @@ class StoredArtifact:
 
 
 class UpdateLost(ArtifactError):
-    """The store has lost an accepted update of the round that is being aggregated, or has other bytes in its place."""
+    """The store has lost an accepted update of the round that is being aggregated, or had other bytes in its place."""
+
+    def __init__(self, digest: str, reason: str) -> None:
+        super().__init__(f"{digest}: {reason}")
+        self.digest = digest
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +95,8 @@ def aggregate(run_id: UUID) -> None:
     try:
         with tracing.round_span("aggregate", run_id, current.number):
             weights = next_weights(run, current, rows)
-    except UpdateLost:
-        if not (lost := lost_updates(rows)):
+    except UpdateLost as error:
+        if not (lost := lost_updates(rows, error)):
             raise
         with transaction() as session:
             if (locked := _still_due(session, run_id, current)) is not None:
@@ -157,15 +162,17 @@ def publish_next(session: Session, run: Run, current: Round, rows: Sequence[Assi
     collapse_alerts.raise_alerts(session, run, current, [row.client_id for row in accepted])
 
 
-def lost_updates(rows: Sequence[Assignment]) -> dict[UUID, str]:
-    """Return the assignments whose accepted update cannot be read, with the reason."""
-    reasons = {}
+def lost_updates(rows: Sequence[Assignment], first: UpdateLost) -> dict[UUID, str]:
+    """Return the accepted assignments whose update the store lacks now, each with the reason. Reads all the others."""
+    reasons = {first.digest: first.reason}
     for row in _accepted(rows):
-        try:
-            _update(row).load()
-        except UpdateLost as error:
-            reasons[row.id] = str(error)
-    return reasons
+        if row.update_digest not in reasons:
+            try:
+                _update(row).load()
+            except UpdateLost as error:
+                reasons[error.digest] = error.reason
+    lost = {digest: reason for digest, reason in reasons.items() if digest not in store()}
+    return {row.id: lost[row.update_digest] for row in _accepted(rows) if row.update_digest in lost}
 
 
 def put(tensors: Tensors) -> StoredArtifact:
@@ -206,9 +213,9 @@ def _opened(digest: str) -> Tensors:
     try:
         return stored_tensors(digest, "update")
     except ArtifactDamaged as error:
-        raise UpdateLost("its update was damaged in the store") from error
+        raise UpdateLost(digest, "its update was damaged in the store") from error
     except ArtifactNotFound as error:
-        raise UpdateLost("its update is missing from the store") from error
+        raise UpdateLost(digest, "its update is missing from the store") from error
 
 
 def _still_due(session: Session, run_id: UUID, expected: Round) -> tuple[Run, Round] | None:
