@@ -1,6 +1,7 @@
 """The store in a folder, as far as it differs from others."""
 
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,7 @@ def test_what_was_stored_again_meanwhile_is_not_set_aside(tmp_path: Path, monkey
     _put(store)
     path = store.path(DIGEST)
     path.write_bytes(b"damaged")
+    os.utime(path, (0, 0))
     file_digest = hashlib.file_digest
 
     def stored_meanwhile(*arguments: object) -> object:
@@ -64,4 +66,17 @@ def test_what_was_stored_again_meanwhile_is_not_set_aside(tmp_path: Path, monkey
 
     monkeypatch.setattr(hashlib, "file_digest", stored_meanwhile)
     assert not store.set_aside(DIGEST)
+    assert path.read_bytes() == DATA
+
+
+def test_a_file_that_is_being_restored_is_not_set_aside(tmp_path: Path) -> None:
+    """An operator copies a large file from a backup, and a reader finds half of it."""
+    store = FileStore(tmp_path)
+    _put(store)
+    path = store.path(DIGEST)
+    with path.open("wb") as restored:
+        restored.write(DATA[:3])
+        restored.flush()
+        assert not store.set_aside(DIGEST)
+        restored.write(DATA[3:])
     assert path.read_bytes() == DATA

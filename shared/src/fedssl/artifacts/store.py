@@ -18,6 +18,7 @@ from fedssl.files import sync
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _ABANDONED_SECONDS = 24 * 3600
+_WRITTEN_SECONDS = 10  # bytes that are damaged later have an older modification time
 _CHUNK = 1 << 20
 
 
@@ -127,8 +128,8 @@ class Store(Protocol):
     def set_aside(self, digest: str) -> bool:
         """Read an artifact again, and move it to `damaged/DIGEST` if its bytes are not those of the digest.
 
-        Then the store has no such artifact any more. Returns whether this caller moved it. Local copies of it that are
-        damaged are removed.
+        Then the store has no such artifact any more. Returns whether this caller moved it. A file that is being written
+        stays. Local copies of the artifact are removed.
         """
         ...
 
@@ -209,6 +210,8 @@ class FileStore:
         place, aside = self._place(digest), self._damaged / digest
         try:
             with place.open("rb") as file:
+                if 0 <= time.time() - os.fstat(file.fileno()).st_mtime < _WRITTEN_SECONDS:
+                    return False  # it may be restored from a backup at this moment
                 if hashlib.file_digest(file, "sha256").hexdigest() == digest:
                     return False
                 self._make(self._damaged)
