@@ -1,11 +1,11 @@
-"""What it costs to compare every update with its digest while it is aggregated, in time and in memory.
+"""The cost, in time and in memory, of comparing every update with its digest while it is aggregated.
 
     python tests/bench/bench_checked_reading.py           updates of 100 MB
     make bench ARGS="-k checked_reading -s"               smaller ones, asserted
 
 Without the check, updates are memory-mapped. The check costs one sha256 of the bytes and one copy of them: the ratio is
-the time beyond that of the memory map, divided by the time of hashing alone. Memory is measured in a process of its own,
-as what a mean of ten updates needs beyond a mean of one: nothing, because only one update is in memory at a time.
+the time beyond that of the memory map, divided by the time of hashing. Memory is measured in a process of its own,
+as what a mean of ten updates needs beyond that of one: nothing, because only one update is in memory at a time.
 """
 
 import hashlib
@@ -109,5 +109,5 @@ if __name__ == "__main__":
     if len(sys.argv) > 2:
         sys.stdout.write(str(_mean_of(json.loads(sys.argv[2]))))
     else:
-        print(json.dumps(measure(100)))
-        print(json.dumps({count: peak_bytes(100, count) for count in (1, 2, 10)}))
+        print(json.dumps(measure(100)))  # noqa: T201
+        print(json.dumps({count: peak_bytes(100, count) for count in (1, 2, 10)}))  # noqa: T201

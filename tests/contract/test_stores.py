@@ -262,7 +262,9 @@ def test_delete(store: Store, kind: Kind) -> None:
     assert _put(store) == DIGEST
 
 
-@pytest.mark.parametrize("content", [b"\0" + DATA[1:], DATA[:-1], DATA + b"\0", b""], ids=["other", "cut", "more", "none"])
+@pytest.mark.parametrize(
+    "content", [b"\0" + DATA[1:], DATA[:-1], DATA + b"\0", b""], ids=["other", "cut", "more", "none"]
+)
 def test_a_damaged_artifact_is_set_aside_and_can_be_stored_again(store: Store, kind: Kind, content: bytes) -> None:
     _put(store)
     assert not store.set_aside(DIGEST)

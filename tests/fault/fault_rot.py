@@ -43,7 +43,7 @@ DAMAGES: dict[str, Callable[[bytearray, random.Random], None] | None] = {
 
 
 class Backup:
-    """What files of the store were before they were damaged."""
+    """The content of damaged files before they were damaged."""
 
     def __init__(self, arena: Arena, rng: random.Random) -> None:
         self._arena = arena

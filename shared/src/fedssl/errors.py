@@ -10,7 +10,7 @@ FedSSLError
 │   ├── ArtifactTooLarge more bytes than the plan allows
 │   ├── OffsetMismatch   bytes for another place than the end of what has arrived
 │   ├── ArtifactNotFound nothing is stored under a digest
-│   └── ArtifactDamaged  what is stored under a digest has other bytes
+│   └── ArtifactDamaged  the bytes that are stored under a digest are other ones
 ├── StoreUnavailable     the object store did not do what it was asked to
 ├── ExportError          an encoder or numbers cannot be written in the form that was asked for
 ├── LocalError           a folder of ours, or a process of a federation on one machine, cannot be used
@@ -66,7 +66,7 @@ class ArtifactNotFound(ArtifactError):
 
 
 class ArtifactDamaged(ArtifactError):
-    """What is stored under this digest has other bytes."""
+    """The bytes that are stored under this digest are other ones."""
 
 
 class StoreUnavailable(FedSSLError, OSError):

@@ -53,7 +53,9 @@ def test_a_flipped_bit_is_found(tmp_path: Path, at: int, bit: int) -> None:
     content = bytearray(path.read_bytes())
     content[at] ^= 1 << bit
     path.write_bytes(content)
-    with pytest.raises(ArtifactDamaged, match=f"{digest} has other bytes: their sha256 is {hashlib.sha256(content).hexdigest()}"):
+    with pytest.raises(
+        ArtifactDamaged, match=f"{digest} has other bytes: their sha256 is {hashlib.sha256(content).hexdigest()}"
+    ):
         read_tensors(path, digest)
 
 

@@ -56,7 +56,9 @@ def test_a_labelled_set_there_and_back(tmp_path: Path) -> None:
     told: list[int] = []
     written = (ImageSelection(11, 1), ImageSelection(5, 2))
     digest = write_labelled(train, test, tmp_path / "a", (3, 16), written, told.append)
-    for split, back, choice in zip((train, test), read_labelled(tmp_path / "a", digest), ((11, 1), (5, 2)), strict=True):
+    for split, back, choice in zip(
+        (train, test), read_labelled(tmp_path / "a", digest), ((11, 1), (5, 2)), strict=True
+    ):
         chosen = split.subset(choose_images(len(split), *choice))
         assert np.array_equal(back.images, chosen.images)
         assert back.labels is not None

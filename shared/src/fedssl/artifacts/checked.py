@@ -1,7 +1,7 @@
 """Reads files whose bytes are compared with their digest while they are read, in one pass.
 
-What is used afterwards are the bytes that were hashed: they are in memory of this process. A memory map would not promise
-that, because the kernel may read its pages from the disk again later. No torch here: data sets are read this way too.
+The bytes that are used are those that were hashed: this process has them in its memory. A memory map would not promise
+that, because the kernel may read its pages from the disk again later. Data sets are read like this too, without torch.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ class CheckedFile:
 
     def read_into(self, target: NDArray[np.uint8]) -> None:
         """Fill a one-dimensional array with the next bytes. If the file ends before, the rest of it stays as it is."""
-        view = memoryview(target)
+        view = target.data
         while view:
             count = self._file.readinto(view[:CHUNK])  # type: ignore[attr-defined]
             if not count:
@@ -60,7 +60,7 @@ class CheckedFile:
 def checked_file(path: Path) -> Iterator[CheckedFile]:
     """Open a file to be read once. Call `require` before anything that was read is used."""
     with path.open("rb", buffering=0) as file:
-        yield CheckedFile(file)  # type: ignore[arg-type]
+        yield CheckedFile(file)
 
 
 def read_checked(path: Path, digest: str) -> NDArray[np.uint8]:

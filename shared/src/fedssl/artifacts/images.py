@@ -164,8 +164,8 @@ def read_labelled(path: Path, digest: str, choose_train: Choose, choose_test: Ch
             entry.name: _read_rows(file, entry, chosen.get(entry.name, np.arange(entry.shape[0])))
             for entry in header.entries
         }
-        labels = {"train_labels": arrays["train_labels"][train], "test_labels": arrays["test_labels"][test]}
-        return replace(_labelled(arrays), **labels)
+        found = _labelled(arrays)
+        return replace(found, train_labels=found.train_labels[train], test_labels=found.test_labels[test])
 
     return _checked(path, digest, read)
 

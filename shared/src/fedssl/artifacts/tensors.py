@@ -20,6 +20,7 @@ Tensors = dict[str, torch.Tensor]
 
 DTYPES: dict[torch.dtype, DType] = {getattr(torch, info.torch_name): name for name, info in INFO.items()}
 TORCH_DTYPES: dict[DType, torch.dtype] = {name: dtype for dtype, name in DTYPES.items()}
+_TORCH_DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in DTYPES.items()}  # by names from a header
 
 
 def in_name_order(tensors: Mapping[str, torch.Tensor]) -> Tensors:
@@ -58,7 +59,7 @@ def read_tensors(path: Path, digest: str) -> Tensors:
     entries = sorted(header.entries, key=lambda entry: entry.name)
     return {
         entry.name: torch.from_numpy(whole[start + entry.start : start + entry.stop])
-        .view(getattr(torch, INFO[entry.dtype].torch_name))
+        .view(_TORCH_DTYPES[entry.dtype])
         .view(entry.shape)
         for entry in entries
     }

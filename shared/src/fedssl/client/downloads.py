@@ -136,7 +136,7 @@ class _Download:
         if not self._is_resumed or self.hash.hexdigest() != self._expected:
             self._transfer(timer)
         if self._is_resumed and self.hash.hexdigest() != self._announced:
-            # What an earlier process left was damaged, or what the coordinator sent before it found its own file damaged.
+            # An earlier process left damaged bytes, or the coordinator sent some until it found its own file damaged.
             self._restart()
             self._transfer(timer)
         if self.hash.hexdigest() != self._announced:

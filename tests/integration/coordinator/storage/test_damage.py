@@ -14,12 +14,10 @@ from fedssl.client import Client, NotFound, Retry
 from fedssl.client.errors import ClientError
 from fedssl.errors import FedSSLError
 from fedssl.protocol.states import AssignmentState, JobState, Outcome, RoundState, RunState, Verdict
-from fedssl.protocol.views import EventView
 from support.cast import Cast
 from support.coordinator import Coordinator
 from support.data_sets import public_bytes, written
 from support.distilling import DistillingCast, distilling_spec
-from support.federation import tiny_spec
 from support.judged import judged_spec, register_digits
 from support.tables import Tables
 
@@ -211,9 +209,7 @@ def test_an_update_that_cannot_be_read_for_a_moment_is_read_again(
     assert cast.events("artifact.damaged") == []
 
 
-def test_updates_that_were_asked_for_meanwhile_are_not_published(
-    cast: Cast, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_updates_that_were_asked_for_meanwhile_are_not_published(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
     """An aggregator that has lost its lock finishes after another one has found an update damaged."""
     from fedssl_coordinator.aggregator import rounds
 
@@ -289,9 +285,7 @@ def test_a_distillation_asks_for_a_damaged_update_again(
     assert [job.state for job in distilling.jobs] == [JobState.CANCELLED, JobState.COMPLETED]
 
 
-def test_a_distillation_waits_for_its_server_state(
-    student: str, distilling: DistillingCast, tables: Tables
-) -> None:
+def test_a_distillation_waits_for_its_server_state(student: str, distilling: DistillingCast, tables: Tables) -> None:
     digest = distilling.run.server_state
     path = _path(distilling.coordinator, digest)
     backup = _damage(path, "flipped in the data")
@@ -303,9 +297,7 @@ def test_a_distillation_waits_for_its_server_state(
     assert _finished(distilling) == student
 
 
-def test_a_distillation_waits_for_its_public_images(
-    coordinator: Coordinator, tables: Tables, tmp_path: Path
-) -> None:
+def test_a_distillation_waits_for_its_public_images(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     registered = coordinator.client.add_public_dataset("scans", written(tmp_path, public_bytes(200)))
     spec = distilling_spec(public_data={"dataset": "scans", "num_images": 64})
     cast = DistillingCast(coordinator, tables, tmp_path, spec, train=False)

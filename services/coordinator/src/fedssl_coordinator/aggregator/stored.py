@@ -15,7 +15,7 @@ T = TypeVar("T")
 def stored_tensors(digest: str, what: str) -> Tensors:
     """Return an artifact's tensors: see `fedssl.artifacts.tensors.read_tensors` for how long they are in memory.
 
-    `what` names the artifact in errors. Raises ArtifactNotFound, ArtifactDamaged and OSError, which say what to restore.
+    `what` names the artifact in errors. Raises ArtifactNotFound, ArtifactDamaged and OSError, with what to restore.
     """
     return read_stored(digest, what, lambda path: read_tensors(path, digest))
 

@@ -6,6 +6,7 @@ operator's stop and an aggregator's close cannot cross.
 
 from collections.abc import Mapping, Sequence
 from enum import Enum, auto
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import func
@@ -268,12 +269,10 @@ def _end_live(session: Session, current: Round, reason: str) -> None:
         _expire(session, assignment, reason)
 
 
-def _expire(
-    session: Session, assignment: Assignment, reason: str, consequence: str = "", **values: str | None
-) -> None:
+def _expire(session: Session, assignment: Assignment, reason: str, consequence: str = "", **values: str | None) -> None:
     message = f"{assignment.client_id}: {reason}{consequence}"
-    values |= {"reason": reason}
-    won = transition(session, assignment, AssignmentState.EXPIRED, message, closed_at=func.now(), **values)
+    closed: dict[str, Any] = {"reason": reason, "closed_at": func.now(), **values}
+    won = transition(session, assignment, AssignmentState.EXPIRED, message, **closed)
     assert won, "the row is locked"
 
 

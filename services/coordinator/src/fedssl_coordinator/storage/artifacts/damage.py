@@ -1,6 +1,6 @@
 """Artifacts whose bytes in the store are lost or are not those of their digest any more.
 
-A damaged artifact is moved aside, so that every process sees that the store lacks it, and so that it can be stored again.
+A damaged artifact is moved aside, so that every process sees that the store lacks it, and that it can be stored again.
 """
 
 import structlog
