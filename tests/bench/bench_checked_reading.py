@@ -72,7 +72,7 @@ def measure(megabytes: float) -> dict[str, float]:
 
 
 def peak_bytes(megabytes: float, count: int) -> int:
-    """Return the peak memory of a process that computes the mean of so many updates."""
+    """Return the peak memory of a process that computes the mean of `count` updates."""
     with _updates(megabytes, count) as updates:
         command = [sys.executable, __file__, "mean", json.dumps([[str(path), digest] for path, digest in updates])]
         return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

@@ -171,7 +171,7 @@ def read_labelled(path: Path, digest: str, choose_train: Choose, choose_test: Ch
 
 
 def _labelled(found_arrays: Mapping[str, NDArray[Any]]) -> LabelledArrays:
-    """Raises ArtifactError where the labels make no sense."""
+    """Return a labelled set from its tensors. Raises ArtifactError if the labels make no sense."""
     arrays = dict(found_arrays)
     names = _class_names(arrays.pop(_CLASS_NAMES).tobytes()) if _CLASS_NAMES in arrays else ()
     found = LabelledArrays(**arrays, class_names=names)

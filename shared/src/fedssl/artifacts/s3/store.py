@@ -130,7 +130,7 @@ class S3Store:
         self._cache.adopt(path, digest)
 
     def _fetched(self, digest: str, found: Object) -> Path:
-        """A local copy. Raises ArtifactDamaged where the store has other bytes."""
+        """Return a local copy. Raises ArtifactDamaged if the store has other bytes."""
         descriptor, scratch = self._cache.scratch()
         try:
             with os.fdopen(descriptor, "wb") as file:
