@@ -111,7 +111,7 @@ class S3:
         (self._cache / "files" / digest).unlink(missing_ok=True)
 
     def empty(self) -> None:
-        """The local folder: nobody else may have a bucket's folders."""
+        """Remove only the local folder: a bucket has no folders."""
         shutil.rmtree(self._cache)
 
     def held(self) -> list[str]:

@@ -82,7 +82,7 @@ def backup(arena: Arena, rng: random.Random) -> Backup:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_accepted_updates(method: str, arena: Arena, backup: Backup, rng: random.Random) -> None:
-    """Nobody restores them: their clients send them again."""
+    """They are not restored: their clients send them again."""
     spec = specs.spec(method, num_rounds=2)
     run_id = arena.begin(spec)
     for number in range(1, spec.num_rounds + 1):

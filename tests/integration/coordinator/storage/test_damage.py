@@ -194,7 +194,7 @@ def test_a_client_that_does_not_answer_again_is_missing_as_any_other(
 def test_an_update_that_cannot_be_read_for_a_moment_is_read_again(
     cast: Cast, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk failed, or the memory: the file itself is right. Nobody is asked again."""
+    """The disk failed, or the memory: the file itself is right. No client is asked again."""
     from fedssl_coordinator.aggregator import stored
 
     read_tensors, calls = stored.read_tensors, [0]

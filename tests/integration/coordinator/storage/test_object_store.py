@@ -245,7 +245,7 @@ def test_a_damaged_copy_is_fetched_again_and_a_damaged_object_set_aside(
         cast.work("b", value=3.0)
         [update, _] = [str(part.update) for part in cast.round.assignments]
         state = str(cast.run.server_state)
-        for digest in (update, state):  # local copies: nobody notices
+        for digest in (update, state):  # local copies: they are fetched again
             _flip(tmp_path / "cache" / "files" / digest)
         [place] = (object_store.folder / bucket).rglob(update)
         content = place.read_bytes()
