@@ -51,7 +51,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def measure(megabytes: float) -> dict[str, float]:
-    """Return the median seconds of a mean with and without the check, of hashing alone, and the ratio."""
+    """Return the median seconds of a mean with and without the check, of hashing only, and the ratio."""
 
     def mean(open_update: Open) -> object:
         return weighted_mean((open_update(*each) for each in updates), [1] * len(updates))
@@ -67,7 +67,7 @@ def measure(megabytes: float) -> dict[str, float]:
             for _ in range(TURNS)
         ]
     mapped, checked, hashed = (statistics.median(values) for values in zip(*turns, strict=True))
-    ratio = statistics.median((with_check - without) / alone for without, with_check, alone in turns)
+    ratio = statistics.median((with_check - without) / hashing for without, with_check, hashing in turns)
     return {"mapped": mapped, "checked": checked, "hashed": hashed, "ratio": ratio}
 
 
