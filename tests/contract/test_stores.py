@@ -270,7 +270,7 @@ def test_a_damaged_artifact_is_set_aside_and_can_be_stored_again(store: Store, k
     assert not store.set_aside(DIGEST)
     kind.damage(DIGEST, content)
     assert store.set_aside(DIGEST)
-    assert not store.set_aside(DIGEST)  # once: whoever moves it records it
+    assert not store.set_aside(DIGEST)  # once: the process that moves it records it
     assert DIGEST not in store
     assert [file.digest for file in store.files()] == []
     [held] = kind.held()

@@ -418,6 +418,19 @@ def test_a_download_that_was_broken_off_for_damage_starts_from_scratch(
     assert (tmp_path / "fetched").read_bytes() == backup
 
 
+@pytest.mark.parametrize("how", ["flipped in the header", "cut"])
+def test_a_data_set_that_was_damaged_before_its_registration_is_sent_again(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, how: str
+) -> None:
+    source = written(tmp_path, public_bytes())
+    digest = coordinator.client.add_public_dataset("scans", source).digest
+    _damage(_path(coordinator, digest), how)
+    with coordinator.http() as http:
+        answer = http.post("/v1/public-datasets", json={"name": "more", "digest": digest, "split": "train"})
+    assert (answer.status_code, answer.json()["type"]) == (404, "urn:fedssl:problem:not-found")
+    assert coordinator.client.add_public_dataset("more", source).num_images == 12
+
+
 def test_damage_that_no_run_needs_is_an_event_too(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     registered = coordinator.client.add_public_dataset("scans", written(tmp_path, public_bytes()))
     _damage(_path(coordinator, registered.digest), "cut")
