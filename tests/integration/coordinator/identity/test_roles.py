@@ -86,7 +86,7 @@ def test_the_roles_are_the_least_that_the_work_needs(operation: Operation) -> No
             assert operation.roles == ADMINS
         case "DELETE", "/v1/runs/{run_id}":
             assert operation.roles == ADMINS
-        case "GET", _:
+        case "GET" | "HEAD", _:
             assert operation.roles == VIEWERS
         case _:
             assert operation.roles == OPERATORS
