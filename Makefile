@@ -44,8 +44,9 @@ format: $(VENV)/.installed-dev ## Format the code
 	@bash services/coordinator/web/check_style.sh --write
 
 .PHONY: fuzz
-fuzz: $(VENV)/.installed-dev ## Fuzz the artifact reader and the API longer than the test suite does: about 10 minutes
-	@FEDSSL_FUZZ_FACTOR=40 $(BIN)/python -m pytest tests/property/test_header_fuzz.py tests/property/test_openapi_fuzz.py --timeout 1800 $(ARGS)
+fuzz: $(VENV)/.installed-dev ## Fuzz the API, its authorisation and every way in for files longer than the test suite does: about 20 minutes
+	@FEDSSL_FUZZ_FACTOR=$${FEDSSL_FUZZ_FACTOR:-40} $(BIN)/python -m pytest tests/property/test_header_fuzz.py tests/property/test_openapi_fuzz.py \
+	  tests/property/test_authorisation_walk.py tests/property/test_hostile_files.py --timeout 3600 $(ARGS)
 
 .PHONY: audit
 audit: $(VENV)/.installed-dev ## Check every pinned version for known vulnerabilities (SERVICE=osv uses another database)
