@@ -134,4 +134,5 @@ async def download_model(
     `Accept-Direct` works as for an artifact.
     """
     digest = await run_in_threadpool(_digest, run_id, which)
-    return await run_in_threadpool(artifact_response, digest, request.method, request.headers)
+    is_get = request.method == "GET"  # a signed address is only for GET
+    return await run_in_threadpool(artifact_response, digest, request.headers, method=request.method, direct=is_get)

@@ -80,4 +80,5 @@ async def download_artifact(digest: Digest, request: Request, caller: WaitingOpe
     token.
     """
     await run_in_threadpool(_check, digest, caller)
-    return await run_in_threadpool(artifact_response, digest, request.method, request.headers)
+    is_get = request.method == "GET"  # a signed address is only for GET
+    return await run_in_threadpool(artifact_response, digest, request.headers, method=request.method, direct=is_get)

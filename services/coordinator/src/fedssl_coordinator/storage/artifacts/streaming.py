@@ -117,11 +117,13 @@ def checked_header(beginning: bytearray, permit: UploadPermit, num_bytes: int) -
     return header
 
 
-def artifact_response(digest: str, method: str, request_headers: Headers) -> Response:
+def artifact_response(
+    digest: str, request_headers: Headers, *, method: str = "GET", direct: bool = False
+) -> Response:
     """Return an artifact's bytes, all of them or one range, or 304 if the caller has them.
 
-    Redirects to the object store if the settings allow it and the caller accepts it. Raises ProblemError if the store
-    lacks the artifact.
+    With `direct`, the response redirects to the object store if the settings allow it and the caller accepts it. Raises
+    ProblemError if the store lacks the artifact.
     """
     try:
         size = store().size(digest)
@@ -130,7 +132,7 @@ def artifact_response(digest: str, method: str, request_headers: Headers) -> Res
     etag = f'"{digest}"'
     if _names(request_headers.getlist("if-none-match"), etag):
         return Response(status_code=304, headers={"ETag": etag})
-    is_redirected = method == "GET" and settings().store_direct and request_headers.get("accept-direct") == "1"
+    is_redirected = direct and settings().store_direct and request_headers.get("accept-direct") == "1"
     if is_redirected and (link := store().link(digest, _LINK_SECONDS)) is not None:
         return Response(status_code=307, headers={"Location": link, "ETag": etag, "Cache-Control": "no-store"})
     headers = {"ETag": etag, "Accept-Ranges": "bytes"}
