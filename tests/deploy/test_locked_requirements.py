@@ -1,4 +1,4 @@
-"""What the images install, with hashes: complete, and of the versions in constraints.txt. Read without an index."""
+"""The images' requirements have hashes, are complete, and have the versions of constraints.txt. Needs no index."""
 
 import re
 from importlib import metadata

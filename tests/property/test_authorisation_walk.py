@@ -40,7 +40,7 @@ Owner = Literal["anyone", "broadcast", "assignment", "upload"]
 
 @dataclass(frozen=True)
 class Row:
-    """Who may call an operation, what a permitted caller is answered, and whose the objects are that it names.
+    """The roles of an operation, the answers to a permitted caller, and the owner of the objects that it names.
 
     `anyone`: every permitted role may see them. `broadcast`: of the workers, those to whom it was sent. `assignment`:
     only its worker. `upload`: only the token that began it. Others are answered 404. `names`: what the operation names,
@@ -148,7 +148,7 @@ TABLE: dict[str, Row] = {
 
 @dataclass(frozen=True)
 class Caller:
-    """`role` None: not a valid credential."""
+    """A kind of caller. `role` is None if its credential is not valid."""
 
     name: str
     role: str | None
@@ -273,7 +273,7 @@ def _ask(world: World, http: httpx.Client, name: str, caller: Caller, ids: Ids) 
 
 
 def _expected(world: World, row: Row, caller: Caller, ids: Ids) -> set[int]:
-    """What the table says. Sets, since an operation may answer in one of several ways what a caller may do."""
+    """Return the statuses in the table. There may be several, because objects change during the walk."""
     if not row.roles:
         return row.answered
     if caller.role is None:
@@ -338,7 +338,7 @@ def test_who_may_not_learns_and_changes_nothing(world: World) -> None:
                 assert len(answers) <= 1, (name, caller.name, answers)
 
 
-def test_a_worker_is_offered_only_its_own_work_and_told_only_of_its_own_runs(world: World) -> None:
+def test_a_worker_learns_only_of_its_own_work_and_runs(world: World) -> None:
     ids = [world.real["run_id"], world.real["deleted"], world.others["run_id"]]
     with world.coordinator.bare_http() as http:
         for caller in (caller for caller in world.callers if caller.role == "worker"):

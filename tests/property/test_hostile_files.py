@@ -152,7 +152,7 @@ class Stage:
             return http.put(f"/v1/artifacts/{digest(content)}", params=params, content=content)
 
     def resumed(self, who: str, content: bytes, drawn: random.Random) -> httpx.Response:
-        """In parts, the first of which has the header: the last answer."""
+        """In parts, with the whole header in the first. Return the last answer."""
         with Tus(self.coordinator, self.secrets[who]) as tus:
             assignment = self.assignment if who == "worker" else None
             answer = tus.announce(max(len(content), 1), digest(content), assignment)
@@ -294,7 +294,7 @@ ARRAYS: dict[str, bytes] = {
 
 
 def _read(path: Path) -> str:
-    """Read a data owner's images; what the worker says of them, and nothing if they can be used."""
+    """Read a data owner's images. Return the reason if they are refused, or an empty text."""
     before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
     try:
         images = load_images(str(path), torch.device("cpu"), image_size=8)

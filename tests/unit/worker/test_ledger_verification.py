@@ -202,7 +202,7 @@ def test_an_end_that_is_missing_is_found_and_not_continued(tmp_path: Path, how: 
 
 @pytest.mark.parametrize("how", ["the only segment emptied", "the last segment emptied", "all segments removed"])
 def test_an_emptied_segment_is_found_without_the_recorded_head(tmp_path: Path, how: str) -> None:
-    """Ledgers of earlier versions have none, and whoever empties a segment may remove it."""
+    """Ledgers of earlier versions have none, and an attacker who empties a segment may remove it."""
     folder = tmp_path / "ledger"
     filled(folder, 2, SHORT).close()
     ENDS[how](folder)

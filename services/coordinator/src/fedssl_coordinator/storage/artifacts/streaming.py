@@ -31,7 +31,7 @@ DOWNLOAD: dict[int | str, dict[str, Any]] = {
 }
 """The responses of a route that answers GET with `artifact_response`."""
 
-DOWNLOAD_HEAD = {status: DOWNLOAD[status] for status in (200, 304)}
+DOWNLOAD_HEAD: dict[int | str, dict[str, Any]] = {status: DOWNLOAD[status] for status in (200, 304)}
 
 _LINK_SECONDS = 900
 _RANGE = re.compile(r"bytes=(\d{1,17})-(\d{1,17})?", re.ASCII)
@@ -117,9 +117,7 @@ def checked_header(beginning: bytearray, permit: UploadPermit, num_bytes: int) -
     return header
 
 
-def artifact_response(
-    digest: str, request_headers: Headers, *, method: str = "GET", direct: bool = False
-) -> Response:
+def artifact_response(digest: str, request_headers: Headers, *, method: str = "GET", direct: bool = False) -> Response:
     """Return an artifact's bytes, all of them or one range, or 304 if the caller has them.
 
     With `direct`, the response redirects to the object store if the settings allow it and the caller accepts it. Raises
