@@ -103,6 +103,18 @@ def test_bytes_that_the_caller_has_are_not_sent_again(cast: Cast, named: str, is
                 assert len(answer.content) == (10 if expected == 206 else 0)
 
 
+def test_static_files_that_the_browser_has_are_not_sent_again(standing: Coordinator) -> None:
+    with standing.bare_http() as http:
+        for encoding in ("gzip", "identity"):
+            headers = {"Accept-Encoding": encoding}
+            first = http.get("/static/x/frame.css", headers=headers)
+            again = http.get("/static/x/frame.css", headers={**headers, "If-None-Match": first.headers["etag"]})
+            assert (first.status_code, again.status_code, again.content) == (200, 304, b"")
+            part = http.get("/static/x/frame.css", headers={**headers, "Range": "bytes=0-9"})
+            assert (part.status_code, part.content) == (206, first.content[:10])
+            assert "content-encoding" not in part.headers
+
+
 def test_two_lines_of_if_none_match_are_one_list(cast: Cast) -> None:
     lines = [("If-None-Match", '"x"'), ("If-None-Match", f'"{cast.round.broadcast}"')]
     with cast.coordinator.http() as http:
