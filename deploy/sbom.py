@@ -10,6 +10,7 @@ import json
 import platform
 import re
 import sys
+import sysconfig
 import uuid
 from email.parser import Parser
 from importlib import metadata
@@ -43,14 +44,13 @@ def python() -> dict[str, Any]:
 
 
 def distributions() -> list[dict[str, Any]]:
-    """Return a component for each installed distribution."""
+    """Return a component for each installed distribution, those of the interpreter outside of the environment too."""
+    outside = sysconfig.get_path("purelib", vars={"base": sys.base_prefix, "platbase": sys.base_prefix})
     found = []
-    for one in metadata.distributions():
-        name, license_expression = (
-            re.sub(r"[-_.]+", "-", one.metadata["Name"]).lower(),
-            one.metadata["License-Expression"],
-        )
-        licenses = {"licenses": [{"expression": license_expression}]} if license_expression else {}
+    for one in metadata.distributions(path=[*sys.path, outside]):
+        name = re.sub(r"[-_.]+", "-", one.metadata["Name"]).lower()
+        expression = one.metadata["License-Expression"]
+        licenses = {"licenses": [{"expression": expression}]} if expression else {}
         found.append(component("library", name, one.version, f"pkg:pypi/{name}@{purl(one.version)}") | licenses)
     return found
 
