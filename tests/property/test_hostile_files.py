@@ -263,7 +263,10 @@ PICTURES: dict[str, bytes] = {
         b"\xff\xc0\x00\x11\x08\x00\x18\x00\x18", b"\xff\xc0\x00\x11\x08\xff\xdc\xff\xdc"
     ),
     "a GIF": _picture("GIF"),
-    "a TIFF": _picture("TIFF"),
+    "a TIFF cut short": _picture("TIFF")[:-600],
+    "a TIFF of 2**31 pixels a side": _picture("TIFF")
+    .replace(struct.pack("<HHII", 256, 4, 1, 24), struct.pack("<HHII", 256, 4, 1, 2**31))
+    .replace(struct.pack("<HHII", 257, 4, 1, 24), struct.pack("<HHII", 257, 4, 1, 2**31)),
     "a zip": _zip(("x.png", _picture("PNG"))),
     "nothing": b"",
     "one byte": b"\x89",
