@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fedssl.client.addresses import is_loopback
 from fedssl.errors import FedSSLError
+from fedssl.protocol.errors import PROBLEM_MEDIA_TYPE
+from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.core.settings import settings
 
 KEEP_ALIVE_SECONDS = 20  # longer than the pauses between a worker's requests while it trains
@@ -103,10 +106,12 @@ class HeadLimitProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol, with limits for the head of a request: `head_seconds` and `max_head_bytes`.
 
     uvicorn itself waits for the head without a time limit, and accepts any length. The middlewares limit bodies.
+    Trailers and chunk extensions, which no middleware sees, have the limit of a head.
     """
 
     _timer: asyncio.TimerHandle | None = None
-    _num_bytes = 0
+    _num_bytes = 0  # since the last byte of a body, or the end of a head
+    _num_field_bytes = 0  # of this request's path, headers and trailers
     _is_in_body = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -119,18 +124,42 @@ class HeadLimitProtocol(HttpToolsProtocol):
             self._start_timer()
         self._num_bytes += len(data)
         super().data_received(data)
-        if self._timer is not None and not self._is_in_body and self._num_bytes > settings().max_head_bytes:
-            self._close()
+        if self._num_bytes > settings().max_head_bytes:
+            self._refuse_head()
+
+    def on_message_begin(self) -> None:
+        self._num_field_bytes = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value) + len(b": \r\n"))
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._stop_timer()
         self._is_in_body = True
+        self._num_bytes = 0
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_bytes = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._stop_timer()
         self._is_in_body = False
+        self._num_bytes = 0
         super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        if self._num_field_bytes > settings().max_head_bytes:
+            self._refuse_head()
+        else:
+            super().send_400_response(msg)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -144,6 +173,27 @@ class HeadLimitProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _count(self, num_bytes: int) -> None:
+        """Count a part of the head. Raises an error, which ends the parsing, if it is one too many.
+
+        A whole head may arrive at once, so that counting the bytes that wait for its end is not enough.
+        """
+        self._num_field_bytes += num_bytes
+        if self._num_field_bytes > settings().max_head_bytes:
+            raise ValueError("the head is too large")
+
+    def _refuse_head(self) -> None:
+        if not self.transport.is_closing():
+            detail = f"path and headers may have {settings().max_head_bytes} bytes: send shorter ones"
+            problem = ProblemError("head-too-large", detail)
+            body = json.dumps(problem.body()).encode()
+            head = (
+                f"HTTP/1.1 {problem.status} Request Header Fields Too Large\r\ncontent-type: {PROBLEM_MEDIA_TYPE}\r\n"
+                f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            )
+            self.transport.write(head.encode() + body)
+        self._close()
 
     def _close(self) -> None:
         self._stop_timer()
