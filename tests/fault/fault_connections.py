@@ -1,4 +1,4 @@
-"""Connections that are opened by the hundred and kept: whoever has a token is served, and the run has the same bits."""
+"""Connections that are opened by the hundred and kept: callers with a token are served, and runs have the same bits."""
 
 import random
 import socket
@@ -60,7 +60,7 @@ def held_open(arena: Arena, kind: str) -> Iterator[None]:
                         connection = socket.create_connection((address.host, address.port or 0), timeout=5)
                         held.append(stack.enter_context(connection))
                         connection.sendall(KINDS[kind])
-                        connection.setblocking(False)  # noqa: FBT003
+                        connection.setblocking(False)
                 is_over.wait(0.2)
 
     arena.injected.note(kind, "api", f"{_HELD} at a time")

@@ -42,7 +42,6 @@ def hostile_answers(arena: Arena, rng: random.Random, trap: Trap) -> Iterator[li
         f"a redirect by {status}": hostile.answer(b"", status, Location=f"{trap.url}/v1/work/claim")
         for status in ("301 Moved Permanently", "302 Found", "307 Temporary Redirect", "308 Permanent Redirect")
     }
-    # Without a body an answer to a claim says that there is no work.
     for_json = {**hostile.MALFORMED, **PASSING, **redirects}
 
     def exchange(client: socket.socket, request: Request, body: bytes, rule: Rule | None) -> None:

@@ -94,7 +94,7 @@ MALFORMED: dict[str, Answer] = {
     "a redirect": answer(b"", "307 Temporary Redirect", Location="http://127.0.0.1:9/elsewhere"),
     "a redirect to a file": answer(b"", "302 Found", Location="file:///etc/passwd"),
 }
-"""What no coordinator sends, whatever it was asked."""
+"""Answers that no coordinator sends, whatever it was asked."""
 
 REFUSALS: dict[str, Answer] = {
     "a proxy's 401": answer(b"<h1>401</h1>", "401 Unauthorized", WWW_Authenticate="Basic"),
@@ -113,13 +113,13 @@ REFUSALS: dict[str, Answer] = {
     "a long detail": _problem("unavailable", "503 Service Unavailable", detail="x" * 500_000),
     "a problem without end": endless(b" " * 4096, b"HTTP/1.1 503 Service Unavailable\r\n\r\n"),
 }
-"""Refusals that say nothing about this worker: it tries again."""
+"""Refusals that are not about this worker: it tries again."""
 
 WAITS: dict[str, Answer] = {
     f"Retry-After: {text[:30]}": answer(b"", "503 Service Unavailable", Retry_After=text)
     for text in ("9" * 400, "-1", "1e400", "soon", "\u00b2", "Fri, 31 Dec 99999 23:59:59 GMT", "Mon, 32 Foo", "-", "0")
 }
-"""Times to wait that are none, or longer than anyone lives."""
+"""Values of Retry-After that are not times, or centuries."""
 
 
 def slow(pause_seconds: float) -> dict[str, Answer]:

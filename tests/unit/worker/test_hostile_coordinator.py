@@ -181,7 +181,7 @@ def test_an_answer_about_another_assignment_is_not_taken(setting: Setting) -> No
             CALLS[call](setting.client)
 
 
-def test_runs_that_nobody_asked_about_have_not_ended(setting: Setting) -> None:
+def test_runs_outside_the_query_have_not_ended(setting: Setting) -> None:
     asked, other = uuid4(), uuid4()
     body = json.dumps({"run_ids": [str(asked), str(other)]}).encode()
     setting.coordinator.raw = lambda call: hostile.answer(body)()

@@ -101,7 +101,9 @@ def create_app() -> FastAPI:
     app.mount("/static", static_files())
     app.add_middleware(BodyLimit)
     app.add_middleware(StallTimeout)  # outside of the body limit, because that reads bodies
-    app.add_middleware(RateLimits, find_token=token_id_of)  # outside of both, so that the bodies of a flood are not read
+    app.add_middleware(
+        RateLimits, find_token=token_id_of
+    )  # outside of both, so that the bodies of a flood are not read
     app.add_middleware(GracefulShutdown)
     app.add_middleware(Telemetry)
     app.add_exception_handler(ProblemError, _on_problem)

@@ -66,7 +66,7 @@ def retry_until_answered(ask: Callable[[], T], backoff: Backoff) -> T:
             if not is_garbled(error):
                 raise Refused(str(error)) from error
             delay = backoff.next_delay()
-            log.error("coordinator.answer_invalid", reason=str(error), retry_in_seconds=delay)  # noqa: TRY400
+            log.error("coordinator.answer_invalid", reason=str(error), retry_in_seconds=delay)
             time.sleep(delay)
         else:
             backoff.reset()

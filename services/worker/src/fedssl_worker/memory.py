@@ -17,7 +17,7 @@ def _limits(cgroups: Path, own: Path) -> list[int]:
     """Return the limits of the process's cgroup and of those above it, in both versions of cgroups."""
     found = []
     for line in _lines(own):
-        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers == "":
             root, name = cgroups, "memory.max"
         elif "memory" in controllers.split(","):
@@ -27,7 +27,7 @@ def _limits(cgroups: Path, own: Path) -> list[int]:
         folder = root / path.strip("/")
         for each in (folder, *folder.parents):
             if each.is_relative_to(root):
-                # A cgroup without a limit says `max`, or a number beyond any memory.
+                # A cgroup without a limit has `max` here, or a number beyond any memory.
                 found += [int(text) for text in _lines(each / name) if text.isdecimal()]
     return found
 

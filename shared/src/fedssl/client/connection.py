@@ -30,7 +30,7 @@ _PROBLEM_BYTES = 1 << 20
 _ANSWER_BYTES = 64 << 20  # of what is read as a whole; files are streamed
 _ANSWER_BYTES_PER_SECOND = 16 << 10
 MALFORMED = (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError)
-"""What validation may raise: pydantic's ValidationError is a ValueError, and validators of ours meet any values."""
+"""The errors of validation: pydantic's ValidationError is a ValueError, and validators of ours meet any values."""
 
 _MAX_RETRY_AFTER_SECONDS = 86_400.0
 _MISTAKES_LOOKED_AT = 1000  # pydantic describes all of them or none
@@ -47,8 +47,8 @@ _HINTS = {
 class Connection:
     """Sends requests with the token and turns every failure into a ClientError. Shared by threads; closed by its owner.
 
-    `timeout` is in seconds. It limits connecting, every wait for bytes, and the time until an answer's head is complete;
-    the body may take longer only while enough of it arrives (`Deadline`).
+    `timeout` is in seconds. It limits connecting, every wait for bytes, and the time until an answer's head is
+    complete. The body may take longer, but only while enough of it arrives (`Deadline`).
     """
 
     def __init__(
@@ -199,14 +199,17 @@ class Connection:
         seconds = self.timeout if timeout is None else timeout
         deadline = None if bytes_per_second is None else Deadline(seconds, bytes_per_second)
         try:
-            with running(deadline), self._http.stream(
-                method,
-                path,
-                params=params,
-                headers={**tracing.carried(), **(headers or {})},
-                content=content,
-                timeout=self._limits(timeout),
-            ) as response:
+            with (
+                running(deadline),
+                self._http.stream(
+                    method,
+                    path,
+                    params=params,
+                    headers={**tracing.carried(), **(headers or {})},
+                    content=content,
+                    timeout=self._limits(timeout),
+                ) as response,
+            ):
                 if deadline is not None:
                     deadline.head_came()
                 if not response.is_success and response.status_code not in accepted:

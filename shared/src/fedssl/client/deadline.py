@@ -1,6 +1,7 @@
 """Deadlines for whole exchanges.
 
-httpx limits each wait for bytes and not the exchange: a peer that sends one byte now and then could hold it for ever.
+httpx limits each wait for bytes and not the exchange, so a peer that sends one byte now and then could hold it
+indefinitely.
 """
 
 import threading
@@ -61,7 +62,7 @@ class Deadline:
 
 @contextmanager
 def running(deadline: Deadline | None) -> Iterator[None]:
-    """Let the deadline hold for what this thread sends and receives in the block. None: there is no deadline."""
+    """Let the deadline hold for what this thread sends and receives in the block, or no deadline if it is None."""
     before = getattr(_current, "deadline", None)
     _current.deadline = deadline
     try:
@@ -72,9 +73,11 @@ def running(deadline: Deadline | None) -> Iterator[None]:
 
 def observe_deadlines(client: httpx.Client) -> None:
     """Make a new client observe the deadlines of the threads that use it."""
-    for transport in (client._transport, *client._mounts.values()):  # noqa: SLF001 - httpx takes no network backend
+    # By a private name, because httpx has no parameter for it, and reads a proxy from the environment only if it makes
+    # its transports itself.
+    for transport in (client._transport, *client._mounts.values()):
         if isinstance(transport, httpx.HTTPTransport):
-            transport._pool._network_backend = _Backend()  # noqa: SLF001
+            transport._pool._network_backend = _Backend()
 
 
 class _Backend(httpcore.SyncBackend):

@@ -39,7 +39,7 @@ _WORK_BYTES = 16 << 20  # a spec may name 100,000 clients
 
 
 class _Claimed(BaseModel):
-    """Of a work item that this version does not understand: what is needed to decline it."""
+    """The part of a work item that is needed to decline it, if this version does not understand the rest."""
 
     assignment_id: UUID
 

@@ -1,4 +1,4 @@
-"""Connections that are opened and say nothing, by the hundred: callers with a valid token are served meanwhile."""
+"""Hundreds of connections that send nothing: callers with a valid token are served meanwhile."""
 
 import socket
 import ssl
@@ -39,7 +39,7 @@ def make(servers: Servers, tmp_path: Path) -> Iterator[Make]:
 
 @contextmanager
 def half_open(coordinator: Coordinator, number: int, said: bytes = b"GET /v1/ru") -> Iterator[list[socket.socket]]:
-    """So many connections of a caller without a token, each with the beginning of a request."""
+    """Open `number` connections of a caller without a token, each with the beginning of a request."""
     address = httpx.URL(coordinator.url)
     with ExitStack() as stack:
         opened = []
@@ -51,7 +51,7 @@ def half_open(coordinator: Coordinator, number: int, said: bytes = b"GET /v1/ru"
 
 
 def num_open(connections: list[socket.socket]) -> int:
-    """How many the coordinator has not closed."""
+    """Return how many the coordinator has not closed."""
     found = 0
     for connection in connections:
         connection.settimeout(0.01)
@@ -71,7 +71,7 @@ def eventually(holds: Callable[[], bool], seconds: float = 10) -> None:
         time.sleep(0.05)
 
 
-def test_half_open_connections_refuse_nobody_else(make: Make) -> None:
+def test_half_open_connections_refuse_no_other_caller(make: Make) -> None:
     coordinator = make(**FEW, head_seconds=30)
     late = coordinator.worker_token("late")
     with coordinator.http() as known, coordinator.bare_http() as stranger, half_open(coordinator, 0):
@@ -91,7 +91,7 @@ def test_an_address_with_many_has_little_time_for_a_head(make: Make) -> None:
         assert num_open(connections) >= 4  # those that it may have
 
 
-def test_bodies_that_do_not_come_refuse_nobody_else(make: Make) -> None:
+def test_bodies_that_do_not_come_refuse_no_other_caller(make: Make) -> None:
     coordinator = make(**FEW)
     head = b"POST /v1/work/claim HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 20\r\n\r\n{"
     with half_open(coordinator, 60, head), coordinator.http() as http:

@@ -126,7 +126,9 @@ class Settings(BaseSettings):
     )
     max_head_bytes: int = Field(default=1 << 16, ge=1 << 12, description="Largest head of a request: path and headers.")
     head_seconds: float = Field(
-        default=10.0, gt=0, description="How long a connection may take to send the head of a request; less if there are many."
+        default=10.0,
+        gt=0,
+        description="How long a connection may take to send the head of a request; less if there are many.",
     )
     max_connections: int = Field(
         default=1000,

@@ -1,6 +1,6 @@
 """Keeps places for known callers while others hold connections open and send nothing.
 
-A caller is known once a request on the connection has shown a valid token or session. All other connections are
+A caller is known after a request on the connection has shown a valid token or session. All other connections are
 strangers', whatever they have sent. Their number is never a reason to refuse a caller: a stranger's connection is
 closed in its place, the oldest one of the address that has the most.
 """
@@ -11,13 +11,13 @@ from typing import Protocol
 
 GRACE_SECONDS = 1.0
 """How long every connection may take to send a head, however many there are. Thousands of workers may reconnect at
-once, so a connection that has just been opened says nothing about its caller."""
+once, so many new connections do not mean that their callers send nothing."""
 
 _LEAST_SHARE = 0.1
 
 
 class Connection(Protocol):
-    """What the limits need of a connection."""
+    """A connection, as far as the limits need it."""
 
     address: str | None
     """The address to count by, or None for a trusted proxy, which speaks for any number of callers."""
@@ -25,15 +25,15 @@ class Connection(Protocol):
 
     @property
     def is_known(self) -> bool:
-        """Whether a request has shown a valid token or session."""
+        """True if a request has shown a valid token or session."""
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the caller owes something: the head of a request, or the rest of its body."""
+        """True if the caller must send something next: the head of a request, or the rest of its body."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request has begun."""
+        """True if no request has begun."""
 
     def close_now(self) -> None:
         """Close the connection without an answer."""

@@ -23,7 +23,7 @@ class LimitedProtocol(HttpToolsProtocol):
     """Limits connections (`connections`), and the head of a request: `head_seconds` and `max_head_bytes`.
 
     uvicorn itself waits for the head without a time limit, accepts any length, and while it has as many connections as
-    it may have, it refuses every request, whoever sends it. It also counts no connection whose TLS handshake has not
+    it may have, it refuses the requests of every caller. It also counts no connection whose TLS handshake has not
     ended, so the handshake begins here. The middlewares limit bodies.
     """
 

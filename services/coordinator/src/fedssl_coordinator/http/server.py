@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import structlog
 import uvicorn
@@ -118,17 +118,19 @@ class _Config(uvicorn.Config):
             **options,
         )
         self._connections = connections
+        self.new_protocol: Callable[..., asyncio.Protocol]
 
     def load(self) -> None:
         super().load()
         # The protocol begins the TLS handshake, because connections are counted before it.
         tls, self.ssl = self.ssl, None
-        self.http_protocol_class = functools.partial(  # type: ignore[assignment]
+        self.new_protocol = functools.partial(
             LimitedProtocol,
             connections=self._connections,
             is_proxy=proxies(str(self.forwarded_allow_ips) if self.proxy_headers else None),
             tls=tls,
         )
+        self.http_protocol_class = self.new_protocol  # type: ignore[assignment]
 
 
 class Server(uvicorn.Server):
@@ -136,6 +138,10 @@ class Server(uvicorn.Server):
 
     A flood of the API's listener takes no connection of the other one, which no client should be able to reach.
     """
+
+    @property
+    def _app(self) -> ASGIApp:
+        return cast("ASGIApp", self.config.app)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -153,11 +159,11 @@ class Server(uvicorn.Server):
 
     async def _health_listener(self, host: str, port: int) -> asyncio.Server:
         connections = Connections(_HEALTH_CONNECTIONS, _HEALTH_CONNECTIONS, settings().head_seconds)
-        config = _Config(_only_health(self.config.app), connections, lifespan="off", proxy_headers=False)
+        config = _Config(_only_health(self._app), connections, lifespan="off", proxy_headers=False)
         config.load()
         # With this server's state, which ends these connections too when it stops.
         return await asyncio.get_running_loop().create_server(
-            lambda: config.http_protocol_class(config=config, server_state=self.server_state, app_state={}),
+            lambda: config.new_protocol(config=config, server_state=self.server_state, app_state={}),
             host,
             port,
         )
