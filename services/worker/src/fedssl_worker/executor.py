@@ -47,7 +47,7 @@ class Executor:
         encoder: EncoderConfig | None = None,
         max_artifact_bytes: int | None = None,
     ) -> None:
-        """`max_artifact_bytes`: the largest broadcast and update; None: any that the method declares."""
+        """`max_artifact_bytes` limits the broadcast and the update, unless it is None."""
         self._client = client
         self._images = images
         self._states = states

@@ -103,7 +103,7 @@ class Connection:
         idempotent: bool = True,
         max_bytes: int | None = None,
     ) -> M:
-        """Send a request and read its answer, of at most `max_bytes`; None: 64 MiB."""
+        """Send a request and read its answer, of at most `max_bytes`, or 64 MiB if that is None."""
         content = self.send(
             method,
             path,
@@ -194,7 +194,7 @@ class Connection:
         """One attempt whose answer the block reads. The one seam where httpx's errors become a ClientError.
 
         Statuses outside 200 to 299 raise, but for those `accepted`. `bytes_per_second`: how fast the body must arrive
-        at least; None, for a stream of events: however slowly.
+        at least. A stream of events, with None, may be as slow as it is.
         """
         seconds = self.timeout if timeout is None else timeout
         deadline = None if bytes_per_second is None else Deadline(seconds, bytes_per_second)
