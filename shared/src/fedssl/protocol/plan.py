@@ -17,7 +17,7 @@ Reduction = Literal["mean", "integral_mean", "sum", "keep", "method"]
 (which no method uses yet); keep the broadcast's value, which the server enforces; or the method's own rule."""
 
 MOST_TENSORS = 100_000
-"""Of one direction. The largest network here has fewer than 1,000."""
+"""The most tensors in one direction. The largest network here has fewer than 1,000."""
 
 TensorName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*$", max_length=256)]
 

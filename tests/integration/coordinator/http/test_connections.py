@@ -1,7 +1,11 @@
 """Hundreds of connections that send nothing: callers with a valid token are served meanwhile."""
 
+import os
 import socket
 import ssl
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -116,8 +120,6 @@ def test_a_claim_that_waits_is_a_known_caller_s(make: Make) -> None:
     """Its response may come in half a minute: the token counts as soon as it is found valid."""
     coordinator = make(**FEW, claim_wait_seconds=4)
     with coordinator.worker("a") as worker, half_open(coordinator, 0):
-        import threading
-
         answers: list[Any] = []
         thread = threading.Thread(target=lambda: answers.append(worker.claim(4)))
         thread.start()
@@ -179,6 +181,18 @@ def test_health_has_a_listener_of_its_own(make: Make) -> None:
         refused = http.get("/v1/runs", headers=authorised)
         assert refused.status_code == 404
         assert refused.json()["type"] == "urn:fedssl:problem:not-found"
+
+
+def test_a_health_port_that_is_taken_is_named(make: Make) -> None:
+    make()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        environment = {**os.environ, "FEDSSL_HEALTH_PORT": str(port)}
+        command = [sys.executable, "-m", "fedssl_coordinator", "api", "--port", "0"]
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 3
+    assert "health.cannot_listen" in ended.stderr + ended.stdout
+    assert str(port) in ended.stderr + ended.stdout
 
 
 def _local_port(http: httpx.Client) -> int:

@@ -16,6 +16,7 @@ from fedssl_coordinator.http.body_limit import IS_KNOWN
 from fedssl_coordinator.http.connections import GRACE_SECONDS, Connections
 
 _KNOWN_BY = (IS_KNOWN, "valid_token", "valid_session")
+_LAST_SECONDS = 0.05
 _NO_PLACE = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 2\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
@@ -108,10 +109,11 @@ class LimitedProtocol(HttpToolsProtocol):
             self.close_now()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timer()
-        self._connections.remove(self)
+        self._forget()
         if self._is_made:
             super().connection_lost(exc)
+        elif self._handshake is not None:
+            self._handshake.cancel()
 
     # For the parser and uvicorn
 
@@ -146,10 +148,9 @@ class LimitedProtocol(HttpToolsProtocol):
             encrypted: Any = await self.loop.start_tls(
                 transport, self, tls, server_side=True, ssl_handshake_timeout=settings().head_seconds
             )
-        except (OSError, ssl.SSLError, asyncio.CancelledError):
+        except (OSError, RuntimeError, asyncio.CancelledError):  # also of TLS, whose errors are OSErrors
             transport.abort()
-            self._stop_timer()
-            self._connections.remove(self)
+            self._forget()
             return
         early, self._early = self._early, None
         self._make(encrypted)
@@ -167,9 +168,17 @@ class LimitedProtocol(HttpToolsProtocol):
             del early[:num_bytes]
             protocol.buffer_updated(num_bytes)
 
+    def _forget(self) -> None:
+        self._stop_timer()
+        self._connections.remove(self)
+
     def _start_timer(self) -> None:
         self._num_bytes = 0
-        self._timer = self.loop.call_later(self._connections.head_seconds(self), self.close_now)
+        self._timer = self.loop.call_later(self._connections.head_seconds(self), self._expire)
+
+    def _expire(self) -> None:
+        # If the loop was busy for longer, the head may be here and unread: timers come before reading.
+        self._timer = self.loop.call_later(_LAST_SECONDS, self.close_now)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
