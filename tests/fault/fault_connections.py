@@ -16,13 +16,15 @@ from fault.injected import Injected
 from fault.patience import patient
 from fedssl_local.server import choose_port
 
+FAULT_CLASS = "connection exhaustion"
+
 _MOST, _HELD = 200, 300
 _HEAD = b"POST /v1/work/claim HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 KINDS = {
-    "connections: silent": b"",
-    "connections: half of a head": _HEAD[:40],
-    "connections: half of a body": _HEAD + b"Content-Length: 60\r\n\r\n{",
-    "connections: bad tokens, kept open": _HEAD + b"Authorization: Bearer fedssl_x\r\nContent-Length: 2\r\n\r\n{}",
+    "silent": b"",
+    "half of a head": _HEAD[:40],
+    "half of a body": _HEAD + b"Content-Length: 60\r\n\r\n{",
+    "bad tokens, kept open": _HEAD + b"Authorization: Bearer fedssl_x\r\nContent-Length: 2\r\n\r\n{}",
 }
 
 
@@ -103,7 +105,7 @@ def test_held_open(kind: str, arena: Arena, health_port: int, rng: random.Random
 def test_probes_while_tokens_are_guessed(arena: Arena) -> None:
     """From the address of the probes and the workers, faster than the limits allow."""
     spec = specs.spec("fedbyol", num_rounds=1)
-    arena.injected.note("connections: guessed tokens", "api", "100 at once")
+    arena.injected.note("guessed tokens", "api", "100 at once")
     with httpx.Client(base_url=arena.url, trust_env=False) as http:
         for number in range(100):
             guess = {"Authorization": f"Bearer fedssl_{number}"}

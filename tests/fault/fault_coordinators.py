@@ -15,6 +15,8 @@ from fault.proxy import Proxy, Request, Rule
 from support import hostile
 from support.listening import Listener
 
+FAULT_CLASS = "hostile coordinators"
+
 _CHANCE = 0.35  # of a request to be answered in another way
 _NUM_ANSWERS = 20
 _JSON = re.compile(r"^POST /v1/work/(claim|heartbeat|submit|ended-runs)$")
@@ -53,7 +55,7 @@ def hostile_answers(arena: Arena, rng: random.Random, trap: Trap) -> Iterator[li
         if name is None:
             Proxy._exchange(proxy, client, request, body, rule)
             return
-        arena.injected.note("hostile coordinator", re.sub(r"(/(artifacts|uploads))/.*", r"\1/...", request.start), name)
+        arena.injected.note(_kind(name), re.sub(r"(/(artifacts|uploads))/.*", r"\1/...", request.start), name)
         with suppress(OSError):
             while len(body) < request.length:
                 body += client.recv(1 << 16) or b" " * request.length  # it has gone
@@ -65,6 +67,14 @@ def hostile_answers(arena: Arena, rng: random.Random, trap: Trap) -> Iterator[li
         yield given
     finally:
         del proxy._exchange
+
+
+def _kind(name: str) -> str:
+    if name in hostile.MALFORMED:
+        return "a malformed answer"
+    if name in hostile.REFUSALS:
+        return "a refusal that is not about the worker"
+    return "an invalid time to wait" if name in hostile.WAITS else "a redirect"
 
 
 @pytest.mark.parametrize("method", ["fedbyol", "scaffold"])

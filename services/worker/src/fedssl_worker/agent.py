@@ -202,9 +202,10 @@ class Agent:
         UPLOAD_BYTES.inc(finished.update.stat().st_size)
         ASSIGNMENTS.labels(answer.state.value).inc()
         if answer.state is AssignmentState.ACCEPTED:
-            # Keep both until the next claim names the state to continue from: the older one if the round is skipped.
+            # Keep both until the next claim names the state to continue from: the older one if the round is skipped, or
+            # if the coordinator has lost the update and asks for it again.
             accepted = AcceptedUpdate(round_number=item.round_number, update=finished.digest)
-            self._states.discard(item.run_id, accepted, item.last_accepted)
+            self._states.discard(item.run_id, item.last_accepted, resent=accepted)
         elif answer.state is AssignmentState.REJECTED:
             self._states.discard(item.run_id, item.last_accepted)
 

@@ -7,12 +7,11 @@ import structlog
 import torch
 
 from fedssl.artifacts.header import max_file_bytes
-from fedssl.artifacts.store import digest_of
-from fedssl.artifacts.tensors import Tensors, check_file, load_tensors
+from fedssl.artifacts.tensors import Tensors, check_file, read_tensors
 from fedssl.client import WorkerClient
 from fedssl.engine import LocalProgress, run_local_round
 from fedssl.engine.devices import find_device
-from fedssl.errors import FedSSLError
+from fedssl.errors import ArtifactDamaged, FedSSLError
 from fedssl.methods import METHODS, Method
 from fedssl.methods.api import Context
 from fedssl.protocol.methods.distillation import distillation_of
@@ -147,10 +146,13 @@ class Executor:
         for other in self._broadcasts.iterdir():
             if item.broadcast not in other.name:
                 other.unlink()
-        if not path.is_file() or digest_of(path) != item.broadcast:
+        try:
+            tensors = read_tensors(path, item.broadcast)
+        except (FileNotFoundError, ArtifactDamaged):
             self._client.download(item.broadcast, path, max_file_bytes(item.plan.broadcast), on_bytes)
+            tensors = read_tensors(path, item.broadcast)
         check_file(path, item.plan.broadcast, "broadcast")
-        return load_tensors(path)
+        return tensors
 
     def _out_of_memory(self, item: WorkItem) -> CannotTrain:
         if self._device.type == "cuda":

@@ -132,13 +132,15 @@ class _Download:
         self._on_bytes = on_bytes
         self._on_size = on_size
         self._etag: str | None = None
+        self._is_resumed = False
         self._restart(keep=part.digest is not None)
 
     def run(self, timer: RetryTimer) -> None:
-        is_inherited = self._size > 0
-        if not is_inherited or self.hash.hexdigest() != self._expected:
+        self._is_resumed = self._size > 0
+        if not self._is_resumed or self.hash.hexdigest() != self._expected:
             self._transfer(timer)
-        if is_inherited and self.hash.hexdigest() != self._announced:  # what an earlier process left was damaged
+        if self._is_resumed and self.hash.hexdigest() != self._announced:
+            # An earlier process left damaged bytes, or the coordinator sent some until it found its own file damaged.
             self._restart()
             self._transfer(timer)
         if self.hash.hexdigest() != self._announced:
@@ -218,6 +220,7 @@ class _Download:
         sent = response.headers.get("Content-Range", "")
         if response.status_code == 206 or sent:  # some object stores send a range under status 200
             if sent.startswith(f"bytes {self._size}-"):
+                self._is_resumed = True
                 return
             raise BadAnswer(f"{self._path}: another range came than the one asked for")
         digest = (etag or "").strip('"')

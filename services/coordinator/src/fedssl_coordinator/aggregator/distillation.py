@@ -4,6 +4,7 @@ Everything is written on the connection that holds the job's lock: a process tha
 successor, cannot write any more. No transaction is open during the training.
 """
 
+from collections.abc import Mapping
 from uuid import UUID
 
 import structlog
@@ -15,7 +16,7 @@ from fedssl.protocol.states import Outcome, RoundState
 from fedssl_coordinator.aggregator import rounds as rounds_compute
 from fedssl_coordinator.aggregator.device import chosen_device, free_cached, set_threads
 from fedssl_coordinator.aggregator.distillation_checkpoints import Training
-from fedssl_coordinator.aggregator.rounds import Weights
+from fedssl_coordinator.aggregator.rounds import UpdateLost, Weights
 from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.core.logs import say_about
@@ -50,6 +51,11 @@ def distil(connection: Connection, job_id: UUID) -> None:
         if training.is_leaving:
             with transaction(connection) as session:
                 jobs.record_departure(session, DistillationJob, job_id)
+    except UpdateLost as error:
+        assert current is not None, "before the first round there are no updates"
+        if not (lost := rounds_compute.lost_updates(rows, error)):
+            raise
+        _ask_again(connection, job_id, current, lost)
     except CheckpointMismatch as error:
         with transaction(connection) as session:
             service.drop_checkpoint(session, job_id, str(error))
@@ -93,6 +99,19 @@ def _publish(
             assert (due.id, due.state) == (current.id, RoundState.DISTILLING)
             rounds_compute.publish_next(session, run, due, rows, weights)
         enqueue.advance(session, run.id)
+
+
+def _ask_again(connection: Connection, job_id: UUID, current: Round, lost: Mapping[UUID, str]) -> None:
+    """End the job, and ask the clients again whose updates the store has lost. The round gets another job."""
+    with transaction(connection) as session:
+        if (found := service.still_running(session, job_id)) is None:
+            return
+        run, _ = found
+        service.end_unfinished(session, run, "updates were lost in the store, and are asked for again")
+        due = rounds.unclosed(session, run.id)
+        assert due is not None, "a job is unfinished while its round is"
+        assert (due.id, due.state) == (current.id, RoundState.DISTILLING)
+        rounds_service.ask_again(session, run, due, lost)
 
 
 def _fail(connection: Connection, job_id: UUID, reason: str) -> None:

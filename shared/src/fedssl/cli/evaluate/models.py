@@ -6,7 +6,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 from torch import nn
 
-from fedssl.artifacts.tensors import Tensors, load_tensors
+from fedssl.artifacts.tensors import Tensors
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import note
 from fedssl.cli.specs import read_spec
@@ -14,6 +14,7 @@ from fedssl.data import NORMALIZATIONS
 from fedssl.errors import SpecError
 from fedssl.evaluation.suite import load_encoder, load_projected
 from fedssl.experiments.files import SPEC
+from fedssl.models.pretrained import read_listed
 from fedssl.protocol.runs import RunSpec
 
 _ENCODER = "encoder."
@@ -83,7 +84,7 @@ def read_other(path: Path, like: Model) -> Model:
 
 def _read(path: Path) -> Tensors:
     try:
-        return load_tensors(path)
+        return read_listed(path)
     except FileNotFoundError:
         raise UsageError(f"there is no file {path}") from None
     except (SafetensorError, OSError) as error:

@@ -93,10 +93,16 @@ class CrossedKL(Part):
         return Wire(kinds={CENTERS: "centers"}, combines=(CENTERS,), aggregate=self._aggregate)
 
     def _aggregate(self, state: Tensors, updates: Sequence[Update], ctx: Context) -> Tensors:
-        sent = [update.load() for update in updates]
-        if any(_MU not in tensors for tensors in sent):  # every client trains by itself and sends nothing
+        sent = [_centers(update) for update in updates]
+        if not all(sent):  # every client trains by itself and sends nothing
             return {}
-        return weighted_mean(({_MU: tensors[_MU]} for tensors in sent), [update.num_examples for update in updates])
+        return weighted_mean(sent, [update.num_examples for update in updates])
+
+
+def _centers(update: Update) -> Tensors:
+    """Return a copy of an update's centers, or nothing if it has none. The copy keeps only itself in memory."""
+    tensors = update.load()
+    return {_MU: tensors[_MU].clone()} if _MU in tensors else {}
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ operator's stop and an aggregator's close cannot cross.
 
 from collections.abc import Mapping, Sequence
 from enum import Enum, auto
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import func
@@ -92,6 +93,28 @@ def close_round(session: Session, current: Round, verdict: Verdict, reason: str)
         closed_at=func.now(),
     )
     assert won, "the run is locked, and its rounds with it"
+    enqueue.wake_watchers(session)
+
+
+def ask_again(session: Session, run: Run, current: Round, lost: Mapping[UUID, str]) -> None:
+    """Reopen a round whose accepted updates the store has partly lost, and ask only their clients again.
+
+    `lost` has the reason per assignment. The round gets its whole time again, and no attempt is counted. The caller
+    holds the run's lock.
+    """
+    rows = repository.assignments(session, [current.id])
+    reasons = {row.client_id: lost[row.id] for row in rows if row.id in lost}
+    message = f"asked again: {_shortened(reasons)}"
+    won = transition(session, current, RoundState.OPEN, message, data={"clients": reasons})
+    assert won, "the run is locked, and its rounds with it"
+    repository.extend(session, current, RunSpec.model_validate(run.spec).cohort.deadline_seconds, next_attempt=False)
+    for row in rows:
+        if row.id in lost:
+            _expire(session, row, lost[row.id], "; asked again", update_digest=None)
+    repository.offer(session, current, {row.client_id: row.attempt + 1 for row in rows if row.client_id in reasons})
+    retries.reset(session, run)
+    run_rows.set_reason(session, run, f"round {current.number}: {message}")
+    enqueue.wake_workers(session)
     enqueue.wake_watchers(session)
 
 
@@ -250,9 +273,10 @@ def _end_live(session: Session, current: Round, reason: str) -> None:
         _expire(session, assignment, reason)
 
 
-def _expire(session: Session, assignment: Assignment, reason: str, consequence: str = "") -> None:
+def _expire(session: Session, assignment: Assignment, reason: str, consequence: str = "", **values: str | None) -> None:
     message = f"{assignment.client_id}: {reason}{consequence}"
-    won = transition(session, assignment, AssignmentState.EXPIRED, message, reason=reason, closed_at=func.now())
+    closed: dict[str, Any] = {"reason": reason, "closed_at": func.now(), **values}
+    won = transition(session, assignment, AssignmentState.EXPIRED, message, **closed)
     assert won, "the row is locked"
 
 

@@ -1,5 +1,6 @@
 """Streams artifacts in and out, one mebibyte at a time: neither direction holds a whole artifact in memory."""
 
+import hashlib
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,10 +13,11 @@ from starlette.responses import Response, StreamingResponse
 from fedssl.artifacts.finite import check_finite
 from fedssl.artifacts.header import LENGTH_BYTES, Header, header_length, parse_header
 from fedssl.artifacts.store import Writer
-from fedssl.errors import ArtifactError, ArtifactNotFound, ArtifactTooLarge, OffsetMismatch
+from fedssl.errors import ArtifactDamaged, ArtifactError, ArtifactNotFound, ArtifactTooLarge, OffsetMismatch
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.core.store import store
+from fedssl_coordinator.storage.artifacts.damage import set_aside
 from fedssl_coordinator.storage.artifacts.service import UploadPermit, check_announced
 
 CHUNK = 1 << 20
@@ -127,9 +129,26 @@ def artifact_response(digest: str, request_headers: Mapping[str, str], *, direct
             raise ProblemError("range-not-satisfiable", detail, headers={"Content-Range": f"bytes */{size}"})
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
     headers["Content-Length"] = str(stop - start)
-    return StreamingResponse(
-        store().read(digest, start, stop), status_code=status, headers=headers, media_type="application/octet-stream"
-    )
+    content = _checked(digest, size) if asked is None else store().read(digest, start, stop)
+    return StreamingResponse(content, status_code=status, headers=headers, media_type="application/octet-stream")
+
+
+def _checked(digest: str, size: int) -> Iterator[bytes]:
+    """Yield an artifact's bytes, and the last ones of them only if all of them have its digest.
+
+    Otherwise it raises ArtifactDamaged, which breaks the connection off, and the artifact is missing from then on. A
+    range cannot be checked here: its reader has the whole, and checks that.
+    """
+    whole, held = hashlib.sha256(), b""
+    for chunk in store().read(digest, 0, size):
+        whole.update(chunk)
+        if held:
+            yield held
+        held = chunk
+    if whole.hexdigest() != digest:
+        set_aside(digest)
+        raise ArtifactDamaged(f"artifact {digest} has other bytes in the store: the download was broken off")
+    yield held
 
 
 def _range(header: str) -> tuple[int, int] | None:
