@@ -58,7 +58,7 @@ def _readiness() -> Health:
     return Health(status="ok", checks={"postgres": "ok"})
 
 
-@router.get("/metrics", response_class=Response)
+@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 def metrics(caller: Viewer, session: DB) -> Response:
     """Return metrics for Prometheus, which sends a viewer's token."""
     # First what every API process reports equally, from Postgres and the queues; then what this process has counted.

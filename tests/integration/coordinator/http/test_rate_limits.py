@@ -333,6 +333,46 @@ def test_a_head_without_end_is_not_read_to_its_end(make: Make) -> None:
         _send_head(connection, b"X: " + b"y" * 10_000 + b"\r\n", times=2000)
 
 
+@pytest.mark.parametrize("fields", [1, 50])
+def test_a_head_that_arrives_at_once_has_the_same_limit(make: Make, fields: int) -> None:
+    coordinator = make(max_head_bytes=8192)
+    for total, status in ((8000, b"200"), (8400, b"431"), (100_000, b"431")):
+        headers = b"".join(b"X: " + b"y" * (total // fields - 5) + b"\r\n" for _ in range(fields))
+        with _connect(coordinator) as connection:
+            connection.sendall(b"GET /healthz HTTP/1.1\r\n" + headers + b"\r\n")
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 " + status), total
+
+
+def test_a_path_has_the_limit_of_a_head(make: Make) -> None:
+    coordinator = make(max_head_bytes=8192)
+    with _connect(coordinator) as connection:
+        connection.sendall(b"GET /healthz?" + b"y" * 100_000 + b" HTTP/1.1\r\n\r\n")
+        answer = connection.recv(1 << 16)
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert b"urn:fedssl:problem:head-too-large" in answer
+
+
+@pytest.mark.parametrize(
+    "part", [b"0\r\nX: ", b"0\r\n" + b"X: y\r\n" * 2000, b"1;x="], ids=["trailer", "many", "chunk"]
+)
+def test_what_surrounds_the_chunks_of_a_body_has_the_limit_of_a_head(make: Make, part: bytes) -> None:
+    coordinator = make(max_head_bytes=8192)
+    with _connect(coordinator) as connection:
+        connection.sendall(b"POST /v1/work/claim HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + part)
+        with pytest.raises(ConnectionError):
+            connection.sendall(b"y" * 20_000_000)
+
+
+def test_bodies_and_requests_one_after_the_other_are_not_heads(make: Make) -> None:
+    coordinator = make(max_head_bytes=8192)
+    with coordinator.http() as http:
+        for _ in range(5):
+            assert http.post("/v1/runs", json={"x": "y" * 100_000}).status_code == 422
+            chunks = [b"{" + b" " * 50_000, b" " * 50_000 + b"}"]
+            headers = {"Content-Type": "application/json"}
+            assert http.post("/v1/runs", content=iter(chunks), headers=headers).status_code == 422
+
+
 def test_whoever_has_asked_may_wait_longer_than_a_head_takes(make: Make) -> None:
     coordinator = make(head_seconds=0.2, claim_wait_seconds=1)
     with coordinator.http(coordinator.worker_token("a")) as http:

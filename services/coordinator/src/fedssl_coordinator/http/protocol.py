@@ -1,6 +1,7 @@
 """uvicorn's HTTP protocol, with limits for connections and for the heads of requests."""
 
 import asyncio
+import json
 import ssl
 import time
 from collections.abc import Callable
@@ -10,6 +11,8 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from fedssl.protocol.errors import PROBLEM_MEDIA_TYPE
+from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.http.addresses import address_key
 from fedssl_coordinator.http.body_limit import IS_KNOWN
@@ -25,7 +28,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     uvicorn itself waits for the head without a time limit, accepts any length, and while it has as many connections as
     it may have, it refuses the requests of every caller. It also counts no connection whose TLS handshake has not
-    ended, so the handshake begins here. The middlewares limit bodies.
+    ended, so the handshake begins here. The middlewares limit bodies. Trailers and chunk extensions, which no middleware
+    sees, have the limit of a head.
     """
 
     def __init__(
@@ -50,7 +54,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._is_made = False
         self._is_known = False
         self._timer: asyncio.TimerHandle | None = None
-        self._num_bytes = 0
+        self._num_bytes = 0  # since the last byte of a body, or the end of a head
+        self._num_field_bytes = 0  # of this request's path, headers and trailers
         self._is_in_body = False
 
     # For `Connections`
@@ -105,8 +110,8 @@ class LimitedProtocol(HttpToolsProtocol):
             self._start_timer()
         self._num_bytes += len(data)
         super().data_received(data)
-        if self._timer is not None and not self._is_in_body and self._num_bytes > settings().max_head_bytes:
-            self.close_now()
+        if self._num_bytes > settings().max_head_bytes:
+            self._refuse_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget()
@@ -119,19 +124,40 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._connections.recognise(self)  # by the last request
+        self._num_field_bytes = 0
         super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value) + len(b": \r\n"))
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._stop_timer()
         self._is_in_body = True
+        self._num_bytes = 0
         super().on_headers_complete()
         if not self._is_known:
             self.loop.call_later(GRACE_SECONDS, self._connections.recognise, self)  # its response may take much longer
 
+    def on_body(self, body: bytes) -> None:
+        self._num_bytes = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         self._stop_timer()
         self._is_in_body = False
+        self._num_bytes = 0
         super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        if self._num_field_bytes > settings().max_head_bytes:
+            self._refuse_head()
+        else:
+            super().send_400_response(msg)
 
     def on_response_complete(self) -> None:
         self._connections.recognise(self)
@@ -167,6 +193,29 @@ class LimitedProtocol(HttpToolsProtocol):
             buffer[:num_bytes] = early[:num_bytes]
             del early[:num_bytes]
             protocol.buffer_updated(num_bytes)
+
+    def _count(self, num_bytes: int) -> None:
+        """Count a part of the head. Raises an error, which ends the parsing, if it is one too many.
+
+        A whole head may arrive at once, so that counting the bytes that wait for its end is not enough.
+        """
+        self._num_field_bytes += num_bytes
+        if self._num_field_bytes > settings().max_head_bytes:
+            raise ValueError("the head is too large")
+
+    def _refuse_head(self) -> None:
+        self._stop_timer()
+        if self.transport.is_closing():
+            return
+        detail = f"path and headers may have {settings().max_head_bytes} bytes: send shorter ones"
+        problem = ProblemError("head-too-large", detail)
+        body = json.dumps(problem.body()).encode()
+        head = (
+            f"HTTP/1.1 {problem.status} Request Header Fields Too Large\r\ncontent-type: {PROBLEM_MEDIA_TYPE}\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
 
     def _forget(self) -> None:
         self._stop_timer()

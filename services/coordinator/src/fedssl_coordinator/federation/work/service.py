@@ -135,7 +135,7 @@ def ended_runs(session: Session, client_id: str, request: EndedQuery) -> EndedRu
     a client keeps of such a run is its result.
     """
     finished = repository.finished_with(session, client_id, request.run_ids)
-    return EndedRuns(run_ids=tuple(sorted({*finished, *events.deleted_runs(session, request.run_ids)})))
+    return EndedRuns(run_ids=tuple(sorted({*finished, *events.deleted_runs(session, client_id, request.run_ids)})))
 
 
 def _accept(session: Session, assignment: Assignment, request: Submit) -> None:

@@ -16,11 +16,14 @@ from fedssl_worker.disclosure.ledger.entries import Kind, LedgerEntry, LedgerErr
 from fedssl_worker.disclosure.ledger.keys import make_key, read_key
 from fedssl_worker.disclosure.ledger.segments import (
     TornLine,
+    checkpoints,
     point_before,
+    read_head,
     read_segment,
     segment_path,
     segments,
     write_checkpoint,
+    write_head,
 )
 from fedssl_worker.disclosure.policy import NO_POLICY, LedgerRules
 
@@ -106,6 +109,7 @@ class Ledger:
         try:
             _write_all(self._file, entry.line())
             os.fsync(self._file)
+            write_head(self._folder, entry.seq, entry.hash)
         except OSError as error:
             self.close()
             raise LedgerError(f"cannot write the ledger in {self._folder}: {error.strerror}; nothing leaves") from error
@@ -134,7 +138,7 @@ class Ledger:
         key = self._folder / "key"
         if segments(self._folder):
             self._key = read_key(key)
-        elif list(self._folder.glob("checkpoint-*")):
+        elif checkpoints(self._folder) or read_head(self._folder) is not None:
             raise LedgerError(f"the newest segment of the ledger in {self._folder} is missing: restore it")
         else:
             self._key = read_key(key) if key.exists() else make_key(key)
@@ -160,6 +164,13 @@ class Ledger:
                 ) from None
         if self._point.key not in ("", self._key.public):
             raise LedgerError(f"{self._folder / 'key'} is not the key of this ledger: restore the key")
+        newest = read_head(self._folder)
+        if newest is not None and newest[0] > self._point.seq:
+            raise LedgerError(
+                f"the ledger in {self._folder} ends with entry {self._point.seq}, and entry {newest[0]} had been "
+                f"written: its end was cut off. The worker does not continue this ledger: restore {last.path}, or move "
+                f"{self._folder} elsewhere as evidence, and start again"
+            )
         self._file = os.open(last.path, os.O_WRONLY | os.O_APPEND)
         if torn is not None:
             os.ftruncate(self._file, torn.start)
