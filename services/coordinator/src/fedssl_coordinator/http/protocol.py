@@ -28,8 +28,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     uvicorn itself waits for the head without a time limit, accepts any length, and while it has as many connections as
     it may have, it refuses the requests of every caller. It also counts no connection whose TLS handshake has not
-    ended, so the handshake begins here. The middlewares limit bodies. Trailers and chunk extensions, which no middleware
-    sees, have the limit of a head.
+    ended, so the handshake begins here. The middlewares limit bodies. Trailers and chunk extensions, which no
+    middleware sees, have the limit of a head.
     """
 
     def __init__(
