@@ -40,7 +40,7 @@ from fedssl_coordinator.http.body_limit import BodyLimit
 from fedssl_coordinator.http.rate_limits import RateLimits
 from fedssl_coordinator.http.shutdown import GracefulShutdown
 from fedssl_coordinator.http.stall_timeout import StallTimeout
-from fedssl_coordinator.identity.authentication import caller_of
+from fedssl_coordinator.identity.authentication import caller_of, token_id_of
 from fedssl_coordinator.identity.tokens import endpoints as tokens
 from fedssl_coordinator.storage.artifacts import endpoints as artifacts
 from fedssl_coordinator.storage.datasets import endpoints as datasets
@@ -104,7 +104,9 @@ def create_app() -> FastAPI:
     app.mount("/static", static_files())
     app.add_middleware(BodyLimit)
     app.add_middleware(StallTimeout)  # outside of the body limit, because that reads bodies
-    app.add_middleware(RateLimits)  # outside of both, so that the bodies of a flood are not read
+    app.add_middleware(
+        RateLimits, find_token=token_id_of
+    )  # outside of both, so that the bodies of a flood are not read
     app.add_middleware(GracefulShutdown)
     app.add_middleware(Telemetry)
     app.add_exception_handler(ProblemError, _on_problem)

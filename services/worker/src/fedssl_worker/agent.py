@@ -28,7 +28,7 @@ from fedssl.errors import Cancelled, FedSSLError
 from fedssl.protocol.base import PROTOCOL_VERSION
 from fedssl.protocol.states import AssignmentState
 from fedssl.protocol.work import AcceptedUpdate, Progress, Register, Registered, WorkItem
-from fedssl_worker.backoff import TEMPORARY, Refused, retry_until_answered
+from fedssl_worker.backoff import PROXY_REFUSED, TEMPORARY, Refused, is_refusal, retry_until_answered
 from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.disclosure.ledger import LedgerError
 from fedssl_worker.executor import Executor
@@ -92,7 +92,10 @@ class Agent:
             try:
                 self.step()
             except _REFUSED as error:
-                raise Refused(str(error)) from error
+                if is_refusal(error):
+                    raise Refused(str(error)) from error
+                UNANSWERED.inc()
+                self._retry_later(log.error, "coordinator.answer_invalid", error, todo=PROXY_REFUSED)
             except TEMPORARY as error:
                 # A trained update is on the disk: the next claim brings the same work, whose update is then submitted.
                 UNANSWERED.inc()

@@ -5,7 +5,8 @@ INTERRUPTED = 130
 
 EXIT_CODES = {
     OK: "success",
-    FAILED: "the run failed, `fedssl doctor` found a problem, or an unexpected error occurred",
+    FAILED: "the run failed, `fedssl doctor` found a problem, `fedssl up` gave a process up, or an unexpected error "
+    "occurred",
     USAGE: "wrong usage: an option, a spec or a data set that cannot be used",
     UNREACHABLE: "the coordinator does not answer",
     NOT_ALLOWED: "the token is missing, invalid, or not allowed to do this",

@@ -35,6 +35,13 @@ Receipt = Annotated[
 ]
 
 
+RoundNumber = Annotated[int, Field(ge=1, le=100_000)]
+"""A run has at most 100,000 rounds."""
+
+LeaseSeconds = Annotated[float, Field(ge=0.1, le=86_400)]
+"""A spec may have leases of 2 s to a day."""
+
+
 class Enrol(StrictModel):
     """A worker's first request, with an enrolment token: the hash of the token that it generated for itself."""
 
@@ -91,14 +98,14 @@ class Registered(StrictModel):
     """The coordinator's answer to `Register`."""
 
     client_id: ClientId
-    protocol_version: int = PROTOCOL_VERSION
+    protocol_version: Count = PROTOCOL_VERSION
     receipt: Receipt = None
 
 
 class AcceptedUpdate(StrictModel):
     """The newest update of this client that a run accepted. The client must promote its state to it."""
 
-    round_number: int
+    round_number: RoundNumber
     update: Digest
 
 
@@ -107,19 +114,19 @@ class WorkItem(StrictModel):
 
     assignment_id: UUID
     run_id: UUID
-    round_number: int = Field(ge=1)
+    round_number: RoundNumber
     client_id: ClientId
     spec: RunSpec
-    method_version: int
+    method_version: Count
     plan: ArtifactPlan
     broadcast: Digest
     last_accepted: AcceptedUpdate | None = Field(
         description="Null if the run has not accepted an update of this client yet: any stored state is then invalid."
     )
-    dimensions: tuple[int, ...] | None = Field(
-        default=None, description="The embedding dimensions that are assigned to this client (SSD)."
+    dimensions: tuple[Annotated[int, Field(ge=0, lt=2**31)], ...] | None = Field(
+        default=None, max_length=2**16, description="The embedding dimensions that are assigned to this client (SSD)."
     )
-    lease_seconds: float
+    lease_seconds: LeaseSeconds
     round_deadline: AwareDatetime
 
 
@@ -153,7 +160,7 @@ class HeartbeatReply(StrictModel):
     """If `carry_on` is false, the worker must stop working on the assignment, for `reason`."""
 
     carry_on: bool = True
-    reason: str = ""
+    reason: Annotated[str, Field(max_length=10_000)] = ""
     receipt: Receipt = None
 
 
@@ -191,7 +198,7 @@ class EndedQuery(StrictModel):
 class EndedRuns(StrictModel):
     """The ended runs whose client states are no longer needed. Excludes runs whose only result is the client state."""
 
-    run_ids: Annotated[tuple[UUID, ...], Field(fail_fast=True)]
+    run_ids: Annotated[tuple[UUID, ...], Field(max_length=MOST_RUNS, fail_fast=True)]
 
 
 class Decline(StrictModel):

@@ -58,7 +58,8 @@ def test_failed_sign_ins_end_in_429_and_known_tokens_do_not_notice(make: Make, w
         for _ in range(limit):
             assert guess.get("/v1/runs").status_code == 401
         _assert_refused(guess.get("/v1/runs"))
-        _assert_refused(unknown.post("/v1/work/claim", json={"wait_seconds": 0}))  # nobody has asked the database yet
+        assert unknown.post("/v1/work/claim", json={"wait_seconds": 0}).status_code == 204  # looked up before refused
+        _assert_refused(guess.get("/v1/runs"))
         assert known.get("/v1/runs").status_code == 200
         assert guess.get("/healthz").status_code == 200  # an orchestrator's
 
@@ -67,11 +68,53 @@ def test_a_token_becomes_known_by_being_valid_and_by_nothing_else(make: Make) ->
     """An open path, or one that is not there, answers every token: that makes none of them valid."""
     coordinator = make(address_requests_per_minute=7)
     with coordinator.http("fedssl_made_up") as http:
-        for path, status in (("/readyz", 200), ("/v1/nothing", 404), ("/openapi.json", 200)):
+        for path, status in (("/sign-in", 200), ("/v1/nothing", 404), ("/openapi.json", 200)):
             assert http.get(path).status_code == status
             assert http.get(path).status_code == status
-        assert http.get("/readyz").status_code == 200
-        _assert_refused(http.get("/readyz"))
+        assert http.get("/openapi.json").status_code == 200
+        _assert_refused(http.get("/openapi.json"))
+
+
+def test_probes_count_neither_as_requests_nor_as_guesses(make: Make) -> None:
+    coordinator = make(address_requests_per_minute=9, failed_sign_ins_per_minute=4)
+    with coordinator.http("fedssl_guess") as guess, coordinator.bare_http() as probe:
+        for _ in range(10):
+            assert probe.get("/readyz").status_code == guess.get("/readyz").status_code == 200
+        assert [guess.get("/v1/runs").status_code for _ in range(5)] == [401] * 4 + [429]
+        for path in ("/readyz", "/healthz"):
+            assert probe.get(path).status_code == guess.get(path).status_code == 200
+
+
+def test_tokens_are_looked_up_a_few_at_a_time(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guesses beyond the limit cost the database little, however many come at once."""
+    coordinator = make(failed_sign_ins_per_minute=1)
+    with coordinator.http("fedssl_guess") as http:
+        assert http.get("/v1/runs").status_code == 401
+    most, running, lock = 0, 0, threading.Lock()
+    original = tokens.repository.find
+
+    def find(*arguments: Any) -> Any:
+        nonlocal most, running
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.1)
+        with lock:
+            running -= 1
+        return original(*arguments)
+
+    monkeypatch.setattr(tokens.repository, "find", find)
+
+    def guess(number: int) -> None:
+        with coordinator.http(f"fedssl_guess_{number}") as http:
+            _assert_refused(http.get("/v1/runs"))
+
+    threads = [threading.Thread(target=guess, args=(number,)) for number in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 1 <= most <= 4
 
 
 def test_a_token_that_asks_too_often(make: Make) -> None:

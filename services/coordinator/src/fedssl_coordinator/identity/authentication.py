@@ -80,6 +80,13 @@ def require_valid(session: Session, token_id: UUID) -> None:
         raise _unauthenticated()
 
 
+def token_id_of(secret: str) -> UUID | None:
+    """Return the id of the valid token with this secret, or None."""
+    with transaction() as session:
+        found = repository.find(session, hash_secret(secret))
+        return None if found is None else found.id
+
+
 def _unauthenticated() -> ProblemError:
     return ProblemError(
         "unauthenticated",
