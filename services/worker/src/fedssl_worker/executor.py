@@ -6,29 +6,28 @@ from pathlib import Path
 import structlog
 import torch
 
-from fedssl.artifacts.header import max_file_bytes
+from fedssl.artifacts.finite import check_finite
+from fedssl.artifacts.header import max_file_bytes, read_header
 from fedssl.artifacts.store import digest_of
 from fedssl.artifacts.tensors import Tensors, check_file, load_tensors
-from fedssl.client import WorkerClient
+from fedssl.client import Rejected, WorkerClient
 from fedssl.engine import LocalProgress, run_local_round
 from fedssl.engine.devices import find_device
-from fedssl.errors import FedSSLError
+from fedssl.errors import Cancelled, MethodError, NotFinite
 from fedssl.methods import METHODS, Method
 from fedssl.methods.api import Context
 from fedssl.protocol.methods.distillation import distillation_of
 from fedssl.protocol.model import EncoderConfig
-from fedssl.protocol.work import Progress, WorkItem
+from fedssl.protocol.states import Cause
+from fedssl.protocol.work import AcceptedUpdate, Progress, StateLost, WorkItem
+from fedssl_worker.causes import CannotTrain, from_coordinator
 from fedssl_worker.data import OwnImages, PublicImages
 from fedssl_worker.settings import SettingsError
-from fedssl_worker.state import ClientStates, Finished, work_digest
+from fedssl_worker.state import ClientStateLost, ClientStates, Finished, work_digest
 
 log = structlog.get_logger()
 
 OnProgress = Callable[[Progress], None]
-
-
-class CannotTrain(FedSSLError):
-    """This worker cannot do this work. The coordinator receives the message as the reason."""
 
 
 class Executor:
@@ -59,7 +58,7 @@ class Executor:
         """Train, unless the same work has an update already that was not submitted.
 
         `on_progress` may raise Cancelled. Raises CannotTrain, DataError, MethodError, ArtifactError (the broadcast is
-        not the announced one) and ClientError.
+        not the announced one) and ClientError. `causes.cause_of` returns whose problem each of them is.
         """
         method = self._method_of(item)
         self._check_encoder(item)
@@ -71,20 +70,57 @@ class Executor:
             return finished
         downloading = Progress(phase="downloading", epoch=0, num_epochs=0, step=0, num_steps=0)
         on_progress(downloading)
-        context = self._context(item, lambda _: on_progress(downloading))
-        broadcast = self._fetch(item, lambda _: on_progress(downloading))
-        state = self._states.accepted(item.run_id, item.last_accepted)
+        with from_coordinator():
+            context = self._context(item, lambda _: on_progress(downloading))
+            broadcast = self._fetch(item, lambda _: on_progress(downloading))
+        state = self._state_of(item)
         try:
             result = run_local_round(
                 method, broadcast, state, self._images.data, context, lambda local: on_progress(_progress(local))
             )
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise self._out_of_memory(item) from error
+        except MethodError:
+            self._require_finite_broadcast(item)
+            raise
         except RuntimeError as error:
             if "can't allocate memory" in str(error):  # raised by the CPU's allocator
                 raise self._out_of_memory(item) from error
             raise
         return self._states.keep(item, work, result)
+
+    def _state_of(self, item: WorkItem) -> Tensors | None:
+        """Return the client's state, or None for a cold start.
+
+        If the state is lost, the coordinator learns it first, and decides: raises Cancelled if it pauses the run.
+        """
+        try:
+            return self._states.accepted(item.run_id, item.last_accepted)
+        except ClientStateLost as error:
+            log.warning("client_state.lost", accepted_round=error.accepted.round_number, reason=str(error))
+            self._report_loss(item, error.accepted, error)
+            return None
+
+    def _report_loss(self, item: WorkItem, accepted: AcceptedUpdate, error: ClientStateLost) -> None:
+        lost = StateLost(round_number=accepted.round_number, reason=error.reason)
+        try:
+            reply = self._client.heartbeat(item.assignment_id, state_lost=lost)
+        except Rejected as refused:
+            log.warning("client_state.loss_not_reported", reason=str(refused), consequence="the client starts cold")
+            return
+        if not reply.carry_on:
+            raise Cancelled(reply.reason or "the coordinator does not let the client train without its state")
+
+    def _require_finite_broadcast(self, item: WorkItem) -> None:
+        """Raise CannotTrain if the training failed because the broadcast itself holds NaN or infinity."""
+        path = self._broadcasts / f"{item.broadcast}.safetensors"
+        try:
+            with path.open("rb") as file:
+                header = read_header(file)
+            check_finite(path, header)
+        except NotFinite as error:
+            message = f"the broadcast {item.broadcast} holds NaN or infinity: no training can start from it"
+            raise CannotTrain(message, Cause.COORDINATOR) from error
 
     def _context(self, item: WorkItem, on_bytes: Callable[[int], None]) -> Context:
         return Context(
@@ -106,11 +142,15 @@ class Executor:
                 f"the run needs {name} version {item.method_version}; this worker {own}: update the worker"
             )
         if item.client_id != self._client_id:
-            raise CannotTrain(f"the work is for the client {item.client_id}, but this worker is for {self._client_id}")
+            raise CannotTrain(
+                f"the work is for the client {item.client_id}, but this worker is for {self._client_id}",
+                Cause.COORDINATOR,
+            )
         if item.plan != method.bind(item.spec).plan:
             raise CannotTrain(
                 f"the coordinator's artifact plan for {name} differs from this worker's, which determines what may "
-                "leave: install the same version on both"
+                "leave: install the same version on both",
+                Cause.COORDINATOR,
             )
         return method
 
@@ -123,7 +163,8 @@ class Executor:
         if not given.is_same_network(self._encoder):
             raise CannotTrain(
                 f"the run gives {item.client_id} the encoder {given}, and its worker has declared {self._encoder}: "
-                'create a run with method.reducer.client_encoders = "declared", or start the worker with that encoder'
+                'create a run with method.reducer.client_encoders = "declared", or start the worker with that encoder',
+                Cause.SPEC,
             )
 
     def _fetch(self, item: WorkItem, on_bytes: Callable[[int], None]) -> Tensors:

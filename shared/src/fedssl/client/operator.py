@@ -36,7 +36,6 @@ from fedssl.protocol.views import (
     TokenView,
 )
 
-LAST_EVENT = "run.finished"
 STREAM_SECONDS = 60.0  # the coordinator sends a comment every 15 s, so silence for this long means a dead connection
 
 
@@ -166,8 +165,6 @@ class Client(ArtifactMethods, DatasetMethods, BaseClient):
                     event = parse(EventView, sent.data, "an event")
                     last = event.id
                     yield event
-                    if event.kind == LAST_EVENT:
-                        return
                 if was_finished:
                     return
                 was_finished = self.run(run_id).state is RunState.FINISHED

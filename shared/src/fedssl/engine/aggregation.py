@@ -52,10 +52,12 @@ def run_aggregation(
     *,
     on_epoch: OnEpoch = lambda progress: None,
     checkpoint: DistillationCheckpoint | None = None,
+    restart: bool = False,
 ) -> ServerResult:
     """Return the next state from the updates, in client-id order whatever order they are given in.
 
-    `on_epoch` and `checkpoint` are for methods that train on the coordinator: see `run_distillation`. Raises
+    `on_epoch` and `checkpoint` are for methods that train on the coordinator: see `run_distillation`. `restart`: all
+    clients will start cold, because one of them has lost its state (`MethodConfig.restarts_states`). Raises
     MethodError if there are no updates, two of one client, or too few left after the spec's `robustness`.
     """
     ordered = sorted(updates, key=lambda update: update.client_id)
@@ -70,6 +72,8 @@ def run_aggregation(
         next_state, metrics = bound.server.aggregate(known, within, ctx)
     except AggregationError as error:
         raise MethodError(f"the updates cannot be aggregated: {error}") from error
+    if restart:
+        next_state = bound.server.restarted(next_state)
     return dataclasses.replace(_publish(bound, next_state, metrics, ctx), norms=norms)
 
 

@@ -50,6 +50,19 @@ class AssignmentState(StrEnum):
     DECLINED = "declined"
 
 
+class Cause(StrEnum):
+    """Whose problem made a worker decline an assignment."""
+
+    CLIENT_DATA = "client-data"
+    """Its images do not fit the run, or its data owner's policy refuses."""
+    CLIENT_MACHINE = "client-machine"
+    """Its machine or installation: too little memory, another version, an unexpected error."""
+    COORDINATOR = "coordinator"
+    """What the coordinator should have provided is missing or damaged."""
+    SPEC = "spec"
+    """The run's settings: the training diverges, for example."""
+
+
 class JobState(StrEnum):
     """queued -> running -> completed | failed | cancelled, of distillations and evaluations."""
 

@@ -113,6 +113,8 @@ def next_weights(
     previous = load_tensors(store().path(run.server_state))
     updates = [_update(row) for row in _accepted(rows)]
     ctx = _context(spec, current.number, device)
+    if _trained_without_state(spec, rows):
+        training["restart"] = True
     return _stored(run_aggregation(METHODS[spec.method.name], previous, updates, ctx, **training))
 
 
@@ -136,6 +138,8 @@ def publish_next(session: Session, run: Run, current: Round, rows: Sequence[Assi
     is_whole = num_used >= (current.num_wanted or cohort_size)
     verdict = Verdict.AGGREGATED if is_whole else Verdict.PARTIAL
     _record_artifacts(session, weights)
+    if lost := _trained_without_state(RunSpec.model_validate(run.spec), rows):
+        run_rows.restart_states(session, run, current.number, lost)
     update_norms.record_norms(session, run, current.number, weights.norms)
     reason = f"{num_used} of {cohort_size} updates"
     service.close_round(session, current, verdict, reason + update_norms.describe(weights.norms))
@@ -170,6 +174,13 @@ def _public_images(config: PublicDataConfig, data: DataConfig) -> ImageData:
 
 def _accepted(rows: Sequence[Assignment]) -> list[Assignment]:
     return [row for row in rows if row.state == AssignmentState.ACCEPTED]
+
+
+def _trained_without_state(spec: RunSpec, rows: Sequence[Assignment]) -> list[str]:
+    """Return the clients that had lost their state, if that makes all clients of the run start cold."""
+    if not spec.method.restarts_states:
+        return []
+    return [row.client_id for row in _accepted(rows) if row.lost_round is not None]
 
 
 def _update(row: Assignment) -> Update:

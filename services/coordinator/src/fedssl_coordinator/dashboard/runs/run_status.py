@@ -47,10 +47,12 @@ def run_status(
     absent: Sequence[Missing],
     job: DistillationJob | None,
     num_eligible: int,
+    unattended: str | None = None,
 ) -> RunStatus:
     """Return the status of a run.
 
-    `rounds` are the newest rounds, oldest first; `tally` and `absent` describe the last of them; `job` is unfinished.
+    `rounds` are the newest rounds, oldest first; `tally` and `absent` describe the last of them; `job` is unfinished;
+    `unattended` is the reason if the run only waits for an aggregator.
     """
     if run.state == RunState.CREATED:
         return RunStatus("created", "waiting to be started")
@@ -60,8 +62,8 @@ def run_status(
         )
     if run.state == RunState.FINISHED:
         return _ended(run)
-    if run.reason:
-        return RunStatus("stalled", run.reason, needs_attention=True)
+    if reason := run.reason or unattended:
+        return RunStatus("stalled", reason, needs_attention=True)
     if job is not None:
         return _distilling(job)
     current = rounds[-1] if rounds and rounds[-1].state != RoundState.CLOSED else None

@@ -1,7 +1,7 @@
 """Creates runs, changes their state, and shows them."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 from sqlalchemy import func
@@ -20,6 +20,7 @@ from fedssl_coordinator.federation.distillation import repository as distillatio
 from fedssl_coordinator.federation.distillation import service as distillation
 from fedssl_coordinator.federation.rounds import repository as rounds
 from fedssl_coordinator.federation.rounds import service as rounds_service
+from fedssl_coordinator.federation.rounds import unattended
 from fedssl_coordinator.federation.runs import declared_encoders
 from fedssl_coordinator.federation.transitions import transition
 from fedssl_coordinator.identity import clients
@@ -61,7 +62,10 @@ def create(session: Session, request: RunCreate, idempotency_key: str | None) ->
 
 
 def change(session: Session, run_id: UUID, verb: str) -> RunView:
-    """Start, pause, resume or stop a run. Does nothing if the run is in that state already. Raises ProblemError."""
+    """Start, pause, resume or stop a run; a failed one can be resumed too.
+
+    Does nothing if the run is in that state already. Raises ProblemError.
+    """
     run = run_rows.locked(session, run_id)
     if run is None:
         raise run_rows.not_found(run_id)
@@ -73,6 +77,8 @@ def change(session: Session, run_id: UUID, verb: str) -> RunView:
             transition(session, run, RunState.PAUSED, "no new work is given out")
         case "resume", RunState.PAUSED:
             _resume(session, run)
+        case "resume", RunState.FINISHED if run.outcome == Outcome.FAILED:
+            rounds_service.take_up(session, run)
         case "stop", RunState.CREATED | RunState.RUNNING | RunState.PAUSED:
             rounds_service.end_run(session, run, Outcome.STOPPED, "stopped by an operator")
         case ("start" | "resume", RunState.RUNNING) | ("pause", RunState.PAUSED):
@@ -80,7 +86,8 @@ def change(session: Session, run_id: UUID, verb: str) -> RunView:
         case "stop", RunState.FINISHED if run.outcome == Outcome.STOPPED:
             pass
         case _:
-            raise ProblemError("conflict", f"run {run_id} is {state}: it cannot {verb}, {_POSSIBLE[state]}")
+            possible = "only resume" if run.outcome == Outcome.FAILED else _POSSIBLE[state]
+            raise ProblemError("conflict", f"run {run_id} is {state}: it cannot {verb}, {possible}")
     enqueue.wake_watchers(session)
     return show(session, run_id)
 
@@ -110,7 +117,7 @@ def show(session: Session, run_id: UUID) -> RunView:
     spec = RunSpec.model_validate(run.spec)
     current, job = rounds.latest(session, run_id), distillation_jobs.unfinished(session, run_id)
     return RunView(
-        **summary(run).model_dump(),
+        **summary(run, unattended.reasons(session, [run])).model_dump(),
         spec=spec,
         initial_model=run.initial_broadcast,
         model=run.broadcast,
@@ -121,8 +128,11 @@ def show(session: Session, run_id: UUID) -> RunView:
     )
 
 
-def summary(run: Run) -> RunSummary:
-    return RunSummary.model_validate(run, from_attributes=True)
+def summary(run: Run, unattended_reasons: Mapping[UUID, str]) -> RunSummary:
+    """Return one line of the list of runs. `unattended_reasons`: see `rounds/unattended.py`."""
+    found = RunSummary.model_validate(run, from_attributes=True)
+    reason = unattended_reasons.get(run.id)
+    return found if reason is None else found.model_copy(update={"reason": reason})
 
 
 def round_views(session: Session, rows: Sequence[Round]) -> list[RoundView]:
@@ -215,6 +225,7 @@ def _assignment_view(row: Assignment) -> AssignmentView:
         attempt=row.attempt,
         state=AssignmentState(row.state),
         reason=row.reason,
+        cause=row.cause,
         num_examples=row.num_examples,
         update=row.update_digest,
         progress=Progress.model_validate(row.progress) if row.progress else None,
