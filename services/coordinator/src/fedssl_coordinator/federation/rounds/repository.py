@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, delete, func, or_, select
@@ -122,7 +123,7 @@ def extend(session: Session, row: Round, deadline_seconds: float, *, next_attemp
     session.flush()
 
 
-def values_of_reopened(deadline_seconds: float) -> dict[str, object]:
+def values_of_reopened(deadline_seconds: float) -> dict[str, Any]:
     """Return the values of a closed round that is open again: its attempts and its time begin from the start."""
     return {"verdict": None, "reason": None, "closed_at": None, "attempt": 1, "deadline": _in(deadline_seconds)}
 

@@ -149,15 +149,22 @@ def _record_loss(session: Session, assignment: Assignment, lost: StateLost) -> H
     if not repository.set_lost_round(session, assignment.id, lost.round_number):
         return None
     client_id, data = assignment.client_id, {"accepted_round": lost.round_number}
+    about = {"assignment": str(assignment.id), "reason": lost.reason}
     if events.has(session, run.id, STATE_LOST, client_id, data):
         return None
     spec = RunSpec.model_validate(run.spec)
     is_pausing = spec.cohort.on_lost_state == "pause"
     consequence = "the run is paused" if is_pausing else _consequence(spec, run)
     message = f"{client_id}: its client state of round {lost.round_number} is {lost.reason}; {consequence}"
-    data |= {"assignment": str(assignment.id), "reason": lost.reason, "consequence": consequence}
-    about = {"run_id": run.id, "round_number": assignment.round_number, "client_id": client_id}
-    record(session, STATE_LOST, message, **about, data=data)
+    record(
+        session,
+        STATE_LOST,
+        message,
+        run_id=run.id,
+        round_number=assignment.round_number,
+        client_id=client_id,
+        data={**data, **about, "consequence": consequence},
+    )
     enqueue.wake_watchers(session)
     if not is_pausing:
         return None
