@@ -49,6 +49,24 @@ def test_a_client_does_not_train_without_its_state_if_the_coordinator_pauses_the
     assert len(setting.coordinator.submissions) == 2
 
 
+def test_an_update_that_was_trained_without_the_state_is_reported_again_with_the_next_claim(setting: Setting) -> None:
+    """The coordinator forgets a report at the next claim, because the state may have been restored by then."""
+    _lose_the_state(setting)
+    setting.offer(make_spec(), 2, setting.sent())
+
+    def away(call: str) -> None:
+        if call == "submit":
+            raise Refusal("unavailable", 503)
+
+    setting.coordinator.before = away
+    with pytest.raises(Unavailable):
+        setting.restart().step()
+    setting.coordinator.before = lambda call: None
+    setting.restart().step()
+    assert _reports(setting) == 2 * [StateLost(round_number=1, reason="damaged")]
+    assert len(setting.coordinator.submissions) == 2
+
+
 def test_a_loss_that_cannot_be_reported_waits_for_the_coordinator(setting: Setting) -> None:
     _lose_the_state(setting)
     setting.offer(make_spec(), 2, setting.sent())

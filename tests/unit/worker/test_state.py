@@ -11,7 +11,7 @@ import torch
 
 from fedssl.artifacts.tensors import Tensors, load_tensors
 from fedssl.engine import LocalResult
-from fedssl.protocol.work import AcceptedUpdate, WorkItem
+from fedssl.protocol.work import AcceptedUpdate, StateLost, WorkItem
 from fedssl_worker.state import ClientStateLost, ClientStates, Finished
 
 from .conftest import RUN, make_item, make_spec, same
@@ -85,7 +85,7 @@ def test_a_state_of_another_update_is_not_the_clients(tmp_path: Path, items: lis
     for other in (accepted(2, finished), AcceptedUpdate(round_number=1, update="0" * 64)):
         with pytest.raises(ClientStateLost, match=r"is missing: there is no note\.json") as caught:
             states.accepted(RUN, other)
-        assert (caught.value.accepted, caught.value.reason) == (other, "missing")
+        assert caught.value.lost == StateLost(round_number=other.round_number, reason="missing")
 
 
 def test_an_empty_state_is_a_state(tmp_path: Path, items: list[WorkItem]) -> None:
@@ -185,7 +185,7 @@ def test_a_damaged_state_is_lost(tmp_path: Path, items: list[WorkItem], name: st
     damage(finished.update.parent, name, how)
     with pytest.raises(ClientStateLost) as caught:
         states.accepted(RUN, accepted(1, finished))
-    assert caught.value.reason == ("missing" if how == "gone" else "damaged")
+    assert caught.value.lost.reason == ("missing" if how == "gone" else "damaged")
     assert str(tmp_path) not in str(caught.value)
 
 

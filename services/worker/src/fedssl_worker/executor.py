@@ -19,7 +19,7 @@ from fedssl.methods.api import Context
 from fedssl.protocol.methods.distillation import distillation_of
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.states import Cause
-from fedssl.protocol.work import AcceptedUpdate, Progress, StateLost, WorkItem
+from fedssl.protocol.work import Progress, StateLost, WorkItem
 from fedssl_worker.causes import CannotTrain, from_coordinator
 from fedssl_worker.data import OwnImages, PublicImages
 from fedssl_worker.settings import SettingsError
@@ -67,13 +67,15 @@ class Executor:
         self._states.discard(item.run_id, item.last_accepted, work=work)
         if (finished := self._states.finished(item.run_id, work)) is not None:
             log.info("work.already_trained", digest=finished.digest)
+            if finished.lost is not None:
+                self._report_loss(item, finished.lost)
             return finished
         downloading = Progress(phase="downloading", epoch=0, num_epochs=0, step=0, num_steps=0)
         on_progress(downloading)
         with from_coordinator():
             context = self._context(item, lambda _: on_progress(downloading))
             broadcast = self._fetch(item, lambda _: on_progress(downloading))
-        state = self._state_of(item)
+        state, lost = self._state_of(item)
         try:
             result = run_local_round(
                 method, broadcast, state, self._images.data, context, lambda local: on_progress(_progress(local))
@@ -87,22 +89,21 @@ class Executor:
             if "can't allocate memory" in str(error):  # raised by the CPU's allocator
                 raise self._out_of_memory(item) from error
             raise
-        return self._states.keep(item, work, result)
+        return self._states.keep(item, work, result, lost)
 
-    def _state_of(self, item: WorkItem) -> Tensors | None:
-        """Return the client's state, or None for a cold start.
+    def _state_of(self, item: WorkItem) -> tuple[Tensors | None, StateLost | None]:
+        """Return the client's state, or None for a cold start, and the state that is lost if that is the reason.
 
-        If the state is lost, the coordinator learns it first, and decides: raises Cancelled if it pauses the run.
+        The coordinator learns of a loss first, and decides: raises Cancelled if it pauses the run.
         """
         try:
-            return self._states.accepted(item.run_id, item.last_accepted)
+            return self._states.accepted(item.run_id, item.last_accepted), None
         except ClientStateLost as error:
-            log.warning("client_state.lost", accepted_round=error.accepted.round_number, reason=str(error))
-            self._report_loss(item, error.accepted, error)
-            return None
+            log.warning("client_state.lost", accepted_round=error.lost.round_number, reason=str(error))
+            self._report_loss(item, error.lost)
+            return None, error.lost
 
-    def _report_loss(self, item: WorkItem, accepted: AcceptedUpdate, error: ClientStateLost) -> None:
-        lost = StateLost(round_number=accepted.round_number, reason=error.reason)
+    def _report_loss(self, item: WorkItem, lost: StateLost) -> None:
         try:
             reply = self._client.heartbeat(item.assignment_id, state_lost=lost)
         except Rejected as refused:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Literal
 from uuid import UUID
 
+from pydantic import Field
 from safetensors import SafetensorError
 
 from fedssl.artifacts.store import digest_of
@@ -31,7 +32,7 @@ from fedssl.engine import LocalResult
 from fedssl.errors import FedSSLError
 from fedssl.files import sync
 from fedssl.protocol.base import Digest, StrictModel
-from fedssl.protocol.work import AcceptedUpdate, Metrics, WorkItem
+from fedssl.protocol.work import AcceptedUpdate, Metrics, StateLost, WorkItem
 
 _RECORD, _CHECKSUM = "note.json", "note.sha256"
 _STATE, _UPDATE, _INCOMING = "state.safetensors", "update.safetensors", "incoming-"
@@ -49,6 +50,7 @@ class _RoundRecord(StrictModel):
     state: Digest
     num_examples: int
     metrics: Metrics
+    lost: StateLost | None = Field(default=None, exclude_if=lambda it: it is None)
 
 
 class ClientStateLost(FedSSLError):
@@ -56,18 +58,18 @@ class ClientStateLost(FedSSLError):
 
     def __init__(self, accepted: AcceptedUpdate, reason: Literal["missing", "damaged"], detail: str) -> None:
         super().__init__(f"the client state of round {accepted.round_number} is {reason}: {detail}")
-        self.accepted = accepted
-        self.reason = reason
+        self.lost = StateLost(round_number=accepted.round_number, reason=reason)
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A trained round whose update is ready to be sent."""
+    """A trained round whose update is ready to be sent. `lost`: it was trained without this client state."""
 
     update: Path
     digest: str
     num_examples: int
     metrics: Metrics
+    lost: StateLost | None = None
 
 
 def work_digest(item: WorkItem, fingerprint: str, environment: str) -> str:
@@ -117,13 +119,16 @@ class ClientStates:
             try:
                 record = _read_record(folder)
                 if record.work == work and digest_of(folder / _UPDATE) == record.update:
-                    return Finished(folder / _UPDATE, record.update, record.num_examples, record.metrics)
+                    return Finished(folder / _UPDATE, record.update, record.num_examples, record.metrics, record.lost)
             except (OSError, ValueError):
                 continue  # damaged: training again gives the same update
         return None
 
-    def keep(self, item: WorkItem, work: str, result: LocalResult) -> Finished:
-        """Phase one: write the update and the state to the disk, completely or not at all."""
+    def keep(self, item: WorkItem, work: str, result: LocalResult, lost: StateLost | None = None) -> Finished:
+        """Phase one: write the update and the state to the disk, completely or not at all.
+
+        `lost`: the client state that the training lacked.
+        """
         run = self._root / str(item.run_id)
         run.mkdir(parents=True, exist_ok=True)
         incoming = Path(tempfile.mkdtemp(prefix=_INCOMING, dir=run))
@@ -136,6 +141,7 @@ class ClientStates:
             state=digest_of(incoming / _STATE),
             num_examples=result.num_examples,
             metrics=result.metrics,
+            lost=lost,
         )
         (incoming / _RECORD).write_text(record.model_dump_json(), encoding="utf-8")
         (incoming / _CHECKSUM).write_text(digest_of(incoming / _RECORD), encoding="utf-8")
@@ -145,7 +151,7 @@ class ClientStates:
         shutil.rmtree(place, ignore_errors=True)  # it is here only if it is damaged
         incoming.rename(place)
         sync(run)
-        return Finished(place / _UPDATE, record.update, record.num_examples, record.metrics)
+        return Finished(place / _UPDATE, record.update, record.num_examples, record.metrics, lost)
 
     def discard(self, run_id: UUID, *but: AcceptedUpdate | None, work: str | None = None) -> None:
         """Remove what a run no longer needs: all but the states of these updates and the finished round of `work`."""

@@ -70,6 +70,7 @@ def claim(session: Session, client_id: str) -> WorkItem | None:
     spec = RunSpec.model_validate(run.spec)
     if assignment.state == AssignmentState.LEASED:
         repository.renew(session, assignment.id, spec.cohort.lease_seconds, None)
+        assignment.lost_round = None  # the worker reports it again if the state has not come back
         _record(session, "assignment.resumed", f"{client_id} has resumed the assignment", assignment)
     else:
         end = repository.lease_end(spec.cohort.lease_seconds)
