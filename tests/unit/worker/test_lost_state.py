@@ -36,6 +36,18 @@ def test_a_lost_state_is_reported_before_the_training_and_the_client_starts_cold
     assert same(setting.sent(1), cold.update)
 
 
+def test_a_method_without_client_state_has_nothing_to_lose(setting: Setting) -> None:
+    spec = make_spec(method={"name": "fedsimclr"})
+    setting.offer(spec, 1)
+    setting.restart().step()
+    [state] = (setting.folder / "runs").glob("*/*/state.safetensors")
+    state.unlink()
+    setting.offer(spec, 2, setting.sent())
+    setting.restart().step()
+    assert _reports(setting) == []
+    assert len(setting.coordinator.submissions) == 2
+
+
 def test_a_client_does_not_train_without_its_state_if_the_coordinator_pauses_the_run(setting: Setting) -> None:
     _lose_the_state(setting)
     setting.coordinator.reply = HeartbeatReply(carry_on=False, reason="the run is paused")

@@ -75,7 +75,7 @@ class Executor:
         with from_coordinator():
             context = self._context(item, lambda _: on_progress(downloading))
             broadcast = self._fetch(item, lambda _: on_progress(downloading))
-        state, lost = self._state_of(item)
+        state, lost = self._state_of(item, keeps_state=method.bind(item.spec).client.keeps_state(context))
         try:
             result = run_local_round(
                 method, broadcast, state, self._images.data, context, lambda local: on_progress(_progress(local))
@@ -91,7 +91,7 @@ class Executor:
             raise
         return self._states.keep(item, work, result, lost)
 
-    def _state_of(self, item: WorkItem) -> tuple[Tensors | None, StateLost | None]:
+    def _state_of(self, item: WorkItem, *, keeps_state: bool) -> tuple[Tensors | None, StateLost | None]:
         """Return the client's state, or None for a cold start, and the state that is lost if that is the reason.
 
         The coordinator learns of a loss first, and decides: raises Cancelled if it pauses the run.
@@ -99,6 +99,8 @@ class Executor:
         try:
             return self._states.accepted(item.run_id, item.last_accepted), None
         except ClientStateLost as error:
+            if not keeps_state:
+                return {}, None  # the file was empty
             log.warning("client_state.lost", accepted_round=error.lost.round_number, reason=str(error))
             self._report_loss(item, error.lost)
             return None, error.lost
