@@ -1,4 +1,4 @@
-"""Whose problem it is that work is declined."""
+"""The cause that a worker gives when it declines."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Whose problem it is that work cannot be done: the cause that a declined assignment carries."""
+"""The cause that a declined assignment carries: an error of this worker's, mapped to whose problem it is."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -51,7 +51,7 @@ class AssignmentState(StrEnum):
 
 
 class Cause(StrEnum):
-    """Whose problem made a worker decline an assignment."""
+    """The cause of a declined assignment: whose problem it is."""
 
     CLIENT_DATA = "client-data"
     """Its images do not fit the run, or its data owner's policy refuses."""

@@ -1,4 +1,4 @@
-"""Whose problem it is: the coordinator's costs no attempt, a client's own is counted, whatever the client says."""
+"""Causes of declined work: the coordinator's fault costs no attempt, a client's own is counted, whatever it says."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Checks what a round's clients get from the coordinator. No transaction is open: the store may be slow."""
+"""Checks what a round's clients get from the coordinator, outside of any transaction: the store may be slow."""
 
 from uuid import UUID
 

@@ -34,7 +34,7 @@ CAUSES = {
     Cause.COORDINATOR: "the coordinator",
     Cause.SPEC: "the run's settings",
 }
-"""Whose problem it was that a client declined."""
+"""The causes of declined work, for people."""
 
 _EVENTS = 8
 ROUTINE = (
