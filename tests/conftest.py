@@ -25,12 +25,16 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 # The longest first: if a long file began last, the other test processes would have nothing to do meanwhile.
 LONGEST = (
+    "tests/parity/test_heterogeneous.py",
+    "tests/parity/test_parity.py",
+    "tests/integration/cli/test_up.py",
+    "tests/integration/coordinator/core/test_queues.py",
+    "tests/docs/test_executed.py",
     "tests/parity/",
     "tests/fault/",
-    "tests/docs/",
-    "tests/integration/cli/",
-    "tests/integration/local/",
+    "tests/integration/coordinator/aggregator/",
     "tests/integration/coordinator/",
+    "tests/integration/",
     "tests/unit/engine/",
     "tests/contract/",
     "tests/unit/cli/",
@@ -40,22 +44,22 @@ LONGEST = (
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--all-methods", action="store_true", help="run the tests that take long with every method and combination too"
+        "--full", action="store_true", help="run the long tests too, and those that take long with every method"
     )
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    if config.getoption("--all-methods"):
-        return "methods: all (--all-methods)"
+    if config.getoption("--full"):
+        return "full: the long tests too, with all methods"
     few = ", ".join(REPRESENTATIVE_METHODS)
-    return f"methods: only {few} in tests that take long; --all-methods runs the others too"
+    return f"without the long tests, and with only {few} where many methods take long; --full runs all"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the longest files first. Deselect tests of further methods, unless --all-methods or their own name asks."""
-    if not config.getoption("--all-methods"):
+    """Put the longest files first. Deselect tests marked `full`, unless --full or their own name asks."""
+    if not config.getoption("--full"):
         named = {Path(argument).name for argument in config.args}
-        left_out = {i for i in items if i.get_closest_marker("all_methods") and Path(i.nodeid).name not in named}
+        left_out = {i for i in items if i.get_closest_marker("full") and Path(i.nodeid).name not in named}
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
     items.sort(key=_place)

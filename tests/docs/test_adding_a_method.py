@@ -24,7 +24,7 @@ def test_the_page_adds_a_method_that_keeps_the_contract(tmp_path: Path) -> None:
         else:
             path.write_text(_applied(path.read_text(), text))
     files = ("tests/unit/methods/objectives/test_barlow.py", "tests/contract/test_methods.py")
-    _pytest(tmp_path, *files, "-k", "barlow", "--all-methods")
+    _pytest(tmp_path, *files, "-k", "barlow", "--full")
 
 
 def _applied(source: str, diff: str) -> str:

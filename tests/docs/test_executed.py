@@ -61,6 +61,7 @@ def here(federation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     return tmp_path
 
 
+@pytest.mark.full
 def test_the_notebook(here: Path) -> None:
     notebook = DOCS / "notebooks" / "first-run.ipynb"
     assert " ".join(UP) in notebook.read_text()

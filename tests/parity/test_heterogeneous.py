@@ -19,7 +19,7 @@ from support.methods import CONFIGS, PUBLIC, method_spec, shards
 from support.processes import Federation, federation
 from support.servers import Servers
 
-pytestmark = pytest.mark.parity
+pytestmark = [pytest.mark.parity, pytest.mark.full]
 
 OWN = EncoderConfig(widths=(4, 12, 24))
 DECLARATION = "{ name = 'convnet', widths = [4, 12, 24] }"

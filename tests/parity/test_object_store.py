@@ -15,7 +15,7 @@ from support.object_store import ObjectStore
 from support.processes import federation
 from support.servers import Servers
 
-pytestmark = pytest.mark.parity
+pytestmark = [pytest.mark.parity, pytest.mark.full]
 
 SPEC = RunSpec.model_validate(
     {

@@ -70,6 +70,7 @@ def _assert_same_bits(deployed: Tensors, simulated: Tensors) -> None:
     assert different == []
 
 
+@pytest.mark.full
 def test_a_worker_killed_in_mid_training_and_arrival_in_another_order(servers: Servers, tmp_path: Path) -> None:
     """BYOL, whose target network is client state that must survive the kill; the workers start in reverse order."""
     spec = _spec({"name": "fedbyol"}, training={"batch_size": 8, "local_epochs": 8}, num_rounds=2)

@@ -14,7 +14,7 @@ from support.methods import method_spec, shards
 from support.processes import federation
 from support.servers import Servers
 
-pytestmark = pytest.mark.parity
+pytestmark = [pytest.mark.parity, pytest.mark.full]
 
 
 def test_flesd_with_registered_images_equals_its_simulation(servers: Servers, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """A federation of real processes, any of which a test may kill and start again."""
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -56,7 +55,9 @@ class Federation:
 
     def __exit__(self, *_: object) -> None:
         for name in reversed(list(self._processes)):
-            self.kill(name, signal.SIGTERM)
+            self._send(name, signal.SIGTERM)
+        for name in list(self._processes):  # signalled together, because most of them take a second to end
+            self._await_end(name)
 
     def start(self, name: str, **settings: str) -> None:
         """Start a service by its command's name, or a client's worker by the client's. `settings`: more environment."""
@@ -72,9 +73,15 @@ class Federation:
 
     def kill(self, name: str, signum: int = signal.SIGKILL) -> None:
         """End a process and wait for it."""
-        process = self._processes.pop(name)
+        self._send(name, signum)
+        self._await_end(name)
+
+    def _send(self, name: str, signum: int) -> None:
         with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signum)
+            self._processes[name].send_signal(signum)
+
+    def _await_end(self, name: str) -> None:
+        process = self._processes.pop(name)
         try:
             process.wait(10)
         except subprocess.TimeoutExpired:
@@ -84,18 +91,6 @@ class Federation:
     def pid(self, name: str) -> int:
         """A running process."""
         return self._processes[name].pid
-
-    def nodes(self) -> dict[str, list[str]]:
-        """The queues of every Celery worker that is up and has nothing to do at the moment."""
-        code = (
-            "import json; from fedssl_coordinator.core.celery_app import app; "
-            "found = app.control.inspect(timeout=1).active_queues() or {}; "
-            "print(json.dumps({node: [queue['name'] for queue in queues] for node, queues in found.items()}))"
-        )
-        command = [sys.executable, "-c", code]
-        done = subprocess.run(command, env=self._environment, check=True, capture_output=True, text=True)
-        nodes: dict[str, list[str]] = json.loads(done.stdout)
-        return nodes
 
     def wait_for(self, look: Callable[[], T | None], what: str, seconds: float = 90) -> T:
         """Poll until `look` returns something true. Fails with the processes' last words."""

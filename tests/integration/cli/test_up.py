@@ -162,6 +162,7 @@ def test_up_trains_stops_without_a_trace_and_continues(folder: Path, started: li
     assert alive(below) == set()
 
 
+@pytest.mark.full
 def test_the_demo_can_be_interrupted_and_resumed(folder: Path, started: list[Up]) -> None:
     arguments = ("demo", "--spec", "tiny.toml", "--set", "num_rounds=15", "--format", "json")
     started.append(demo := Up(folder, *arguments))

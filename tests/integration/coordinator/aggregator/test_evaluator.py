@@ -44,6 +44,7 @@ def running(servers: Servers, database: str, tmp_path_factory: pytest.TempPathFa
         yield started
 
 
+@pytest.mark.full
 def test_rounds_do_not_wait_for_it_and_a_kill_changes_no_result(running: Federation, database: str) -> None:
     spec = judged_spec()
     run_id = running.client.create_run(spec).id

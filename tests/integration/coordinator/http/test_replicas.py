@@ -102,6 +102,7 @@ def _send_half(url: str, secret: str, assignment: UUID, digest: str, data: bytes
         assert sent.status_code == 204, sent.text
 
 
+@pytest.mark.full
 def test_a_run_over_all_of_them_while_one_api_is_restarted(running: Replicas) -> None:
     """Each worker knows one API; the events are told by the other than the one that made the run."""
     events: list[EventView] = []
