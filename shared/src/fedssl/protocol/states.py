@@ -58,7 +58,7 @@ class Cause(StrEnum):
     CLIENT_MACHINE = "client-machine"
     """Its machine or installation: too little memory, another version, an unexpected error."""
     COORDINATOR = "coordinator"
-    """What the coordinator should have provided is missing or damaged."""
+    """Something that the coordinator should have provided is missing or damaged."""
     SPEC = "spec"
     """The run's settings: the training diverges, for example."""
 

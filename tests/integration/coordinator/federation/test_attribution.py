@@ -244,7 +244,7 @@ def test_completed_and_stopped_runs_cannot_be_taken_up(make_cast: MakeCast) -> N
             cast.coordinator.client.resume(cast.id)
 
 
-# Nobody aggregates
+# No aggregator
 
 
 def _a_minute_ago(cast: Cast) -> None:
@@ -259,7 +259,7 @@ def _a_minute_ago(cast: Cast) -> None:
     cast.tables.execute("UPDATE runs SET started_at = started_at - interval '70 seconds' WHERE id = %s", cast.id)
 
 
-def test_a_round_that_nobody_aggregates_shows_why_it_waits(make_cast: MakeCast) -> None:
+def test_a_round_that_no_aggregator_takes_up_shows_why_it_waits(make_cast: MakeCast) -> None:
     cast = make_cast()
     assert cast.run.reason is None
     cast.work("a")
@@ -277,7 +277,7 @@ def test_a_round_that_nobody_aggregates_shows_why_it_waits(make_cast: MakeCast) 
     assert (cast.run.reason, cast.run.rounds_closed) == (None, 1)
 
 
-def test_a_run_that_nobody_prepares_shows_why_it_waits(make_cast: MakeCast, coordinator: Coordinator) -> None:
+def test_a_run_that_no_aggregator_prepares_shows_why_it_waits(make_cast: MakeCast, coordinator: Coordinator) -> None:
     from support.federation import tiny_spec
 
     cast = make_cast()

@@ -132,9 +132,7 @@ def test_a_lost_target_network_costs_only_its_own_client_a_cold_start(
     workers.assert_simulated(simulate(workers.spec, shards(workers.spec), lost_states={3: [LOST]}))
 
 
-def test_a_run_that_pauses_goes_on_with_the_restored_state(
-    coordinator: Coordinator, tables: Tables, tmp_path: Path
-) -> None:
+def test_a_paused_run_resumes_with_the_restored_state(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     workers = Workers(coordinator, tmp_path, _spec("scaffold", on_lost_state="pause"))
     workers.train()
     newest = sorted((tmp_path / LOST / "runs" / str(workers.id)).iterdir())[-1] / "state.safetensors"

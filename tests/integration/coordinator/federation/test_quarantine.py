@@ -60,7 +60,7 @@ def test_an_aggregation_that_kills_its_process_pauses_the_run_until_it_is_resume
     assert cast.run.outcome == Outcome.COMPLETED
 
 
-def test_recorded_failures_in_between_are_tried_for_ever(
+def test_recorded_failures_in_between_are_retried_without_end(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A store that does not answer, for example: four deaths, an error, and four deaths are not five in a row."""

@@ -25,7 +25,7 @@ EVENTS: MappingProxyType[type[Row], str] = MappingProxyType(
 """The type of the event that reports a failure."""
 
 MOST_DEATHS = 5
-"""A computation that ends its process in so many tries in a row is quarantined: not tried again until it is asked for.
+"""A computation that ends its process in MOST_DEATHS tries in a row is quarantined: not tried again until it is asked for.
 
 A failure that is recorded, for example of a store that does not answer, is tried again without end.
 """

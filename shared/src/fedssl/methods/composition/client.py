@@ -59,7 +59,7 @@ class ClientAlgorithm:
         return not self.merge_rule.sends
 
     def keeps_state(self, ctx: Context) -> bool:
-        """Whether this client keeps anything from round to round."""
+        """Return whether this client keeps anything from round to round."""
         return self.keeps_modules(ctx) or any(part.kept for part in self.parts)
 
     def encoder(self, ctx: Context) -> EncoderConfig:

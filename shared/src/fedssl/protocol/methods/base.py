@@ -52,7 +52,7 @@ class MethodConfig(StrictModel):
 
     @property
     def restarts_states(self) -> bool:
-        """Whether every client must start cold after one of them has lost its state (SCAFFOLD)."""
+        """True if every client must start cold after one of them has lost its state (SCAFFOLD)."""
         return False
 
     def dimensions_wanted(self, model: ModelConfig) -> DimensionsWanted | None:

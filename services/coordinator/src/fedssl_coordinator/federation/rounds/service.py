@@ -48,7 +48,7 @@ class Step(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CheckedInputs:
-    """What a round's clients get from the coordinator, as it was just checked. `faults` is empty if it is all right."""
+    """The result of a check of what a round's clients get from the coordinator. Without `faults`, all of it is right."""
 
     round_id: UUID
     faults: tuple[str, ...]

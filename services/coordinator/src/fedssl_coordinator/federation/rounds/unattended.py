@@ -87,7 +87,7 @@ def _since(
     delivered_at: datetime | None,
     closed_at: datetime | None,
 ) -> datetime | None:
-    """Return when an aggregator was first needed by a run of which no client may deliver any more."""
+    """Return when an aggregator was first needed, if no client may deliver any more."""
     if state is None or deadline is None:
         return max(filter(None, [closed_at, run.started_at]), default=None)
     opened = deadline - timedelta(seconds=run.spec["cohort"]["deadline_seconds"])  # or when the run was resumed

@@ -31,7 +31,7 @@ def verify_store() -> Iterator[ArtifactCheck]:
 
 
 def fault_of(digest: str, num_bytes: int | None = None) -> str | None:
-    """Return what is wrong with an artifact in the store, or None: all of it is read."""
+    """Read all of an artifact in the store, and return what is wrong with it, or None."""
     try:
         size = store().size(digest)
         if num_bytes is not None and size != num_bytes:
