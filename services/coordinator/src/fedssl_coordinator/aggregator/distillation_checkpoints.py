@@ -93,7 +93,7 @@ class Training:
                     self._job_id,
                     checkpoint=stored.digest,
                     num_tries=1,
-                    num_deaths=1,
+                    num_deaths=0,
                     retry_at=None,
                     reason=None,
                 )

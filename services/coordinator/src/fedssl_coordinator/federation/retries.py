@@ -25,7 +25,7 @@ EVENTS: MappingProxyType[type[Row], str] = MappingProxyType(
 """The type of the event that reports a failure."""
 
 MOST_DEATHS = 5
-"""A computation that ends its process in MOST_DEATHS tries in a row is quarantined: not tried again until it is asked for.
+"""After this many tries in a row that ended their process, a computation is quarantined: not tried again until asked.
 
 A failure that is recorded, for example of a store that does not answer, is tried again without end.
 """
@@ -52,7 +52,7 @@ def may_begin(session: Session, row: Row) -> bool:
 
 def begin(session: Session, row: Row) -> None:
     """Count a try before it is made. A try that ends its process, out of memory for example, counts too."""
-    if row.num_deaths:
+    if row.num_deaths or (row.num_tries and row.reason is None):  # the second: it had made progress before it died
         row.reason = "the aggregator ended while it computed: killed, or out of memory; tried again"
         _record_event(session, row)
     row.num_deaths += 1

@@ -48,7 +48,7 @@ class Step(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CheckedInputs:
-    """The result of a check of what a round's clients get from the coordinator. Without `faults`, all of it is right."""
+    """The result of a check of what a round's clients get from the coordinator: its `faults`, or none."""
 
     round_id: UUID
     faults: tuple[str, ...]
