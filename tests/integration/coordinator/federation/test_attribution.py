@@ -133,6 +133,7 @@ def test_a_client_that_blames_the_coordinator_falsely_is_counted_itself(make_cas
         cast.advance()
     assert claims == 3  # one for free, and one per attempt
     assert cast.run.outcome == Outcome.FAILED
+    assert "the coordinator has it, undamaged" in (cast.run.reason or "")
     assert [cause for _, _, cause in _causes(cast)[2:]] == [
         Cause.COORDINATOR,
         Cause.CLIENT_MACHINE,

@@ -280,17 +280,18 @@ def _check_open_round(session: Session, run: Run, current: Round, spec: RunSpec,
         return Step.CHECK_AGAIN
     if missing and (step := _check_inputs(session, run, current, checked)) is not None:
         return step
-    attempts = {row.client_id: row.attempt for row in rows if row.client_id not in accepted}
-    reasons = {client: reason for client, reason in _reasons(rows).items() if client not in accepted}
+    ended = [row for row in rows if row.client_id not in accepted]
+    attempts = {row.client_id: row.attempt for row in ended}
     if missing and run.num_tries:  # the coordinator was at fault until now, and that costs no attempt
         _forget_failures(session, run)
         again = {client: attempts[client] + 1 for client in sorted(missing)}
-        return _offer_again(session, current, cohort, again, reasons, {}, costs_attempt=False)
+        return _offer_again(session, current, cohort, again, _reasons(ended), {}, costs_attempt=False)
     if first := _first_claims(session, current, claims):
         again = {client: attempts[client] + 1 for client in sorted(missing.intersection(first))}
         if again:
-            return _offer_again(session, current, cohort, again, reasons, {}, costs_attempt=False)
+            return _offer_again(session, current, cohort, again, _reasons(ended), {}, costs_attempt=False)
     _refute(session, claims)
+    reasons = _reasons(ended)
     if missing and current.attempt < cohort.max_attempts:  # a policy that was closed may be opened again
         again = {client: attempts[client] + 1 for client in sorted(missing)}
         newest = {row.client_id: row.state for row in rows}
