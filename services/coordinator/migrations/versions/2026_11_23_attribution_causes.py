@@ -4,7 +4,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "2026_11_23_attribution"
-down_revision = "2026_11_20_tenth"
+down_revision = "2026_11_23_owner"
 
 _CHECK = "ck_assignments_cause_known"
 _COMPUTED = ("runs", "distillation_jobs", "evaluations")

@@ -68,7 +68,8 @@ def test_a_missing_broadcast_stalls_the_run_until_it_is_back(
     _pause_over(cast)
     assert cast.awaits_attention()
     cast.advance()
-    assert (cast.run.reason, cast.round.attempt) == (None, 1)
+    assert cast.round.attempt == 1
+    assert "waits for the coordinator" not in (cast.run.reason or "")
     cast.work("a", "b")
     cast.advance()
     assert cast.run.outcome == Outcome.COMPLETED
@@ -86,7 +87,8 @@ def test_a_missing_broadcast_is_reported_while_other_clients_still_train(make_ca
     _pause_over(cast)
     assert cast.awaits_attention()
     cast.advance()
-    assert (cast.run.reason, cast.states()) == (None, [("a", 1, "leased"), ("b", 1, "declined"), ("b", 2, "offered")])
+    assert "waits for the coordinator" not in (cast.run.reason or "")
+    assert cast.states() == [("a", 1, "leased"), ("b", 1, "declined"), ("b", 2, "offered")]
     cast.deliver("a")
     cast.work("b")
     cast.advance()
@@ -173,7 +175,7 @@ def test_a_failed_run_is_taken_up_from_its_last_closed_round(make_cast: MakeCast
     cast = _failed(make_cast)
     why = cast.run.reason
     run = cast.coordinator.client.resume(cast.id)
-    assert (run.state, run.outcome, run.reason, run.finished_at) == (RunState.RUNNING, None, None, None)
+    assert (run.state, run.outcome, run.finished_at) == (RunState.RUNNING, None, None)
     [event] = cast.events("run.resumed")
     assert event.data == {"outcome": "failed", "reason": why, "rounds_closed": 1}
     assert cast.states() == [("a", 1, "accepted"), ("b", 1, "declined"), ("b", 2, "offered")]

@@ -22,7 +22,6 @@ from fedssl_coordinator.core.paging import (
 )
 from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.rounds import repository as rounds
-from fedssl_coordinator.federation.rounds import unattended
 from fedssl_coordinator.federation.runs import service
 from fedssl_coordinator.identity.authentication import Admin, Operator, Viewer, WaitingViewer
 from fedssl_coordinator.storage.artifacts.streaming import artifact_response
@@ -52,9 +51,9 @@ def list_runs(
     """List runs, newest first."""
     before = decode_cursor(cursor, datetime.fromisoformat, UUID) if cursor else None
     rows = run_rows.newest_first(session, limit + 1, before, state)
-    waiting = unattended.reasons(session, rows)
+    reasons = service.derived_reasons(session, rows)
     return page_of(
-        rows, limit, lambda row: service.summary(row, waiting), lambda row: (row.created_at.isoformat(), str(row.id))
+        rows, limit, lambda row: service.summary(row, reasons), lambda row: (row.created_at.isoformat(), str(row.id))
     )
 
 

@@ -18,9 +18,9 @@ from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.federation import retries, run_rows
 from fedssl_coordinator.federation.distillation import repository as distillation_jobs
 from fedssl_coordinator.federation.distillation import service as distillation
+from fedssl_coordinator.federation.rounds import declines, fitness, policies, unattended
 from fedssl_coordinator.federation.rounds import repository as rounds
 from fedssl_coordinator.federation.rounds import service as rounds_service
-from fedssl_coordinator.federation.rounds import unattended
 from fedssl_coordinator.federation.runs import declared_encoders
 from fedssl_coordinator.federation.transitions import transition
 from fedssl_coordinator.identity import clients
@@ -40,6 +40,7 @@ def create(session: Session, request: RunCreate, idempotency_key: str | None) ->
     if idempotency_key is not None and (same := _existing(session, idempotency_key, request.spec)) is not None:
         return same
     spec = declared_encoders.pinned(session, datasets.pinned(session, request.spec))
+    fitness.require_fit(session, spec)
     run = run_rows.add(
         session,
         name=spec.name,
@@ -117,22 +118,28 @@ def show(session: Session, run_id: UUID) -> RunView:
     spec = RunSpec.model_validate(run.spec)
     current, job = rounds.latest(session, run_id), distillation_jobs.unfinished(session, run_id)
     return RunView(
-        **summary(run, unattended.reasons(session, [run])).model_dump(),
+        **summary(run, derived_reasons(session, [run])).model_dump(),
         spec=spec,
         initial_model=run.initial_broadcast,
         model=run.broadcast,
         server_state=run.server_state,
         current_round=round_views(session, [current])[0] if current else None,
         distillation=None if job is None else distillation.view(job),
-        clients=clients.eligible(session, spec.cohort.clients),
+        clients=(eligible := clients.eligible(session, spec.cohort.clients)),
+        left_out=_left_out(session, run, spec, eligible),
     )
 
 
-def summary(run: Run, unattended_reasons: Mapping[UUID, str]) -> RunSummary:
-    """Return one line of the list of runs. `unattended_reasons`: see `rounds/unattended.py`."""
+def derived_reasons(session: Session, runs: Sequence[Run]) -> dict[UUID, str]:
+    """Return why runs do not move, if it is not in their rows: no aggregator takes them up, or clients declined."""
+    return {**declines.reasons(session, runs), **unattended.reasons(session, runs)}
+
+
+def summary(run: Run, reasons: Mapping[UUID, str]) -> RunSummary:
+    """Return one line of the list of runs. `reasons`: why runs do not move, besides the reasons in their rows."""
     found = RunSummary.model_validate(run, from_attributes=True)
-    reason = unattended_reasons.get(run.id)
-    return found if reason is None else found.model_copy(update={"reason": reason})
+    reason = reasons.get(run.id)
+    return found if reason is None or found.reason is not None else found.model_copy(update={"reason": reason})
 
 
 def round_views(session: Session, rows: Sequence[Round]) -> list[RoundView]:
@@ -178,6 +185,14 @@ def model_digest(session: Session, run_id: UUID, *, initial: bool) -> str:
 def is_finished(session: Session, run_id: UUID) -> bool:
     """Return whether a run has ended. Raises ProblemError if it does not exist."""
     return run_rows.require(session, run_id).state == RunState.FINISHED
+
+
+def _left_out(session: Session, run: Run, spec: RunSpec, names: Sequence[str]) -> dict[str, str]:
+    """Return the clients to which the next round will not be offered, with the reason."""
+    if run.state == RunState.FINISHED:
+        return {}
+    found = fitness.unfit(session, spec, run.method_version, names)
+    return found | (policies.refusals(session, run, spec, names) if run.plan is not None else {})
 
 
 def _existing(session: Session, key: str, spec: RunSpec) -> RunView | None:
