@@ -7,8 +7,9 @@ import pytest
 from fedssl.artifacts.tensors import Tensors
 from fedssl.protocol.states import Cause
 from fedssl_worker import executor as executor_module
+from fedssl_worker.data import load_images
 
-from .conftest import Setting, make_spec
+from .conftest import CPU, Setting, make_spec, write_images
 
 
 def _scaled(setting: Setting, factor: float) -> Tensors:
@@ -40,6 +41,8 @@ def test_a_broadcast_that_cannot_be_fetched_is_the_coordinators_problem(setting:
 
 
 def test_images_that_do_not_fit_are_the_clients_data(setting: Setting) -> None:
+    path = write_images(setting.folder / "bounded.npz")
+    setting.images = load_images(str(path), CPU, image_size=16, channels=1)
     setting.offer(make_spec(data={"channels": 3, "image_size": 16}), 1)
     assert _cause(setting) == Cause.CLIENT_DATA
 
