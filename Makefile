@@ -47,6 +47,10 @@ format: $(VENV)/.installed-dev ## Format the code
 fuzz: $(VENV)/.installed-dev ## Fuzz the artifact reader and the API longer than the test suite does: about 10 minutes
 	@FEDSSL_FUZZ_FACTOR=40 $(BIN)/python -m pytest tests/property/test_header_fuzz.py tests/property/test_openapi_fuzz.py --timeout 1800 $(ARGS)
 
+.PHONY: explore
+explore: $(VENV)/.installed-dev ## Explore the model of the state machines with larger numbers, and lead real runs through all of its steps: about 20 minutes
+	@FEDSSL_FUZZ_FACTOR=40 $(BIN)/python -m pytest tests/model --timeout 3600 $(ARGS)
+
 .PHONY: audit
 audit: $(VENV)/.installed-dev ## Check every pinned version for known vulnerabilities (SERVICE=osv uses another database)
 	@$(BIN)/python .ci/audit constraints.txt $(or $(SERVICE),pypi)
@@ -87,6 +91,8 @@ SEED ?= 7
 FAULTS ?= 200
 REPORT ?= faults.json
 PATIENCE ?= 1
+# The report repeats it.
+fault: export FEDSSL_FAULT_COMMAND = make fault SEED=$(SEED) FAULTS=$(FAULTS) PATIENCE=$(PATIENCE)$(if $(ARGS), ARGS='$(ARGS)')
 .PHONY: fault
 fault: $(VENV)/.installed-dev ## Inject FAULTS=200 failures, drawn from SEED=7: kills, stops, lost connections; 15 minutes (PATIENCE=3: on a busy machine)
 	@FEDSSL_FAULT_PATIENCE=$(PATIENCE) $(BIN)/python -m pytest tests/fault --timeout $$(awk 'BEGIN { print 300 * $(PATIENCE) }') --override-ini='python_files=fault_*.py' --override-ini=addopts='--strict-markers --import-mode=importlib' \

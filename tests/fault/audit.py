@@ -13,11 +13,13 @@ import torch
 
 from fault import specs
 from fault.arena import Arena
+from fault.injected import SAME_BITS
 from fedssl.artifacts.tensors import load_tensors
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import Outcome
 from fedssl.protocol.views import EventView, RunView
 from fedssl_worker.disclosure.ledger.verification import verify
+from support import traces
 from support.tables import Tables
 
 _SUSPICIOUS = ("ledger.went_back", "ledger.forked", "ledger.replaced", "assignment.foreign", "distillation.failed")
@@ -47,9 +49,11 @@ def completed(arena: Arena, run_id: UUID, spec: RunSpec) -> RunView:
     same_weights(arena, run_id, spec)
     with arena.tables() as tables:
         nothing_lost_or_twice(tables, run_id, spec)
+        traces.check(tables, run_id)
     story(list(arena.client.event_log(run_id)), spec)
     no_orphans(arena)
     ledgers_hold(arena)
+    arena.injected.settle(SAME_BITS)
     return run
 
 

@@ -75,6 +75,7 @@ def create_app() -> FastAPI:
         summary="Federated self-supervised representation learning",
         docs_url=None,  # these pages load scripts from a CDN; /openapi.json has their content
         redoc_url=None,
+        redirect_slashes=False,  # the redirect would name the host that the caller sent
         lifespan=_lifespan,
         telemetry={"operation_spans": False, "logs": False},  # one span per request; our log has the errors
         responses={"default": {"model": Problem, "description": "Problem details (RFC 9457)"}},

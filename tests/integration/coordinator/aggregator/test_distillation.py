@@ -122,6 +122,7 @@ def test_progress_is_written_once_a_second_and_at_the_end(
     assert all(values["seconds_per_epoch"] > 0 for values in written)
 
 
+@pytest.mark.changes_states
 def test_the_time_left_follows_from_the_speed_so_far(cast: DistillingCast, tables: Tables) -> None:
     assert cast.job.eta_seconds is None
     tables.execute(

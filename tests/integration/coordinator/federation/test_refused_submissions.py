@@ -142,6 +142,7 @@ def test_after_the_lease_was_lost(coordinator: Coordinator, watching: Onlooker, 
     assert again.assignment_id != item.assignment_id
 
 
+@pytest.mark.changes_states
 def test_for_an_assignment_that_was_only_offered(coordinator: Coordinator, watching: Onlooker) -> None:
     worker, item = _leased(coordinator)
     watching.tables.execute("UPDATE assignments SET state = 'offered'")

@@ -71,7 +71,12 @@ def may_still(session: Session, caller: Caller) -> bool:
 
 def require_still(session: Session, caller: Caller) -> None:
     """Raise ProblemError if the token is no longer valid."""
-    if not may_still(session, caller):
+    require_valid(session, caller.token_id)
+
+
+def require_valid(session: Session, token_id: UUID) -> None:
+    """Raise ProblemError if a token is no longer valid, for requests that have begun while it was."""
+    if not repository.is_valid(session, token_id):
         raise _unauthenticated()
 
 

@@ -35,9 +35,9 @@ def _permit(caller: Caller, assignment: UUID | None, digest: str) -> tuple[Uploa
     return permit, upload_status is not UploadStatus.MISSING and not service.is_lost(upload_status, digest)
 
 
-def _record(assignment: UUID | None, digest: str, size: int) -> None:
+def _record(caller: Caller, assignment: UUID | None, digest: str, size: int) -> None:
     with transaction() as session:
-        service.record_upload(session, assignment, digest, size)
+        service.record_upload(session, caller.token_id, assignment, digest, size)
 
 
 def _check(digest: str, caller: Caller) -> None:
@@ -63,7 +63,7 @@ async def upload_artifact(
         return JSONResponse({"digest": digest}, status_code=status.HTTP_200_OK)
     size = await receive(permit, digest, content_length, request.stream())
     UPLOAD_BYTES.inc(size)
-    await run_in_threadpool(_record, assignment, digest, size)
+    await run_in_threadpool(_record, caller, assignment, digest, size)
     return JSONResponse({"digest": digest}, status_code=status.HTTP_201_CREATED)
 
 
