@@ -19,6 +19,8 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import Cause, Outcome, RunState
 from fedssl.simulation import simulate
 
+FAULT_CLASS = "coordinator-side causes and lost client state"
+
 ONE_ATTEMPT = {**specs.COHORT, "max_attempts": 1}
 LOSER = "client-0"
 _NO_PAUSE = "UPDATE runs SET retry_at = now() WHERE id = %s AND retry_at IS NOT NULL"
