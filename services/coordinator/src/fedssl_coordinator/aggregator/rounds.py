@@ -82,7 +82,7 @@ def aggregate(run_id: UUID) -> None:
         if current is None or current.state != RoundState.AGGREGATING:
             return
         rows = repository.assignments(session, [current.id])
-        used = _ids_of_accepted(rows)
+        used = {row.id for row in _accepted(rows)}
     say_about(round=current.number)
     try:
         with tracing.round_span("aggregate", run_id, current.number):
@@ -92,8 +92,7 @@ def aggregate(run_id: UUID) -> None:
         return
     with transaction() as session:
         locked = _still_due(session, run_id, current)
-        # The round may have been opened again meanwhile, and have other updates now.
-        if locked is not None and _ids_of_accepted(repository.assignments(session, [current.id])) == used:
+        if locked is not None and _are_accepted(session, current, used):
             publish_next(session, *locked, rows, weights)
 
 
@@ -178,8 +177,9 @@ def _accepted(rows: Sequence[Assignment]) -> list[Assignment]:
     return [row for row in rows if row.state == AssignmentState.ACCEPTED]
 
 
-def _ids_of_accepted(rows: Sequence[Assignment]) -> set[UUID]:
-    return {row.id for row in _accepted(rows)}
+def _are_accepted(session: Session, current: Round, used: set[UUID]) -> bool:
+    """Return whether the round still has these updates: it may have been opened again, and closed with others."""
+    return {row.id for row in _accepted(repository.assignments(session, [current.id]))} == used
 
 
 def _trained_without_state(spec: RunSpec, rows: Sequence[Assignment]) -> list[str]:
