@@ -39,6 +39,8 @@ NEEDS: dict[str, dict[str, Any]] = {
 
 def _needs(table: type[Row], state: str) -> dict[str, Any]:
     results = {"results": {}} if table is Evaluation and state == "completed" else {}
+    if (table, state) in ((Run, "running"), (Round, "open")):  # also of a failed run that is resumed
+        return {"outcome": None} if table is Run else {"verdict": None}
     return NEEDS.get(state, {}) | results
 
 
@@ -121,8 +123,8 @@ def test_final_states_have_no_transitions() -> None:
         for table, states in STATES.items()
     }
     assert ends == {
-        Run: {"finished"},
-        Round: {"closed"},
+        Run: set(),  # a failed one may be resumed
+        Round: set(),  # its failed round is opened again
         Assignment: {"rejected", "expired", "declined"},  # an accepted one may be lost or left out
         DistillationJob: {"completed", "failed", "cancelled"},
         Evaluation: {"completed"},  # the others may be asked for again

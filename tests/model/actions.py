@@ -50,6 +50,7 @@ def allows(table: type, before: str, after: str) -> bool:
 # What some versions of the code do. Their actions do nothing in the others.
 _REJECTS = allows(tables.Assignment, AssignmentState.ACCEPTED, AssignmentState.REJECTED)
 _ASKS_AGAIN = allows(tables.Round, RoundState.AGGREGATING, RoundState.OPEN)
+_TAKES_UP = allows(tables.Run, RunState.FINISHED, RunState.RUNNING)
 _CHECKS_INPUTS = hasattr(rounds_service.Step, "CHECK_INPUTS")
 _QUARANTINES = hasattr(retries, "MOST_DEATHS")
 
@@ -568,7 +569,7 @@ def _is_still_due(state: State, computation: Computation) -> bool:
 def _has_changed(state: State, process: int) -> bool:
     """`aggregator.rounds._are_accepted` is false: another process has lost an update in the meantime."""
     read = {index for index, member in enumerate(state.members) if process in member.read_by}
-    return _ASKS_AGAIN and read != state.accepted
+    return (_ASKS_AGAIN or _TAKES_UP) and read != state.accepted
 
 
 def _asked_again(done: State, process: int, before: State) -> State:

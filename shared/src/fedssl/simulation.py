@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -127,6 +127,7 @@ def simulate(
     device: str = "cpu",
     checkpoint: Checkpoint | None = None,
     cohorts: Mapping[int, Sequence[str]] | None = None,
+    lost_states: Mapping[int, Collection[str]] | None = None,
     on_round: Callable[[RoundRecord], None] = lambda record: None,
     on_progress: OnProgress = lambda number, client, progress: None,
     on_distillation: OnDistillation = lambda number, progress: None,
@@ -139,8 +140,9 @@ def simulate(
     one client's images public); as many as it says. `checkpoint`: read at the start and written after every round; a
     simulation that is run again goes on there, to the same bits. `cohorts`: of a deployed run whose rounds did not all
     have every update, the clients whose updates were accepted, by round (none: it was skipped); with them the
-    simulation gives that run's bits. Where the spec has an evaluation, the encoder is
-    judged as it says, before training too.
+    simulation gives that run's bits. `lost_states`: the clients that had lost their state before a round, by round:
+    they start cold, as in a deployed run that has the event `client.state_lost`. Where the spec has an evaluation, the
+    encoder is judged as it says, before training too.
 
     `on_progress(round, client, progress)` is called about twice a second, `on_distillation(round, progress)` after
     every epoch of a training on the coordinator, `on_judging(round, what, share or None)` while an encoder is judged
@@ -155,7 +157,7 @@ def simulate(
     judges = _Judges(spec, data_root, device, on_judging, on_evaluation)
     require_images(shards, names)
     data = {name: _on_device(shards[name], device) for name in names}
-    federation = _Federation(everywhere, data, on_progress, on_distillation, cohorts or {})
+    federation = _Federation(everywhere, data, on_progress, on_distillation, cohorts or {}, lost_states or {})
     result = (checkpoint.load(spec) if checkpoint is not None else None) or federation.start()
     judges.judge(result)
     try:
@@ -182,8 +184,9 @@ class _Federation:
         on_progress: OnProgress,
         on_distillation: OnDistillation,
         cohorts: Mapping[int, Sequence[str]],
+        lost_states: Mapping[int, Collection[str]],
     ) -> None:
-        self._cohorts = cohorts
+        self._cohorts, self._lost_states = cohorts, lost_states
         self._spec, self._everywhere, self._data = everywhere.spec, everywhere, data
         self._on_progress, self._on_distillation = on_progress, on_distillation
         self._method = METHODS[self._spec.method.name]
@@ -207,12 +210,14 @@ class _Federation:
             result.history.append(RoundRecord(round_number=number, clients={}, num_examples={}))
             return
         states, updates, clients, images = {}, [], {}, 0
+        lost = result.client_states.keys() & set(cohort).intersection(self._lost_states.get(number, ()))
+        restart = bool(lost) and self._spec.method.restarts_states
         for name in cohort:
             ctx = dataclasses.replace(
                 self._everywhere, round_number=number, client_id=name, dimensions=self._dimensions.get(name)
             )
             tell = functools.partial(self._on_progress, number, name)
-            kept = result.client_states.get(name)
+            kept = None if name in lost else result.client_states.get(name)
             local = run_local_round(self._method, result.model, kept, self._data[name], ctx, tell)
             states[name], clients[name] = local.state, local.metrics
             updates.append(Update(name, local.num_examples, lambda tensors=local.update: tensors))  # type: ignore[misc]
@@ -234,6 +239,7 @@ class _Federation:
                 updates,
                 dataclasses.replace(self._everywhere, round_number=number),
                 on_epoch=functools.partial(self._on_distillation, number),
+                restart=restart,
             )
         except TooFewUpdates as error:
             if self._spec.cohort.without_quorum != "skip":
@@ -251,7 +257,8 @@ class _Federation:
         if self._spec.robustness.max_update_norm is not None:
             for name, norm in norms.by_client.items():
                 clients[name] = {**clients[name], UPDATE_NORM: norm}
-        result.client_states.update({name: state for name, state in states.items() if name not in norms.rejected})
+        used = {name: state for name, state in states.items() if name not in norms.rejected}
+        result.client_states = {} if restart else {**result.client_states, **used}
         result.server_state, result.model = aggregated.state, aggregated.broadcast
         record = make_record(
             server=aggregated.metrics,

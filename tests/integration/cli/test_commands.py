@@ -178,6 +178,8 @@ def test_the_card_of_a_run_in_progress_describes_the_weights_next_to_it(
     rounds = list(coordinator.client.rounds(run_id))[:2]
     skipped = [rounds[0], rounds[1].model_copy(update={"verdict": "skipped"})]
     assert "| hospital-a | 10 |" in model_card.card(view, skipped, [], lineage)
+    entries = model_card.lineage_of(view, skipped, "m", "e")["rounds"]
+    assert [(entry["verdict"], len(entry["updates"])) for entry in entries] == [(rounds[0].verdict, 2), ("skipped", 0)]
 
 
 def test_lists_and_details_as_tables_and_as_json(

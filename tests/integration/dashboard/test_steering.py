@@ -33,6 +33,18 @@ def test_a_run_is_started_paused_resumed_and_stopped(standing: Coordinator, oper
     assert operator.send(f"/runs/{run}/resume").status_code == 409
 
 
+def test_a_failed_run_can_be_resumed_from_its_page(standing: Coordinator, operator: Browser) -> None:
+    run = _run(standing)
+    assert f'href="/runs/{run}/resume/confirm"' not in operator.get(f"/runs/{run}").text
+    with Tables(standing.database_url) as tables:
+        tables.execute("UPDATE runs SET state = 'finished', outcome = 'failed', reason = 'no GPU' WHERE id = %s", run)
+    assert f'href="/runs/{run}/resume/confirm"' in operator.get(f"/runs/{run}").text
+    assert "It failed because: no GPU." in operator.get(f"/runs/{run}/resume/confirm").text
+    assert operator.send(f"/runs/{run}/resume").status_code == 303
+    assert standing.client.run(run).state == "running"
+    standing.client.stop(run)
+
+
 @pytest.mark.parametrize("fields", [{}, {"csrf": ""}, {"csrf": "0" * 64}, {"csrf": "ä"}])
 def test_a_form_without_the_sessions_secret_changes_nothing(
     standing: Coordinator, operator: Browser, fields: dict[str, str]

@@ -35,12 +35,20 @@ def stream(*events: bytes, cut: bool = False) -> Answer:
 
 
 def test_events_until_the_run_has_finished(server: ScriptedServer) -> None:
-    server.script = lambda request: stream(sent(1), sent(2), sent(3, "run.finished"), sent(4))
+    server.script = lambda request: stream(sent(1), sent(2), sent(3, "run.finished"))
     with Client(server.url, "t") as client:
         events = list(client.events(RUN))
     assert [event.id for event in events] == [1, 2, 3]
     assert events[0].message == "first\u2028second"
     assert "Last-Event-ID" not in server.requests[0].headers
+    assert len(server.requests) == 1
+
+
+def test_a_failed_run_that_was_resumed_has_events_after_its_first_end(server: ScriptedServer) -> None:
+    kinds = ["run.created", "run.finished", "run.resumed", "run.finished"]
+    server.script = lambda request: stream(*(sent(number, kind) for number, kind in enumerate(kinds, 1)))
+    with Client(server.url, "t") as client:
+        assert [event.kind for event in client.events(RUN)] == kinds
 
 
 def test_a_broken_stream_goes_on_after_the_last_event(server: ScriptedServer) -> None:

@@ -364,10 +364,14 @@ def test_images_that_do_not_fit_are_declined(setting: Setting) -> None:
     assert "--channels 3" in decline_reason(setting)
 
 
-def test_divergence_is_declined_and_leaves_nothing(setting: Setting) -> None:
+def _scaled(setting: Setting, factor: float) -> Tensors:
     update = setting.train_directly(make_spec(), 1)[0]
-    broken = {name: tensor * torch.nan if tensor.is_floating_point() else tensor for name, tensor in update.items()}
-    setting.offer(make_spec(), 1, broken)
+    return {name: tensor * factor if tensor.is_floating_point() else tensor for name, tensor in update.items()}
+
+
+def test_divergence_is_declined_and_leaves_nothing(setting: Setting) -> None:
+    spec = make_spec(training={"batch_size": 8, "local_epochs": 30, "optimizer": {"learning_rate": 100.0}})
+    setting.offer(spec, 1, _scaled(setting, 1e30))
     assert "learning_rate" in decline_reason(setting)
     assert not list((setting.folder / "runs").glob("*/*"))
 

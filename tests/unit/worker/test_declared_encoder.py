@@ -10,7 +10,8 @@ from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.work import Progress
 from fedssl_worker.bootstrap import EXIT_REFUSED, run_worker
-from fedssl_worker.executor import CannotTrain, Executor
+from fedssl_worker.causes import CannotTrain
+from fedssl_worker.executor import Executor
 from fedssl_worker.settings import Settings
 
 from .conftest import CLIENT, CPU, Setting, make_spec, write_images

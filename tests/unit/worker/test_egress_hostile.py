@@ -14,9 +14,9 @@ from fedssl.methods import METHODS
 from fedssl.protocol.plan import ArtifactPlan, TensorSpec
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.work import Progress, Submit, WorkItem
+from fedssl_worker.causes import CannotTrain
 from fedssl_worker.data import PublicImages
 from fedssl_worker.disclosure.egress import check_update
-from fedssl_worker.executor import CannotTrain
 from fedssl_worker.state import Finished
 from support.smuggling import NOT_DECLARED, PAYLOAD, SEVERAL, SMUGGLING, behind
 

@@ -17,8 +17,9 @@ from fedssl.protocol.plan import TensorSpec
 from fedssl.protocol.work import Progress, WorkItem
 from fedssl_worker import data as data_module
 from fedssl_worker import executor as executor_module
+from fedssl_worker.causes import CannotTrain
 from fedssl_worker.data import load_images
-from fedssl_worker.executor import CannotTrain, choose_device
+from fedssl_worker.executor import choose_device
 from fedssl_worker.settings import SettingsError
 
 from .conftest import CPU, Setting, make_spec, write_images

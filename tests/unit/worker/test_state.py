@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from structlog.testing import capture_logs
 
 from fedssl.artifacts.tensors import Tensors, load_tensors
 from fedssl.engine import LocalResult
-from fedssl.protocol.work import AcceptedUpdate, WorkItem
-from fedssl_worker.state import ClientStates, Finished
+from fedssl.protocol.work import AcceptedUpdate, StateLost, WorkItem
+from fedssl_worker.state import ClientStateLost, ClientStates, Finished
 
 from .conftest import RUN, make_item, make_spec, same
 
@@ -83,11 +82,10 @@ def test_nothing_accepted_voids_what_was_kept(tmp_path: Path, items: list[WorkIt
 def test_a_state_of_another_update_is_not_the_clients(tmp_path: Path, items: list[WorkItem]) -> None:
     states = ClientStates(tmp_path / "runs")
     finished = states.keep(items[0], OLD_WORK, result(1))
-    with capture_logs() as logs:
-        assert states.accepted(RUN, accepted(2, finished)) is None
-        assert states.accepted(RUN, AcceptedUpdate(round_number=1, update="0" * 64)) is None
-    assert [line["log_level"] for line in logs] == ["warning", "warning"]
-    assert logs[0]["reason"] == "it is missing"
+    for other in (accepted(2, finished), AcceptedUpdate(round_number=1, update="0" * 64)):
+        with pytest.raises(ClientStateLost, match=r"is missing: there is no note\.json") as caught:
+            states.accepted(RUN, other)
+        assert caught.value.lost == StateLost(round_number=other.round_number, reason="missing")
 
 
 def test_an_empty_state_is_a_state(tmp_path: Path, items: list[WorkItem]) -> None:
@@ -195,13 +193,38 @@ def damage(folder: Path, name: str, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["cut", "flipped", "empty", "gone"])
 @pytest.mark.parametrize("name", ["note.json", "state.safetensors"])
-def test_damage_means_a_cold_start_with_a_warning(tmp_path: Path, items: list[WorkItem], name: str, how: str) -> None:
+def test_a_damaged_state_is_lost(tmp_path: Path, items: list[WorkItem], name: str, how: str) -> None:
     states = ClientStates(tmp_path / "runs")
     finished = states.keep(items[0], OLD_WORK, result(1))
     damage(finished.update.parent, name, how)
-    with capture_logs() as logs:
-        assert states.accepted(RUN, accepted(1, finished)) is None
-    assert [line["event"] for line in logs] == ["client_state.lost"]
+    with pytest.raises(ClientStateLost) as caught:
+        states.accepted(RUN, accepted(1, finished))
+    assert caught.value.lost.reason == ("missing" if how == "gone" else "damaged")
+    assert str(tmp_path) not in str(caught.value)
+
+
+def test_every_flipped_bit_of_a_state_and_of_its_record_is_noticed(tmp_path: Path, items: list[WorkItem]) -> None:
+    """Also in the number of examples, the weight of the update in the mean, which would still be valid JSON."""
+    states = ClientStates(tmp_path / "runs")
+    finished = states.keep(items[0], OLD_WORK, result(1))
+    for name in ("note.json", "state.safetensors"):
+        path = finished.update.parent / name
+        whole = path.read_bytes()
+        for place in range(0, len(whole), 7):
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+            with pytest.raises(ClientStateLost, match="is damaged"):
+                states.accepted(RUN, accepted(1, finished))
+            assert name == "state.safetensors" or states.finished(RUN, OLD_WORK) is None
+        path.write_bytes(whole)
+    assert states.accepted(RUN, accepted(1, finished)) is not None
+
+
+def test_a_record_of_an_older_worker_has_no_checksum(tmp_path: Path, items: list[WorkItem]) -> None:
+    states = ClientStates(tmp_path / "runs")
+    finished = states.keep(items[0], OLD_WORK, result(1))
+    (finished.update.parent / "note.sha256").unlink()
+    assert states.accepted(RUN, accepted(1, finished)) is not None
+    assert states.finished(RUN, OLD_WORK) == finished
 
 
 @pytest.mark.parametrize("how", ["cut", "flipped", "empty", "gone"])

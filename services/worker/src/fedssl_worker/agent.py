@@ -26,9 +26,10 @@ from fedssl.client import (
 )
 from fedssl.errors import Cancelled, FedSSLError
 from fedssl.protocol.base import PROTOCOL_VERSION
-from fedssl.protocol.states import AssignmentState
+from fedssl.protocol.states import AssignmentState, Cause
 from fedssl.protocol.work import AcceptedUpdate, Progress, Register, Registered, WorkItem
 from fedssl_worker.backoff import PROXY_REFUSED, TEMPORARY, Refused, is_refusal, retry_until_answered
+from fedssl_worker.causes import cause_of
 from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.disclosure.ledger import LedgerError
 from fedssl_worker.executor import Executor
@@ -111,7 +112,7 @@ class Agent:
             item = self._client.claim(self._claim_seconds)
         except UnknownWork as error:
             log.warning("work.declined", reason=str(error))
-            self._client.decline(error.assignment_id, str(error))
+            self._client.decline(error.assignment_id, str(error), Cause.CLIENT_MACHINE)
             self._backoff.wait()
             return
         if item is None:
@@ -162,20 +163,22 @@ class Agent:
             # repaired, and a trained update is kept until then: the next claim brings the same work.
             if not _is_verdict(error):
                 raise
-            self._decline(item, str(error))
+            self._decline(item, str(error), cause_of(error))
         except LedgerError as error:
             if self._wait_if_disk_is_full(error):
                 return
             log.error("ledger.unwritable", reason=str(error))
-            self._decline(item, "the worker cannot write its ledger, so it sends nothing: see its log")
+            reason = "the worker cannot write its ledger, so it sends nothing: see its log"
+            self._decline(item, reason, Cause.CLIENT_MACHINE)
         except FedSSLError as error:
-            self._decline(item, str(error))
+            self._decline(item, str(error), cause_of(error))
         except Exception as error:  # the process loop: an error in one run must not end the worker
             if self._wait_if_disk_is_full(error):
                 return
             log.exception("work.failed")
             # The message may quote files of this machine, so the reason has only the error's type.
-            self._decline(item, f"the worker failed unexpectedly ({type(error).__name__}): see its log")
+            reason = f"the worker failed unexpectedly ({type(error).__name__}): see its log"
+            self._decline(item, reason, Cause.CLIENT_MACHINE)
             if isinstance(error, torch.AcceleratorError):
                 raise  # this process can no longer use the device; a new one can
 
@@ -225,10 +228,10 @@ class Agent:
         write(event, reason=str(error), **fields, retry_in_seconds=delay)
         time.sleep(delay)
 
-    def _decline(self, item: WorkItem, reason: str) -> None:
-        log.warning("work.declined", reason=reason)
+    def _decline(self, item: WorkItem, reason: str, cause: Cause) -> None:
+        log.warning("work.declined", reason=reason, cause=cause.value)
         try:
-            self._client.decline(item.assignment_id, reason)
+            self._client.decline(item.assignment_id, reason, cause)
         except (Conflict, Gone, NotFound, Rejected) as error:
             if not error.slug:
                 raise

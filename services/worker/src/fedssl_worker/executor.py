@@ -6,28 +6,27 @@ from pathlib import Path
 import structlog
 import torch
 
-from fedssl.artifacts.header import max_file_bytes
+from fedssl.artifacts.finite import check_finite
+from fedssl.artifacts.header import max_file_bytes, read_header
 from fedssl.artifacts.tensors import Tensors, check_file, read_tensors
-from fedssl.client import WorkerClient
+from fedssl.client import Rejected, WorkerClient
 from fedssl.engine import LocalProgress, run_local_round
 from fedssl.engine.devices import find_device
-from fedssl.errors import ArtifactDamaged, FedSSLError
+from fedssl.errors import ArtifactDamaged, Cancelled, MethodError, NotFinite
 from fedssl.methods import METHODS, Method
 from fedssl.methods.api import Context
 from fedssl.protocol.methods.distillation import distillation_of
 from fedssl.protocol.model import EncoderConfig
-from fedssl.protocol.work import Progress, WorkItem
+from fedssl.protocol.states import Cause
+from fedssl.protocol.work import Progress, StateLost, WorkItem
+from fedssl_worker.causes import CannotTrain, from_coordinator
 from fedssl_worker.data import OwnImages, PublicImages
 from fedssl_worker.settings import SettingsError
-from fedssl_worker.state import ClientStates, Finished, work_digest
+from fedssl_worker.state import ClientStateLost, ClientStates, Finished, work_digest
 
 log = structlog.get_logger()
 
 OnProgress = Callable[[Progress], None]
-
-
-class CannotTrain(FedSSLError):
-    """This worker cannot do this work. The coordinator receives the message as the reason."""
 
 
 class Executor:
@@ -61,7 +60,7 @@ class Executor:
         """Train, unless the same work has an update already that was not submitted.
 
         `on_progress` may raise Cancelled. Raises CannotTrain, DataError, MethodError, ArtifactError (the broadcast is
-        not the announced one) and ClientError.
+        not the announced one) and ClientError. `causes.cause_of` returns whose problem each of them is.
         """
         self._check_sizes(item)
         method = self._method_of(item)
@@ -71,23 +70,63 @@ class Executor:
         self._states.discard(item.run_id, item.last_accepted, work=work)
         if (finished := self._states.finished(item.run_id, work)) is not None:
             log.info("work.already_trained", digest=finished.digest)
+            if finished.lost is not None:
+                self._report_loss(item, finished.lost)
             return finished
         downloading = Progress(phase="downloading", epoch=0, num_epochs=0, step=0, num_steps=0)
         on_progress(downloading)
-        context = self._context(item, lambda _: on_progress(downloading))
-        broadcast = self._fetch(item, lambda _: on_progress(downloading))
-        state = self._states.accepted(item.run_id, item.last_accepted)
+        with from_coordinator():
+            context = self._context(item, lambda _: on_progress(downloading))
+            broadcast = self._fetch(item, lambda _: on_progress(downloading))
+        state, lost = self._state_of(item, keeps_state=method.bind(item.spec).client.keeps_state(context))
         try:
             result = run_local_round(
                 method, broadcast, state, images.data, context, lambda local: on_progress(_progress(local))
             )
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise self._out_of_memory(item) from error
+        except MethodError:
+            self._require_finite_broadcast(item)
+            raise
         except RuntimeError as error:
             if "can't allocate memory" in str(error):  # raised by the CPU's allocator
                 raise self._out_of_memory(item) from error
             raise
-        return self._states.keep(item, work, result)
+        return self._states.keep(item, work, result, lost)
+
+    def _state_of(self, item: WorkItem, *, keeps_state: bool) -> tuple[Tensors | None, StateLost | None]:
+        """Return the client's state, or None for a cold start, and the state that is lost if that is the reason.
+
+        The coordinator learns of a loss first, and decides: raises Cancelled if it pauses the run.
+        """
+        try:
+            return self._states.accepted(item.run_id, item.last_accepted), None
+        except ClientStateLost as error:
+            if not keeps_state:
+                return {}, None  # the file was empty
+            log.warning("client_state.lost", accepted_round=error.lost.round_number, reason=str(error))
+            self._report_loss(item, error.lost)
+            return None, error.lost
+
+    def _report_loss(self, item: WorkItem, lost: StateLost) -> None:
+        try:
+            reply = self._client.heartbeat(item.assignment_id, state_lost=lost)
+        except Rejected as refused:
+            log.warning("client_state.loss_not_reported", reason=str(refused), consequence="the client starts cold")
+            return
+        if not reply.carry_on:
+            raise Cancelled(reply.reason or "the coordinator does not let the client train without its state")
+
+    def _require_finite_broadcast(self, item: WorkItem) -> None:
+        """Raise CannotTrain if the training failed because the broadcast itself holds NaN or infinity."""
+        path = self._broadcasts / f"{item.broadcast}.safetensors"
+        try:
+            with path.open("rb") as file:
+                header = read_header(file)
+            check_finite(path, header)
+        except NotFinite as error:
+            message = f"the broadcast {item.broadcast} holds NaN or infinity: no training can start from it"
+            raise CannotTrain(message, Cause.COORDINATOR) from error
 
     def _context(self, item: WorkItem, on_bytes: Callable[[int], None]) -> Context:
         return Context(
@@ -119,11 +158,15 @@ class Executor:
                 f"the run needs {name} version {item.method_version}; this worker {own}: update the worker"
             )
         if item.client_id != self._client_id:
-            raise CannotTrain(f"the work is for the client {item.client_id}, but this worker is for {self._client_id}")
+            raise CannotTrain(
+                f"the work is for the client {item.client_id}, but this worker is for {self._client_id}",
+                Cause.COORDINATOR,
+            )
         if item.plan != method.bind(item.spec).plan:
             raise CannotTrain(
                 f"the coordinator's artifact plan for {name} differs from this worker's, which determines what may "
-                "leave: install the same version on both"
+                "leave: install the same version on both",
+                Cause.COORDINATOR,
             )
         return method
 
@@ -136,7 +179,8 @@ class Executor:
         if not given.is_same_network(self._encoder):
             raise CannotTrain(
                 f"the run gives {item.client_id} the encoder {given}, and its worker has declared {self._encoder}: "
-                'create a run with method.reducer.client_encoders = "declared", or start the worker with that encoder'
+                'create a run with method.reducer.client_encoders = "declared", or start the worker with that encoder',
+                Cause.SPEC,
             )
 
     def _fetch(self, item: WorkItem, on_bytes: Callable[[int], None]) -> Tensors:

@@ -6,6 +6,7 @@ is the client's. Every work item names the update that the coordinator accepted 
 that was written with that update. This needs no write, so a crash cannot interrupt it.
 
     runs/RUN/000004-9f86d0.../note.json            round, digests, number of examples, metrics
+                             /note.sha256          the digest of note.json
                              /state.safetensors    never leaves this machine
                              /update.safetensors   until the claim after the one in which it was accepted
     runs/RUN.ended                                 its time is when this worker learned that the run has ended
@@ -22,20 +23,19 @@ from pathlib import Path
 from typing import Literal
 from uuid import UUID
 
-import structlog
-from pydantic import ValidationError
+from pydantic import Field
 from safetensors import SafetensorError
 
 from fedssl.artifacts.store import digest_of
 from fedssl.artifacts.tensors import Tensors, load_tensors, save_tensors
 from fedssl.engine import LocalResult
+from fedssl.errors import FedSSLError
 from fedssl.files import sync
 from fedssl.protocol.base import Digest, StrictModel
-from fedssl.protocol.work import AcceptedUpdate, Metrics, WorkItem
+from fedssl.protocol.work import AcceptedUpdate, Metrics, StateLost, WorkItem
 
-log = structlog.get_logger()
-
-_RECORD, _STATE, _UPDATE, _INCOMING = "note.json", "state.safetensors", "update.safetensors", "incoming-"
+_RECORD, _CHECKSUM = "note.json", "note.sha256"
+_STATE, _UPDATE, _INCOMING = "state.safetensors", "update.safetensors", "incoming-"
 _ENDED = ".ended"
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -50,16 +50,26 @@ class _RoundRecord(StrictModel):
     state: Digest
     num_examples: int
     metrics: Metrics
+    lost: StateLost | None = Field(default=None, exclude_if=lambda it: it is None)
+
+
+class ClientStateLost(FedSSLError):
+    """The client state of the newest accepted update is missing or damaged."""
+
+    def __init__(self, accepted: AcceptedUpdate, reason: Literal["missing", "damaged"], detail: str) -> None:
+        super().__init__(f"the client state of round {accepted.round_number} is {reason}: {detail}")
+        self.lost = StateLost(round_number=accepted.round_number, reason=reason)
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A trained round whose update is ready to be sent."""
+    """A trained round whose update is ready to be sent. `lost`: it was trained without this client state."""
 
     update: Path
     digest: str
     num_examples: int
     metrics: Metrics
+    lost: StateLost | None = None
 
 
 def work_digest(item: WorkItem, fingerprint: str, environment: str) -> str:
@@ -87,21 +97,21 @@ class ClientStates:
             shutil.rmtree(unfinished, ignore_errors=True)
 
     def accepted(self, run_id: UUID, last: AcceptedUpdate | None) -> Tensors | None:
-        """Return the client's state, or None for a cold start if no update was accepted yet or the state is lost."""
+        """Return the client's state, or None for a cold start if no update was accepted yet. Raises ClientStateLost."""
         if last is None:
             return None
         folder = self._folder_of(run_id, last.round_number, last.update)
         try:
             record = _read_record(folder)
-            if digest_of(folder / _STATE) == record.state:
-                return load_tensors(folder / _STATE)
-            reason = "its bytes have changed"
-        except (OSError, ValidationError, SafetensorError) as error:
-            reason = "it is missing" if isinstance(error, FileNotFoundError) else f"it cannot be read: {error}"
-        log.warning(
-            "client_state.lost", accepted_round=last.round_number, reason=reason, consequence="the client starts cold"
-        )
-        return None
+            if record.update != last.update or record.round_number != last.round_number:
+                raise ClientStateLost(last, "damaged", "its record is of another update")
+            if digest_of(folder / _STATE) != record.state:
+                raise ClientStateLost(last, "damaged", "its bytes have changed")
+            return load_tensors(folder / _STATE)
+        except FileNotFoundError as error:
+            raise ClientStateLost(last, "missing", f"there is no {Path(error.filename or folder).name}") from error
+        except (OSError, ValueError, SafetensorError) as error:
+            raise ClientStateLost(last, "damaged", f"it cannot be read: {error}") from error
 
     def finished(self, run_id: UUID, work: str) -> Finished | None:
         """Return the update of exactly this work if it was trained before, but not submitted."""
@@ -109,13 +119,16 @@ class ClientStates:
             try:
                 record = _read_record(folder)
                 if record.work == work and digest_of(folder / _UPDATE) == record.update:
-                    return Finished(folder / _UPDATE, record.update, record.num_examples, record.metrics)
-            except (OSError, ValidationError):
+                    return Finished(folder / _UPDATE, record.update, record.num_examples, record.metrics, record.lost)
+            except (OSError, ValueError):
                 continue  # damaged: training again gives the same update
         return None
 
-    def keep(self, item: WorkItem, work: str, result: LocalResult) -> Finished:
-        """Phase one: write the update and the state to the disk, completely or not at all."""
+    def keep(self, item: WorkItem, work: str, result: LocalResult, lost: StateLost | None = None) -> Finished:
+        """Phase one: write the update and the state to the disk, completely or not at all.
+
+        `lost`: the client state that the training lacked.
+        """
         run = self._root / str(item.run_id)
         run.mkdir(parents=True, exist_ok=True)
         incoming = Path(tempfile.mkdtemp(prefix=_INCOMING, dir=run))
@@ -128,15 +141,17 @@ class ClientStates:
             state=digest_of(incoming / _STATE),
             num_examples=result.num_examples,
             metrics=result.metrics,
+            lost=lost,
         )
         (incoming / _RECORD).write_text(record.model_dump_json(), encoding="utf-8")
+        (incoming / _CHECKSUM).write_text(digest_of(incoming / _RECORD), encoding="utf-8")
         for file in (*incoming.iterdir(), incoming):
             sync(file)
         place = self._folder_of(item.run_id, item.round_number, record.update)
         shutil.rmtree(place, ignore_errors=True)  # it is here only if it is damaged
         incoming.rename(place)
         sync(run)
-        return Finished(place / _UPDATE, record.update, record.num_examples, record.metrics)
+        return Finished(place / _UPDATE, record.update, record.num_examples, record.metrics, lost)
 
     def discard(
         self, run_id: UUID, *but: AcceptedUpdate | None, work: str | None = None, resent: AcceptedUpdate | None = None
@@ -186,11 +201,15 @@ class ClientStates:
 
 
 def _read_record(folder: Path) -> _RoundRecord:
-    return _RoundRecord.model_validate_json((folder / _RECORD).read_text(encoding="utf-8", errors="replace"))
+    """Return a kept round's record. Raises OSError, and ValueError if it is damaged; older ones have no checksum."""
+    content, checksum = (folder / _RECORD).read_bytes(), folder / _CHECKSUM
+    if checksum.exists() and checksum.read_bytes() != hashlib.sha256(content).hexdigest().encode():
+        raise ValueError("the bytes of its record have changed")
+    return _RoundRecord.model_validate_json(content)
 
 
 def _belongs_to(folder: Path, work: str) -> bool:
     try:
         return _read_record(folder).work == work
-    except (OSError, ValidationError):
+    except (OSError, ValueError):
         return False

@@ -158,17 +158,15 @@ class Client(ArtifactMethods, DatasetMethods, BaseClient):
         """
         timer = RetryTimer(self._connection.retry)
         last = after
-        was_finished = False
+        was_finished = is_last = False
         while True:
             try:
                 for sent in self._stream_once(run_id, last, timer.alive):
                     timer.progress()
                     event = parse(EventView, sent.data, "an event")
-                    last = event.id
+                    last, is_last = event.id, event.kind == LAST_EVENT
                     yield event
-                    if event.kind == LAST_EVENT:
-                        return
-                if was_finished:
+                if was_finished or is_last:  # a run that was resumed after a failure has an earlier one
                     return
                 was_finished = self.run(run_id).state is RunState.FINISHED
                 if was_finished:

@@ -14,6 +14,7 @@ from fedssl.client.errors import BadAnswer, UnknownWork
 from fedssl.client.retry import Retry
 from fedssl.client.uploads import upload
 from fedssl.protocol.ledger import LedgerAnchor
+from fedssl.protocol.states import Cause
 from fedssl.protocol.work import (
     Claim,
     Decline,
@@ -26,6 +27,7 @@ from fedssl.protocol.work import (
     Progress,
     Register,
     Registered,
+    StateLost,
     Submit,
     Submitted,
     WorkItem,
@@ -92,20 +94,24 @@ class WorkerClient(BaseClient):
         progress: Progress | None = None,
         anchor: LedgerAnchor | None = None,
         *,
+        state_lost: StateLost | None = None,
         timeout: float | None = None,
         retry: Retry | None = None,
     ) -> HeartbeatReply:
-        """Renew a lease, or just say that the worker lives. `timeout` (seconds), `retry`: None, the client's own."""
-        body = Heartbeat(assignment_id=assignment_id, progress=progress, anchor=anchor)
+        """Renew a lease, or just say that the worker lives. `timeout` (seconds), `retry`: None, the client's own.
+
+        `state_lost`: what the reply decides about, before the training begins.
+        """
+        body = Heartbeat(assignment_id=assignment_id, progress=progress, anchor=anchor, state_lost=state_lost)
         return self._call("/v1/work/heartbeat", HeartbeatReply, body, timeout=timeout, retry=retry)
 
     def submit(self, submission: Submit) -> Submitted:
         """Hand in an uploaded update. Sent again, it gets the same answer. Raises LeaseLost, DuplicateUpdate, Gone."""
         return self._about(submission.assignment_id, self._call("/v1/work/submit", Submitted, submission))
 
-    def decline(self, assignment_id: UUID, reason: str) -> Submitted:
-        """Give an assignment back, saying why (cut to 500 characters)."""
-        body = Decline(assignment_id=assignment_id, reason=reason[:_REASON_CHARACTERS])
+    def decline(self, assignment_id: UUID, reason: str, cause: Cause | None = None) -> Submitted:
+        """Give an assignment back, with the reason (cut to 500 characters) and whose problem it is."""
+        body = Decline(assignment_id=assignment_id, reason=reason[:_REASON_CHARACTERS], cause=cause)
         return self._about(assignment_id, self._call("/v1/work/decline", Submitted, body))
 
     def ended_runs(self, run_ids: Collection[UUID]) -> set[UUID]:

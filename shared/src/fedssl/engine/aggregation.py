@@ -55,13 +55,15 @@ def run_aggregation(
     *,
     on_epoch: OnEpoch = lambda progress: None,
     checkpoint: DistillationCheckpoint | None = None,
+    restart: bool = False,
 ) -> ServerResult:
     """Return the next state from the updates, in client-id order whatever order they are given in.
 
     Every update is measured (`update_measures.py`), which changes no bit of the result. An update that is not finite,
     or lies beyond every possible training, is left out, and so are those that the spec's `robustness` rejects.
 
-    `on_epoch` and `checkpoint` are for methods that train on the coordinator: see `run_distillation`. Raises
+    `on_epoch` and `checkpoint` are for methods that train on the coordinator: see `run_distillation`. `restart`: all
+    clients will start cold, because one of them has lost its state (`MethodConfig.restarts_states`). Raises
     TooFewUpdates if too few updates are left, and MethodError if there are none, two of one client, or the result is
     not finite although every update is.
     """
@@ -77,7 +79,7 @@ def run_aggregation(
     is_screened = is_bounded(ctx) or ctx.spec.method.distillation_epochs(ctx.round_number) > 0
     within, norms = bounded(ordered, before, bound.plan, ctx) if is_screened else (ordered, NO_NORMS)
     try:
-        return _aggregated(bound, known, ordered, within, norms, ctx)
+        return _aggregated(bound, known, ordered, within, norms, ctx, restart=restart)
     except MethodError:
         if is_screened:
             raise
@@ -85,7 +87,7 @@ def run_aggregation(
         within, norms = bounded(ordered, before, bound.plan, ctx)
         if not norms.rejected:
             raise
-    return _aggregated(bound, known, ordered, within, norms, ctx)
+    return _aggregated(bound, known, ordered, within, norms, ctx, restart=restart)
 
 
 def _aggregated(
@@ -95,12 +97,16 @@ def _aggregated(
     within: Sequence[Update],
     norms: Norms,
     ctx: Context,
+    *,
+    restart: bool,
 ) -> ServerResult:
     """Return the result of the updates `within`, and the measurements of all of them."""
     try:
         state, metrics = bound.server.aggregate(known, within, ctx)
     except AggregationError as error:
         raise MethodError(f"the updates cannot be aggregated: {error}") from error
+    if restart:
+        state = bound.server.restarted(state)
     result = _publish(bound, state, metrics, ctx)
     before, layout = bound.server.broadcast(known, ctx), Layout.of(bound.plan)
     step, shares = Step.between(before, result.broadcast, layout), _shares(within, ctx)

@@ -50,6 +50,19 @@ class AssignmentState(StrEnum):
     DECLINED = "declined"
 
 
+class Cause(StrEnum):
+    """The cause of a declined assignment: whose problem it is."""
+
+    CLIENT_DATA = "client-data"
+    """Its images do not fit the run, or its data owner's policy refuses."""
+    CLIENT_MACHINE = "client-machine"
+    """Its machine or installation: too little memory, another version, an unexpected error."""
+    COORDINATOR = "coordinator"
+    """Something that the coordinator should have provided is missing or damaged."""
+    SPEC = "spec"
+    """The run's settings: the training diverges, for example."""
+
+
 class JobState(StrEnum):
     """queued -> running -> completed | failed | cancelled, of distillations and evaluations."""
 

@@ -74,6 +74,12 @@ class CohortConfig(StrictModel):
     without_quorum: Literal["fail", "skip"] = Field(
         default="fail", description="After the last attempt: end the run as failed, or close the round as skipped."
     )
+    on_lost_state: Literal["continue", "pause"] = Field(
+        default="continue",
+        exclude_if=lambda it: it == "continue",
+        description="If a client's state is missing or damaged: the client starts cold, with the method's own repair, "
+        "or the run pauses first, so that the state can be restored from a backup.",
+    )
 
     @model_validator(mode="after")
     def _possible(self) -> "CohortConfig":

@@ -12,7 +12,7 @@ from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.policy import PolicyNotice
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.states import AssignmentState
+from fedssl.protocol.states import AssignmentState, Cause
 
 MetricName = Annotated[str, Field(pattern=r"^[a-z0-9_]+(?:/[a-z0-9_]+)*$", max_length=64)]
 MetricValue = Annotated[float, Field(strict=True, ge=-1e30, le=1e30)]
@@ -148,12 +148,24 @@ class Progress(StrictModel):
     images_per_second: float | None = Field(default=None, ge=0)
 
 
+class StateLost(StrictModel):
+    """The client state that was stored with the newest accepted update cannot be used any more."""
+
+    round_number: int = Field(ge=1, le=100_000, description="The round of that update.")
+    reason: Literal["missing", "damaged"]
+
+
 class Heartbeat(StrictModel):
     """Renews the lease of an assignment, or only reports that the worker is alive."""
 
     assignment_id: UUID | None = None
     progress: Progress | None = None
     anchor: Anchor = None
+    state_lost: StateLost | None = Field(
+        default=None,
+        exclude_if=lambda it: it is None,
+        description="Sent before the training if the client's state is lost. The reply decides whether it may train.",
+    )
 
 
 class HeartbeatReply(StrictModel):
@@ -206,3 +218,8 @@ class Decline(StrictModel):
 
     assignment_id: UUID
     reason: ShortText
+    cause: Cause | None = Field(
+        default=None,
+        exclude_if=lambda it: it is None,
+        description="Whose problem it is. The coordinator checks `coordinator` itself. Null from older workers.",
+    )

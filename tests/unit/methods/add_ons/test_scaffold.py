@@ -7,7 +7,9 @@ import torch
 from pydantic import ValidationError
 
 from fedssl.artifacts.tensors import Tensors
+from fedssl.engine import run_aggregation
 from fedssl.methods import METHODS
+from fedssl.methods.api import Update
 from fedssl.protocol.runs import RunSpec
 from fedssl.simulation import simulate
 from support.methods import context, method_spec, shards
@@ -209,3 +211,60 @@ def test_goes_onto_other_methods(host: str) -> None:
     spec = method_spec(host, method={"name": host, "add_ons": [{"name": "scaffold"}, {"name": "proximal"}]})
     result = simulate(spec, shards(spec))
     assert all(bool(tensor.isfinite().all()) for tensor in result.model.values())
+
+
+# A client that has lost its variate
+
+
+def test_a_lost_share_leaves_c_worked_out_by_hand() -> None:
+    """Two clients, one number each, gradients 1 and 3, no momentum, S s = 1: c_k' = c_k - c + (g_k + c - c_k) = g_k.
+
+    Round 1: c_a = 1, c_b = 3, c = 0 + (1 + 3) / 2 = 2. Then b loses c_b. In round 2 it starts from 0 and sends
+    3 - 0 = 3, and a sends 1 - 1 = 0: c would become 2 + 3 / 2 = 3.5, not the mean, 2. So c begins again from 0, and so
+    do both variates: round 3 gives c_a = 1, c_b = 3, c = 2, their mean.
+    """
+    spec = _spec(cohort={"min_clients": 2, "fraction": 1.0})
+    state = start(spec).state
+    names = _part(state, "control")
+
+    def after(state: Tensors, a: float, b: float, *, restart: bool = False) -> Tensors:
+        updates = []
+        for name, value in (("client-0", a), ("client-1", b)):
+            sent = {key: tensor for key, tensor in state.items() if not key.startswith("control.")}
+            sent |= {f"control_delta.{key}": torch.full_like(tensor, value) for key, tensor in names.items()}
+            updates.append(Update(name, 10, lambda tensors=sent: tensors))  # type: ignore[misc]
+        return run_aggregation(METHODS["fedsimclr"], state, updates, context(spec, 1), restart=restart).state
+
+    def value_of(state: Tensors) -> set[float]:
+        return {float(number) for tensor in _part(state, "control").values() for number in tensor.unique()}
+
+    first = after(state, 1.0, 3.0)
+    assert value_of(first) == {2.0}
+    assert value_of(after(first, 0.0, 3.0)) == {3.5}  # without a repair the lost share stays in c
+    second = after(first, 0.0, 3.0, restart=True)
+    assert value_of(second) == {0.0}
+    assert value_of(after(second, 1.0, 3.0)) == {2.0}
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+def test_c_is_the_mean_of_the_variates_again_after_a_client_lost_its_own(fraction: float) -> None:
+    spec = _spec(num_rounds=6)
+    clients = shards(spec)
+    spec = _spec(num_rounds=6, cohort={"clients": list(clients), "fraction": fraction})
+    lost = {number: sorted(clients) for number in (3,)}
+    result = simulate(spec, clients, lost_states=lost)
+    assert any(float(c.abs().max()) > 0 for c in _part(result.model, "control").values())
+    for name, c in _part(result.model, "control").items():
+        own = torch.stack([state[f"scaffold_own.{name}"] for state in result.client_states.values()])
+        torch.testing.assert_close(c, own.sum(dim=0) / len(clients), rtol=1e-4, atol=1e-6)
+
+
+def test_a_lost_state_of_another_method_restarts_only_that_client() -> None:
+    spec = method_spec("fedbyol", num_rounds=3)
+    clients = shards(spec)
+    whole = simulate(spec, clients)
+    lost = simulate(spec, clients, lost_states={2: ["client-0"]})
+    kept = simulate(spec, clients, lost_states={1: ["client-0"], 3: ["a client without images"]})
+    assert all(torch.equal(kept.model[name], value) for name, value in whole.model.items())  # it had no state yet
+    assert not all(torch.equal(lost.model[name], value) for name, value in whole.model.items())
+    assert lost.client_states.keys() == whole.client_states.keys()

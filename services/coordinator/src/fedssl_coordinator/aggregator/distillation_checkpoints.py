@@ -89,7 +89,13 @@ class Training:
                 artifacts.record_stored(session, stored.digest, stored.num_bytes)
                 # It has come further than any earlier try, so the earlier failures are over.
                 is_mine = repository.set_while_running(
-                    session, self._job_id, checkpoint=stored.digest, num_tries=1, retry_at=None, reason=None
+                    session,
+                    self._job_id,
+                    checkpoint=stored.digest,
+                    num_tries=1,
+                    num_deaths=0,
+                    retry_at=None,
+                    reason=None,
                 )
                 if not is_mine:
                     raise Cancelled("the job was cancelled")

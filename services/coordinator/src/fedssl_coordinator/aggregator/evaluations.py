@@ -144,7 +144,7 @@ class _Progress:
     def on_results(self, results: dict[str, float]) -> None:
         """Write the results of a measure. No earlier try came this far, so the earlier failures are over."""
         self.results |= service.storable(results)
-        self._write({"results": self.results}, num_tries=1, retry_at=None, reason=None)
+        self._write({"results": self.results}, num_tries=1, num_deaths=0, retry_at=None, reason=None)
 
     def _write(self, progress: dict[str, object], **values: object) -> None:
         with transaction(self._connection) as session:

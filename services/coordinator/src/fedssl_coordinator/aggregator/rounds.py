@@ -74,7 +74,9 @@ def prepare(run_id: UUID) -> None:
     try:
         weights = first_weights(run)
     except (MethodError, DataError) as error:
-        _fail(run_id, None, str(error))
+        with transaction() as session:
+            if (unprepared := run_rows.locked(session, run_id)) is not None and unprepared.state != RunState.FINISHED:
+                service.end_run(session, unprepared, Outcome.FAILED, str(error))
         return
     with transaction() as session:
         locked = run_rows.locked(session, run_id)
@@ -91,29 +93,32 @@ def aggregate(run_id: UUID) -> None:
         if current is None or current.state != RoundState.AGGREGATING:
             return
         rows = repository.assignments(session, [current.id])
+        used = {row.id for row in _accepted(rows)}
     say_about(round=current.number)
     try:
         with tracing.round_span("aggregate", run_id, current.number):
             weights = next_weights(run, current, rows)
     except TooFewUpdates as error:
         with transaction() as session:
-            locked = _still_due(session, run_id, current)
-            if locked is not None and _are_accepted(session, rows):
+            locked = _still_due(session, run_id, current, used)
+            if locked is not None:
                 end_without_result(session, *locked, rows, error)
         return
     except UpdateLost as error:
         if not (lost := lost_updates(rows, error)):
             raise
         with transaction() as session:
-            if (locked := _still_due(session, run_id, current)) is not None:
+            if (locked := _still_due(session, run_id, current, used)) is not None:
                 service.ask_again(session, *locked, lost)
         return
     except MethodError as error:  # no other error is final: a store may come back
-        _fail(run_id, current, str(error))
+        with transaction() as session:
+            if (locked := _still_due(session, run_id, current, used)) is not None:
+                service.end_run(session, locked[0], Outcome.FAILED, f"round {current.number}: {error}")
         return
     with transaction() as session:
-        locked = _still_due(session, run_id, current)
-        if locked is not None and _are_accepted(session, rows):
+        locked = _still_due(session, run_id, current, used)
+        if locked is not None:
             publish_next(session, *locked, rows, weights)
 
 
@@ -135,6 +140,8 @@ def next_weights(
     previous = stored_tensors(run.server_state, f"server state after round {current.number - 1}")
     updates = [_update(row) for row in _accepted(rows)]
     ctx = _context(spec, current.number, device)
+    if _trained_without_state(spec, rows):
+        training["restart"] = True
     return _stored(run_aggregation(METHODS[spec.method.name], previous, updates, ctx, **training))
 
 
@@ -158,6 +165,8 @@ def publish_next(session: Session, run: Run, current: Round, rows: Sequence[Assi
     is_whole = len(used) >= (current.num_wanted or cohort_size)
     verdict = Verdict.AGGREGATED if is_whole else Verdict.PARTIAL
     _record_artifacts(session, weights)
+    if lost := _trained_without_state(RunSpec.model_validate(run.spec), rows):
+        run_rows.restart_states(session, run, current.number, lost)
     update_norms.record_norms(session, run, current.number, accepted, weights.norms)
     reason = f"{len(used)} of {cohort_size} updates"
     service.close_round(session, current, verdict, reason + update_norms.describe(weights.norms))
@@ -218,6 +227,13 @@ def _accepted(rows: Sequence[Assignment]) -> list[Assignment]:
     return [row for row in rows if row.state == AssignmentState.ACCEPTED]
 
 
+def _trained_without_state(spec: RunSpec, rows: Sequence[Assignment]) -> list[str]:
+    """Return the clients that had lost their state, if that makes all clients of the run start cold."""
+    if not spec.method.restarts_states:
+        return []
+    return [row.client_id for row in _accepted(rows) if row.lost_round is not None]
+
+
 def _update(row: Assignment) -> Update:
     assert row.update_digest is not None, "a constraint: an accepted assignment has an update"
     assert row.num_examples is not None, "set together with the update"
@@ -234,19 +250,18 @@ def _opened(digest: str) -> Tensors:
         raise UpdateLost(digest, "its update is missing from the store") from error
 
 
-def _still_due(session: Session, run_id: UUID, expected: Round) -> tuple[Run, Round] | None:
-    """Return the run, locked, and its round, or None if the run was stopped or another process closed the round."""
+def _still_due(session: Session, run_id: UUID, expected: Round, used: set[UUID]) -> tuple[Run, Round] | None:
+    """Return the run, locked, and its round, or None if what was computed is no longer wanted.
+
+    The run may have been stopped, or another process may have closed the round. The round may also have been opened
+    again and have other accepted updates than the assignments `used`.
+    """
     run = run_rows.locked(session, run_id)
     current = repository.unclosed(session, run_id)
     if run is None or current is None or (current.id, current.state) != (expected.id, RoundState.AGGREGATING):
         return None
-    return run, current
-
-
-def _are_accepted(session: Session, rows: Sequence[Assignment]) -> bool:
-    """Return whether the updates that were aggregated still are the round's: another process may have lost one."""
-    now = repository.assignments(session, sorted({row.round_id for row in rows}))
-    return {row.id for row in _accepted(rows)} == {row.id for row in _accepted(now)}
+    accepted = {row.id for row in _accepted(repository.assignments(session, [current.id]))}
+    return (run, current) if accepted == used else None
 
 
 def _mean_loss(session: Session, current: Round, used: Sequence[Assignment]) -> Metrics:
@@ -255,19 +270,6 @@ def _mean_loss(session: Session, current: Round, used: Sequence[Assignment]) -> 
     if not (total := sum(weights.values())):
         return {}
     return {"loss": sum(losses[client] * weight for client, weight in weights.items()) / total}
-
-
-def _fail(run_id: UUID, current: Round | None, reason: str) -> None:
-    """End a run that can never continue."""
-    with transaction() as session:
-        run = run_rows.locked(session, run_id)
-        if run is None or run.state == RunState.FINISHED:
-            return
-        if current is not None and _still_due(session, run_id, current) is None:
-            return
-        service.end_run(
-            session, run, Outcome.FAILED, reason if current is None else f"round {current.number}: {reason}"
-        )
 
 
 def _stored(result: ServerResult) -> Weights:

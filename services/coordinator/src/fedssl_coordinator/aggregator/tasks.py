@@ -26,6 +26,7 @@ from fedssl_coordinator.storage.retention import collection as retention
 
 log = structlog.get_logger(__name__)
 
+_COMPUTED = (Step.PREPARE, Step.AGGREGATE)
 _last_sweep = float("-inf")  # seconds of this process's own clock
 
 # What needs torch is imported inside the functions: beat imports this module too, and must never import torch.
@@ -129,7 +130,9 @@ def _advance(run_id: UUID) -> bool:
     try:
         with transaction() as session:
             step = service.next_step(session, run_id)
-        if step in (Step.PREPARE, Step.AGGREGATE):
+        if step is Step.CHECK_INPUTS:
+            step = _check_inputs(run_id)
+        if step in _COMPUTED:
             _compute(run_id, step)
     except UNREACHABLE:
         raise
@@ -137,7 +140,7 @@ def _advance(run_id: UUID) -> bool:
         log.exception("run.stalled", run=str(run_id))
         TASK_FAILURES.labels("advance_run").inc()
         with transaction() as session:
-            service.record_failure(session, run_id, f"{type(error).__name__}: {error}", begun=step is not None)
+            service.record_failure(session, run_id, f"{type(error).__name__}: {error}", begun=step in _COMPUTED)
         return False
     return step is not Step.WAIT
 
@@ -148,6 +151,15 @@ def _warm_up(sender: Any, **_: object) -> None:
     its imports, so an idle process of that queue stays small."""
     if AGGREGATE in sender.app.amqp.queues.consume_from:
         import fedssl_coordinator.aggregator.rounds  # noqa: F401
+
+
+def _check_inputs(run_id: UUID) -> Step:
+    """Check what the round's clients get, and take the step that follows."""
+    from fedssl_coordinator.aggregator.inputs import check_inputs
+
+    checked = check_inputs(run_id)
+    with transaction() as session:
+        return service.next_step(session, run_id, checked)
 
 
 def _compute(run_id: UUID, step: Step) -> None:

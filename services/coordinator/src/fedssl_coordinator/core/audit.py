@@ -83,6 +83,14 @@ def deleted_runs(session: Session, client_id: str, run_ids: Sequence[UUID]) -> S
     return [run_id for run_id in session.scalars(found) if run_id is not None]
 
 
+def has(session: Session, run_id: UUID, kind: str, client_id: str, data: dict[str, Any]) -> bool:
+    """Return whether the run has an event of this kind about this client whose data includes `data`."""
+    found = select(Event.id).where(
+        Event.run_id == run_id, Event.kind == kind, Event.client_id == client_id, Event.data.contains(data)
+    )
+    return session.scalar(select(found.exists())) or False
+
+
 def clients_told_of(session: Session, run_id: UUID, kind: str) -> set[str]:
     """Return the clients for which the run has an event of this kind."""
     found = session.scalars(select(Event.client_id).where(Event.run_id == run_id, Event.kind == kind).distinct())

@@ -21,7 +21,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from fedssl.protocol.states import AssignmentState, JobState, Outcome, RoundState, RunState, Verdict
+from fedssl.protocol.states import AssignmentState, Cause, JobState, Outcome, RoundState, RunState, Verdict
 from fedssl.protocol.tokens import Role
 
 Json = dict[str, Any]
@@ -127,6 +127,10 @@ class Run(Base):
     # How often the computation that is due (first weights or an aggregation) was started, and when to retry it.
     num_tries: Mapped[int] = mapped_column(server_default=text("0"))
     retry_at: Mapped[datetime | None]
+    # How many of the last tries ended their process before they could record an error.
+    num_deaths: Mapped[int] = mapped_column(server_default=text("0"))
+    # The last round that was aggregated without the state of a client whose loss makes all clients start cold.
+    restart_round: Mapped[int | None]
 
 
 class Round(Base):
@@ -162,6 +166,7 @@ class Assignment(Base):
     __tablename__ = "assignments"
     __table_args__ = (
         _one_of("state", AssignmentState),
+        _one_of("cause", Cause),
         UniqueConstraint("round_id", "client_id", "attempt"),
         CheckConstraint("state <> 'accepted' OR update_digest IS NOT NULL", name="accepted_has_update"),
         CheckConstraint("state <> 'leased' OR lease_expires_at IS NOT NULL", name="leased_has_end"),
@@ -181,6 +186,10 @@ class Assignment(Base):
     attempt: Mapped[int]
     state: Mapped[str]
     reason: Mapped[str | None]
+    # Whose problem it was that the worker declined. Null if it did not, or gave none.
+    cause: Mapped[str | None]
+    # The round whose client state the client had lost when it worked on this.
+    lost_round: Mapped[int | None]
     update_digest: Mapped[str | None] = mapped_column(ForeignKey("artifacts.digest"))
     num_examples: Mapped[int | None] = mapped_column(BigInteger)
     progress: Mapped[Json | None]
@@ -294,6 +303,8 @@ class _JobColumns:
     # How often it was begun, and when it may be begun again.
     num_tries: Mapped[int] = mapped_column(server_default=text("0"))
     retry_at: Mapped[datetime | None]
+    # How many of the last tries ended their process before they could record an error.
+    num_deaths: Mapped[int] = mapped_column(server_default=text("0"))
     # When a worker was last notified of it.
     sent_at: Mapped[datetime | None]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())

@@ -24,6 +24,12 @@ EVENTS: MappingProxyType[type[Row], str] = MappingProxyType(
 )
 """The type of the event that reports a failure."""
 
+MOST_DEATHS = 5
+"""After this many tries in a row that ended their process, a computation is quarantined: not tried again until asked.
+
+A failure that is recorded, for example of a store that does not answer, is tried again without end.
+"""
+
 LONGEST_PAUSE_SECONDS = 300
 """No pause is longer. A moment that lies further ahead was written before the database's clock was set back."""
 
@@ -46,23 +52,38 @@ def may_begin(session: Session, row: Row) -> bool:
 
 def begin(session: Session, row: Row) -> None:
     """Count a try before it is made. A try that ends its process, out of memory for example, counts too."""
-    if row.num_tries and row.reason is None:
+    if row.num_deaths or (row.num_tries and row.reason is None):  # the second: it had made progress before it died
         row.reason = "the aggregator ended while it computed: killed, or out of memory; tried again"
         _record_event(session, row)
+    row.num_deaths += 1
     _count(session, row, row.num_tries + 1)
 
 
 def record_failure(session: Session, row: Row, why: str, *, begun: bool = True) -> None:
     """Pause after the try that was begun has failed, or, if not `begun`, after the step that should begin one has."""
     row.reason = f"{printable(why, 500)}; it is tried again"
+    row.num_deaths = 0
     _count(session, row, max(row.num_tries + (not begun), 1))
     _record_event(session, row)
 
 
 def reset(session: Session, row: Row) -> None:
     """Forget the failures: the next try may come at once."""
-    row.num_tries, row.retry_at = 0, None
+    row.num_tries, row.retry_at, row.num_deaths = 0, None, 0
     session.flush()
+
+
+def is_quarantined(row: Row) -> bool:
+    """Return whether the last tries all ended their process, so that another would end the next one."""
+    return row.num_deaths >= MOST_DEATHS
+
+
+def quarantine_reason(row: Row, what: str) -> str:
+    """Return why a quarantined computation is not tried again. `what` names it."""
+    return (
+        f"{what} was given up: {row.num_deaths} tries in a row ended their process before it could record an error, "
+        "so it was killed or out of memory; give it more memory or look at its log"
+    )
 
 
 def is_reported(num_tries: int) -> bool:

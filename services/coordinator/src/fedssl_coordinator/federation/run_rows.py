@@ -10,6 +10,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.states import RoundState, RunState
+from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import (
     Assignment,
     DimensionAssignment,
@@ -115,6 +116,17 @@ def count_round(session: Session, run: Run) -> None:
     session.flush()
 
 
+def restart_states(session: Session, run: Run, round_number: int, lost: Sequence[str]) -> None:
+    """Have every client start cold after this round, because these clients trained it without their lost state."""
+    run.restart_round = round_number
+    session.flush()
+    message = (
+        f"{', '.join(lost)} trained without a lost client state: the method's state on the coordinator begins again, "
+        "and every client starts cold in its next round"
+    )
+    record(session, "run.states_restarted", message, run_id=run.id, round_number=round_number, data={"clients": lost})
+
+
 def set_reason(session: Session, run: Run, reason: str | None) -> None:
     """Set why an unfinished run does not move."""
     run.reason = reason
@@ -134,5 +146,5 @@ def delete_all(session: Session, run_id: UUID) -> None:
 
 def _set_weights(session: Session, run: Run, state: str, broadcast: str) -> None:
     run.server_state, run.broadcast = state, broadcast
-    run.num_tries, run.retry_at, run.reason = 0, None, None
+    run.num_tries, run.num_deaths, run.retry_at, run.reason = 0, 0, None, None
     session.flush()

@@ -40,6 +40,7 @@ TRANSITIONS: MappingProxyType[type[Row], Changes] = MappingProxyType(
                 (S.CREATED, S.FINISHED): "run.finished",
                 (S.RUNNING, S.FINISHED): "run.finished",
                 (S.PAUSED, S.FINISHED): "run.finished",
+                (S.FINISHED, S.RUNNING): "run.resumed",  # only of a failed run: its cause may have been removed
             }
         ),
         Round: MappingProxyType(
@@ -51,6 +52,7 @@ TRANSITIONS: MappingProxyType[type[Row], Changes] = MappingProxyType(
                 (R.DISTILLING, R.CLOSED): "round.closed",
                 (R.AGGREGATING, R.OPEN): "round.reopened",
                 (R.DISTILLING, R.OPEN): "round.reopened",
+                (R.CLOSED, R.OPEN): "round.reopened",  # only the failed round of a run that is resumed
             }
         ),
         Assignment: MappingProxyType(
@@ -65,7 +67,7 @@ TRANSITIONS: MappingProxyType[type[Row], Changes] = MappingProxyType(
                 (A.SUBMITTED, A.REJECTED): "assignment.rejected",
                 (A.SUBMITTED, A.EXPIRED): "assignment.expired",
                 (A.ACCEPTED, A.REJECTED): "assignment.rejected",  # left out when its round closes
-                (A.ACCEPTED, A.EXPIRED): "assignment.expired",  # only if the store has lost its update
+                (A.ACCEPTED, A.EXPIRED): "assignment.expired",  # only before its round is aggregated
             }
         ),
         DistillationJob: MappingProxyType(_job_changes(DistillationJob)),
@@ -108,6 +110,15 @@ def transition(
     if won:
         record(session, kind, message, **subject)
     return won
+
+
+def pause(session: Session, run: Run, reason: str) -> None:
+    """Pause a running run with a reason, or set the reason of another one. The caller holds the run's lock."""
+    if run.state == S.RUNNING:
+        transition(session, run, S.PAUSED, reason, reason=reason)
+    else:
+        run.reason = reason
+        session.flush()
 
 
 def about(row: Row, data: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -156,7 +156,7 @@ def pause(
 def resume(
     run: RunArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
 ) -> None:
-    """Resume a paused run."""
+    """Resume a paused run, or a failed one from its last closed round once the cause has been removed."""
     _control("resume", run, url, token_file, output)
 
 
@@ -265,12 +265,13 @@ def _summary(run: RunView) -> dict[str, object]:
 
 def _show_round(current: RoundView) -> None:
     rows = [
-        (part.client_id, part.attempt, part.state, part.num_examples, part.leased_at, part.closed_at, part.reason)
+        (part.client_id, part.attempt, part.state, part.num_examples, part.leased_at, part.closed_at, part.cause,
+         part.reason)
         for part in current.assignments
-    ]
+    ]  # fmt: skip
     reason = f" ({printable(current.reason)})" if current.reason else ""
     typer.echo(f"\nround {current.number}: {current.verdict or current.state}{reason}")
-    show_table(["client", "#attempt", "state", "#images", "leased", "closed", "reason"], rows)
+    show_table(["client", "#attempt", "state", "#images", "leased", "closed", "cause", "reason"], rows)
 
 
 app.command("pull")(pull.pull)

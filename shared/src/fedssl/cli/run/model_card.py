@@ -33,7 +33,10 @@ def write_card(client: "Client", run: RunView, model: str, encoder: Path, folder
 
 
 def lineage_of(run: RunView, rounds: Sequence[RoundView], model: str, encoder: str) -> dict[str, Any]:
-    """Return the files from which the weights were made: each round's broadcast, and the updates it accepted."""
+    """Return the files from which the weights were made: each round's broadcast, and the updates in its weights.
+
+    A round that was skipped or failed has none: its updates were accepted and not used.
+    """
     return {
         "run": str(run.id),
         "method": {"name": run.method, "version": run.spec.method.info.version},
@@ -44,7 +47,11 @@ def lineage_of(run: RunView, rounds: Sequence[RoundView], model: str, encoder: s
                 "number": view.number,
                 "verdict": view.verdict,
                 "broadcast": view.broadcast,
-                "updates": {part.client_id: part.update for part in view.assignments if part.state == "accepted"},
+                "updates": {
+                    part.client_id: part.update
+                    for part in view.assignments
+                    if part.state == "accepted" and view.verdict in _AGGREGATED
+                },
             }
             for view in rounds
         ],

@@ -20,7 +20,7 @@ POLL_SECONDS = 0.4
 EVENTS_SECONDS = 2.0
 PATIENCE_SECONDS = 120.0
 _NEXT = {
-    RunNotCompleted: "`fedssl run logs {run}` shows what happened",
+    RunNotCompleted: "`fedssl run logs {run}` shows what happened, `fedssl run resume {run}` continues it afterwards",
     RunStopped: "`fedssl run pull {run}` fetches the weights so far",
     RunPaused: "`fedssl run resume {run}` resumes it",
     WaitedTooLong: "It continues; `fedssl run watch {run}` shows its progress",

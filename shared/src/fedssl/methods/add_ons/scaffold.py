@@ -19,8 +19,10 @@ at first a gradient, and c_k - c grows to (g_k - c) / (1 - m) over about 1 / (1 
 cancels the drift. "plain" (s = lr, NIID-Bench) gives c_k' = g_k / (1 - m) at once: 10 times a gradient at 0.9, with the
 noise of one round. Both settle at the same correction; without momentum they are the same.
 
-Cold start: c_k = 0. A client that lost its disk counts twice in c until its c_k is back at the old value; if that
-matters, start a new run.
+Cold start: c_k = 0. If a client has lost its c_k, its share of c must leave c, but the coordinator has never had c_k:
+only differences were sent, and it keeps only their mean. So when the round closes in which the client trained without
+its c_k, c becomes 0, and every client starts cold in its next round (c_j = 0). From then on c is again the mean of the
+variates, exactly; the correction needs a few rounds until it has its old size.
 
 Deviations: NIID-Bench has variates for BatchNorm's buffers too. As in NIID-Bench, the correction follows the
 optimiser's step instead of entering the gradient, so neither momentum nor weight decay acts on it.
@@ -98,7 +100,7 @@ class ControlVariates(Part):
 
     @property
     def wire(self) -> Wire:
-        return Wire(plan=self._plan, initial_state=self._initial_state, aggregate=self._aggregate)
+        return Wire(plan=self._plan, initial_state=self._initial_state, aggregate=self._aggregate, restart=_restart)
 
     def _plan(self, modules: nn.ModuleDict, ctx: Context) -> ArtifactPlan:
         down, up = (
@@ -124,6 +126,10 @@ class ControlVariates(Part):
         means = weighted_mean((_changes(update, names) for update in updates), [1] * len(updates))
         share = _share(ctx.spec, len(updates))
         return {f"{CONTROL}.{name}": state[f"{CONTROL}.{name}"].add(means[name], alpha=share) for name in names}
+
+
+def _restart(state: Tensors) -> Tensors:
+    return {name: torch.zeros_like(value) for name, value in state.items() if name.startswith(f"{CONTROL}.")}
 
 
 def _share(spec: RunSpec, num_updates: int) -> float:

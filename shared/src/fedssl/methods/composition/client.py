@@ -58,6 +58,10 @@ class ClientAlgorithm:
         """Whether this client keeps its shared modules from round to round."""
         return not self.merge_rule.sends
 
+    def keeps_state(self, ctx: Context) -> bool:
+        """Return whether this client keeps anything from round to round."""
+        return self.keeps_modules(ctx) or any(part.kept for part in self.parts)
+
     def encoder(self, ctx: Context) -> EncoderConfig:
         """Return the encoder that this client trains."""
         return ctx.spec.model.encoder

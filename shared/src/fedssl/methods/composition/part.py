@@ -46,6 +46,10 @@ def _no_state(modules: nn.ModuleDict, ctx: Context) -> Tensors:
     return {}
 
 
+def _nothing_restarted(state: Tensors) -> Tensors:
+    return {}
+
+
 def _nothing_combined(state: Tensors, updates: Sequence[Update], ctx: Context) -> Tensors:
     return {}
 
@@ -62,6 +66,9 @@ class Wire:
 
     aggregate: Callable[[Tensors, Sequence[Update], Context], Tensors] = _nothing_combined
     """The next of those tensors and of the modules in `combines`, from the state and the updates."""
+
+    restart: Callable[[Tensors], Tensors] = _nothing_restarted
+    """The tensors of the state that begin again after a client has lost its state, if the config `restarts_states`."""
 
     kinds: Mapping[str, Kind] = field(default_factory=dict)
     """What a shared module's tensors are to the data owner, by the module's name, unless they are `weights`."""

@@ -71,6 +71,13 @@ class ServerAlgorithm:
         next_state |= {spec.name: state[spec.name] for spec in self.plan(ctx.spec).broadcast if spec.reduce == "keep"}
         return next_state, metrics
 
+    def restarted(self, state: ServerState) -> ServerState:
+        """Return the state from which all clients start cold, because one of them has lost its own."""
+        next_state = dict(state)
+        for wire in self.client.wires:
+            next_state.update(wire.restart(state))
+        return next_state
+
 
 def _only(update: Update, names: frozenset[str]) -> Update:
     return dataclasses.replace(update, load=lambda: _Selection(update.load(), names))

@@ -199,6 +199,7 @@ class ScaffoldConfig(PartConfig):
 
     needs_others: ClassVar[bool] = True
     sends: ClassVar[bool] = True
+    restarts_states: ClassVar[bool] = True
 
     name: Literal["scaffold"] = "scaffold"
     step_size: Literal["momentum", "plain"] = Field(

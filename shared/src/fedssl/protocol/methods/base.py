@@ -50,6 +50,11 @@ class MethodConfig(StrictModel):
     def check_public_data(self, public_data: PublicDataConfig | None) -> None:
         """Raise ValueError, with what to change, if the method lacks public images or these do not fit."""
 
+    @property
+    def restarts_states(self) -> bool:
+        """True if every client must start cold after one of them has lost its state (SCAFFOLD)."""
+        return False
+
     def dimensions_wanted(self, model: ModelConfig) -> DimensionsWanted | None:
         """Return the dimensions to divide among the clients, or None if the method assigns none."""
         return None

@@ -51,6 +51,10 @@ class ComposedConfig(MethodConfig):
     def distillation_epochs(self, round_number: int) -> int:
         return sum(part.distillation_epochs(round_number) for part in (*self.add_ons, self.merge, self.reducer))
 
+    @property
+    def restarts_states(self) -> bool:
+        return any(part.restarts_states for part in (*self.add_ons, self.merge, self.reducer))
+
     def embedding_width(self, model: ModelConfig) -> int:
         """Return D, the width of what the losses compare: of the representation if there is no projector."""
         if "projector" in self.traits and model.projector is not None:

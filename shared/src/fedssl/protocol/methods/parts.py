@@ -49,6 +49,10 @@ class PartConfig(StrictModel):
     sends: ClassVar[bool] = False
     """True if the part sends tensors of its own: a head, centers, control variates."""
 
+    restarts_states: ClassVar[bool] = False
+    """True if every client must start cold after one of them has lost its state, because their states belong
+    together."""
+
     name: str
 
     def check(self, host: Host, model: ModelConfig) -> None:

@@ -6,7 +6,7 @@ from uuid import UUID
 from pydantic import Field
 
 from fedssl.protocol.base import ClientId, Digest
-from fedssl.protocol.states import AssignmentState, RoundState, Verdict
+from fedssl.protocol.states import AssignmentState, Cause, RoundState, Verdict
 from fedssl.protocol.views.base import View
 from fedssl.protocol.work import Progress
 
@@ -19,6 +19,9 @@ class AssignmentView(View):
     attempt: int
     state: AssignmentState
     reason: str | None
+    cause: Cause | None = Field(
+        default=None, description="Whose problem it was, if the worker declined and gave a cause."
+    )
     num_examples: int | None
     update: Digest | None
     progress: Progress | None

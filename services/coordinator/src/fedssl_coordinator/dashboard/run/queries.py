@@ -53,6 +53,7 @@ class Attempt(NamedTuple):
     attempt: int
     state: str
     reason: str | None
+    cause: str | None
     progress: dict[str, Any] | None
     num_examples: int | None
     offered_at: datetime
@@ -150,6 +151,7 @@ def attempts(
             Assignment.attempt,
             Assignment.state,
             Assignment.reason,
+            Assignment.cause,
             Assignment.progress,
             Assignment.num_examples,
             Assignment.offered_at,

@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.states import AssignmentState, RunState
+from fedssl.protocol.states import AssignmentState, Cause, RunState
 from fedssl.protocol.views import DistillationJobView
 from fedssl_coordinator.core.models import Event, Round, Run
 from fedssl_coordinator.core.problems import ProblemError
@@ -27,6 +27,14 @@ from fedssl_coordinator.identity import clients
 
 SHOWN_CLIENTS = 24
 """Rows of the timeline. If there are more clients, those that the run waits for come first."""
+
+CAUSES = {
+    Cause.CLIENT_DATA: "the client's data",
+    Cause.CLIENT_MACHINE: "the client's machine",
+    Cause.COORDINATOR: "the coordinator",
+    Cause.SPEC: "the run's settings",
+}
+"""The causes of declined work, for people."""
 
 _EVENTS = 8
 ROUTINE = (
@@ -181,7 +189,8 @@ def _words(run: Run, current: Round | None, newest: Attempt | None, seen_at: dat
                 return "warn", f"last seen {formats.ago(seen_at)}: round {number} not claimed yet{attempt}"
             return "offered", f"has not claimed round {number} yet{attempt}"
         case state:
-            return state, f"{state} in round {number}{attempt}: {newest.reason or 'no reason given'}"
+            whose = f" ({CAUSES[Cause(newest.cause)]})" if newest.cause else ""
+            return state, f"{state} in round {number}{attempt}{whose}: {newest.reason or 'no reason given'}"
 
 
 def _training(attempt: Attempt) -> tuple[str, str]:

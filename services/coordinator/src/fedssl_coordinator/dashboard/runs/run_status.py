@@ -48,11 +48,13 @@ def run_status(
     job: DistillationJob | None,
     num_eligible: int,
     declined: str | None = None,
+    unattended: str | None = None,
 ) -> RunStatus:
     """Return the status of a run.
 
     `rounds` are the newest rounds, oldest first; `tally` and `absent` describe the last of them; `job` is unfinished;
-    `declined` names the clients that have declined that round, with their reasons.
+    `declined` names the clients that have declined that round, with their reasons; `unattended` is the reason if the
+    run only waits for an aggregator.
     """
     if run.state == RunState.CREATED:
         return RunStatus("created", "waiting to be started")
@@ -62,8 +64,8 @@ def run_status(
         )
     if run.state == RunState.FINISHED:
         return _ended(run)
-    if run.reason:
-        return RunStatus("stalled", run.reason, needs_attention=True)
+    if reason := run.reason or unattended:
+        return RunStatus("stalled", reason, needs_attention=True)
     if job is not None:
         return _distilling(job)
     current = rounds[-1] if rounds and rounds[-1].state != RoundState.CLOSED else None

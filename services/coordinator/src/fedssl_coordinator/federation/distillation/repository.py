@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from fedssl.protocol.states import JobState, RunState
 from fedssl_coordinator.core.models import DistillationJob, Run
 from fedssl_coordinator.federation.jobs import repository as jobs
+from fedssl_coordinator.federation.retries import MOST_DEATHS
 
 
 def unfinished(session: Session, run_id: UUID) -> DistillationJob | None:
@@ -41,8 +42,9 @@ def add(session: Session, run_id: UUID, round_number: int, num_epochs: int) -> D
 
 
 def select_due_notifications(session: Session, num_messages: int) -> Sequence[UUID]:
-    """Select jobs as `jobs.select_due_notifications` does; of a paused run, only a job that was begun."""
-    is_begun = DistillationJob.state == JobState.RUNNING
+    """Select jobs as `jobs.select_due_notifications` does; of a paused run, only a job that was begun and is not in
+    quarantine."""
+    is_begun = (DistillationJob.state == JobState.RUNNING) & (DistillationJob.num_deaths < MOST_DEATHS)
     may_continue = (Run.state == RunState.RUNNING) | ((Run.state == RunState.PAUSED) & is_begun)
     of_active_run = select(Run.id).where(Run.id == DistillationJob.run_id, may_continue).exists()
     return jobs.select_due_notifications(session, DistillationJob, num_messages, of_active_run)

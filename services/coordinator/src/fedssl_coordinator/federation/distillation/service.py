@@ -20,7 +20,7 @@ from fedssl_coordinator.federation.distillation import repository
 from fedssl_coordinator.federation.jobs import repository as job_rows
 from fedssl_coordinator.federation.jobs import service as jobs
 from fedssl_coordinator.federation.jobs.service import StartedJob
-from fedssl_coordinator.federation.transitions import about, transition
+from fedssl_coordinator.federation.transitions import about, pause
 from fedssl_coordinator.storage.artifacts.removal import release
 
 
@@ -46,6 +46,12 @@ def begin(session: Session, job_id: UUID) -> StartedJob[DistillationJob] | None:
         return None
     run = run_rows.get_one(session, job.run_id)
     if job.state != JobState.RUNNING and run.state != RunState.RUNNING:
+        return None
+    if job.state == JobState.RUNNING and retries.is_quarantined(job):
+        if run.state == RunState.RUNNING:
+            what = f"{_when(job)}: the distillation"
+            pause(session, run, f"{retries.quarantine_reason(job, what)}, and resume the run to try it again")
+            enqueue.wake_watchers(session)
         return None
     return jobs.begin(session, job, f"{_when(job)}: the training begins")
 
@@ -103,10 +109,7 @@ def cancel(session: Session, job_id: UUID) -> DistillationJobView:
     reason = f"{_when(job)}: the distillation was cancelled; resume the run to start it again"
     where = f"cancelled by an operator after epoch {job.epoch} of {job.num_epochs}"
     _end(session, job, JobState.CANCELLED, f"{_when(job)}: {where}", reason=where)
-    if run.state == RunState.RUNNING:
-        transition(session, run, RunState.PAUSED, reason, reason=reason)
-    else:
-        run_rows.set_reason(session, run, reason)
+    pause(session, run, reason)
     enqueue.wake_watchers(session)
     return show(session, job_id)
 

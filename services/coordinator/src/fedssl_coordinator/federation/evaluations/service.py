@@ -20,7 +20,7 @@ from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import Evaluation, EvaluationDataset, Run
 from fedssl_coordinator.core.problems import ProblemError, printable
 from fedssl_coordinator.core.settings import settings
-from fedssl_coordinator.federation import run_rows
+from fedssl_coordinator.federation import retries, run_rows
 from fedssl_coordinator.federation.evaluations import repository
 from fedssl_coordinator.federation.jobs import repository as job_rows
 from fedssl_coordinator.federation.jobs import service as jobs
@@ -70,6 +70,10 @@ def request(session: Session, run_id: UUID, asked: EvaluationCreate) -> tuple[Ev
 def begin(session: Session, evaluation_id: UUID) -> StartedJob[Evaluation] | None:
     """Count a try of an evaluation whose lock the caller holds. Returns None if there is nothing to do at this time."""
     row = job_rows.locked(session, Evaluation, evaluation_id)
+    if row is not None and row.state in job_rows.UNFINISHED and retries.is_quarantined(row):
+        reason = f"{retries.quarantine_reason(row, 'the evaluation')}, and request it again"
+        jobs.end(session, row, JobState.FAILED, f"{_where(row)}: {reason}", reason=reason)
+        return None
     started = None if row is None else jobs.begin(session, row, f"{_where(row)}: the evaluation begins")
     if started is None:
         return None
@@ -169,7 +173,13 @@ def _queue(session: Session, run: Run, number: int, config: JudgingConfig) -> tu
 
 
 def _queue_again(session: Session, row: Evaluation) -> bool:
-    values: dict[str, Any] = {"reason": None, "finished_at": None, "num_tries": 0, "sent_at": func.now()}
+    values: dict[str, Any] = {
+        "reason": None,
+        "finished_at": None,
+        "num_tries": 0,
+        "num_deaths": 0,
+        "sent_at": func.now(),
+    }
     won = transition(session, row, JobState.QUEUED, f"{_where(row)}: queued again", **values)
     enqueue.evaluate(session, row.id)
     enqueue.wake_watchers(session)

@@ -67,13 +67,16 @@ def _require(run_id: UUID) -> None:
 async def stream_events(
     run_id: UUID, request: Request, caller: PlacedViewer, last_event_id: LastEventId = None
 ) -> EventSourceResponse:
-    """Stream a run's events as they happen (server-sent events). The stream ends after `run.finished`."""
+    """Stream a run's events as they happen (server-sent events). The stream ends when the run has finished."""
     await run_in_threadpool(_require, run_id)
     return EventSourceResponse(stream(request, run_id, int(last_event_id or 0), caller))
 
 
 async def stream(request: Request, run_id: UUID, last_id: int, caller: Caller) -> AsyncIterator[ServerSentEvent]:
-    """Yield the events of a run after `last_id` as they happen, until `run.finished` or the caller's token ends."""
+    """Yield the events of a run after `last_id` as they happen, until the run has finished or the caller's token ends.
+
+    A run that failed and was resumed has several events `run.finished`: only the last one ends the stream.
+    """
     with request.app.state.wakeups.listen(EVENTS_CHANNEL) as woken:
         while True:
             try:
@@ -84,9 +87,7 @@ async def stream(request: Request, run_id: UUID, last_id: int, caller: Caller) -
             for event in events:
                 last_id = event.id
                 yield ServerSentEvent(id=str(event.id), event=event.kind, data=event.model_dump_json())
-                if event.kind == LAST_EVENT:
-                    return
-            if is_over and not events:
+            if is_over and (not events or (events[-1].kind == LAST_EVENT and len(events) < _BATCH)):
                 return
             if not is_over and len(events) < _BATCH:
                 await woken.wait(POLL_SECONDS)

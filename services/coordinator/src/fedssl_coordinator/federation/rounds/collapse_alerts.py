@@ -7,12 +7,10 @@ from sqlalchemy.orm import Session
 
 from fedssl.evaluation.monitoring import describe, find_collapse_alerts
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.states import RunState
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import Round, Run
-from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.rounds import repository
-from fedssl_coordinator.federation.transitions import transition
+from fedssl_coordinator.federation.transitions import pause
 
 
 def raise_alerts(session: Session, run: Run, current: Round, accepted: Sequence[str]) -> None:
@@ -30,7 +28,4 @@ def raise_alerts(session: Session, run: Run, current: Round, accepted: Sequence[
     if watch.action != "pause" or number >= run.num_rounds:
         return
     reason = f"round {number}: {message}; resume the run to continue anyway"
-    if run.state == RunState.RUNNING:
-        transition(session, run, RunState.PAUSED, reason, reason=reason)
-    else:
-        run_rows.set_reason(session, run, reason)
+    pause(session, run, reason)

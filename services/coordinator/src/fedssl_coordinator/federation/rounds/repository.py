@@ -3,13 +3,14 @@
 import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, delete, func, or_, select
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
-from fedssl.protocol.states import AssignmentState, RoundState, RunState, Verdict
+from fedssl.protocol.states import AssignmentState, Cause, RoundState, RunState, Verdict
 from fedssl_coordinator.core.db import among
 from fedssl_coordinator.core.models import Assignment, Client, DistillationJob, Event, Metric, Round, Run
 from fedssl_coordinator.federation.jobs.repository import UNFINISHED
@@ -35,6 +36,21 @@ _has_enough = Round.num_wanted <= (
     .correlate(Round)
     .scalar_subquery()
 )
+
+
+_later = aliased(Assignment)
+_claim = (
+    (Assignment.state == AssignmentState.DECLINED)
+    & (Assignment.cause == Cause.COORDINATOR)
+    & ~select(_later.id)
+    .where(
+        _later.round_id == Assignment.round_id,
+        _later.client_id == Assignment.client_id,
+        _later.attempt > Assignment.attempt,
+    )
+    .exists()
+)
+"""For queries: the client's newest assignment was declined because of the coordinator, which has not answered yet."""
 
 
 def unclosed(session: Session, run_id: UUID) -> Round | None:
@@ -107,6 +123,11 @@ def extend(session: Session, row: Round, deadline_seconds: float, *, next_attemp
     session.flush()
 
 
+def values_of_reopened(deadline_seconds: float) -> dict[str, Any]:
+    """Return the values of a closed round that is open again: its attempts and its time begin from the start."""
+    return {"verdict": None, "reason": None, "closed_at": None, "attempt": 1, "deadline": _in(deadline_seconds)}
+
+
 def is_overdue(session: Session, round_id: UUID) -> bool:
     """Return whether the deadline has passed, by the database's clock, which all processes share."""
     return bool(session.scalar(select(Round.deadline <= func.now()).where(Round.id == round_id)))
@@ -121,6 +142,19 @@ def assignments(session: Session, round_ids: Sequence[UUID]) -> Sequence[Assignm
         .execution_options(populate_existing=True)
     )
     return session.scalars(statement).all()
+
+
+def claims(session: Session, round_id: UUID) -> Sequence[Assignment]:
+    """Return the unanswered assignments that clients declined because of the coordinator."""
+    return session.scalars(select(Assignment).where(Assignment.round_id == round_id, _claim)).all()
+
+
+def num_claims(session: Session, round_id: UUID, client_id: str) -> int:
+    """Return how many assignments of the round the client declined because of the coordinator, answered or not."""
+    statement = select(func.count()).where(
+        Assignment.round_id == round_id, Assignment.client_id == client_id, Assignment.cause == Cause.COORDINATOR
+    )
+    return session.scalar(statement) or 0
 
 
 def has_live(session: Session, round_id: UUID) -> bool:
@@ -178,9 +212,9 @@ def lost(session: Session, round_id: UUID) -> Sequence[tuple[Assignment, bool]]:
 def needing_attention(session: Session) -> Sequence[UUID]:
     """Return the running runs that an aggregator should check: the query behind the sweep.
 
-    These are runs that are not prepared, that have no round in progress or one that can move, a lost lease, or the
-    updates that an over-sampled round needs. It leaves out runs whose clients are training, runs with a distillation
-    job, and runs that pause after a failed computation.
+    These are runs that are not prepared, that have no round in progress or one that can move, a lost lease, the updates
+    that an over-sampled round needs, or work that was declined because of the coordinator. It leaves out runs whose
+    clients are training, runs with a distillation job, and runs that pause after a failed computation.
     """
     in_progress = (
         select(Assignment.id)
@@ -199,13 +233,18 @@ def needing_attention(session: Session) -> Sequence[UUID]:
         .where(Round.run_id == Run.id, Round.state == RoundState.OPEN, _lost)
     )
     enough = select(Round.id).where(Round.run_id == Run.id, Round.state == RoundState.OPEN, _has_enough)
+    claimed = (
+        select(Assignment.id)
+        .join(Round, Round.id == Assignment.round_id)
+        .where(Round.run_id == Run.id, Round.state == RoundState.OPEN, _claim)
+    )
     distilling = select(DistillationJob.id).where(
         DistillationJob.run_id == Run.id, DistillationJob.state.in_(UNFINISHED)
     )
     statement = (
         select(Run.id)
         .where(Run.state == RunState.RUNNING, due(Run))
-        .where(~(in_progress.exists() | distilling.exists()) | lost_.exists() | enough.exists())
+        .where(~(in_progress.exists() | distilling.exists()) | lost_.exists() | enough.exists() | claimed.exists())
         .order_by(Run.created_at)
     )
     return session.scalars(statement).all()

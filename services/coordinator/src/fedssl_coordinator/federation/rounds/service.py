@@ -5,6 +5,7 @@ operator's stop and an aggregator's close cannot cross.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 from uuid import UUID
@@ -14,13 +15,13 @@ from sqlalchemy.orm import Session
 
 from fedssl.errors import SpecError
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.states import AssignmentState, Outcome, RoundState, RunState, Verdict
+from fedssl.protocol.states import AssignmentState, Cause, Outcome, RoundState, RunState, Verdict
 from fedssl.protocol.training import CohortConfig
 from fedssl.seeding import asked_cohort
 from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import Assignment, Round, Run
-from fedssl_coordinator.core.problems import printable
+from fedssl_coordinator.core.problems import ProblemError, printable
 from fedssl_coordinator.federation import retries, run_rows
 from fedssl_coordinator.federation.dimensions import service as dimensions
 from fedssl_coordinator.federation.distillation import repository as distillation_jobs
@@ -28,10 +29,12 @@ from fedssl_coordinator.federation.distillation import service as distillation
 from fedssl_coordinator.federation.evaluations import service as evaluations
 from fedssl_coordinator.federation.retries import LONGEST_PAUSE_SECONDS
 from fedssl_coordinator.federation.rounds import fitness, policies, repository
-from fedssl_coordinator.federation.transitions import transition
+from fedssl_coordinator.federation.transitions import pause, transition
 from fedssl_coordinator.identity import clients
+from fedssl_coordinator.storage.artifacts import repository as artifacts
 
 _CLIENTS_SHOWN = 5
+_NO_TRIES = {"num_tries": 0, "num_deaths": 0, "retry_at": None}
 
 
 class Step(Enum):
@@ -39,12 +42,25 @@ class Step(Enum):
 
     PREPARE = auto()
     AGGREGATE = auto()
+    CHECK_INPUTS = auto()
     CHECK_AGAIN = auto()
     WAIT = auto()
 
 
-def next_step(session: Session, run_id: UUID) -> Step:
-    """Move the run as far as it goes without a computation, and return the caller's next step."""
+@dataclass(frozen=True, slots=True)
+class CheckedInputs:
+    """The result of a check of what a round's clients get from the coordinator: its `faults`, or none."""
+
+    round_id: UUID
+    faults: tuple[str, ...]
+
+
+def next_step(session: Session, run_id: UUID, checked: CheckedInputs | None = None) -> Step:
+    """Move the run as far as it goes without a computation, and return the caller's next step.
+
+    After CHECK_INPUTS the caller checks the round's inputs in the store, outside of any transaction, and calls again
+    with the result.
+    """
     run = run_rows.locked(session, run_id)
     if run is None or run.state != RunState.RUNNING:
         return Step.WAIT
@@ -63,7 +79,30 @@ def next_step(session: Session, run_id: UUID) -> Step:
         return _begin(session, run, Step.AGGREGATE)
     if current.state == RoundState.DISTILLING:
         return _distil(session, run, current.number, spec.method.distillation_epochs(current.number))
-    return _check_open_round(session, run, current, spec)
+    return _check_open_round(session, run, current, spec, checked)
+
+
+def take_up(session: Session, run: Run) -> None:
+    """Let a failed run continue from its last closed round. The caller holds the run's lock.
+
+    The round in which it failed is open again: its accepted updates count, and the other clients are asked again.
+    Raises ProblemError if the run's weights were removed.
+    """
+    for digest in (run.broadcast, run.server_state):
+        if digest is not None and not artifacts.hold(session, digest):
+            detail = f"run {run.id} cannot be resumed: its weights, artifact {digest}, were removed from the store"
+            raise ProblemError("conflict", detail)
+    data = {"outcome": run.outcome, "reason": run.reason, "rounds_closed": run.rounds_closed}
+    message = f"taken up after round {run.rounds_closed}, although it had failed: {run.reason}"
+    won = transition(
+        session, run, RunState.RUNNING, message, data=data, outcome=None, reason=None, finished_at=None, **_NO_TRIES
+    )
+    assert won, "the run is locked"
+    failed = repository.latest(session, run.id)
+    if failed is not None and failed.verdict == Verdict.FAILED:
+        _reopen(session, run, failed)
+    enqueue.advance(session, run.id)
+    enqueue.wake_workers(session)
 
 
 def end_run(session: Session, run: Run, outcome: Outcome, reason: str) -> None:
@@ -137,7 +176,42 @@ def record_failure(session: Session, run_id: UUID, why: str, *, begun: bool) -> 
         retries.record_failure(session, run, why, begun=begun)
 
 
+def _reopen(session: Session, run: Run, failed: Round) -> None:
+    """Open the round in which a run had failed again. Its assignments stay as they ended."""
+    spec = RunSpec.model_validate(run.spec)
+    values = repository.values_of_reopened(spec.cohort.deadline_seconds)
+    won = transition(session, failed, RoundState.OPEN, f"round {failed.number} is open again", **values)
+    assert won, "the run is locked"
+    rows = repository.assignments(session, [failed.id])
+    members = sorted({row.client_id for row in rows})
+    eligible = set(clients.eligible(session, members))
+    kept = set()
+    for row in rows:
+        if row.state == AssignmentState.ACCEPTED:
+            assert row.update_digest is not None, "a constraint: an accepted assignment has an update"
+            if row.client_id not in eligible:
+                _expire(session, row, "the client was revoked")
+            elif not artifacts.hold(session, row.update_digest):
+                _expire(session, row, "its update was removed from the store while the run had ended")
+            else:
+                kept.add(row.client_id)
+    others = sorted(eligible - kept)
+    left_out = fitness.unfit(session, spec, run.method_version, others) | policies.refusals(session, run, spec, others)
+    attempts = {row.client_id: row.attempt for row in rows}
+    asked = sorted(eligible - kept - left_out.keys())
+    repository.offer(session, failed, {client: attempts[client] + 1 for client in asked})
+    if asked:
+        ends = _reasons(rows)
+        _record_offers(session, failed, "the run was resumed", {client: ends[client] for client in asked})
+
+
 def _begin(session: Session, run: Run, step: Step) -> Step:
+    if retries.is_quarantined(run):
+        current = repository.unclosed(session, run.id)
+        what = "the preparation of the run" if current is None else f"the aggregation of round {current.number}"
+        pause(session, run, f"{retries.quarantine_reason(run, what)}, and resume the run to try it again")
+        enqueue.wake_watchers(session)
+        return Step.WAIT
     if not retries.may_begin(session, run):
         return Step.WAIT
     retries.begin(session, run)
@@ -215,17 +289,17 @@ def _waits_for_clients(cohort: CohortConfig, num_eligible: int) -> str | None:
     return None
 
 
-def _check_open_round(session: Session, run: Run, current: Round, spec: RunSpec) -> Step:
+def _check_open_round(session: Session, run: Run, current: Round, spec: RunSpec, checked: CheckedInputs | None) -> Step:
     """Close an open round or offer it again when it is time, and return the caller's next step."""
     cohort = spec.cohort
     overdue = repository.is_overdue(session, current.id)
     enough = repository.has_enough(session, current)
     _end_lost(session, current, offer_again=not (overdue or enough))
+    claims = repository.claims(session, current.id)
     if repository.has_live(session, current.id) and not (overdue or enough):
-        if run.num_tries:  # an earlier check failed, and this one has not
-            retries.reset(session, run)
-            run_rows.set_reason(session, run, None)
-            enqueue.wake_watchers(session)
+        if claims:
+            return _check_inputs(session, run, current, checked) or _answer_claims(session, run, current, claims)
+        _forget_failures(session, run)
         return Step.WAIT
     # Once nothing is live nothing more can be accepted, so the count below is final.
     late = f"the round closed with the first {current.num_wanted} updates: this client's came too late and is not used"
@@ -244,8 +318,20 @@ def _check_open_round(session: Session, run: Run, current: Round, spec: RunSpec)
             transition(session, current, RoundState.DISTILLING, f"training for {num_epochs} epochs on the updates")
             return _distil(session, run, current.number, num_epochs)
         return Step.CHECK_AGAIN
-    attempts = {row.client_id: row.attempt for row in rows if row.client_id not in accepted}
-    reasons = {client: reason for client, reason in _reasons(rows).items() if client not in accepted}
+    if missing and (step := _check_inputs(session, run, current, checked)) is not None:
+        return step
+    ended = [row for row in rows if row.client_id not in accepted]
+    attempts = {row.client_id: row.attempt for row in ended}
+    if missing and run.num_tries:  # the coordinator was at fault until now, and that costs no attempt
+        _forget_failures(session, run)
+        again = {client: attempts[client] + 1 for client in sorted(missing)}
+        return _offer_again(session, current, cohort, again, _reasons(ended), {}, costs_attempt=False)
+    if first := _first_claims(session, current, claims):
+        again = {client: attempts[client] + 1 for client in sorted(missing.intersection(first))}
+        if again:
+            return _offer_again(session, current, cohort, again, _reasons(ended), {}, costs_attempt=False)
+    _refute(session, claims)
+    reasons = _reasons(ended)
     if missing and current.attempt < cohort.max_attempts:  # a policy that was closed may be opened again
         again = {client: attempts[client] + 1 for client in sorted(missing)}
         newest = {row.client_id: row.state for row in rows}
@@ -254,6 +340,73 @@ def _check_open_round(session: Session, run: Run, current: Round, spec: RunSpec)
         pauses = {client: pause for client in again if newest[client] == AssignmentState.DECLINED}
         return _offer_again(session, current, cohort, again, reasons, pauses)
     return _without_quorum(session, run, current, cohort, reasons)
+
+
+def _check_inputs(session: Session, run: Run, current: Round, checked: CheckedInputs | None) -> Step | None:
+    """Return the step to take before clients are held responsible, or None if the coordinator's part is all right.
+
+    No attempt of a round is counted before this: what is missing or damaged in the store is not the clients' fault,
+    whatever they reported. The run stalls until it is back.
+    """
+    if checked is None or checked.round_id != current.id:
+        return Step.CHECK_INPUTS if retries.may_begin(session, run) else Step.WAIT
+    if not checked.faults:
+        return None
+    why = f"round {current.number} waits for the coordinator: {'; '.join(checked.faults)}; put it back into the store"
+    retries.record_failure(session, run, why, begun=False)
+    return Step.WAIT
+
+
+def _answer_claims(session: Session, run: Run, current: Round, claims: Sequence[Assignment]) -> Step:
+    """Offer work again that was declined because of the coordinator, whose part is now all right."""
+    first = _first_claims(session, current, claims)
+    again = {row.client_id: row.attempt + 1 for row in claims if run.num_tries or row.client_id in first}
+    _refute(session, [row for row in claims if row.client_id not in again])
+    if run.num_tries:  # the time that the fault took does not count against the round
+        seconds = RunSpec.model_validate(run.spec).cohort.deadline_seconds
+        repository.extend(session, current, seconds, next_attempt=False)
+    _forget_failures(session, run)
+    if again:
+        repository.offer(session, current, again)
+        declined = {row.client_id: row.reason or "" for row in claims if row.client_id in again}
+        _record_offers(session, current, "the coordinator's files are all right now", declined)
+    return Step.WAIT
+
+
+def _first_claims(session: Session, current: Round, claims: Sequence[Assignment]) -> set[str]:
+    """Return the clients that blame the coordinator for the first time in this round.
+
+    The coordinator's part was found all right, but it may have been repaired in the meantime. So this time costs no
+    attempt; from the next on it is the client's own problem.
+    """
+    return {row.client_id for row in claims if repository.num_claims(session, current.id, row.client_id) == 1}
+
+
+def _refute(session: Session, claims: Sequence[Assignment]) -> None:
+    """Count declined work as the client's own problem: it blamed the coordinator again, whose part is all right."""
+    for row in claims:
+        row.cause = Cause.CLIENT_MACHINE
+        row.reason = printable(
+            f"{row.reason}; the coordinator has it, undamaged: look at the client's machine or network"
+        )
+        record(
+            session,
+            "decline.refuted",
+            f"{row.client_id}: {row.reason}",
+            run_id=row.run_id,
+            round_number=row.round_number,
+            client_id=row.client_id,
+            data={"assignment": str(row.id)},
+        )
+    session.flush()
+
+
+def _forget_failures(session: Session, run: Run) -> None:
+    """Clear the reason of an earlier check that failed, because this one has not."""
+    if run.num_tries:
+        retries.reset(session, run)
+        run_rows.set_reason(session, run, None)
+        enqueue.wake_watchers(session)
 
 
 def _quorum(cohort: CohortConfig, current: Round, num_possible: int) -> int:
@@ -299,21 +452,27 @@ def _offer_again(
     attempts: dict[str, int],
     reasons: Mapping[str, str],
     pauses: Mapping[str, float],
+    *,
+    costs_attempt: bool = True,
 ) -> Step:
     """Keep the updates of an attempt that ended without enough of them, and offer the other assignments again."""
-    repository.extend(session, current, cohort.deadline_seconds, next_attempt=True)
+    repository.extend(session, current, cohort.deadline_seconds, next_attempt=costs_attempt)
     repository.offer(session, current, attempts, pauses)
+    _record_offers(session, current, f"attempt {current.attempt} of {cohort.max_attempts}", reasons)
+    return Step.WAIT
+
+
+def _record_offers(session: Session, current: Round, why: str, reasons: Mapping[str, str]) -> None:
     record(
         session,
         "round.reoffered",
-        f"attempt {current.attempt} of {cohort.max_attempts}, offered again: {_shortened(reasons)}",
+        f"{why}, offered again: {_shortened(reasons)}",
         run_id=current.run_id,
         round_number=current.number,
         data={"clients": dict(reasons)},
     )
     enqueue.wake_workers(session)
     enqueue.wake_watchers(session)
-    return Step.WAIT
 
 
 def _without_quorum(

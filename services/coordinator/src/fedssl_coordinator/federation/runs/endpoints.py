@@ -22,7 +22,6 @@ from fedssl_coordinator.core.paging import (
     page_of,
 )
 from fedssl_coordinator.federation import run_rows
-from fedssl_coordinator.federation.rounds import declines
 from fedssl_coordinator.federation.rounds import repository as rounds
 from fedssl_coordinator.federation.runs import service
 from fedssl_coordinator.identity.authentication import Admin, Operator, Viewer, WaitingViewer
@@ -53,9 +52,9 @@ def list_runs(
     """List runs, newest first."""
     before = decode_cursor(cursor, datetime.fromisoformat, UUID) if cursor else None
     rows = run_rows.newest_first(session, limit + 1, before, state)
-    declined = declines.reasons(session, rows)
+    reasons = service.derived_reasons(session, rows)
     return page_of(
-        rows, limit, lambda row: service.summary(row, declined), lambda row: (row.created_at.isoformat(), str(row.id))
+        rows, limit, lambda row: service.summary(row, reasons), lambda row: (row.created_at.isoformat(), str(row.id))
     )
 
 
@@ -79,7 +78,10 @@ def pause_run(run_id: UUID, caller: Operator, session: DB) -> RunView:
 
 @router.post("/{run_id}/resume", responses=problems(409))
 def resume_run(run_id: UUID, caller: Operator, session: DB) -> RunView:
-    """Resume a paused run. Its open round gets a new deadline."""
+    """Resume a paused run. Its open round gets a new deadline.
+
+    A run that failed continues from its last closed round, if the cause of the failure may have been removed.
+    """
     return service.change(session, run_id, "resume")
 
 

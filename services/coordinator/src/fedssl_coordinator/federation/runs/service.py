@@ -18,7 +18,7 @@ from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.federation import retries, run_rows
 from fedssl_coordinator.federation.distillation import repository as distillation_jobs
 from fedssl_coordinator.federation.distillation import service as distillation
-from fedssl_coordinator.federation.rounds import declines, fitness, policies
+from fedssl_coordinator.federation.rounds import declines, fitness, policies, unattended
 from fedssl_coordinator.federation.rounds import repository as rounds
 from fedssl_coordinator.federation.rounds import service as rounds_service
 from fedssl_coordinator.federation.runs import declared_encoders
@@ -63,7 +63,10 @@ def create(session: Session, request: RunCreate, idempotency_key: str | None) ->
 
 
 def change(session: Session, run_id: UUID, verb: str) -> RunView:
-    """Start, pause, resume or stop a run. Does nothing if the run is in that state already. Raises ProblemError."""
+    """Start, pause, resume or stop a run; a failed one can be resumed too.
+
+    Does nothing if the run is in that state already. Raises ProblemError.
+    """
     run = run_rows.locked(session, run_id)
     if run is None:
         raise run_rows.not_found(run_id)
@@ -75,6 +78,8 @@ def change(session: Session, run_id: UUID, verb: str) -> RunView:
             transition(session, run, RunState.PAUSED, "no new work is given out")
         case "resume", RunState.PAUSED:
             _resume(session, run)
+        case "resume", RunState.FINISHED if run.outcome == Outcome.FAILED:
+            rounds_service.take_up(session, run)
         case "stop", RunState.CREATED | RunState.RUNNING | RunState.PAUSED:
             rounds_service.end_run(session, run, Outcome.STOPPED, "stopped by an operator")
         case ("start" | "resume", RunState.RUNNING) | ("pause", RunState.PAUSED):
@@ -82,7 +87,8 @@ def change(session: Session, run_id: UUID, verb: str) -> RunView:
         case "stop", RunState.FINISHED if run.outcome == Outcome.STOPPED:
             pass
         case _:
-            raise ProblemError("conflict", f"run {run_id} is {state}: it cannot {verb}, {_POSSIBLE[state]}")
+            possible = "only resume" if run.outcome == Outcome.FAILED else _POSSIBLE[state]
+            raise ProblemError("conflict", f"run {run_id} is {state}: it cannot {verb}, {possible}")
     enqueue.wake_watchers(session)
     return show(session, run_id)
 
@@ -112,7 +118,7 @@ def show(session: Session, run_id: UUID) -> RunView:
     spec = RunSpec.model_validate(run.spec)
     current, job = rounds.latest(session, run_id), distillation_jobs.unfinished(session, run_id)
     return RunView(
-        **summary(run, declines.reasons(session, [run])).model_dump(),
+        **summary(run, derived_reasons(session, [run])).model_dump(),
         spec=spec,
         initial_model=run.initial_broadcast,
         model=run.broadcast,
@@ -122,6 +128,11 @@ def show(session: Session, run_id: UUID) -> RunView:
         clients=(eligible := clients.eligible(session, spec.cohort.clients)),
         left_out=_left_out(session, run, spec, eligible),
     )
+
+
+def derived_reasons(session: Session, runs: Sequence[Run]) -> dict[UUID, str]:
+    """Return why runs do not move, if it is not in their rows: no aggregator takes them up, or clients declined."""
+    return {**declines.reasons(session, runs), **unattended.reasons(session, runs)}
 
 
 def summary(run: Run, reasons: Mapping[UUID, str]) -> RunSummary:
@@ -229,6 +240,7 @@ def _assignment_view(row: Assignment) -> AssignmentView:
         attempt=row.attempt,
         state=AssignmentState(row.state),
         reason=row.reason,
+        cause=row.cause,
         num_examples=row.num_examples,
         update=row.update_digest,
         progress=Progress.model_validate(row.progress) if row.progress else None,

@@ -92,18 +92,32 @@ def finished_with(session: Session, client_id: str, run_ids: Sequence[UUID]) -> 
     return session.scalars(statement).all()
 
 
-def newest_accepted(session: Session, run_id: UUID, client_id: str) -> Assignment | None:
+def set_lost_round(session: Session, assignment_id: UUID, round_number: int) -> bool:
+    """Record that the client works on this without its state of an earlier round. False if it is not leased."""
+    statement = (
+        update(Assignment)
+        .where(Assignment.id == assignment_id, Assignment.state == AssignmentState.LEASED)
+        .values(lost_round=round_number)
+        .returning(Assignment.id)
+        .execution_options(synchronize_session=False)
+    )
+    return session.execute(statement).scalar_one_or_none() is not None
+
+
+def newest_accepted(session: Session, run: Run, client_id: str) -> Assignment | None:
     """Return the client's newest accepted assignment in the run, but not of a skipped round.
 
-    A skipped round puts no update into the weights, so no client's state advances in it.
+    A skipped round puts no update into the weights, so no client's state advances in it. Nor does one that was accepted
+    up to the round after which all clients start cold count.
     """
     statement = (
         select(Assignment)
         .join(Round, Round.id == Assignment.round_id)
         .where(
-            Assignment.run_id == run_id,
+            Assignment.run_id == run.id,
             Assignment.client_id == client_id,
             Assignment.state == AssignmentState.ACCEPTED,
+            Assignment.round_number > (run.restart_round or 0),
             Round.verdict.is_distinct_from(Verdict.SKIPPED),
         )
         .order_by(Assignment.round_number.desc())

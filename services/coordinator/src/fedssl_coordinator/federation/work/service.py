@@ -21,6 +21,7 @@ from fedssl.protocol.work import (
     HeartbeatReply,
     Register,
     Registered,
+    StateLost,
     Submit,
     Submitted,
     WorkItem,
@@ -34,11 +35,13 @@ from fedssl_coordinator.core.problems import AuditEvent, ProblemError, printable
 from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.dimensions import repository as dimensions
 from fedssl_coordinator.federation.rounds import repository as rounds
-from fedssl_coordinator.federation.transitions import transition
+from fedssl_coordinator.federation.transitions import pause, transition
 from fedssl_coordinator.federation.work import repository
 from fedssl_coordinator.identity import clients
 from fedssl_coordinator.storage.artifacts import repository as artifacts
 from fedssl_coordinator.storage.artifacts.service import own_assignment
+
+STATE_LOST = "client.state_lost"
 
 
 def register(session: Session, client_id: str, request: Register) -> Registered:
@@ -73,6 +76,7 @@ def claim(session: Session, client_id: str) -> WorkItem | None:
     spec = RunSpec.model_validate(run.spec)
     if assignment.state == AssignmentState.LEASED:
         repository.renew(session, assignment.id, spec.cohort.lease_seconds, None)
+        assignment.lost_round = None  # the worker reports it again if the state has not come back
         _record(session, "assignment.resumed", f"{client_id} has resumed the assignment", assignment)
     else:
         end = repository.lease_end(spec.cohort.lease_seconds)
@@ -91,6 +95,8 @@ def heartbeat(session: Session, client_id: str, request: Heartbeat) -> Heartbeat
     if request.assignment_id is None:
         return HeartbeatReply()
     assignment = own_assignment(session, request.assignment_id, client_id)
+    if request.state_lost is not None and (reply := _record_loss(session, assignment, request.state_lost)) is not None:
+        return reply
     if (run := run_rows.get(session, assignment.run_id)) is not None:
         seconds = RunSpec.model_validate(run.spec).cohort.lease_seconds
         if repository.renew(session, assignment.id, seconds, request.progress):
@@ -129,12 +135,59 @@ def decline(session: Session, client_id: str, request: Decline) -> Submitted:
         assignment,
         AssignmentState.DECLINED,
         f"{client_id}: {reason}",
+        data=None if request.cause is None else {"cause": request.cause},
         reason=reason,
+        cause=request.cause,
         closed_at=func.now(),
     )
     enqueue.advance(session, assignment.run_id)
     enqueue.wake_watchers(session)
     return Submitted(assignment_id=assignment.id, state=AssignmentState.DECLINED)
+
+
+def _record_loss(session: Session, assignment: Assignment, lost: StateLost) -> HeartbeatReply | None:
+    """Record that a client has lost its state. Returns None if it may train without it, or the reply that stops it.
+
+    A loss that was reported before does not pause the run again: by resuming it, the operator has accepted the loss.
+    """
+    run = run_rows.locked(session, assignment.run_id)
+    newest = None if run is None else repository.newest_accepted(session, run, assignment.client_id)
+    if run is None or newest is None or newest.round_number != lost.round_number:
+        return None
+    if not repository.set_lost_round(session, assignment.id, lost.round_number):
+        return None
+    client_id, data = assignment.client_id, {"accepted_round": lost.round_number}
+    about = {"assignment": str(assignment.id), "reason": lost.reason}
+    if events.has(session, run.id, STATE_LOST, client_id, data):
+        return None
+    spec = RunSpec.model_validate(run.spec)
+    is_pausing = spec.cohort.on_lost_state == "pause"
+    consequence = "the run is paused" if is_pausing else _consequence(spec, run)
+    message = f"{client_id}: its client state of round {lost.round_number} is {lost.reason}; {consequence}"
+    record(
+        session,
+        STATE_LOST,
+        message,
+        run_id=run.id,
+        round_number=assignment.round_number,
+        client_id=client_id,
+        data={**data, **about, "consequence": consequence},
+    )
+    enqueue.wake_watchers(session)
+    if not is_pausing:
+        return None
+    what_next = f"restore it at the client and resume the run, or resume it without: {_consequence(spec, run)}"
+    pause(session, run, f"{client_id}: its client state of round {lost.round_number} is {lost.reason}; {what_next}")
+    return HeartbeatReply(carry_on=False, reason=f"the run is paused: {message}")
+
+
+def _consequence(spec: RunSpec, run: Run) -> str:
+    """Return what it means for the run that a client starts cold. docs/operations/runs.md explains it per method."""
+    if spec.method.restarts_states:
+        return "it starts cold, and once the round closes the control variates of all clients restart from 0"
+    if run.plan is not None and not run.plan["update"]:
+        return "it starts again from the weights before training, because this method keeps them only at the client"
+    return "it starts cold, from the broadcast"
 
 
 def ended_runs(session: Session, client_id: str, request: EndedQuery) -> EndedRuns:
@@ -236,7 +289,7 @@ def _require_wanted(session: Session, assignment: Assignment) -> None:
 
 def _work_item(session: Session, assignment: Assignment, run: Run, spec: RunSpec) -> WorkItem:
     current = rounds.get_one(session, assignment.round_id)
-    newest = repository.newest_accepted(session, run.id, assignment.client_id)
+    newest = repository.newest_accepted(session, run, assignment.client_id)
     return WorkItem(
         assignment_id=assignment.id,
         run_id=run.id,

@@ -25,15 +25,16 @@ def verify_store() -> Iterator[ArtifactCheck]:
     with transaction() as session:
         needed = repository.needed(session, retention_periods())
     for digest, num_bytes in needed:
-        fault = _fault(digest, num_bytes)
+        fault = fault_of(digest, num_bytes)
         if fault is None or _is_needed(digest):  # it may have been removed in the meantime, rightly
             yield ArtifactCheck(digest, num_bytes, fault)
 
 
-def _fault(digest: str, num_bytes: int) -> str | None:
+def fault_of(digest: str, num_bytes: int | None = None) -> str | None:
+    """Read all of an artifact in the store, and return what is wrong with it, or None."""
     try:
         size = store().size(digest)
-        if size != num_bytes:
+        if num_bytes is not None and size != num_bytes:
             return f"has {size} bytes instead of {num_bytes}"
         whole = hashlib.sha256()
         for chunk in store().read(digest, 0, size):  # the store's own bytes, not a local copy

@@ -1,0 +1,46 @@
+"""The cause that a declined assignment carries: an error of this worker's, mapped to whose problem it is."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fedssl.client import NotFound
+from fedssl.errors import ArtifactError, DataError, FedSSLError, MethodError, SpecError
+from fedssl.protocol.states import Cause
+from fedssl_worker.disclosure.policy import NotPermitted
+
+
+class CannotTrain(FedSSLError):
+    """This worker cannot do this work. The coordinator receives the message as the reason."""
+
+    def __init__(self, message: str, cause: Cause = Cause.CLIENT_MACHINE) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+_ATTRIBUTE = "_fedssl_cause"
+_CAUSES: dict[type[Exception], Cause] = {
+    NotPermitted: Cause.CLIENT_DATA,
+    DataError: Cause.CLIENT_DATA,
+    SpecError: Cause.SPEC,
+    MethodError: Cause.SPEC,
+}
+
+
+@contextmanager
+def from_coordinator() -> Iterator[None]:
+    """Attribute what is missing or damaged to the coordinator: for the block in which its artifacts are fetched."""
+    try:
+        yield
+    except (ArtifactError, NotFound) as error:
+        setattr(error, _ATTRIBUTE, Cause.COORDINATOR)
+        raise
+
+
+def cause_of(error: Exception) -> Cause:
+    """Return whose problem an error is. What is not known to be anything else is the client's machine's."""
+    if isinstance(error, CannotTrain):
+        return error.cause
+    found: Cause | None = getattr(error, _ATTRIBUTE, None)
+    if found is not None:
+        return found
+    return next((cause for kind, cause in _CAUSES.items() if isinstance(error, kind)), Cause.CLIENT_MACHINE)

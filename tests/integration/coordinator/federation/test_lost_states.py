@@ -1,0 +1,177 @@
+"""Client states that are lost between two rounds: real workers, one of which finds a flipped bit."""
+
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+import torch
+
+from fedssl.backoff import Backoff
+from fedssl.data import save_npz
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.states import Outcome, RunState
+from fedssl.protocol.views import EventView
+from fedssl.protocol.work import StateLost
+from fedssl.simulation import Result, simulate
+from fedssl_worker.agent import Agent
+from fedssl_worker.data import load_images
+from fedssl_worker.disclosure.egress import Egress
+from fedssl_worker.disclosure.ledger import Ledger
+from fedssl_worker.executor import Executor
+from fedssl_worker.state import ClientStates
+from support.cast import Cast
+from support.coordinator import Coordinator
+from support.methods import method_spec, shards
+from support.tables import Tables
+
+CPU = torch.device("cpu")
+LOST = "client-1"
+
+
+class Workers:
+    """One worker per client, in this process, moved round by round."""
+
+    def __init__(self, coordinator: Coordinator, folder: Path, spec: RunSpec) -> None:
+        self.coordinator = coordinator
+        self.spec = spec
+        self.folder = folder
+        self.agents = {name: self._agent(name) for name in shards(spec)}
+        self.id: UUID = coordinator.client.create_run(spec).id
+        coordinator.advance(self.id)
+
+    def _agent(self, name: str) -> Agent:
+        folder = self.folder / name
+        (folder / "broadcasts").mkdir(parents=True)
+        save_npz(folder / "own.npz", shards(self.spec)[name])
+        client = self.coordinator.worker(name)
+        states = ClientStates(folder / "runs")
+        images = load_images(str(folder / "own.npz"), CPU)
+        executor = Executor(client, images, states, folder / "broadcasts", client_id=name, device=CPU)
+        egress = Egress(client, Ledger(folder / "ledger"))
+        return Agent(client, executor, egress, states, claim_seconds=0, backoff=Backoff(first=0.01, longest=0.02))
+
+    def train(self, *names: str) -> None:
+        for name in names or tuple(self.agents):
+            self.agents[name].step()
+        self.coordinator.advance(self.id)
+
+    def lose(self, name: str = LOST, *, how: str = "flipped") -> None:
+        """Damage the newest client state."""
+        newest = sorted((self.folder / name / "runs" / str(self.id)).iterdir())[-1] / "state.safetensors"
+        content = newest.read_bytes()
+        if how == "flipped":
+            newest.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        else:
+            newest.unlink()
+
+    def state(self, name: str) -> dict[str, torch.Tensor]:
+        """The newest client state on the disk."""
+        from fedssl.artifacts.tensors import load_tensors
+
+        newest = sorted((self.folder / name / "runs" / str(self.id)).iterdir())[-1]
+        return load_tensors(newest / "state.safetensors")
+
+    def events(self, kind: str) -> list[EventView]:
+        return list(self.coordinator.client.event_log(self.id, kind))
+
+    def assert_simulated(self, result: Result) -> None:
+        run = self.coordinator.client.run(self.id)
+        assert run.outcome == Outcome.COMPLETED, run.reason
+        assert run.model is not None
+        deployed = self.coordinator.tensors(run.model)
+        assert [name for name, value in result.model.items() if not torch.equal(deployed[name], value)] == []
+
+
+def _spec(method: str, **changes: Any) -> RunSpec:
+    return method_spec(method, num_rounds=4, cohort={"min_clients": 3, **changes})
+
+
+@pytest.mark.parametrize("how", ["flipped", "gone"])
+def test_scaffolds_c_is_the_mean_of_the_variates_again(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, how: str
+) -> None:
+    workers = Workers(coordinator, tmp_path, _spec("scaffold"))
+    workers.train()
+    workers.lose(how=how)
+    workers.train()
+    [event] = workers.events("client.state_lost")
+    assert (event.client_id, event.round_number) == (LOST, 2)
+    reason = "damaged" if how == "flipped" else "missing"
+    assert event.message == (
+        f"{LOST}: its client state of round 1 is {reason}; it starts cold, and once the round closes the control "
+        "variates of all clients restart from 0"
+    )
+    assert {key: event.data[key] for key in ("accepted_round", "reason")} == {"accepted_round": 1, "reason": reason}
+    [restarted] = workers.events("run.states_restarted")
+    assert (restarted.round_number, restarted.data) == (2, {"clients": [LOST]})
+    workers.train()
+    workers.train()
+    run = coordinator.client.run(workers.id)
+    assert run.model is not None
+    model = coordinator.tensors(run.model)
+    for name in (name.removeprefix("control.") for name in model if name.startswith("control.")):
+        own = torch.stack([workers.state(client)[f"scaffold_own.{name}"] for client in workers.agents])
+        torch.testing.assert_close(model[f"control.{name}"], own.mean(dim=0), rtol=1e-4, atol=1e-6)
+        assert float(own.abs().max()) > 0
+    workers.assert_simulated(simulate(workers.spec, shards(workers.spec), lost_states={2: [LOST]}))
+
+
+def test_a_lost_target_network_costs_only_its_own_client_a_cold_start(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    workers = Workers(coordinator, tmp_path, _spec("fedbyol"))
+    workers.train()
+    workers.train()
+    workers.lose()
+    workers.train()
+    workers.train()
+    [event] = workers.events("client.state_lost")
+    assert event.data["consequence"] == "it starts cold, from the broadcast"
+    assert workers.events("run.states_restarted") == []
+    workers.assert_simulated(simulate(workers.spec, shards(workers.spec), lost_states={3: [LOST]}))
+
+
+def test_a_paused_run_resumes_with_the_restored_state(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+    workers = Workers(coordinator, tmp_path, _spec("scaffold", on_lost_state="pause"))
+    workers.train()
+    newest = sorted((tmp_path / LOST / "runs" / str(workers.id)).iterdir())[-1] / "state.safetensors"
+    whole = newest.read_bytes()
+    workers.lose()
+    workers.train()
+    run = coordinator.client.run(workers.id)
+    assert run.state == RunState.PAUSED
+    assert run.reason is not None
+    assert run.reason.startswith(f"{LOST}: its client state of round 1 is damaged; restore it at the client and resume")
+    newest.write_bytes(whole)
+    coordinator.client.resume(workers.id)
+    workers.train(LOST)  # the others had delivered before the pause, or were paused with it
+    for _ in range(3):
+        workers.train()
+    workers.assert_simulated(simulate(workers.spec, shards(workers.spec)))
+
+
+def test_a_run_that_is_resumed_without_the_state_accepts_the_loss(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    workers = Workers(coordinator, tmp_path, _spec("fedbyol", on_lost_state="pause"))
+    workers.train()
+    workers.lose()
+    workers.train()
+    assert coordinator.client.run(workers.id).state == RunState.PAUSED
+    coordinator.client.resume(workers.id)
+    for _ in range(4):
+        workers.train()
+    assert len(workers.events("run.paused")) == 1
+    workers.assert_simulated(simulate(workers.spec, shards(workers.spec), lost_states={2: [LOST]}))
+
+
+def test_a_loss_of_a_state_that_a_client_never_had_changes_nothing(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    cast = Cast(coordinator, tables, tmp_path, method={"name": "fedsimclr", "add_ons": [{"name": "scaffold"}]})
+    item = cast.claim("a")
+    reply = cast.workers["a"].heartbeat(item.assignment_id, state_lost=StateLost(round_number=1, reason="missing"))
+    assert reply.carry_on
+    assert cast.events("client.state_lost") == []
+    assert tables.query("SELECT DISTINCT lost_round FROM assignments") == [(None,)]

@@ -1,0 +1,153 @@
+"""A computation that ends its process again and again: it is given up with its cause, and tried again on request."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedssl.protocol.evaluation import JudgingConfig
+from fedssl.protocol.states import JobState, Outcome, RunState
+from support.cast import Cast
+from support.coordinator import Coordinator
+from support.distilling import DistillingCast
+from support.judged import register_digits
+from support.tables import Tables
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: no handler gets to run."""
+
+
+def _die(*_: object, **__: object) -> None:
+    raise Killed
+
+
+def _kill(times: int, attempt: Callable[[], None], pause_over: Callable[[], object]) -> None:
+    for _ in range(times):
+        with pytest.raises(Killed):
+            attempt()
+        pause_over()
+
+
+CAUSE = "was given up: 5 tries in a row ended their process before it could record an error, so it was killed or out of"
+
+
+def test_an_aggregation_that_kills_its_process_pauses_the_run_until_it_is_resumed(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cast = Cast(coordinator, tables, tmp_path, num_rounds=1)
+    cast.work("a", "b")
+
+    def pause_over() -> None:
+        tables.execute("UPDATE runs SET retry_at = now() - interval '1 second' WHERE retry_at IS NOT NULL")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedssl_coordinator.aggregator.rounds.run_aggregation", _die)
+        _kill(5, cast.advance, pause_over)
+        assert cast.run.state == RunState.RUNNING
+        assert cast.awaits_attention()
+        cast.advance()
+        assert cast.run.state == RunState.PAUSED
+        assert (cast.run.reason or "").startswith(f"the aggregation of round 1 {CAUSE} memory")
+        assert not cast.awaits_attention()
+        cast.advance()
+        [event] = cast.events("run.paused")
+        assert event.message == cast.run.reason
+        coordinator.client.resume(cast.id)
+        _kill(1, cast.advance, pause_over)  # it is tried again, as often as before
+    assert cast.run.state == RunState.RUNNING
+    cast.advance()
+    assert cast.run.outcome == Outcome.COMPLETED
+
+
+def test_recorded_failures_in_between_are_retried_without_end(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that does not answer, for example: four deaths, an error, and four deaths are not five in a row."""
+    cast = Cast(coordinator, tables, tmp_path, num_rounds=1)
+    cast.work("a", "b")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("the store does not answer")
+
+    def pause_over() -> None:
+        tables.execute("UPDATE runs SET retry_at = now() - interval '1 second' WHERE retry_at IS NOT NULL")
+
+    for cause in (_die, fail, _die, fail):
+        for _ in range(4):
+            with monkeypatch.context() as patch:
+                patch.setattr("fedssl_coordinator.aggregator.rounds.run_aggregation", cause)
+                if cause is _die:
+                    _kill(1, cast.advance, pause_over)
+                else:
+                    cast.advance()
+                    pause_over()
+    assert cast.run.state == RunState.RUNNING
+    cast.advance()
+    assert cast.run.outcome == Outcome.COMPLETED
+
+
+def test_a_preparation_that_kills_its_process_pauses_the_run(
+    coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from support.federation import tiny_spec
+
+    coordinator.worker("a")
+    run = coordinator.client.create_run(tiny_spec()).id
+    monkeypatch.setattr("fedssl_coordinator.aggregator.rounds.start_run", _die)
+
+    def pause_over() -> None:
+        tables.execute("UPDATE runs SET retry_at = now() - interval '1 second' WHERE retry_at IS NOT NULL")
+
+    _kill(5, lambda: coordinator.advance(run), pause_over)
+    coordinator.advance(run)
+    assert (coordinator.client.run(run).reason or "").startswith(f"the preparation of the run {CAUSE}")
+
+
+def test_a_distillation_that_kills_its_process_pauses_its_run(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedssl_coordinator.core.db import transaction
+    from fedssl_coordinator.federation.distillation import repository
+
+    cast = DistillingCast(coordinator, tables, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("fedssl_coordinator.aggregator.rounds.run_aggregation", _die)
+        _kill(5, cast.distil, cast.pause_over)
+        cast.distil()
+        assert cast.run.state == RunState.PAUSED
+        assert (cast.run.reason or "").startswith(f"round 1: the distillation {CAUSE}")
+        assert cast.job.state == JobState.RUNNING
+        cast.tables.execute("UPDATE distillation_jobs SET sent_at = NULL")
+        with transaction() as session:
+            assert list(repository.select_due_notifications(session, 0)) == []
+        cast.distil()
+        assert cast.job.num_tries == 5
+    coordinator.client.resume(cast.id)
+    cast.distil()
+    coordinator.advance(cast.id)
+    assert cast.run.outcome == Outcome.COMPLETED
+
+
+def test_an_evaluation_that_kills_its_process_fails_and_can_be_requested_again(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register_digits(coordinator.client, tmp_path)
+    cast = DistillingCast(coordinator, tables, tmp_path, train=False)
+    config = JudgingConfig(dataset="digits", measures=("knn",))
+    evaluation = coordinator.client.request_evaluation(cast.id, config, 0).id
+
+    def pause_over() -> None:
+        tables.execute("UPDATE evaluations SET retry_at = now() - interval '1 second'")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedssl_coordinator.aggregator.evaluations.detailed_evaluation", _die)
+        _kill(5, lambda: coordinator.evaluate(evaluation), pause_over)
+        coordinator.evaluate(evaluation)
+    row = coordinator.client.evaluation(evaluation)
+    assert row.state == JobState.FAILED
+    assert (row.reason or "").startswith(f"the evaluation {CAUSE}")
+    assert (row.reason or "").endswith("and request it again")
+    assert coordinator.client.request_evaluation(cast.id, config, 0).id == evaluation
+    coordinator.evaluate(evaluation)
+    assert coordinator.client.evaluation(evaluation).state == JobState.COMPLETED

@@ -1,0 +1,78 @@
+"""The cause that a worker gives when it declines."""
+
+import math
+
+import pytest
+
+from fedssl.artifacts.tensors import Tensors
+from fedssl.protocol.states import Cause
+from fedssl_worker import executor as executor_module
+from fedssl_worker.data import load_images
+
+from .conftest import CPU, Setting, make_spec, write_images
+
+
+def _scaled(setting: Setting, factor: float) -> Tensors:
+    update = setting.train_directly(make_spec(), 1)[0]
+    return {name: tensor * factor if tensor.is_floating_point() else tensor for name, tensor in update.items()}
+
+
+def _cause(setting: Setting) -> Cause | None:
+    setting.restart().step()
+    assert setting.coordinator.submissions == []
+    (decline,) = setting.coordinator.declined
+    return decline.cause
+
+
+def test_a_broadcast_of_nan_is_not_blamed_on_the_learning_rate(setting: Setting) -> None:
+    setting.offer(make_spec(), 1, _scaled(setting, math.nan))
+    assert _cause(setting) == Cause.COORDINATOR
+    assert "holds NaN or infinity: no training can start from it" in setting.coordinator.declined[0].reason
+
+
+@pytest.mark.parametrize("damage", ["missing", "damaged", "too large"])
+def test_a_broadcast_that_cannot_be_fetched_is_the_coordinators_problem(setting: Setting, damage: str) -> None:
+    item = setting.item(make_spec(), 1)
+    content = setting.coordinator.artifacts.pop(item.broadcast)
+    if damage != "missing":
+        setting.coordinator.artifacts[item.broadcast] = content * 100 if damage == "too large" else content[:-1] + b"!"
+    setting.coordinator.offer(item)
+    assert _cause(setting) == Cause.COORDINATOR
+
+
+def test_images_that_do_not_fit_are_the_clients_data(setting: Setting) -> None:
+    path = write_images(setting.folder / "bounded.npz")
+    setting.images = load_images(str(path), CPU, image_size=16, channels=1)
+    setting.offer(make_spec(data={"channels": 3, "image_size": 16}), 1)
+    assert _cause(setting) == Cause.CLIENT_DATA
+
+
+def test_divergence_is_the_specs_problem(setting: Setting) -> None:
+    spec = make_spec(training={"batch_size": 8, "local_epochs": 30, "optimizer": {"learning_rate": 100.0}})
+    setting.offer(spec, 1, _scaled(setting, 1e30))
+    assert _cause(setting) == Cause.SPEC
+
+
+@pytest.mark.parametrize("error", [MemoryError(), ValueError("odd"), RuntimeError("no")])
+def test_errors_of_the_machine_are_the_clients_machines(
+    setting: Setting, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(executor_module, "run_local_round", fail)
+    setting.offer(make_spec(), 1)
+    assert _cause(setting) == Cause.CLIENT_MACHINE
+
+
+def test_work_of_another_version_is_the_clients_machines(setting: Setting) -> None:
+    setting.offer(make_spec(), 1)
+    setting.coordinator.rename = (b'"name":"fedbyol"', b'"name":"fednewest"')
+    assert _cause(setting) == Cause.CLIENT_MACHINE
+
+
+def test_a_plan_that_differs_is_left_to_the_coordinator_to_check(setting: Setting) -> None:
+    item = setting.item(make_spec(), 1)
+    plan = item.plan.model_copy(update={"update": item.plan.update[:-1]})
+    setting.coordinator.offer(item.model_copy(update={"plan": plan}))
+    assert _cause(setting) == Cause.COORDINATOR
