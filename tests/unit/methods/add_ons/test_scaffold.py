@@ -223,7 +223,7 @@ def test_a_lost_share_leaves_c_worked_out_by_hand() -> None:
     3 - 0 = 3, and a sends 1 - 1 = 0: c would become 2 + 3 / 2 = 3.5, not the mean, 2. So c begins again from 0, and so
     do both variates: round 3 gives c_a = 1, c_b = 3, c = 2, their mean.
     """
-    spec = _spec(cohort={"min_clients": 2, "fraction": 1.0})
+    spec = _spec(cohort={"clients": ["client-0", "client-1"], "min_clients": 2})
     state = start(spec).state
     names = _part(state, "control")
 

@@ -4,7 +4,7 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
-revision = "2026_11_23_owner"
+revision = "2026_11_23_first"
 down_revision = "2026_11_20_tenth"
 
 

@@ -3,8 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "2026_11_23_attribution"
-down_revision = "2026_11_23_owner"
+revision = "2026_11_23_second"
+down_revision = "2026_11_23_first"
 
 _CHECK = "ck_assignments_cause_known"
 _COMPUTED = ("runs", "distillation_jobs", "evaluations")
