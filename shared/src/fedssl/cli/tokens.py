@@ -48,10 +48,12 @@ def create(
     Example: `fedssl token create --role operator --label alice --out alice.token`
 
     \b
-    admin     may do everything, including to create and revoke tokens and revoke data owners
+    admin     may do everything, including to create and revoke tokens and
+              revoke data owners
     operator  may manage runs, data sets and evaluations, and enrol data owners
     viewer    may read all of that, and change nothing
-    worker    may train for one data owner; `fedssl token enrol` is safer to hand out
+    worker    may train for one data owner; `fedssl token enrol` is safer
+              to hand out
     """
     if (role == "worker") != (client_name is not None):
         raise UsageError("--role worker needs --client NAME; the other roles do not take --client")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def doctor(
     data: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="Images for a worker on this machine to train on.  [env: FEDSSL_DATA]"),
+        typer.Option(metavar="PATH", help="Images for a worker on this machine to train on.  [env var: FEDSSL_DATA]"),
     ] = None,
     url: UrlOption = None,
     token_file: TokenFileOption = None,
