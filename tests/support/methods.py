@@ -101,6 +101,4 @@ REPRESENTATIVE_METHODS = ("fedema", "fedmoco", "flesd", "orchestra", "scaffold")
 def methods_of_this_run(names: Iterable[str]) -> list[Any]:
     """Return the names as test parameters. Those of other than the representative methods run only if pytest is called
     with --full (see conftest.py)."""
-    return [
-        name if name in REPRESENTATIVE_METHODS else pytest.param(name, marks=pytest.mark.full) for name in names
-    ]
+    return [name if name in REPRESENTATIVE_METHODS else pytest.param(name, marks=pytest.mark.full) for name in names]

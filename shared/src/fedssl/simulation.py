@@ -26,6 +26,8 @@ from fedssl.engine import (
 )
 from fedssl.engine.norm_bounding import UPDATE_NORM
 from fedssl.errors import Paused, SpecError
+from fedssl.evaluation import labels_of
+from fedssl.evaluation.baselines import Chance, chance_of
 from fedssl.evaluation.monitoring import find_collapse_alerts
 from fedssl.evaluation.suite import Labelled, evaluate_encoder, load_encoder, load_labelled
 from fedssl.methods import METHODS
@@ -71,7 +73,8 @@ class Result:
     """A simulation, finished or as far as it has come.
 
     `model`: the last broadcast; `initial`: the one before training. `evaluations`: what `spec.evaluation` asked for, of
-    the last round that was judged; `evaluations_by_round`: of all of them, 0 is before training.
+    the last round that was judged; `evaluations_by_round`: of all of them, 0 is before training. `chance`: the accuracy
+    without an encoder on the same test images.
     """
 
     spec: RunSpec
@@ -82,6 +85,7 @@ class Result:
     evaluations: dict[str, float] = field(default_factory=dict)
     evaluations_by_round: dict[int, dict[str, float]] = field(default_factory=dict)
     server_state: ServerState = field(default_factory=dict)
+    chance: Chance | None = None
 
     @property
     def rounds_done(self) -> int:
@@ -146,6 +150,7 @@ def simulate(
     data = {name: _on_device(shards[name], device) for name in names}
     federation = _Federation(everywhere, data, on_progress, on_distillation, cohorts or {})
     result = (checkpoint.load(spec) if checkpoint is not None else None) or federation.start()
+    result.chance = judges.chance
     judges.judge(result)
     try:
         for number in range(result.rounds_done + 1, spec.num_rounds + 1):
@@ -246,9 +251,11 @@ class _Judges:
         self._spec, self._device = spec, device
         self._on_judging, self._on_evaluation = on_judging, on_evaluation
         self._labelled: Labelled | None = None
+        self.chance: Chance | None = None
         if (config := spec.evaluation) is not None:  # read before training: a missing data set must not end a run
             limits = {"max_train": config.max_train, "max_test": config.max_test}
             self._labelled = load_labelled(config.dataset, spec.data, **limits, seed=spec.seed, root=data_root)
+            self.chance = chance_of(labels_of(self._labelled.test).tolist())
 
     def judge(self, result: Result) -> None:
         """Measure the last round's encoder, where that is due and not done."""

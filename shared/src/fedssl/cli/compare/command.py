@@ -9,6 +9,7 @@ from fedssl.cli.arguments import DataFolderOption, DeviceOption, SpecArgument, r
 from fedssl.cli.compare.arguments import ResultFormat, read_variants
 from fedssl.cli.machine import datasets_of, prepare
 from fedssl.cli.output import note
+from fedssl.experiments.variants import baselines_of
 
 
 def compare(
@@ -28,6 +29,14 @@ def compare(
             "for more variants.",
         ),
     ] = None,
+    baselines: Annotated[
+        bool,
+        typer.Option(
+            "--baselines",
+            help="Also train the first method without a federation: `local-only` (each client by itself; the mean of "
+            "their encoders) and `centralised` (all images in one place).",
+        ),
+    ] = False,
     seeds: Annotated[str, typer.Option(metavar="S,...", help="Seeds of the runs and of their partitions.")] = "0",
     set_: Annotated[
         list[str] | None,
@@ -59,6 +68,9 @@ def compare(
 
     Example: `fedssl compare examples/demo.toml --methods fedbyol,fedu,fedsimclr --seeds 0,1,2`
 
+    The table shows the encoder before training and chance below the methods; --baselines adds the same method without
+    a federation, which is what a federation must be better than, and what it cannot be expected to exceed.
+
     Every method gets the rounds, epochs, batches, model and images of the spec. For each seed, all methods get the same
     partition. In a KEY, the name of an add-on is followed by its parameter (`dsr.alpha`), and the name of a section of
     the spec by its key (`training.batch_size`); any other key is a parameter of the method (`temperature`).
@@ -69,6 +81,8 @@ def compare(
     Writes a folder per run, comparison.json, comparison.csv and comparison.png.
     """
     base, variants = read_variants(spec, methods, variant or [], set_ or [])
+    if baselines:
+        variants += baselines_of(variants[0])
     folder = out or Path(f"compared-{str(base.get('name', 'unnamed')).replace(' ', '-')}")
     from fedssl.cli.compare import report
     from fedssl.cli.compare.progress import comparison_progress

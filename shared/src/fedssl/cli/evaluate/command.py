@@ -65,6 +65,10 @@ def evaluate(
             help="Also measure FedX's angles between the embeddings of MODEL, a client's model, and this global model.",
         ),
     ] = None,
+    baselines: Annotated[
+        bool,
+        typer.Option(help="Also measure an untrained encoder, by the same probe and neighbours. Takes as long again."),
+    ] = True,
     map_: Annotated[
         Path | None, typer.Option("--map", metavar="PNG", help="Also draw a map of the test images, coloured by class.")
     ] = None,
@@ -87,6 +91,9 @@ def evaluate(
     geometry  how the representations are spread in their space: uniformity,
               alignment, effective rank, feature standard deviation
 
+    Next to the accuracies are those of an untrained encoder (initial.safetensors in MODEL's folder, else random weights
+    of the same shape), and the chance of being right without an encoder.
+
     Accuracies are those after the last epoch. If a protocol reports the best epoch, chosen on the test set, that one is
     shown too. docs/evaluation.md describes the settings, and how `fast` agrees with those of the papers.
     """
@@ -105,6 +112,7 @@ def evaluate(
         tuning=_choose_tuning(settings, semi_settings) if semi else "fast",
         transfer=transfer,
         angles=angles,
+        baselines=baselines,
         map=map_,
         map_method=map_method,
         num_mapped=map_images,

@@ -8,6 +8,7 @@ import typer
 from fedssl.cli.arguments import RunArgument, SetOption, SpecArgument, TokenFileOption, UrlOption, seconds_of
 from fedssl.cli.connection.choice import CONNECTION_HINT
 from fedssl.cli.connection.connect import connect, find_run, short
+from fedssl.cli.errors import RunNotCompleted
 from fedssl.cli.output import Format, FormatOption, cell, note, printable, show_json, show_pairs, show_table
 from fedssl.cli.run import dimensions, distillations, embedding, evaluations, metrics, pull, state
 from fedssl.cli.specs import read_spec
@@ -132,8 +133,7 @@ def wait(
         run_id = find_run(client, run)
     with connect(url, token_file, patience_seconds=following.PATIENCE_SECONDS) as client:
         view = following.wait(client, run_id, timeout_seconds=seconds, through_pauses=through_pauses)
-    _show_result(view, output)
-    following.require_completed(view)
+    _show_end(view, output)
 
 
 @app.command()
@@ -229,8 +229,7 @@ def _follow(run: str, url: str | None, token_file: Path | None, output: Format) 
     except KeyboardInterrupt:
         note(f"no longer watching; the run continues: `fedssl run watch {short(run_id)}` follows it again")
         raise
-    _show_result(view, output)
-    following.require_completed(view)
+    _show_end(view, output)
 
 
 def _control(verb: str, run: str, url: str | None, token_file: Path | None, output: Format) -> None:
@@ -244,6 +243,18 @@ def _show_result(run: RunView, output: Format) -> None:
         show_json(run)
     else:
         show_pairs(_summary(run))
+
+
+def _show_end(run: RunView, output: Format) -> None:
+    """Show a run that has ended, or is no longer waited for. Raises RunNotCompleted, whose message has the reason."""
+    from fedssl.cli.run.watch import require_completed
+
+    try:
+        require_completed(run)
+    except RunNotCompleted:
+        _show_result(run.model_copy(update={"reason": ""}) if output is Format.TABLE else run, output)
+        raise
+    _show_result(run, output)
 
 
 def _summary(run: RunView) -> dict[str, object]:

@@ -56,7 +56,8 @@ def verify_store() -> None:
 
 def hold_collection(
     command: Annotated[
-        list[str], typer.Argument(metavar="COMMAND", help="The command and its arguments, after --.", show_default=False)
+        list[str],
+        typer.Argument(metavar="COMMAND", help="The command and its arguments, after --.", show_default=False),
     ],
 ) -> None:
     """Run a command while nothing is removed from the store, such as a backup of the database and then of the store.
