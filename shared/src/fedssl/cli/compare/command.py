@@ -29,14 +29,6 @@ def compare(
             "for more variants.",
         ),
     ] = None,
-    baselines: Annotated[
-        bool,
-        typer.Option(
-            "--baselines",
-            help="Also train the first method without a federation: `local-only` (each client by itself; the mean of "
-            "their encoders) and `centralised` (all images in one place).",
-        ),
-    ] = False,
     seeds: Annotated[str, typer.Option(metavar="S,...", help="Seeds of the runs and of their partitions.")] = "0",
     set_: Annotated[
         list[str] | None,
@@ -57,6 +49,14 @@ def compare(
     threads: Annotated[int, typer.Option(min=1, help="CPU threads per run, if --jobs is 1.")] = 1,
     data_folder: DataFolderOption = None,
     *,
+    baselines: Annotated[
+        bool,
+        typer.Option(
+            "--baselines",
+            help="Also train the first method without a federation: `local-only` (each client by itself; the mean of "
+            "their encoders) and `centralised` (all images in one place).",
+        ),
+    ] = False,
     restart: Annotated[
         bool, typer.Option("--restart", help="Start from scratch, and delete the runs that the folder holds.")
     ] = False,

@@ -65,10 +65,6 @@ def evaluate(
             help="Also measure FedX's angles between the embeddings of MODEL, a client's model, and this global model.",
         ),
     ] = None,
-    baselines: Annotated[
-        bool,
-        typer.Option(help="Also measure an untrained encoder, by the same probe and neighbours. Takes as long again."),
-    ] = True,
     map_: Annotated[
         Path | None, typer.Option("--map", metavar="PNG", help="Also draw a map of the test images, coloured by class.")
     ] = None,
@@ -79,6 +75,11 @@ def evaluate(
     data_folder: DataFolderOption = None,
     device: DeviceOption = "cpu",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads. 1 gives the same numbers every time.")] = 1,
+    *,
+    baselines: Annotated[
+        bool,
+        typer.Option(help="Also measure an untrained encoder, by the same probe and neighbours. Takes as long again."),
+    ] = True,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Evaluate an encoder on a labelled data set.

@@ -79,14 +79,21 @@ def list_runs(
 def show(
     run: RunArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
 ) -> None:
-    """Show one run: its state, its newest round and its losses. `--format json` also shows its spec."""
+    """Show one run: its state, its losses, its scores next to their baselines, and its newest round.
+
+    The baselines are the encoder before training (round 0) and chance. `--format json` also shows the run's spec.
+    """
+    from fedssl.cli.run.run_scores import find_scores, scores_as_json, show_run_scores
+
     with connect(url, token_file) as client:
         view = client.run(find_run(client, run))
+        scores = find_scores(client, view.id)
         if output is Format.JSON:
-            show_json(view)
+            show_json({**view.model_dump(mode="json"), "scores": scores_as_json(scores)})
             return
         losses = [metric for metric in client.metrics(view.id, "loss") if metric.client_id is None]
     show_pairs(_summary(view) | {"last losses": ", ".join(f"{loss.value:.4f}" for loss in losses[-8:])})
+    show_run_scores(scores)
     if view.current_round is not None:
         _show_round(view.current_round)
 
