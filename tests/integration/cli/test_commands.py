@@ -14,9 +14,8 @@ from typer.testing import CliRunner, Result
 
 from fedssl.artifacts.tensors import load_tensors
 from fedssl.cli.main import app
-from fedssl.cli.run import model_card
 from fedssl.cli.specs import read_spec
-from fedssl.client import Client, WorkerClient
+from fedssl.client import Client, WorkerClient, model_card
 from fedssl.protocol.ledger import LedgerAnchor
 from support.coordinator import Coordinator
 from support.federation import deliver, tiny_spec

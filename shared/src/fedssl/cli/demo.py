@@ -12,10 +12,10 @@ from fedssl.cli.connection.connect import short
 from fedssl.cli.datasets.fetching import data_folder, ensure
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import Format, FormatOption, console, note, show_json, show_pairs
-from fedssl.cli.run import model_files
 from fedssl.cli.scores import baselines_as_json, scores_of, show_scores
 from fedssl.cli.specs import read_spec, require_partition
 from fedssl.cli.up import DeviceOption, DirectoryOption, ThreadsOption, dealing_of, show_event
+from fedssl.client import model_files
 from fedssl.protocol.evaluation import EvaluationConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.views import RunView

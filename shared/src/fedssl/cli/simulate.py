@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedssl import run_files as files
 from fedssl.cli.accuracies import ACCURACIES
 from fedssl.cli.arguments import DataFolderOption, DeviceOption, SetOption, SpecArgument, ThreadsOption
 from fedssl.cli.machine import datasets_of, prepare
@@ -12,7 +13,6 @@ from fedssl.cli.output import Format, FormatOption, duration, note, show_json, s
 from fedssl.cli.scores import baselines_as_json, scores_of, show_scores
 from fedssl.cli.specs import read_spec, require_partition
 from fedssl.errors import Paused
-from fedssl.experiments import files
 
 if TYPE_CHECKING:
     from fedssl.experiments.runs import FinishedRun

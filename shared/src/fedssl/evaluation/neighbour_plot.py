@@ -20,10 +20,10 @@ NUM_QUERIES, NUM_NEIGHBOURS = 8, 5
 _SAME, _OTHER, _INK = "#0072B2", "#D55E00", "#333333"
 
 
-def choose_queries(labels: Sequence[int], count: int = NUM_QUERIES) -> list[int]:
+def choose_queries(labels: Sequence[int], count: int = NUM_QUERIES) -> NDArray[np.int64]:
     """Return the positions of at most `count` images: the first of each class, then the second, and so on.
 
-    >>> choose_queries([0, 0, 1, 0], 3)
+    >>> choose_queries([0, 0, 1, 0], 3).tolist()
     [0, 2, 1]
     """
     seen: dict[int, int] = {}
@@ -31,7 +31,7 @@ def choose_queries(labels: Sequence[int], count: int = NUM_QUERIES) -> list[int]
     for place, label in enumerate(labels):
         seen[label] = seen.get(label, 0) + 1
         order.append((seen[label], label, place))
-    return [place for _, _, place in sorted(order)[:count]]
+    return np.array([place for _, _, place in sorted(order)[:count]], np.int64)
 
 
 def plot_neighbours(
@@ -54,9 +54,9 @@ def plot_neighbours(
     same = {name: of_searched[index] == of_queries[:, None] for name, index in found.items()}
     width = max(index.shape[1] for index in found.values())
     columns = [1.0, *([0.25] + [1.0] * width) * len(found)]
-    figure = Figure(figsize=(0.62 * sum(columns), 0.62 * len(queries) + 0.9), dpi=150)
+    figure = Figure(figsize=(0.62 * sum(columns), 0.62 * len(queries) + 0.65), dpi=150)
     FigureCanvasAgg(figure)
-    top = 1 - 0.8 / (0.62 * len(queries) + 0.9)
+    top = 1 - 0.55 / (0.62 * len(queries) + 0.65)
     grid = figure.add_gridspec(
         len(queries), len(columns), width_ratios=columns, left=0.01, right=0.99, bottom=0.02, top=top, wspace=0.08,
         hspace=0.08,

@@ -10,12 +10,12 @@ from fedssl.data.catalogue import KNOWN
 from fedssl.errors import ResultsError, SpecError
 from fedssl.experiments import calibration
 from fedssl.experiments.costs import num_images, passes, server_images, trained_images
-from fedssl.experiments.files import read_json, write_json
 from fedssl.experiments.measures import tuning_images
 from fedssl.experiments.papers import TableCell
 from fedssl.experiments.scaling import MIN_ROUNDS, NARROWER, Scale, scaled
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.runs import RunSpec
+from fedssl.run_files import read_json, write_json
 
 FEWEST_IMAGES, FEWEST_A_CLIENT = 5000, 100
 """Fewer images, in total or per client, are only taken if everything else is already as small as possible."""

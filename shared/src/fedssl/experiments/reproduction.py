@@ -14,7 +14,6 @@ from fedssl.data.catalogue import KNOWN
 from fedssl.data.partitioning import partition_dataset
 from fedssl.errors import DataError, ResultsError
 from fedssl.experiments.checkpoints import run_key
-from fedssl.experiments.files import read_json, write_json
 from fedssl.experiments.measures import MEASURES, measure_cell
 from fedssl.experiments.overlays import Values, differences, overlay
 from fedssl.experiments.papers import TableCell
@@ -22,6 +21,7 @@ from fedssl.experiments.runs import Calls, ComputeSettings, clear, run_in_folder
 from fedssl.experiments.scaling import fitting_queue
 from fedssl.protocol.methods.distillation import DistillationConfig
 from fedssl.protocol.runs import RunSpec
+from fedssl.run_files import read_json, write_json
 
 RUNS, RESULTS = "runs", "results"
 

@@ -12,7 +12,9 @@ from fedssl.data import ImageData
 from fedssl.errors import ResultsError
 from fedssl.evaluation.baselines import CHANCE_KEY, Chance
 from fedssl.experiments.checkpoints import FolderCheckpoint, code_version, run_key
-from fedssl.experiments.files import (
+from fedssl.locks import FolderLock
+from fedssl.protocol.runs import RunSpec
+from fedssl.run_files import (
     CHECKPOINT,
     ENCODER,
     HISTORY,
@@ -25,8 +27,6 @@ from fedssl.experiments.files import (
     write_json,
     write_spec,
 )
-from fedssl.locks import FolderLock
-from fedssl.protocol.runs import RunSpec
 from fedssl.simulation import (
     OnDistillation,
     OnEvaluation,

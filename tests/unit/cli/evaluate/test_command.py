@@ -18,11 +18,11 @@ from fedssl.cli.specs import read_spec
 from fedssl.data import ImageData, load_dataset, save_npz
 from fedssl.evaluation import FINE_TUNINGS, PROBES, labelled_share
 from fedssl.evaluation.suite import evaluate_encoder, load_encoder, load_labelled
-from fedssl.experiments.files import ENCODER, INITIAL, MODEL, SPEC, write_spec
 from fedssl.models import build_encoder, initialised
 from fedssl.protocol.evaluation import EvaluationConfig, Settings
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.runs import RunSpec
+from fedssl.run_files import ENCODER, INITIAL, MODEL, SPEC, write_spec
 from fedssl.simulation import simulate
 
 SPEC_TEXT = """

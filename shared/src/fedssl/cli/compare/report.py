@@ -9,10 +9,10 @@ import typer
 from fedssl.cli.compare.arguments import ResultFormat
 from fedssl.cli.output import duration, show_json, show_pairs, show_table, size
 from fedssl.experiments.comparison import ComparisonEntry, Failure, Outcome
-from fedssl.experiments.files import finite, write_json, write_text
 from fedssl.experiments.plots import plot_comparison
 from fedssl.experiments.summary import ACCURACIES, CHANCE, Line, Spread, to_csv, to_document
 from fedssl.experiments.variants import CENTRALISED
+from fedssl.run_files import finite, write_json, write_text
 
 UNTRAINED = "untrained"
 DOCUMENT, TABLE, PICTURE = "comparison.json", "comparison.csv", "comparison.png"
@@ -105,17 +105,17 @@ def _show_tables(lines: Sequence[Line]) -> None:
 
 def _baselines(lines: Sequence[Line]) -> list[list[str]]:
     """Return the rows below the methods: the encoders before training, which most methods share, and chance."""
-    groups: dict[tuple[str, str], list[str]] = {}
+    groups: dict[tuple[str, ...], list[str]] = {}
     for line in lines:
         found = tuple(_mean_and_deviation(line.spread(f"{name}_untrained"), _percent) for name in ACCURACIES)
         if found != ("-", "-"):
-            groups.setdefault(found, []).append(line.variant)  # type: ignore[arg-type]
+            groups.setdefault(found, []).append(line.variant)
     rows = []
     for (probe, knn), variants in groups.items():
         name = UNTRAINED if len(groups) == 1 else f"{UNTRAINED} ({', '.join(variants)})"
         rows.append([name, probe, "-", knn, "-", "-", "-", ""])
-    if found := next((line.spread(CHANCE) for line in lines if line.seeds and line.spread(CHANCE)), None):
-        shown = _percent(found.mean)
+    if chances := [chance for line in lines if (chance := line.spread(CHANCE))]:
+        shown = _percent(chances[0].mean)
         rows.append([CHANCE, shown, "-", shown, "-", "-", "-", ""])
     return rows
 

@@ -14,10 +14,10 @@ from fedssl.cli.specs import read_spec
 from fedssl.data import NORMALIZATIONS
 from fedssl.errors import ArtifactError, SpecError
 from fedssl.evaluation.suite import load_encoder, load_projected
-from fedssl.experiments.files import INITIAL, SPEC
 from fedssl.methods.api import Context
 from fedssl.models import build_encoder, initialised
 from fedssl.protocol.runs import RunSpec
+from fedssl.run_files import INITIAL, SPEC
 
 _ENCODER = "encoder."
 _FIRST, _CLASSIFIER = "conv1.weight", "fc."

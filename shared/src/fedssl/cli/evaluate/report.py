@@ -7,7 +7,7 @@ from fedssl.cli.evaluate.steps import Findings
 from fedssl.cli.output import Format, show_json, show_pairs, show_table
 from fedssl.cli.scores import baselines_as_json, scores_of, show_scores
 from fedssl.evaluation import FineTuneResult, ProbeResult
-from fedssl.experiments.files import finite
+from fedssl.run_files import finite
 
 Row = tuple[str, str, str]
 

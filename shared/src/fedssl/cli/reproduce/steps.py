@@ -12,13 +12,14 @@ from fedssl.cli.errors import UsageError
 from fedssl.cli.machine import prepare
 from fedssl.cli.output import duration, note
 from fedssl.cli.simulation_progress import simulation_progress
-from fedssl.cli.specs import apply_change, explain
+from fedssl.cli.specs import apply_change
 from fedssl.errors import SpecError
 from fedssl.experiments import papers
 from fedssl.experiments.budget import Speeds, fit, kept_fit, training_seconds
 from fedssl.experiments.papers import TableCell
 from fedssl.experiments.reproduction import CellResult, Task, place_datasets, run_task
 from fedssl.experiments.scaling import scaled
+from fedssl.protocol.explanation import explain
 from fedssl.protocol.runs import RunSpec
 
 LONG_SECONDS = 3600

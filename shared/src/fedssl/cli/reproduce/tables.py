@@ -10,10 +10,10 @@ import yaml
 from fedssl.cli.output import Format, cell, show_json, show_table
 from fedssl.experiments import costs
 from fedssl.experiments import report as markdown
-from fedssl.experiments.files import finite
 from fedssl.experiments.papers import TableCell
 from fedssl.experiments.reproduction import CellResult, Task, read_results
 from fedssl.experiments.summary import spread
+from fedssl.run_files import finite
 
 _HOUR_SECONDS = 3600
 

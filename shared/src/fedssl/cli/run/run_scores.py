@@ -79,8 +79,8 @@ def _scores(rows: Sequence[EvaluationView], chance: Chance | None) -> RunScores:
 
 
 def _accuracies(row: EvaluationView) -> dict[str, float]:
-    results = row.results or {}
-    return {name: math.nan if results[name] is None else float(results[name]) for name in ACCURACIES if name in results}
+    found = {name: value for name, value in (row.results or {}).items() if name in ACCURACIES}
+    return {name: math.nan if value is None else value for name, value in found.items()}
 
 
 def _finite(value: float) -> float | None:
