@@ -115,7 +115,7 @@ def test_more_updates_than_a_cohort_can_give_are_refused() -> None:
 
 def test_wrong_arguments_are_worded_as_on_the_command_line() -> None:
     spec = method_spec("fedsimclr")
-    large = {"a": ImageData(np.zeros((4, 3, 20, 20), np.uint8))}
+    large = dict.fromkeys("abc", ImageData(np.zeros((4, 3, 20, 20), np.uint8)))
 
     with pytest.raises(SpecError, match="num_rouds: there is no such key; did you mean num_rounds"):
         simulate({"num_rouds": 1})
@@ -123,9 +123,7 @@ def test_wrong_arguments_are_worded_as_on_the_command_line() -> None:
         simulate({"num_rounds": 1})
     with pytest.raises(DeviceError, match="device tpu9 cannot be used here: "):
         simulate(spec, device="tpu9")
-    with pytest.raises(
-        DataError, match=r"the images of a are 3 x 20 x 20, but the run's are 1 x .* fedssl.data.conform"
-    ):
+    with pytest.raises(DataError, match=r"images of a are 3 x 20 x 20, but the run's are 1 x .*fedssl\.data\.conform"):
         simulate(spec, large)
 
 
@@ -135,7 +133,7 @@ def test_too_little_memory_says_what_to_change(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("fedssl.simulation.run_local_round", exhausted)  # stands for a GPU without memory
 
-    with pytest.raises(DeviceError, match="out of memory on cpu with batch size 32: lower training.batch_size"):
+    with pytest.raises(DeviceError, match=r"out of memory on cpu with batch size 32: lower training.batch_size"):
         simulate(method_spec("fedsimclr"))
 
 

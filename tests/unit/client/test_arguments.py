@@ -33,5 +33,5 @@ def test_wrong_arguments_are_named(client: Client) -> None:
         client.create_token("root")  # type: ignore[arg-type]
     with pytest.raises(ClientError, match="client_id: "):
         client.create_enrolment_token("Hospital A")
-    with pytest.raises(InvalidRequest, match="config.dataset: Field required"):
+    with pytest.raises(InvalidRequest, match=r"config\.dataset: Field required"):
         client.request_evaluation(uuid4(), {})

@@ -37,7 +37,7 @@ def test_without_variables_it_is_the_folder_s_federation(folder: Path) -> None:
 
 
 def test_the_local_token_goes_to_no_other_coordinator(folder: Path) -> None:
-    with pytest.raises(ClientError, match="no token for https://fedssl.example.org: set FEDSSL_TOKEN_FILE"):
+    with pytest.raises(ClientError, match=r"no token for https://fedssl.example.org: set FEDSSL_TOKEN_FILE"):
         target_of({"FEDSSL_URL": URL}, folder)
 
 

@@ -8,6 +8,9 @@ import typer
 from fedssl import run_files as files
 from fedssl.cli.accuracies import ACCURACIES
 from fedssl.cli.arguments import DataFolderOption, DeviceOption, SetOption, SpecArgument, ThreadsOption
+from fedssl.cli.datasets.fetching import data_folder as default_folder
+from fedssl.cli.datasets.fetching import ensure
+from fedssl.cli.dry_run import DryRunOption, Participant, document_of, show_dry_run
 from fedssl.cli.machine import datasets_of, prepare
 from fedssl.cli.output import Format, FormatOption, duration, note, show_json, show_pairs, size
 from fedssl.cli.scores import baselines_as_json, scores_of, show_scores
@@ -16,6 +19,7 @@ from fedssl.errors import Paused
 
 if TYPE_CHECKING:
     from fedssl.experiments.runs import FinishedRun
+    from fedssl.protocol.data import PartitionConfig
 
 
 def simulate(
@@ -31,6 +35,7 @@ def simulate(
     restart: Annotated[
         bool, typer.Option("--restart", help="Start from scratch, and delete any run that the folder holds.")
     ] = False,
+    dry_run: DryRunOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Train a spec in this process, on the images of its [partition]. The result is that of a deployed federation.
@@ -44,7 +49,10 @@ def simulate(
     Writes model.safetensors, initial.safetensors, encoder.safetensors, history.json, result.json and spec.yaml.
     """
     wanted = read_spec(spec, set_)
-    require_partition(wanted, spec)
+    config = require_partition(wanted, spec)
+    if dry_run:
+        show_dry_run(document_of(wanted, _participants(config, data_folder)), output)
+        return
     folder = out or Path(f"simulated-{wanted.name.replace(' ', '-')}")
     machine = prepare(device, threads, data_folder, datasets_of(wanted))
     from fedssl.cli.simulation_progress import simulation_progress
@@ -64,6 +72,16 @@ def simulate(
         note("to continue after this round, add `--set watch.action=warn` to the command, or change the threshold")
         raise
     _show(finished, folder, output)
+
+
+def _participants(config: "PartitionConfig", root: Path | None) -> list[Participant]:
+    """Return the clients of a partition with their numbers of images. Reads the labels only."""
+    if root is None:
+        ensure(config.dataset, note)
+    from fedssl.data.partitioning import partition_plan
+
+    held = partition_plan(config, root or default_folder()).by_client
+    return [Participant(name, len(part), "" if len(part) else "has no images") for name, part in held.items()]
 
 
 def _show(finished: "FinishedRun", folder: Path, output: Format) -> None:

@@ -7,6 +7,7 @@ import typer
 
 from fedssl.cli.arguments import DataFolderOption, DeviceOption, SpecArgument, read_seeds
 from fedssl.cli.compare.arguments import ResultFormat, read_variants
+from fedssl.cli.dry_run import DryRunOption
 from fedssl.cli.machine import datasets_of, prepare
 from fedssl.cli.output import note
 from fedssl.experiments.variants import baselines_of
@@ -60,6 +61,7 @@ def compare(
     restart: Annotated[
         bool, typer.Option("--restart", help="Start from scratch, and delete the runs that the folder holds.")
     ] = False,
+    dry_run: DryRunOption = False,
     output: Annotated[
         ResultFormat, typer.Option("--format", help="`json` and `csv` go to standard output, and nothing else there.")
     ] = ResultFormat.TABLE,
@@ -89,6 +91,9 @@ def compare(
     from fedssl.experiments import comparison, runs, summary
 
     entries = comparison.plan(base, variants, read_seeds(seeds), folder)
+    if dry_run:
+        report.show_plan(entries, output)
+        return
     datasets = {name for entry in entries if entry.spec is not None for name in datasets_of(entry.spec)}
     machine = prepare(device, threads, data_folder, datasets)
     if restart:

@@ -7,7 +7,8 @@ from typing import Any
 import typer
 
 from fedssl.cli.compare.arguments import ResultFormat
-from fedssl.cli.output import duration, show_json, show_pairs, show_table, size
+from fedssl.cli.dry_run import traffic_of
+from fedssl.cli.output import duration, note, show_json, show_pairs, show_table, size
 from fedssl.experiments.comparison import ComparisonEntry, Failure, Outcome
 from fedssl.experiments.plots import plot_comparison
 from fedssl.experiments.summary import ACCURACIES, CHANCE, Line, Spread, to_csv, to_document
@@ -58,6 +59,48 @@ def show(
         typer.echo(f"{variant} has settings of its own: {', '.join(f'{k}={v}' for k, v in changed.items())}")
     files = {"results": DOCUMENT, "table": TABLE, "picture": PICTURE}
     show_pairs({what: str(folder / name) for what, name in files.items() if (folder / name).exists()})
+
+
+def show_plan(entries: Sequence[ComparisonEntry], output: ResultFormat) -> None:
+    """Show the runs that would be made, with the bytes per client and round."""
+    rows: list[dict[str, Any]] = []
+    for entry in entries:
+        traffic = None if entry.spec is None else traffic_of(entry.spec)
+        rows.append(
+            {
+                "variant": entry.variant,
+                "seed": entry.seed,
+                "rounds": None if entry.spec is None else entry.spec.num_rounds,
+                "clients": _num_clients(entry),
+                "bytes_down_per_client_and_round": None if traffic is None else traffic.down,
+                "bytes_up_per_client_and_round": None if traffic is None else traffic.up,
+                "problem": entry.problem,
+            }
+        )
+    if output is not ResultFormat.TABLE:
+        show_json({"dry_run": True, "runs": rows})
+        return
+    shown = [
+        [row["variant"], row["seed"], row["rounds"], row["clients"], *map(_size, _bytes(row)), row["problem"]]
+        for row in rows
+    ]
+    columns = ["method", "#seed", "#rounds", "#clients", "#sent per client and round", "#received", "not possible"]
+    show_table(columns, shown)
+    note("dry run: nothing was started")
+
+
+def _bytes(row: Mapping[str, Any]) -> list[int | None]:
+    return [row[f"bytes_{way}_per_client_and_round"] for way in ("up", "down")]
+
+
+def _size(num_bytes: int | None) -> str | None:
+    return None if num_bytes is None else size(num_bytes)
+
+
+def _num_clients(entry: ComparisonEntry) -> int | None:
+    if entry.spec is None or entry.spec.partition is None:
+        return None
+    return 1 if entry.spec.partition.pooled else entry.spec.partition.num_clients
 
 
 def _show_tables(lines: Sequence[Line]) -> None:

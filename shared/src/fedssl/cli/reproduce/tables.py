@@ -77,6 +77,11 @@ def show_results(results: Sequence[CellResult], output: Format) -> None:
             typer.echo("  none")
         for text in result.notes:
             typer.echo(f"  note: {text}")
+        if (found := result.budget) is not None:
+            typer.echo(
+                f"  scaled to a budget of {found['budget']:.0f} s, after measuring {found['measuring']:.0f} s: training took"
+            )
+            typer.echo(f"  {found['training']:.2f} times the first estimate, evaluation {found['judging']:.2f} times")
 
 
 def show_report(folder: Path, output: Format) -> None:

@@ -8,6 +8,7 @@ import typer
 from fedssl.cli.arguments import RunArgument, SetOption, SpecArgument, TokenFileOption, UrlOption, seconds_of
 from fedssl.cli.connection.choice import CONNECTION_HINT
 from fedssl.cli.connection.connect import connect, find_run, short
+from fedssl.cli.dry_run import DryRunOption, document_of, participants_of, show_dry_run
 from fedssl.cli.errors import RunNotCompleted
 from fedssl.cli.output import Format, FormatOption, cell, note, printable, show_json, show_pairs, show_table
 from fedssl.cli.run import dimensions, distillations, embedding, evaluations, metrics, pull, state
@@ -35,6 +36,7 @@ def submit(
         bool, typer.Option("--watch", help="Follow the run until it ends. Ctrl-C stops following, not the run.")
     ] = False,
     start: Annotated[bool, typer.Option("--start/--no-start", help="Start the run at once.")] = True,
+    dry_run: DryRunOption = False,
     url: UrlOption = None,
     token_file: TokenFileOption = None,
     output: FormatOption = Format.TABLE,
@@ -45,6 +47,9 @@ def submit(
     """
     wanted = read_spec(spec, set_)
     with connect(url, token_file) as client:
+        if dry_run:
+            show_dry_run(document_of(wanted, participants_of(client, wanted)), output)
+            return
         run = client.create_run(wanted, start=start)
         note(f"run {run.id} {'submitted' if start else 'created; `fedssl run start` starts it'}")
         if not watch:
