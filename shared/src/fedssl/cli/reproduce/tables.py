@@ -78,9 +78,8 @@ def show_results(results: Sequence[CellResult], output: Format) -> None:
         for text in result.notes:
             typer.echo(f"  note: {text}")
         if (found := result.budget) is not None:
-            typer.echo(
-                f"  scaled to a budget of {found['budget']:.0f} s, after measuring {found['measuring']:.0f} s: training took"
-            )
+            measured = f"after measuring for {found['measuring']:.0f} s"
+            typer.echo(f"  scaled to a budget of {found['budget']:.0f} s, {measured}: training took")
             typer.echo(f"  {found['training']:.2f} times the first estimate, evaluation {found['judging']:.2f} times")
 
 
