@@ -94,7 +94,7 @@ def test_no_room_for_a_workers_state(arena: Arena, disks: tuple[Disks, Path], rn
     for number in range(1, spec.num_rounds + 1):
         until_open(arena, Round(run_id, number))
         with disks[0].worker_full(arena):
-            arena.until(lambda: _says(arena, WORKER, "the disk is full", "File too large"), "a worker without room")
+            arena.until(lambda: _says(arena, WORKER, "disk.full", "File too large"), "a worker without room")
     audit.completed(arena, run_id, spec)
 
 

@@ -1,7 +1,6 @@
 """A federation of real processes, any of which a test may kill and start again."""
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -92,18 +91,6 @@ class Federation:
     def pid(self, name: str) -> int:
         """A running process."""
         return self._processes[name].pid
-
-    def nodes(self) -> dict[str, list[str]]:
-        """The queues of every Celery worker that is up and has nothing to do at the moment."""
-        code = (
-            "import json; from fedssl_coordinator.core.celery_app import app; "
-            "found = app.control.inspect(timeout=1).active_queues() or {}; "
-            "print(json.dumps({node: [queue['name'] for queue in queues] for node, queues in found.items()}))"
-        )
-        command = [sys.executable, "-c", code]
-        done = subprocess.run(command, env=self._environment, check=True, capture_output=True, text=True)
-        nodes: dict[str, list[str]] = json.loads(done.stdout)
-        return nodes
 
     def wait_for(self, look: Callable[[], T | None], what: str, seconds: float = 90) -> T:
         """Poll until `look` returns something true. Fails with the processes' last words."""

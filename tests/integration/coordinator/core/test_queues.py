@@ -230,13 +230,26 @@ def test_only_an_aggregator_of_runs_loads_torch_before_it_has_work(running: Fede
         return "libtorch" in Path(f"/proc/{running.pid(name)}/maps").read_text()
 
     with Redis.from_url(servers.redis_url) as redis:
-        redis.delete("evaluate")  # nudges of other tests' coordinators, which would be work
-    running.start("evaluator")
-    running.wait_for(lambda: has_torch("aggregator"), "torch in the aggregator")
-    node = f"evaluate.{running.pid('evaluator')}@"
-    running.wait_for(lambda: any(name.startswith(node) for name in running.nodes()), "the evaluator")
-    assert not has_torch("evaluator")
-    running.kill("evaluator", signal.SIGTERM)
+        redis.delete("evaluate")  # messages of other tests' coordinators, which would be work
+        before = _waiting_consumers(redis)
+        running.start("evaluator")
+        running.wait_for(lambda: has_torch("aggregator"), "torch in the aggregator")
+        running.wait_for(lambda: _waiting_consumers(redis) - before, "the evaluator")
+        assert not has_torch("evaluator")
+        running.kill("evaluator", signal.SIGTERM)
+
+
+def _waiting_consumers(redis: Redis) -> set[str]:
+    """Return the connections that wait for a message."""
+    return {client["id"] for client in redis.client_list() if client["cmd"] == "brpop"}
+
+
+def test_no_process_waits_for_remote_commands(running: Federation, servers: Servers) -> None:
+    """Celery waits for them without a timeout, and hung in that wait after Redis was restarted."""
+    with Redis.from_url(servers.redis_url) as redis:
+        running.wait_for(lambda: len(_waiting_consumers(redis)) >= 2, "the consumers")
+        assert redis.pubsub_channels("*pidbox*") == []
+        assert redis.keys("unacked*") == []
 
 
 # Fairness

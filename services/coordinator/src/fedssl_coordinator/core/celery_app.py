@@ -43,9 +43,11 @@ def _configuration() -> dict[str, Any]:
         "task_routes": {"fedssl.distil": {"queue": DISTILL}, "fedssl.evaluate": {"queue": EVALUATE}},
         # Acknowledged before the task starts, so that a long task never starts twice. The sweep resends lost messages.
         "task_acks_late": False,
-        # 0 means no limit. With a limit, a message whose acknowledgement Redis has lost would count as unfinished
-        # forever, and the process would take no other. The solo pool fetches no message before the last task has ended.
+        # 0 means no limit. The solo pool fetches no message before the last task has ended.
         "worker_prefetch_multiplier": 0,
+        # No commands from other processes: a process waits for them without a timeout, and if Redis is restarted at an
+        # unlucky moment, it waits forever and takes no task either.
+        "worker_enable_remote_control": False,
         "worker_hijack_root_logger": False,
         "broker_connection_retry_on_startup": True,
         "broker_transport_options": {
@@ -53,6 +55,9 @@ def _configuration() -> dict[str, Any]:
             "socket_connect_timeout": 2,
             "retry_on_timeout": True,
             "max_retries": 0,  # when sending: a request must not wait for Redis. Consumers retry forever.
+            # A message leaves Redis when it is taken. With acknowledgements, Celery puts unfinished messages back when
+            # the connection is lost, and the process ends if that fails. The sweep resends lost messages.
+            "ack_emulation": False,
         },
         "beat_schedule": {
             # Without `expires`: a worker whose clock is ahead of beat's would discard every message.
