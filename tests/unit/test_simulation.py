@@ -127,7 +127,7 @@ def test_wrong_arguments_are_worded_as_on_the_command_line() -> None:
         simulate(spec, large)
 
 
-def test_too_little_memory_says_what_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_names_what_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
     def exhausted(*_: object) -> None:
         raise torch.OutOfMemoryError
 

@@ -61,7 +61,7 @@ def test_help_has_one_style_and_nothing_is_cut(path: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS, ids=" ".join)
-def test_every_command_says_what_it_does(path: tuple[str, ...]) -> None:
+def test_every_command_has_a_description(path: tuple[str, ...]) -> None:
     description = help_of(path, 80)[2]
 
     assert description.startswith("  ")

@@ -239,8 +239,8 @@ def test_clients_that_cannot_be_told_apart_are_refused(given: list[str], said: s
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"num_clients": 3}, "--clients says how to divide one data set, but --data names the images of 2 clients"),
-        ({"alpha": 0.1, "scheme": "iid"}, "--alpha, --scheme says"),
+        ({"num_clients": 3}, "--clients is for dividing one data set, but --data names the images of 2 clients"),
+        ({"alpha": 0.1, "scheme": "iid"}, "--alpha, --scheme are for dividing"),
     ],
 )
 def test_own_images_are_not_divided(options: dict[str, Any], said: str) -> None:

@@ -24,7 +24,7 @@ class Record(StrictModel):
     """What a folder's shards were made of. It is written last, so a folder that has one is complete."""
 
     format: Literal[1] = 1
-    partition: PartitionConfig | None = None  # None: each client has its own images, from `sources`
+    partition: PartitionConfig | None = None  # null if each client has its own images, from `sources`
     sources: dict[str, str] = Field(default={}, exclude_if=lambda sources: not sources)
     channels: Literal[1, 3]
     image_size: int

@@ -1,4 +1,4 @@
-"""What a command would start, with the numbers that are known beforehand. Nothing is trained or submitted."""
+"""Dry runs: the numbers of a run that are known before it starts. Nothing is trained or submitted."""
 
 import importlib.util
 from collections.abc import Mapping

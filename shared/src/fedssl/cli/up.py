@@ -160,19 +160,19 @@ def sources_of(given: list[str]) -> dict[str, str]:
 
 
 def dealing_of_sources(spec: RunSpec | None, sources: dict[str, str], given: dict[str, Any]) -> "Dealing":
-    """Return clients with images of their own. Raises UsageError if something says how to divide images."""
+    """Return clients with images of their own. Raises UsageError if something is given that divides images."""
     from fedssl_local.federation import Dealing
     from fedssl_local.folder import shape
 
     if given:
         options = ", ".join(f"--{_OPTIONS.get(name, name).replace('_', '-')}" for name in given)
         raise UsageError(
-            f"{options} says how to divide one data set, but --data names the images of {len(sources)} clients, which "
+            f"{options} {'is' if len(given) == 1 else 'are'} for dividing one data set, but --data names the images of {len(sources)} clients, which "
             "are not divided: leave it out, or give --data once"
         )
     if spec is not None and spec.partition is not None:
         raise UsageError(
-            "the spec's [partition] says how to divide one data set, but --data names each client's own images: leave "
+            "the spec's [partition] divides one data set, but --data names each client's own images: leave "
             "out --spec (or add --set partition=null), or give --data once"
         )
     required: dict[str, Any] = {"sources": sources} | ({} if spec is None else shape(spec.data))

@@ -1,4 +1,4 @@
-"""Where the environment says that the coordinator is, and the folder of a local federation."""
+"""The coordinator that the environment names, and the folder of a local federation."""
 
 import json
 from collections.abc import Mapping

@@ -76,7 +76,7 @@ class Client(ArtifactMethods, DatasetMethods, BaseClient):
     # Runs
 
     def wait(self, run_id: UUID, *, timeout_seconds: float | None = None, through_pauses: bool = False) -> RunView:
-        """Block until a run has finished, however it ended (`outcome` says it), or is paused, and return it.
+        """Block until a run has finished, however it ended (its `outcome`), or is paused, and return it.
 
         With `through_pauses` a pause is waited for too. Raises RunNotFinished, which has the run, if `timeout_seconds`
         have passed.

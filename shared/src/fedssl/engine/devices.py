@@ -32,7 +32,7 @@ def require_device(wanted: str) -> torch.device:
 
 @contextmanager
 def memory_errors_explained(device: str, batch_size: int) -> Iterator[None]:
-    """Raise DeviceError, which says what to change, if the device's memory is exhausted inside the block."""
+    """Raise DeviceError, with what to change, if the device's memory is exhausted inside the block."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:

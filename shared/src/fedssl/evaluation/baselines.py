@@ -1,4 +1,4 @@
-"""What an accuracy must be compared with: the chance of being right without an encoder."""
+"""The baselines of an accuracy: the chance of being right without an encoder."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -51,7 +51,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was measured before a plan was made.
+    """The measurements before a plan was made.
 
     Attributes:
         budget: the seconds that were promised, from the start of the measurements to the last result.

@@ -1,4 +1,4 @@
-"""What is wrong with a spec, in a line per key: for the command line and for Python alike."""
+"""Explanations of invalid specs, in a line per key: for the command line and for Python."""
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches

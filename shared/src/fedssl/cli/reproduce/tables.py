@@ -77,10 +77,10 @@ def show_results(results: Sequence[CellResult], output: Format) -> None:
             typer.echo("  none")
         for text in result.notes:
             typer.echo(f"  note: {text}")
-        if (found := result.budget) is not None:
-            measured = f"after measuring for {found['measuring']:.0f} s"
-            typer.echo(f"  scaled to a budget of {found['budget']:.0f} s, {measured}: training took")
-            typer.echo(f"  {found['training']:.2f} times the first estimate, evaluation {found['judging']:.2f} times")
+        if (budget := result.budget) is not None:
+            measured = f"after measuring for {budget['measuring']:.0f} s"
+            typer.echo(f"  scaled to a budget of {budget['budget']:.0f} s, {measured}: training took")
+            typer.echo(f"  {budget['training']:.2f} times the first estimate, evaluation {budget['judging']:.2f} times")
 
 
 def show_report(folder: Path, output: Format) -> None:
