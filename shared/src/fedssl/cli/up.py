@@ -168,8 +168,8 @@ def dealing_of_sources(spec: RunSpec | None, sources: dict[str, str], given: dic
         options = ", ".join(f"--{_OPTIONS.get(name, name).replace('_', '-')}" for name in given)
         are = "is" if len(given) == 1 else "are"
         raise UsageError(
-            f"{options} {are} for dividing one data set, but --data names the images of {len(sources)} clients, which are "
-            "not divided: leave it out, or give --data once"
+            f"{options} {are} for dividing one data set, but --data names the images of {len(sources)} clients, which "
+            "are not divided: leave it out, or give --data once"
         )
     if spec is not None and spec.partition is not None:
         raise UsageError(
