@@ -14,6 +14,8 @@ from sqlalchemy.exc import ArgumentError
 
 from fedssl.artifacts.tensors import Tensors, load_tensors
 from fedssl.client import Client, Retry, Tls, WorkerClient
+from fedssl.protocol.data import ServedShapes
+from fedssl.protocol.methods import METHOD_CONFIGS
 from fedssl.protocol.views import TokenCreate
 from fedssl.protocol.work import Register
 from support.environment import coordinator_environment
@@ -102,11 +104,12 @@ class Coordinator:
             worker.register(
                 Register(
                     worker_version="test",
-                    methods={"fedalignuniform": 1, "fedsimclr": 1, "fedbyol": 1, "supervised": 1},
+                    methods={name: config.info.version for name, config in METHOD_CONFIGS.items()},
                     device="cpu",
                     num_images=100,
                     channels=1,
                     image_size=8,
+                    serves=ServedShapes(),
                 )
             )
         return worker

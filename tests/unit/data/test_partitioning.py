@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from fedssl.data import PARTITIONS, ImageData, save_npz
 from fedssl.data.partitioning import assign_images, partition_dataset, partition_plan
@@ -107,6 +108,33 @@ def test_a_class_that_was_not_drawn_is_still_counted(tmp_path: Path) -> None:
     held = partition_plan(PartitionConfig(dataset="set.npz", num_clients=2, scheme="iid", alpha=None), tmp_path)
     assert held.counts.shape == (2, 3)
     assert held.class_names == ("a", "b", "never")
+
+
+@pytest.mark.parametrize("changes", [{"scheme": "iid"}, {"pooled": True}])
+def test_unlabelled_images_are_partitioned_if_the_scheme_needs_no_labels(
+    tmp_path: Path, changes: dict[str, object]
+) -> None:
+    for number in range(40):
+        Image.new("L", (16, 16), number).save(tmp_path / f"{number:02}.png")
+    config = PartitionConfig.model_validate({"dataset": str(tmp_path), "num_clients": 4, "seed": 5, **changes})
+    held, shards = partition_plan(config), partition_dataset(config, SHAPE)
+    assert held.class_names == ("without label",)
+    assert np.array_equal(held.counts, shards.counts)
+    assert held.counts.sum() == 40
+    for client, part in held.by_client.items():
+        assert shards.by_client[client].labels is None
+        assert shards.by_client[client].images[:, 0, 0, 0].tolist() == part.tolist()
+
+
+def test_a_scheme_that_needs_labels_is_refused_before_anything_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Image.new("L", (16, 16)).save(tmp_path / "1.png")
+    monkeypatch.setattr("fedssl.data.folders.decode_to_memory", lambda *_: pytest.fail("decoded"))
+    config = PartitionConfig(dataset=str(tmp_path))
+    for look in (lambda: partition_plan(config), lambda: partition_dataset(config, SHAPE)):
+        with pytest.raises(DataError, match=r'no labels, which the partition scheme dirichlet needs: .*"iid"'):
+            look()
 
 
 def test_unlabelled_images_cannot_be_dealt(tmp_path: Path) -> None:

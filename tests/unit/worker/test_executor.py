@@ -3,15 +3,19 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from fedssl.artifacts.tensors import Tensors
 from fedssl.client import NotFound
+from fedssl.data import ImageData
 from fedssl.errors import ArtifactTooLarge, Cancelled, DataError, DigestMismatch, MethodError, PlanMismatch
+from fedssl.protocol.data import DataConfig
 from fedssl.protocol.plan import TensorSpec
 from fedssl.protocol.work import Progress, WorkItem
+from fedssl_worker import data as data_module
 from fedssl_worker import executor as executor_module
 from fedssl_worker.data import load_images
 from fedssl_worker.executor import CannotTrain, choose_device
@@ -44,10 +48,23 @@ def test_work_that_is_not_this_workers_is_refused(setting: Setting, change: Any,
     assert setting.coordinator.calls == []
 
 
-def test_images_that_do_not_fit_are_reported(setting: Setting) -> None:
-    item = setting.item(make_spec(data={"channels": 3, "image_size": 32}), 1)
-    with pytest.raises(DataError, match=r"--channels 3 --image-size 32"):
-        setting.executor().execute(item, silent)
+def test_shapes_beyond_the_workers_bounds_are_refused(setting: Setting, tmp_path: Path) -> None:
+    path = str(write_images(tmp_path / "bounded.npz"))
+    setting.images = load_images(path, CPU, image_size=16, channels=1)
+    for data, words in (
+        ({"channels": 3, "image_size": 16}, "serves only 1 channel: .* --channels 3"),
+        ({"channels": 1, "image_size": 32}, "serves at most 16 pixels: .* --image-size 32"),
+    ):
+        with pytest.raises(DataError, match=words):
+            setting.executor().execute(setting.item(make_spec(data=data), 1), silent)
+
+
+def test_a_worker_trains_in_any_shape_that_a_run_asks_for(setting: Setting) -> None:
+    spec = make_spec(data={"channels": 3, "image_size": 24})
+    finished = setting.executor().execute(setting.item(spec, 1), silent)
+    assert finished.num_examples == 32
+    again = setting.executor().execute(setting.item(make_spec(), 1), silent)
+    assert again.digest != finished.digest
 
 
 def test_a_broadcast_is_fetched_once_and_only_one_is_kept(setting: Setting) -> None:
@@ -161,6 +178,54 @@ def test_images_are_brought_to_the_size_asked_for(tmp_path: Path) -> None:
     assert images.fingerprint != load_images(str(path), CPU).fingerprint
     with pytest.raises(DataError, match="found no data set"):
         load_images(str(tmp_path / "nowhere"), CPU)
+
+
+def _random_files(folder: Path, num_images: int = 3) -> Path:
+    generator = np.random.default_rng(1)
+    folder.mkdir()
+    for number in range(num_images):
+        pixels = generator.integers(0, 256, (40, 48, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["files", "arrays"])
+def test_images_on_demand_are_those_that_a_worker_of_that_shape_has(tmp_path: Path, kind: str) -> None:
+    path = _random_files(tmp_path / "own") if kind == "files" else write_images(tmp_path / "own.npz", size=40)
+    images = load_images(str(path), CPU)
+    for channels, size in ((1, 16), (3, 24), (3, 40), (1, 16)):
+        expected = load_images(str(path), CPU, image_size=size, channels=channels)  # type: ignore[arg-type]
+        prepared = images.prepared(DataConfig(channels=channels, image_size=size))  # type: ignore[arg-type]
+        assert prepared.fingerprint == expected.fingerprint
+        assert torch.equal(prepared.data.images, expected.data.images)
+
+
+def test_the_last_two_shapes_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = load_images(str(_random_files(tmp_path / "own")), CPU)
+    read: list[int] = []
+    real = data_module.load_own
+
+    def load_own(*args: Any, image_size: int, **others: Any) -> ImageData:
+        read.append(image_size)
+        return real(*args, image_size=image_size, **others)
+
+    monkeypatch.setattr(data_module, "load_own", load_own)
+    for size in (40, 16, 40, 16, 24, 16, 40):
+        images.prepared(DataConfig(channels=3, image_size=size))
+    assert read == [16, 24, 40]
+
+
+def test_images_that_cannot_be_prepared_name_no_file_to_the_coordinator(tmp_path: Path) -> None:
+    folder = _random_files(tmp_path / "own")
+    images = load_images(str(folder), CPU)
+    (folder / "1.png").write_bytes(b"damaged")
+    with pytest.raises(DataError) as error:
+        images.prepared(DataConfig(channels=1, image_size=16))
+    assert "cannot be prepared with 1 channel and 16 x 16 pixels: see its worker's log" in str(error.value)
+    assert "1.png" not in str(error.value)
+    (folder / "1.png").unlink()
+    with pytest.raises(DataError, match="images have changed: 3 were registered, and now there are 2; restart"):
+        images.prepared(DataConfig(channels=1, image_size=16))
 
 
 def test_photographs_without_a_size_are_refused_before_they_are_decoded(

@@ -18,7 +18,7 @@ from fedssl_worker.data import OwnImages, PublicImages, load_images
 from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.disclosure.ledger import Ledger, LedgerError
 from fedssl_worker.disclosure.policy import PolicyEnforcer
-from fedssl_worker.enrolment import enrolled_token
+from fedssl_worker.enrolment import enrolled_token, stored_token
 from fedssl_worker.executor import Executor, choose_device, describe_device
 from fedssl_worker.files import exclusive_folder
 from fedssl_worker.metrics import serve
@@ -44,13 +44,15 @@ def run_worker(settings: Settings) -> int:
     device = choose_device(settings.device, settings.threads)
     serve(settings.metrics_host, settings.metrics_port)
     with exclusive_folder(settings.state.expanduser()) as folder:
+        enrolment = None if given_token else _enrolment(settings, folder)
+        # Before the enrolment token is spent: a worker that cannot read its images could not use it again.
+        images = load_images(settings.data, device, image_size=settings.image_size, channels=settings.channels)
+        log.info("images.loaded", num_images=len(images), channels=images.channels, image_size=images.image_size)
         try:
-            token = given_token or _enrolled_token(settings, folder, enforcer)
+            token = given_token or _enrolled_token(settings, folder, enrolment, enforcer)
         except Refused as error:
             log.error("worker.enrolment_refused", reason=str(error))
             return EXIT_REFUSED
-        images = load_images(settings.data, device, image_size=settings.image_size, channels=settings.channels)
-        log.info("images.loaded", num_images=len(images), channels=images.channels, image_size=images.image_size)
         with _client(settings, token, enforcer) as client:
             egress = Egress(client, _ledger(folder, enforcer), enforcer)
             try:
@@ -105,21 +107,28 @@ def _work(
     agent.run()
 
 
-def _enrolled_token(settings: Settings, folder: Path, enforcer: PolicyEnforcer) -> str:
-    """Return the token of this worker, which enrols if necessary. Raises Refused, and SettingsError if it has none."""
-
-    def enrol(enrolment: str, token_hash: str) -> Enrolled:
-        with _client(settings, enrolment, enforcer) as client:
-            return retry_until_answered(lambda: client.enrol(token_hash), Backoff())
-
-    token = enrolled_token(folder, settings.read_enrolment_token(), enrol)
-    if token is None:
+def _enrolment(settings: Settings, folder: Path) -> str | None:
+    """Return the enrolment token, if any. Raises SettingsError if there is neither one nor a stored token."""
+    enrolment = settings.read_enrolment_token()
+    if enrolment is None and stored_token(folder) is None:
         path = settings.enrolment_token_file
         missing = "" if path is None else f" ({path} does not exist)"
         raise SettingsError(
             "this worker has no token: set FEDSSL_WORKER_TOKEN or --token-file; for a first start, set "
             f"FEDSSL_WORKER_ENROLMENT_TOKEN or --enrolment-token-file{missing}"
         )
+    return enrolment
+
+
+def _enrolled_token(settings: Settings, folder: Path, enrolment: str | None, enforcer: PolicyEnforcer) -> str:
+    """Return the token of this worker, which enrols if necessary. Raises Refused, and SettingsError."""
+
+    def enrol(enrolment: str, token_hash: str) -> Enrolled:
+        with _client(settings, enrolment, enforcer) as client:
+            return retry_until_answered(lambda: client.enrol(token_hash), Backoff())
+
+    token = enrolled_token(folder, enrolment, enrol)
+    assert token is not None, "there is an enrolment token, or a stored one"
     return token
 
 
@@ -131,6 +140,7 @@ def _registration(settings: Settings, images: OwnImages, device: torch.device) -
         num_images=len(images),
         channels=images.channels,
         image_size=images.image_size,
+        serves=images.serves,
         encoder=settings.encoder,
     )
 

@@ -6,6 +6,7 @@ finds them on this machine by the name there.
 
 import hashlib
 import re
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,13 @@ from typing import Literal
 import structlog
 import torch
 
+from fedssl.artifacts.images import MAX_SIZE
 from fedssl.data import ImageData, conform
 from fedssl.data.dataset_files import load_own, open_public, own_shape
 from fedssl.data.partitioning import choose_public, find_public, load_public
 from fedssl.errors import DataError
 from fedssl.methods.api import ClientData
-from fedssl.protocol.data import DataConfig, PublicDataConfig
+from fedssl.protocol.data import DataConfig, PublicDataConfig, ServedShapes, shape_in_words
 from fedssl_worker.public_cache import PublicCache
 
 log = structlog.get_logger()
@@ -27,36 +29,107 @@ log = structlog.get_logger()
 _ABSOLUTE_PATH = re.compile(r"(?<![\w:/])[/~]\S")
 
 
+_KEPT_SHAPES = 2  # two runs of different shapes may take turns
+
+
 @dataclass(frozen=True, slots=True)
-class OwnImages:
-    """All images of this client, in the memory of the training device. `fingerprint`: sha256 of images and labels."""
+class PreparedImages:
+    """All images of this client in one shape, in the memory of the training device.
+
+    `fingerprint`: sha256 of images and labels.
+    """
 
     data: ClientData
     channels: Literal[1, 3]
     image_size: int
     fingerprint: str
 
+
+class OwnImages:
+    """This client's images. They are read again for each shape that a run asks for, and the last shapes are kept.
+
+    Attributes:
+        channels, image_size: the shape that the worker registers with.
+        serves: the shapes that a run may ask for.
+    """
+
+    def __init__(
+        self, name_or_path: str, device: torch.device, registered: PreparedImages, serves: ServedShapes
+    ) -> None:
+        self.channels = registered.channels
+        self.image_size = registered.image_size
+        self.serves = serves
+        self._name_or_path = name_or_path
+        self._device = device
+        self._num_images = len(registered.data)
+        self._kept: OrderedDict[tuple[int, int], PreparedImages] = OrderedDict()
+        self._keep(registered)
+
     def __len__(self) -> int:
-        return len(self.data)
+        return self._num_images
+
+    @property
+    def data(self) -> ClientData:
+        """The images in the registered shape."""
+        return self.prepared(DataConfig(channels=self.channels, image_size=self.image_size)).data
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the images in the registered shape."""
+        return self.prepared(DataConfig(channels=self.channels, image_size=self.image_size)).fingerprint
 
     def check_fit(self, config: DataConfig) -> None:
-        """Raise DataError if a run needs images of another shape."""
-        if (self.channels, self.image_size) != (config.channels, config.image_size):
+        """Raise DataError if this worker does not serve the shape that a run needs."""
+        if (why := self.serves.refusal(config)) is not None:
+            raise DataError(why)
+
+    def prepared(self, config: DataConfig) -> PreparedImages:
+        """Return the images in the shape that a run needs. Raises DataError."""
+        self.check_fit(config)
+        shape = (config.channels, config.image_size)
+        if shape in self._kept:
+            self._kept.move_to_end(shape)
+            return self._kept[shape]
+        log.info("images.preparing", channels=config.channels, image_size=config.image_size)
+        while len(self._kept) >= _KEPT_SHAPES:
+            self._kept.popitem(last=False)
+        try:
+            found = self._read(config)
+        except (DataError, MemoryError) as error:  # the coordinator must not learn the names of files
+            log.error("images.unusable", reason=str(error) or type(error).__name__)
+            wanted = shape_in_words(*shape)
+            raise DataError(f"this client's images cannot be prepared with {wanted}: see its worker's log") from error
+        if len(found.data) != self._num_images:
+            log.error("images.changed", num_images=len(found.data), num_registered=self._num_images)
             raise DataError(
-                f"the run needs images of {_shape(config.channels, config.image_size)}, but this client's have "
-                f"{_shape(self.channels, self.image_size)}: start the worker with --channels {config.channels} "
-                f"--image-size {config.image_size}, or change the run's data.channels and data.image_size"
+                f"this client's images have changed: {self._num_images} were registered, and now there are "
+                f"{len(found.data)}; restart the worker"
             )
+        self._keep(found)
+        return found
+
+    def _read(self, config: DataConfig) -> PreparedImages:
+        images = load_own(self._name_or_path, "train", image_size=config.image_size, channels=config.channels)
+        images = conform(images, config)
+        try:
+            return _on_device(images, self._device)
+        except DataError:
+            self._kept.clear()  # images in another shape take the memory
+            return _on_device(images, self._device)
+
+    def _keep(self, images: PreparedImages) -> None:
+        self._kept[images.channels, images.image_size] = images
 
 
 def load_images(
     name_or_path: str, device: torch.device, *, image_size: int | None = None, channels: Literal[1, 3] | None = None
 ) -> OwnImages:
-    """Read the training images and put them on the device.
+    """Read the training images and put them on the device, in the shape that the worker registers with.
 
     Args:
-        image_size: the height and width to scale the images to. None keeps their own.
-        channels: the number of channels to convert the images to. None keeps their own.
+        image_size: the registered height and width, and the largest that a run may ask for. None registers their own,
+            and a run may ask for any.
+        channels: the registered number of channels, and the largest that a run may ask for. None as above.
 
     Raises DataError if there are no images, if they do not fit into memory, or if they are not square or larger than
     512 pixels and no size is given.
@@ -64,8 +137,14 @@ def load_images(
     images = load_own(name_or_path, "train", image_size=image_size, channels=channels)
     if not len(images):
         raise DataError(f"{name_or_path} has no images: a worker needs at least one")
-    images = _square(images, image_size, channels)
-    _, own_channels, size, _ = images.images.shape
+    registered = _on_device(_square(images, image_size, channels), device)
+    serves = ServedShapes(max_image_size=image_size or MAX_SIZE, max_channels=channels or 3)
+    return OwnImages(name_or_path, device, registered, serves)
+
+
+def _on_device(images: ImageData, device: torch.device) -> PreparedImages:
+    """Return square images on the device. Raises DataError if it has too little memory."""
+    _, channels, size, _ = images.images.shape
     try:
         data = ClientData(
             images=torch.tensor(images.images, device=device),
@@ -76,7 +155,7 @@ def load_images(
         raise DataError(
             f"{gigabytes:.1f} GB of images do not fit on {device}: use --device cpu or fewer images"
         ) from None
-    return OwnImages(data, 1 if own_channels == 1 else 3, size, _fingerprint(images))
+    return PreparedImages(data, 1 if channels == 1 else 3, size, _fingerprint(images))
 
 
 class PublicImages:
@@ -145,7 +224,3 @@ def _fingerprint(images: ImageData) -> str:
             for start in range(0, len(array), 4096):  # in parts: the array may be memory-mapped
                 digest.update(array[start : start + 4096].tobytes())
     return digest.hexdigest()
-
-
-def _shape(channels: int, size: int) -> str:
-    return f"{channels} channel{'s' * (channels > 1)} and {size} x {size} pixels"

@@ -58,6 +58,12 @@ def enrolled_token(folder: Path, enrolment: str | None, enrol: Callable[[str, st
     return pending.secret
 
 
+def stored_token(folder: Path) -> str | None:
+    """Return the token that this worker enrolled with, or None. Raises SettingsError if it cannot be read."""
+    kept = _read(folder / _TOKEN)
+    return None if kept is None else kept.secret
+
+
 def _hash(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 

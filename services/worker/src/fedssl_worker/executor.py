@@ -63,8 +63,8 @@ class Executor:
         """
         method = self._method_of(item)
         self._check_encoder(item)
-        self._images.check_fit(item.spec.data)
-        work = work_digest(item, self._images.fingerprint, describe_environment(self._device))
+        images = self._images.prepared(item.spec.data)
+        work = work_digest(item, images.fingerprint, describe_environment(self._device))
         self._states.discard(item.run_id, item.last_accepted, work=work)
         if (finished := self._states.finished(item.run_id, work)) is not None:
             log.info("work.already_trained", digest=finished.digest)
@@ -76,7 +76,7 @@ class Executor:
         state = self._states.accepted(item.run_id, item.last_accepted)
         try:
             result = run_local_round(
-                method, broadcast, state, self._images.data, context, lambda local: on_progress(_progress(local))
+                method, broadcast, state, images.data, context, lambda local: on_progress(_progress(local))
             )
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise self._out_of_memory(item) from error

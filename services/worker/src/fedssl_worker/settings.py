@@ -58,11 +58,14 @@ class Settings(BaseSettings):
     threads: int = Field(
         default=1, ge=1, le=1024, description="CPU threads. With 1, the results are the same on every machine."
     )
-    image_size: Annotated[int | None, WhenUnset("the images' own")] = Field(
-        default=None, ge=8, le=512, description="Scale the images to this height and width in pixels."
+    image_size: Annotated[int | None, WhenUnset("512, and the images' own are registered")] = Field(
+        default=None,
+        ge=8,
+        le=512,
+        description="Largest height and width in pixels that a run may ask for. Photographs above 512 need it.",
     )
-    channels: Annotated[Literal[1, 3] | None, BeforeValidator(_number), WhenUnset("the images' own")] = Field(
-        default=None, description="Convert the images: 1 for grey, 3 for RGB."
+    channels: Annotated[Literal[1, 3] | None, BeforeValidator(_number), WhenUnset("whatever a run asks for")] = Field(
+        default=None, description="Most channels that a run may ask for: 1 for grey, 3 for grey or RGB."
     )
     public_data: Path | None = Field(
         default=None,

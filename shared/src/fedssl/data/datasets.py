@@ -12,7 +12,7 @@ from fedssl.cache import cache_folder
 from fedssl.data.catalogue import KNOWN, KnownDataset, Split
 from fedssl.data.decoded import decoded
 from fedssl.data.decoding import log, shape_of_first
-from fedssl.data.folders import list_folder, read_folder
+from fedssl.data.folders import list_folder, read_folder, report_left_out
 from fedssl.data.formats import read_npz
 from fedssl.data.images import ImageData, conform
 from fedssl.errors import DataError
@@ -91,12 +91,29 @@ def load_labels(
         path = _find_path(name_or_path, root)
         if path.is_dir():
             files = list_folder(path, split)
+            report_left_out(files)
             return files.labels, files.class_names
     elif known.listing is not None:
         files = known.listing(_require(known, split, root), split)
         return files.labels, files.class_names
     images = load_dataset(name_or_path, split, root)
     return images.labels, images.class_names
+
+
+def may_have_labels(name_or_path: str, split: Split, root: Path | None = None) -> bool:
+    """Return False if the data set is a folder of images without labels. Decodes nothing. Raises DataError."""
+    if name_or_path in KNOWN:
+        return True
+    path = _find_path(name_or_path, root)
+    return not path.is_dir() or list_folder(path, split).labels is not None
+
+
+def count_images(name_or_path: str, split: Split, root: Path | None = None) -> int:
+    """Return the number of images of :func:`load_dataset`, without decoding those in a folder. Raises DataError."""
+    path = None if name_or_path in KNOWN else _find_path(name_or_path, root)
+    if path is not None and path.is_dir():
+        return len(list_folder(path, split))
+    return len(load_dataset(name_or_path, split, root))
 
 
 def find_dataset(name: str, split: Split = "train", root: Path | None = None) -> Path | None:

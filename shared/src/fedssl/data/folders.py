@@ -1,11 +1,12 @@
-"""Image folders: one sub-folder per class, or loose images without labels."""
+"""Image folders: one sub-folder per class, with images at any depth, or loose images without labels."""
 
-import os
+import logging
 from pathlib import Path
 
 import numpy as np
 
-from fedssl.data.decoding import ImageFiles, decode_to_memory, shape_of_first
+from fedssl.data.contents import Contents, read_contents, readable
+from fedssl.data.decoding import ImageFiles, decode_to_memory, log, shape_of_first
 from fedssl.data.images import ImageData
 from fedssl.data.trees import SUFFIXES, FolderTree
 from fedssl.errors import DataError
@@ -13,6 +14,8 @@ from fedssl.errors import DataError
 
 def read_folder(folder: Path, split: str, image_size: int | None = None, channels: int | None = None) -> ImageData:
     """Decode all images below a folder into memory. A data owner's own images are not copied to any other place.
+
+    What is not used is logged.
 
     Args:
         folder: the data set, laid out as in :func:`list_folder`.
@@ -26,48 +29,57 @@ def read_folder(folder: Path, split: str, image_size: int | None = None, channel
     """
     files = list_folder(folder, split)
     shape = shape_of_first(files, image_size, channels)
-    return ImageData(decode_to_memory(files, *shape), files.labels, files.class_names)
+    images = ImageData(decode_to_memory(files, *shape), files.labels, files.class_names)
+    report_left_out(files)
+    return images
 
 
 def list_folder(folder: Path, split: str) -> ImageFiles:
     """List the images below a folder without decoding them.
 
-    The classes are the sub-folders in the order of their names; the images of a class are in that order too. Images in
-    the folder itself are unlabelled. A folder with sub-folders `train` and `test` (or `val` if there is no `test`)
-    holds both splits; any other folder is a training split.
+    The classes are the sub-folders in the order of their names. Their images may lie at any depth: those of a folder
+    come in the order of their names, before those of its sub-folders. Images in the folder itself are unlabelled. A
+    folder with sub-folders `train` and `test` (or `val` if there is no `test`) holds both splits; any other folder is a
+    training split.
 
     Raises:
         DataError: there are no images, or the folder cannot be read.
     """
-    tree = FolderTree(_split_folder(folder, split))
-    classes, loose = tree.folders(""), tree.images("")
-    if loose and classes:
+    tree = FolderTree(split_folder(folder, split))
+    found = read_contents(tree.path)
+    if found.loose and found.by_class:
         raise DataError(
             f"{tree.path} holds both images and sub-folders: move the images into a class, or remove the folders"
         )
-    names = loose or [f"{name}/{image}" for name in classes for image in tree.images(name)]
+    names = found.loose or tuple(name for images in found.by_class.values() for name in images)
     if not names:
-        packed = next((path.name for path in sorted(tree.path.glob("*.npz"))), None) if tree.path.is_dir() else None
-        hint = f", or name the file: {packed}" if packed else ""
-        raise DataError(
-            f"{tree.path} holds no images: put them into one sub-folder per class ({', '.join(SUFFIXES)}){hint}"
-        )
-    if loose:
-        return ImageFiles(str(folder), tree, tuple(names))
-    numbers = {name: number for number, name in enumerate(classes)}
-    labels = np.array([numbers[name.partition("/")[0]] for name in names], np.int64)
-    return ImageFiles(str(folder), tree, tuple(names), labels, tuple(_readable(name) for name in classes))
+        raise DataError(_no_images(tree.path, found))
+    if found.loose:
+        return ImageFiles(str(folder), tree, names, contents=found)
+    sizes = [len(images) for images in found.by_class.values()]
+    labels = np.repeat(np.arange(len(sizes), dtype=np.int64), sizes)
+    return ImageFiles(str(folder), tree, names, labels, tuple(map(readable, found.by_class)), found)
 
 
-def _readable(name: str) -> str:
-    """Return a folder's name as text, with bytes replaced that are not UTF-8 and could not be displayed or sent."""
-    return os.fsencode(name).decode("utf-8", errors="replace")
+def report_left_out(files: ImageFiles) -> None:
+    """Log what a folder holds besides the images that are used, if there is anything."""
+    if files.contents is not None and (text := files.contents.describe()):
+        level = logging.INFO if files.contents.is_complete else logging.WARNING
+        log.log(level, "%s: used %s images; %s", files.title, f"{len(files):,}", text)
 
 
-def _split_folder(folder: Path, split: str) -> Path:
+def split_folder(folder: Path, split: str) -> Path:
+    """Return the sub-folder of a split, or the folder itself if it only holds training images. Raises DataError."""
     has = {name: (folder / name).is_dir() for name in ("train", "test", "val")}
     if has["train"] and (has["test"] or has["val"]):
         return folder / ("val" if split == "test" and not has["test"] else split)
     if split == "test":
         raise DataError(f"{folder} has no test images: give it two sub-folders, train and test")
     return folder
+
+
+def _no_images(path: Path, found: Contents) -> str:
+    packed = next((other.name for other in sorted(path.glob("*.npz"))), None) if path.is_dir() else None
+    hint = f", or name the file: {packed}" if packed else ""
+    seen = f" that can be read; {text}. Put images" if (text := found.describe()) else ": put them"
+    return f"{path} holds no images{seen} into one sub-folder per class ({', '.join(SUFFIXES)}){hint}"

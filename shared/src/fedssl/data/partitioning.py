@@ -19,6 +19,7 @@ from fedssl.data import (
     partition,
 )
 from fedssl.data.dataset_files import has_digest
+from fedssl.data.datasets import count_images, may_have_labels
 from fedssl.errors import DataError
 from fedssl.protocol.data import DataConfig, PartitionConfig, PublicDataConfig
 
@@ -43,7 +44,7 @@ class PartitionPlan:
 
     Attributes:
         by_client: for each client the sorted indices of its images in the training split.
-        counts: the number of images of each class, (K, number of classes).
+        counts: the number of images of each class, (K, number of classes). Images without labels are one class.
         class_names: the names by number; empty if the data set has no names.
     """
 
@@ -52,18 +53,25 @@ class PartitionPlan:
     class_names: tuple[str, ...]
 
 
+UNLABELLED = "without label"
+
+
 def assign_images(
-    config: PartitionConfig, labels: NDArray[np.int64] | None, class_names: tuple[str, ...] = ()
+    config: PartitionConfig,
+    labels: NDArray[np.int64] | None,
+    class_names: tuple[str, ...] = (),
+    *,
+    num_images: int | None = None,
 ) -> PartitionPlan:
     """Assign images to clients by the labels (N,): choose images, partition them, and keep `share` of each part.
 
-    Raises DataError.
+    Images without labels count as one class; `num_images` is their number. Raises DataError if the scheme
+    needs labels.
     """
     if labels is None:
-        raise DataError(
-            f"{config.dataset} has no labels, which a partition by class needs: give files with labels, or one folder "
-            "per class"
-        )
+        if needs_labels(config) or num_images is None:
+            raise _needs_labels(config)
+        labels, class_names = np.zeros(num_images, np.int64), (UNLABELLED,)
     chosen = choose_images(len(labels), config.max_images, config.seed)
     if config.pooled:
         parts = [np.arange(len(chosen))]
@@ -80,9 +88,23 @@ def partition_dataset(config: PartitionConfig, data: DataConfig, root: Path | No
 
     `root` is a folder in which to search for the data set before the usual places.
     """
+    if needs_labels(config) and not may_have_labels(config.dataset, "train", root):
+        raise _needs_labels(config)  # before the images are decoded, which may take long
     images = load_conformed(config.dataset, "train", data, root)
-    held = assign_images(config, images.labels, images.class_names)
+    held = assign_images(config, images.labels, images.class_names, num_images=len(images))
     return Shards({name: images.subset(part) for name, part in held.by_client.items()}, held.counts)
+
+
+def needs_labels(config: PartitionConfig) -> bool:
+    """Return whether the partition depends on the images' classes."""
+    return not config.pooled and config.scheme != "iid"
+
+
+def _needs_labels(config: PartitionConfig) -> DataError:
+    return DataError(
+        f"{config.dataset} has no labels, which the partition scheme {config.scheme} needs: set partition.scheme to "
+        '"iid" (`--scheme iid`), or give files with labels or one folder per class'
+    )
 
 
 def require_images(clients: Mapping[str, ImageData], names: Iterable[str]) -> None:
@@ -97,7 +119,9 @@ def require_images(clients: Mapping[str, ImageData], names: Iterable[str]) -> No
 
 def partition_plan(config: PartitionConfig, root: Path | None = None) -> PartitionPlan:
     """Return the assignment that :func:`partition_dataset` makes, without decoding images. Raises DataError."""
-    return assign_images(config, *load_labels(config.dataset, "train", root))
+    labels, class_names = load_labels(config.dataset, "train", root)
+    num_images = None if labels is not None else count_images(config.dataset, "train", root)
+    return assign_images(config, labels, class_names, num_images=num_images)
 
 
 def find_public(config: PublicDataConfig, folder: Path | None) -> PublicDataConfig:

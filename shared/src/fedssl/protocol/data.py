@@ -81,6 +81,51 @@ class DataConfig(StrictModel):
         return self
 
 
+class ServedShapes(StrictModel):
+    """The shapes in which a worker can prepare its images for a run: any up to these bounds."""
+
+    max_image_size: int = Field(default=512, ge=8, le=512, description="Largest height and width in pixels.")
+    max_channels: Literal[1, 3] = 3
+
+    def __str__(self) -> str:
+        return f"{'1 channel' if self.max_channels == 1 else '1 or 3 channels'}, up to {self.max_image_size} pixels"
+
+    def refusal(self, data: DataConfig) -> str | None:
+        """Return why images cannot be prepared for a run, or None if they can."""
+        wanted = shape_in_words(data.channels, data.image_size)
+        if data.image_size > self.max_image_size:
+            return (
+                f"the run needs images of {wanted}, but this client serves at most {self.max_image_size} pixels: lower "
+                f"data.image_size, or start the worker with --image-size {data.image_size}"
+            )
+        if data.channels > self.max_channels:
+            return (
+                f"the run needs images of {wanted}, but this client serves only 1 channel: set data.channels to 1, or "
+                "start the worker with --channels 3"
+            )
+        return None
+
+
+def fixed_shape_refusal(channels: int, image_size: int, data: DataConfig) -> str | None:
+    """Return why a worker whose images have one fixed shape cannot take part in a run, or None if it can."""
+    if (channels, image_size) == (data.channels, data.image_size):
+        return None
+    return (
+        f"the run needs images of {shape_in_words(data.channels, data.image_size)}, but this client's have "
+        f"{shape_in_words(channels, image_size)}, and its worker serves no other shape: update the worker, or change "
+        "the run's data.channels and data.image_size"
+    )
+
+
+def shape_in_words(channels: int, size: int) -> str:
+    """Return a shape for people.
+
+    >>> shape_in_words(3, 32)
+    '3 channels and 32 x 32 pixels'
+    """
+    return f"{channels} channel{'s' * (channels > 1)} and {size} x {size} pixels"
+
+
 class PartitionConfig(StrictModel):
     """How `fedssl simulate` and `fedssl up` partition a data set among clients. Deployed coordinators ignore it."""
 

@@ -6,6 +6,7 @@ from uuid import UUID
 from pydantic import AwareDatetime, Field, field_validator
 
 from fedssl.protocol.base import PROTOCOL_VERSION, ClientId, Digest, StrictModel
+from fedssl.protocol.data import ServedShapes
 from fedssl.protocol.ledger import AnchorReceipt, LedgerAnchor
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.plan import ArtifactPlan
@@ -58,6 +59,12 @@ class Register(StrictModel):
     num_images: int = Field(ge=1)
     channels: Literal[1, 3]
     image_size: int = Field(ge=8, le=512)
+    serves: ServedShapes | None = Field(
+        default=None,
+        exclude_if=lambda it: it is None,
+        description="The shapes in which this worker can prepare its images for a run. Null: only `channels` and "
+        "`image_size`, as workers did before they could prepare others.",
+    )
     encoder: EncoderConfig | None = Field(
         default=None,
         description="The encoder that this client can train, for runs whose clients may differ (FLESD). Null: the "

@@ -34,7 +34,7 @@ def _register(worker: WorkerClient, encoder: EncoderConfig | None) -> None:
     worker.register(
         Register(
             worker_version="test",
-            methods={"flesd": 2},
+            methods={"flesd": 2, "fedalignuniform": 1},
             device="cpu",
             num_images=100,
             channels=1,
@@ -124,7 +124,7 @@ def test_declaring_another_one_later_changes_no_run(coordinator: Coordinator) ->
 
 def test_specs_that_list_the_encoders_stay_as_they_are(coordinator: Coordinator) -> None:
     _workers(coordinator, a=RESNET, b=None, c=None)
-    spec = _spec({"client_encoders": {"b": WIDE.model_dump()}})
+    spec = _spec({"client_encoders": {"a": RESNET.model_dump(), "b": WIDE.model_dump()}})
     assert coordinator.client.create_run(spec).spec == spec
     weights = tiny_spec(cohort=COHORT)
     assert coordinator.client.create_run(weights).spec == weights

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from fedssl.client import Client, Conflict, NotAllowed, NotAuthenticated, Retry, Unreachable, WorkerClient
+from fedssl.errors import DataError
 from fedssl.protocol.views import TokenCreated
 from fedssl.protocol.work import Enrolled
 from fedssl_coordinator.identity.authentication import hash_secret, new_secret
@@ -248,6 +249,19 @@ def test_the_second_worker_with_one_enrolment_says_so_and_leaves(
     file.unlink()
     with pytest.raises(SettingsError, match=r"enrolment-token-file \(.* does not exist\)"):
         run_worker(settings)
+
+
+def test_an_enrolment_is_not_spent_by_a_worker_that_cannot_read_its_images(
+    coordinator: Coordinator, tmp_path: Path
+) -> None:
+    file = tmp_path / "enrolment"
+    file.write_text(enrolment := coordinator.client.create_enrolment_token("a").secret)
+    file.chmod(0o600)
+    settings = _settings(coordinator, tmp_path, file)
+    Path(settings.data).write_bytes(b"damaged")
+    with pytest.raises(DataError, match="damaged"):
+        run_worker(settings)
+    assert _enrol(coordinator, enrolment, ONE).client_id == "a"
 
 
 def test_a_worker_from_its_enrolment_to_its_second_start(

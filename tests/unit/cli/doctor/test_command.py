@@ -6,7 +6,9 @@ from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from fedssl.cli.main import app
@@ -75,3 +77,58 @@ def test_connections_that_other_users_can_read_are_reported(home: Path) -> None:
     path.write_text("{}")
     path.chmod(0o644)
     assert "other users can read" in doctor()["connections"]
+
+
+def _checked(path: Path, code: int = 0) -> dict[str, str]:
+    result = CliRunner().invoke(app, ["doctor", "--format", "json", "--data", str(path)])
+    assert result.exit_code == code, result.output
+    return next(check for check in json.loads(result.stdout)["checks"] if check["name"] == "data")
+
+
+def test_the_images_that_a_worker_would_use_are_counted_and_a_sample_is_decoded(home: Path) -> None:
+    for name, size in (("a/1.png", 20), ("a/deep/2.png", 20), ("b/3.tif", 24)):
+        path = home / "images" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (size, size), 7).save(path)
+    (home / "images" / "list.csv").write_text("not an image")
+    found = _checked(home / "images")
+    assert found["found"] == "ok"
+    assert "3 images for a worker" in found["what"]
+    assert "in 2 classes; decoded all: 20 x 20 (2), 24 x 24 (1) pixels; L of 8 bits" in found["what"]
+    assert "left out: 1 .csv (not images)" in found["what"]
+
+
+@pytest.mark.parametrize("suffix", ["dcm", "tif", "png"])
+def test_images_that_cannot_be_read_are_a_problem(home: Path, suffix: str) -> None:
+    (home / "images").mkdir()
+    for number in range(3):
+        (home / "images" / f"{number}.{suffix}").write_bytes(b"damaged")
+    what = _checked(home / "images", code=1)["what"]
+    assert ("3 .dcm (this format is not read" if suffix == "dcm" else "3 of 3 decoded images cannot be used") in what
+
+
+def test_a_folder_that_can_be_read_only_in_part_is_a_problem(home: Path) -> None:
+    (home / "images").mkdir()
+    Image.new("RGB", (20, 20)).save(home / "images" / "1.png")
+    (home / "images" / "2.heic").write_bytes(b"")
+    found = _checked(home / "images", code=1)
+    assert "1 images for a worker" in found["what"]
+    assert "1 .heic (this format is not read: convert them to PNG, JPEG or TIFF; 2.heic)" in found["what"]
+    assert "a worker would train without these" in found["todo"]
+
+
+def test_12_bits_stored_in_16_are_a_problem(home: Path) -> None:
+    (home / "images").mkdir()
+    Image.fromarray(np.full((9, 9), 4000, np.uint16)).save(home / "images" / "1.png")
+    found = _checked(home / "images", code=1)
+    assert "I;16 of 16 bits" in found["what"]
+    assert "no value is above 4,000, so they hold 12 bits" in found["what"]
+
+
+def test_an_npz_file_and_a_known_set_are_checked(home: Path) -> None:
+    np.savez(home / "set.npz", images=np.zeros((4, 9, 9), np.uint8))
+    assert "4 images for a worker" in _checked(home / "set.npz")["what"]
+    np.savez(home / "set.npz", images=np.zeros((4, 9, 9), np.float32))
+    assert "must be uint8" in _checked(home / "set.npz", code=1)["what"]
+    assert "is on this machine" in _checked(Path("digits"))["what"]
+    assert "is not on this machine" in _checked(Path("svhn"), code=1)["what"]

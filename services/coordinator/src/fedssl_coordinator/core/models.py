@@ -59,6 +59,8 @@ class Client(Base):
     num_images: Mapped[int | None] = mapped_column(BigInteger)
     channels: Mapped[int | None]
     image_size: Mapped[int | None]
+    # The shapes that the worker can prepare. Null: only the one above.
+    serves: Mapped[Json | None]
     worker_version: Mapped[str | None]
     methods: Mapped[Json | None]
     encoder: Mapped[Json | None]

@@ -1,11 +1,13 @@
 """Reads and writes clients."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from sqlalchemy import ScalarSelect, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
+from fedssl.protocol.data import ServedShapes
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.policy import PolicyNotice
 from fedssl.protocol.work import Register
@@ -29,7 +31,7 @@ def locked(session: Session, client_id: str) -> Client:
 
 def register(session: Session, client_id: str, request: Register) -> None:
     """Store what the worker declares about itself. The first registration sets `registered_at`."""
-    values = request.model_dump(exclude={"protocol_version", "anchor"})
+    values = {"serves": None, **request.model_dump(exclude={"protocol_version", "anchor"})}
     session.execute(
         update(Client)
         .where(Client.id == client_id)
@@ -50,6 +52,35 @@ def eligible(session: Session, names: Sequence[str] | None) -> list[str]:
     if names is not None:
         statement = statement.where(among(Client.id, names))
     return sorted(session.scalars(statement))
+
+
+class Registration(NamedTuple):
+    """The part of a client's last registration that decides which work it can do."""
+
+    client_id: str
+    methods: dict[str, int] | None
+    channels: int | None
+    image_size: int | None
+    serves: ServedShapes | None
+    encoder: EncoderConfig | None
+
+
+def registrations(session: Session, names: Sequence[str]) -> list[Registration]:
+    """Return what the eligible ones of these clients declared, in name order."""
+    columns = (Client.id, Client.methods, Client.channels, Client.image_size, Client.serves, Client.encoder)
+    statement = select(*columns).where(among(Client.id, names), Client.registered_at.is_not(None))
+    rows = session.execute(statement.where(Client.revoked_at.is_(None)).order_by(Client.id))
+    return [
+        Registration(
+            name,
+            methods,
+            channels,
+            image_size,
+            None if serves is None else ServedShapes.model_validate(serves),
+            None if encoder is None else EncoderConfig.model_validate(encoder),
+        )
+        for name, methods, channels, image_size, serves, encoder in rows
+    ]
 
 
 def num_eligible() -> ScalarSelect[int]:

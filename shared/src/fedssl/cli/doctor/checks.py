@@ -5,39 +5,22 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from fedssl.cache import cache_folder
 from fedssl.cli.connection.file import connections_path, read_connections
 from fedssl.cli.connection.target import Target
+from fedssl.cli.doctor.findings import Check, Found
 from fedssl.client import ApiError, Client, ClientError, Retry
 from fedssl.errors import FedSSLError
+from fedssl.protocol.data import KNOWN_DATASETS
 from fedssl.protocol.methods import METHOD_CONFIGS
 
 CLOCK_SECONDS = 5.0
 LITTLE_DISK, TOO_LITTLE_DISK = 5 * 10**9, 10**9
+_INSTALL_TORCH = "to train or evaluate here: pip install 'fedssl[train]'"
 PACKAGES = ("fedssl", "fedssl-coordinator", "fedssl-worker")
-
-
-class Found(StrEnum):
-    """`WRONG` makes the command fail; `NOTE` works, but may not be what the user wants."""
-
-    OK = "ok"
-    NOTE = "note"
-    WRONG = "wrong"
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """The result of one check. `todo` describes what to do, and is empty if nothing needs to be done."""
-
-    name: str
-    found: Found
-    what: str
-    todo: str = ""
 
 
 def this_machine(data: Path | None) -> Iterator[Check]:
@@ -79,8 +62,7 @@ def _versions() -> Check:
 
 def _torch() -> Check:
     if importlib.util.find_spec("torch") is None:
-        todo = "to train or evaluate here: pip install 'fedssl[train]'"
-        return Check("torch and GPU", Found.NOTE, "torch is not installed", todo)
+        return Check("torch and GPU", Found.NOTE, "torch is not installed", _INSTALL_TORCH)
     import torch
 
     what = f"torch {torch.__version__}"
@@ -116,6 +98,9 @@ def _disk(folder: Path, name: str) -> Check:
 
 def _data_folders(data: Path | None) -> Iterator[Check]:
     yield _disk(cache_folder(), "disk space for data sets")
+    if data is not None and str(data) in KNOWN_DATASETS:
+        yield _known_dataset(str(data))
+        return
     given = data or (Path(folder) if (folder := os.environ.get("FEDSSL_DATA")) else None)
     if given is None:
         return
@@ -128,8 +113,23 @@ def _data_folders(data: Path | None) -> Iterator[Check]:
         yield Check(
             "data", Found.WRONG, f"{given} is empty", "put the images there, directly or in one sub-folder per class"
         )
+    elif data is None:
+        yield Check("data", Found.OK, f"{given} can be listed; `--data` checks the images for a worker")
+    elif importlib.util.find_spec("torch") is None:
+        yield Check("data", Found.NOTE, f"{given} was not read, because torch is not installed", _INSTALL_TORCH)
     else:
-        yield Check("data", Found.OK, f"{given} can be read")
+        from fedssl.cli.doctor.images import check_images
+
+        yield check_images(given)
+
+
+def _known_dataset(name: str) -> Check:
+    from fedssl.data import KNOWN, find_dataset, how_to_get
+
+    known = KNOWN[name]
+    if known.find is not None and find_dataset(name) is None:
+        return Check("data", Found.WRONG, f"{known.title} is not on this machine", how_to_get(known))
+    return Check("data", Found.OK, f"{known.title} is on this machine")
 
 
 def _connection_file() -> Iterator[Check]:

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 def doctor(
     data: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="Images for a worker on this machine to train on.  [env var: FEDSSL_DATA]"),
+        typer.Option(
+            metavar="PATH",
+            help="Images for a worker on this machine: a sample is decoded, and what is not used is counted.",
+        ),
     ] = None,
     url: UrlOption = None,
     token_file: TokenFileOption = None,
@@ -29,7 +32,8 @@ def doctor(
 
     Exits with 1 if something is wrong. A note is not an error: it works, but may not be what you want.
     """
-    from fedssl.cli.doctor.checks import Check, Found, coordinator, this_machine
+    from fedssl.cli.doctor.checks import coordinator, this_machine
+    from fedssl.cli.doctor.findings import Check, Found
 
     found = list(this_machine(data))
     target = _target(url, token_file)

@@ -278,6 +278,7 @@ def _summary(run: RunView) -> dict[str, object]:
         "reason": run.reason,
         "rounds": f"{run.rounds_closed} of {run.num_rounds}",
         "clients": ", ".join(run.clients[:8]) + (f" and {len(run.clients) - 8} more" if len(run.clients) > 8 else ""),
+        "left out": "; ".join(f"{name}: {why}" for name, why in run.left_out.items()) or None,
         "created": run.created_at,
         "started": run.started_at,
         "finished": run.finished_at,

@@ -5,6 +5,7 @@ from datetime import datetime
 from pydantic import Field
 
 from fedssl.protocol.base import ClientId, Digest
+from fedssl.protocol.data import ServedShapes
 from fedssl.protocol.ledger import PublicKey
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.policy import PolicyNotice
@@ -22,6 +23,9 @@ class ClientView(View):
     num_images: int | None
     channels: int | None
     image_size: int | None
+    serves: ServedShapes | None = Field(
+        default=None, description="The shapes of images that the worker can prepare. Null: only the one above."
+    )
     worker_version: str | None
     encoder: EncoderConfig | None = Field(default=None, description="The encoder that the worker declared, if any.")
     policy: PolicyNotice | None = Field(

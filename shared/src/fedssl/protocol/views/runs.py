@@ -50,6 +50,9 @@ class RunView(RunSummary):
         default=None, description="The training on the coordinator that is queued or running."
     )
     clients: list[ClientId] = Field(description="The clients from which cohorts are sampled.")
+    left_out: dict[ClientId, str] = Field(
+        default={}, description="Those of the clients to which no round is offered, with the reason."
+    )
 
 
 class DimensionAssignmentView(View):

@@ -13,6 +13,7 @@ from fedssl_coordinator.core.paging import encode_cursor
 from fedssl_coordinator.dashboard.layout.svg import ribbon, spark
 from fedssl_coordinator.dashboard.runs import queries
 from fedssl_coordinator.dashboard.runs.run_status import Last, RunStatus, last_verdict, run_status
+from fedssl_coordinator.federation.rounds import declines
 
 PAGE = 50
 _BACK = 10  # rounds over which a change of the score is shown
@@ -68,6 +69,7 @@ def rows(session: Session, runs: Sequence[Run]) -> list[Row]:
     looked_at = [row.id for some in rounds.values() for row in some[-2:]]
     tallies = queries.tallies(session, looked_at)
     unclosed = [some[-1].id for some in rounds.values() if some[-1].state == RoundState.OPEN]
+    declined = declines.reasons(session, runs)
     absent, num_eligible = queries.missing(session, unclosed), queries.num_eligible(session)
     made = []
     for run in runs:
@@ -75,7 +77,7 @@ def rows(session: Session, runs: Sequence[Run]) -> list[Row]:
         newest = its[-1].id if its else None
         status = run_status(
             run, its, tallies.get(newest, {}) if newest else {}, absent.get(newest, []) if newest else [],
-            jobs.get(run.id), num_eligible,
+            jobs.get(run.id), num_eligible, declined.get(run.id),
         )  # fmt: skip
         picture, words = ribbon(its)
         probes = [(score.round_number, value) for score in found if (value := score.results.get("probe")) is not None]

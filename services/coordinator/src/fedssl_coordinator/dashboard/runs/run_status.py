@@ -47,10 +47,12 @@ def run_status(
     absent: Sequence[Missing],
     job: DistillationJob | None,
     num_eligible: int,
+    declined: str | None = None,
 ) -> RunStatus:
     """Return the status of a run.
 
-    `rounds` are the newest rounds, oldest first; `tally` and `absent` describe the last of them; `job` is unfinished.
+    `rounds` are the newest rounds, oldest first; `tally` and `absent` describe the last of them; `job` is unfinished;
+    `declined` names the clients that have declined that round, with their reasons.
     """
     if run.state == RunState.CREATED:
         return RunStatus("created", "waiting to be started")
@@ -69,7 +71,7 @@ def run_status(
         return _between(run, num_eligible)
     if current.state == RoundState.AGGREGATING:
         return RunStatus("running", f"aggregating round {current.number}", f"round {current.number}, aggregating")
-    return _open(run, rounds, current, tally, absent)
+    return _open(run, rounds, current, tally, absent, declined)
 
 
 def _ended(run: Run) -> RunStatus:
@@ -104,13 +106,22 @@ def _between(run: Run, num_eligible: int) -> RunStatus:
 
 
 def _open(
-    run: Run, rounds: Sequence[Round], current: Round, tally: Mapping[str, int], absent: Sequence[Missing]
+    run: Run,
+    rounds: Sequence[Round],
+    current: Round,
+    tally: Mapping[str, int],
+    absent: Sequence[Missing],
+    declined: str | None,
 ) -> RunStatus:
     cohort = RunSpec.model_validate(run.spec).cohort
     everybody, accepted = sum(tally.values()), tally.get(AssignmentState.ACCEPTED, 0)
     needed = min(cohort.min_updates or everybody, everybody)
     state = f"{accepted} of {formats.plural(everybody, 'update')} received"
     then = f"deadline {formats.clock(current.deadline)[:5]} UTC, then {_after(current, accepted, needed, cohort)}"
+    if declined is not None:
+        is_working = any(one.state == AssignmentState.LEASED for one in absent)
+        word, phase = "running" if is_working else "stalled", f"round {current.number}, {state}"
+        return RunStatus(word, f"{declined}; {state}; {then}", phase, needs_attention=True)
     waited_for = [one.client_id for one in absent if not one.is_seen]
     if current.deadline <= datetime.now(UTC):
         return RunStatus("stalled", f"round {current.number} is past its deadline: {state}", needs_attention=True)

@@ -26,7 +26,7 @@ from fedssl_coordinator.federation.distillation import repository as distillatio
 from fedssl_coordinator.federation.distillation import service as distillation
 from fedssl_coordinator.federation.evaluations import service as evaluations
 from fedssl_coordinator.federation.retries import LONGEST_PAUSE_SECONDS
-from fedssl_coordinator.federation.rounds import policies, repository
+from fedssl_coordinator.federation.rounds import fitness, policies, repository
 from fedssl_coordinator.federation.transitions import transition
 from fedssl_coordinator.identity import clients
 
@@ -120,9 +120,11 @@ def _open(session: Session, run: Run, spec: RunSpec) -> Step:
     cohort = spec.cohort
     eligible = clients.eligible(session, cohort.clients)
     refused = policies.refusals(session, run, spec, eligible)
-    eligible = [name for name in eligible if name not in refused]
+    unfit = fitness.unfit(session, spec, run.method_version, eligible)
+    left_out = unfit | refused
+    eligible = [name for name in eligible if name not in left_out]
     if (message := _waits_for_clients(cohort, len(eligible))) is not None:
-        return _wait(session, run, message + (f" and may take part; {_shortened(refused)}" if refused else ""))
+        return _wait(session, run, message + (f" and may take part; {_shortened(left_out)}" if left_out else ""))
     try:
         members = dimensions.owners(session, run.id, spec, eligible)
     except SpecError as error:
@@ -151,6 +153,7 @@ def _open(session: Session, run: Run, spec: RunSpec) -> Step:
     if refused:
         message = f"not offered to {_shortened(refused)}"
         record(session, "policy.refuses", message, run_id=run.id, round_number=number, data={"clients": refused})
+    fitness.record_left_out(session, run, number, unfit)
     enqueue.wake_workers(session)
     enqueue.wake_watchers(session)
     return Step.WAIT
@@ -197,6 +200,7 @@ def _check_open_round(session: Session, run: Run, current: Round, spec: RunSpec)
     accepted = {row.client_id for row in rows if row.state == AssignmentState.ACCEPTED}
     missing = members.intersection(clients.eligible(session, sorted(members - accepted)))
     awaited = missing - policies.refusals(session, run, spec, sorted(missing)).keys()
+    awaited -= fitness.unfit(session, spec, run.method_version, sorted(missing)).keys()
     if len(accepted) >= _quorum(cohort, current, len(accepted) + len(awaited)):
         message = f"aggregating {len(accepted)} of {len(members)} updates"
         transition(session, current, RoundState.AGGREGATING, message)

@@ -21,6 +21,7 @@ from fedssl_coordinator.core.paging import (
     page_of,
 )
 from fedssl_coordinator.federation import run_rows
+from fedssl_coordinator.federation.rounds import declines
 from fedssl_coordinator.federation.rounds import repository as rounds
 from fedssl_coordinator.federation.runs import service
 from fedssl_coordinator.identity.authentication import Admin, Operator, Viewer, WaitingViewer
@@ -51,7 +52,10 @@ def list_runs(
     """List runs, newest first."""
     before = decode_cursor(cursor, datetime.fromisoformat, UUID) if cursor else None
     rows = run_rows.newest_first(session, limit + 1, before, state)
-    return page_of(rows, limit, service.summary, lambda row: (row.created_at.isoformat(), str(row.id)))
+    declined = declines.reasons(session, rows)
+    return page_of(
+        rows, limit, lambda row: service.summary(row, declined), lambda row: (row.created_at.isoformat(), str(row.id))
+    )
 
 
 @router.get("/{run_id}")

@@ -1,7 +1,7 @@
 """Creates runs, changes their state, and shows them."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 from sqlalchemy import func
@@ -18,6 +18,7 @@ from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.federation import retries, run_rows
 from fedssl_coordinator.federation.distillation import repository as distillation_jobs
 from fedssl_coordinator.federation.distillation import service as distillation
+from fedssl_coordinator.federation.rounds import declines, fitness, policies
 from fedssl_coordinator.federation.rounds import repository as rounds
 from fedssl_coordinator.federation.rounds import service as rounds_service
 from fedssl_coordinator.federation.runs import declared_encoders
@@ -39,6 +40,7 @@ def create(session: Session, request: RunCreate, idempotency_key: str | None) ->
     if idempotency_key is not None and (same := _existing(session, idempotency_key, request.spec)) is not None:
         return same
     spec = declared_encoders.pinned(session, datasets.pinned(session, request.spec))
+    fitness.require_fit(session, spec)
     run = run_rows.add(
         session,
         name=spec.name,
@@ -110,19 +112,23 @@ def show(session: Session, run_id: UUID) -> RunView:
     spec = RunSpec.model_validate(run.spec)
     current, job = rounds.latest(session, run_id), distillation_jobs.unfinished(session, run_id)
     return RunView(
-        **summary(run).model_dump(),
+        **summary(run, declines.reasons(session, [run])).model_dump(),
         spec=spec,
         initial_model=run.initial_broadcast,
         model=run.broadcast,
         server_state=run.server_state,
         current_round=round_views(session, [current])[0] if current else None,
         distillation=None if job is None else distillation.view(job),
-        clients=clients.eligible(session, spec.cohort.clients),
+        clients=(eligible := clients.eligible(session, spec.cohort.clients)),
+        left_out=_left_out(session, run, spec, eligible),
     )
 
 
-def summary(run: Run) -> RunSummary:
-    return RunSummary.model_validate(run, from_attributes=True)
+def summary(run: Run, reasons: Mapping[UUID, str]) -> RunSummary:
+    """Return one line of the list of runs. `reasons`: why runs do not move, besides the reasons in their rows."""
+    found = RunSummary.model_validate(run, from_attributes=True)
+    reason = reasons.get(run.id)
+    return found if reason is None or found.reason is not None else found.model_copy(update={"reason": reason})
 
 
 def round_views(session: Session, rows: Sequence[Round]) -> list[RoundView]:
@@ -168,6 +174,14 @@ def model_digest(session: Session, run_id: UUID, *, initial: bool) -> str:
 def is_finished(session: Session, run_id: UUID) -> bool:
     """Return whether a run has ended. Raises ProblemError if it does not exist."""
     return run_rows.require(session, run_id).state == RunState.FINISHED
+
+
+def _left_out(session: Session, run: Run, spec: RunSpec, names: Sequence[str]) -> dict[str, str]:
+    """Return the clients to which the next round will not be offered, with the reason."""
+    if run.state == RunState.FINISHED:
+        return {}
+    found = fitness.unfit(session, spec, run.method_version, names)
+    return found | (policies.refusals(session, run, spec, names) if run.plan is not None else {})
 
 
 def _existing(session: Session, key: str, spec: RunSpec) -> RunView | None:

@@ -1,0 +1,49 @@
+"""Clients that have declined the work of a round in progress, as the reason why a run does not move.
+
+Derived when a run is shown: whether it still holds changes with every claim.
+"""
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from sqlalchemy import exists, select
+from sqlalchemy.orm import Session, aliased
+
+from fedssl.protocol.states import AssignmentState, RoundState, RunState
+from fedssl_coordinator.core.models import Assignment, Round, Run
+from fedssl_coordinator.federation.rounds.fitness import shortened
+
+
+def reasons(session: Session, runs: Sequence[Run]) -> dict[UUID, str]:
+    """Return why a run does not move, for running runs whose clients have declined the current round."""
+    running = [run.id for run in runs if run.state == RunState.RUNNING]
+    if not running:  # most runs that are shown have finished
+        return {}
+    declined: dict[UUID, dict[str, str]] = {}
+    members: dict[UUID, set[str]] = {}
+    for row in _assignments(session, running):
+        members.setdefault(row.run_id, set()).add(row.client_id)
+        by_client = declined.setdefault(row.run_id, {})
+        if row.state == AssignmentState.DECLINED:
+            by_client[row.client_id] = row.reason or "no reason given"
+        elif row.state != AssignmentState.OFFERED:  # it works again, or has delivered
+            by_client.pop(row.client_id, None)
+    return {
+        run_id: f"{len(found)} of {len(members[run_id])} clients declined: {shortened(found)}"
+        for run_id, found in declined.items()
+        if found
+    }
+
+
+def _assignments(session: Session, run_ids: Sequence[UUID]) -> Sequence[Assignment]:
+    """Return the assignments of open rounds that a client has declined, in the order of their attempts."""
+    declined = aliased(Assignment)
+    statement = (
+        select(Assignment)
+        .join(Round, Round.id == Assignment.round_id)
+        .where(Round.run_id.in_(run_ids), Round.state == RoundState.OPEN)
+        .where(exists().where(declined.round_id == Round.id, declined.state == AssignmentState.DECLINED))
+        .order_by(Assignment.client_id, Assignment.attempt)
+        .execution_options(populate_existing=True)
+    )
+    return session.scalars(statement).all()

@@ -1,0 +1,92 @@
+"""Clients that cannot take part in a run, as far as the registrations of their workers show it.
+
+What a worker declares is only advice: each worker checks its work again before it trains.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy.orm import Session
+
+from fedssl.protocol.data import fixed_shape_refusal
+from fedssl.protocol.methods.distillation import distillation_of
+from fedssl.protocol.runs import RunSpec
+from fedssl_coordinator.core.audit import record
+from fedssl_coordinator.core.models import Run
+from fedssl_coordinator.core.problems import ProblemError
+from fedssl_coordinator.identity import clients
+from fedssl_coordinator.identity.clients import Registration
+
+_CLIENTS_SHOWN = 5
+
+
+def unfit(session: Session, spec: RunSpec, method_version: int, names: Sequence[str]) -> dict[str, str]:
+    """Return the clients that cannot take part in a run, with the reason."""
+    found = {row.client_id: _reason(row, spec, method_version) for row in clients.registrations(session, names)}
+    return {name: why for name, why in found.items() if why is not None}
+
+
+def require_fit(session: Session, spec: RunSpec) -> None:
+    """Raise ProblemError if a new run names clients that cannot take part in it.
+
+    A run that names none leaves them out. Clients that have not registered yet may turn out to be fit.
+    """
+    names = spec.cohort.clients
+    if names is None or not (found := unfit(session, spec, spec.method.info.version, names)):
+        return
+    raise ProblemError(
+        "conflict",
+        f"{len(found)} of the run's {len(names)} clients (cohort.clients) cannot take part: {shortened(found)}",
+        errors=[{"loc": ["spec", "cohort", "clients"], "msg": f"{name}: {why}"} for name, why in found.items()],
+    )
+
+
+def record_left_out(session: Session, run: Run, round_number: int, left_out: Mapping[str, str]) -> None:
+    """Record which clients a round was not offered to because they cannot take part."""
+    if left_out:
+        message = f"left out: {shortened(left_out)}"
+        data = {"clients": dict(left_out)}
+        record(session, "client.left_out", message, run_id=run.id, round_number=round_number, data=data)
+
+
+def shortened(reasons: Mapping[str, str]) -> str:
+    """Return the first few clients with their reasons as one line.
+
+    >>> shortened({f"client-{number}": "declined" for number in range(7)})[-30:]
+    'declined; and 2 more clients'
+    """
+    shown = "; ".join(f"{client}: {reason}" for client, reason in list(reasons.items())[:_CLIENTS_SHOWN])
+    more = len(reasons) - _CLIENTS_SHOWN
+    return shown + (f"; and {more} more clients" if more > 0 else "")
+
+
+def _reason(row: Registration, spec: RunSpec, method_version: int) -> str | None:
+    return _method(row, spec.method.name, method_version) or _shape(row, spec) or _encoder(row, spec)
+
+
+def _method(row: Registration, name: str, version: int) -> str | None:
+    own = (row.methods or {}).get(name)
+    if not row.methods or own == version:  # a worker that declares no method at all may have any
+        return None
+    has = f"lacks {name}" if own is None else f"has version {own} of {name}"
+    return f"its worker {has}, and the run needs version {version}: update the worker"
+
+
+def _shape(row: Registration, spec: RunSpec) -> str | None:
+    if row.serves is not None:
+        return row.serves.refusal(spec.data)
+    if row.channels is None or row.image_size is None:
+        return None
+    return fixed_shape_refusal(row.channels, row.image_size, spec.data)
+
+
+def _encoder(row: Registration, spec: RunSpec) -> str | None:
+    config = distillation_of(spec.method)
+    if config is None or row.encoder is None or config.client_encoders == "declared":
+        return None
+    given = config.encoder_of(row.client_id, spec.model)
+    if given.is_same_network(row.encoder):
+        return None
+    return (
+        f"the run gives it the encoder {given}, and its worker has declared {row.encoder}: set "
+        'method.reducer.client_encoders to "declared", or start the worker with that encoder'
+    )

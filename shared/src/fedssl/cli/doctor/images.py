@@ -1,0 +1,107 @@
+"""The check of `fedssl doctor --data`: which images a worker would use, and which not. Imports torch."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from fedssl.cli.doctor.findings import Check, Found
+from fedssl.data import load_dataset
+from fedssl.data.contents import readable
+from fedssl.data.decoding import LEAST_HIGHEST, DecodedFile, ImageFiles, examine, low_range
+from fedssl.data.folders import list_folder
+from fedssl.errors import DataError
+
+NUM_SAMPLED = 200
+_NUM_NAMED = 3
+_MAX_SIZE = 512
+
+_REPAIR = "a worker stops at images that cannot be decoded: repair them or remove them"
+_CONVERT = "a worker would train without these: convert them, or move them out of the folder"
+
+
+def check_images(path: Path) -> Check:
+    """Return what a worker could use of a folder or an .npz file: it decodes a sample of the images, and counts all."""
+    try:
+        if not path.is_dir():
+            return _check_arrays(path)
+        files = list_folder(path, "train")
+    except DataError as error:
+        return Check("data", Found.WRONG, str(error), "put images there that can be read")
+    names = _sample(files.names)
+    sampled: list[DecodedFile] = []
+    damaged: list[tuple[str, DataError]] = []
+    for name in names:
+        try:
+            sampled.append(examine(files, name))
+        except DataError as error:
+            damaged.append((name, error))
+    return _judged(path, files, sampled, damaged)
+
+
+def _check_arrays(path: Path) -> Check:
+    images = load_dataset(str(path), "train").images
+    num, channels, height, width = images.shape
+    what = f"{num:,} images for a worker in {path}: {height} x {width} pixels, {_channels(channels)}, 8 bits"
+    if height != width:
+        return Check("data", Found.NOTE, what, "start the worker with --image-size, which cuts squares out of them")
+    return Check("data", Found.OK if num else Found.WRONG, what, "" if num else "put images into the file")
+
+
+def _judged(
+    path: Path, files: ImageFiles, sampled: Sequence[DecodedFile], damaged: Sequence[tuple[str, DataError]]
+) -> Check:
+    assert files.contents is not None, "the folder was searched"
+    problems: list[str] = []
+    todo: list[str] = []
+    num_decoded = len(sampled) + len(damaged)
+    if damaged:
+        named = "; ".join(str(error) for _, error in damaged[:_NUM_NAMED]) + "; ..." * (len(damaged) > _NUM_NAMED)
+        problems.append(f"{len(damaged):,} of {num_decoded:,} decoded images cannot be used: {named}")
+        todo.append(_REPAIR)
+    deep = [one for one in sampled if one.num_bits == 16]
+    if deep and 0 < (highest := max(one.highest for one in deep)) < LEAST_HIGHEST:
+        problems.append(low_range(len(deep), highest))
+        todo.append("convert them before you start a worker, which would refuse them")
+    if not files.contents.is_complete:
+        todo.append(_CONVERT)
+    left_out = files.contents.describe()
+    what = "; ".join(filter(None, [_used(path, files, sampled, num_decoded), *problems, left_out]))
+    if todo:
+        return Check("data", Found.WRONG, what, "; ".join(todo))
+    if sampled and min(sampled[0].size) > _MAX_SIZE:
+        return Check("data", Found.NOTE, what, f"start the worker with --image-size, at most {_MAX_SIZE}")
+    return Check("data", Found.OK, what)
+
+
+def _used(path: Path, files: ImageFiles, sampled: Sequence[DecodedFile], num_decoded: int) -> str:
+    classes = f" in {len(files.class_names):,} classes" if files.class_names else ", without labels"
+    found = f"{len(files):,} images for a worker in {readable(str(path))}{classes}"
+    if not sampled:
+        return found
+    scope = "all" if num_decoded == len(files) else f"a sample of {num_decoded:,}"
+    sizes = _counted(f"{one.size[0]} x {one.size[1]}" for one in sampled)
+    modes = _counted(f"{one.mode} of {one.num_bits} bits" for one in sampled)
+    return f"{found}; decoded {scope}: {sizes} pixels; {modes}"
+
+
+def _counted(values: Iterable[str]) -> str:
+    """Return the most frequent values, each with its number if there are several.
+
+    >>> _counted(["L", "RGB", "L"])
+    'L (2), RGB (1)'
+    """
+    counts = Counter(values)
+    if len(counts) == 1:
+        return next(iter(counts))
+    shown = ", ".join(f"{value} ({num:,})" for value, num in counts.most_common(_NUM_NAMED))
+    return shown + f" and {len(counts) - _NUM_NAMED:,} others" * (len(counts) > _NUM_NAMED)
+
+
+def _sample(names: Sequence[str]) -> list[str]:
+    """Return at most NUM_SAMPLED names, spread evenly."""
+    step = max(1, -(-len(names) // NUM_SAMPLED))
+    return list(names[::step])
+
+
+def _channels(number: int) -> str:
+    return "1 channel" if number == 1 else f"{number} channels"

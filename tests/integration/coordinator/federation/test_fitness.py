@@ -1,0 +1,127 @@
+"""Clients that cannot take part in a run are known before they are asked, and those that decline are shown at once."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedssl.client import Conflict, WorkerClient
+from fedssl.protocol.data import ServedShapes
+from fedssl.protocol.states import RunState
+from fedssl.protocol.work import Register
+from fedssl_coordinator.core.db import transaction
+from fedssl_coordinator.dashboard.runs import overview
+from support.cast import Cast
+from support.coordinator import Coordinator
+from support.federation import tiny_spec
+from support.tables import Tables
+
+
+def introduce(worker: WorkerClient, **changes: Any) -> None:
+    """Register as a worker of before did, which served one shape."""
+    values: dict[str, Any] = {
+        "worker_version": "test", "methods": {"fedalignuniform": 1}, "device": "cpu", "num_images": 100, "channels": 1,
+        "image_size": 8, **changes,
+    }  # fmt: skip
+    worker.register(Register(**values))
+
+
+UNFIT: list[tuple[dict[str, Any], str]] = [
+    ({"image_size": 16}, "1 channel and 8 x 8 pixels, but this client's have 1 channel and 16 x 16 pixels"),
+    ({"channels": 3}, "but this client's have 3 channels and 8 x 8 pixels"),
+    ({"methods": {"fedbyol": 1}}, "its worker lacks fedalignuniform, and the run needs version 1: update the worker"),
+    ({"methods": {"fedalignuniform": 0}}, "its worker has version 0 of fedalignuniform"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), UNFIT)
+def test_a_client_that_cannot_take_part_is_left_out_of_an_open_cohort(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    introduce(coordinator.worker("b", register=False), **changes)
+    cast = Cast(coordinator, tables, tmp_path, "a", cohort={"clients": None, "min_clients": 1})
+    assert cast.states() == [("a", 1, "offered")]
+    [event] = cast.events("client.left_out")
+    assert event.message.startswith("left out: b: ")
+    assert words in event.message
+    assert words in event.data["clients"]["b"]
+    assert words in cast.run.left_out["b"]
+    cast.work("a")
+    cast.advance()
+    assert cast.run.rounds_closed == 1
+
+
+@pytest.mark.parametrize(("changes", "words"), UNFIT)
+def test_a_run_that_names_such_a_client_is_refused(
+    coordinator: Coordinator, changes: dict[str, Any], words: str
+) -> None:
+    coordinator.worker("a")
+    introduce(coordinator.worker("b", register=False), **changes)
+    with pytest.raises(Conflict, match=r"1 of the run's 2 clients .* cannot take part: b: ") as error:
+        coordinator.client.create_run(tiny_spec(cohort={"clients": ["a", "b"]}))
+    assert words in str(error.value)
+    assert list(coordinator.client.runs()) == []
+
+
+def test_a_worker_that_serves_the_shape_takes_part(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+    introduce(coordinator.worker("a", register=False), image_size=64, channels=3, serves=ServedShapes())
+    bounded = ServedShapes(max_image_size=8, max_channels=1)
+    introduce(coordinator.worker("b", register=False), image_size=8, serves=bounded)
+    cast = Cast(coordinator, tables, tmp_path, "", cohort={"clients": ["a", "b"], "min_clients": 2})
+    assert {name for name, _, _ in cast.states()} == {"a", "b"}
+    assert coordinator.client.client("b").serves == bounded
+    with pytest.raises(Conflict, match=r"this client serves at most 8 pixels: lower data\.image_size"):
+        coordinator.client.create_run(tiny_spec(cohort={"clients": ["a", "b"]}, data={"channels": 1, "image_size": 16}))
+
+
+def test_an_older_worker_in_place_of_a_newer_one_serves_one_shape_again(coordinator: Coordinator) -> None:
+    worker = coordinator.worker("a")
+    assert coordinator.client.client("a").serves == ServedShapes()
+    introduce(worker, image_size=16)
+    assert coordinator.client.client("a").serves is None
+
+
+def test_a_run_without_any_fit_client_waits_with_the_reason(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    worker = coordinator.worker("b", register=False)
+    introduce(worker, image_size=16)
+    cast = Cast(coordinator, tables, tmp_path, "", cohort={"clients": None, "min_clients": 1})
+    assert cast.rounds == []
+    assert cast.run.reason is not None
+    assert "0 of 1 have registered and may take part; b: the run needs images of 1 channel and 8 x 8" in cast.run.reason
+    introduce(worker)  # with images of that shape
+    cast.advance()
+    assert cast.states() == [("b", 1, "offered")]
+    assert cast.run.reason is None
+
+
+def _decline(cast: Cast, name: str, reason: str) -> None:
+    cast.workers[name].decline(cast.claim(name).assignment_id, reason)
+
+
+def test_declines_are_the_reason_of_a_run_while_its_round_waits(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    cast = Cast(coordinator, tables, tmp_path, "abcd")
+    assert cast.run.reason is None
+    for name in "bd":
+        _decline(cast, name, f"no images at {name}")
+    expected = "2 of 4 clients declined: b: no images at b; d: no images at d"
+    assert cast.run.reason == expected
+    assert [run.reason for run in coordinator.client.runs()] == [expected]
+    with transaction() as session:
+        [row] = overview.needing_attention(session)
+    assert row.status.reason.startswith(f"{expected}; 0 of 4 updates received; ")
+    cast.work("a", "c")
+    cast.advance()  # offered again, after a pause
+    assert cast.run.state is RunState.RUNNING
+    assert cast.run.reason == expected
+    tables.execute("UPDATE assignments SET offered_at = now() WHERE run_id = %s", cast.id)
+    cast.claim("b")
+    assert cast.run.reason == "1 of 4 clients declined: d: no images at d"
+    cast.deliver("b")
+    cast.work("d")
+    cast.advance()
+    assert cast.run.reason is None
+    assert cast.run.rounds_closed == 1
