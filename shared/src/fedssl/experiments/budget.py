@@ -182,8 +182,10 @@ def calibrated_fit(
         again = fit(cells, left, seeds, better, slack=_SLACK_MEASURED, fixed_seconds=loading)
         if again.scale == found.scale and again.seeds == found.seeds:
             return measured
+        confirmed = abs(training / before - 1) < _CONFIRMED or budget_seconds - left > _MOST_MEASURING * budget_seconds
+        is_measured = again.scale.encoder == found.scale.encoder  # another encoder's times are not known yet
         found = replace(again, calibration=calibration)
-        if abs(training / before - 1) < _CONFIRMED or budget_seconds - left > _MOST_MEASURING * budget_seconds:
+        if confirmed and is_measured:
             return found
     return found
 
