@@ -44,8 +44,13 @@ format: $(VENV)/.installed-dev ## Format the code
 	@bash services/coordinator/web/check_style.sh --write
 
 .PHONY: fuzz
-fuzz: $(VENV)/.installed-dev ## Fuzz the artifact reader and the API longer than the test suite does: about 10 minutes
-	@FEDSSL_FUZZ_FACTOR=40 $(BIN)/python -m pytest tests/property/test_header_fuzz.py tests/property/test_openapi_fuzz.py --timeout 1800 $(ARGS)
+fuzz: $(VENV)/.installed-dev ## Fuzz the API, its authorisation and every way in for files longer than the test suite does: about 20 minutes
+	@FEDSSL_FUZZ_FACTOR=$${FEDSSL_FUZZ_FACTOR:-40} $(BIN)/python -m pytest tests/property/test_header_fuzz.py tests/property/test_openapi_fuzz.py \
+	  tests/property/test_authorisation_walk.py tests/property/test_hostile_files.py --timeout 3600 $(ARGS)
+
+.PHONY: explore
+explore: $(VENV)/.installed-dev ## Explore the model of the state machines with larger numbers, and lead real runs through all of its steps: about 20 minutes
+	@FEDSSL_FUZZ_FACTOR=40 $(BIN)/python -m pytest tests/model --timeout 3600 $(ARGS)
 
 .PHONY: audit
 audit: $(VENV)/.installed-dev ## Check every pinned version for known vulnerabilities (SERVICE=osv uses another database)
@@ -87,6 +92,8 @@ SEED ?= 7
 FAULTS ?= 200
 REPORT ?= faults.json
 PATIENCE ?= 1
+# The report repeats it.
+fault: export FEDSSL_FAULT_COMMAND = make fault SEED=$(SEED) FAULTS=$(FAULTS) PATIENCE=$(PATIENCE)$(if $(ARGS), ARGS='$(ARGS)')
 .PHONY: fault
 fault: $(VENV)/.installed-dev ## Inject FAULTS=200 failures, drawn from SEED=7: kills, stops, lost connections; 15 minutes (PATIENCE=3: on a busy machine)
 	@FEDSSL_FAULT_PATIENCE=$(PATIENCE) $(BIN)/python -m pytest tests/fault --timeout $$(awk 'BEGIN { print 300 * $(PATIENCE) }') --override-ini='python_files=fault_*.py' --override-ini=addopts='--strict-markers --import-mode=importlib' \
@@ -128,8 +135,32 @@ docs: $(VENV)/.installed-dev ## Regenerate openapi.json and the Python reference
 install: $(VENV)/.installed-dev ## Create the virtual environment in .venv, with all dependencies
 
 .PHONY: lock
-lock: $(VENV)/.installed-dev ## Write this environment's versions to constraints.txt
+lock: $(VENV)/.installed-dev ## Write this environment's versions to constraints.txt, and the images' to deploy/requirements
 	@$(BIN)/pip freeze --exclude-editable | sed 's/^\(torch==[0-9.]*\)+.*/\1/' > constraints.txt
+	@$(BIN)/python deploy/lock_requirements.py $(TORCH_INDEX)
+
+.PHONY: lock-images
+lock-images: $(VENV)/.installed-dev ## Write the images' requirements with hashes, from constraints.txt (TORCH_INDEX=URL: all CPU builds of torch)
+	@$(BIN)/python deploy/lock_requirements.py $(TORCH_INDEX)
+
+BASE_IMAGES := PYTHON=python:3.11-slim POSTGRES=postgres:16 REDIS=redis:7 CADDY=caddy:2 \
+  PROMETHEUS=prom/prometheus:v3.5.0 GRAFANA=grafana/grafana:12.1.0
+.PHONY: image-digests
+image-digests: ## Write the base images' present digests to images.env, for `docker compose --env-file images.env` (needs their registry)
+	@for pair in $(BASE_IMAGES); do \
+	  digest=$$(docker buildx imagetools inspect "$${pair#*=}" --format '{{.Manifest.Digest}}'); \
+	  echo "FEDSSL_$${pair%%=*}_IMAGE=$${pair#*=}@$$digest"; \
+	done > images.env.new
+	@mv images.env.new images.env
+
+VERSION ?= 0.1.0
+.PHONY: sbom
+sbom: ## Write the components of the built images (CycloneDX; VERSION=0.1.0) to .artifacts/sbom (needs Docker)
+	@mkdir -p .artifacts/sbom
+	@for image in api cli aggregator worker; do \
+	  docker run --rm --network none --entrypoint cat "fedssl-$$image:$(VERSION)" /opt/fedssl/sbom.cdx.json \
+	    > ".artifacts/sbom/fedssl-$$image.cdx.json"; \
+	done
 
 .PHONY: clean
 clean: ## Remove the virtual environment, caches and the demo's folder

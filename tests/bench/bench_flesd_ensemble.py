@@ -4,8 +4,8 @@
     make bench ARGS="-k flesd_ensemble -s"                the same, asserted
 
 The matrix of all pairs would take 10 GB a client in float32. Every measurement is a process of its own, with everything
-that it has in memory: an aggregation torch, the images, the model and the clients' updates as memory-mapped files; a
-packing torch and the embeddings.
+that it has in memory: an aggregation torch, the images, the model and the clients' updates; a packing torch and the
+embeddings.
 """
 
 import json
@@ -14,13 +14,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from fedssl.artifacts.tensors import LazyTensors, save_tensors
+from fedssl.artifacts.store import digest_of
+from fedssl.artifacts.tensors import read_tensors, save_tensors
 from fedssl.engine import run_aggregation, start_run
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData, Context, Update
@@ -54,7 +56,7 @@ def measure(width: int) -> dict[str, float]:
             path = Path(folder) / f"client-{client}"
             z_ND = torch.randn(NUM_IMAGES, width, generator=generator)
             save_tensors({"factor": F.normalize(z_ND, dim=1)}, path)  # of a factor's shape, and as good for memory
-            updates.append(Update(path.name, 1, lambda path=path: LazyTensors(path)))  # type: ignore[misc]
+            updates.append(Update(path.name, 1, partial(read_tensors, path, digest_of(path))))
         started = time.monotonic()
         run_aggregation(method, state, updates, ctx)
     return _found(started)

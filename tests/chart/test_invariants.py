@@ -220,6 +220,25 @@ def test_metrics_are_served_to_who_may_scrape_and_only_where_asked_for() -> None
     assert not {"api", "postgresql", "redis"} & set(serving)
 
 
+def test_probes_and_scrapes_of_the_api_use_a_port_that_no_client_reaches() -> None:
+    everything = rendered("everything")
+    [main] = pod(everything.named("Deployment", "-api"))["spec"]["containers"]
+    ports = {port["name"]: port["containerPort"] for port in main["ports"]}
+    environment = {variable["name"]: variable for variable in main["env"]}
+    assert environment["FEDSSL_HEALTH_PORT"]["value"] == str(ports["health"])
+    assert environment["FEDSSL_HEALTH_HOST"]["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert main[probe]["httpGet"]["port"] == "health"
+    assert all(port["targetPort"] == "http" for port in everything.named("Service", "-api")["spec"]["ports"])
+    [endpoint] = everything.named("ServiceMonitor", "-api")["spec"]["endpoints"]
+    assert endpoint["targetPort"] == "health"
+    clients, scrapers = everything.named("NetworkPolicy", "-api")["spec"]["ingress"]
+    assert [port["port"] for port in clients["ports"]] == [8000]
+    assert [port["port"] for port in scrapers["ports"]] == [ports["health"]]
+    assert "monitoring" in str(scrapers["from"])
+    assert len(rendered("default").named("NetworkPolicy", "-api")["spec"]["ingress"]) == 1
+
+
 def test_a_worker_trusts_the_authority_and_shows_the_certificate_that_it_is_given() -> None:
     workload = rendered("everything").named("StatefulSet", "worker-hospital-c")
     [main] = pod(workload)["spec"]["containers"]

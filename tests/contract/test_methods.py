@@ -1,12 +1,14 @@
 """What every method must do, whatever it is."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from pydantic import ValidationError
 
-from fedssl.artifacts.tensors import LazyTensors, Tensors, check_file, load_tensors, save_tensors
+from fedssl.artifacts.store import digest_of
+from fedssl.artifacts.tensors import Tensors, check_file, load_tensors, read_tensors, save_tensors
 from fedssl.engine import LocalResult, run_aggregation, run_local_round, start_run
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData, Update
@@ -100,7 +102,7 @@ def test_artifacts_pass_through_safetensors_and_the_plan(name: str, tmp_path: Pa
         for client, result in results.items()
     ]
     from_disk = [
-        Update(client, result.num_examples, lambda client=client: LazyTensors(tmp_path / client))  # type: ignore[misc]
+        Update(client, result.num_examples, partial(read_tensors, tmp_path / client, digest_of(tmp_path / client)))
         for client, result in reversed(results.items())
     ]
     one = run_aggregation(method, start.state, in_memory, ctx)

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -31,6 +32,14 @@ class Kind(Protocol):
 
     def open(self) -> Store: ...
 
+    def damage(self, digest: str, content: bytes) -> None:
+        """Give an artifact other bytes, which no store does."""
+        ...
+
+    def empty(self) -> None:
+        """Remove everything, folders included, while stores are open."""
+        ...
+
     def held(self) -> list[str]:
         """Names of everything that it holds, beside copies of artifacts."""
         ...
@@ -52,6 +61,15 @@ class Files:
 
     def open(self) -> Store:
         return FileStore(self._root)
+
+    def damage(self, digest: str, content: bytes) -> None:
+        path = self._root / digest[:2] / digest[2:4] / digest
+        path.write_bytes(content)
+        os.utime(path, (time.time() - 60, time.time() - 60))  # a bit that flips on the disk changes no time
+
+    def empty(self) -> None:
+        for path in self._root.iterdir():
+            shutil.rmtree(path)
 
     def held(self) -> list[str]:
         return _names(self._root)
@@ -87,6 +105,14 @@ class S3:
         finally:
             if is_free:
                 self._held.remove(name)
+
+    def damage(self, digest: str, content: bytes) -> None:
+        self._server.bucket(self._bucket).put(f"{digest[:2]}/{digest[2:4]}/{digest}", content)
+        (self._cache / "files" / digest).unlink(missing_ok=True)
+
+    def empty(self) -> None:
+        """Remove only the local folder: a bucket has no folders."""
+        shutil.rmtree(self._cache)
 
     def held(self) -> list[str]:
         unfinished = [upload.key for upload in self._server.bucket(self._bucket).multiparts()]
@@ -234,6 +260,54 @@ def test_delete(store: Store, kind: Kind) -> None:
     assert other in store
     assert len(kind.held()) == 1
     assert _put(store) == DIGEST
+
+
+@pytest.mark.parametrize(
+    "content", [b"\0" + DATA[1:], DATA[:-1], DATA + b"\0", b""], ids=["other", "cut", "more", "none"]
+)
+def test_a_damaged_artifact_is_set_aside_and_can_be_stored_again(store: Store, kind: Kind, content: bytes) -> None:
+    _put(store)
+    assert not store.set_aside(DIGEST)
+    kind.damage(DIGEST, content)
+    assert store.set_aside(DIGEST)
+    assert not store.set_aside(DIGEST)  # once: the process that moves it records it
+    assert DIGEST not in store
+    assert [file.digest for file in store.files()] == []
+    [held] = kind.held()
+    assert held.endswith(f"damaged/{DIGEST}")
+    with pytest.raises(ArtifactNotFound):
+        store.path(DIGEST)
+    _put(store)
+    assert not store.set_aside(DIGEST)
+    assert store.path(DIGEST).read_bytes() == DATA
+    kind.damage(DIGEST, content)  # the second time, too
+    assert store.set_aside(DIGEST)
+    assert store.drop_abandoned(60) == []
+    time.sleep(1.1)  # object stores count in whole seconds
+    assert store.drop_abandoned(0) == [len(content)]
+    assert kind.held() == []
+
+
+def test_an_artifact_that_is_not_there_is_not_set_aside(store: Store) -> None:
+    assert not store.set_aside(DIGEST)
+    with pytest.raises(ArtifactNotFound):
+        store.set_aside("../../etc/passwd")
+
+
+def test_the_place_of_an_artifact(store: Store) -> None:
+    assert store.place(DIGEST).endswith(f"/{DIGEST[:2]}/{DIGEST[2:4]}/{DIGEST}")
+
+
+def test_folders_that_are_gone_are_made_again(store: Store, kind: Kind) -> None:
+    """A backup is restored without `incoming`; a local copy of a bucket may be emptied at any time."""
+    _put(store)
+    kind.empty()
+    assert _put(store) == DIGEST
+    assert store.path(DIGEST).read_bytes() == DATA
+    kind.empty()
+    assert store.drop_abandoned(60) == []
+    store.partial("x").append(b"abc", 0)
+    assert _arrived(store) == b"abc"
 
 
 def test_a_digest_that_is_none(store: Store, kind: Kind, tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
 
 from fedssl.cache import cache_folder
 from fedssl.client import Client, Retry
@@ -154,6 +156,15 @@ def test_every_first_start_has_a_password_of_its_own_and_workers_see_none(federa
 def test_the_api_has_no_torch(federation: Federation) -> None:
     look = "import importlib.util; print(importlib.util.find_spec('torch'))"
     assert federation.compose("exec", "-T", "api", "python", "-c", look).strip() == "None"
+
+
+@pytest.mark.parametrize("service", ["api", "aggregator", "worker-0"])
+def test_an_image_lists_its_components(federation: Federation, service: str) -> None:
+    text = federation.compose("exec", "-T", service, "cat", "/opt/fedssl/sbom.cdx.json")
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    names = {component["name"] for component in json.loads(text)["components"]}
+    assert {"fedssl", "python", "pydantic"} <= names
+    assert ("torch" in names) == (service != "api")
 
 
 def test_whatever_crashes_the_run_has_the_same_bits(federation: Federation, undisturbed: RunView) -> None:

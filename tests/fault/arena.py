@@ -54,6 +54,7 @@ class Arena(Federation):
         self._num_apis = num_apis
         self._environment_of = environment_of
         self._names: set[str] = set()
+        self.traced: set[UUID] = set()
 
     def __enter__(self) -> Self:
         try:

@@ -13,11 +13,13 @@ import torch
 
 from fault import specs
 from fault.arena import Arena
+from fault.injected import SAME_BITS
 from fedssl.artifacts.tensors import load_tensors
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import Outcome
 from fedssl.protocol.views import EventView, RunView
 from fedssl_worker.disclosure.ledger.verification import verify
+from support import traces
 from support.tables import Tables
 
 _SUSPICIOUS = ("ledger.went_back", "ledger.forked", "ledger.replaced", "assignment.foreign", "distillation.failed")
@@ -47,9 +49,11 @@ def completed(arena: Arena, run_id: UUID, spec: RunSpec) -> RunView:
     same_weights(arena, run_id, spec)
     with arena.tables() as tables:
         nothing_lost_or_twice(tables, run_id, spec)
+        traces.check(tables, run_id)
     story(list(arena.client.event_log(run_id)), spec)
     no_orphans(arena)
     ledgers_hold(arena)
+    arena.injected.settle(SAME_BITS)
     return run
 
 
@@ -87,7 +91,11 @@ def nothing_lost_or_twice(tables: Tables, run_id: UUID, spec: RunSpec) -> None:
         "SELECT round_number, state FROM distillation_jobs WHERE run_id = %s ORDER BY created_at", run_id
     )
     due = [number for number in range(spec.num_rounds + 1) if spec.method.distillation_epochs(number)]
-    assert jobs == [(number, "completed") for number in due]
+    assert [job for job in jobs if job[1] != "cancelled"] == [(number, "completed") for number in due]
+    reopened = tables.query(
+        "SELECT round_number, 'cancelled' FROM events WHERE run_id = %s AND kind = 'round.reopened' ORDER BY id", run_id
+    )
+    assert [job for job in jobs if job[1] == "cancelled"] == [event for event in reopened if event[0] in due]
     losses = tables.query(
         "SELECT round_number, client_id FROM metrics WHERE run_id = %s AND name = 'loss' AND client_id IS NOT NULL "
         "ORDER BY 1, 2",
@@ -112,11 +120,18 @@ def _story_of_a_round(events: list[EventView]) -> None:
     at = collections.defaultdict(list)
     for event in events:
         at[event.kind].append(event.id)
-    for kind in ("round.opened", "round.aggregating", "round.closed"):
-        assert len(at[kind]) == 1, f"{kind}: {[event.message for event in events]}"
-    order = [*at["round.opened"], *at["assignment.accepted"], *at["round.aggregating"], *at["round.closed"]]
-    assert order == sorted(order)
-    assert len(at["assignment.submitted"]) == len(at["assignment.accepted"]) == len(specs.CLIENTS)
+    # Each time that the store has lost updates, their clients are asked again.
+    asked_again = [event.data["clients"] for event in events if event.kind == "round.reopened"]
+    for kind, number in (("round.opened", 1), ("round.aggregating", 1 + len(asked_again)), ("round.closed", 1)):
+        assert len(at[kind]) == number, f"{kind}: {[event.message for event in events]}"
+    ends = [*at["round.reopened"], at["round.closed"][0]]
+    for began, ended in zip([at["round.opened"][0], *ends], ends, strict=False):
+        life = {kind: [each for each in ids if began <= each <= ended] for kind, ids in at.items()}
+        order = [began, *life.get("assignment.accepted", []), *life["round.aggregating"], ended]
+        assert order == sorted(order)
+        assert len(life["round.aggregating"]) == 1
+    num_updates = len(specs.CLIENTS) + sum(map(len, asked_again))
+    assert len(at["assignment.submitted"]) == len(at["assignment.accepted"]) == num_updates
     for client in specs.CLIENTS:
         own = [event.kind for event in events if event.client_id == client]
         ended = own.count("assignment.accepted") + sum(
@@ -161,9 +176,9 @@ def _left_over(tables: Tables, store: Path) -> list[str]:
     files = {path.name for path in store.glob("??/??/*")}
     rows = {digest for (digest,) in tables.query("SELECT digest FROM artifacts WHERE collected_at IS NULL")}
     needed = {digest for (digest,) in tables.query(_NEEDED) if digest is not None}
-    begun = [path for folder in ("incoming", "partial") for path in (store / folder).glob("*")]
+    begun = [path for folder in ("incoming", "partial", "damaged") for path in (store / folder).glob("*")]
     return [
-        *(f"{path.relative_to(store)}: begun, never finished" for path in begun),
+        *(f"{path.relative_to(store)}: begun and never finished, or set aside" for path in begun),
         *(f"{digest}: a file that no row knows of" for digest in files - rows),
         *(f"{digest}: nothing refers to it" for digest in rows - needed),
         *(f"{digest}: referred to, and gone" for digest in needed - (files & rows)),

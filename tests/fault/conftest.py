@@ -1,15 +1,20 @@
 """The suite's options, its federations, and the table at its end."""
 
 import json
+import os
 import random
+import shlex
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
 from fault.arena import Arena
-from fault.injected import Injected
+from fault.injected import HELD, VIOLATION, Injected
+from fault.report import counted, table
+from support import traces
 
 _SEED, _FAULTS = 7, 200
 _INJECTED = pytest.StashKey[Injected]()
@@ -31,6 +36,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def injected(pytestconfig: pytest.Config) -> Injected:
     """Every fault of this process."""
     return pytestconfig.stash.setdefault(_INJECTED, Injected())
+
+
+@pytest.fixture(autouse=True)
+def of_its_class(injected: Injected, request: pytest.FixtureRequest) -> None:
+    """Count the test's faults in the class of its module."""
+    name = request.module.__name__.rpartition(".")[2].removeprefix("fault_").removeprefix("test_")
+    injected.begin(getattr(request.module, "FAULT_CLASS", name.replace("_", " ")))
 
 
 @pytest.fixture(scope="session")
@@ -59,9 +71,27 @@ def arena(injected: Injected, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture(autouse=True)
-def healed(arena: Arena) -> None:
-    """Whatever the test before has done, this one finds everything alive."""
+def healed(arena: Arena) -> Iterator[None]:
+    """Whatever the test before has done, this one finds everything alive.
+
+    After it, the events of every run, also of one that it left unfinished, must be a path of the state machines.
+    """
     arena.heal()
+    yield
+    arena.heal()
+    with arena.tables() as tables:
+        arena.traced.update(traces.check_all(tables, *arena.traced))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Give the faults that the test has not settled the outcome of the test."""
+    report = yield
+    if report.when == "call" and (injected := item.config.stash.get(_INJECTED, None)) is not None:
+        injected.settle(VIOLATION if report.failed else HELD)
+    return report
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -71,21 +101,29 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Faults by kind, and how often a promise was broken."""
+    """Print the table of faults by class, with their outcomes, and write it as JSON."""
     injected = config.stash.get(_INJECTED, None)
     if injected is None or not injected.faults:
         return
     reports = [*terminalreporter.stats.get("failed", []), *terminalreporter.stats.get("error", [])]
     broken = [report.nodeid for report in reports if report.nodeid.startswith("tests/fault/")]
     seconds = round(time.monotonic() - config.stash.get(_BEGAN, time.monotonic()))
-    seed = config.getoption("--fault-seed", _SEED)
+    seed, total, command = config.getoption("--fault-seed", _SEED), len(injected.faults), _command(config)
     terminalreporter.section(f"faults, drawn from seed {seed}")
-    for kind, number in injected.by("kind").items():
-        terminalreporter.write_line(f"{number:5}  {kind}")
-    total = len(injected.faults)
-    terminalreporter.write_line(f"{total:5}  in all, in {seconds} s; violations {len(broken)}")
+    for line in table(injected.classes()):
+        terminalreporter.write_line(line)
+    terminalreporter.write_line(f"{total} faults in {seconds} s; violations: {len(broken)}")
+    terminalreporter.write_line(f"command: {command}")
     path = config.getoption("--fault-report", None)
     if path is not None:
         numbers = {name: injected.by(*name.split(", ")) for name in ("kind", "target", "point", "kind, target, point")}
-        summary = {"seed": seed, "faults": total, "seconds": seconds, "violations": len(broken), "broken": broken}
-        path.write_text(json.dumps({**summary, "by": numbers}, indent=2) + "\n", encoding="utf-8")
+        summary = {"seed": seed, "command": command, "faults": total, "seconds": seconds}
+        found = {"violations": len(broken), "broken": broken, "classes": counted(injected.classes()), "by": numbers}
+        path.write_text(json.dumps({**summary, **found}, indent=2) + "\n", encoding="utf-8")
+
+
+def _command(config: pytest.Config) -> str:
+    """Return the command that repeats this run: that of make, or pytest's own."""
+    if command := os.environ.get("FEDSSL_FAULT_COMMAND"):
+        return command
+    return shlex.join([Path(sys.executable).name, "-m", "pytest", *config.invocation_params.args])

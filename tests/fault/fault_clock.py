@@ -14,6 +14,8 @@ from fault.points import Round, until_open, without_nudges
 from fedssl_local import server
 from support.clocks import Clocks
 
+FAULT_CLASS = "clocks that jump"
+
 
 @pytest.fixture(scope="module")
 def clocks() -> Iterator[Clocks]:

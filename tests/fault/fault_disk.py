@@ -13,6 +13,8 @@ from fault.disks import full, small_disk, unable_to_write
 from fault.injected import Injected
 from fault.points import Round, aggregator_waits, until_open
 
+FAULT_CLASS = "full disks"
+
 WORKER = "client-0"
 
 

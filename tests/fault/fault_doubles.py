@@ -10,6 +10,8 @@ from fault import audit, specs
 from fault.arena import Arena
 from fault.injected import Injected
 
+FAULT_CLASS = "two of every process"
+
 SECONDS = ("beat-2", "aggregator-2", "distiller-2")
 
 

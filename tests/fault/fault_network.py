@@ -11,6 +11,8 @@ from fault import audit, specs
 from fault.arena import Arena
 from fault.proxy import ACTIONS, Action, Request
 
+FAULT_CLASS = "network"
+
 SHARE = 0.5
 _CHANCE = 0.4  # of a request to be hit
 

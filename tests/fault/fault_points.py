@@ -8,6 +8,8 @@ from fault import audit, specs
 from fault.arena import Arena
 from fault.points import AGGREGATING, DISTILLING, POINTS, Point, Round, until_open
 
+FAULT_CLASS = "kills at named points"
+
 _CASES = [
     pytest.param(point, victim, id=f"{point.__name__}-{victim}") for point, victims in POINTS for victim in victims
 ]

@@ -11,6 +11,8 @@ import pytest
 from fault import audit, specs
 from fault.arena import Arena
 
+FAULT_CLASS = "kills at random"
+
 SHARE = 0.2
 """Of all faults: a process takes seconds to start again."""
 

@@ -6,6 +6,8 @@ from fault import audit, specs
 from fault.arena import POSTGRES, VALKEY, Arena
 from fault.points import Round, until_open, without_nudges
 
+FAULT_CLASS = "servers away"
+
 MINUTE = 60.0
 
 

@@ -7,6 +7,8 @@ from fault.arena import Arena
 from fault.fault_network import bad_network
 from fault.points import SENDER, Round, before_closing, before_nudge, mid_upload, until_open
 
+FAULT_CLASS = "short form"
+
 
 def test_the_nastiest_points(arena: Arena, rng: random.Random) -> None:
     """BYOL, whose target network never leaves the client: a state lost or promoted twice would change the weights."""

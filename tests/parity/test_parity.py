@@ -11,6 +11,7 @@ import torch
 from fedssl.artifacts.tensors import Tensors, load_tensors
 from fedssl.data import ImageData
 from fedssl.data.partitioning import partition_dataset
+from fedssl.protocol.measures import MEASURES
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, Outcome, RunState
 from fedssl.protocol.views import RunView
@@ -150,3 +151,30 @@ def test_updates_beyond_a_norm(action: str, three_workers: Federation) -> None:
         (r.round_number, name): values["update_norm"] for r in simulated.history for name, values in r.clients.items()
     }
     assert told == expected
+
+
+def test_bounded_shares_and_rejected_control_variates(three_workers: Federation) -> None:
+    """A rejected client keeps its control variate on both sides, and every measurement is the same number."""
+    cohort = {"min_clients": 3, "clients": sorted(three_workers.clients), "min_updates": 1}
+    scaffold = {"name": "fedsimclr", "add_ons": [{"name": "scaffold"}]}
+    changes: dict[str, Any] = {"cohort": cohort, "method": scaffold, "num_rounds": 3}
+    free = simulate(method_spec("fedsimclr", **changes), three_workers.clients)
+    controls = sorted(found["update_control_norm"] for found in free.history[0].updates.values())
+    robustness = {"max_control_norm": (controls[1] + controls[2]) / 2, "max_weight_share": 0.4, "action": "reject"}
+    spec = method_spec("fedsimclr", robustness=robustness, **changes)
+    run = three_workers.client.create_run(spec)
+    simulated = simulate(spec, three_workers.clients)
+    assert any(record.rejected for record in simulated.history)
+    done = _finished(three_workers, run.id)
+    _assert_same_bits(_model(three_workers, run.id), simulated.model)
+    for name in MEASURES:
+        measured = {(m.round_number, str(m.client_id)): m.value for m in three_workers.client.metrics(done.id, name)}
+        expected = {
+            (record.round_number, client): found[name]
+            for record in simulated.history
+            for client, found in record.updates.items()
+            if name in found
+        }
+        assert measured == expected, name
+    unusual = [e.message for e in three_workers.client.event_log(run.id) if e.kind == "update.unusual"]
+    assert unusual == [message for record in simulated.history for message in record.unusual]

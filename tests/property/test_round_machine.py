@@ -42,6 +42,7 @@ class RoundMachine(RuleBasedStateMachine):
         self.tables = tables
         self.items: dict[str, WorkItem] = {}
         self.revoked: set[str] = set()
+        self.lost: set[str] = set()
         self.last_event = 0
 
     @initialize(
@@ -151,6 +152,22 @@ class RoundMachine(RuleBasedStateMachine):
         client = sorted(self.items)[who % len(self.items)]
         return client, self.items[client]
 
+    # What the store's disk does
+
+    @rule(who=st.integers(0, 2))
+    def lose_an_update(self, who: int) -> None:
+        """The file of an accepted update is gone before its round is aggregated."""
+        from fedssl_coordinator.core.store import store
+
+        rows = self._query(
+            "SELECT update_digest FROM assignments a JOIN rounds n ON n.id = a.round_id WHERE a.run_id = %s "
+            "AND a.state = 'accepted' AND n.state <> 'closed' ORDER BY client_id"
+        )
+        if rows:
+            [digest] = rows[who % len(rows)]
+            store().delete(digest)
+            self.lost.add(digest)
+
     # What the clock does
 
     @rule()
@@ -236,7 +253,7 @@ class RoundMachine(RuleBasedStateMachine):
             "SELECT round_number, client_id, update_digest FROM assignments WHERE run_id = %s AND state = 'accepted'"
         )
         assert len({(number, client) for number, client, _ in rows}) == len(rows)
-        assert all(digest in store() for *_, digest in rows)
+        assert all(digest in store() or digest in self.lost for *_, digest in rows)
 
     @invariant()
     def live_work_is_in_an_open_round_of_an_unfinished_run(self) -> None:

@@ -8,7 +8,6 @@ from typing import Any, Self
 from uuid import UUID
 
 import httpx
-import uvicorn
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
@@ -57,12 +56,12 @@ class Coordinator:
         forget()
         from fedssl_coordinator.app import create_app
         from fedssl_coordinator.core.db import transaction
-        from fedssl_coordinator.http.server import ListenOptions, server_config
+        from fedssl_coordinator.http.server import ListenOptions, Server, server_config
         from fedssl_coordinator.identity.tokens import service
 
         config = server_config(create_app(), ListenOptions(host="127.0.0.1", port=0, **self._listening))
         config.timeout_graceful_shutdown = 1
-        self._server = uvicorn.Server(config)
+        self._server = Server(config)
         self._thread = threading.Thread(target=self._server.run)
         self._thread.start()
         while not self._server.started:
@@ -106,7 +105,7 @@ class Coordinator:
                     worker_version="test",
                     methods={name: config.info.version for name, config in METHOD_CONFIGS.items()},
                     device="cpu",
-                    num_images=100,
+                    num_images=1000,
                     channels=1,
                     image_size=8,
                     serves=ServedShapes(),

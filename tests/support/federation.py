@@ -46,6 +46,7 @@ def deliver(
 ) -> Submitted:
     """Upload and submit a constant update."""
     digest = upload(worker, item, tensors_for(item.plan.update, value), folder)
+    metrics = {"loss": min(value, 1e30)}  # a metric is not larger
     return worker.submit(
-        Submit(assignment_id=item.assignment_id, update=digest, num_examples=num_examples, metrics={"loss": value})
+        Submit(assignment_id=item.assignment_id, update=digest, num_examples=num_examples, metrics=metrics)
     )

@@ -14,7 +14,9 @@ from typing import Self, TypeVar
 from fedssl.client import Client, ClientError, Retry
 from fedssl.data import ImageData, save_npz
 from fedssl_local.federation import AGGREGATORS
+from support import traces
 from support.environment import coordinator_environment
+from support.tables import Tables
 
 T = TypeVar("T")
 
@@ -30,6 +32,7 @@ class Federation:
     ) -> None:
         self.folder = folder
         self.clients = clients
+        self._database_url = database_url
         self._environment = coordinator_environment(
             database_url, redis_url, folder / "store", **{"FEDSSL_SWEEP_SECONDS": "0.5", **settings}
         )
@@ -49,15 +52,19 @@ class Federation:
                 save_npz(self._data(name), images)
                 self._tokens[name] = self.client.create_token("worker", name).secret
         except BaseException:
-            self.__exit__()
+            self.__exit__(*sys.exc_info())
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: object = None, *_: object) -> None:
+        """End every process, and check that the events of every run are a path of the state machines."""
         for name in reversed(list(self._processes)):
             self._send(name, signal.SIGTERM)
         for name in list(self._processes):  # signalled together, because most of them take a second to end
             self._await_end(name)
+        if error is None:
+            with Tables(self._database_url) as tables:
+                traces.check_all(tables)
 
     def start(self, name: str, **settings: str) -> None:
         """Start a service by its command's name, or a client's worker by the client's. `settings`: more environment."""

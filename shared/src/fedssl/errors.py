@@ -9,7 +9,8 @@ FedSSLError
 │   ├── NotFinite        NaN or infinity in a tensor
 │   ├── ArtifactTooLarge more bytes than the plan allows
 │   ├── OffsetMismatch   bytes for another place than the end of what has arrived
-│   └── ArtifactNotFound nothing is stored under a digest
+│   ├── ArtifactNotFound nothing is stored under a digest
+│   └── ArtifactDamaged  the bytes that are stored under a digest are other ones
 ├── StoreUnavailable     the object store did not do what it was asked to
 ├── ExportError          an encoder or numbers cannot be written in the form that was asked for
 ├── LocalError           a folder of ours, or a process of a federation on one machine, cannot be used
@@ -63,6 +64,10 @@ class OffsetMismatch(ArtifactError):
 
 class ArtifactNotFound(ArtifactError):
     """Nothing is stored under this digest."""
+
+
+class ArtifactDamaged(ArtifactError):
+    """The bytes that are stored under this digest are other ones."""
 
 
 class StoreUnavailable(FedSSLError, OSError):

@@ -25,7 +25,8 @@ from fedssl.engine import (
     start_run,
 )
 from fedssl.engine.devices import memory_errors_explained, require_device
-from fedssl.engine.norm_bounding import UPDATE_NORM
+from fedssl.engine.norm_bounding import Norms, TooFewUpdates
+from fedssl.engine.unusual_updates import MOST_ROUNDS, NUM_EXAMPLES, find_unusual
 from fedssl.errors import DataError, Paused, SpecError
 from fedssl.evaluation import labels_of
 from fedssl.evaluation.baselines import Chance, chance_of
@@ -34,6 +35,7 @@ from fedssl.evaluation.suite import Labelled, evaluate_encoder, load_encoder, lo
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData, ClientState, Context, Metrics, ServerState, Update
 from fedssl.protocol.explanation import spec_of
+from fedssl.protocol.measures import UPDATE_NORM
 from fedssl.protocol.plan import TensorSpec
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.training import CohortConfig
@@ -46,7 +48,9 @@ class RoundRecord:
 
     `num_images`: images trained on, each as often as it was. `bytes_down`, `bytes_up`: of the artifacts as they travel
     in a deployment, to and from the whole cohort. `seconds`: of this machine, judging left out. `alarms`: what crossed
-    a threshold of the spec's `watch`. `rejected`: clients whose update lay beyond the spec's `robustness`.
+    a threshold of the spec's `watch`. `rejected`: clients whose update was left out, because it could not be used or
+    lay beyond the spec's `robustness`. `updates`: what the coordinator measures of each client's update. `unusual`:
+    the updates that it raises an alarm about. `skipped`: why the round has no result, or None if it has one.
     """
 
     round_number: int
@@ -59,11 +63,18 @@ class RoundRecord:
     seconds: float = 0.0
     alarms: Sequence[str] = ()
     rejected: Sequence[str] = ()
+    updates: dict[str, Metrics] = field(default_factory=dict)
+    unusual: Sequence[str] = ()
+    skipped: str | None = None
 
     @property
     def loss(self) -> float | None:
-        """The clients' mean loss, weighted by their images; None where nobody trained."""
-        known = {name: metrics["loss"] for name, metrics in self.clients.items() if "loss" in metrics}
+        """The mean loss of the clients whose updates were used, weighted by their images, or None if there is none."""
+        known = {
+            name: metrics["loss"]
+            for name, metrics in self.clients.items()
+            if "loss" in metrics and name not in self.rejected
+        }
         if not known:
             return None
         total = sum(self.num_examples[name] for name in known)
@@ -219,27 +230,48 @@ class _Federation:
             states[name], clients[name] = local.state, local.metrics
             updates.append(Update(name, local.num_examples, lambda tensors=local.update: tensors))  # type: ignore[misc]
             images += self._num_images(ctx)
-        aggregated = run_aggregation(
-            self._method,
-            result.server_state,
-            updates,
-            dataclasses.replace(self._everywhere, round_number=number),
-            on_epoch=functools.partial(self._on_distillation, number),
-        )
-        for name, norm in aggregated.norms.by_client.items():
-            clients[name] = {**clients[name], UPDATE_NORM: norm}
-        result.client_states.update(states)
-        result.server_state, result.model = aggregated.state, aggregated.broadcast
-        record = RoundRecord(
+        num_examples = {update.client_id: update.num_examples for update in updates}
+        make_record = functools.partial(
+            RoundRecord,
             round_number=number,
             clients=clients,
-            num_examples={update.client_id: update.num_examples for update in updates},
-            server=aggregated.metrics,
+            num_examples=num_examples,
             num_images=images,
             bytes_down=len(cohort) * self._bytes_down,
             bytes_up=len(cohort) * self._bytes_up,
+        )
+        try:
+            aggregated = run_aggregation(
+                self._method,
+                result.server_state,
+                updates,
+                dataclasses.replace(self._everywhere, round_number=number),
+                on_epoch=functools.partial(self._on_distillation, number),
+            )
+        except TooFewUpdates as error:
+            if self._spec.cohort.without_quorum != "skip":
+                raise
+            record = make_record(
+                seconds=time.perf_counter() - started,
+                rejected=sorted(error.norms.rejected),
+                updates=dict(error.norms.measures),
+                unusual=_unusual(result.history, error.norms, num_examples),
+                skipped=str(error),
+            )
+            result.history.append(record)
+            return
+        norms = aggregated.norms
+        if self._spec.robustness.max_update_norm is not None:
+            for name, norm in norms.by_client.items():
+                clients[name] = {**clients[name], UPDATE_NORM: norm}
+        result.client_states.update({name: state for name, state in states.items() if name not in norms.rejected})
+        result.server_state, result.model = aggregated.state, aggregated.broadcast
+        record = make_record(
+            server=aggregated.metrics,
             seconds=time.perf_counter() - started,
-            rejected=list(aggregated.norms.rejected),
+            rejected=sorted(norms.rejected),
+            updates=dict(norms.measures),
+            unusual=_unusual(result.history, norms, num_examples),
             alarms=[str(alarm) for alarm in find_collapse_alerts(self._spec.watch, number, clients)],
         )
         result.history.append(record)
@@ -248,6 +280,20 @@ class _Federation:
         training, size = self._spec.training, len(self._data[ctx.client_id])
         schedule = self._bound.client.schedule(size, ctx)
         return schedule.num_epochs * num_trained(size, training.batch_size, training.drop_last)
+
+
+def _unusual(history: Sequence[RoundRecord], norms: Norms, num_examples: Mapping[str, int]) -> list[str]:
+    """Return the alarms about the updates that were used."""
+
+    def numbers(measures: Mapping[str, Metrics], images: Mapping[str, int]) -> dict[str, Metrics]:
+        return {name: {**found, NUM_EXAMPLES: float(images[name])} for name, found in measures.items()}
+
+    earlier: dict[str, list[Metrics]] = {name: [] for name in norms.measures}
+    for record in history[-MOST_ROUNDS:]:
+        for name, found in numbers(record.updates, record.num_examples).items():
+            earlier.setdefault(name, []).append(found)
+    alarms = find_unusual(numbers(norms.measures, num_examples), earlier)
+    return [str(alarm) for alarm in alarms if alarm.client_id not in norms.rejected]
 
 
 class _Judges:

@@ -1,6 +1,7 @@
 """Commands against a real coordinator: what they print, and how they exit."""
 
 import json
+import os
 import socket
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -112,6 +113,21 @@ def test_a_run_from_submission_to_its_files(
         assert word in card
     assert fedssl("run", "pull", prefix, "--initial", "--out", "out").exit_code == 0
     assert Path("out/initial.safetensors").exists()
+    assert fedssl("export", "out", "--to", "onnx").exit_code == 0
+    _flip_a_bit(Path("out/encoder.safetensors"))
+    damaged = fedssl("export", "out", "--to", "onnx")
+    assert damaged.exit_code != 0
+    assert "out/encoder.safetensors is not the file that lineage.json next to it lists" in damaged.stderr
+    digest = pulled["sha256"]
+    _flip_a_bit(coordinator.store / digest[:2] / digest[2:4] / digest)
+    assert fedssl("run", "pull", prefix, "--out", "again").exit_code != 0
+    assert not Path("again/model.safetensors").exists()
+
+
+def _flip_a_bit(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
+    os.utime(path, (0, 0))
 
 
 def test_the_card_of_a_run_in_progress_describes_the_weights_next_to_it(

@@ -10,7 +10,7 @@ from typer.testing import Result
 
 from fedssl.artifacts.store import digest_of
 from fedssl.data import ImageData, load_dataset, save_npz
-from fedssl.data.dataset_files import open_labelled, open_public
+from fedssl.data.dataset_files import read_labelled, read_public
 from support.commands import Fedssl
 from support.coordinator import Coordinator
 from support.data_sets import digits_file
@@ -62,7 +62,7 @@ def test_some_images_of_a_file_in_another_shape(coordinator: Coordinator, fedssl
         fedssl("public-dataset", "add", "scans", scans, *shape, "--max-images", 12, "--seed", 3, "--format", "json")
     )
     assert (view["num_images"], view["channels"], view["image_size"]) == (12, 1, 8)
-    assert open_public(_stored(coordinator, view)).images.shape == (12, 1, 8, 8)
+    assert read_public(_stored(coordinator, view), view["digest"]).images.shape == (12, 1, 8, 8)
     other = fedssl("public-dataset", "add", "scans", scans, *shape, "--max-images", 12, "--seed", 4)
     assert other.exit_code == 5
     assert "scans already names other images" in other.stderr
@@ -72,7 +72,7 @@ def test_an_evaluation_set(coordinator: Coordinator, fedssl: Fedssl, scans: Path
     arguments = ("evaluation-dataset", "add", "held-out", scans, "--image-size", 16, "--max-train", 20, "--max-test", 5)
     view = _document(fedssl(*arguments, "--format", "json"))
     assert (view["num_train"], view["num_test"], view["num_classes"], view["channels"]) == (20, 5, 3, 3)
-    train, test = open_labelled(_stored(coordinator, view))
+    train, test = read_labelled(_stored(coordinator, view), view["digest"])
     assert (train.images.shape, test.images.shape) == ((20, 3, 16, 16), (5, 3, 16, 16))
     assert train.class_names == ("a", "b", "c")
     assert "20 training and 5 test images of 3 classes" in fedssl(*arguments).stderr
@@ -81,7 +81,7 @@ def test_an_evaluation_set(coordinator: Coordinator, fedssl: Fedssl, scans: Path
     assert view["digest"] in fedssl("evaluation-dataset", "show", "held-out").stdout
     digits = _document(fedssl("evaluation-dataset", "add", "digits", "digits", "--format", "json"))
     whole = load_dataset("digits", "train")
-    assert np.array_equal(open_labelled(_stored(coordinator, digits))[0].images, whole.images)
+    assert np.array_equal(read_labelled(_stored(coordinator, digits), digits["digest"])[0].images, whole.images)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,12 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
+from support import traces
 from support.coordinator import Coordinator
 from support.servers import Servers
 from support.tables import Onlooker, Tables
+
+_RUNS_ARE_DRIVEN = ("aggregator", "federation")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -40,8 +43,11 @@ def tables(onlooker: Onlooker) -> Tables:
 
 
 @pytest.fixture
-def coordinator(standing: Coordinator, onlooker: Onlooker) -> Coordinator:
-    """The module's coordinator with nothing in it but the tokens that it began with."""
+def coordinator(standing: Coordinator, onlooker: Onlooker, request: pytest.FixtureRequest) -> Iterator[Coordinator]:
+    """The module's coordinator with nothing in it but the tokens that it began with.
+
+    Where runs are driven, the events of every run must be a path of the state machines that leads to the rows.
+    """
     tables = onlooker.tables
     kept = tables.query(
         "SELECT DISTINCT ON (role) role, secret_hash FROM tokens WHERE role IN ('admin', 'operator') "
@@ -53,4 +59,9 @@ def coordinator(standing: Coordinator, onlooker: Onlooker) -> Coordinator:
     for path in standing.store.glob("*"):
         if path.name != "incoming":
             shutil.rmtree(path)
-    return standing
+    yield standing
+    if request.path.parent.name in _RUNS_ARE_DRIVEN and request.node.get_closest_marker("changes_states") is None:
+        try:
+            traces.check_all(tables)
+        except traces.NotAPath as error:
+            pytest.fail(f"{error}\nIf the test itself writes states into the tables, mark it changes_states.")

@@ -16,6 +16,7 @@ import pytest
 from fedssl_local import (
     CrashLoopError,
     FolderInUseError,
+    GivenUpError,
     LocalError,
     Postgres,
     RestartPolicy,
@@ -238,7 +239,28 @@ def test_a_crash_loop_is_given_up(tmp_path: Path) -> None:
         with pytest.raises(CrashLoopError):
             supervisor.raise_if_failed()
     delays = ["exited with status 3; starting again in 0.02 s", "exited with status 3; starting again in 0.04 s"]
-    assert [what for what in events if what.startswith("exited")] == [*delays, "exited with status 3; given up"]
+    assert [what for what in events if what.startswith("exited")] == delays
+    assert "given up: nothing works without it, so everything is stopped" in events
+
+
+def test_what_is_not_essential_is_given_up_on_its_own(tmp_path: Path, until: Until) -> None:
+    events: list[tuple[str, str]] = []
+    other = Service(name="other", command=["sleep", "600"], log_path=tmp_path / "other.log")
+    with Supervisor(tmp_path, on_event=lambda *event: events.append(event), restart_policy=QUICK) as supervisor:
+        supervisor.start(other)
+        pid = supervisor.pid("other")
+        supervisor.start(sleeper(tmp_path, "print('no memory'); raise SystemExit(3)", is_essential=False))
+        until(lambda: supervisor.given_up)
+        time.sleep(0.2)
+        assert supervisor.given_up == ("sleeper",)
+        assert supervisor.pid("sleeper") is None
+        assert supervisor.pid("other") == pid
+        supervisor.raise_if_failed()
+        with pytest.raises(GivenUpError, match=r"(?s)not started again: sleeper\n.*died 3 times.*status 3.*no memory"):
+            supervisor.raise_if_given_up()
+    (told,) = [what for name, what in events if name == "sleeper" and what.startswith("given up")]
+    assert "everything else continues without it" in told
+    assert "no memory" in told
 
 
 def test_what_is_never_started_again_is_only_told(tmp_path: Path, until: Until) -> None:

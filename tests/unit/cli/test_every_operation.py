@@ -34,6 +34,8 @@ FOR_PROGRAMS = {
     "POST /v1/uploads/{upload_id}/parts",
     "POST /v1/enrolments",
     "GET /metrics",
+    "HEAD /v1/artifacts/{digest}",
+    "HEAD /v1/runs/{run_id}/model",
 }
 """The operations that only a worker, a file transfer or Prometheus requests."""
 

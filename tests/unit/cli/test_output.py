@@ -53,3 +53,14 @@ def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
 
     document = json.loads(capsys.readouterr().out)
     assert document["spec"]["num_rounds"] == document["list"][0]["num_rounds"] == 2
+
+
+def test_json_cannot_redraw_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """A terminal obeys C1 controls like escape sequences. JSON leaves them, DEL and bidi marks as they are."""
+    reason = "no \x1b[2J \x7f \x9b2J \u202egnp.exe \u2028 ü 日本 \U000e0001"
+    show_json({"reason": reason})
+
+    printed = capsys.readouterr().out
+    assert all(char.isprintable() or char == "\n" for char in printed)
+    assert "ü 日本" in printed
+    assert json.loads(printed) == {"reason": reason}

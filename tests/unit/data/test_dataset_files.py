@@ -11,14 +11,14 @@ from fedssl.data import DATASETS, ImageData, choose_images, conform, load_datase
 from fedssl.data.dataset_files import (
     ImageSelection,
     has_digest,
-    open_labelled,
-    open_public,
     own_shape,
+    read_labelled,
+    read_public,
     write_labelled,
     write_public,
 )
-from fedssl.data.partitioning import choose_public, load_public
-from fedssl.errors import DataError
+from fedssl.data.partitioning import load_public, read_registered
+from fedssl.errors import ArtifactDamaged, ArtifactError, ArtifactTooLarge, DataError
 from fedssl.protocol.data import KNOWN_DATASETS, DataConfig, PublicDataConfig
 
 RNG = np.random.default_rng(0)
@@ -33,7 +33,7 @@ def test_a_public_set_loses_its_labels_and_nothing_else(tmp_path: Path) -> None:
     digest = write_public(IMAGES, tmp_path / "a", own_shape(IMAGES))
     assert digest == digest_of(tmp_path / "a")
     assert write_public(IMAGES, tmp_path / "b", own_shape(IMAGES)) == digest
-    back = open_public(tmp_path / "a")
+    back = read_public(tmp_path / "a", digest)
     assert np.array_equal(back.images, IMAGES.images)
     assert back.labels is None
     assert has_digest(IMAGES, digest)
@@ -44,18 +44,21 @@ def test_a_public_set_loses_its_labels_and_nothing_else(tmp_path: Path) -> None:
 
 def test_some_of_the_images_in_another_shape(tmp_path: Path) -> None:
     told: list[int] = []
-    write_public(IMAGES, tmp_path / "a", (1, 8), ImageSelection(12, seed=3), told.append)
+    digest = write_public(IMAGES, tmp_path / "a", (1, 8), ImageSelection(12, seed=3), told.append)
     chosen = IMAGES.subset(choose_images(30, 12, 3))
     expected = conform(chosen, DataConfig(channels=1, image_size=8)).images
-    assert np.array_equal(open_public(tmp_path / "a").images, expected)
+    assert np.array_equal(read_public(tmp_path / "a", digest).images, expected)
     assert told == [12]
 
 
 def test_a_labelled_set_there_and_back(tmp_path: Path) -> None:
     train, test = IMAGES.subset(np.arange(20)), IMAGES.subset(np.arange(20, 30))
     told: list[int] = []
-    write_labelled(train, test, tmp_path / "a", (3, 16), (ImageSelection(11, 1), ImageSelection(5, 2)), told.append)
-    for split, back, choice in zip((train, test), open_labelled(tmp_path / "a"), ((11, 1), (5, 2)), strict=True):
+    written = (ImageSelection(11, 1), ImageSelection(5, 2))
+    digest = write_labelled(train, test, tmp_path / "a", (3, 16), written, told.append)
+    for split, back, choice in zip(
+        (train, test), read_labelled(tmp_path / "a", digest), ((11, 1), (5, 2)), strict=True
+    ):
         chosen = split.subset(choose_images(len(split), *choice))
         assert np.array_equal(back.images, chosen.images)
         assert back.labels is not None
@@ -85,8 +88,8 @@ def test_a_set_goes_through_in_parts(tmp_path: Path) -> None:
     source[::1000] = 7
     tracemalloc.start()
     digest = write_public(ImageData(source), tmp_path / "written", (1, 64))
-    images = open_public(tmp_path / "written")
-    few = choose_public(images, PublicDataConfig(dataset="x", num_images=100), DataConfig(channels=1, image_size=64))
+    config = PublicDataConfig(dataset="x", num_images=100, digest=digest)
+    few = read_registered(tmp_path / "written", config, DataConfig(channels=1, image_size=64))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 25_000_000  # twice a part of 2,048 images
@@ -104,7 +107,7 @@ def test_registered_images_are_chosen_as_those_found_by_name(tmp_path: Path, num
         data = DataConfig(channels=1, image_size=size)
         by_name = load_public(config, data).images
         pinned = config.model_copy(update={"digest": digest})
-        assert np.array_equal(choose_public(open_public(tmp_path / "written"), pinned, data).images, by_name)
+        assert np.array_equal(read_registered(tmp_path / "written", pinned, data).images, by_name)
         assert np.array_equal(load_public(pinned, data).images, by_name)  # a simulation of the run's own spec
 
 
@@ -112,3 +115,65 @@ def test_a_simulation_does_not_take_other_images_for_the_registered_ones() -> No
     config = PublicDataConfig(dataset="digits", split="test", num_images=50, digest="0" * 64)
     with pytest.raises(DataError, match=r"digits here is not what was registered.*take public_data.digest out"):
         load_public(config, DataConfig(channels=1, image_size=8))
+
+
+@pytest.mark.parametrize("size", [8, 200, 512])
+@pytest.mark.parametrize(("max_train", "max_test"), [(7, 3), (None, None), (1, 30)])
+def test_chosen_images_are_read_in_parts(
+    tmp_path: Path, size: int, max_train: int | None, max_test: int | None
+) -> None:
+    """Rows of 64 bytes to 786 kB, in parts of a mebibyte: the parts end anywhere."""
+    images = ImageData(RNG.integers(0, 256, (30, 3, size, size), np.uint8), np.arange(30) % 4)
+    digest = write_labelled(images, images, tmp_path / "a", (3, size))
+    choices = (ImageSelection(max_train, 1), ImageSelection(max_test, 2))
+    for read, choice in zip(read_labelled(tmp_path / "a", digest, choices), choices, strict=True):
+        chosen = images.subset(choose_images(30, choice.max_images, choice.seed))
+        assert np.array_equal(read.images, chosen.images)
+        assert read.labels is not None
+        assert np.array_equal(read.labels, chosen.labels)
+
+
+DAMAGES = ["length", "header", "images that are not read", "cut", "appended", "empty"]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_damaged_whatever_else_it_seems_to_be(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "a"
+    labelled = write_labelled(IMAGES, IMAGES, path, (3, 16))
+    _damage(path, damage)
+    few = ImageSelection(1)
+    with pytest.raises(ArtifactDamaged, match=labelled):
+        read_labelled(path, labelled, (few, few))
+    public = write_public(IMAGES, path, (3, 16))
+    _damage(path, damage)
+    for num_images in (2, 31):  # with 31 the header seems to have too few: that would fail the run for good
+        with pytest.raises(ArtifactDamaged, match=public):
+            read_registered(path, PublicDataConfig(dataset="x", num_images=num_images, digest=public), DataConfig())
+
+
+def test_an_intact_file_of_another_kind_is_not_damaged(tmp_path: Path) -> None:
+    digest = write_labelled(IMAGES, IMAGES, tmp_path / "a", (3, 16))
+    with pytest.raises(ArtifactError, match="not a public data set") as caught:
+        read_public(tmp_path / "a", digest)
+    assert not isinstance(caught.value, ArtifactDamaged)
+    (tmp_path / "b").write_bytes(b"\xff" * 100)
+    with pytest.raises(ArtifactTooLarge):
+        read_public(tmp_path / "b", digest_of(tmp_path / "b"))
+
+
+def _damage(path: Path, damage: str) -> None:
+    content = bytearray(path.read_bytes())
+    match damage:
+        case "length":
+            content[1] ^= 1
+        case "header":
+            content[12] ^= 1
+        case "images that are not read":
+            content[-5] ^= 4
+        case "cut":
+            del content[-1]
+        case "appended":
+            content.append(0)
+        case "empty":
+            content.clear()
+    path.write_bytes(content)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from fedssl_worker.disclosure.ledger import Ledger
+from fedssl_worker.disclosure.ledger.segments import write_head
 from fedssl_worker.disclosure.ledger.verification import read_entries
 from fedssl_worker.disclosure.policy import LedgerRules
 
@@ -18,6 +19,14 @@ def filled(folder: Path, num_rounds: int = 3, rules: LedgerRules | None = None) 
         intent = ledger.append("intent", **{**FIELDS, "round": number})
         ledger.append("sent", round=number, intent=intent.seq)
     return ledger
+
+
+def crashed_after(folder: Path, seq: int) -> None:
+    """Make the recorded head that of entry `seq`, or remove it for 0: nothing later was ever whole on the disk."""
+    (folder / "head").unlink()
+    for entry in read_entries(folder) if seq else ():
+        if entry.seq == seq:
+            write_head(folder, seq, entry.hash)
 
 
 def bodies(folder: Path) -> list[dict[str, Any]]:

@@ -64,7 +64,35 @@ def test_three_rounds_give_the_bits_of_the_engine(setting: Setting) -> None:
     kept = sorted((setting.folder / "runs").glob("*/*"))
     # The older one for the case that the last round is skipped.
     assert [path.name.partition("-")[0] for path in kept] == ["000002", "000003"]
-    assert not [path for path in kept if (path / "update.safetensors").exists()]
+    # The newest one for the case that the coordinator loses it.
+    assert [(path / "update.safetensors").exists() for path in kept] == [False, True]
+
+
+@pytest.mark.parametrize("has_it", [True, False], ids=["sent from the disk", "trained again"])
+def test_an_accepted_update_that_is_asked_for_again(setting: Setting, *, has_it: bool) -> None:
+    """The coordinator has lost it: the same bits, from the same state as the first time."""
+    broadcast: Tensors | None = None
+    for number in (1, 2, 3):
+        before = setting.coordinator.last_accepted
+        setting.offer(make_spec(), number, broadcast)
+        setting.restart().step()
+        if number > 1:
+            setting.coordinator.last_accepted = before  # as if this round had accepted nothing of this client
+            setting.offer(make_spec(), number, broadcast)
+            [kept] = (setting.folder / "runs").glob(f"*/00000{number}-*/update.safetensors")
+            if not has_it:  # an older worker has removed it
+                kept.unlink()
+            with capture_logs() as logs:
+                setting.restart().step()
+            assert any(line["event"] == "work.already_trained" for line in logs) == has_it
+            first, second = setting.coordinator.submissions[-2:]
+            assert second.model_dump(exclude={"assignment_id", "anchor"}) == first.model_dump(
+                exclude={"assignment_id", "anchor"}
+            )
+        broadcast = setting.sent()
+    expected = setting.train_directly(make_spec(), 3)
+    assert same(setting.sent(), expected[2])
+    assert setting.coordinator.declined == []
 
 
 def dies_in(owner: type, name: str, *, after: bool) -> Callable[[pytest.MonkeyPatch], None]:

@@ -94,6 +94,8 @@ def test_only_an_anchor_reveals_that_the_end_was_cut_off(state: Path, page: bool
     assert as_json("ledger", "verify", "--state", state, "--anchors", given)["anchors_compared"] == 1
     path = state / "ledger" / FIRST
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:3]))
+    assert invoke("ledger", "verify", "--state", state)[0] == 4
+    (state / "ledger" / "head").unlink()
     assert invoke("ledger", "verify", "--state", state)[0] == 0  # the chain by itself cannot show it
     code, _, err = invoke("ledger", "verify", "--state", state, "--anchors", given)
     assert code == 4
@@ -124,6 +126,14 @@ def test_verify_from_a_checkpoint(tmp_path: Path) -> None:
     assert len(as_json("ledger", "show", "--state", tmp_path)) == 2  # what is left is still shown
     (tmp_path / "none").write_text("{}")
     assert "not a checkpoint" in invoke("ledger", "verify", "--state", tmp_path, "--from", tmp_path / "none")[2]
+
+
+def test_an_emptied_ledger_is_not_intact(state: Path) -> None:
+    (state / "ledger" / FIRST).write_bytes(b"")
+    for command in ("verify", "show"):
+        code, _, err = invoke("ledger", command, "--state", state)
+        assert code == 4
+        assert "no entries" in err
 
 
 @pytest.mark.parametrize("command", ["verify", "show"])

@@ -1,5 +1,8 @@
 """The data owner's policy, from its file to the wire: what it forbids does not leave, with a reason for people."""
 
+from pathlib import Path
+from uuid import uuid4
+
 import pytest
 
 from fedssl.artifacts.store import digest_of
@@ -111,3 +114,70 @@ def test_another_clients_policy_ends_the_worker(setting: Setting) -> None:
     _, reregister = setting.reregistering(path)
     with pytest.raises(PolicyError, match="hospital-b"):
         reregister()
+
+
+def _refused(setting: Setting) -> str:
+    return str([body for body in setting.ledger() if body["kind"] == "refused"][-1]["reason"])
+
+
+def _limited(setting: Setting, *limits: str) -> Path:
+    """Write a policy with limits on all runs together, which stand before the first rule."""
+    path = setting.write_policy(*WEIGHTS)
+    head, rules = path.read_text().split("[[allow]]", 1)
+    path.write_text("\n".join([head, *limits, "[[allow]]" + rules]))
+    return path
+
+
+def test_rounds_are_limited_over_all_runs_and_restarts(setting: Setting) -> None:
+    """A coordinator could start new runs without end: every run of one round is within `max_rounds`."""
+    path = _limited(setting, "max_rounds_total = 2")
+    for _ in range(2):
+        setting.offer(make_spec(num_rounds=1), 1, run_id=uuid4())
+        setting.restart(path).step()
+    assert len(setting.coordinator.submissions) == 2
+    setting.offer(make_spec(num_rounds=1), 1, run_id=uuid4())
+    setting.restart(path).step()
+    (declined,) = setting.coordinator.declined
+    message = "permits updates of 2 rounds in all runs together (max_rounds_total), and those of 2 have left"
+    assert message in declined.reason
+    assert message in _refused(setting)
+    assert setting.coordinator.calls[-2:] == ["claim", "decline"]  # nothing was fetched or trained
+
+
+def test_bytes_are_limited_over_all_runs(setting: Setting, item: WorkItem) -> None:
+    path = setting.folder / "update"
+    save_tensors(good_update(), path)
+    size, digest = path.stat().st_size, digest_of(path)
+    policy = _limited(setting, f"max_bytes_total = {2 * size - 1}")
+    setting.egress(policy).send(item, path, digest)
+    setting.egress(policy).send(item, path, digest)  # the same once more, after a restart: it counts once
+    other = item.model_copy(update={"run_id": uuid4()})
+    match = (
+        rf"{2 * size - 1} bytes in all runs together \(max_bytes_total\): {size} have left, and this update has {size}"
+    )
+    with pytest.raises(NotPermitted, match=match):
+        setting.egress(policy).send(other, path, digest)
+    setting.egress(_limited(setting, f"max_bytes_total = {2 * size}")).send(other, path, digest)
+
+
+def test_totals_outlive_the_ledgers_old_files(setting: Setting, item: WorkItem) -> None:
+    """Old segments may be deleted. The first entry of a segment has the totals before it."""
+    path = setting.folder / "update"
+    save_tensors(good_update(), path)
+    policy = _limited(setting, "max_rounds_total = 4")
+    policy.write_text(policy.read_text() + "\n[ledger]\nsegment_entries = 3\n")
+    for _ in range(4):
+        setting.egress(policy).send(item.model_copy(update={"run_id": uuid4()}), path, digest_of(path))
+    first, *_, last = sorted((setting.folder / "ledger").glob("0*.jsonl"))
+    assert first != last
+    first.unlink()
+    with pytest.raises(NotPermitted, match="and those of 4 have left"):
+        setting.egress(policy).send(item.model_copy(update={"run_id": uuid4()}), path, digest_of(path))
+
+
+def test_without_limits_on_all_runs_nothing_is_counted(setting: Setting, item: WorkItem) -> None:
+    path = setting.folder / "update"
+    save_tensors(good_update(), path)
+    egress = setting.egress(setting.write_policy(*WEIGHTS))
+    for _ in range(3):
+        egress.send(item.model_copy(update={"run_id": uuid4()}), path, digest_of(path))

@@ -18,7 +18,7 @@ from fedssl_worker.disclosure.ledger.keys import is_signed_by
 from fedssl_worker.disclosure.ledger.verification import read_entries, verify
 from fedssl_worker.disclosure.policy import LedgerRules
 
-from .ledgers import FIELDS, FIRST, SHORT, bodies, filled, kinds
+from .ledgers import FIELDS, FIRST, SHORT, bodies, crashed_after, filled, kinds
 
 # Bytes
 
@@ -203,6 +203,7 @@ def test_a_torn_last_line_is_removed_and_recorded(tmp_path: Path, keep: int) -> 
     path = tmp_path / "ledger" / FIRST
     *whole, last = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(whole) + last[:keep])
+    crashed_after(tmp_path / "ledger", 4)
     report = verify(tmp_path / "ledger")
     assert (report.num_entries, report.torn_bytes) == (4, len(last[:keep]))
     assert report.unconfirmed == [4]
@@ -218,6 +219,7 @@ def test_a_last_line_whose_middle_the_disk_lost(tmp_path: Path) -> None:
     path = tmp_path / "ledger" / FIRST
     content = path.read_bytes()
     path.write_bytes(content[:-60] + bytes(40) + content[-20:])
+    crashed_after(tmp_path / "ledger", 2)
     Ledger(tmp_path / "ledger")
     assert kinds(tmp_path / "ledger") == ["opened", "intent", "recovered"]
 
@@ -226,6 +228,7 @@ def test_a_first_line_that_was_never_whole(tmp_path: Path) -> None:
     filled(tmp_path / "ledger", 0).close()
     path = tmp_path / "ledger" / FIRST
     path.write_bytes(path.read_bytes()[:30])
+    crashed_after(tmp_path / "ledger", 0)
     Ledger(tmp_path / "ledger")
     assert kinds(tmp_path / "ledger") == ["opened", "recovered"]
     verify(tmp_path / "ledger")

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from fedssl_worker.disclosure.ledger import Ledger, LedgerError, Point
 from fedssl_worker.disclosure.ledger.chain import read_checkpoint
 from fedssl_worker.disclosure.ledger.entries import LedgerEntry, entry_hash, parse_line
-from fedssl_worker.disclosure.ledger.verification import Report, verify
+from fedssl_worker.disclosure.ledger.segments import read_head, write_head
+from fedssl_worker.disclosure.ledger.verification import Report, read_entries, verify
 
-from .ledgers import FIRST, SHORT, filled, kinds
+from .ledgers import FIRST, SHORT, crashed_after, filled, kinds
 
 
 def rewritten(folder: Path, change: Callable[[list[bytes]], list[bytes]], name: str = FIRST) -> None:
@@ -156,6 +157,92 @@ def test_a_crash_in_the_middle_of_a_rotation(tmp_path: Path, stage: str) -> None
     filled(folder, 2, SHORT)
     new = folder / "000000000005.jsonl"
     new.write_bytes(b"") if stage == "before its first entry" else new.unlink()
+    crashed_after(folder, 4)
+    assert verify(folder).point.seq == 4
     Ledger(folder, rules=SHORT).append("refused", reason="x")
     assert verify(folder).num_entries == len(kinds(folder))
     assert kinds(folder)[-1] == "refused"
+
+
+# The end of the chain
+
+
+def _emptied(folder: Path, name: str) -> None:
+    (folder / name).write_bytes(b"")
+
+
+ENDS: dict[str, Callable[[Path], None]] = {
+    "the only segment emptied": lambda folder: [_emptied(folder, path.name) for path in folder.glob("0*")] and None,
+    "the last segment emptied": lambda folder: _emptied(folder, "000000000005.jsonl"),
+    "the last segment removed": lambda folder: (folder / "000000000005.jsonl").unlink(),
+    "the last segment shortened": lambda folder: rewritten(folder, lambda lines: lines[:-1], "000000000005.jsonl"),
+    "the last line shortened": lambda folder: rewritten(
+        folder, lambda lines: [*lines[:-1], lines[-1][:-9]], "000000000005.jsonl"
+    ),
+    "the last line replaced by a shorter one": lambda folder: rewritten(
+        folder, lambda lines: [*lines[:-1], b"{}\n"], "000000000005.jsonl"
+    ),
+    "all segments removed": lambda folder: [path.unlink() for path in folder.glob("0*")] and None,
+    "everything removed but the key": lambda folder: (
+        [path.unlink() for path in folder.iterdir() if path.name not in ("key", "head")] and None
+    ),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_an_end_that_is_missing_is_found_and_not_continued(tmp_path: Path, how: str) -> None:
+    folder = tmp_path / "ledger"
+    filled(folder, 2, SHORT).close()
+    ENDS[how](folder)
+    with pytest.raises(LedgerError):
+        verify(folder)
+    with pytest.raises(LedgerError):
+        Ledger(folder)
+
+
+@pytest.mark.parametrize("how", ["the only segment emptied", "the last segment emptied", "all segments removed"])
+def test_an_emptied_segment_is_found_without_the_recorded_head(tmp_path: Path, how: str) -> None:
+    """Ledgers of earlier versions have none, and an attacker who empties a segment may remove it."""
+    folder = tmp_path / "ledger"
+    filled(folder, 2, SHORT).close()
+    ENDS[how](folder)
+    (folder / "head").unlink()
+    with pytest.raises(LedgerError):
+        verify(folder)
+
+
+def test_an_emptied_segment_has_no_entries_to_show(tmp_path: Path) -> None:
+    folder = tmp_path / "ledger"
+    filled(folder).close()
+    _emptied(folder, FIRST)
+    with pytest.raises(LedgerError, match="has no entries"):
+        list(read_entries(folder))
+
+
+def test_a_checkpoint_shows_that_the_end_was_cut_off(tmp_path: Path) -> None:
+    folder = tmp_path / "ledger"
+    filled(folder, 4, SHORT).close()
+    for name in ("000000000005.jsonl", "000000000009.jsonl", "head"):
+        (folder / name).unlink()
+    with pytest.raises(
+        LedgerError, match=r"checkpoint-000000000008\.json is of entry 8, and the ledger ends with entry 4"
+    ):
+        verify(folder)
+
+
+def test_a_head_of_another_entry_shows_that_the_end_was_replaced(tmp_path: Path) -> None:
+    folder = tmp_path / "ledger"
+    filled(folder).close()
+    write_head(folder, 5, "0" * 64)
+    with pytest.raises(LedgerError, match="the ledger's end was replaced"):
+        verify(folder)
+
+
+def test_a_ledger_of_an_earlier_version_and_a_head_that_a_power_loss_emptied(tmp_path: Path) -> None:
+    folder = tmp_path / "ledger"
+    for content in (None, b"", b"00000000"):
+        filled(folder, 1).close()
+        (folder / "head").unlink() if content is None else (folder / "head").write_bytes(content)
+        assert verify(folder).num_entries == len(kinds(folder))
+        Ledger(folder).append("refused", reason="x")
+        assert read_head(folder) == (verify(folder).point.seq, verify(folder).point.head)

@@ -176,6 +176,7 @@ _VARIABLES: dict[str, tuple[str, object]] = {
     "channels": ("3", 3),
     "public_data": ("/public", Path("/public")),
     "max_public_bytes": ("5", 5),
+    "max_artifact_bytes": ("6", 6),
     "encoder": ("resnet18", EncoderConfig(name="resnet18")),
     "policy": ("/policy.toml", Path("/policy.toml")),
     "claim_seconds": ("1.5", 1.5),

@@ -166,6 +166,20 @@ def test_the_unaccepted_update_of_this_work_survives_a_discard(tmp_path: Path, i
     assert states.finished(RUN, OLD_WORK) is None  # its update is not needed any more
 
 
+def test_an_accepted_update_stays_until_the_next_claim(tmp_path: Path, items: list[WorkItem]) -> None:
+    states = ClientStates(tmp_path / "runs")
+    old = accepted(1, states.keep(items[0], OLD_WORK, result(1)))
+    finished = states.keep(items[1], NEW_WORK, result(2))
+    states.discard(RUN, old, resent=accepted(2, finished))
+    assert states.finished(RUN, NEW_WORK) == finished
+    assert states.finished(RUN, OLD_WORK) is None
+    states.discard(RUN, old, work=NEW_WORK)  # asked for it again
+    assert states.finished(RUN, NEW_WORK) == finished
+    states.discard(RUN, accepted(2, finished), work="3" * 64)  # the next round
+    assert states.finished(RUN, NEW_WORK) is None
+    assert states.accepted(RUN, accepted(2, finished)) is not None
+
+
 def damage(folder: Path, name: str, how: str) -> None:
     path = folder / name
     content = path.read_bytes()

@@ -10,13 +10,14 @@ from fastapi.exceptions import RequestValidationError
 from sqlalchemy.exc import DataError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Match, Mount
 
 from fedssl.errors import StoreUnavailable
-from fedssl.protocol.errors import Problem
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.db import UNREACHABLE, BrokenReference, bound_sessions, transaction
 from fedssl_coordinator.core.logs import about
+from fedssl_coordinator.core.openapi import DocumentedAPI
 from fedssl_coordinator.core.problems import AuditEvent, ProblemError, printable, problem_response
 from fedssl_coordinator.core.pubsub import Wakeups
 from fedssl_coordinator.core.quota import Quota
@@ -39,7 +40,7 @@ from fedssl_coordinator.http.body_limit import BodyLimit
 from fedssl_coordinator.http.rate_limits import RateLimits
 from fedssl_coordinator.http.shutdown import GracefulShutdown
 from fedssl_coordinator.http.stall_timeout import StallTimeout
-from fedssl_coordinator.identity.authentication import caller_of
+from fedssl_coordinator.identity.authentication import caller_of, token_id_of
 from fedssl_coordinator.identity.tokens import endpoints as tokens
 from fedssl_coordinator.storage.artifacts import endpoints as artifacts
 from fedssl_coordinator.storage.datasets import endpoints as datasets
@@ -48,6 +49,7 @@ from fedssl_coordinator.storage.uploads import endpoints as uploads
 log = structlog.get_logger(__name__)
 
 _STATUS_SLUGS = {401: "unauthenticated", 403: "forbidden", 404: "not-found", 405: "method-not-allowed"}
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 _AUDITED = ("/v1/runs", "/v1/work", "/v1/artifacts", "/v1/uploads")
 _MAX_ERRORS = 20
 _MESSAGE_CHARACTERS = 500  # of an event about a refusal, because it quotes what was sent
@@ -69,15 +71,16 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 def create_app() -> FastAPI:
     """Create the application with all routes, middlewares and error handlers."""
-    app = FastAPI(
+    app = DocumentedAPI(
         title="fedssl coordinator",
         version="1",
         summary="Federated self-supervised representation learning",
         docs_url=None,  # these pages load scripts from a CDN; /openapi.json has their content
         redoc_url=None,
+        redirect_slashes=False,  # the redirect would name the host that the caller sent
         lifespan=_lifespan,
         telemetry={"operation_spans": False, "logs": False},  # one span per request; our log has the errors
-        responses={"default": {"model": Problem, "description": "Problem details (RFC 9457)"}},
+        responses={"default": {"description": "Problem details (RFC 9457)"}},
     )
     app.state.refusals = Quota(60)
     for router in (
@@ -101,7 +104,9 @@ def create_app() -> FastAPI:
     app.mount("/static", static_files())
     app.add_middleware(BodyLimit)
     app.add_middleware(StallTimeout)  # outside of the body limit, because that reads bodies
-    app.add_middleware(RateLimits)  # outside of both, so that the bodies of a flood are not read
+    app.add_middleware(
+        RateLimits, find_token=token_id_of
+    )  # outside of both, so that the bodies of a flood are not read
     app.add_middleware(GracefulShutdown)
     app.add_middleware(Telemetry)
     app.add_exception_handler(ProblemError, _on_problem)
@@ -152,13 +157,29 @@ async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
     return await _refuse(request, [_error(entry) for entry in error.errors()[:_MAX_ERRORS]])
 
 
-async def _on_http(request: Request, error: Exception) -> JSONResponse:
+async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 400:  # FastAPI's status for unparsable bodies: invalid UTF-8, or nested too deeply
         return await _refuse(request, [{"loc": ["body"], "msg": "cannot be read as JSON"}])
+    headers = dict(error.headers or {})
+    if error.status_code == 405 and (methods := _methods_of(request)):
+        headers["Allow"] = ", ".join(methods)
+    if error.status_code == 405 and request.method == "OPTIONS":
+        return Response(status_code=204, headers=headers)
     slug = _STATUS_SLUGS.get(error.status_code, "invalid-request")
     detail = f"{request.method} {request.url.path}: {error.detail}"
-    return problem_response(ProblemError(slug, detail, headers=dict(error.headers or {})))
+    return problem_response(ProblemError(slug, detail, headers=headers))
+
+
+def _methods_of(request: Request) -> list[str]:
+    """Return the methods of a path: Starlette names those of a single route. Empty for paths of mounted files."""
+    routes = [route for route in request.app.routes if not isinstance(route, Mount)]
+    found = [
+        method
+        for method in _METHODS
+        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in routes)
+    ]
+    return [*found, "OPTIONS"] if found else []
 
 
 async def _on_unstorable(request: Request, error: Exception) -> JSONResponse:

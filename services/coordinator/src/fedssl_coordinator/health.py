@@ -1,9 +1,12 @@
 """`/healthz` and `/readyz` for orchestrators, without a token and without secrets, and `/metrics` for Prometheus."""
 
-from fastapi import APIRouter, Response
+import asyncio
+
+from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 from sqlalchemy import select
 from sqlalchemy.exc import ProgrammingError, SQLAlchemyError
+from starlette.concurrency import run_in_threadpool
 
 from fedssl.protocol.views import Health
 from fedssl_coordinator.core.db import DB, transaction
@@ -32,21 +35,30 @@ async def healthz() -> Health:  # async: it needs no thread, because all of them
 
 
 @router.get("/readyz", responses={503: {"model": Health}})
-def readyz(response: Response) -> Health:
+async def readyz(request: Request, response: Response) -> Health:
     """Report whether the process can serve: Postgres answers and has the tables. The API can serve without Redis."""
+    # Not limited, so requests share one query: however many there are, they take one thread and one connection.
+    query: asyncio.Task[Health] | None = getattr(request.app.state, "readiness_query", None)
+    if query is None or query.done():
+        query = request.app.state.readiness_query = asyncio.create_task(run_in_threadpool(_readiness))
+    health = await asyncio.shield(query)
+    if health.status != "ok":
+        response.status_code = 503
+    return health
+
+
+def _readiness() -> Health:
     try:
         with transaction() as session:
             session.execute(select(Run).limit(0))
     except ProgrammingError:
-        response.status_code = 503
         return Health(status="unavailable", checks={"postgres": "not migrated: run `fedssl-coordinator migrate`"})
     except SQLAlchemyError as error:
-        response.status_code = 503
         return Health(status="unavailable", checks={"postgres": type(error).__name__})
     return Health(status="ok", checks={"postgres": "ok"})
 
 
-@router.get("/metrics", response_class=Response)
+@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 def metrics(caller: Viewer, session: DB) -> Response:
     """Return metrics for Prometheus, which sends a viewer's token."""
     # First what every API process reports equally, from Postgres and the queues; then what this process has counted.

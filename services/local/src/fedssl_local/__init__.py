@@ -6,6 +6,7 @@ Needs Linux or macOS. Starts the coordinator and the worker as programs, and imp
 from fedssl_local.errors import (
     CrashLoopError,
     FolderInUseError,
+    GivenUpError,
     LocalError,
     MissingServerError,
     PortTakenError,
@@ -22,6 +23,7 @@ from fedssl_local.valkey import Valkey
 __all__ = [
     "CrashLoopError",
     "FolderInUseError",
+    "GivenUpError",
     "LocalError",
     "MissingServerError",
     "PortTakenError",

@@ -7,9 +7,11 @@ fedssl.errors.LocalError
 ├── PortTakenError          another process uses the port that the server must have
 ├── ServerFailedError       Postgres or Valkey failed to do what was asked
 ├── ServiceFailedError      a service ended, or was not ready in time, when it was started
-└── CrashLoopError          a service ended repeatedly; the supervisor gave up
+├── CrashLoopError          a service ended repeatedly; the supervisor gave it up
+└── GivenUpError            what the others continued without
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedssl.errors import FolderInUseError, LocalError
@@ -17,6 +19,7 @@ from fedssl.errors import FolderInUseError, LocalError
 __all__ = [
     "CrashLoopError",
     "FolderInUseError",
+    "GivenUpError",
     "LocalError",
     "MissingServerError",
     "PortTakenError",
@@ -67,3 +70,12 @@ class ServiceFailedError(_FailedError):
 
 class CrashLoopError(_FailedError):
     """A service died again and again; the message ends with the last lines of its log."""
+
+
+class GivenUpError(LocalError):
+    """Services that are not essential died again and again, and the others continued without them."""
+
+    def __init__(self, failures: Sequence[CrashLoopError]) -> None:
+        names = ", ".join(failure.name for failure in failures)
+        super().__init__("\n".join([f"given up, and not started again: {names}", *map(str, failures)]))
+        self.names = tuple(failure.name for failure in failures)

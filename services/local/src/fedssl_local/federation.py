@@ -90,8 +90,12 @@ class Federation:
         return Client(self.url, token, retry=Retry(seconds=patience_seconds))
 
     def raise_if_failed(self) -> None:
-        """Raise LocalError where a process died again and again."""
+        """Raise LocalError if a process without which nothing works died again and again."""
         self._supervisor.raise_if_failed()
+
+    def raise_if_given_up(self) -> None:
+        """Raise LocalError if another process died again and again, so that the rest continues without it."""
+        self._supervisor.raise_if_given_up()
 
     def run_until_stopped(self) -> None:
         """Block until Ctrl-C or SIGTERM, then stop everything. Raises LocalError."""
@@ -244,7 +248,8 @@ class _Starter:
         # One process a queue: what takes hours holds up nobody else. Those that wait are small, torch comes with work.
         on_device = env | self._threads | {"FEDSSL_DEVICE": self._machine.device}
         for name, queue in AGGREGATORS.items():
-            self._start_service(name, ["fedssl_coordinator", "aggregator", "--queues", queue], on_device)
+            arguments = ["fedssl_coordinator", "aggregator", "--queues", queue]
+            self._start_service(name, arguments, on_device, is_essential=queue == "aggregate")
         # It keeps nothing, so it is not waited for.
         self._start_service("beat", ["fedssl_coordinator", "beat"], env, stop_timeout_seconds=0.2)
         arguments = ["fedssl_coordinator", "api", "--host", HOST, "--port", str(self._record.port)]
@@ -274,7 +279,13 @@ class _Starter:
         if (encoder := self._record.encoders.get(name)) is not None:
             settings["FEDSSL_WORKER_ENCODER"] = encoder.model_dump_json()
         # Refused for good: starting it again changes nothing, and the other clients go on without it.
-        self._start_service(name, ["fedssl_worker", "run"], settings | self._threads, final_statuses=(WORKER_REFUSED,))
+        self._start_service(
+            name,
+            ["fedssl_worker", "run"],
+            settings | self._threads,
+            final_statuses=(WORKER_REFUSED,),
+            is_essential=False,
+        )
 
     def _await_workers(self, client: Client, names: set[str], since: datetime) -> None:
         """Until all have registered: a run that is submitted next then finds the whole cohort."""
@@ -282,7 +293,7 @@ class _Starter:
         while True:
             self._supervisor.raise_if_failed()
             seen = {known.id for known in client.clients() if known.last_seen_at and known.last_seen_at >= since}
-            if names <= seen:
+            if names <= seen | set(self._supervisor.given_up):
                 return
             if time.monotonic() > deadline:
                 late = ", ".join(sorted(names - seen))

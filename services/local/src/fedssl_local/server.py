@@ -63,6 +63,7 @@ class Server(ABC):
 
     name: ClassVar[str]
     ended_for_good: ClassVar[bool] = False
+    is_essential: ClassVar[bool] = True
     stop_signal: ClassVar[int]
 
     def __init__(self, directory: Path, port: int | None = None, *, start_timeout_seconds: float = 60.0) -> None:

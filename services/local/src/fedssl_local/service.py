@@ -19,7 +19,8 @@ class Service:
 
     `env` is added to this process's environment. `ready` says whether the service can be used by now; it is asked again
     and again and must not raise; without it a service is ready as soon as it has been started. `restart="never"` means
-    that its end is only told. `stop_signal` goes to the command's process group, SIGKILL to everything below it
+    that its end is only told. If a service that is not essential dies again and again, the others continue without it.
+    `stop_signal` goes to the command's process group, SIGKILL to everything below it
     `stop_timeout_seconds` later. `log_path` gets its output, behind what earlier runs wrote.
     """
 
@@ -29,6 +30,7 @@ class Service:
     env: Mapping[str, str] = field(default_factory=dict)
     restart: Restart = "always"
     final_statuses: Collection[int] = ()
+    is_essential: bool = True
     ready: Callable[[], bool] | None = None
     ready_timeout_seconds: float = 60.0
     stop_signal: int = signal.SIGTERM
@@ -41,6 +43,7 @@ class ServiceRunner:
     def __init__(self, service: Service, held_fds: Sequence[int] = ()) -> None:
         self.name = service.name
         self.log_path = service.log_path
+        self.is_essential = service.is_essential
         self._service = service
         self._held_fds = held_fds
         self._process: Process | None = None

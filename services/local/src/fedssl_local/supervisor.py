@@ -11,7 +11,7 @@ from typing import Protocol, Self
 
 from fedssl.backoff import delay_seconds
 from fedssl.locks import FolderLock
-from fedssl_local.errors import CrashLoopError, LocalError
+from fedssl_local.errors import CrashLoopError, GivenUpError, LocalError
 from fedssl_local.process import describe_end
 from fedssl_local.server import Server
 from fedssl_local.service import Service, ServiceRunner
@@ -25,7 +25,8 @@ class RestartPolicy:
     """When to restart a service that ended.
 
     The wait before a restart begins at `first_seconds` and doubles up to `max_seconds` with every quick death, which is
-    one within `quick_seconds` of the start. `max_quick_deaths` of them in a row end the federation.
+    one within `quick_seconds` of the start. After `max_quick_deaths` of them in a row the service is not started again:
+    the supervisor stops the others too if the service is essential, and they continue without it if it is not.
     """
 
     first_seconds: float = 0.5
@@ -45,6 +46,8 @@ class _Kept(Protocol):
     def name(self) -> str: ...
     @property
     def ended_for_good(self) -> bool: ...
+    @property
+    def is_essential(self) -> bool: ...
     @property
     def log_path(self) -> Path: ...
     @property
@@ -86,6 +89,7 @@ class Supervisor:
         self._telling = threading.Lock()
         self._stopping = threading.Event()
         self._failure: LocalError | None = None
+        self._given_up: list[CrashLoopError] = []
         self._previous_actions: dict[int, signal.Handlers | Callable[[int, FrameType | None], object] | int | None] = {}
         # Plain values: a signal action may not take the lock of an Event that the interrupted code may hold.
         self._is_waiting = False
@@ -152,17 +156,27 @@ class Supervisor:
         """Raise what made the supervisor give up, if it has.
 
         Raises:
-            CrashLoopError: a service died again and again.
+            CrashLoopError: an essential service died again and again.
             LocalError: something of our own, such as `on_event`, failed while a service was watched.
         """
         if self._failure is not None:
             raise self._failure
 
+    @property
+    def given_up(self) -> tuple[str, ...]:
+        """The services that died again and again, and that the others continue without."""
+        return tuple(failure.name for failure in self._given_up)
+
+    def raise_if_given_up(self) -> None:
+        """Raise GivenUpError, which has the causes, if the others continue without some services."""
+        if self._given_up:
+            raise GivenUpError(self._given_up)
+
     def run_until_stopped(self) -> None:
         """Block until Ctrl-C, SIGTERM, SIGHUP or a failure, and stop everything then.
 
         Raises:
-            CrashLoopError: a service died again and again.
+            CrashLoopError: an essential service died again and again.
             LocalError: see `raise_if_failed`.
         """
         self._is_waiting = True
@@ -224,15 +238,23 @@ class Supervisor:
             lived_seconds = time.monotonic() - began
             quick_deaths = quick_deaths + 1 if lived_seconds < policy.quick_seconds else 1
             if quick_deaths >= policy.max_quick_deaths:
-                self._tell(kept, f"{how}; given up")
                 what = f"died {quick_deaths} times, each within {policy.quick_seconds:g} s of its start; it {how}"
-                return CrashLoopError(kept.name, what, kept.last_lines(), kept.log_path)
+                return self._give_up(kept, CrashLoopError(kept.name, what, kept.last_lines(), kept.log_path))
             delay = policy.seconds(quick_deaths)
             self._tell(kept, f"{how}; starting again in {delay:g} s")
             if self._stopping.wait(delay):
                 break
             began = time.monotonic()
             how = self._run_once(kept)
+        return None
+
+    def _give_up(self, kept: _Kept, failure: CrashLoopError) -> LocalError | None:
+        """Return the failure if it ends everything, or record it and return None if the others can continue."""
+        if kept.is_essential:
+            self._tell(kept, "given up: nothing works without it, so everything is stopped")
+            return failure
+        self._given_up.append(failure)
+        self._tell(kept, f"given up, and everything else continues without it: {failure}")
         return None
 
     def _run_once(self, kept: _Kept) -> str:

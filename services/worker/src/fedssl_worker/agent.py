@@ -28,7 +28,7 @@ from fedssl.errors import Cancelled, FedSSLError
 from fedssl.protocol.base import PROTOCOL_VERSION
 from fedssl.protocol.states import AssignmentState
 from fedssl.protocol.work import AcceptedUpdate, Progress, Register, Registered, WorkItem
-from fedssl_worker.backoff import TEMPORARY, Refused, retry_until_answered
+from fedssl_worker.backoff import PROXY_REFUSED, TEMPORARY, Refused, is_refusal, retry_until_answered
 from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.disclosure.ledger import LedgerError
 from fedssl_worker.executor import Executor
@@ -92,7 +92,10 @@ class Agent:
             try:
                 self.step()
             except _REFUSED as error:
-                raise Refused(str(error)) from error
+                if is_refusal(error):
+                    raise Refused(str(error)) from error
+                UNANSWERED.inc()
+                self._retry_later(log.error, "coordinator.answer_invalid", error, todo=PROXY_REFUSED)
             except TEMPORARY as error:
                 # A trained update is on the disk: the next claim brings the same work, whose update is then submitted.
                 UNANSWERED.inc()
@@ -199,9 +202,10 @@ class Agent:
         UPLOAD_BYTES.inc(finished.update.stat().st_size)
         ASSIGNMENTS.labels(answer.state.value).inc()
         if answer.state is AssignmentState.ACCEPTED:
-            # Keep both until the next claim names the state to continue from: the older one if the round is skipped.
+            # Keep both until the next claim names the state to continue from: the older one if the round is skipped, or
+            # if the coordinator has lost the update and asks for it again.
             accepted = AcceptedUpdate(round_number=item.round_number, update=finished.digest)
-            self._states.discard(item.run_id, accepted, item.last_accepted)
+            self._states.discard(item.run_id, item.last_accepted, resent=accepted)
         elif answer.state is AssignmentState.REJECTED:
             self._states.discard(item.run_id, item.last_accepted)
 

@@ -7,7 +7,17 @@ from typing import TypeVar
 import structlog
 
 from fedssl.backoff import Backoff
-from fedssl.client import ApiError, ClientError, ServerError, TooManyRequests, TryAgain, Unreachable
+from fedssl.client import (
+    ApiError,
+    BadAnswer,
+    ClientError,
+    NotAllowed,
+    NotAuthenticated,
+    ServerError,
+    TooManyRequests,
+    TryAgain,
+    Unreachable,
+)
 from fedssl.errors import FedSSLError
 
 log = structlog.get_logger()
@@ -20,8 +30,26 @@ TEMPORARY = (Unreachable, ServerError, TooManyRequests, TryAgain)
 _MAX_RETRY_AFTER_SECONDS = 300.0
 
 
+PROXY_REFUSED = (
+    "something between this worker and the coordinator (a proxy, a sign-in page) refuses its requests: let it pass them"
+)
+
+
 class Refused(FedSSLError):
     """The coordinator refuses this worker, and will refuse it if asked again."""
+
+
+def is_refusal(error: Exception) -> bool:
+    """Return whether the coordinator itself refuses this worker: 401 or 403, with the coordinator's own explanation.
+
+    Without one, a proxy has answered: a person will repair that, and the worker tries again until then.
+    """
+    return isinstance(error, NotAuthenticated | NotAllowed) and bool(error.slug)
+
+
+def is_garbled(error: ClientError) -> bool:
+    """Return whether the answer was not a coordinator's: a proxy's page, or something that cannot be read."""
+    return isinstance(error, BadAnswer) or (isinstance(error, ApiError) and not error.slug)
 
 
 def retry_until_answered(ask: Callable[[], T], backoff: Backoff) -> T:
@@ -35,7 +63,11 @@ def retry_until_answered(ask: Callable[[], T], backoff: Backoff) -> T:
             log.warning("coordinator.unreachable", reason=str(error), retry_in_seconds=delay)
             time.sleep(delay)
         except ClientError as error:
-            raise Refused(str(error)) from error
+            if not is_garbled(error):
+                raise Refused(str(error)) from error
+            delay = backoff.next_delay()
+            log.error("coordinator.answer_invalid", reason=str(error), retry_in_seconds=delay)
+            time.sleep(delay)
         else:
             backoff.reset()
             return answer

@@ -21,6 +21,7 @@ from fedssl_worker.disclosure.policy import PolicyEnforcer
 from fedssl_worker.enrolment import enrolled_token, stored_token
 from fedssl_worker.executor import Executor, choose_device, describe_device
 from fedssl_worker.files import exclusive_folder
+from fedssl_worker.memory import total_memory_bytes
 from fedssl_worker.metrics import serve
 from fedssl_worker.public_cache import PublicCache
 from fedssl_worker.settings import Settings, SettingsError
@@ -87,6 +88,7 @@ def _work(
         device=device,
         public=PublicImages(device, settings.public_data, cache),
         encoder=settings.encoder,
+        max_artifact_bytes=settings.max_artifact_bytes or total_memory_bytes() // 4,
     )
     collector = StateCollector(client, states, settings.keep_ended_seconds)
 

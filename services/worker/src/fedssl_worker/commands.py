@@ -23,9 +23,9 @@ StateOption = Annotated[
 ]
 
 _VERIFY_EPILOG = """
-The chain proves, for the key that it names, that no entry was changed, removed or inserted later. Only --anchors shows
-whether its end was cut off or the whole ledger was replaced: ask the coordinator's operator for the output of
-`fedssl client anchors CLIENT --format json`.
+The chain proves, for the key that it names, that no entry was changed, removed or inserted later. The file `head` shows
+whether its end was cut off. Only --anchors shows whether `head` was changed too, or the whole ledger was replaced: ask
+the coordinator's operator for the output of `fedssl client anchors CLIENT --format json`.
 
 Exit codes: 0 the ledger is intact; 4 it was changed, or it cannot be read.
 

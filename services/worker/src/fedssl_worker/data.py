@@ -17,8 +17,8 @@ import torch
 
 from fedssl.artifacts.images import MAX_SIZE
 from fedssl.data import ImageData, conform
-from fedssl.data.dataset_files import load_own, open_public, own_shape
-from fedssl.data.partitioning import choose_public, find_public, load_public
+from fedssl.data.dataset_files import load_own, own_shape
+from fedssl.data.partitioning import find_public, load_public, read_registered
 from fedssl.errors import DataError
 from fedssl.methods.api import ClientData
 from fedssl.protocol.data import DataConfig, PublicDataConfig, ServedShapes, shape_in_words
@@ -201,7 +201,7 @@ class PublicImages:
                 raise _without_paths(error, config.dataset) from error
         if self._cache is None:
             raise DataError(f"this worker does not fetch the public images that the run needs, {config.dataset}")
-        return choose_public(open_public(self._cache.path(config.digest, on_bytes)), config, data)
+        return self._cache.read(config.digest, lambda path: read_registered(path, config, data), on_bytes)
 
 
 def _without_paths(error: DataError, dataset: str) -> DataError:

@@ -7,12 +7,11 @@ import structlog
 import torch
 
 from fedssl.artifacts.header import max_file_bytes
-from fedssl.artifacts.store import digest_of
-from fedssl.artifacts.tensors import Tensors, check_file, load_tensors
+from fedssl.artifacts.tensors import Tensors, check_file, read_tensors
 from fedssl.client import WorkerClient
 from fedssl.engine import LocalProgress, run_local_round
 from fedssl.engine.devices import find_device
-from fedssl.errors import FedSSLError
+from fedssl.errors import ArtifactDamaged, FedSSLError
 from fedssl.methods import METHODS, Method
 from fedssl.methods.api import Context
 from fedssl.protocol.methods.distillation import distillation_of
@@ -45,7 +44,9 @@ class Executor:
         device: torch.device,
         public: PublicImages | None = None,
         encoder: EncoderConfig | None = None,
+        max_artifact_bytes: int | None = None,
     ) -> None:
+        """`max_artifact_bytes` limits the broadcast and the update, unless it is None."""
         self._client = client
         self._images = images
         self._states = states
@@ -53,6 +54,7 @@ class Executor:
         self._client_id = client_id
         self._device = device
         self._encoder = encoder
+        self._max_artifact_bytes = max_artifact_bytes
         self._public = public or PublicImages(device)
 
     def execute(self, item: WorkItem, on_progress: OnProgress) -> Finished:
@@ -61,6 +63,7 @@ class Executor:
         `on_progress` may raise Cancelled. Raises CannotTrain, DataError, MethodError, ArtifactError (the broadcast is
         not the announced one) and ClientError.
         """
+        self._check_sizes(item)
         method = self._method_of(item)
         self._check_encoder(item)
         images = self._images.prepared(item.spec.data)
@@ -95,6 +98,16 @@ class Executor:
             dimensions=item.dimensions,
             public=self._public.load(item.spec.public_data, item.spec.data, on_bytes),
         )
+
+    def _check_sizes(self, item: WorkItem) -> None:
+        """Raise CannotTrain if the broadcast or the update is too large for this machine."""
+        for name, tensors in (("broadcast", item.plan.broadcast), ("update", item.plan.update)):
+            size, most = max_file_bytes(tensors), self._max_artifact_bytes
+            if most is not None and size > most:
+                raise CannotTrain(
+                    f"the run's {name} has up to {size} bytes, and this worker accepts {most}: use a smaller model, or "
+                    "raise the worker's --max-artifact-bytes"
+                )
 
     def _method_of(self, item: WorkItem) -> Method:
         """Return the method if its version is the coordinator's, and the plan is the one of this installation."""
@@ -133,10 +146,13 @@ class Executor:
         for other in self._broadcasts.iterdir():
             if item.broadcast not in other.name:
                 other.unlink()
-        if not path.is_file() or digest_of(path) != item.broadcast:
+        try:
+            tensors = read_tensors(path, item.broadcast)
+        except (FileNotFoundError, ArtifactDamaged):
             self._client.download(item.broadcast, path, max_file_bytes(item.plan.broadcast), on_bytes)
+            tensors = read_tensors(path, item.broadcast)
         check_file(path, item.plan.broadcast, "broadcast")
-        return load_tensors(path)
+        return tensors
 
     def _out_of_memory(self, item: WorkItem) -> CannotTrain:
         if self._device.type == "cuda":

@@ -8,9 +8,10 @@ from typing import Self
 
 import structlog
 
-from fedssl.client import ClientError, Gone, LeaseLost, NotAllowed, NotAuthenticated, NotFound, Retry, WorkerClient
+from fedssl.client import ClientError, Gone, LeaseLost, NotFound, Retry, WorkerClient
 from fedssl.errors import Cancelled
 from fedssl.protocol.work import Progress, WorkItem
+from fedssl_worker.backoff import is_refusal
 from fedssl_worker.disclosure.anchoring import Anchoring
 
 log = structlog.get_logger()
@@ -94,7 +95,8 @@ class Lease:
                 self._lost = Cancelled(str(error))
             else:  # the answer of a proxy, while it restarts for example
                 log.warning("heartbeat.failed", reason=str(error))
-        except (NotAuthenticated, NotAllowed) as error:
-            self._lost = error
         except ClientError as error:
-            log.warning("heartbeat.failed", reason=str(error))
+            if is_refusal(error):
+                self._lost = error
+            else:
+                log.warning("heartbeat.failed", reason=str(error))

@@ -3,10 +3,12 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
-from fedssl.artifacts.store import digest_of
 from fedssl.client import WorkerClient
-from fedssl.errors import ArtifactTooLarge, DataError
+from fedssl.errors import ArtifactDamaged, ArtifactTooLarge, DataError
+
+T = TypeVar("T")
 
 
 class PublicCache:
@@ -21,10 +23,21 @@ class PublicCache:
         self._client = client
         self._folder = folder
         self._max_bytes = max_bytes
-        self._intact: set[str] = set()
+
+    def read(self, digest: str, read: Callable[[Path], T], on_bytes: Callable[[int], None]) -> T:
+        """Return what `read` makes of the file, which it compares with the digest; a damaged file is fetched again.
+
+        Raises what `path` raises.
+        """
+        path = self.path(digest, on_bytes)
+        try:
+            return read(path)
+        except ArtifactDamaged:
+            path.unlink()
+            return read(self.path(digest, on_bytes))
 
     def path(self, digest: str, on_bytes: Callable[[int], None]) -> Path:
-        """Return a file of exactly these images, and fetch it if necessary; `on_bytes` may raise Cancelled.
+        """Return the file of these images, and fetch it if it is not there; `on_bytes` may raise Cancelled.
 
         Raises DataError if the data owner does not allow the download, DigestMismatch and ClientError.
         """
@@ -34,11 +47,8 @@ class PublicCache:
                 "because every machine has those"
             )
         path = self._folder / f"{digest}.safetensors"
-        if digest not in self._intact or not path.is_file():
-            if not path.is_file() or digest_of(path) != digest:
-                path.unlink(missing_ok=True)
-                self._fetch(digest, path, on_bytes)
-            self._intact.add(digest)
+        if not path.is_file():
+            self._fetch(digest, path, on_bytes)
         os.utime(path)
         self._make_room(path.stat().st_size, digest)
         return path

@@ -77,6 +77,12 @@ class Settings(BaseSettings):
         ge=0,
         description="Disk space for public images that the worker fetches from the coordinator; 0 fetches none.",
     )
+    max_artifact_bytes: Annotated[int | None, WhenUnset("a quarter of the memory")] = Field(
+        default=None,
+        ge=1,
+        description="Largest broadcast that the worker accepts, and largest update that it makes; work with larger "
+        "ones is declined.",
+    )
     encoder: Annotated[
         EncoderConfig | None, NoDecode, BeforeValidator(read_encoder), WhenUnset("whatever a run asks for")
     ] = Field(

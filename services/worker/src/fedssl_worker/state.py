@@ -7,7 +7,7 @@ that was written with that update. This needs no write, so a crash cannot interr
 
     runs/RUN/000004-9f86d0.../note.json            round, digests, number of examples, metrics
                              /state.safetensors    never leaves this machine
-                             /update.safetensors   until it is accepted
+                             /update.safetensors   until the claim after the one in which it was accepted
     runs/RUN.ended                                 its time is when this worker learned that the run has ended
 """
 
@@ -138,10 +138,18 @@ class ClientStates:
         sync(run)
         return Finished(place / _UPDATE, record.update, record.num_examples, record.metrics)
 
-    def discard(self, run_id: UUID, *but: AcceptedUpdate | None, work: str | None = None) -> None:
-        """Remove what a run no longer needs: all but the states of these updates and the finished round of `work`."""
+    def discard(
+        self, run_id: UUID, *but: AcceptedUpdate | None, work: str | None = None, resent: AcceptedUpdate | None = None
+    ) -> None:
+        """Remove what a run no longer needs: all but the states of these updates and the finished round of `work`.
+
+        The round of `resent` stays as a whole: the coordinator has accepted its update, and may ask for it again.
+        """
         kept = {self._folder_of(run_id, each.round_number, each.update) for each in but if each is not None}
+        whole = None if resent is None else self._folder_of(run_id, resent.round_number, resent.update)
         for folder in self._kept_folders(run_id):
+            if folder == whole:
+                continue
             if folder in kept:
                 (folder / _UPDATE).unlink(missing_ok=True)
             elif work is None or not _belongs_to(folder, work):

@@ -17,11 +17,13 @@ from fedssl.aggregation.mean import AggregationError, weighted_mean
 from fedssl.aggregation.min_norm import min_norm_weights, min_norm_weights_from_gram
 from fedssl.aggregation.similarity import ensemble_similarity
 from fedssl.aggregation.unified import efficient_unified_aggregation
+from fedssl.aggregation.weights import capped_weights
 
 __all__ = [
     "AggregationError",
     "Clustering",
     "balanced_kmeans",
+    "capped_weights",
     "efficient_unified_aggregation",
     "ensemble_similarity",
     "global_centroids",

@@ -1,5 +1,6 @@
 """L-DAWA: the mean of updates, each tensor scaled by how well its direction agrees with the previous global one."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -65,12 +66,15 @@ def layerwise_divergence_aware(
 def _uniform(
     updates: Iterable[Mapping[str, Tensor]], previous: Mapping[str, Tensor]
 ) -> Iterator[tuple[Mapping[str, Tensor], float]]:
-    for index, update in enumerate(updates):
-        check_names(previous.keys(), update.keys(), f"update {index}")
-        if index == 0:
+    numbers = itertools.count()
+    for update in updates:  # without `enumerate`, which keeps an update until it has the next one
+        number = next(numbers)
+        check_names(previous.keys(), update.keys(), f"update {number}")
+        if number == 0:
             for name in sorted(previous):
                 check_like(name, previous[name], update[name], "update 0")
         yield update, 1.0
+        del update
 
 
 def _capped_cosine(a: Tensor, b: Tensor) -> float:

@@ -66,7 +66,8 @@ def streamed_mean(
     means: dict[str, _FloatMean | _IntegerMean] = {}
     count = 0
     with torch.no_grad():
-        for count, (update, weight) in enumerate(pairs, start=1):
+        for update, weight in pairs:
+            count += 1  # not by `enumerate`, which keeps an update until it has the next one
             if count > 1:
                 check_names(means.keys(), update.keys(), f"update {count - 1}")
             for name in sorted(update):
@@ -79,6 +80,8 @@ def streamed_mean(
                     mean.add(tensor, weight, factor(name, tensor))
                 else:
                     mean.add(tensor, weight)
+                del tensor
+            del update  # before the next one is opened: an update may be as large as memory allows
         if count == 0:
             raise AggregationError("there are no updates")
         return {name: mean.result() for name, mean in means.items()}
@@ -175,9 +178,11 @@ def _paired(
     updates: Iterable[Mapping[str, Tensor]], weights: Sequence[float]
 ) -> Iterator[tuple[Mapping[str, Tensor], float]]:
     count = 0
-    for count, update in enumerate(updates, start=1):
+    for update in updates:
+        count += 1
         if count > len(weights):
             raise AggregationError(f"there are more updates than the {len(weights)} weights")
         yield update, weights[count - 1]
+        del update
     if 0 < count < len(weights):
         raise AggregationError(f"there are {count} updates for {len(weights)} weights")

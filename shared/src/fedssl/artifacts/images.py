@@ -1,4 +1,4 @@
-"""Files of images: a whole data set as one safetensors file, written in parts and read through a memory map.
+"""Files of images: a whole data set as one safetensors file, written and read in parts.
 
 A *public* set is one tensor, `images`: U8 (N, C, S, S). A *labelled* set has `train_images` and `test_images` like it,
 `train_labels` and `test_labels`: I64 (N,), and, where its classes have names, `class_names`: U8, a JSON list.
@@ -8,16 +8,26 @@ No torch here: the API process checks these files.
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedssl.artifacts.header import Header, TensorEntry, header_bytes, read_header
-from fedssl.errors import ArtifactError
+from fedssl.artifacts.checked import CHUNK, CheckedFile, checked_file
+from fedssl.artifacts.header import (
+    LENGTH_BYTES,
+    Header,
+    TensorEntry,
+    header_bytes,
+    header_length,
+    parse_header,
+    read_header,
+)
+from fedssl.errors import ArtifactError, FedSSLError
 from fedssl.protocol.plan import TensorSpec
 
 MAX_HEADER_BYTES = 4096
@@ -28,6 +38,11 @@ _PUBLIC = frozenset({"images"})
 _LABELLED = frozenset({"train_images", "train_labels", "test_images", "test_labels"})
 _CLASS_NAMES = "class_names"
 _NUMPY: dict[str, np.dtype[Any]] = {"U8": np.dtype(np.uint8), "I64": np.dtype("<i8")}
+
+T = TypeVar("T")
+
+Choose = Callable[[int], NDArray[np.int64]]
+"""Returns the sorted indices of the images to read, from how many images there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +66,7 @@ class LabelledShape:
 
 @dataclass(frozen=True, slots=True)
 class LabelledArrays:
-    """A labelled set, memory-mapped. `class_names`: the classes by number; empty where they have none."""
+    """A labelled set. `class_names`: the classes by number; empty where they have none."""
 
     train_images: NDArray[np.uint8]
     train_labels: NDArray[np.int64]
@@ -120,7 +135,44 @@ def map_labelled(path: Path) -> LabelledArrays:
     """A labelled set, memory-mapped. Raises ArtifactError where the file is none, or its labels make no sense."""
     header = _checked_header(path)
     labelled_shape(header)
-    arrays = {entry.name: _map(path, header, entry) for entry in header.entries}
+    return _labelled({entry.name: _map(path, header, entry) for entry in header.entries})
+
+
+def read_public(path: Path, digest: str, choose: Choose) -> NDArray[np.uint8]:
+    """Read the chosen images of a public set. The whole file is compared with its digest on the way, in one pass.
+
+    Only the chosen images are in memory. Raises ArtifactDamaged, ArtifactError if the file is not a public set, and
+    what `choose` raises.
+    """
+
+    def read(file: CheckedFile) -> NDArray[np.uint8]:
+        header = _read_header(path, file)
+        return _read_rows(file, header.entries[0], choose(public_shape(header).num_images))
+
+    return _checked(path, digest, read)
+
+
+def read_labelled(path: Path, digest: str, choose_train: Choose, choose_test: Choose) -> LabelledArrays:
+    """Read the chosen images of a labelled set, and their labels, like `read_public`."""
+
+    def read(file: CheckedFile) -> LabelledArrays:
+        header = _read_header(path, file)
+        shape = labelled_shape(header)
+        train, test = choose_train(shape.num_train), choose_test(shape.num_test)
+        chosen = {"train_images": train, "test_images": test}
+        arrays = {
+            entry.name: _read_rows(file, entry, chosen.get(entry.name, np.arange(entry.shape[0])))
+            for entry in header.entries
+        }
+        found = _labelled(arrays)
+        return replace(found, train_labels=found.train_labels[train], test_labels=found.test_labels[test])
+
+    return _checked(path, digest, read)
+
+
+def _labelled(found_arrays: Mapping[str, NDArray[Any]]) -> LabelledArrays:
+    """Return a labelled set from its tensors. Raises ArtifactError if the labels make no sense."""
+    arrays = dict(found_arrays)
     names = _class_names(arrays.pop(_CLASS_NAMES).tobytes()) if _CLASS_NAMES in arrays else ()
     found = LabelledArrays(**arrays, class_names=names)
     lowest = min(int(found.train_labels.min()), int(found.test_labels.min()))
@@ -200,9 +252,45 @@ def _image_stream(
 def _checked_header(path: Path) -> Header:
     with path.open("rb") as file:
         header = read_header(file, MAX_HEADER_BYTES)
-    if header.total_bytes != path.stat().st_size:
-        raise ArtifactError(f"{path.name} has another size than its header declares: download or make it again")
+    _check_size(path, header, path.stat().st_size)
     return header
+
+
+def _check_size(path: Path, header: Header, size: int) -> None:
+    if header.total_bytes != size:
+        raise ArtifactError(f"{path.name} has another size than its header declares: download or make it again")
+
+
+def _checked(path: Path, digest: str, read: Callable[[CheckedFile], T]) -> T:
+    """Read a file once. A file with other bytes is damaged, whatever else it seems to be. Raises ArtifactDamaged."""
+    with checked_file(path) as file:
+        try:
+            found = read(file)
+        except FedSSLError:
+            file.require(digest)
+            raise
+        file.require(digest)
+    return found
+
+
+def _read_header(path: Path, file: CheckedFile) -> Header:
+    length = header_length(file.read(LENGTH_BYTES).tobytes(), MAX_HEADER_BYTES)
+    header = parse_header(file.read(length).tobytes())
+    _check_size(path, header, file.size)
+    return header
+
+
+def _read_rows(file: CheckedFile, entry: TensorEntry, chosen: NDArray[np.int64]) -> NDArray[Any]:
+    """Read the next tensor of the file, and return the chosen rows of it. `chosen` is sorted."""
+    dtype, row = _NUMPY[entry.dtype], entry.shape[1:]
+    rows = np.empty((len(chosen), *row), dtype)
+    row_bytes = dtype.itemsize * math.prod(row)
+    at_once = max(1, CHUNK // row_bytes)
+    for start in range(0, entry.shape[0], at_once):
+        part = file.read(min(at_once, entry.shape[0] - start) * row_bytes).view(dtype).reshape(-1, *row)
+        first, last = np.searchsorted(chosen, (start, start + len(part)))
+        rows[first:last] = part[chosen[first:last] - start]
+    return rows
 
 
 def _images(entry: TensorEntry) -> tuple[int, Literal[1, 3], int]:

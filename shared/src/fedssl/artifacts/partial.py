@@ -65,9 +65,10 @@ class PartialFile:
     overwritten and nothing is left out.
     """
 
-    def __init__(self, path: Path, adopt: Callable[[Path, str], None]) -> None:
+    def __init__(self, path: Path, adopt: Callable[[Path, str], None], make_folder: Callable[[], None]) -> None:
         self.path = path
         self._adopt = adopt
+        self._make_folder = make_folder
 
     def part_bytes(self, num_bytes: int) -> int:
         """How much of an upload of this size is best written at once."""
@@ -92,7 +93,7 @@ class PartialFile:
     def append(self, data: bytes, offset: int) -> None:
         """Write at the end, which must be `offset`. Raises OffsetMismatch, writing nothing, and OSError."""
         if offset == 0:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._make_folder()
         try:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | (os.O_CREAT if offset == 0 else 0), 0o600)
         except FileNotFoundError:

@@ -1,5 +1,6 @@
 """The content-addressed store: bytes under their sha256, written once and never changed."""
 
+import errno
 import hashlib
 import os
 import re
@@ -17,12 +18,15 @@ from fedssl.files import sync
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _ABANDONED_SECONDS = 24 * 3600
+_WRITTEN_SECONDS = 10  # bytes that are damaged later have an older modification time
 _CHUNK = 1 << 20
 
 
 def drop_old_files(folder: Path, seconds: float) -> list[int]:
     """Remove what nobody has written to for so long; the sizes in bytes of what was."""
-    dropped = []
+    dropped: list[int] = []
+    if not folder.is_dir():
+        return dropped
     for path in folder.iterdir():
         with suppress(FileNotFoundError):  # another process removes it at the same time
             about = path.stat()
@@ -117,6 +121,18 @@ class Store(Protocol):
 
     def __contains__(self, digest: str) -> bool: ...
 
+    def place(self, digest: str) -> str:
+        """Return where the artifact belongs, for people who restore it from a backup."""
+        ...
+
+    def set_aside(self, digest: str) -> bool:
+        """Read an artifact again, and move it to `damaged/DIGEST` if its bytes are not those of the digest.
+
+        Then the store has no such artifact any more. Returns whether this caller moved it. A file that is being written
+        stays. Local copies of the artifact are removed.
+        """
+        ...
+
     def delete(self, digest: str) -> None:
         """Remove an artifact; one that is not there is no error."""
         ...
@@ -126,25 +142,29 @@ class Store(Protocol):
         ...
 
     def drop_abandoned(self, seconds: float) -> list[int]:
-        """Remove what writers that were killed have left, this old at least; the sizes in bytes of what was."""
+        """Remove what killed writers left, and what was set aside, this long ago; the sizes in bytes of what was."""
         ...
 
 
 class FileStore:
     """A store in a folder: `ab/cd/abcd...`, each file written aside, synced, then renamed into place.
 
-    What arrives in one go is written below `incoming`, what arrives in parts below `partial`.
+    What arrives in one go is written below `incoming`, what arrives in parts below `partial`. `damaged` holds files
+    that had other bytes than their digests say.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self._incoming = root / "incoming"
         self._partial = root / "partial"
+        self._damaged = root / "damaged"
         self._incoming.mkdir(parents=True, exist_ok=True)
-        self.drop_abandoned(_ABANDONED_SECONDS)
+        self._is_mounted = root.is_mount()
+        drop_old_files(self._incoming, _ABANDONED_SECONDS)
 
     @contextmanager
     def writer(self) -> Iterator["FileWriter"]:
+        self._make(self._incoming)
         descriptor, name = tempfile.mkstemp(dir=self._incoming)
         writer = FileWriter(self._adopt, descriptor, Path(name))
         try:
@@ -153,7 +173,7 @@ class FileStore:
             writer.close()
 
     def partial(self, name: str) -> PartialFile:
-        return PartialFile(self._partial / name, self._adopt)
+        return PartialFile(self._partial / name, self._adopt, lambda: self._make(self._partial))
 
     def partials(self) -> list[str]:
         return [path.name for path in self._partial.iterdir()] if self._partial.is_dir() else []
@@ -183,6 +203,28 @@ class FileStore:
     def __contains__(self, digest: str) -> bool:
         return _DIGEST.fullmatch(digest) is not None and self._place(digest).is_file()
 
+    def place(self, digest: str) -> str:
+        return str(self._place(digest))
+
+    def set_aside(self, digest: str) -> bool:
+        place, aside = self._place(digest), self._damaged / digest
+        try:
+            with place.open("rb") as file:
+                if 0 <= time.time() - os.fstat(file.fileno()).st_mtime < _WRITTEN_SECONDS:
+                    return False  # it may be restored from a backup at this moment
+                if hashlib.file_digest(file, "sha256").hexdigest() == digest:
+                    return False
+                self._make(self._damaged)
+                place.replace(aside)
+                is_it = os.path.samestat(os.fstat(file.fileno()), aside.stat())
+            if not is_it:  # it was stored again at this moment
+                aside.replace(place)
+                return False
+            os.utime(aside)  # it is kept for a while from now on
+        except FileNotFoundError:
+            return False
+        return True
+
     def delete(self, digest: str) -> None:
         self._place(digest).unlink(missing_ok=True)
 
@@ -194,7 +236,18 @@ class FileStore:
                     yield StoredFile(path.name, about.st_size, time.time() - about.st_mtime)
 
     def drop_abandoned(self, seconds: float) -> list[int]:
-        return drop_old_files(self._incoming, seconds)
+        return drop_old_files(self._incoming, seconds) + drop_old_files(self._damaged, seconds)
+
+    def _make(self, folder: Path) -> None:
+        """Make a folder of the store that is gone, after a restore for example.
+
+        Raises OSError while the store's file system is not mounted: what is written then is not in the store later.
+        """
+        if folder.is_dir():
+            return
+        if self._is_mounted and not self.root.is_mount():
+            raise OSError(errno.ENODEV, "the store's file system is not mounted", str(self.root))
+        folder.mkdir(exist_ok=True)
 
     def _place(self, digest: str) -> Path:
         if not _DIGEST.fullmatch(digest):

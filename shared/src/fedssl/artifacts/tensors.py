@@ -10,15 +10,17 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 
+from fedssl.artifacts.checked import read_checked
 from fedssl.artifacts.dtypes import INFO
-from fedssl.artifacts.header import check_header, read_header
-from fedssl.errors import PlanMismatch
+from fedssl.artifacts.header import LENGTH_BYTES, check_header, header_length, parse_header, read_header
+from fedssl.errors import ArtifactError, PlanMismatch
 from fedssl.protocol.plan import DType, TensorSpec
 
 Tensors = dict[str, torch.Tensor]
 
 DTYPES: dict[torch.dtype, DType] = {getattr(torch, info.torch_name): name for name, info in INFO.items()}
 TORCH_DTYPES: dict[DType, torch.dtype] = {name: dtype for dtype, name in DTYPES.items()}
+_TORCH_DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in DTYPES.items()}  # by names from a header
 
 
 def in_name_order(tensors: Mapping[str, torch.Tensor]) -> Tensors:
@@ -41,6 +43,26 @@ def load_tensors(path: Path) -> Tensors:
     """Read a whole file into memory, in name order."""
     with safe_open(path, framework="pt") as file:
         return {name: file.get_tensor(name) for name in sorted(file.keys())}
+
+
+def read_tensors(path: Path, digest: str) -> Tensors:
+    """Read a whole artifact into memory, in name order, and compare its bytes with its digest on the way.
+
+    The tensors share one buffer, which is released with the last of them: clone what is kept for longer. Raises
+    ArtifactDamaged unless the digest is that of the file's bytes.
+    """
+    whole = read_checked(path, digest)
+    start = LENGTH_BYTES + header_length(whole[:LENGTH_BYTES].tobytes(), len(whole))
+    header = parse_header(whole[LENGTH_BYTES:start].tobytes())
+    if header.total_bytes != len(whole):
+        raise ArtifactError(f"artifact {digest} has {len(whole)} bytes, but its header describes {header.total_bytes}")
+    entries = sorted(header.entries, key=lambda entry: entry.name)
+    return {
+        entry.name: torch.from_numpy(whole[start + entry.start : start + entry.stop])
+        .view(_TORCH_DTYPES[entry.dtype])
+        .view(entry.shape)
+        for entry in entries
+    }
 
 
 class LazyTensors(Mapping[str, torch.Tensor]):

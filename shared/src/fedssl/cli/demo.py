@@ -138,7 +138,12 @@ def _train(directory: Path, spec: RunSpec, port: int, device: str, threads: int)
         with federation.client(patience_seconds=60) as client:
             run = _resume_run(client, spec) or client.create_run(spec)
             screen.print(f"run {short(run.id)}: {run.method}, {run.num_rounds} rounds with {len(run.clients)} clients")
-            run = watch(client, run.id, on_poll=federation.raise_if_failed, screen=screen)
+
+            def check() -> None:
+                federation.raise_if_failed()
+                federation.raise_if_given_up()  # the run would wait for it
+
+            run = watch(client, run.id, on_poll=check, screen=screen)
             require_completed(run)
             trained = _fetch(client, run, directory / "results" / short(run.id))
         screen.print("trained; stopping the federation")

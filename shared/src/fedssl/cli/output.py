@@ -44,7 +44,7 @@ def note(text: str) -> None:
 
 def show_json(value: Any) -> None:
     """Print one JSON document. Pydantic models, also inside lists and tables, are dumped."""
-    typer.echo(json.dumps(_plain(value), indent=2, ensure_ascii=False))
+    typer.echo(_escaped(json.dumps(_plain(value), indent=2, ensure_ascii=False)))
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -100,6 +100,15 @@ def printable(text: str) -> str:
     'declined: ?[2Jno'
     """
     return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)
+
+
+def _escaped(document: str) -> str:
+    """Escape what `json.dumps` leaves as it is, and a terminal may obey: DEL, C1 controls, marks of direction.
+
+    >>> print(_escaped('"ü \\x7f \\x9b2J \\u202e"'))
+    "ü \\u007f \\u009b2J \\u202e"
+    """
+    return "".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in document)
 
 
 def duration(seconds: float) -> str:

@@ -82,6 +82,10 @@ def _calls(display: _Display, spec: RunSpec) -> Calls:
         if record.alarms and not (pauses and record.round_number < num_rounds):  # else the error names the alarm
             more = f", and {len(record.alarms) - 1} more like it" if len(record.alarms) > 1 else ""
             note(f"warning: after round {record.round_number}, {record.alarms[0]}{more}")
+        for message in record.unusual:
+            note(f"warning: unusual update in round {record.round_number}: {message}")
+        if record.skipped is not None:
+            note(f"warning: round {record.round_number} was skipped: {record.skipped}")
 
     return Calls(
         on_resume=lambda done: note(f"resuming after round {done}, the last that an earlier start completed"),

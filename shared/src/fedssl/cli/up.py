@@ -86,6 +86,9 @@ def up(
     The first start partitions a data set into one file per client, or copies each client's own images into such a file,
     in one size and with the same number of channels. When you start it again on the same folder, the federation
     continues with the same clients, images, runs and tokens.
+
+    If a worker, the distiller or the evaluator dies six times, each within 20 s of its start, the others continue
+    without it, and the exit code is 1 in the end. If another process does, everything is stopped at once.
     """
     from fedssl.local import require_launcher
 
@@ -113,6 +116,7 @@ def up(
         _introduce(federation, output)
         federation.run_until_stopped()
         note("stopped; `fedssl up` on the same folder continues from here")
+        federation.raise_if_given_up()
 
 
 def dealing_of(spec: RunSpec | None, given: dict[str, Any]) -> "Dealing":

@@ -70,7 +70,7 @@ class BaseClient:
         answered = time.time()
         try:
             theirs = parsedate_to_datetime(told).timestamp() + 0.5  # told to the second, rounded down
-        except ValueError:
+        except (ValueError, TypeError, ArithmeticError, LookupError):
             raise BadAnswer(f"{self.url} sent no valid Date header: is there a proxy in between?") from None
         return 0.0 if asked <= theirs <= answered else min(theirs - asked, theirs - answered, key=abs)
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from fedssl import tracing
 from fedssl.client.addresses import is_loopback, parsed
+from fedssl.client.deadline import Deadline, observe_deadlines, running
 from fedssl.client.direct_transfer import DirectTransfer, MayGoTo
 from fedssl.client.errors import BadAnswer, ClientError, InvalidRequest, StoreUnreachable, Unreachable, api_error
 from fedssl.client.retry import Retry, with_retries
@@ -27,8 +28,15 @@ CONNECT_SECONDS = 5.0
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _PROBLEM_BYTES = 1 << 20
 _ANSWER_BYTES = 64 << 20  # of what is read as a whole; files are streamed
+_ANSWER_BYTES_PER_SECOND = 16 << 10
+MALFORMED = (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError)
+"""The errors of validation: pydantic's ValidationError is a ValueError, and validators of ours meet any values."""
+
+_MAX_RETRY_AFTER_SECONDS = 86_400.0
 _MISTAKES_LOOKED_AT = 1000  # pydantic describes all of them or none
+_PLACE_CHARACTERS, _MESSAGE_CHARACTERS = 200, 500  # both may contain what was sent
 _PAGE_SIZE = 100
+_LENGTH = re.compile(r"[0-9]{1,18}")
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 _HINTS = {
     401: "The token was not accepted: give one that the coordinator made (`fedssl token create`).",
@@ -39,7 +47,8 @@ _HINTS = {
 class Connection:
     """Sends requests with the token and turns every failure into a ClientError. Shared by threads; closed by its owner.
 
-    `timeout` is in seconds, for connecting and for every wait for bytes, not for a whole answer.
+    `timeout` is in seconds. It limits connecting, every wait for bytes, and the time until an answer's head is
+    complete. The body may take longer, but only while enough of it arrives (`Deadline`).
     """
 
     def __init__(
@@ -72,6 +81,8 @@ class Connection:
             # A proxy that the environment names has no part in what does not leave this machine.
             trust_env=not is_loopback(address.host),
         )
+        if transport is None:
+            observe_deadlines(self._http)
         self.direct_transfer = DirectTransfer(address, tls, timeout, may_go_to)
 
     def close(self) -> None:
@@ -90,8 +101,9 @@ class Connection:
         timeout: float | None = None,
         retry: Retry | None = None,
         idempotent: bool = True,
+        max_bytes: int | None = None,
     ) -> M:
-        """Send a request and read its answer."""
+        """Send a request and read its answer, of at most `max_bytes`, or 64 MiB if that is None."""
         content = self.send(
             method,
             path,
@@ -101,6 +113,7 @@ class Connection:
             timeout=timeout,
             retry=retry,
             idempotent=idempotent,
+            max_bytes=max_bytes,
         )
         return parse(answer, content, f"{method} {path}")
 
@@ -115,6 +128,7 @@ class Connection:
         timeout: float | None = None,
         retry: Retry | None = None,
         idempotent: bool = True,
+        max_bytes: int | None = None,
     ) -> bytes:
         """Send a request, again where that may help, and return the whole answer's body. Raises ClientError."""
         content = None if body is None else body.model_dump_json().encode()
@@ -124,7 +138,7 @@ class Connection:
             with self.stream(
                 method, path, params=params, headers={**sent, **(headers or {})}, content=content, timeout=timeout
             ) as response:
-                return read(response)
+                return read(response, max_bytes)
 
         return with_retries(attempt, retry or self.retry, idempotent=idempotent)
 
@@ -175,20 +189,29 @@ class Connection:
         content: bytes | Iterable[bytes] | None = None,
         timeout: float | None = None,
         accepted: tuple[int, ...] = (),
+        bytes_per_second: float | None = _ANSWER_BYTES_PER_SECOND,
     ) -> Iterator[httpx.Response]:
         """One attempt whose answer the block reads. The one seam where httpx's errors become a ClientError.
 
-        Statuses outside 200 to 299 raise, but for those `accepted`.
+        Statuses outside 200 to 299 raise, but for those `accepted`. `bytes_per_second`: how fast the body must arrive
+        at least. A stream of events, with None, may be as slow as it is.
         """
+        seconds = self.timeout if timeout is None else timeout
+        deadline = None if bytes_per_second is None else Deadline(seconds, bytes_per_second)
         try:
-            with self._http.stream(
-                method,
-                path,
-                params=params,
-                headers={**tracing.carried(), **(headers or {})},
-                content=content,
-                timeout=self._limits(timeout),
-            ) as response:
+            with (
+                running(deadline),
+                self._http.stream(
+                    method,
+                    path,
+                    params=params,
+                    headers={**tracing.carried(), **(headers or {})},
+                    content=content,
+                    timeout=self._limits(timeout),
+                ) as response,
+            ):
+                if deadline is not None:
+                    deadline.head_came()
                 if not response.is_success and response.status_code not in accepted:
                     raise _refusal(response)
                 yield response
@@ -212,16 +235,30 @@ class Connection:
         )
 
 
-def read(response: httpx.Response) -> bytes:
+def read(response: httpx.Response, max_bytes: int | None = None) -> bytes:
     """The whole body of an answer that is no file. Raises BadAnswer where it is compressed, or longer than any."""
     if _is_packed(response):
         raise BadAnswer(f"{response.request.url.host} compresses its answers, unasked: does a proxy stand in between?")
+    max_bytes = _ANSWER_BYTES if max_bytes is None else max_bytes
+    too_long = BadAnswer(
+        f"{response.request.url.host} sends an answer of more than {max_bytes} bytes: is this a fedssl coordinator?"
+    )
+    if content_length(response) > max_bytes:
+        raise too_long
     body = bytearray()
     for chunk in response.iter_bytes():
         body += chunk
-        if len(body) > _ANSWER_BYTES:
-            raise BadAnswer(f"{response.request.url.host} sends an answer of more than {_ANSWER_BYTES} bytes")
+        if len(body) > max_bytes:
+            raise too_long
     return bytes(body)
+
+
+def content_length(response: httpx.Response) -> int:
+    """Return the announced length of the body, or 0 if none is announced. Raises BadAnswer if it is not a length."""
+    text = response.headers.get("Content-Length") or "0"
+    if not _LENGTH.fullmatch(text):
+        raise BadAnswer(f"{response.request.url.host} sent an invalid Content-Length: {text[:50]!r}")
+    return int(text)
 
 
 def _is_packed(response: httpx.Response) -> bool:
@@ -232,9 +269,10 @@ def parse(model: type[M], content: str | bytes, what: str) -> M:
     """Read a part of an answer as the protocol's model; `what` names it. Raises BadAnswer."""
     try:
         return model.model_validate_json(content)
-    except ValidationError as error:
+    except MALFORMED as error:
+        reason = summary(error) if isinstance(error, ValidationError) else type(error).__name__
         raise BadAnswer(
-            f"{what} came back as something else than a {model.__name__} ({summary(error)}): "
+            f"{what} came back as something else than a {model.__name__} ({reason}): "
             "is this a fedssl coordinator, and of a version near this client's?"
         ) from None
 
@@ -252,7 +290,7 @@ def summary(error: ValidationError) -> str:
     if error.error_count() > _MISTAKES_LOOKED_AT:
         return f"{error.error_count()} things do not fit"
     first = first_problem(error)
-    return f"{first.place or 'the whole'}: {first.message}"
+    return f"{first.place[:_PLACE_CHARACTERS] or 'the whole'}: {first.message[:_MESSAGE_CHARACTERS]}"
 
 
 def checked_url(url: str) -> str:
@@ -281,7 +319,7 @@ def _problem(response: httpx.Response, body: bytes) -> Problem:
     status = response.status_code
     try:
         return Problem.model_validate_json(body).model_copy(update={"status": status})
-    except ValidationError:  # a proxy's page, or another program's
+    except MALFORMED:  # a proxy's page, or another program's
         title = response.reason_phrase or "Error"
         detail = _HINTS.get(status, f"The answer was {status} {title}, without an explanation.")
         return Problem(type="about:blank", title=title, status=status, detail=detail)
@@ -291,10 +329,10 @@ def _retry_after(response: httpx.Response) -> float | None:
     value = response.headers.get("Retry-After", "").strip()
     if not value:
         return None
-    if value.isdecimal():
-        return float(value)
+    if value.isascii() and value.isdecimal():
+        return min(float(value[:20]), _MAX_RETRY_AFTER_SECONDS)
     try:
-        at = parsedate_to_datetime(value)
-    except ValueError:
+        seconds = (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds()
+    except MALFORMED:  # also a time without a zone
         return None
-    return max(0.0, (at - datetime.now(UTC)).total_seconds()) if at.tzinfo else None
+    return min(max(0.0, seconds), _MAX_RETRY_AFTER_SECONDS)

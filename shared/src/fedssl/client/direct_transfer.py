@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 
 from fedssl.client.addresses import is_loopback, origin, parsed
+from fedssl.client.deadline import TRANSFER_BYTES_PER_SECOND, Deadline, observe_deadlines, running
 from fedssl.client.errors import BadAnswer, StoreUnreachable, Unavailable, Unreachable
 from fedssl.client.tls import Tls, trust_error
 from fedssl.protocol.errors import Problem
@@ -41,6 +42,7 @@ class DirectTransfer:
     def __init__(self, coordinator: httpx.URL, tls: Tls, timeout: float, may_go_to: MayGoTo) -> None:
         self._is_local = is_loopback(coordinator.host)
         self._tls = replace(tls, client_cert=None, client_key=None)
+        self._seconds = timeout
         self._timeout = httpx.Timeout(timeout, connect=min(timeout, _CONNECT_SECONDS))
         self._may_go_to = may_go_to
         self._clients: dict[tuple[str, bool], httpx.Client] = {}
@@ -77,11 +79,16 @@ class DirectTransfer:
         """
         address = self._permitted(url)
         where = address.host
+        deadline = Deadline(self._seconds, TRANSFER_BYTES_PER_SECOND)
         watch = {} if self._is_local else {"trace": self._watch(address)}
         try:
-            with self._client(address).stream(
-                method, address, headers=headers, content=content, extensions=watch
-            ) as response:
+            with (
+                running(deadline),
+                self._client(address).stream(
+                    method, address, headers=headers, content=content, extensions=watch
+                ) as response,
+            ):
+                deadline.head_came()
                 self._answered_at = time.monotonic()
                 if not response.is_success and response.status_code not in accepted:
                     raise self._refused(where, response.status_code)
@@ -176,13 +183,14 @@ class DirectTransfer:
         key = (address.scheme, is_loopback(address.host))
         with self._lock:
             if key not in self._clients:
-                self._clients[key] = httpx.Client(
+                client = self._clients[key] = httpx.Client(
                     headers={"Accept-Encoding": "identity"},
                     cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
                     timeout=self._timeout,
                     verify=self._tls.context(address),
                     trust_env=not key[1],
                 )
+                observe_deadlines(client)
             return self._clients[key]
 
 

@@ -15,7 +15,8 @@ from typing import BinaryIO
 
 import httpx
 
-from fedssl.client.connection import Connection, Params
+from fedssl.client.connection import Connection, Params, content_length
+from fedssl.client.deadline import TRANSFER_BYTES_PER_SECOND
 from fedssl.client.errors import ApiError, BadAnswer, ClientError, StoreUnreachable, Unreachable
 from fedssl.client.retry import Retry, RetryTimer, is_temporary
 from fedssl.errors import ArtifactError, ArtifactTooLarge, DigestMismatch
@@ -26,6 +27,9 @@ OnBytes = Callable[[int], None]
 
 OnSize = Callable[[int], None]
 """Called with the size of the whole file once it is known."""
+
+PROGRESS_BYTES = 4096
+"""An attempt that brought fewer bytes than this has not got further: a peer could send one byte per connection."""
 
 _CHUNK_BYTES = 1 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -128,13 +132,15 @@ class _Download:
         self._on_bytes = on_bytes
         self._on_size = on_size
         self._etag: str | None = None
+        self._is_resumed = False
         self._restart(keep=part.digest is not None)
 
     def run(self, timer: RetryTimer) -> None:
-        is_inherited = self._size > 0
-        if not is_inherited or self.hash.hexdigest() != self._expected:
+        self._is_resumed = self._size > 0
+        if not self._is_resumed or self.hash.hexdigest() != self._expected:
             self._transfer(timer)
-        if is_inherited and self.hash.hexdigest() != self._announced:  # what an earlier process left was damaged
+        if self._is_resumed and self.hash.hexdigest() != self._announced:
+            # An earlier process left damaged bytes, or the coordinator sent some until it found its own file damaged.
             self._restart()
             self._transfer(timer)
         if self.hash.hexdigest() != self._announced:
@@ -149,15 +155,16 @@ class _Download:
         return self._expected or self._part.digest
 
     def _transfer(self, timer: RetryTimer) -> None:
+        reached = self._size
         while True:
-            before = self._size
             try:
                 if self._attempt():
                     return
             except (Unreachable, ApiError) as error:
                 if not is_temporary(error):
                     raise
-                if self._size > before:
+                if self._size >= reached + PROGRESS_BYTES:
+                    reached = self._size
                     timer.progress()
                 timer.wait(error)
 
@@ -169,7 +176,12 @@ class _Download:
         own = headers | ({"If-Range": self._etag} if "Range" in headers and self._etag else {})
         own, accepted = self._connection.offer_direct(own)
         with self._connection.stream(
-            "GET", self._path, params=self._params, headers=own, accepted=(*accepted, 416)
+            "GET",
+            self._path,
+            params=self._params,
+            headers=own,
+            accepted=(*accepted, 416),
+            bytes_per_second=TRANSFER_BYTES_PER_SECOND,
         ) as response:
             if response.status_code != 307:
                 return self._take(response, response.headers.get("ETag"))
@@ -186,10 +198,12 @@ class _Download:
     def _take(self, response: httpx.Response, etag: str | None) -> bool:
         """Read an answer to its end. `etag`: the coordinator's name for the whole."""
         if response.status_code == 416:
+            if not self._size:
+                raise BadAnswer(f"{self._path} was refused as a range (416), but the whole was asked for")
             self._restart()
             return False
         self._follow(response, etag)
-        rest = int(response.headers.get("Content-Length") or 0)
+        rest = content_length(response)
         self._check_size(self._size + rest)
         if rest:
             self._on_size(self._size + rest)
@@ -206,6 +220,7 @@ class _Download:
         sent = response.headers.get("Content-Range", "")
         if response.status_code == 206 or sent:  # some object stores send a range under status 200
             if sent.startswith(f"bytes {self._size}-"):
+                self._is_resumed = True
                 return
             raise BadAnswer(f"{self._path}: another range came than the one asked for")
         digest = (etag or "").strip('"')

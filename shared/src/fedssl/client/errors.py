@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 PROBLEM_PREFIX = "urn:fedssl:problem:"
 _ERRORS_SHOWN = 5
+_LONGEST = 4000  # a coordinator sends at most 2000 characters
 
 
 class ClientError(FedSSLError):
@@ -185,10 +186,17 @@ def api_error(problem: Problem, retry_after: float | None = None) -> ApiError:
 
 
 def _describe(problem: Problem) -> str:
-    lines = [problem.detail or problem.title]
+    lines = [_short(problem.detail or problem.title)]
     for error in problem.errors[:_ERRORS_SHOWN]:
-        place = ".".join(str(part) for part in error.get("loc", ()))
-        lines.append(f"  {place}: {error.get('msg', error)}" if place else f"  {error.get('msg', error)}")
+        loc = error.get("loc")
+        place = ".".join(str(part) for part in loc) if isinstance(loc, list | tuple) else ""
+        message = _short(str(error.get("msg", error)))
+        lines.append(f"  {_short(place)}: {message}" if place else f"  {message}")
     if len(problem.errors) > _ERRORS_SHOWN:
         lines.append(f"  and {len(problem.errors) - _ERRORS_SHOWN} more")
     return "\n".join(lines)
+
+
+def _short(text: str) -> str:
+    """Return text that was sent from outside, cut to a length that a log or a terminal can show."""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."

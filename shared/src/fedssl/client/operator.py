@@ -234,7 +234,9 @@ class Client(ArtifactMethods, DatasetMethods, BaseClient):
     def _stream_once(self, run_id: UUID, after: int | None, on_bytes: Callable[[], None]) -> Iterator[ServerSentEvent]:
         headers = {"Accept": "text/event-stream"} | ({} if after is None else {"Last-Event-ID": str(after)})
         path = f"/v1/runs/{run_id}/events/stream"
-        with self._connection.stream("GET", path, headers=headers, timeout=STREAM_SECONDS) as response:
+        with self._connection.stream(
+            "GET", path, headers=headers, timeout=STREAM_SECONDS, bytes_per_second=None
+        ) as response:
             yield from parse_events(_noting(response.iter_raw(), on_bytes))
 
     # Methods, clients, tokens

@@ -13,7 +13,8 @@ from pathlib import Path
 from uuid import UUID
 
 from fedssl.client.connection import Connection, parse, read
-from fedssl.client.downloads import OnBytes
+from fedssl.client.deadline import TRANSFER_BYTES_PER_SECOND
+from fedssl.client.downloads import PROGRESS_BYTES, OnBytes
 from fedssl.client.errors import ApiError, BadAnswer, Conflict, NotFound, StoreUnreachable, TryAgain, Unreachable
 from fedssl.client.retry import Retry, RetryTimer, is_temporary, with_retries
 from fedssl.protocol.views import UploadPart, UploadParts
@@ -24,6 +25,10 @@ WHOLE_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 20
 _ANSWER_SECONDS = 120.0  # the coordinator checks and syncs what it received before it answers
 _ADDRESS_SECONDS = 600.0  # addresses of parts are signed for 15 minutes, and a part must begin before
+_LARGEST_ANSWER = 1 << 16
+_LARGEST_PARTS = 8 << 20
+_BUSY_SECONDS = 3600.0  # how long the coordinator may check what it has received
+_MOST_TIMES = 16  # as often as all bytes of a file are sent at most; a coordinator accepts no more
 _BROKEN_PARTS = 2  # in a row that are sent again, however long they took
 _LOCATION = re.compile(r"/v1/uploads/[0-9a-f-]{36}")
 _OFFSET = re.compile(r"[0-9]{1,19}")
@@ -69,6 +74,7 @@ class _Upload:
         self._reached = 0
         self._broken: Exception | None = None
         self._num_broken_parts = 0
+        self._busy_since: float | None = None
 
     def send_whole(self) -> None:
         """One PUT with all of it."""
@@ -92,7 +98,7 @@ class _Upload:
             except (Unreachable, ApiError) as failed:
                 error = _passing(failed) if is_announced else failed
                 if isinstance(error, ApiError) and error.slug == "upload-busy":
-                    timer.progress()  # all of it is there, and is being checked
+                    self._wait_while_busy(timer, error)
                 elif not is_temporary(error):
                     raise
                 if self.num_sent > before:
@@ -100,10 +106,18 @@ class _Upload:
                     timer.bytes_sent()
                 timer.wait(error)
 
+    def _wait_while_busy(self, timer: RetryTimer, error: ApiError) -> None:
+        """Restart the deadline, because all bytes are there and are being checked. Raises `error` after an hour."""
+        now = time.monotonic()
+        self._busy_since = now if self._busy_since is None else self._busy_since
+        if now - self._busy_since > _BUSY_SECONDS:
+            raise error
+        timer.progress()
+
     def _judge(self, offset: int, timer: RetryTimer) -> None:
         """Whether the last attempt brought anything. Raises its error where it did not, and the time is used up."""
         broken, self._broken = self._broken, None
-        if offset > self._reached:
+        if offset >= min(self._reached + PROGRESS_BYTES, self.size) > self._reached:
             self._reached = offset
             timer.progress()
         elif broken is not None:
@@ -130,7 +144,7 @@ class _Upload:
         content = self._chunks(part.offset, part.num_bytes)
         try:
             with self._connection.direct_transfer.stream("PUT", part.url, headers=headers, content=content) as response:
-                read(response)
+                read(response, _LARGEST_ANSWER)
         except (Unreachable, ApiError):
             # A part is there as a whole or not at all, and may take longer than what is tried again at all.
             if self.num_sent > before and self._num_broken_parts < _BROKEN_PARTS:
@@ -143,7 +157,7 @@ class _Upload:
     def _missing(self, location: str) -> tuple[UploadPart, ...]:
         path = f"{location}/parts"
         with self._connection.stream("POST", path, timeout=_ANSWER_SECONDS) as response:
-            missing = parse(UploadParts, read(response), f"POST {path}").parts
+            missing = parse(UploadParts, read(response, _LARGEST_PARTS), f"POST {path}").parts
         if any(part.offset + part.num_bytes > self.size for part in missing):
             raise BadAnswer(f"POST {path} asks for bytes that the file does not have")
         return missing
@@ -162,6 +176,8 @@ class _Upload:
         # The token goes nowhere else, wherever an answer points to.
         if not _LOCATION.fullmatch(location) or not _OFFSET.fullmatch(offset):
             raise BadAnswer("POST /v1/uploads did not return where to send the file: is this a fedssl coordinator?")
+        if int(offset) > self.size:
+            raise BadAnswer(f"POST /v1/uploads returned offset {offset}, but the file has {self.size} bytes")
         return location, int(offset), is_direct
 
     def _send(self, method: str, path: str, offset: int, headers: dict[str, str], params: dict[str, str]) -> None:
@@ -170,11 +186,19 @@ class _Upload:
         seconds = max(self._connection.timeout, _ANSWER_SECONDS)
         content = self._chunks(offset, self.size - offset)
         with self._connection.stream(
-            method, path, params=params, headers=headers, content=content, timeout=seconds
+            method,
+            path,
+            params=params,
+            headers=headers,
+            content=content,
+            timeout=seconds,
+            bytes_per_second=TRANSFER_BYTES_PER_SECOND,
         ) as response:
-            read(response)
+            read(response, _LARGEST_ANSWER)
 
     def _chunks(self, offset: int, num_bytes: int) -> Iterator[bytes]:
+        if self.num_sent > _MOST_TIMES * self.size:
+            raise BadAnswer(f"the coordinator asked for the {self.size} bytes of a file more than {_MOST_TIMES} times")
         end = offset + num_bytes
         with self._source.open("rb") as file:
             file.seek(offset)

@@ -1,16 +1,16 @@
 """The worker's client: what the process of a data owner asks of the coordinator."""
 
-import json
 from collections.abc import Collection
 from pathlib import Path
+from typing import TypeVar
 from uuid import UUID
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from fedssl.client.base import BaseClient
-from fedssl.client.connection import parse, summary
+from fedssl.client.connection import MALFORMED, parse, summary
 from fedssl.client.downloads import OnBytes, OnSize, download
-from fedssl.client.errors import UnknownWork
+from fedssl.client.errors import BadAnswer, UnknownWork
 from fedssl.client.retry import Retry
 from fedssl.client.uploads import upload
 from fedssl.protocol.ledger import LedgerAnchor
@@ -31,7 +31,17 @@ from fedssl.protocol.work import (
     WorkItem,
 )
 
+M = TypeVar("M", bound=BaseModel)
+
 _REASON_CHARACTERS = 500
+_ANSWER_BYTES = 1 << 16
+_WORK_BYTES = 16 << 20  # a spec may name 100,000 clients
+
+
+class _Claimed(BaseModel):
+    """The part of a work item that is needed to decline it, if this version does not understand the rest."""
+
+    assignment_id: UUID
 
 
 class WorkerClient(BaseClient):
@@ -43,11 +53,11 @@ class WorkerClient(BaseClient):
         Raises NotAuthenticated where the enrolment was revoked, or has expired unused, and Conflict where another
         worker has used it.
         """
-        return self._connection.call("POST", "/v1/enrolments", Enrolled, body=Enrol(token_hash=token_hash))
+        return self._call("/v1/enrolments", Enrolled, Enrol(token_hash=token_hash))
 
     def register(self, introduction: Register) -> Registered:
         """Say what this worker is and learn which client it works for."""
-        return self._connection.call("POST", "/v1/work/register", Registered, body=introduction)
+        return self._call("/v1/work/register", Registered, introduction)
 
     def claim(self, wait_seconds: float = 25.0) -> WorkItem | None:
         """Lease an assignment, waiting up to `wait_seconds` for one; None: there was nothing to do.
@@ -60,16 +70,21 @@ class WorkerClient(BaseClient):
             "/v1/work/claim",
             body=Claim(wait_seconds=wait_seconds),
             timeout=self._connection.timeout + wait_seconds,
+            max_bytes=_WORK_BYTES,
         )
         if not content:  # 204
             return None
         try:
             return WorkItem.model_validate_json(content)
         except ValidationError as error:
-            if (assignment_id := _assignment_of(content)) is not None:
-                message = f"this worker does not understand the work: {summary(error)}. A newer worker may."
-                raise UnknownWork(assignment_id, message) from None
-        return parse(WorkItem, content, "POST /v1/work/claim")
+            try:
+                claimed = _Claimed.model_validate_json(content)
+            except ValidationError:
+                return parse(WorkItem, content, "POST /v1/work/claim")  # raises BadAnswer
+            message = f"this worker does not understand the work: {summary(error)}. A newer worker may."
+            raise UnknownWork(claimed.assignment_id, message) from None
+        except MALFORMED:
+            return parse(WorkItem, content, "POST /v1/work/claim")
 
     def heartbeat(
         self,
@@ -82,24 +97,23 @@ class WorkerClient(BaseClient):
     ) -> HeartbeatReply:
         """Renew a lease, or just say that the worker lives. `timeout` (seconds), `retry`: None, the client's own."""
         body = Heartbeat(assignment_id=assignment_id, progress=progress, anchor=anchor)
-        path = "/v1/work/heartbeat"
-        return self._connection.call("POST", path, HeartbeatReply, body=body, timeout=timeout, retry=retry)
+        return self._call("/v1/work/heartbeat", HeartbeatReply, body, timeout=timeout, retry=retry)
 
     def submit(self, submission: Submit) -> Submitted:
         """Hand in an uploaded update. Sent again, it gets the same answer. Raises LeaseLost, DuplicateUpdate, Gone."""
-        return self._connection.call("POST", "/v1/work/submit", Submitted, body=submission)
+        return self._about(submission.assignment_id, self._call("/v1/work/submit", Submitted, submission))
 
     def decline(self, assignment_id: UUID, reason: str) -> Submitted:
         """Give an assignment back, saying why (cut to 500 characters)."""
         body = Decline(assignment_id=assignment_id, reason=reason[:_REASON_CHARACTERS])
-        return self._connection.call("POST", "/v1/work/decline", Submitted, body=body)
+        return self._about(assignment_id, self._call("/v1/work/decline", Submitted, body))
 
     def ended_runs(self, run_ids: Collection[UUID]) -> set[UUID]:
         """Those of the runs whose client states will not be asked for again. Raises NotFound where an older coordinator
         cannot say.
         """
         query = EndedQuery(run_ids=tuple(run_ids))
-        return set(self._connection.call("POST", "/v1/work/ended-runs", EndedRuns, body=query).run_ids)
+        return set(self._call("/v1/work/ended-runs", EndedRuns, query).run_ids) & set(query.run_ids)
 
     def download(
         self,
@@ -133,9 +147,20 @@ class WorkerClient(BaseClient):
         """
         return upload(self._connection, digest, source, assignment_id=assignment_id, on_bytes=on_bytes)
 
+    def _call(
+        self,
+        path: str,
+        answer: type[M],
+        body: BaseModel,
+        *,
+        timeout: float | None = None,
+        retry: Retry | None = None,
+    ) -> M:
+        return self._connection.call(
+            "POST", path, answer, body=body, timeout=timeout, retry=retry, max_bytes=_ANSWER_BYTES
+        )
 
-def _assignment_of(content: bytes) -> UUID | None:
-    try:
-        return UUID(json.loads(content)["assignment_id"])
-    except (ValueError, KeyError, TypeError):
-        return None
+    def _about(self, assignment_id: UUID, answer: Submitted) -> Submitted:
+        if answer.assignment_id != assignment_id:
+            raise BadAnswer(f"the coordinator answered about {answer.assignment_id}, but was asked for {assignment_id}")
+        return answer

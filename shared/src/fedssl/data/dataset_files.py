@@ -5,22 +5,23 @@ The source is read once, in parts: neither a second copy of it nor the file is e
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedssl.artifacts import images as image_files
 from fedssl.artifacts.images import (
     MAX_CLASSES,
     MAX_SIZE,
     MIN_SIZE,
+    Choose,
     LabelledShape,
     PublicShape,
     Stream,
     labelled_streams,
-    map_labelled,
-    map_public,
     public_streams,
     streams_digest,
     write_streams,
@@ -131,17 +132,20 @@ def write_labelled(
     return write_streams(destination, streams)
 
 
-def open_public(path: Path) -> ImageData:
-    """Return the images of a public set's file, memory-mapped. Raises ArtifactError if it is not such a file."""
-    return ImageData(map_public(path))
+def read_public(path: Path, digest: str, choose: Choose = np.arange) -> ImageData:
+    """Read the images of a public set that `choose` returns, and compare the file with its digest on the way.
 
-
-def open_labelled(path: Path) -> tuple[ImageData, ImageData]:
-    """Return the training and test images of a labelled set's file, memory-mapped.
-
-    Raises ArtifactError if it is not such a file.
+    Raises ArtifactDamaged unless the digest is the file's, and ArtifactError if it is not a public set.
     """
-    found = map_labelled(path)
+    return ImageData(image_files.read_public(path, digest, choose))
+
+
+def read_labelled(
+    path: Path, digest: str, choices: tuple[ImageSelection, ImageSelection] = (ImageSelection(), ImageSelection())
+) -> tuple[ImageData, ImageData]:
+    """Read training and test images of a labelled set, as `read_public` does. `choices` are those of the two splits."""
+    train, test = (partial(choose_images, max_images=each.max_images, seed=each.seed) for each in choices)
+    found = image_files.read_labelled(path, digest, train, test)
     return (
         ImageData(found.train_images, found.train_labels, found.class_names),
         ImageData(found.test_images, found.test_labels, found.class_names),

@@ -1,6 +1,8 @@
 """Readers for the array formats: idx (MNIST and its kin), CIFAR's binary files, `.npz`. Nothing is ever unpickled."""
 
 import math
+import textwrap
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path
@@ -12,7 +14,10 @@ from fedssl.data.images import ImageData, memory_bytes
 from fedssl.errors import DataError
 
 _IDX_UINT8 = 8  # the format's code for unsigned bytes, the only type used by image sets
-_ARRAY_ERRORS = (OSError, EOFError, ValueError, KeyError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error)
+# numpy parses an array's header as Python's literals, and repairs those of Python 2 with its tokenizer.
+_ARRAY_ERRORS = (OSError, EOFError, ValueError, KeyError, MemoryError, RuntimeError, SyntaxError, tokenize.TokenError,
+                 zipfile.BadZipFile, zlib.error)  # fmt: skip
+_MAX_REASON = 200  # numpy's errors quote the whole header
 _MAX_BYTES = 1 << 30  # the largest size of one idx or CIFAR file, uncompressed: five times the largest that exists
 _GZIP = 31  # zlib's code for a gzip stream
 
@@ -124,7 +129,8 @@ def read_npz(path: Path, split: str) -> ImageData:
             labels = _array(archive, f"{prefix}labels") if f"{prefix}labels" in keys else None
             names = _array(archive, "class_names").tolist() if "class_names" in keys else []
     except _ARRAY_ERRORS as error:
-        raise DataError(f"cannot read {path}: {error}; it must be an .npz file of plain arrays") from error
+        reason = textwrap.shorten(str(error) or type(error).__name__, _MAX_REASON, placeholder=" ...")
+        raise DataError(f"cannot read {path}: {reason}; it must be an .npz file of plain arrays") from error
     return ImageData(_channels_first(images, path), _whole_numbers(labels, path), tuple(str(name) for name in names))
 
 

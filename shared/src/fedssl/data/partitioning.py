@@ -18,7 +18,7 @@ from fedssl.data import (
     load_labels,
     partition,
 )
-from fedssl.data.dataset_files import has_digest
+from fedssl.data.dataset_files import has_digest, read_public
 from fedssl.data.datasets import count_images, may_have_labels
 from fedssl.errors import DataError
 from fedssl.protocol.data import DataConfig, PartitionConfig, PublicDataConfig
@@ -158,10 +158,22 @@ def load_public(config: PublicDataConfig, data: DataConfig, root: Path | None = 
 
 def choose_public(images: ImageData, config: PublicDataConfig, data: DataConfig) -> ImageData:
     """Return the images of a whole set that the run uses, without labels, in its shape. Raises DataError."""
-    if len(images) < config.num_images:
+    return conform(ImageData(images.images[_chosen_public(len(images), config)]), data)
+
+
+def read_registered(path: Path, config: PublicDataConfig, data: DataConfig) -> ImageData:
+    """Return the images that the run uses from the file of a registered set, whose digest is in the config.
+
+    Raises ArtifactDamaged unless the digest is the file's, ArtifactError if it is not a public set, and DataError.
+    """
+    assert config.digest is not None, "a registered set has a digest"
+    return conform(read_public(path, config.digest, lambda count: _chosen_public(count, config)), data)
+
+
+def _chosen_public(num_images: int, config: PublicDataConfig) -> NDArray[np.int64]:
+    if num_images < config.num_images:
         raise DataError(
-            f"the {config.split} split of {config.dataset} has {len(images)} images here, but the run's public_data "
+            f"the {config.split} split of {config.dataset} has {num_images} images here, but the run's public_data "
             f"needs {config.num_images}: every machine must hold the same images"
         )
-    chosen = choose_images(len(images), config.num_images, config.seed)
-    return conform(ImageData(images.images[chosen]), data)
+    return choose_images(num_images, config.num_images, config.seed)

@@ -10,15 +10,18 @@ import torch
 from fedssl.aggregation import AggregationError
 from fedssl.artifacts.tensors import Tensors, check_tensors, in_name_order
 from fedssl.engine.distillation import DistillationCheckpoint, OnEpoch, run_distillation
-from fedssl.engine.norm_bounding import NO_NORMS, Norms, bounded, check_bound
+from fedssl.engine.norm_bounding import NO_NORMS, Norms, bounded, check_bound, finite, is_bounded
+from fedssl.engine.update_measures import Layout, Step, measure, why_unusable
 from fedssl.errors import MethodError
 from fedssl.methods import BoundMethod, Method
 from fedssl.methods.api import Context, Distil, Metrics, ServerState, Update
+from fedssl.methods.composition.weighting import update_weights
+from fedssl.protocol.measures import WEIGHT_SHARE
 
 
 @dataclass(frozen=True, slots=True)
 class ServerResult:
-    """The state to keep and the broadcast of the next round. `norms` are the updates' if the spec bounds them."""
+    """The state to keep and the broadcast of the next round. `norms` are the measurements of the updates."""
 
     state: ServerState
     broadcast: Tensors
@@ -55,8 +58,12 @@ def run_aggregation(
 ) -> ServerResult:
     """Return the next state from the updates, in client-id order whatever order they are given in.
 
+    Every update is measured (`update_measures.py`), which changes no bit of the result. An update that is not finite,
+    or lies beyond every possible training, is left out, and so are those that the spec's `robustness` rejects.
+
     `on_epoch` and `checkpoint` are for methods that train on the coordinator: see `run_distillation`. Raises
-    MethodError if there are no updates, two of one client, or too few left after the spec's `robustness`.
+    TooFewUpdates if too few updates are left, and MethodError if there are none, two of one client, or the result is
+    not finite although every update is.
     """
     ordered = sorted(updates, key=lambda update: update.client_id)
     if not ordered:
@@ -64,13 +71,53 @@ def run_aggregation(
     if len({update.client_id for update in ordered}) != len(ordered):
         raise MethodError("two updates of one client in one round")
     bound, known = method.bind(ctx.spec), in_name_order(state)
-    within, norms = bounded(ordered, functools.partial(bound.server.broadcast, known, ctx), bound.plan, ctx)
+    before = bound.server.broadcast(known, ctx)
+    ctx = dataclasses.replace(ctx, distil=_distil(on_epoch, checkpoint))
+    # A training on the coordinator must not begin with an update that is left out later: it may keep a checkpoint.
+    is_screened = is_bounded(ctx) or ctx.spec.method.distillation_epochs(ctx.round_number) > 0
+    within, norms = bounded(ordered, before, bound.plan, ctx) if is_screened else (ordered, NO_NORMS)
     try:
-        ctx = dataclasses.replace(ctx, distil=_distil(on_epoch, checkpoint))
-        next_state, metrics = bound.server.aggregate(known, within, ctx)
+        return _aggregated(bound, known, ordered, within, norms, ctx)
+    except MethodError:
+        if is_screened:
+            raise
+        # A further read of the updates finds those that cannot be used. If all can, the error stands.
+        within, norms = bounded(ordered, before, bound.plan, ctx)
+        if not norms.rejected:
+            raise
+    return _aggregated(bound, known, ordered, within, norms, ctx)
+
+
+def _aggregated(
+    bound: BoundMethod,
+    known: ServerState,
+    updates: Sequence[Update],
+    within: Sequence[Update],
+    norms: Norms,
+    ctx: Context,
+) -> ServerResult:
+    """Return the result of the updates `within`, and the measurements of all of them."""
+    try:
+        state, metrics = bound.server.aggregate(known, within, ctx)
     except AggregationError as error:
         raise MethodError(f"the updates cannot be aggregated: {error}") from error
-    return dataclasses.replace(_publish(bound, next_state, metrics, ctx), norms=norms)
+    result = _publish(bound, state, metrics, ctx)
+    before, layout = bound.server.broadcast(known, ctx), Layout.of(bound.plan)
+    step, shares = Step.between(before, result.broadcast, layout), _shares(within, ctx)
+    measures = {}
+    for update in updates:
+        found = measure(update.load(), before, layout, step)
+        if update.client_id not in norms.rejected and (why := why_unusable(found)) is not None:
+            raise MethodError(f"the update of {update.client_id} cannot be used: {why}")
+        share = shares.get(update.client_id)
+        measures[update.client_id] = finite(found) | ({} if share is None else {WEIGHT_SHARE: share})
+    return dataclasses.replace(result, norms=dataclasses.replace(norms, measures=measures))
+
+
+def _shares(updates: Sequence[Update], ctx: Context) -> Metrics:
+    weights = update_weights(updates, ctx)
+    total = sum(weights)
+    return {update.client_id: weight / total for update, weight in zip(updates, weights, strict=True)}
 
 
 def _distil(on_epoch: OnEpoch, checkpoint: DistillationCheckpoint | None) -> Distil:
@@ -78,6 +125,13 @@ def _distil(on_epoch: OnEpoch, checkpoint: DistillationCheckpoint | None) -> Dis
 
 
 def _publish(bound: BoundMethod, state: ServerState, metrics: Metrics, ctx: Context) -> ServerResult:
+    """Return the result of a round. Raises MethodError if a tensor of it is not finite."""
     broadcast = bound.server.broadcast(state, ctx)
     check_tensors(broadcast, bound.plan.broadcast, "broadcast")
+    for name, tensor in {**state, **broadcast}.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise MethodError(
+                f"the aggregation's result is not finite ({name}), and nothing of it is published: no single update is "
+                "the cause, so lower training.optimizer.learning_rate, or the reducer's own step"
+            )
     return ServerResult(in_name_order(state), in_name_order(broadcast), metrics)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from fedssl.methods.diagnostics import observe
 from fedssl.precision import exact_float32
 
 _REMEDY = "lower training.optimizer.learning_rate"
+_LARGEST_TRAINED = 1e6  # no training leads to larger weights
 PROGRESS_SECONDS = 0.5  # reading a loss waits for the device, so it is not done in every step
 
 
@@ -70,30 +72,38 @@ def run_local_round(
         kept = None if state is None else in_name_order(state)
         algorithm, modules = trainer.algorithm, trainer.modules
         algorithm.merge(modules, received, kept, data, ctx)
-        metrics = _train(trainer, data, ctx, on_progress)
+        metrics = _train(trainer, data, received, ctx, on_progress)
         metrics |= observe(modules, data, received, ctx)
         update, next_state = algorithm.finish(modules, data, ctx)
         check_tensors(update, trainer.plan.update, "update")
         result = LocalResult(_copied(update), _copied(next_state), len(data), metrics)
-    _require_finite(result)
+    _require_finite(result, received)
     return result
 
 
-def _train(trainer: Trainer, data: ClientData, ctx: Context, on_progress: OnProgress) -> Metrics:
+def _train(trainer: Trainer, data: ClientData, received: Tensors, ctx: Context, on_progress: OnProgress) -> Metrics:
     algorithm, modules = trainer.algorithm, trainer.modules
     schedule = algorithm.schedule(len(data), ctx)
     take_step = trainer.start_round(schedule, ctx)
     report = _Report(schedule, on_progress)
     names: tuple[str, ...] = ()
     sums = torch.zeros((), device=ctx.device)
+    first: torch.Tensor | None = None
     for epoch in range(schedule.num_epochs):
         sums = torch.zeros_like(sums)  # the metrics are the last epoch's means
         algorithm.begin_epoch(modules, data, epoch, ctx)
         for batch in algorithm.batches(data, epoch, ctx):
             names, values = take_step(batch)
             sums = sums + values
+            first = values.clone() if first is None else first
             report.step(epoch, len(batch.indices), values[-1])
-    return _means(dict(zip(names, sums.tolist(), strict=True)), schedule.steps_per_epoch) if names else {}
+    if first is None:
+        return {}
+    means = {name: value / schedule.steps_per_epoch for name, value in zip(names, sums.tolist(), strict=True)}
+    if bad := [name for name, value in means.items() if not math.isfinite(value)]:
+        began_finite = all(map(math.isfinite, first.tolist()))
+        raise MethodError(f"{bad[0]} is not a finite number: {_remedy(received, began_finite=began_finite)}")
+    return means
 
 
 def _copied(tensors: Mapping[str, torch.Tensor]) -> Tensors:
@@ -104,23 +114,27 @@ def _copied(tensors: Mapping[str, torch.Tensor]) -> Tensors:
     }
 
 
-def _require_finite(result: LocalResult) -> None:
+def _require_finite(result: LocalResult, received: Tensors) -> None:
     for tensors in (result.update, result.state):
         for name, tensor in tensors.items():
             if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-                raise MethodError(f"{name} holds numbers that are not finite: {_REMEDY}")
+                raise MethodError(f"{name} holds numbers that are not finite: {_remedy(received)}")
+
+
+def _remedy(received: Tensors, *, began_finite: bool = True) -> str:
+    """Return what to do about a training that failed: the cause may be what the client received."""
+    largest = max((float(each.abs().max()) for each in received.values() if each.is_floating_point()), default=0.0)
+    if began_finite and largest <= _LARGEST_TRAINED:
+        return _REMEDY
+    return (
+        f"the cause is what this client received (weights up to {largest:.3g}), not its own training. Check the run's "
+        f"events for update.unusual; if there is none, {_REMEDY}"
+    )
 
 
 def _distilling(progress: DistillationProgress) -> LocalProgress:
     epoch, num_epochs = progress.epoch, progress.num_epochs
     return LocalProgress(epoch, num_epochs, epoch, num_epochs, progress.loss, images_per_second=0.0)
-
-
-def _means(sums: Metrics, num_steps: int) -> Metrics:
-    means = {name: value / num_steps for name, value in sums.items()}
-    if bad := [name for name, value in means.items() if not abs(value) < float("inf")]:
-        raise MethodError(f"{bad[0]} is not a finite number: {_REMEDY}")
-    return means
 
 
 class _Report:

@@ -1,130 +1,181 @@
-"""Bounds the distance between an update and the broadcast, before anything is aggregated."""
+"""Bounds what one update may do to the result, before anything is aggregated.
+
+What is bounded: the distance of weights and of cluster centers from the broadcast, the change of a control variate, and
+the length of the rows of centroids, dictionaries, representations and similarity factors. See `RobustnessConfig`.
+
+An update that is left out counts as if its client had not taken part in the round: the client continues from the state
+before it. Therefore SCAFFOLD's c stays the mean of the c_k. A control variate that is clipped differs from its client's
+own: with SCAFFOLD, "reject" is exact and "clip" is not.
+"""
 
 import functools
 import math
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
-from fedssl.aggregation.mean import chunks, rounded
-from fedssl.artifacts.dtypes import FLOATS
+from fedssl.aggregation.mean import rounded
 from fedssl.artifacts.tensors import Tensors
+from fedssl.engine.update_measures import Layout, measure, reported, row_norms, why_unusable
 from fedssl.errors import MethodError
-from fedssl.methods.api import Context, Update
+from fedssl.methods.api import Context, Metrics, Update
+from fedssl.protocol.measures import CENTER_NORM, CONTROL_NORM, FEATURE_NORM, UPDATE_NORM
 from fedssl.protocol.plan import ArtifactPlan
+from fedssl.protocol.robustness import RobustnessConfig
 
-UPDATE_NORM = "update_norm"
-"""The name of the metric per client."""
+_SETTINGS = {
+    UPDATE_NORM: ("max_update_norm", "weights that could be compared with the broadcast"),
+    CENTER_NORM: ("max_center_norm", "cluster centers"),
+    CONTROL_NORM: ("max_control_norm", "control variates"),
+    FEATURE_NORM: ("max_feature_norm", "centroids, dictionaries, representations or similarities"),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Norms:
-    """The norms of one round's updates by client, and the clients whose updates were clipped or rejected."""
+    """The measurements of one round's updates by client, and why updates were clipped or rejected, by client."""
 
-    by_client: Mapping[str, float] = field(default_factory=dict)
-    clipped: tuple[str, ...] = ()
-    rejected: tuple[str, ...] = ()
+    measures: Mapping[str, Metrics] = field(default_factory=dict)
+    clipped: Mapping[str, str] = field(default_factory=dict)
+    rejected: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def by_client(self) -> Mapping[str, float]:
+        """The distance of each update from the broadcast, for methods that send weights."""
+        return {client: found[UPDATE_NORM] for client, found in self.measures.items() if UPDATE_NORM in found}
 
 
 NO_NORMS = Norms()
-"""The norms were not computed."""
+"""The updates were not measured."""
+
+
+class TooFewUpdates(MethodError):
+    """A round has too few updates that can be used. `norms` names the others and gives the reasons."""
+
+    def __init__(self, message: str, norms: Norms) -> None:
+        super().__init__(message)
+        self.norms = norms
 
 
 def check_bound(plan: ArtifactPlan, ctx: Context) -> None:
     """Raise MethodError if the spec bounds a norm that this method's updates do not have."""
-    if ctx.spec.robustness.max_update_norm is not None and not _compared(plan):
-        raise MethodError(
-            f"{ctx.spec.method.name} sends no weights that could be compared with the broadcast: leave "
-            "robustness.max_update_norm out"
-        )
-    is_rejecting = ctx.spec.robustness.max_update_norm is not None and ctx.spec.robustness.action == "reject"
-    if is_rejecting and any(tensor.kind == "control" for tensor in plan.update):
-        raise MethodError(
-            "a client whose update is rejected keeps its new control variate, and the coordinator's never includes it: "
-            'set robustness.action = "clip" with scaffold'
-        )
+    for name in _limits(ctx.spec.robustness).keys() - Layout.of(plan).metrics:
+        setting, what = _SETTINGS[name]
+        raise MethodError(f"{ctx.spec.method.name} sends no {what}: leave robustness.{setting} out")
+
+
+def is_bounded(ctx: Context) -> bool:
+    """Return whether the spec bounds any norm."""
+    return bool(_limits(ctx.spec.robustness))
 
 
 def bounded(
-    updates: Sequence[Update], make_broadcast: Callable[[], Tensors], plan: ArtifactPlan, ctx: Context
+    updates: Sequence[Update], broadcast: Tensors, plan: ArtifactPlan, ctx: Context
 ) -> tuple[Sequence[Update], Norms]:
-    """Return the updates as they may be aggregated, and their norms. `make_broadcast` returns what the clients
-    received.
+    """Return the updates as they may be aggregated, and their norms. `broadcast` is what the clients received.
 
     Norms are summed in float64, in name order, so they are the same wherever they are computed. Each update is read
-    once, one tensor at a time. A clipped update is computed tensor by tensor when it is aggregated. Raises MethodError
-    if too few are left: none, or fewer than the spec's `cohort.min_updates`.
+    once, one tensor at a time. A clipped update is computed tensor by tensor when it is aggregated. Updates that cannot
+    be used in any run are rejected even without a bound. Raises TooFewUpdates.
     """
-    config = ctx.spec.robustness
-    if config.max_update_norm is None:
-        return updates, NO_NORMS
-    broadcast, names = make_broadcast(), _compared(plan)
-    norms = {update.client_id: _norm(update.load(), broadcast, names) for update in updates}
-    beyond = {client: norm for client, norm in norms.items() if not norm <= config.max_update_norm}
-    rejected = {client for client, norm in beyond.items() if config.action == "reject" or math.isinf(norm)}
-    kept = [update for update in updates if update.client_id not in rejected]
+    limits, layout = _limits(ctx.spec.robustness), Layout.of(plan)
+    clipped: dict[str, str] = {}
+    rejected: dict[str, str] = {}
+    measures, kept = {}, []
+    for update in updates:
+        found = measure(update.load(), broadcast, layout)
+        measures[update.client_id] = finite(found)
+        beyond = {name: limit for name, limit in limits.items() if not found.get(name, 0.0) <= limit}
+        if (why := why_unusable(found)) is not None:
+            rejected[update.client_id] = why
+            continue
+        if beyond:
+            why = "; ".join(f"its {name} {found[name]:.6g} is beyond {_setting(name, beyond)}" for name in beyond)
+            if ctx.spec.robustness.action == "reject":
+                rejected[update.client_id] = why
+                continue
+            clipped[update.client_id] = why
+            load = functools.partial(_clip, update, broadcast, layout, beyond, found)
+            update = replace(update, load=load)
+        kept.append(update)
+    norms = Norms(measures, clipped, rejected)
+    require_enough(len(kept), len(updates), norms, ctx)
+    return kept, norms
+
+
+def require_enough(num_kept: int, num_updates: int, norms: Norms, ctx: Context) -> None:
+    """Raise TooFewUpdates if fewer updates are left than the spec's `cohort.min_updates`, or none."""
     least = max(1, ctx.spec.cohort.min_updates or 1)
-    if len(kept) < least:
-        raise MethodError(
-            f"{len(rejected)} of {len(updates)} updates lie farther than {config.max_update_norm:g} from the broadcast "
-            f"and were rejected, {least} are needed: check the metric update_norm, and raise "
-            "robustness.max_update_norm if it is the training that moves this far"
-        )
-    within = [
-        update
-        if update.client_id not in beyond
-        else replace(
-            update,
-            load=functools.partial(_clip, update, broadcast, names, config.max_update_norm / norms[update.client_id]),
-        )
-        for update in kept
-    ]
-    finite = {client: min(norm, sys.float_info.max) for client, norm in norms.items()}
-    return within, Norms(finite, tuple(sorted(beyond.keys() - rejected)), tuple(sorted(rejected)))
-
-
-def _compared(plan: ArtifactPlan) -> list[str]:
-    """Return the names of the floating-point weights that both the broadcast and the update hold."""
-    sent = {spec.name: (spec.dtype, spec.shape) for spec in plan.broadcast}
-    return sorted(
-        spec.name
-        for spec in plan.update
-        if spec.kind == "weights" and spec.dtype in FLOATS and sent.get(spec.name) == (spec.dtype, spec.shape)
+    if num_kept >= least:
+        return
+    reasons = "; ".join(f"{client}: {norms.rejected[client]}" for client in sorted(norms.rejected))
+    raise TooFewUpdates(
+        f"{len(norms.rejected)} of {num_updates} updates were rejected, and {least} are needed. {reasons}", norms
     )
 
 
-def _norm(tensors: Mapping[str, torch.Tensor], broadcast: Tensors, names: Sequence[str]) -> float:
-    squares = [
-        float((piece.double() - old.double()).square().sum())
-        for name in names
-        for piece, old in chunks(tensors[name], broadcast[name])
-    ]
-    return math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else math.inf
+def finite(norms: Metrics) -> Metrics:
+    """Return what is recorded of an update's measurements: the finite ones, as JSON requires."""
+    return {name: value for name, value in reported(norms).items() if math.isfinite(value)}
 
 
-def _clip(update: Update, broadcast: Tensors, names: Sequence[str], factor: float) -> Mapping[str, torch.Tensor]:
-    return _Clipped(update.load(), broadcast, frozenset(names), factor)
+def _limits(config: RobustnessConfig) -> dict[str, float]:
+    limits = {name: getattr(config, setting) for name, (setting, _) in _SETTINGS.items()}
+    return {name: limit for name, limit in limits.items() if limit is not None}
+
+
+def _setting(name: str, limits: Mapping[str, float]) -> str:
+    return f"robustness.{_SETTINGS[name][0]} {limits[name]:g}"
+
+
+def _clip(
+    update: Update, broadcast: Tensors, layout: Layout, limits: Mapping[str, float], found: Metrics
+) -> Mapping[str, torch.Tensor]:
+    return _Clipped(update.load(), broadcast, layout, limits, found)
 
 
 class _Clipped(Mapping[str, torch.Tensor]):
-    """An update whose difference from the broadcast is scaled, one tensor at a time, when the tensor is read."""
+    """An update within its limits: each tensor is scaled when it is read. `limits`: of the norms that are beyond."""
 
     def __init__(
-        self, tensors: Mapping[str, torch.Tensor], broadcast: Tensors, names: frozenset[str], factor: float
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        broadcast: Tensors,
+        layout: Layout,
+        limits: Mapping[str, float],
+        found: Metrics,
     ) -> None:
-        self._tensors, self._broadcast, self._names, self._factor = tensors, broadcast, names, factor
+        self._tensors, self._broadcast, self._limits = tensors, broadcast, limits
+        groups = {**layout.differences, **layout.sums}
+        self._factors = {
+            name: limits[metric] / found[metric] for metric in limits if metric in groups for name in groups[metric]
+        }
+        self._moved = {name for names in layout.differences.values() for name in names}
+        self._rows = frozenset(layout.features) if FEATURE_NORM in limits else frozenset[str]()
 
     def __getitem__(self, name: str) -> torch.Tensor:
         tensor = self._tensors[name]
-        if name not in self._names:
+        if name in self._rows:
+            return _rows_within(tensor, self._limits[FEATURE_NORM])
+        if name not in self._factors:
             return tensor
+        exact, factor = tensor.double(), self._factors[name]
+        if name not in self._moved:
+            return rounded(exact * factor, tensor.dtype)
         old = self._broadcast[name].double()
-        return rounded(old + (tensor.double() - old) * self._factor, tensor.dtype)
+        return rounded(old + (exact - old) * factor, tensor.dtype)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
 
     def __len__(self) -> int:
         return len(self._tensors)
+
+
+def _rows_within(tensor: torch.Tensor, limit: float) -> torch.Tensor:
+    """Return the tensor with its longer rows scaled to the limit. Other rows keep every bit."""
+    norms = row_norms(tensor)
+    factors = torch.where(norms > limit, limit / norms, 1.0)
+    scaled = tensor.double() * (factors if tensor.ndim == 1 else factors.unsqueeze(-1))
+    return rounded(scaled, tensor.dtype)

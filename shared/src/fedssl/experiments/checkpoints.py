@@ -78,7 +78,8 @@ class FolderCheckpoint:
         """Save the round that was just finished, so that the run continues after it."""
         self._folder.mkdir(parents=True, exist_ok=True)
         number = result.rounds_done
-        changed = {"model": result.model, **{f"client.{name}": result.client_states[name] for name in _cohort(result)}}
+        trained = {f"client.{name}": result.client_states[name] for name in _cohort(result)}
+        changed = {"model": result.model, **trained}
         if not self._files:
             changed["initial"] = result.initial
             changed |= {f"client.{name}": state for name, state in result.client_states.items()}
@@ -140,7 +141,7 @@ class FolderCheckpoint:
 
 def _cohort(result: Result) -> list[str]:
     """Return the clients whose state the last round may have changed."""
-    return sorted(result.history[-1].clients)
+    return sorted(result.history[-1].clients.keys() & result.client_states.keys())
 
 
 def _same(first: Tensors, second: Tensors) -> bool:

@@ -274,6 +274,10 @@ def _entry(record: RoundRecord, result: Result) -> dict[str, Any]:
         "seconds": record.seconds,
         "alarms": record.alarms,
         "rejected": list(record.rejected),
+        "updates": record.updates,
+        "unusual": list(record.unusual),
     }
+    if record.skipped is not None:
+        entry["skipped"] = record.skipped
     measured = result.evaluations_by_round.get(record.round_number)
     return entry if measured is None else {**entry, "evaluation": measured}

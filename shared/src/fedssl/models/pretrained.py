@@ -6,6 +6,7 @@ encoder = load_encoder("run-1a2b3c4d")
 h = encoder(images)  # float images (B, C, S, S) of values 0..1 -> representations (B, H)
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -14,8 +15,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from fedssl.artifacts.tensors import load_tensors
-from fedssl.errors import SpecError
+from fedssl.artifacts.tensors import Tensors, load_tensors, read_tensors
+from fedssl.errors import ArtifactDamaged, SpecError
 from fedssl.models.encoders import Encoder, build_encoder
 from fedssl.models.initialisation import initialised
 from fedssl.protocol.data import DataConfig
@@ -25,7 +26,7 @@ from fedssl.protocol.runs import RunSpec
 M = TypeVar("M", bound=nn.Module)
 
 FILES = ("encoder.safetensors", "model.safetensors")
-_SPEC = "spec.yaml"
+_SPEC, _LINEAGE = "spec.yaml", "lineage.json"
 
 
 class PretrainedEncoder(Encoder):
@@ -58,6 +59,7 @@ def load_encoder(path: Path | str) -> PretrainedEncoder:
 
     Raises:
         SpecError: the folder has no weights, or its spec.yaml is missing, invalid, or describes another network.
+        ArtifactDamaged: the file is not the one that lineage.json lists.
     """
     place = Path(path)
     if place.is_dir():
@@ -67,11 +69,26 @@ def load_encoder(path: Path | str) -> PretrainedEncoder:
         place = found[0]
     spec = _read_spec(place.parent / _SPEC)
     try:
-        tensors = load_tensors(place)
+        tensors = read_listed(place)
     except (SafetensorError, OSError) as error:
         raise SpecError(f"{place} cannot be read: {str(error).splitlines()[0]}") from None
     config = spec.model.encoder
     return PretrainedEncoder(encoder_of(tensors, config, spec.data.channels), config, spec.data).eval()
+
+
+def read_listed(path: Path) -> Tensors:
+    """Return a file's tensors. Raises ArtifactDamaged if lineage.json lists the file with another digest."""
+    try:
+        listed = json.loads((path.parent / _LINEAGE).read_text(encoding="utf-8")).get(path.stem)
+    except (OSError, ValueError, AttributeError):  # `fedssl simulate` writes none
+        listed = None
+    if not isinstance(listed, str) or path.name not in FILES:
+        return load_tensors(path)
+    try:
+        return read_tensors(path, listed)
+    except ArtifactDamaged as error:
+        message = f"{path} is not the file that {_LINEAGE} next to it lists ({error}): run `fedssl run pull` again"
+        raise ArtifactDamaged(message) from error
 
 
 def encoder_of(tensors: Mapping[str, Tensor], config: EncoderConfig, channels: int) -> Encoder:

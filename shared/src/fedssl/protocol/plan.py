@@ -16,6 +16,9 @@ Reduction = Literal["mean", "integral_mean", "sum", "keep", "method"]
 """How the coordinator combines a tensor over all updates: weighted mean; weighted mean rounded to whole numbers; sum
 (which no method uses yet); keep the broadcast's value, which the server enforces; or the method's own rule."""
 
+MOST_TENSORS = 100_000
+"""The most tensors in one direction. The largest network here has fewer than 1,000."""
+
 TensorName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*$", max_length=256)]
 
 
@@ -24,7 +27,7 @@ class TensorSpec(StrictModel):
 
     name: TensorName
     dtype: DType
-    shape: tuple[Annotated[int, Field(ge=0)], ...] = Field(max_length=8)
+    shape: tuple[Annotated[int, Field(ge=0, lt=2**48)], ...] = Field(max_length=8)
     kind: Kind = "weights"
     reduce: Reduction = "mean"
 
@@ -32,8 +35,10 @@ class TensorSpec(StrictModel):
 class ArtifactPlan(StrictModel):
     """Everything that is exchanged in one run. A tensor that is not in it neither leaves a client nor is stored."""
 
-    broadcast: tuple[TensorSpec, ...] = Field(description="Coordinator to clients, the same for the whole cohort.")
-    update: tuple[TensorSpec, ...] = Field(description="One client to the coordinator.")
+    broadcast: tuple[TensorSpec, ...] = Field(
+        max_length=MOST_TENSORS, description="Coordinator to clients, the same for the whole cohort."
+    )
+    update: tuple[TensorSpec, ...] = Field(max_length=MOST_TENSORS, description="One client to the coordinator.")
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> "ArtifactPlan":

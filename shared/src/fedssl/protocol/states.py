@@ -21,7 +21,7 @@ class Outcome(StrEnum):
 
 
 class RoundState(StrEnum):
-    """open -> aggregating -> (distilling) -> closed."""
+    """open -> aggregating -> (distilling) -> closed; back to open if the store has lost an accepted update."""
 
     OPEN = "open"
     AGGREGATING = "aggregating"
@@ -39,7 +39,7 @@ class Verdict(StrEnum):
 
 
 class AssignmentState(StrEnum):
-    """offered -> leased -> submitted -> accepted | rejected | expired | declined."""
+    """offered -> leased -> submitted -> accepted | rejected | expired | declined; accepted -> expired if it is lost."""
 
     OFFERED = "offered"
     LEASED = "leased"

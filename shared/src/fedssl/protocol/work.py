@@ -15,12 +15,15 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState
 
 MetricName = Annotated[str, Field(pattern=r"^[a-z0-9_]+(?:/[a-z0-9_]+)*$", max_length=64)]
-MetricValue = Annotated[float, Field(ge=-1e30, le=1e30)]
+MetricValue = Annotated[float, Field(strict=True, ge=-1e30, le=1e30)]
 """Far beyond any loss, and small enough that a mean of them cannot overflow."""
 
 Metrics = Annotated[dict[MetricName, MetricValue], Field(max_length=64)]
 ShortText = Annotated[str, Field(max_length=500)]
-Count = Annotated[int, Field(ge=0, le=10**12)]
+Count = Annotated[int, Field(strict=True, ge=0, le=10**12)]
+NumImages = Annotated[int, Field(strict=True, ge=1, le=10**9)]
+"""A client's number of images. No client has more, and one that claims more would outweigh all others."""
+
 Anchor = Annotated[
     LedgerAnchor | None, Field(description="The head of the worker's ledger. Null: nothing new to anchor.")
 ]
@@ -30,6 +33,13 @@ Receipt = Annotated[
         description="The receipt for the request's anchor. Null if there was none, or if it contradicts an earlier one."
     ),
 ]
+
+
+RoundNumber = Annotated[int, Field(ge=1, le=100_000)]
+"""A run has at most 100,000 rounds."""
+
+LeaseSeconds = Annotated[float, Field(ge=0.1, le=86_400)]
+"""A spec may have leases of 2 s to a day."""
 
 
 class Enrol(StrictModel):
@@ -56,7 +66,7 @@ class Register(StrictModel):
         description="Name and version of each method that this worker supports."
     )
     device: ShortText = Field(description="For people: `cpu, 2 threads` or the GPU's name.")
-    num_images: int = Field(ge=1)
+    num_images: NumImages
     channels: Literal[1, 3]
     image_size: int = Field(ge=8, le=512)
     serves: ServedShapes | None = Field(
@@ -88,14 +98,14 @@ class Registered(StrictModel):
     """The coordinator's answer to `Register`."""
 
     client_id: ClientId
-    protocol_version: int = PROTOCOL_VERSION
+    protocol_version: Count = PROTOCOL_VERSION
     receipt: Receipt = None
 
 
 class AcceptedUpdate(StrictModel):
     """The newest update of this client that a run accepted. The client must promote its state to it."""
 
-    round_number: int
+    round_number: RoundNumber
     update: Digest
 
 
@@ -104,19 +114,19 @@ class WorkItem(StrictModel):
 
     assignment_id: UUID
     run_id: UUID
-    round_number: int = Field(ge=1)
+    round_number: RoundNumber
     client_id: ClientId
     spec: RunSpec
-    method_version: int
+    method_version: Count
     plan: ArtifactPlan
     broadcast: Digest
     last_accepted: AcceptedUpdate | None = Field(
         description="Null if the run has not accepted an update of this client yet: any stored state is then invalid."
     )
-    dimensions: tuple[int, ...] | None = Field(
-        default=None, description="The embedding dimensions that are assigned to this client (SSD)."
+    dimensions: tuple[Annotated[int, Field(ge=0, lt=2**31)], ...] | None = Field(
+        default=None, max_length=2**16, description="The embedding dimensions that are assigned to this client (SSD)."
     )
-    lease_seconds: float
+    lease_seconds: LeaseSeconds
     round_deadline: AwareDatetime
 
 
@@ -150,7 +160,7 @@ class HeartbeatReply(StrictModel):
     """If `carry_on` is false, the worker must stop working on the assignment, for `reason`."""
 
     carry_on: bool = True
-    reason: str = ""
+    reason: Annotated[str, Field(max_length=10_000)] = ""
     receipt: Receipt = None
 
 
@@ -159,13 +169,17 @@ class Submit(StrictModel):
 
     assignment_id: UUID
     update: Digest
-    num_examples: int = Field(ge=1, le=10**12, description="Images trained on: the update's weight in the mean.")
+    num_examples: Annotated[int, Field(strict=True)] = Field(
+        ge=1,
+        le=10**12,
+        description="Images trained on: the update's weight in the mean. At most the `num_images` of the registration.",
+    )
     metrics: Metrics = {}
     anchor: Anchor = None
 
 
 class Submitted(StrictModel):
-    """The result of a submission. A repeated submission gets the same answer."""
+    """The result of a submission. The same submission again, with the same numbers, gets the same answer."""
 
     assignment_id: UUID
     state: AssignmentState
@@ -184,7 +198,7 @@ class EndedQuery(StrictModel):
 class EndedRuns(StrictModel):
     """The ended runs whose client states are no longer needed. Excludes runs whose only result is the client state."""
 
-    run_ids: Annotated[tuple[UUID, ...], Field(fail_fast=True)]
+    run_ids: Annotated[tuple[UUID, ...], Field(max_length=MOST_RUNS, fail_fast=True)]
 
 
 class Decline(StrictModel):

@@ -122,6 +122,7 @@ def test_progress_is_written_once_a_second_and_at_the_end(
     assert all(values["seconds_per_epoch"] > 0 for values in written)
 
 
+@pytest.mark.changes_states
 def test_the_time_left_follows_from_the_speed_so_far(cast: DistillingCast, tables: Tables) -> None:
     assert cast.job.eta_seconds is None
     tables.execute(
@@ -278,6 +279,30 @@ def test_a_method_error_fails_the_job_and_its_run(cast: DistillingCast, monkeypa
     assert cast.run.reason == f"round 1: {cast.job.reason}"
     assert cast.round.verdict == Verdict.FAILED
     assert cast.kinds("distillation.")[-1] == "distillation.failed"
+
+
+@pytest.mark.parametrize("without_quorum", ["fail", "skip"])
+def test_too_few_usable_updates_end_the_job_before_it_trains(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, without_quorum: str
+) -> None:
+    """Every factor has rows of length 1. The round is skipped or the run fails, as in its simulation."""
+    spec = distilling_spec(
+        robustness={"max_feature_norm": 0.5, "action": "reject"},
+        cohort={"min_clients": 3, "without_quorum": without_quorum},
+    )
+    cast = DistillingCast(coordinator, tables, tmp_path, spec)
+    _finish(cast)
+    assert (cast.job.state, cast.job.epoch) == (JobState.FAILED, 0)
+    assert "3 of 3 updates were rejected" in str(cast.job.reason)
+    assert {a.state for a in cast.round.assignments} == {"rejected"}
+    if without_quorum == "fail":
+        assert cast.run.outcome == Outcome.FAILED
+        assert "its update_feature_norm 1" in str(cast.run.reason)
+        with pytest.raises(MethodError, match="3 of 3 updates were rejected"):
+            simulate(spec, shards(spec))
+    else:
+        assert cast.round.verdict == Verdict.SKIPPED
+        _assert_simulated(cast)
 
 
 def test_missing_public_images_fail_a_run_that_has_not_started(

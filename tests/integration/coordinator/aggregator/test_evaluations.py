@@ -549,6 +549,7 @@ def test_messages_do_not_pile_up_while_no_process_takes_them(redis: Redis, cast:
     assert redis.llen("evaluate") == 2
 
 
+@pytest.mark.changes_states
 def test_a_job_to_retry_is_sent_behind_the_queued_jobs(redis: Redis, cast: DistillingCast) -> None:
     """Its own message was taken, and theirs are in the queue."""
     from fedssl_coordinator.aggregator.tasks import sweep

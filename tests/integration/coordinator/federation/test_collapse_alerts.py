@@ -95,6 +95,7 @@ def test_an_alert_pauses_once_per_round_and_an_operator_resumes(
     assert (kinds.count("run.alarm"), kinds.count("run.paused")) == (3, 2)
 
 
+@pytest.mark.changes_states
 def test_a_run_that_is_paused_already_gets_the_alert_as_its_reason(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:

@@ -105,6 +105,7 @@ def test_two_aggregators_at_once_aggregate_once(cast: Cast) -> None:
     assert len(cast.events("run.finished")) == 1
 
 
+@pytest.mark.changes_states
 @pytest.mark.parametrize("num_rounds", [1, 2])
 def test_two_aggregators_that_both_believe_to_hold_the_run(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_rounds: int

@@ -10,7 +10,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from fedssl.client import Conflict, DuplicateUpdate, Gone, LeaseLost, NotFound, WorkerClient
+from fedssl.client import Conflict, DuplicateUpdate, Gone, LeaseLost, NotFound, Rejected, WorkerClient
 from fedssl.protocol.states import AssignmentState
 from fedssl.protocol.work import Submit, WorkItem
 from support.coordinator import Coordinator
@@ -74,14 +74,61 @@ def test_the_same_again_gets_the_same_answer(coordinator: Coordinator, watching:
     worker, item = _leased(coordinator)
     first = deliver(worker, item, tmp_path, 1.0)
     update = str(watching.tables.one("SELECT update_digest FROM assignments"))
-    for num_examples in (10, 999):  # what was accepted stays, whatever comes with the second submission
-        with watching.nothing_changes() as events:
-            assert worker.submit(_submit(item, update, num_examples)) == first
-        assert events == []
-    coordinator.advance(item.run_id)  # and also after the round has closed
+    again = _submit(item, update).model_copy(update={"metrics": {"loss": 1.0}})
     with watching.nothing_changes() as events:
-        assert worker.submit(_submit(item, update)).state == AssignmentState.ACCEPTED
+        assert worker.submit(again) == first
     assert events == []
+    coordinator.advance(item.run_id)  # and also after the round has closed, when the coordinator's own are added
+    with watching.nothing_changes() as events:
+        assert worker.submit(again).state == AssignmentState.ACCEPTED
+    assert events == []
+
+
+def test_other_numbers_after_one_was_accepted(coordinator: Coordinator, watching: Onlooker, tmp_path: Path) -> None:
+    worker, item = _leased(coordinator)
+    deliver(worker, item, tmp_path, 1.0)
+    accepted = _submit(item, str(watching.tables.one("SELECT update_digest FROM assignments")))
+    for changes, message in (
+        ({"num_examples": 99, "metrics": {"loss": 1.0}}, r"num_examples 10, not 99, of a, and keeps it"),
+        ({"metrics": {"loss": 2.0}}, r"this update with other metrics \(loss\) of a, and keeps it"),
+        ({"metrics": {}}, r"other metrics \(loss\)"),
+    ):
+        with _refused(watching, "assignment.refused", "a", item), pytest.raises(DuplicateUpdate, match=message):
+            worker.submit(accepted.model_copy(update=changes))
+
+
+def test_more_images_than_were_registered(coordinator: Coordinator, watching: Onlooker, tmp_path: Path) -> None:
+    """A number of images is a weight: 10^12 of them replaced the model in one round."""
+    worker, item = _leased(coordinator)
+    update = upload(worker, item, tensors_for(item.plan.update, 1.0), tmp_path)
+    message = r"num_examples is 1001, and a registered 1000 images"
+    with _refused(watching, "update.weight_refused", "a", item), pytest.raises(Rejected, match=message):
+        worker.submit(_submit(item, update, 1001))
+    assert worker.submit(_submit(item, update, 1000)).state == AssignmentState.ACCEPTED
+
+
+def test_another_number_of_images_is_an_event(coordinator: Coordinator, watching: Onlooker) -> None:
+    _leased(coordinator)
+    token = coordinator.worker_token("a")
+    with coordinator.http(token) as http:
+        for num_images in (1000, 10**9, 10**9):
+            body = {"worker_version": "1", "methods": {}, "device": "cpu", "num_images": num_images, "channels": 1}
+            assert http.post("/v1/work/register", json={**body, "image_size": 8}).status_code == 200
+    rows = watching.tables.query("SELECT message, data FROM events WHERE kind = 'client.images_changed'")
+    assert [tuple(row) for row in rows] == [
+        ("a registered with 1000000000 images, and with 1000 before", {"before": 1000, "after": 10**9})
+    ]
+
+
+def test_what_only_the_coordinator_measures(coordinator: Coordinator, watching: Onlooker, tmp_path: Path) -> None:
+    worker, item = _leased(coordinator)
+    update = upload(worker, item, tensors_for(item.plan.update, 1.0), tmp_path)
+    forged = _submit(item, update).model_copy(update={"metrics": {"update_norm": 0.1}})
+    with (
+        _refused(watching, "assignment.refused", "a", item),
+        pytest.raises(Rejected, match="the coordinator itself measures update_norm"),
+    ):
+        worker.submit(forged)
 
 
 def test_another_update_after_one_was_accepted(coordinator: Coordinator, watching: Onlooker, tmp_path: Path) -> None:
@@ -142,6 +189,7 @@ def test_after_the_lease_was_lost(coordinator: Coordinator, watching: Onlooker, 
     assert again.assignment_id != item.assignment_id
 
 
+@pytest.mark.changes_states
 def test_for_an_assignment_that_was_only_offered(coordinator: Coordinator, watching: Onlooker) -> None:
     worker, item = _leased(coordinator)
     watching.tables.execute("UPDATE assignments SET state = 'offered'")
@@ -169,6 +217,13 @@ WORK: dict[str, tuple[str, dict[str, Any], str]] = {
     "no images": ("submit", {"num_examples": 0}, "num_examples"),
     "too many images": ("submit", {"num_examples": 10**13}, "num_examples"),
     "images as text": ("submit", {"num_examples": "many"}, "num_examples"),
+    "a number as text": ("submit", {"num_examples": "7"}, "num_examples"),
+    "true images": ("submit", {"num_examples": True}, "num_examples"),
+    "images with a point": ("submit", {"num_examples": 7.0}, "num_examples"),
+    "a metric as text": ("submit", {"metrics": {"loss": "0.5"}}, "metrics.loss"),
+    "a true metric": ("submit", {"metrics": {"loss": True}}, "metrics.loss"),
+    "registered images as text": ("register", {"num_images": "7"}, "num_images"),
+    "more images than anyone has": ("register", {"num_images": 10**9 + 1}, "num_images"),
     "no digest": ("submit", {"update": "f" * 63}, "update"),
     "no assignment": ("submit", {"assignment_id": "7"}, "assignment_id"),
     "a metric that is no number": ("submit", {"metrics": {"loss": "low"}}, "metrics.loss"),
@@ -186,7 +241,7 @@ WORK: dict[str, tuple[str, dict[str, Any], str]] = {
     "a reason too long": ("decline", {"assignment_id": str(uuid4()), "reason": "x" * 501}, "reason"),
     "no channels": ("register", {"channels": 2}, "channels"),
     "an image of one pixel": ("register", {"image_size": 1}, "image_size"),
-    "more images than fit": ("register", {"num_images": 2**63}, "body"),
+    "more images than fit": ("register", {"num_images": 2**63}, "num_images"),
     "a device with a NUL": ("register", {"device": "cpu\x00"}, "body"),
     "a device with half a character": ("register", {"device": "cpu\ud800"}, "device"),
     "another protocol": ("register", {"protocol_version": 99}, "update one"),

@@ -219,6 +219,7 @@ def test_an_unknown_run_is_not_found(standing: Coordinator) -> None:
             list(getattr(standing.client, pages)(nothing))
 
 
+@pytest.mark.changes_states
 def test_the_sweep_finds_what_waits_for_an_aggregator_and_nothing_else(
     coordinator: Coordinator, tables: Tables, make_cast: MakeCast
 ) -> None:

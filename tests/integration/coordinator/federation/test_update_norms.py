@@ -56,7 +56,8 @@ def test_a_round_of_which_nothing_is_left_ends_the_run_and_says_why(
     cast.work("a", "b", value=5.0)
     cast.advance()
     assert cast.run.outcome == "failed"
-    assert "2 of 2 updates lie farther than 0.001" in str(cast.run.reason)
+    reason = "round 1: 2 of 2 updates were rejected, and 1 are needed. a: its update_norm 110.704 is beyond robustness."
+    assert str(cast.run.reason).startswith(reason)
 
 
 @pytest.mark.parametrize("norm", [0, -1, "x", float("inf")])
@@ -66,3 +67,134 @@ def test_a_bound_that_makes_no_sense(standing: Coordinator, norm: object) -> Non
         answer = http.post("/v1/runs", json={"spec": spec})
     assert answer.status_code == 422
     assert "robustness.max_update_norm" in answer.json()["detail"]
+
+
+def test_an_update_that_no_run_can_use_is_left_out_without_any_bound(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    """Weights of 3e38 are finite, and no client can train from their mean: that ended a run."""
+    cast = _cast(coordinator, tables, tmp_path, "abcd")
+    cast.work("a", "b", "c", value=0.0)
+    cast.work("d", value=3e38)
+    cast.advance()
+    first = cast.rounds[0]
+    assert (first.verdict, first.reason) == ("partial", "3 of 4 updates; rejected by their norm: d")
+    (event,) = cast.events("update.rejected")
+    assert event.client_id == "d"
+    assert "the update was left out: its update_norm is " in event.message
+    assert {a.client_id: a.state for a in first.assignments} == {**dict.fromkeys("abc", "accepted"), "d": "rejected"}
+    cast.work("a", "b", "c", "d", value=0.1)  # the run continues with all four
+    cast.advance()
+    assert cast.run.outcome == "completed"
+    assert cast.rounds[1].verdict == "aggregated"
+
+
+def test_the_client_of_a_rejected_update_continues_from_the_state_before(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    cohort = {"min_updates": 1}
+    robustness = {"max_update_norm": 1e5, "action": "reject"}
+    cast = Cast(coordinator, tables, tmp_path, "ab", cohort=cohort, robustness=robustness, num_rounds=4)
+    known = []
+    for value in (0.0, 1e6, 0.0):
+        cast.work("a", value=0.0)
+        cast.work("b", value=value)
+        cast.advance()
+    for name in "ab":
+        item = cast.claim(name)
+        assert item.last_accepted is not None
+        known.append(item.last_accepted.round_number)
+    assert known == [3, 3]
+    second = {a.client_id: a.state for a in cast.rounds[1].assignments}
+    assert second == {"a": "accepted", "b": "rejected"}
+
+
+def test_between_the_rejection_and_the_next_update_the_older_state_is_named(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    cast = _cast(coordinator, tables, tmp_path, "ab", max_update_norm=1e5, action="reject")
+    cast.work("a", value=0.0)
+    cast.work("b", value=1e6)
+    cast.advance()
+    assert cast.claim("b").last_accepted is None  # its only update was left out
+    accepted = cast.claim("a").last_accepted
+    assert accepted is not None
+    assert accepted.round_number == 1
+
+
+@pytest.mark.parametrize("without_quorum", ["fail", "skip"])
+def test_too_few_usable_updates_fail_or_skip_as_the_spec_decides(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, without_quorum: str
+) -> None:
+    cohort = {"min_updates": 3, "without_quorum": without_quorum}
+    cast = Cast(coordinator, tables, tmp_path, "abc", cohort=cohort, num_rounds=2)
+    cast.work("a", "b", value=0.0)
+    cast.work("c", value=3e38)
+    cast.advance()
+    first = cast.rounds[0]
+    assert first.verdict == ("skipped" if without_quorum == "skip" else "failed")
+    reason = str(first.reason if without_quorum == "skip" else cast.run.reason)
+    assert "1 of 3 updates were rejected, and 3 are needed. c: its update_norm is " in reason
+    assert "learning_rate" not in reason
+    assert "a:" not in reason
+    assert "b:" not in reason
+    assert [event.client_id for event in cast.events("update.rejected")] == ["c"]
+    if without_quorum == "skip":
+        cast.work("a", "b", "c", value=0.1)
+        cast.advance()
+        assert cast.rounds[1].verdict == "aggregated"
+
+
+def test_unusual_updates_are_events_and_every_update_is_measured(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    cast = _cast(coordinator, tables, tmp_path, "abcd")
+    for name, value in {"a": 0.9, "b": 1.0, "c": 1.1, "d": 500.0}.items():
+        cast.work(name, value=value)
+    cast.advance()
+    assert cast.rounds[0].verdict == "aggregated"
+    (event,) = cast.events("update.unusual")
+    assert (event.client_id, event.round_number) == ("d", 1)
+    assert event.message.startswith("d: update_norm ")
+    assert " times the median of the others (" in event.message
+    assert event.data["num_examples"] == 10
+    for name in ("update_norm", "update_cosine", "update_weight_share"):
+        found = {m.client_id: m.value for m in coordinator.client.metrics(cast.id, name)}
+        assert found.keys() == set("abcd"), name
+    assert found == dict.fromkeys("abcd", 0.25)
+
+
+def test_a_claim_of_more_images_than_ever_is_an_event(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
+    cast = _cast(coordinator, tables, tmp_path, "ab")
+    cast.work("a", "b", value=0.0)
+    cast.advance()
+    cast.work("a", value=0.0)
+    cast.claim("b")
+    cast.deliver("b", 0.0, num_examples=90)
+    cast.advance()
+    (event,) = cast.events("update.unusual")
+    assert event.message == "b: num_examples 90 is 9 times the median of its earlier rounds (10)"
+
+
+def test_a_failed_round_names_the_client_that_was_unusual_before_it(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    """The honest cannot train from what it left behind, and must not be blamed."""
+    cohort = {"max_attempts": 1}
+    cast = Cast(coordinator, tables, tmp_path, "abcd", cohort=cohort, num_rounds=3)
+    cast.work("a", "b", "c", value=1.0)
+    cast.work("d", value=1e15)
+    cast.advance()
+    for name in "abcd":
+        item = cast.claim(name)
+        cast.workers[name].decline(item.assignment_id, "loss is not a finite number")
+    cast.advance()
+    assert str(cast.run.reason).endswith(". Before it, the update of d was unusual: see the events update.unusual")
+
+
+@pytest.mark.parametrize("share", [0, 1.5, "x"])
+def test_a_share_that_makes_no_sense(standing: Coordinator, share: object) -> None:
+    with standing.http() as http:
+        answer = http.post("/v1/runs", json={"spec": {"robustness": {"max_weight_share": share}}})
+    assert answer.status_code == 422
+    assert "robustness.max_weight_share" in answer.json()["detail"]

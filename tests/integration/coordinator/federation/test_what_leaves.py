@@ -208,7 +208,8 @@ def test_a_redirect_takes_nothing_elsewhere(coordinator: Coordinator, tmp_path: 
         front.elsewhere = elsewhere.url  # type: ignore[attr-defined]
         threading.Thread(target=front.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         with working(front.url, coordinator.worker_token("a"), tmp_path) as process:
-            assert process.wait(60) == 3
+            log = tmp_path / "worker.log"
+            wait_for(lambda: log.read_text().count("redirects elsewhere") >= 2, tmp_path)
+            assert process.poll() is None  # a proxy's sign-in page will be gone at some time: the worker tries again
         front.shutdown()
         assert elsewhere.num_bytes == 0
-    assert "redirects elsewhere" in (tmp_path / "worker.log").read_text()

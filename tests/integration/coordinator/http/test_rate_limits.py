@@ -58,7 +58,8 @@ def test_failed_sign_ins_end_in_429_and_known_tokens_do_not_notice(make: Make, w
         for _ in range(limit):
             assert guess.get("/v1/runs").status_code == 401
         _assert_refused(guess.get("/v1/runs"))
-        _assert_refused(unknown.post("/v1/work/claim", json={"wait_seconds": 0}))  # nobody has asked the database yet
+        assert unknown.post("/v1/work/claim", json={"wait_seconds": 0}).status_code == 204  # looked up before refused
+        _assert_refused(guess.get("/v1/runs"))
         assert known.get("/v1/runs").status_code == 200
         assert guess.get("/healthz").status_code == 200  # an orchestrator's
 
@@ -67,11 +68,53 @@ def test_a_token_becomes_known_by_being_valid_and_by_nothing_else(make: Make) ->
     """An open path, or one that is not there, answers every token: that makes none of them valid."""
     coordinator = make(address_requests_per_minute=7)
     with coordinator.http("fedssl_made_up") as http:
-        for path, status in (("/readyz", 200), ("/v1/nothing", 404), ("/openapi.json", 200)):
+        for path, status in (("/sign-in", 200), ("/v1/nothing", 404), ("/openapi.json", 200)):
             assert http.get(path).status_code == status
             assert http.get(path).status_code == status
-        assert http.get("/readyz").status_code == 200
-        _assert_refused(http.get("/readyz"))
+        assert http.get("/openapi.json").status_code == 200
+        _assert_refused(http.get("/openapi.json"))
+
+
+def test_probes_count_neither_as_requests_nor_as_guesses(make: Make) -> None:
+    coordinator = make(address_requests_per_minute=9, failed_sign_ins_per_minute=4)
+    with coordinator.http("fedssl_guess") as guess, coordinator.bare_http() as probe:
+        for _ in range(10):
+            assert probe.get("/readyz").status_code == guess.get("/readyz").status_code == 200
+        assert [guess.get("/v1/runs").status_code for _ in range(5)] == [401] * 4 + [429]
+        for path in ("/readyz", "/healthz"):
+            assert probe.get(path).status_code == guess.get(path).status_code == 200
+
+
+def test_tokens_are_looked_up_a_few_at_a_time(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guesses beyond the limit cost the database little, however many come at once."""
+    coordinator = make(failed_sign_ins_per_minute=1)
+    with coordinator.http("fedssl_guess") as http:
+        assert http.get("/v1/runs").status_code == 401
+    most, running, lock = 0, 0, threading.Lock()
+    original = tokens.repository.find
+
+    def find(*arguments: Any) -> Any:
+        nonlocal most, running
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.1)
+        with lock:
+            running -= 1
+        return original(*arguments)
+
+    monkeypatch.setattr(tokens.repository, "find", find)
+
+    def guess(number: int) -> None:
+        with coordinator.http(f"fedssl_guess_{number}") as http:
+            _assert_refused(http.get("/v1/runs"))
+
+    threads = [threading.Thread(target=guess, args=(number,)) for number in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 1 <= most <= 4
 
 
 def test_a_token_that_asks_too_often(make: Make) -> None:
@@ -288,6 +331,46 @@ def test_a_head_without_end_is_not_read_to_its_end(make: Make) -> None:
     coordinator = make(max_head_bytes=8192)
     with _connect(coordinator) as connection, pytest.raises(ConnectionError):
         _send_head(connection, b"X: " + b"y" * 10_000 + b"\r\n", times=2000)
+
+
+@pytest.mark.parametrize("fields", [1, 50])
+def test_a_head_that_arrives_at_once_has_the_same_limit(make: Make, fields: int) -> None:
+    coordinator = make(max_head_bytes=8192)
+    for total, status in ((8000, b"200"), (8400, b"431"), (100_000, b"431")):
+        headers = b"".join(b"X: " + b"y" * (total // fields - 5) + b"\r\n" for _ in range(fields))
+        with _connect(coordinator) as connection:
+            connection.sendall(b"GET /healthz HTTP/1.1\r\n" + headers + b"\r\n")
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 " + status), total
+
+
+def test_a_path_has_the_limit_of_a_head(make: Make) -> None:
+    coordinator = make(max_head_bytes=8192)
+    with _connect(coordinator) as connection:
+        connection.sendall(b"GET /healthz?" + b"y" * 100_000 + b" HTTP/1.1\r\n\r\n")
+        answer = connection.recv(1 << 16)
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert b"urn:fedssl:problem:head-too-large" in answer
+
+
+@pytest.mark.parametrize(
+    "part", [b"0\r\nX: ", b"0\r\n" + b"X: y\r\n" * 2000, b"1;x="], ids=["trailer", "many", "chunk"]
+)
+def test_what_surrounds_the_chunks_of_a_body_has_the_limit_of_a_head(make: Make, part: bytes) -> None:
+    coordinator = make(max_head_bytes=8192)
+    with _connect(coordinator) as connection:
+        connection.sendall(b"POST /v1/work/claim HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + part)
+        with pytest.raises(ConnectionError):
+            connection.sendall(b"y" * 20_000_000)
+
+
+def test_bodies_and_requests_one_after_the_other_are_not_heads(make: Make) -> None:
+    coordinator = make(max_head_bytes=8192)
+    with coordinator.http() as http:
+        for _ in range(5):
+            assert http.post("/v1/runs", json={"x": "y" * 100_000}).status_code == 422
+            chunks = [b"{" + b" " * 50_000, b" " * 50_000 + b"}"]
+            headers = {"Content-Type": "application/json"}
+            assert http.post("/v1/runs", content=iter(chunks), headers=headers).status_code == 422
 
 
 def test_whoever_has_asked_may_wait_longer_than_a_head_takes(make: Make) -> None:

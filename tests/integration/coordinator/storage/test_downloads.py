@@ -83,6 +83,67 @@ def test_a_download_that_began_with_older_weights_begins_anew(cast: Cast) -> Non
         assert http.get(path, params={"which": "initial"}).content == old.content
 
 
+@pytest.mark.parametrize(
+    ("named", "is_known"),
+    [
+        ('{}', True), ('W/{}', True), ("*", True), ('"x", {}', True), ('"x",W/{} , "y"', True), ('"x"', False),
+        ("", False), ("bytes", False),
+    ],
+)  # fmt: skip
+def test_bytes_that_the_caller_has_are_not_sent_again(cast: Cast, named: str, is_known: bool) -> None:  # noqa: FBT001
+    etag = f'"{cast.round.broadcast}"'
+    for path in (f"/v1/artifacts/{cast.round.broadcast}", f"/v1/runs/{cast.id}/model"):
+        with cast.coordinator.http() as http:
+            for method in ("GET", "HEAD"):
+                headers = {"If-None-Match": named.format(etag), "Range": "bytes=0-9", "Accept-Direct": "1"}
+                answer = http.request(method, path, headers=headers)
+                assert answer.headers["etag"] == etag
+                expected = 304 if is_known else 206 if method == "GET" else 200
+                assert answer.status_code == expected
+                assert len(answer.content) == (10 if expected == 206 else 0)
+
+
+def test_static_files_that_the_browser_has_are_not_sent_again(standing: Coordinator) -> None:
+    with standing.bare_http() as http:
+        for encoding in ("gzip", "identity"):
+            headers = {"Accept-Encoding": encoding}
+            first = http.get("/static/x/frame.css", headers=headers)
+            again = http.get("/static/x/frame.css", headers={**headers, "If-None-Match": first.headers["etag"]})
+            assert (first.status_code, again.status_code, again.content) == (200, 304, b"")
+            part = http.get("/static/x/frame.css", headers={**headers, "Range": "bytes=0-9"})
+            assert (part.status_code, part.content) == (206, first.content[:10])
+            assert "content-encoding" not in part.headers
+
+
+def test_two_lines_of_if_none_match_are_one_list(cast: Cast) -> None:
+    lines = [("If-None-Match", '"x"'), ("If-None-Match", f'"{cast.round.broadcast}"')]
+    with cast.coordinator.http() as http:
+        assert http.get(f"/v1/artifacts/{cast.round.broadcast}", headers=lines).status_code == 304
+
+
+def test_a_caller_without_permission_learns_nothing_from_if_none_match(cast: Cast) -> None:
+    digest = cast.round.broadcast
+    stranger = cast.coordinator.worker_token("stranger")
+    headers = {"If-None-Match": f'"{digest}"'}
+    assert _get(cast, stranger, **headers).status_code == 404
+    with cast.coordinator.bare_http() as http:
+        assert http.get(f"/v1/artifacts/{digest}", headers=headers).status_code == 401
+    (cast.coordinator.store / digest[:2] / digest[2:4] / digest).unlink()
+    assert _get(cast, **headers).status_code == 404
+
+
+def test_head_has_the_headers_of_get(cast: Cast) -> None:
+    for path in (f"/v1/artifacts/{cast.round.broadcast}", f"/v1/runs/{cast.id}/model"):
+        with cast.coordinator.http() as http:
+            whole, head = http.get(path), http.head(path)
+            assert (head.status_code, head.content) == (200, b"")
+            for name in ("etag", "content-length", "content-type", "accept-ranges"):
+                assert head.headers[name] == whole.headers[name]
+            # A range is only for GET; everything else is ignored.
+            ranged = http.head(path, headers={"Range": "bytes=99999999999-"})
+            assert (ranged.status_code, ranged.headers["content-length"]) == (200, whole.headers["content-length"])
+
+
 def test_weights_before_there_are_any(coordinator: Coordinator) -> None:
 
     run = coordinator.client.create_run(tiny_spec(), start=False)

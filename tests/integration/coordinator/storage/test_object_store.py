@@ -236,6 +236,37 @@ def test_a_store_that_goes_away_for_seconds(
         assert object_store.objects(bucket) == [PLACE]
 
 
+def test_a_damaged_copy_is_fetched_again_and_a_damaged_object_set_aside(
+    servers: Servers, object_store: ObjectStore, bucket: str, tmp_path: Path
+) -> None:
+    with _over(servers, object_store, bucket, tmp_path) as (running, url), Tables(url) as tables:
+        cast = Cast(running, tables, tmp_path, "ab", num_rounds=1)
+        cast.work("a", value=1.0)
+        cast.work("b", value=3.0)
+        [update, _] = [str(part.update) for part in cast.round.assignments]
+        state = str(cast.run.server_state)
+        for digest in (update, state):  # local copies: they are fetched again
+            _flip(tmp_path / "cache" / "files" / digest)
+        [place] = (object_store.folder / bucket).rglob(update)
+        content = place.read_bytes()
+        _flip(place)
+        object_store.look_again()
+        cast.advance()
+        assert cast.states() == [("a", 1, "expired"), ("a", 2, "offered"), ("b", 1, "accepted")]
+        assert [event.data["digest"] for event in cast.events("artifact.damaged")] == [update]
+        assert [update in key for key in object_store.objects(bucket) if "/damaged/" in key] == [True]
+        cast.work("a", value=1.0)
+        cast.advance()
+        assert cast.run.outcome == "completed"
+        [place] = [path for path in (object_store.folder / bucket).rglob(update) if "damaged" not in path.parts]
+        assert place.read_bytes() == content
+
+
+def _flip(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
 def test_what_is_gone_or_damaged_in_the_bucket_is_found(
     servers: Servers, object_store: ObjectStore, bucket: str, tmp_path: Path
 ) -> None:

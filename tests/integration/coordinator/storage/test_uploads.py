@@ -1,5 +1,6 @@
 """Uploads that go on where they broke off: to their end over a line that breaks, and never past what may be sent."""
 
+import base64
 import threading
 import time
 from collections.abc import Iterator
@@ -309,7 +310,7 @@ def test_the_protocol_is_kept(coordinator: Coordinator, onlooker: Onlooker, tus:
         assert tus.send(location, DATA, 0, Content_Type="application/octet-stream").status_code == 415
         assert tus.send(location, DATA, -1).status_code == 422
         for metadata in ("", "digest", "digest !", "digest AA==,assignment", f"digest {'A' * 2000}", "name eA=="):
-            answer = tus.request("POST", "/v1/uploads", Upload_Length="5", Upload_Metadata=metadata)
+            answer = tus.request("POST", "/v1/uploads", **{"Upload-Length": "5", "Upload-Metadata": metadata})
             assert answer.status_code == 422, metadata
         assert tus.request("POST", "/v1/uploads", **{"Upload-Length": "0", "Upload-Metadata": ""}).status_code == 422
         tus.request("DELETE", location)
@@ -325,3 +326,37 @@ def test_a_database_in_another_time_zone(servers: Servers, tmp_path: Path) -> No
     assert answer.status_code == 201
     end = datetime.strptime(answer.headers["upload-expires"], "%a, %d %b %Y %H:%M:%S GMT").replace(tzinfo=UTC)
     assert abs(end - datetime.now(UTC) - timedelta(days=1)) < timedelta(minutes=5)
+
+
+@pytest.mark.parametrize("name", ["digest", "assignment", "name"])
+def test_metadata_that_name_a_value_twice_are_refused(coordinator: Coordinator, onlooker: Onlooker, name: str) -> None:
+    """Which of the two would be the file's: the first, or the last?"""
+    first, other = (base64.b64encode(value.encode()).decode() for value in (DIGEST, "0" * 64))
+    pairs = {"digest": [f"digest {first}"], "assignment": [], "name": []}
+    pairs[name] += [f"{name} {other}", f"{name} {other}"][len(pairs[name]) :]
+    metadata = ",".join(pair for values in pairs.values() for pair in values)
+    with coordinator.http() as http, onlooker.nothing_changes():
+        headers = {"Tus-Resumable": "1.0.0", "Upload-Length": "5", "Upload-Metadata": metadata}
+        answer = http.post("/v1/uploads", headers=headers)
+    assert answer.status_code == 422
+    assert "names a value twice" in answer.text
+
+
+@pytest.mark.parametrize("name", ["Upload-Length", "Upload-Metadata", "Tus-Resumable"])
+def test_a_header_that_is_sent_twice_is_refused(coordinator: Coordinator, onlooker: Onlooker, name: str) -> None:
+    metadata = f"digest {base64.b64encode(DIGEST.encode()).decode()}"
+    headers = [("Tus-Resumable", "1.0.0"), ("Upload-Length", "5"), ("Upload-Metadata", metadata)]
+    with coordinator.http() as http:
+        with onlooker.nothing_changes():
+            answer = http.post("/v1/uploads", headers=[*headers, (name, dict(headers)[name])])
+        assert answer.status_code == 422
+        assert "was sent twice" in answer.text
+        assert http.post("/v1/uploads", headers=headers).status_code == 201
+
+
+def test_an_offset_that_is_sent_twice_is_refused(tus: Tus) -> None:
+    location = tus.begun(len(DATA), DIGEST)
+    lines = [("Upload-Offset", "0"), ("Upload-Offset", "9"), ("Content-Type", "application/offset+octet-stream")]
+    assert tus._http.patch(location, content=DATA, headers=lines).status_code == 422
+    assert tus.offset(location) == 0
+    assert tus.send(location, DATA, 0).status_code == 204

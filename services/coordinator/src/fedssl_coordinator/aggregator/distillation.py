@@ -4,18 +4,20 @@ Everything is written on the connection that holds the job's lock: a process tha
 successor, cannot write any more. No transaction is open during the training.
 """
 
+from collections.abc import Mapping
 from uuid import UUID
 
 import structlog
 from sqlalchemy import Connection
 
 from fedssl import tracing
+from fedssl.engine.norm_bounding import TooFewUpdates
 from fedssl.errors import Cancelled, CheckpointMismatch, DataError, MethodError
 from fedssl.protocol.states import Outcome, RoundState
 from fedssl_coordinator.aggregator import rounds as rounds_compute
 from fedssl_coordinator.aggregator.device import chosen_device, free_cached, set_threads
 from fedssl_coordinator.aggregator.distillation_checkpoints import Training
-from fedssl_coordinator.aggregator.rounds import Weights
+from fedssl_coordinator.aggregator.rounds import UpdateLost, Weights
 from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.core.logs import say_about
@@ -50,9 +52,16 @@ def distil(connection: Connection, job_id: UUID) -> None:
         if training.is_leaving:
             with transaction(connection) as session:
                 jobs.record_departure(session, DistillationJob, job_id)
+    except UpdateLost as error:
+        assert current is not None, "before the first round there are no updates"
+        if not (lost := rounds_compute.lost_updates(rows, error)):
+            raise
+        _ask_again(connection, job_id, current, lost)
     except CheckpointMismatch as error:
         with transaction(connection) as session:
             service.drop_checkpoint(session, job_id, str(error))
+    except TooFewUpdates as error:
+        _end_without_result(connection, job_id, rows, error)
     except MethodError as error:
         _fail(connection, job_id, str(error))
     except DataError as error:
@@ -93,6 +102,32 @@ def _publish(
             assert (due.id, due.state) == (current.id, RoundState.DISTILLING)
             rounds_compute.publish_next(session, run, due, rows, weights)
         enqueue.advance(session, run.id)
+
+
+def _end_without_result(connection: Connection, job_id: UUID, rows: list[Assignment], error: TooFewUpdates) -> None:
+    """End the job, and its round or the run, because too few updates can be used."""
+    with transaction(connection) as session:
+        if (found := service.still_running(session, job_id)) is None:
+            return
+        run, job = found
+        service.fail(session, job, str(error))
+        due = rounds.unclosed(session, run.id)
+        assert due is not None, "a job is unfinished while its round is"
+        rounds_compute.end_without_result(session, run, due, rows, error)
+        enqueue.advance(session, run.id)
+
+
+def _ask_again(connection: Connection, job_id: UUID, current: Round, lost: Mapping[UUID, str]) -> None:
+    """End the job, and ask the clients again whose updates the store has lost. The round gets another job."""
+    with transaction(connection) as session:
+        if (found := service.still_running(session, job_id)) is None:
+            return
+        run, _ = found
+        service.end_unfinished(session, run, "updates were lost in the store, and are asked for again")
+        due = rounds.unclosed(session, run.id)
+        assert due is not None, "a job is unfinished while its round is"
+        assert (due.id, due.state) == (current.id, RoundState.DISTILLING)
+        rounds_service.ask_again(session, run, due, lost)
 
 
 def _fail(connection: Connection, job_id: UUID, reason: str) -> None:

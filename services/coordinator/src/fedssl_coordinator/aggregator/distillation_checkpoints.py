@@ -5,13 +5,13 @@ from uuid import uuid4
 
 import structlog
 import torch
-from safetensors import SafetensorError
 from sqlalchemy import Connection
 
-from fedssl.artifacts.tensors import Tensors, load_tensors
+from fedssl.artifacts.tensors import Tensors
 from fedssl.engine import DistillationProgress, epochs_done
 from fedssl.errors import ArtifactError, Cancelled, StoreUnavailable
 from fedssl_coordinator.aggregator.rounds import StoredArtifact, put
+from fedssl_coordinator.aggregator.stored import stored_tensors
 from fedssl_coordinator.core.celery_app import is_stopping
 from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.core.models import DistillationJob
@@ -123,9 +123,9 @@ class _EpochTimer:
 
 def _read(digest: str) -> Tensors | None:
     try:
-        return load_tensors(store().path(digest))
+        return stored_tensors(digest, "checkpoint")
     except StoreUnavailable:  # the checkpoint may well exist
         raise
-    except (ArtifactError, OSError, SafetensorError) as error:
+    except (ArtifactError, OSError) as error:
         log.warning("checkpoint.unreadable", digest=digest, error=str(error), consequence="the job starts from scratch")
         return None

@@ -14,20 +14,19 @@ from sqlalchemy import Connection
 from torch import Tensor
 
 from fedssl import tracing
-from fedssl.artifacts.tensors import LazyTensors
 from fedssl.data import ImageData, choose_images, conform
-from fedssl.data.dataset_files import open_labelled
+from fedssl.data.dataset_files import ImageSelection, read_labelled
 from fedssl.errors import Cancelled, DataError, SpecError
 from fedssl.evaluation import aligned_map, labels_of
 from fedssl.evaluation.suite import RESULTS, Labelled, detailed_evaluation, load_encoder
 from fedssl.protocol.evaluation import JudgingConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl_coordinator.aggregator.device import chosen_device, free_cached, set_threads
+from fedssl_coordinator.aggregator.stored import read_stored, stored_tensors
 from fedssl_coordinator.core.celery_app import is_stopping
 from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.core.logs import say_about
 from fedssl_coordinator.core.models import Evaluation, Run
-from fedssl_coordinator.core.store import store
 from fedssl_coordinator.federation.evaluations import service
 from fedssl_coordinator.federation.jobs import repository as job_rows
 from fedssl_coordinator.federation.jobs import service as jobs
@@ -81,7 +80,7 @@ def _evaluate(
     try:
         labelled = _labelled(evaluation, config, spec)
         found = detailed_evaluation(
-            load_encoder(LazyTensors(store().path(evaluation.model)), spec),
+            load_encoder(stored_tensors(evaluation.model, f"model after round {evaluation.round_number}"), spec),
             labelled,
             config.model_copy(update={"measures": left}),
             spec.data,
@@ -115,12 +114,11 @@ def _embedding_map(
 
 def _labelled(evaluation: Evaluation, config: JudgingConfig, spec: RunSpec) -> Labelled:
     """Return the images that a simulation of the spec would choose, in the shape of the run's images."""
-    splits = open_labelled(store().path(evaluation.dataset_digest))
-    train, test = (
-        conform(images.subset(choose_images(len(images), limit, spec.seed)), spec.data)
-        for images, limit in zip(splits, (config.max_train, config.max_test), strict=True)
-    )
-    return Labelled(train, test)
+    digest = evaluation.dataset_digest
+    choices = (ImageSelection(config.max_train, spec.seed), ImageSelection(config.max_test, spec.seed))
+    what = f"file of the evaluation data set {evaluation.dataset}"
+    train, test = read_stored(digest, what, lambda path: read_labelled(path, digest, choices))
+    return Labelled(conform(train, spec.data), conform(test, spec.data))
 
 
 class _Progress:

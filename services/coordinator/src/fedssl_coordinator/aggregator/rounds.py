@@ -14,20 +14,20 @@ import torch
 from sqlalchemy.orm import Session
 
 from fedssl import tracing
-from fedssl.artifacts.tensors import LazyTensors, Tensors, load_tensors, serialised
+from fedssl.artifacts.tensors import Tensors, serialised
 from fedssl.data import ImageData
-from fedssl.data.dataset_files import open_public
-from fedssl.data.partitioning import choose_public, find_public, load_public
+from fedssl.data.partitioning import find_public, load_public, read_registered
 from fedssl.engine import run_aggregation, start_run
 from fedssl.engine.aggregation import ServerResult
-from fedssl.engine.norm_bounding import Norms
-from fedssl.errors import DataError, MethodError
+from fedssl.engine.norm_bounding import Norms, TooFewUpdates
+from fedssl.errors import ArtifactDamaged, ArtifactError, ArtifactNotFound, DataError, MethodError
 from fedssl.methods import METHODS
 from fedssl.methods.api import CPU, ClientData, Context, Metrics, Update
 from fedssl.protocol.data import DataConfig, PublicDataConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, Outcome, RoundState, RunState, Verdict
 from fedssl_coordinator.aggregator import update_norms
+from fedssl_coordinator.aggregator.stored import read_stored, stored_tensors
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.core.logs import say_about
@@ -46,6 +46,15 @@ class StoredArtifact:
 
     digest: str
     num_bytes: int
+
+
+class UpdateLost(ArtifactError):
+    """The store has lost an accepted update of the round that is being aggregated, or had other bytes in its place."""
+
+    def __init__(self, digest: str, reason: str) -> None:
+        super().__init__(f"{digest}: {reason}")
+        self.digest = digest
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +95,25 @@ def aggregate(run_id: UUID) -> None:
     try:
         with tracing.round_span("aggregate", run_id, current.number):
             weights = next_weights(run, current, rows)
+    except TooFewUpdates as error:
+        with transaction() as session:
+            locked = _still_due(session, run_id, current)
+            if locked is not None and _are_accepted(session, rows):
+                end_without_result(session, *locked, rows, error)
+        return
+    except UpdateLost as error:
+        if not (lost := lost_updates(rows, error)):
+            raise
+        with transaction() as session:
+            if (locked := _still_due(session, run_id, current)) is not None:
+                service.ask_again(session, *locked, lost)
+        return
     except MethodError as error:  # no other error is final: a store may come back
         _fail(run_id, current, str(error))
         return
     with transaction() as session:
         locked = _still_due(session, run_id, current)
-        if locked is not None:
+        if locked is not None and _are_accepted(session, rows):
             publish_next(session, *locked, rows, weights)
 
 
@@ -106,11 +128,11 @@ def next_weights(
 ) -> Weights:
     """Return the weights that the round's accepted updates give. `training` is passed to `run_aggregation`.
 
-    Raises MethodError, and DataError if public images are missing.
+    Raises MethodError, DataError if public images are missing, UpdateLost, and the errors of `read_stored`.
     """
     spec = RunSpec.model_validate(run.spec)
     assert run.server_state is not None, "a prepared run has a server state"
-    previous = load_tensors(store().path(run.server_state))
+    previous = stored_tensors(run.server_state, f"server state after round {current.number - 1}")
     updates = [_update(row) for row in _accepted(rows)]
     ctx = _context(spec, current.number, device)
     return _stored(run_aggregation(METHODS[spec.method.name], previous, updates, ctx, **training))
@@ -132,18 +154,41 @@ def publish_first(session: Session, run: Run, weights: Weights) -> None:
 def publish_next(session: Session, run: Run, current: Round, rows: Sequence[Assignment], weights: Weights) -> None:
     """Close the round with its new weights. The caller holds the run's lock."""
     accepted, cohort_size = _accepted(rows), len({row.client_id for row in rows})
-    num_used = len(accepted) - len(weights.norms.rejected)
-    is_whole = num_used >= (current.num_wanted or cohort_size)
+    used = [row for row in accepted if row.client_id not in weights.norms.rejected]
+    is_whole = len(used) >= (current.num_wanted or cohort_size)
     verdict = Verdict.AGGREGATED if is_whole else Verdict.PARTIAL
     _record_artifacts(session, weights)
-    update_norms.record_norms(session, run, current.number, weights.norms)
-    reason = f"{num_used} of {cohort_size} updates"
+    update_norms.record_norms(session, run, current.number, accepted, weights.norms)
+    reason = f"{len(used)} of {cohort_size} updates"
     service.close_round(session, current, verdict, reason + update_norms.describe(weights.norms))
     run_rows.set_next_weights(session, run, weights.state.digest, weights.broadcast.digest)
-    metrics = {**weights.metrics, **_mean_loss(session, current, accepted)}
+    metrics = {**weights.metrics, **_mean_loss(session, current, used)}
     repository.replace_metrics(session, run.id, current.number, None, metrics)
     evaluations.queue_due(session, run, current.number)
     collapse_alerts.raise_alerts(session, run, current, [row.client_id for row in accepted])
+
+
+def end_without_result(
+    session: Session, run: Run, current: Round, rows: Sequence[Assignment], error: TooFewUpdates
+) -> None:
+    """Reject the updates that cannot be used, and end the round, or the run, without new weights. The caller holds the
+    run's lock."""
+    update_norms.record_norms(session, run, current.number, _accepted(rows), error.norms)
+    spec = RunSpec.model_validate(run.spec)
+    service.end_without_result(session, run, current, spec.cohort, str(error))
+
+
+def lost_updates(rows: Sequence[Assignment], first: UpdateLost) -> dict[UUID, str]:
+    """Return the accepted assignments whose update the store lacks now, each with the reason. Reads all the others."""
+    reasons = {first.digest: first.reason}
+    for row in _accepted(rows):
+        if row.update_digest not in reasons:
+            try:
+                _update(row).load()
+            except UpdateLost as error:
+                reasons[error.digest] = error.reason
+    lost = {digest: reason for digest, reason in reasons.items() if digest not in store()}
+    return {row.id: lost[row.update_digest] for row in _accepted(rows) if row.update_digest in lost}
 
 
 def put(tensors: Tensors) -> StoredArtifact:
@@ -165,7 +210,8 @@ def _context(spec: RunSpec, round_number: int, device: torch.device) -> Context:
 def _public_images(config: PublicDataConfig, data: DataConfig) -> ImageData:
     if config.digest is None:
         return load_public(find_public(config, settings().public_data), data)
-    return choose_public(open_public(store().path(config.digest)), config, data)
+    what = f"file of the public data set {config.dataset}"
+    return read_stored(config.digest, what, lambda path: read_registered(path, config, data))
 
 
 def _accepted(rows: Sequence[Assignment]) -> list[Assignment]:
@@ -178,9 +224,14 @@ def _update(row: Assignment) -> Update:
     return Update(row.client_id, row.num_examples, functools.partial(_opened, row.update_digest))
 
 
-def _opened(digest: str) -> LazyTensors:
-    """Open an update at its turn: the store may have to fetch it, and has no room for the updates of a cohort."""
-    return LazyTensors(store().path(digest))
+def _opened(digest: str) -> Tensors:
+    """Read an update at its turn: neither memory nor a store that has to fetch it has room for those of a cohort."""
+    try:
+        return stored_tensors(digest, "update")
+    except ArtifactDamaged as error:
+        raise UpdateLost(digest, "its update was damaged in the store") from error
+    except ArtifactNotFound as error:
+        raise UpdateLost(digest, "its update is missing from the store") from error
 
 
 def _still_due(session: Session, run_id: UUID, expected: Round) -> tuple[Run, Round] | None:
@@ -192,9 +243,15 @@ def _still_due(session: Session, run_id: UUID, expected: Round) -> tuple[Run, Ro
     return run, current
 
 
-def _mean_loss(session: Session, current: Round, accepted: Sequence[Assignment]) -> Metrics:
+def _are_accepted(session: Session, rows: Sequence[Assignment]) -> bool:
+    """Return whether the updates that were aggregated still are the round's: another process may have lost one."""
+    now = repository.assignments(session, sorted({row.round_id for row in rows}))
+    return {row.id for row in _accepted(rows)} == {row.id for row in _accepted(now)}
+
+
+def _mean_loss(session: Session, current: Round, used: Sequence[Assignment]) -> Metrics:
     losses = repository.client_metrics(session, current.run_id, current.number, "loss")
-    weights = {row.client_id: row.num_examples or 0 for row in accepted if row.client_id in losses}
+    weights = {row.client_id: row.num_examples or 0 for row in used if row.client_id in losses}
     if not (total := sum(weights.values())):
         return {}
     return {"loss": sum(losses[client] * weight for client, weight in weights.items()) / total}

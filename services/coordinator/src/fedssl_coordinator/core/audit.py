@@ -5,7 +5,7 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import event, select, text
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
 from fedssl_coordinator.core.models import Event
 from fedssl_coordinator.core.problems import printable
@@ -72,10 +72,14 @@ def after(session: Session, run_id: UUID, last_id: int, limit: int, kind: str | 
     return session.scalars(statement).all()
 
 
-def deleted_runs(session: Session, run_ids: Sequence[UUID]) -> Sequence[UUID]:
-    """Return those of the runs that were deleted after a client had sent an update."""
+def deleted_runs(session: Session, client_id: str, run_ids: Sequence[UUID]) -> Sequence[UUID]:
+    """Return those of the runs that included this client, and were deleted after a client had sent an update."""
     had_updates = Event.data[HAD_UPDATES].as_boolean()
-    found = select(Event.run_id).where(Event.run_id.in_(run_ids), Event.kind == RUN_DELETED, had_updates)
+    own = aliased(Event)
+    took_part = select(own.id).where(own.run_id == Event.run_id, own.client_id == client_id)
+    found = select(Event.run_id).where(
+        Event.run_id.in_(run_ids), Event.kind == RUN_DELETED, had_updates, took_part.exists()
+    )
     return [run_id for run_id in session.scalars(found) if run_id is not None]
 
 

@@ -34,6 +34,7 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "artifact-rejected": (422, "The artifact is not what was declared"),
     "upload-busy": (423, "The upload is being checked"),
     "too-many-requests": (429, "Too many requests"),
+    "head-too-large": (431, "The head of the request is too large"),
     "internal": (500, "The coordinator failed"),
     "unavailable": (503, "Temporarily unavailable"),
 }

@@ -14,6 +14,7 @@ from fedssl_coordinator.core.enqueue import EVENTS_CHANNEL, WORK_CHANNEL
 log = structlog.get_logger(__name__)
 
 _RETRY_SECONDS = 1.0
+_CANCEL_SECONDS = 0.2
 
 
 @contextlib.asynccontextmanager
@@ -23,7 +24,9 @@ async def in_background(work: Coroutine[None, None, None]) -> AsyncIterator[None
     try:
         yield
     finally:
-        task.cancel()
+        while not task.done():  # redis-py loses a cancellation that comes while it connects
+            task.cancel()
+            await asyncio.wait([task], timeout=_CANCEL_SECONDS)
         with contextlib.suppress(asyncio.CancelledError):
             await task
 

@@ -108,6 +108,17 @@ class Settings(BaseSettings):
         le=65535,
         description="Port for these metrics. If it is not set, they are not served. The API has /metrics.",
     )
+    health_host: str = Field(
+        default="127.0.0.1",
+        description="Address of the API's separate listener for /healthz, /readyz and /metrics, which has no TLS.",
+    )
+    health_port: int | None = Field(
+        default=None,
+        ge=1,
+        le=65535,
+        description="Port of that listener, which no client should reach. If it is not set, there is none. The API's "
+        "own address has these paths too.",
+    )
     max_body_bytes: int = Field(default=1 << 20, description="Largest JSON body that is accepted.")
     max_bodies_bytes: int = Field(
         default=64 << 20,
@@ -115,10 +126,21 @@ class Settings(BaseSettings):
     )
     max_head_bytes: int = Field(default=1 << 16, ge=1 << 12, description="Largest head of a request: path and headers.")
     head_seconds: float = Field(
-        default=10.0, gt=0, description="How long a connection may take to send the head of a request."
+        default=10.0,
+        gt=0,
+        description="How long a connection may take to send the head of a request; less if there are many.",
     )
     max_connections: int = Field(
-        default=1000, ge=1, description="Most connections of one API process; further ones receive a 503."
+        default=1000,
+        ge=1,
+        description="Most connections of one API process. Half of them are kept for callers that have shown a valid "
+        "token; a further connection closes one without.",
+    )
+    max_connections_per_address: int = Field(
+        default=250,
+        ge=1,
+        description="An address with more connections without a valid token than this has 1 s to send a head. Does "
+        "not apply to trusted proxies.",
     )
     token_requests_per_minute: int = Field(
         default=6000, ge=0, description="Limit of requests with one token; 0 means no limit."

@@ -49,6 +49,8 @@ TRANSITIONS: MappingProxyType[type[Row], Changes] = MappingProxyType(
                 (R.OPEN, R.CLOSED): "round.closed",
                 (R.AGGREGATING, R.CLOSED): "round.closed",
                 (R.DISTILLING, R.CLOSED): "round.closed",
+                (R.AGGREGATING, R.OPEN): "round.reopened",
+                (R.DISTILLING, R.OPEN): "round.reopened",
             }
         ),
         Assignment: MappingProxyType(
@@ -62,6 +64,8 @@ TRANSITIONS: MappingProxyType[type[Row], Changes] = MappingProxyType(
                 (A.SUBMITTED, A.ACCEPTED): "assignment.accepted",
                 (A.SUBMITTED, A.REJECTED): "assignment.rejected",
                 (A.SUBMITTED, A.EXPIRED): "assignment.expired",
+                (A.ACCEPTED, A.REJECTED): "assignment.rejected",  # left out when its round closes
+                (A.ACCEPTED, A.EXPIRED): "assignment.expired",  # only if the store has lost its update
             }
         ),
         DistillationJob: MappingProxyType(_job_changes(DistillationJob)),

@@ -2,18 +2,20 @@
 
 A token that was recently valid is counted by itself, so that two hundred workers behind one address do not limit one
 another. Sessions of the web page count with the token that signed in. Everything else, such as guesses and floods, is
-counted by address before the database is queried. All processes share the counts through Redis; while Redis is down,
+counted by address before the database is queried. If the address has reached a limit, a token that this process has not
+seen yet is looked up before it is refused, so that the guesses of one caller do not refuse the workers behind the same
+address. Only a few tokens are looked up at a time. All processes share the counts through Redis; while Redis is down,
 each process counts separately.
 """
 
 import hashlib
-import ipaddress
 import math
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
+from uuid import UUID
 
 import structlog
 from fastapi.security.utils import get_authorization_scheme_param
@@ -21,16 +23,21 @@ from limits import RateLimitItem, RateLimitItemPerMinute
 from limits.aio.storage import MemoryStorage, RedisStorage
 from limits.aio.strategies import FixedWindowRateLimiter
 from redis.exceptions import RedisError
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fedssl_coordinator.core.db import UNREACHABLE
 from fedssl_coordinator.core.problems import ProblemError, problem_response
 from fedssl_coordinator.core.settings import settings
+from fedssl_coordinator.http.addresses import address_key
 from fedssl_coordinator.http.body_limit import IS_KNOWN, SESSION_COOKIE
 
 log = structlog.get_logger(__name__)
 
-_UNCOUNTED = "/healthz"  # an orchestrator must not restart a process because it is flooded
+# An orchestrator must neither restart a process nor send it no more requests because its address is flooded.
+_UNCOUNTED = ("/healthz", "/readyz")
+_MOST_LOOKUPS = 4
 _TOKENS_KNOWN = 10_000
 _SILENCE_SECONDS = 2.0
 _REDIS = {"socket_timeout": 0.25, "socket_connect_timeout": 0.25}
@@ -38,21 +45,28 @@ _WINDOW_SECONDS = 60
 
 
 class RateLimits:
-    """Responds 429 with Retry-After to callers that send too many requests. 0 means no limit."""
+    """Responds 429 with Retry-After to callers that send too many requests. 0 means no limit.
 
-    def __init__(self, app: ASGIApp) -> None:
+    `find_token` returns the id of the valid token with this secret, or None. It queries the database.
+    """
+
+    def __init__(self, app: ASGIApp, find_token: Callable[[str], UUID | None]) -> None:
         self._app = app
+        self._find_token = find_token
+        self._num_lookups = 0
         self._counts: RequestCounts | None = None
         self._known: OrderedDict[Credential, str] = OrderedDict()  # the ids of the tokens that they belong to
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] == _UNCOUNTED:
+        if scope["type"] != "http" or scope["path"] in _UNCOUNTED:
             await self._app(scope, receive, send)
             return
         if self._counts is None:  # here, because the settings are read once the process serves
             self._counts = RequestCounts(settings().redis_url.get_secret_value())
         credential, address = _credential(scope), _address_key(scope)
         seconds = await self._seconds_to_wait(self._counts, credential, address)
+        if seconds and credential is not None and await self._look_up(credential):
+            seconds = await self._seconds_to_wait(self._counts, credential, address)
         if seconds:
             await _refuse(seconds, scope, receive, send)
             return
@@ -80,8 +94,26 @@ class RateLimits:
             return seconds
         return await counts.hit("address", address, settings().address_requests_per_minute)
 
+    async def _look_up(self, credential: "Credential") -> bool:
+        """Return whether a token that this process has not seen is valid, and remember it if so.
+
+        Returns False without a query while too many are looked up.
+        """
+        if credential in self._known or not credential.secret or self._num_lookups >= _MOST_LOOKUPS:
+            return False
+        self._num_lookups += 1
+        try:
+            token_id = await run_in_threadpool(self._find_token, credential.secret)
+        except UNREACHABLE:
+            return False
+        finally:
+            self._num_lookups -= 1
+        if token_id is not None:
+            self._remember(credential, str(token_id))
+        return token_id is not None
+
     def _remember(self, credential: "Credential", token_id: str) -> None:
-        self._known[credential] = token_id
+        self._known[replace(credential, secret="")] = token_id
         self._known.move_to_end(credential)
         if len(self._known) > _TOKENS_KNOWN:
             self._known.popitem(last=False)
@@ -135,10 +167,14 @@ async def _seconds(limiter: FixedWindowRateLimiter, item: RateLimitItem, who: st
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """A hash of a request's token or session, and the key in the request's state for the id of the valid token."""
+    """A hash of a request's token or session, and the key in the request's state for the id of the valid token.
+
+    `secret` is the token itself, which only this request needs; it is empty for a session.
+    """
 
     state_key: Literal["valid_token", "valid_session"]
     digest: bytes
+    secret: str = field(default="", compare=False, repr=False)
 
 
 def _credential(scope: Scope) -> Credential | None:
@@ -147,7 +183,7 @@ def _credential(scope: Scope) -> Credential | None:
     authorization = caller.headers.get("authorization")
     if authorization is not None:
         scheme, secret = get_authorization_scheme_param(authorization)
-        return Credential("valid_token", _hash(secret)) if scheme.lower() == "bearer" and secret else None
+        return Credential("valid_token", _hash(secret), secret) if scheme.lower() == "bearer" and secret else None
     cookie = caller.cookies.get(SESSION_COOKIE)
     return Credential("valid_session", _hash(cookie)) if cookie else None
 
@@ -157,17 +193,7 @@ def _hash(secret: str) -> bytes:
 
 
 def _address_key(scope: Scope) -> str:
-    """Return the caller's IPv4 address or IPv6 network, because a caller can use every address of its /64 network."""
-    host = scope["client"][0] if scope.get("client") else ""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return "unknown"
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return str(address.ipv4_mapped)
-        return str(ipaddress.ip_network((address, 64), strict=False).network_address)
-    return str(address)
+    return address_key(scope["client"][0] if scope.get("client") else "")
 
 
 async def _refuse(seconds: int, scope: Scope, receive: Receive, send: Send) -> None:

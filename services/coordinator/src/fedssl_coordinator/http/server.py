@@ -1,22 +1,35 @@
-"""Serves the API: with TLS or only on this machine, and with a time limit for the head of each request."""
+"""Serves the API, with TLS or only on this machine, and health on a listener of its own."""
 
 import asyncio
 import contextlib
+import functools
+import resource
+import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
+import structlog
 import uvicorn
-from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fedssl.client.addresses import is_loopback
 from fedssl.errors import FedSSLError
+from fedssl_coordinator.core.problems import ProblemError, problem_response
 from fedssl_coordinator.core.settings import settings
+from fedssl_coordinator.http.addresses import proxies
+from fedssl_coordinator.http.connections import Connections
+from fedssl_coordinator.http.protocol import LimitedProtocol
+
+log = structlog.get_logger(__name__)
 
 KEEP_ALIVE_SECONDS = 20  # longer than the pauses between a worker's requests while it trains
+HEALTH_PATHS = ("/healthz", "/readyz", "/metrics")
+_HEALTH_CONNECTIONS = 100
 _STOP_SECONDS = 3
+_OTHER_FILES = 256  # besides connections: Postgres, Redis, artifacts
 
 
 class ServingError(FedSSLError):
@@ -62,7 +75,8 @@ def serve(app: ASGIApp, options: ListenOptions) -> None:
         config.load()
     except (OSError, ssl.SSLError) as error:
         raise ServingError(f"the certificate or its key cannot be used: {error.strerror or error}") from None
-    server = uvicorn.Server(config)
+    _allow_files(settings().max_connections + _HEALTH_CONNECTIONS + settings().database_connections + _OTHER_FILES)
+    server = Server(config)
     with contextlib.suppress(KeyboardInterrupt):
         server.run()
     if not server.started:  # the log has the reason
@@ -70,20 +84,17 @@ def serve(app: ASGIApp, options: ListenOptions) -> None:
 
 
 def server_config(app: ASGIApp, options: ListenOptions) -> uvicorn.Config:
-    """Return uvicorn's configuration."""
-    return uvicorn.Config(
+    """Return uvicorn's configuration for the API."""
+    connections = Connections(
+        settings().max_connections, settings().max_connections_per_address, settings().head_seconds
+    )
+    return _Config(
         app,
+        connections,
         host=options.host,
         port=options.port,
-        http=HeadLimitProtocol,
-        ws="none",
-        log_config=None,
-        access_log=False,
-        server_header=False,
         proxy_headers=options.trusted_proxies is not None,
         forwarded_allow_ips=options.trusted_proxies,
-        limit_concurrency=settings().max_connections,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=_STOP_SECONDS,
         ssl_certfile=options.certificate,
         ssl_keyfile=options.key,
@@ -93,59 +104,94 @@ def server_config(app: ASGIApp, options: ListenOptions) -> uvicorn.Config:
     )
 
 
+class _Config(uvicorn.Config):
+    """uvicorn's configuration, with limits for connections."""
+
+    def __init__(self, app: ASGIApp, connections: Connections, **options: Any) -> None:
+        super().__init__(
+            app,
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            **options,
+        )
+        self._connections = connections
+        self.new_protocol: Callable[..., asyncio.Protocol]
+
+    def load(self) -> None:
+        super().load()
+        # The protocol begins the TLS handshake, because connections are counted before it.
+        tls, self.ssl = self.ssl, None
+        self.new_protocol = functools.partial(
+            LimitedProtocol,
+            connections=self._connections,
+            is_proxy=proxies(str(self.forwarded_allow_ips) if self.proxy_headers else None),
+            tls=tls,
+        )
+        self.http_protocol_class = self.new_protocol  # type: ignore[assignment]
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, and in the same process and loop a listener for health if FEDSSL_HEALTH_PORT is set.
+
+    A flood of the API's listener takes no connection of the other one, which no client should be able to reach.
+    """
+
+    @property
+    def _app(self) -> ASGIApp:
+        return cast("ASGIApp", self.config.app)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        port = settings().health_port
+        if self.started and port is not None:
+            try:
+                self.servers.append(await self._health_listener(settings().health_host, port))
+            except OSError as error:
+                log.error("health.cannot_listen", host=settings().health_host, port=port, reason=error.strerror)
+                self.started = False
+                self.should_exit = True
+                for server in self.servers:
+                    server.close()
+                await self.lifespan.shutdown()
+
+    async def _health_listener(self, host: str, port: int) -> asyncio.Server:
+        connections = Connections(_HEALTH_CONNECTIONS, _HEALTH_CONNECTIONS, settings().head_seconds)
+        config = _Config(_only_health(self._app), connections, lifespan="off", proxy_headers=False)
+        config.load()
+        # With this server's state, which ends these connections too when it stops.
+        return await asyncio.get_running_loop().create_server(
+            lambda: config.new_protocol(config=config, server_state=self.server_state, app_state={}),
+            host,
+            port,
+        )
+
+
+def _only_health(app: ASGIApp) -> ASGIApp:
+    async def serve_health(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] in HEALTH_PATHS:
+            await app(scope, receive, send)
+            return
+        detail = f"{scope['path']}: this listener has only {', '.join(HEALTH_PATHS)}"
+        await problem_response(ProblemError("not-found", detail))(scope, receive, send)
+
+    return serve_health
+
+
+def _allow_files(needed: int) -> None:
+    """Raise this process's limit of open files as far as necessary and permitted.
+
+    Many systems set it to 1024 by default. A server that cannot open another file accepts no connection at all.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def _tls_context(config: uvicorn.Config, default: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
     context = default()
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
-
-
-class HeadLimitProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol, with limits for the head of a request: `head_seconds` and `max_head_bytes`.
-
-    uvicorn itself waits for the head without a time limit, and accepts any length. The middlewares limit bodies.
-    """
-
-    _timer: asyncio.TimerHandle | None = None
-    _num_bytes = 0
-    _is_in_body = False
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._start_timer()
-
-    def data_received(self, data: bytes) -> None:
-        # The first bytes of the next request, or the rest of a body whose response has been sent.
-        if self._timer is None and (not self._is_in_body or self.cycle.response_complete):
-            self._start_timer()
-        self._num_bytes += len(data)
-        super().data_received(data)
-        if self._timer is not None and not self._is_in_body and self._num_bytes > settings().max_head_bytes:
-            self._close()
-
-    def on_headers_complete(self) -> None:
-        self._stop_timer()
-        self._is_in_body = True
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        self._stop_timer()
-        self._is_in_body = False
-        super().on_message_complete()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timer()
-        super().connection_lost(exc)
-
-    def _start_timer(self) -> None:
-        self._num_bytes = 0
-        self._timer = self.loop.call_later(settings().head_seconds, self._close)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _close(self) -> None:
-        self._stop_timer()
-        if not self.transport.is_closing():
-            self.transport.close()

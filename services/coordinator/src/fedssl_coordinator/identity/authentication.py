@@ -71,8 +71,20 @@ def may_still(session: Session, caller: Caller) -> bool:
 
 def require_still(session: Session, caller: Caller) -> None:
     """Raise ProblemError if the token is no longer valid."""
-    if not may_still(session, caller):
+    require_valid(session, caller.token_id)
+
+
+def require_valid(session: Session, token_id: UUID) -> None:
+    """Raise ProblemError if a token is no longer valid, for requests that have begun while it was."""
+    if not repository.is_valid(session, token_id):
         raise _unauthenticated()
+
+
+def token_id_of(secret: str) -> UUID | None:
+    """Return the id of the valid token with this secret, or None."""
+    with transaction() as session:
+        found = repository.find(session, hash_secret(secret))
+        return None if found is None else found.id
 
 
 def _unauthenticated() -> ProblemError:

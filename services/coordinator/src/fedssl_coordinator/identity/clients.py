@@ -29,14 +29,19 @@ def locked(session: Session, client_id: str) -> Client:
     return session.get_one(Client, client_id, with_for_update={"key_share": True}, populate_existing=True)
 
 
-def register(session: Session, client_id: str, request: Register) -> None:
-    """Store what the worker declares about itself. The first registration sets `registered_at`."""
+def register(session: Session, client_id: str, request: Register) -> int | None:
+    """Store what the worker declares about itself, and return the number of images that it declared before, if it did.
+
+    The first registration sets `registered_at`.
+    """
+    before = locked(session, client_id).num_images
     values = {"serves": None, **request.model_dump(exclude={"protocol_version", "anchor"})}
     session.execute(
         update(Client)
         .where(Client.id == client_id)
         .values(**values, registered_at=func.coalesce(Client.registered_at, func.now()), last_seen_at=func.now())
     )
+    return before
 
 
 def seen(session: Session, client_id: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 
 from fedssl.artifacts.finite import check_finite
-from fedssl.artifacts.header import Header, check_header, read_header
+from fedssl.artifacts.header import Header, check_header, num_bytes, read_header
 from fedssl.artifacts.store import digest_of
 from fedssl.client import WorkerClient
 from fedssl.errors import ArtifactError, DigestMismatch
@@ -59,6 +59,7 @@ class Egress:
         """Raise NotPermitted if the update could not leave. Is called before anything is fetched or trained."""
         try:
             self._enforcer.require_permitted(item)
+            self._require_within_totals(item, sum(num_bytes(each.dtype, each.shape) for each in item.plan.update))
         except NotPermitted as refused:
             self._ledger.append("refused", **_work_fields(item), reason=str(refused))
             raise
@@ -97,6 +98,7 @@ class Egress:
             if digest_of(update) != digest:
                 raise DigestMismatch("the update's file changed after it was trained: it is not sent")
             self._enforcer.require_permitted(item)
+            self._require_within_totals(item, header.total_bytes, digest)
         about = {**_work_fields(item), "digest": digest, "bytes": header.total_bytes}
         intent = self._ledger.append("intent", **about, **_update_fields(item, header, numbers or {}))
         num_sent = self._client.upload(digest, update, item.assignment_id, on_bytes)
@@ -117,6 +119,10 @@ class Egress:
             )
             exchange.receipt = answer.receipt
         return answer
+
+    def _require_within_totals(self, item: WorkItem, num_bytes: int, digest: str | None = None) -> None:
+        if (limits := self._enforcer.total_limits) is not None:
+            self._ledger.totals().require_within(limits, item, num_bytes, digest)
 
     @contextmanager
     def _refusals(self, item: WorkItem, digest: str) -> Iterator[None]:

@@ -3,6 +3,7 @@
 import hashlib
 import re
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -68,6 +69,15 @@ class LedgerRules(StrictModel):
     segment_entries: int = Field(default=1000, ge=2, le=1_000_000)
 
 
+@dataclass(frozen=True, slots=True)
+class TotalLimits:
+    """A policy's digest, and its limits on what leaves in all runs together."""
+
+    policy: str
+    max_rounds: int | None
+    max_bytes: int | None
+
+
 class Policy(StrictModel):
     """The file. Everything that is not allowed is denied, and an unknown key is an error."""
 
@@ -76,6 +86,15 @@ class Policy(StrictModel):
     coordinator: str = Field(description="The only address that the worker connects to, except for `stores`.")
     stores: tuple[Store, ...] = Field(
         default=(), max_length=16, description="Object stores that artifacts may be sent to and fetched from directly."
+    )
+    max_rounds_total: int | None = Field(
+        default=None,
+        ge=1,
+        lt=2**53,
+        description="Number of rounds, over all runs, whose updates may leave.",
+    )
+    max_bytes_total: int | None = Field(
+        default=None, ge=1, lt=2**53, description="Size of all updates that may leave, of all runs together."
     )
     allow: tuple[AllowRule, ...] = Field(default=(), max_length=255)
     dp: Privacy = Privacy()
@@ -154,6 +173,14 @@ class PolicyEnforcer:
             return
         if (why := refusal(self.notice, item.spec, item.plan, item.round_number)) is not None:
             raise NotPermitted(f"the data owner's policy ({self.digest[:8]}) does not permit this work: {why}")
+
+    @property
+    def total_limits(self) -> TotalLimits | None:
+        """The limits on what leaves in all runs together, or None if the policy has none."""
+        policy = self._policy
+        if policy is None or (policy.max_rounds_total is None and policy.max_bytes_total is None):
+            return None
+        return TotalLimits(self.digest, policy.max_rounds_total, policy.max_bytes_total)
 
     def permits_store(self, server: str) -> bool:
         """Return whether artifacts may go to and come from this object store, given as https://HOST:PORT."""

@@ -91,6 +91,10 @@ class Bucket:
             return None
         return Object(key, found["ContentLength"], found["LastModified"], found["ETag"])
 
+    def url(self, key: str) -> str:
+        """Return an object's address, for people."""
+        return f"s3://{self._name}/{self._prefix}{key}"
+
     def read(self, key: str, start: int, stop: int) -> Iterator[bytes]:
         """The bytes from `start` up to `stop`, which the object must have, a mebibyte at a time."""
         while start < stop:

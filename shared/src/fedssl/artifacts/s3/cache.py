@@ -23,8 +23,7 @@ class Cache:
         self._files = root / "files"
         self._incoming = root / "incoming"
         self._max_bytes = max_bytes
-        for folder in (self._files, self._incoming):
-            folder.mkdir(parents=True, exist_ok=True)
+        self._make_folders()
         self.drop_abandoned(_ABANDONED_SECONDS)  # of a process that was killed for want of memory, again and again
 
     def find(self, digest: str, num_bytes: int) -> Path | None:
@@ -39,6 +38,7 @@ class Cache:
 
     def scratch(self) -> tuple[int, Path]:
         """An empty file to write to; its descriptor and its path."""
+        self._make_folders()  # it may be emptied at any time
         descriptor, name = tempfile.mkstemp(dir=self._incoming)
         return descriptor, Path(name)
 
@@ -58,6 +58,10 @@ class Cache:
     def drop_abandoned(self, seconds: float) -> list[int]:
         """Remove what processes that were killed have left, this old at least; the sizes in bytes of what was."""
         return drop_old_files(self._incoming, seconds)
+
+    def _make_folders(self) -> None:
+        for folder in (self._files, self._incoming):
+            folder.mkdir(parents=True, exist_ok=True)
 
     def _make_room(self, num_bytes: int) -> None:
         known = []

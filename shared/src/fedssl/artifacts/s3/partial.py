@@ -20,7 +20,7 @@ _KEY = re.compile(rf"{FOLDER}/([^/]+)/[0-9]{{20}}-[^/]+")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PART_BYTES = 4 << 20
 _MAX_OBJECTS = 10_000
-_COPY_BYTES = 5 << 30  # the most that S3 copies at once
+COPY_BYTES = 5 << 30  # the most that S3 copies at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class S3Whole:
 
     def keep(self, digest: str) -> None:
         only = self._pieces[0].object if len(self._pieces) == 1 else None
-        if only is not None and only.num_bytes <= _COPY_BYTES:
+        if only is not None and only.num_bytes <= COPY_BYTES:
             self._bucket.copy(only, place_of(digest))
         else:
             self._bucket.upload(place_of(digest), self.path)

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,10 +11,11 @@ from pathlib import Path
 from fedssl.artifacts.s3.bucket import Bucket, NoSuchObject, Object
 from fedssl.artifacts.s3.cache import Cache
 from fedssl.artifacts.s3.direct import S3Direct
-from fedssl.artifacts.s3.partial import FOLDER, Lock, S3Partial, name_of, place_of
-from fedssl.artifacts.store import FileWriter, StoredFile, require_digest
-from fedssl.errors import ArtifactNotFound
+from fedssl.artifacts.s3.partial import COPY_BYTES, FOLDER, Lock, S3Partial, name_of, place_of
+from fedssl.artifacts.store import FileWriter, StoredFile
+from fedssl.errors import ArtifactDamaged, ArtifactNotFound
 
+_DAMAGED = "damaged"
 _PLACE = re.compile(r"[0-9a-f]{2}/[0-9a-f]{2}/([0-9a-f]{64})")
 
 
@@ -69,6 +70,25 @@ class S3Store:
         except ArtifactNotFound:
             return False
 
+    def place(self, digest: str) -> str:
+        return self._bucket.url(place_of(digest))
+
+    def set_aside(self, digest: str) -> bool:
+        self._cache.drop(digest)
+        aside = f"{_DAMAGED}/{digest}"
+        with self._lock(aside) as held:
+            found = self._bucket.find(place_of(digest)) if held else None
+            if found is None or found.num_bytes > COPY_BYTES:
+                return False
+            try:
+                if _sha256(self._bucket.read(found.key, 0, found.num_bytes)) == digest:
+                    return False
+                self._bucket.copy(found, aside)  # refused if it was stored again
+            except NoSuchObject:
+                return False
+            self._bucket.delete(found.key)
+        return True
+
     def delete(self, digest: str) -> None:
         self._bucket.delete(place_of(digest))
         self._cache.drop(digest)
@@ -82,6 +102,10 @@ class S3Store:
     def drop_abandoned(self, seconds: float) -> list[int]:
         dropped = self._cache.drop_abandoned(seconds)
         now = datetime.now(UTC)
+        for found in self._bucket.objects(f"{_DAMAGED}/"):
+            if (now - found.modified_at).total_seconds() > seconds:
+                self._bucket.delete(found.key)
+                dropped.append(found.num_bytes)
         for upload in self._bucket.multiparts():
             if not _PLACE.fullmatch(upload.key):
                 continue  # one that is arriving, which ends by itself, or not ours
@@ -106,17 +130,24 @@ class S3Store:
         self._cache.adopt(path, digest)
 
     def _fetched(self, digest: str, found: Object) -> Path:
-        """A local copy. Raises DigestMismatch where the store has other bytes."""
+        """Return a local copy. Raises ArtifactDamaged if the store has other bytes."""
         descriptor, scratch = self._cache.scratch()
         try:
-            whole = hashlib.sha256()
             with os.fdopen(descriptor, "wb") as file:
-                for chunk in self._bucket.read(found.key, 0, found.num_bytes):
-                    whole.update(chunk)
-                    file.write(chunk)
-            require_digest(whole.hexdigest(), digest)
+                actual = _sha256(self._bucket.read(found.key, 0, found.num_bytes), file.write)
+            if actual != digest:
+                raise ArtifactDamaged(f"the object of artifact {digest} has other bytes: their sha256 is {actual}")
             return self._cache.adopt(scratch, digest)
         except NoSuchObject:
             raise ArtifactNotFound(f"artifact {digest} was removed from the store just now") from None
         finally:
             scratch.unlink(missing_ok=True)
+
+
+def _sha256(chunks: Iterable[bytes], write: Callable[[bytes], object] = lambda data: None) -> str:
+    """Return the digest of bytes that are also written on the way."""
+    whole = hashlib.sha256()
+    for chunk in chunks:
+        whole.update(chunk)
+        write(chunk)
+    return whole.hexdigest()

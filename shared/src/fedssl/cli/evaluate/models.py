@@ -7,7 +7,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 from torch import nn
 
-from fedssl.artifacts.tensors import Tensors, load_tensors
+from fedssl.artifacts.tensors import Tensors
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import note
 from fedssl.cli.specs import read_spec
@@ -16,6 +16,7 @@ from fedssl.errors import ArtifactError, SpecError
 from fedssl.evaluation.suite import load_encoder, load_projected
 from fedssl.methods.api import Context
 from fedssl.models import build_encoder, initialised
+from fedssl.models.pretrained import read_listed
 from fedssl.protocol.runs import RunSpec
 from fedssl.run_files import INITIAL, SPEC
 
@@ -52,7 +53,7 @@ class Model:
         path = self.path.with_name(INITIAL)
         if path.is_file():
             with suppress(SpecError, SafetensorError, ArtifactError):
-                return load_encoder(load_tensors(path), self.spec)
+                return load_encoder(read_listed(path), self.spec)
         seed = Context(spec=self.spec, round_number=0).seed("model")  # that of a run's own first weights
         return initialised(lambda: build_encoder(self.spec.model.encoder, self.spec.data.channels), seed)
 
@@ -95,7 +96,7 @@ def read_other(path: Path, like: Model) -> Model:
 
 def _read(path: Path) -> Tensors:
     try:
-        return load_tensors(path)
+        return read_listed(path)
     except FileNotFoundError:
         raise UsageError(f"there is no file {path}") from None
     except (SafetensorError, OSError) as error:

@@ -38,6 +38,7 @@ from fedssl.methods.api import Batch, ClientData, Context, Terms, Update
 from fedssl.methods.composition.follower import TARGET
 from fedssl.methods.composition.modules import copy_of
 from fedssl.methods.composition.part import Online, Part, Wire
+from fedssl.methods.composition.weighting import update_weights
 from fedssl.protocol.methods.add_ons import CrossedKLConfig
 
 CENTERS = "centers"
@@ -93,10 +94,16 @@ class CrossedKL(Part):
         return Wire(kinds={CENTERS: "centers"}, combines=(CENTERS,), aggregate=self._aggregate)
 
     def _aggregate(self, state: Tensors, updates: Sequence[Update], ctx: Context) -> Tensors:
-        sent = [update.load() for update in updates]
-        if any(_MU not in tensors for tensors in sent):  # every client trains by itself and sends nothing
+        sent = [_centers(update) for update in updates]
+        if not all(sent):  # every client trains by itself and sends nothing
             return {}
-        return weighted_mean(({_MU: tensors[_MU]} for tensors in sent), [update.num_examples for update in updates])
+        return weighted_mean(sent, update_weights(updates, ctx))
+
+
+def _centers(update: Update) -> Tensors:
+    """Return a copy of an update's centers, or nothing if it has none. The copy keeps only itself in memory."""
+    tensors = update.load()
+    return {_MU: tensors[_MU].clone()} if _MU in tensors else {}
 
 
 @torch.no_grad()

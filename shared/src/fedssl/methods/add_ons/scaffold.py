@@ -8,9 +8,10 @@ Karimireddy et al. 2020, SCAFFOLD, Algorithm 1 with option II, over every parame
 
 x are the weights that local training started from, S the number of its steps, lr the round's learning rate, and s the
 assumed length of a step per unit of gradient (`step_size`). c and every c_k start from 0; c_k stays with the client, c
-and the differences travel as tensors of the kind "control". |S|/N follows from `cohort.fraction` and the clients that
-the spec names, by `cohort.clients` or `partition`: 0.1 of 4 is one of them, a quarter. If the spec names none, it is
-the fraction. BatchNorm's statistics are not parameters and have no variates.
+and the differences travel as tensors of the kind "control". |S| is the number of updates that are used, and N that of
+the clients that the spec names, by `cohort.clients` or `partition`. If the spec names none, |S|/N is `cohort.fraction`.
+A client whose update is rejected keeps its c_k, so c stays the mean of the c_k. BatchNorm's statistics are not
+parameters and have no variates.
 
 Momentum: SGD with momentum m moves by lr / (1 - m) per gradient in the long run, while the correction moves by lr. With
 g_k the client's mean gradient, `step_size` "momentum" (s = lr / (1 - m), the default) gives c_k' = g_k + m (c_k - c):
@@ -19,7 +20,7 @@ cancels the drift. "plain" (s = lr, NIID-Bench) gives c_k' = g_k / (1 - m) at on
 noise of one round. Both settle at the same correction; without momentum they are the same.
 
 Cold start: c_k = 0. A client that lost its disk counts twice in c until its c_k is back at the old value; if that
-matters, start a new run. A round that closes with fewer updates than its cohort still counts as |S|.
+matters, start a new run.
 
 Deviations: NIID-Bench has variates for BatchNorm's buffers too. As in NIID-Bench, the correction follows the
 optimiser's step instead of entering the gradient, so neither momentum nor weight decay acts on it.
@@ -121,15 +122,15 @@ class ControlVariates(Part):
     def _aggregate(self, state: Tensors, updates: Sequence[Update], ctx: Context) -> Tensors:
         names = [name.removeprefix(f"{CONTROL}.") for name in state if name.startswith(f"{CONTROL}.")]
         means = weighted_mean((_changes(update, names) for update in updates), [1] * len(updates))
-        share = _share(ctx.spec)
+        share = _share(ctx.spec, len(updates))
         return {f"{CONTROL}.{name}": state[f"{CONTROL}.{name}"].add(means[name], alpha=share) for name in names}
 
 
-def _share(spec: RunSpec) -> float:
-    """Return |S|/N. With a factor other than the cohort's, c would not be the mean of the c_k."""
+def _share(spec: RunSpec, num_updates: int) -> float:
+    """Return |S|/N. With a factor other than that of the updates that are used, c would not be the mean of the c_k."""
     by_partition = spec.partition.num_clients if spec.partition is not None else 0
     num_clients = len(spec.cohort.clients or ()) or by_partition
-    return spec.cohort.num_wanted(num_clients) / num_clients if num_clients else spec.cohort.fraction
+    return num_updates / num_clients if num_clients else spec.cohort.fraction
 
 
 def _changes(update: Update, names: Sequence[str]) -> Tensors:

@@ -132,7 +132,8 @@ class DictionaryContrast(Objective):
 
     def _aggregate(self, state: Tensors, updates: Sequence[Update], ctx: Context) -> Tensors:
         base = {name: tensor for name, tensor in state.items() if name.startswith(f"{BASE}.")}
-        return {DICTIONARY: combined(state[DICTIONARY], [each.load()[CLIENT_DICTIONARY] for each in updates]), **base}
+        of_clients = [each.load()[CLIENT_DICTIONARY].clone() for each in updates]  # copies keep only themselves
+        return {DICTIONARY: combined(state[DICTIONARY], of_clients), **base}
 
 
 def combined(previous_QD: torch.Tensor, of_clients: Sequence[torch.Tensor]) -> torch.Tensor:

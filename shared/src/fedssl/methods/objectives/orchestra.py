@@ -152,7 +152,7 @@ class Orchestra(Objective):
         return {GLOBAL: F.normalize(torch.randn(shape, generator=torch.Generator().manual_seed(ctx.seed(GLOBAL))))}
 
     def _aggregate(self, state: Tensors, updates: Sequence[Update], ctx: Context) -> Tensors:
-        local = torch.cat([update.load()[LOCAL] for update in updates])
+        local = torch.cat([update.load()[LOCAL].clone() for update in updates])  # a copy keeps only itself in memory
         found = global_centroids(
             local,
             self.config.num_global_centroids,

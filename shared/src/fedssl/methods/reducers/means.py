@@ -12,6 +12,7 @@ from fedssl.aggregation import (
 from fedssl.artifacts.tensors import Tensors
 from fedssl.methods.api import Context, Metrics, ServerState, Update
 from fedssl.methods.composition.server import Reducer
+from fedssl.methods.composition.weighting import update_weights
 from fedssl.protocol.methods.reducers import EUAConfig, LDAWAConfig, MeanConfig, NoReducerConfig
 
 _BY_BATCHES = MeanConfig(weighting="batches")
@@ -23,7 +24,7 @@ def eua(config: EUAConfig) -> Reducer:
     def reduce(updates: Sequence[Update], state: ServerState, ctx: Context) -> tuple[Tensors, Metrics]:
         tensors = [update.load() for update in updates]
         previous = {name: state[name] for name in tensors[0]}
-        weights = [_weight(_BY_BATCHES, update.num_examples, ctx) for update in updates]
+        weights = _weights(_BY_BATCHES, updates, ctx)
         return efficient_unified_aggregation(tensors, previous, weights, config.server_learning_rate), {}
 
     return Reducer(reduce)
@@ -49,8 +50,7 @@ def mean(config: MeanConfig) -> Reducer:
     """FedAvg (McMahan et al. 2017): the mean, weighted by images, by batches, or equally."""
 
     def reduce(updates: Sequence[Update], state: ServerState, ctx: Context) -> tuple[Tensors, Metrics]:
-        weights = [_weight(config, update.num_examples, ctx) for update in updates]
-        return weighted_mean((update.load() for update in updates), weights), {}
+        return weighted_mean((update.load() for update in updates), _weights(config, updates, ctx)), {}
 
     return Reducer(reduce, declares=None)
 
@@ -64,11 +64,11 @@ def none(config: NoReducerConfig) -> Reducer:
     return Reducer(reduce, declares="keep")
 
 
-def _weight(config: MeanConfig, num_examples: int, ctx: Context) -> int:
+def _weights(config: MeanConfig, updates: Sequence[Update], ctx: Context) -> Sequence[float]:
     if config.weighting == "examples":
-        return num_examples
+        return update_weights(updates, ctx)
     if config.weighting == "uniform":
-        return 1
+        return [1] * len(updates)
     training = ctx.spec.training
     rounding = math.floor if training.drop_last else math.ceil
-    return max(1, rounding(num_examples / training.batch_size))
+    return update_weights(updates, ctx, lambda num_examples: max(1, rounding(num_examples / training.batch_size)))

@@ -30,7 +30,7 @@ def short(value: float | None) -> str:
     """Three digits that count."""
     if value is None:
         return NOTHING
-    return number(value) if abs(value) >= 100 else f"{value:.3g}".replace("e-0", "e-").replace("-", _MINUS)
+    return number(value) if 100 <= abs(value) < 1e9 else f"{value:.3g}".replace("e-0", "e-").replace("-", _MINUS)
 
 
 def in_bytes(value: float | None) -> str:

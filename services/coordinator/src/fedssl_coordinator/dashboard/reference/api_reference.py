@@ -59,7 +59,8 @@ def groups(document: Mapping[str, Any]) -> dict[str, list[Operation]]:
     for path, verbs in sorted(document["paths"].items()):
         for verb in _VERBS:
             if verb in verbs:
-                found.setdefault((verbs[verb].get("tags") or ["server"])[0], []).append(_operation(verb, path, verbs))
+                operation = _operation(verb, path, verbs, document["components"]["responses"])
+                found.setdefault((verbs[verb].get("tags") or ["server"])[0], []).append(operation)
     return dict(sorted(found.items()))
 
 
@@ -71,7 +72,7 @@ def schemas(document: Mapping[str, Any]) -> list[Schema]:
     ]
 
 
-def _operation(verb: str, path: str, verbs: Mapping[str, Any]) -> Operation:
+def _operation(verb: str, path: str, verbs: Mapping[str, Any], shared: Mapping[str, Any]) -> Operation:
     found = verbs[verb]
     text, _, rest = found.get("description", "").partition("\n\n")
     parameters = [
@@ -79,9 +80,14 @@ def _operation(verb: str, path: str, verbs: Mapping[str, Any]) -> Operation:
         for one in [*verbs.get("parameters", ()), *found.get("parameters", ())]
     ]
     answers = [
-        ("else" if status == "default" else status, _content(answer), answer.get("description", ""))
+        (status, _content(answer), answer.get("description", ""))
         for status, answer in found["responses"].items()
+        if "$ref" not in answer
     ]
+    errors = {status: answer["$ref"] for status, answer in found["responses"].items() if "$ref" in answer}
+    if errors:
+        named = _content(shared[next(iter(errors.values())).rsplit("/", 1)[1]])
+        answers.append((", ".join(errors).replace("default", "any other"), named, ""))
     roles = tuple(role for entry in found.get("security", ()) for allowed in entry.values() for role in allowed)
     return Operation(verb.upper(), path, text or found["summary"], rest, roles, parameters,
                      _content(found.get("requestBody", {})), answers)  # fmt: skip

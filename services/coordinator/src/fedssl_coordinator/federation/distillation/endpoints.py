@@ -7,6 +7,7 @@ from fastapi import APIRouter
 
 from fedssl.protocol.views import DistillationJobView, Page
 from fedssl_coordinator.core.db import DB
+from fedssl_coordinator.core.openapi import problems
 from fedssl_coordinator.core.paging import Cursor, Limit, decode_cursor, page_of
 from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.distillation import repository, service
@@ -32,7 +33,7 @@ def show_distillation_job(job_id: UUID, caller: Viewer, session: DB) -> Distilla
     return service.show(session, job_id)
 
 
-@router.post("/v1/distillation-jobs/{job_id}/cancel")
+@router.post("/v1/distillation-jobs/{job_id}/cancel", responses=problems(409))
 def cancel_distillation_job(job_id: UUID, caller: Operator, session: DB) -> DistillationJobView:
     """Cancel a job at its next epoch and pause its run. When the run is resumed, it starts the distillation again."""
     return service.cancel(session, job_id)

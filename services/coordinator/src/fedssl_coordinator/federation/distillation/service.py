@@ -81,7 +81,7 @@ def complete(session: Session, job: DistillationJob) -> None:
 
 
 def fail(session: Session, job: DistillationJob, reason: str) -> None:
-    """End a job that can never succeed. The caller holds the run's lock, and ends the run."""
+    """End a job that can never succeed. The caller holds the run's lock, and ends the run, or the round."""
     _end(session, job, JobState.FAILED, f"{_when(job)}: {printable(reason)}", reason=printable(reason))
 
 

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Response, status
 
 from fedssl.protocol.views import EmbeddingMapView, EvaluationCreate, EvaluationView, Page
 from fedssl_coordinator.core.db import DB
+from fedssl_coordinator.core.openapi import problems
 from fedssl_coordinator.core.paging import Cursor, Limit, decode_cursor, page_of, round_number
 from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.evaluations import maps, repository, service
@@ -20,7 +21,7 @@ _EXISTS: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.post("/v1/runs/{run_id}/evaluations", status_code=status.HTTP_201_CREATED, responses=_EXISTS)
+@router.post("/v1/runs/{run_id}/evaluations", status_code=status.HTTP_201_CREATED, responses=_EXISTS | problems(409))
 def request_evaluation(
     run_id: UUID, request: EvaluationCreate, response: Response, caller: Operator, session: DB
 ) -> EvaluationView:
@@ -54,7 +55,7 @@ def show_embedding_map(evaluation_id: UUID, caller: Viewer, session: DB) -> Embe
     return maps.embedding_map(session, evaluation_id)
 
 
-@router.post("/v1/evaluations/{evaluation_id}/cancel")
+@router.post("/v1/evaluations/{evaluation_id}/cancel", responses=problems(409))
 def cancel_evaluation(evaluation_id: UUID, caller: Operator, session: DB) -> EvaluationView:
     """Cancel an evaluation. Its run continues as before."""
     return service.cancel(session, evaluation_id)

@@ -63,7 +63,7 @@ def _require(run_id: UUID) -> None:
         run_rows.require(session, run_id)
 
 
-@router.get("/stream", response_class=EventSourceResponse)
+@router.get("/stream", response_class=EventSourceResponse, responses={200: {"content": {"text/event-stream": {}}}})
 async def stream_events(
     run_id: UUID, request: Request, caller: PlacedViewer, last_event_id: LastEventId = None
 ) -> EventSourceResponse:

@@ -9,9 +9,9 @@ from sqlalchemy import ColumnElement, delete, func, or_, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from fedssl.protocol.states import AssignmentState, RoundState, RunState
+from fedssl.protocol.states import AssignmentState, RoundState, RunState, Verdict
 from fedssl_coordinator.core.db import among
-from fedssl_coordinator.core.models import Assignment, Client, DistillationJob, Metric, Round, Run
+from fedssl_coordinator.core.models import Assignment, Client, DistillationJob, Event, Metric, Round, Run
 from fedssl_coordinator.federation.jobs.repository import UNFINISHED
 from fedssl_coordinator.federation.retries import due
 
@@ -211,6 +211,19 @@ def needing_attention(session: Session) -> Sequence[UUID]:
     return session.scalars(statement).all()
 
 
+def unusual_before(session: Session, row: Round) -> list[str]:
+    """Return the clients whose update was unusual in the last round before this one that gave new weights."""
+    earlier = select(func.max(Round.number)).where(
+        Round.run_id == row.run_id,
+        Round.number < row.number,
+        Round.verdict.in_((Verdict.AGGREGATED, Verdict.PARTIAL)),
+    )
+    statement = select(Event.client_id).where(
+        Event.run_id == row.run_id, Event.round_number == earlier.scalar_subquery(), Event.kind == "update.unusual"
+    )
+    return sorted({str(client) for client in session.scalars(statement)})
+
+
 def replace_metrics(
     session: Session, run_id: UUID, round_number: int, client_id: str | None, values: dict[str, float]
 ) -> None:
@@ -260,6 +273,35 @@ def client_metrics(session: Session, run_id: UUID, round_number: int, name: str)
         _is_finite,
     )
     return {client_id: value for client_id, value in session.execute(statement) if client_id is not None}
+
+
+def metrics_between(
+    session: Session, run_id: UUID, first: int, end: int, names: Sequence[str], client_ids: Sequence[str]
+) -> Sequence[tuple[str, int, str, float]]:
+    """Return client, round, name and value of some metrics of some clients, from round `first` to before `end`."""
+    statement = select(Metric.client_id, Metric.round_number, Metric.name, Metric.value).where(
+        Metric.run_id == run_id,
+        Metric.name.in_(names),
+        Metric.round_number >= first,
+        Metric.round_number < end,
+        among(Metric.client_id, client_ids),
+        _is_finite,
+    )
+    return [(str(client), number, name, value) for client, number, name, value in session.execute(statement)]
+
+
+def numbers_of_examples(
+    session: Session, run_id: UUID, first: int, end: int, client_ids: Sequence[str]
+) -> Sequence[tuple[str, int, int]]:
+    """Return client, round and `num_examples` of the updates of some clients, from `first` to before `end`."""
+    statement = select(Assignment.client_id, Assignment.round_number, Assignment.num_examples).where(
+        Assignment.run_id == run_id,
+        Assignment.state.in_((AssignmentState.ACCEPTED, AssignmentState.REJECTED)),
+        Assignment.round_number >= first,
+        Assignment.round_number < end,
+        among(Assignment.client_id, client_ids),
+    )
+    return [(client, number, count or 0) for client, number, count in session.execute(statement)]
 
 
 def metrics_by_client(

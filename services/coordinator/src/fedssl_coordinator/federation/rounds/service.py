@@ -6,6 +6,7 @@ operator's stop and an aggregator's close cannot cross.
 
 from collections.abc import Mapping, Sequence
 from enum import Enum, auto
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import func
@@ -92,6 +93,40 @@ def close_round(session: Session, current: Round, verdict: Verdict, reason: str)
         closed_at=func.now(),
     )
     assert won, "the run is locked, and its rounds with it"
+    enqueue.wake_watchers(session)
+
+
+def end_without_result(session: Session, run: Run, current: Round, cohort: CohortConfig, reason: str) -> None:
+    """Close a round that gives no new weights as skipped, or end the whole run: the spec chooses. The caller holds the
+    run's lock."""
+    if cohort.without_quorum != "skip":
+        end_run(session, run, Outcome.FAILED, f"round {current.number}: {reason}")
+        return
+    close_round(session, current, Verdict.SKIPPED, reason)
+    run_rows.count_round(session, run)
+    if run.rounds_closed == run.num_rounds:  # the last round is evaluated even if it did not change the weights
+        evaluations.queue_due(session, run, run.num_rounds)
+
+
+def ask_again(session: Session, run: Run, current: Round, lost: Mapping[UUID, str]) -> None:
+    """Reopen a round whose accepted updates the store has partly lost, and ask only their clients again.
+
+    `lost` has the reason per assignment. The round gets its whole time again, and no attempt is counted. The caller
+    holds the run's lock.
+    """
+    rows = repository.assignments(session, [current.id])
+    reasons = {row.client_id: lost[row.id] for row in rows if row.id in lost}
+    message = f"asked again: {_shortened(reasons)}"
+    won = transition(session, current, RoundState.OPEN, message, data={"clients": reasons})
+    assert won, "the run is locked, and its rounds with it"
+    repository.extend(session, current, RunSpec.model_validate(run.spec).cohort.deadline_seconds, next_attempt=False)
+    for row in rows:
+        if row.id in lost:
+            _expire(session, row, lost[row.id], "; asked again", update_digest=None)
+    repository.offer(session, current, {row.client_id: row.attempt + 1 for row in rows if row.client_id in reasons})
+    retries.reset(session, run)
+    run_rows.set_reason(session, run, f"round {current.number}: {message}")
+    enqueue.wake_workers(session)
     enqueue.wake_watchers(session)
 
 
@@ -250,9 +285,10 @@ def _end_live(session: Session, current: Round, reason: str) -> None:
         _expire(session, assignment, reason)
 
 
-def _expire(session: Session, assignment: Assignment, reason: str, consequence: str = "") -> None:
+def _expire(session: Session, assignment: Assignment, reason: str, consequence: str = "", **values: str | None) -> None:
     message = f"{assignment.client_id}: {reason}{consequence}"
-    won = transition(session, assignment, AssignmentState.EXPIRED, message, reason=reason, closed_at=func.now())
+    closed: dict[str, Any] = {"reason": reason, "closed_at": func.now(), **values}
+    won = transition(session, assignment, AssignmentState.EXPIRED, message, **closed)
     assert won, "the row is locked"
 
 
@@ -285,14 +321,10 @@ def _without_quorum(
 ) -> Step:
     """End a round that has no attempt left, or the whole run: the spec chooses."""
     reason = f"too few updates after {current.attempt} attempts: {_shortened(reasons)}"
-    if cohort.without_quorum == "skip":
-        close_round(session, current, Verdict.SKIPPED, reason)
-        run_rows.count_round(session, run)
-        if run.rounds_closed == run.num_rounds:  # the last round is evaluated even if it did not change the weights
-            evaluations.queue_due(session, run, run.num_rounds)
-        return Step.CHECK_AGAIN
-    end_run(session, run, Outcome.FAILED, f"round {current.number}: {reason}")
-    return Step.WAIT
+    if unusual := repository.unusual_before(session, current):
+        reason += f". Before it, the update of {', '.join(unusual)} was unusual: see the events update.unusual"
+    end_without_result(session, run, current, cohort, reason)
+    return Step.WAIT if run.state == RunState.FINISHED else Step.CHECK_AGAIN
 
 
 def _reasons(rows: Sequence[Assignment]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from fedssl.protocol.states import RunState
 from fedssl.protocol.views import MetricView, Page, RoundView, RunCreate, RunSummary, RunView
 from fedssl_coordinator.core.db import DB, transaction
+from fedssl_coordinator.core.openapi import problems
 from fedssl_coordinator.core.paging import (
     Cursor,
     LargeItemsLimit,
@@ -25,7 +26,7 @@ from fedssl_coordinator.federation.rounds import declines
 from fedssl_coordinator.federation.rounds import repository as rounds
 from fedssl_coordinator.federation.runs import service
 from fedssl_coordinator.identity.authentication import Admin, Operator, Viewer, WaitingViewer
-from fedssl_coordinator.storage.artifacts.streaming import artifact_response
+from fedssl_coordinator.storage.artifacts.streaming import DOWNLOAD, DOWNLOAD_HEAD, artifact_response
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
@@ -39,7 +40,7 @@ IdempotencyKey = Annotated[
 MetricName = Annotated[str | None, Query(pattern=r"^[a-z0-9_/]{1,64}$", description="Only this metric.")]
 
 
-@router.post("", status_code=status.HTTP_201_CREATED)
+@router.post("", status_code=status.HTTP_201_CREATED, responses=problems(409))
 def create_run(request: RunCreate, caller: Operator, session: DB, idempotency_key: IdempotencyKey = None) -> RunView:
     """Create a run from a spec, and start it unless `start` is false."""
     return service.create(session, request, idempotency_key)
@@ -64,31 +65,31 @@ def show_run(run_id: UUID, caller: Viewer, session: DB) -> RunView:
     return service.show(session, run_id)
 
 
-@router.post("/{run_id}/start")
+@router.post("/{run_id}/start", responses=problems(409))
 def start_run(run_id: UUID, caller: Operator, session: DB) -> RunView:
     """Start a created run."""
     return service.change(session, run_id, "start")
 
 
-@router.post("/{run_id}/pause")
+@router.post("/{run_id}/pause", responses=problems(409))
 def pause_run(run_id: UUID, caller: Operator, session: DB) -> RunView:
     """Pause a run: it offers no new work, and updates in training are still accepted."""
     return service.change(session, run_id, "pause")
 
 
-@router.post("/{run_id}/resume")
+@router.post("/{run_id}/resume", responses=problems(409))
 def resume_run(run_id: UUID, caller: Operator, session: DB) -> RunView:
     """Resume a paused run. Its open round gets a new deadline."""
     return service.change(session, run_id, "resume")
 
 
-@router.post("/{run_id}/stop")
+@router.post("/{run_id}/stop", responses=problems(409))
 def stop_run(run_id: UUID, caller: Operator, session: DB) -> RunView:
     """End a run permanently. Its weights so far stay available."""
     return service.change(session, run_id, "stop")
 
 
-@router.delete("/{run_id}", status_code=status.HTTP_204_NO_CONTENT)
+@router.delete("/{run_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(409))
 def delete_run(run_id: UUID, caller: Admin, session: DB) -> None:
     """Delete a finished run with its weights. The audit log keeps the run's events."""
     service.delete(session, run_id)
@@ -127,7 +128,8 @@ def _digest(run_id: UUID, which: str) -> str:
         return service.model_digest(session, run_id, initial=which == "initial")
 
 
-@router.get("/{run_id}/model", response_class=Response)
+@router.head("/{run_id}/model", response_class=Response, responses=DOWNLOAD_HEAD | problems(409))
+@router.get("/{run_id}/model", response_class=Response, responses=DOWNLOAD | problems(409))
 async def download_model(
     run_id: UUID, request: Request, caller: WaitingViewer, which: Literal["latest", "initial"] = "latest"
 ) -> Response:
@@ -136,4 +138,5 @@ async def download_model(
     `Accept-Direct` works as for an artifact.
     """
     digest = await run_in_threadpool(_digest, run_id, which)
-    return await run_in_threadpool(artifact_response, digest, request.headers, direct=True)
+    is_get = request.method == "GET"  # a signed address is only for GET
+    return await run_in_threadpool(artifact_response, digest, request.headers, method=request.method, direct=is_get)

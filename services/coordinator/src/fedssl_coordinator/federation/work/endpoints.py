@@ -19,6 +19,7 @@ from fedssl.protocol.work import (
     WorkItem,
 )
 from fedssl_coordinator.core.db import DB, transaction
+from fedssl_coordinator.core.openapi import problems
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.federation.ledger_anchors import service as anchors
 from fedssl_coordinator.federation.work import service
@@ -41,7 +42,7 @@ def register(request: Register, client_id: WorkerId, session: DB) -> Registered:
 # and each turn waits in a queue. These requests take one turn, so fewer leases run out while their heartbeat waits.
 
 
-@router.post("/heartbeat")
+@router.post("/heartbeat", responses=problems(404))
 async def heartbeat(request: Heartbeat, caller: WaitingWorker) -> HeartbeatReply:
     """Renew a lease and report progress."""
     return await run_in_threadpool(_heartbeat, _client_of(caller), request)
@@ -75,7 +76,7 @@ async def claim(claim: Claim, request: Request, caller: PlacedWorker) -> WorkIte
     return item
 
 
-@router.post("/submit")
+@router.post("/submit", responses=problems(404, 409, 410))
 async def submit(request: Submit, caller: WaitingWorker) -> Submitted:
     """Submit an uploaded update."""
     return await run_in_threadpool(_submit, _client_of(caller), request)
@@ -93,7 +94,7 @@ def ended_runs(request: EndedQuery, client_id: WorkerId, session: DB) -> EndedRu
     return service.ended_runs(session, client_id, request)
 
 
-@router.post("/decline")
+@router.post("/decline", responses=problems(404, 409, 410))
 def decline(request: Decline, client_id: WorkerId, session: DB) -> Submitted:
     """Return an assignment, with the reason."""
     return service.decline(session, client_id, request)

@@ -1,12 +1,14 @@
 """Leases: granted, renewed, turned into an accepted update, or returned."""
 
 import functools
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import func
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.base import PROTOCOL_VERSION
+from fedssl.protocol.measures import MEASURES
 from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, RoundState
@@ -46,7 +48,11 @@ def register(session: Session, client_id: str, request: Register) -> Registered:
         raise ProblemError(
             "invalid-request", detail, audit_event=AuditEvent("client.refused", detail, client_id=client_id)
         )
-    clients.register(session, client_id, request)
+    before = clients.register(session, client_id, request)
+    if before is not None and before != request.num_images:
+        message = f"{client_id} registered with {request.num_images} images, and with {before} before"
+        data = {"before": before, "after": request.num_images}
+        record(session, "client.images_changed", message, client_id=client_id, data=data)
     repository.end_pauses(session, client_id)  # a worker that starts again may now have what it lacked
     encoder = "" if request.encoder is None else f", encoder {request.encoder}"
     message = f"{request.num_images} images, {request.device}, worker {request.worker_version}{encoder}"
@@ -98,8 +104,9 @@ def submit(session: Session, client_id: str, request: Submit) -> Submitted:
     """Accept an uploaded update. The same submission again gets the same answer. Raises ProblemError."""
     assignment = _locked_own(session, request.assignment_id, client_id)
     if assignment.state == AssignmentState.ACCEPTED:
-        return _accepted_before(assignment, request)
+        return _accepted_before(session, assignment, request)
     _require_open(session, assignment)
+    _require_own_numbers(session, assignment, request)
     if not artifacts.is_uploaded(session, assignment.id, request.update):
         detail = f"artifact {request.update} has not been uploaded for this assignment: upload it with PUT first"
         raise ProblemError("conflict", detail, audit_event=_refused(assignment, detail))
@@ -135,7 +142,7 @@ def ended_runs(session: Session, client_id: str, request: EndedQuery) -> EndedRu
     a client keeps of such a run is its result.
     """
     finished = repository.finished_with(session, client_id, request.run_ids)
-    return EndedRuns(run_ids=tuple(sorted({*finished, *events.deleted_runs(session, request.run_ids)})))
+    return EndedRuns(run_ids=tuple(sorted({*finished, *events.deleted_runs(session, client_id, request.run_ids)})))
 
 
 def _accept(session: Session, assignment: Assignment, request: Submit) -> None:
@@ -162,14 +169,43 @@ def _locked_own(session: Session, assignment_id: UUID, client_id: str) -> Assign
     return own_assignment(session, assignment_id, client_id)
 
 
-def _accepted_before(assignment: Assignment, request: Submit) -> Submitted:
-    if assignment.update_digest == request.update:
+def _accepted_before(session: Session, assignment: Assignment, request: Submit) -> Submitted:
+    """Return the answer to a submission that was accepted before. Raises ProblemError if this is another one."""
+    client_id = assignment.client_id
+    by_client = rounds.metrics_by_client(session, assignment.run_id, assignment.round_number, [client_id])
+    metrics = {name: value for name, value in by_client[client_id].items() if name not in MEASURES}
+    if assignment.update_digest != request.update:
+        difference = "another update"
+    elif assignment.num_examples != request.num_examples:
+        difference = f"this update with num_examples {assignment.num_examples}, not {request.num_examples},"
+    elif metrics != request.metrics:
+        names = sorted(
+            name for name in metrics.keys() | request.metrics if metrics.get(name) != request.metrics.get(name)
+        )
+        difference = f"this update with other metrics ({', '.join(names)})"
+    else:
         return Submitted(assignment_id=assignment.id, state=AssignmentState.ACCEPTED)
-    detail = (
-        f"round {assignment.round_number} has already accepted another update of {assignment.client_id}, and keeps it: "
-        "claim new work"
-    )
+    number = assignment.round_number
+    detail = f"round {number} has already accepted {difference} of {client_id}, and keeps it: claim new work"
     raise ProblemError("duplicate-update", detail, audit_event=_refused(assignment, detail))
+
+
+def _require_own_numbers(session: Session, assignment: Assignment, request: Submit) -> None:
+    """Raise ProblemError if the client claims more images than it registered, or reports what only the coordinator
+    measures."""
+    client = clients.get(session, assignment.client_id)
+    if client is not None and client.num_images is not None and request.num_examples > client.num_images:
+        detail = (
+            f"num_examples is {request.num_examples}, and {client.id} registered {client.num_images} images: an update "
+            "weighs at most as much. Register again if there are more images now"
+        )
+        data = {"num_examples": request.num_examples, "num_images": client.num_images}
+        raise ProblemError(
+            "invalid-request", detail, audit_event=_refused(assignment, detail, "update.weight_refused", data)
+        )
+    if reserved := sorted(request.metrics.keys() & set(MEASURES)):
+        detail = f"the coordinator itself measures {', '.join(reserved)}: submit without them"
+        raise ProblemError("invalid-request", detail, audit_event=_refused(assignment, detail))
 
 
 def _require_open(session: Session, assignment: Assignment) -> None:
@@ -219,8 +255,10 @@ def _work_item(session: Session, assignment: Assignment, run: Run, spec: RunSpec
     )
 
 
-def _refused(assignment: Assignment, detail: str) -> AuditEvent:
-    return AuditEvent("assignment.refused", detail, assignment.run_id, assignment.round_number, assignment.client_id)
+def _refused(
+    assignment: Assignment, detail: str, kind: str = "assignment.refused", data: dict[str, Any] | None = None
+) -> AuditEvent:
+    return AuditEvent(kind, detail, assignment.run_id, assignment.round_number, assignment.client_id, data or {})
 
 
 def _record(session: Session, kind: str, message: str, assignment: Assignment) -> None:

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Response, status
 from fedssl.protocol.views import EnrolmentCreate, Page, TokenCreate, TokenCreated, TokenView
 from fedssl.protocol.work import Enrol, Enrolled
 from fedssl_coordinator.core.db import DB
+from fedssl_coordinator.core.openapi import problems
 from fedssl_coordinator.core.paging import Cursor, Limit, decode_cursor, page_of
 from fedssl_coordinator.identity.authentication import Admin, Enrolling, Operator
 from fedssl_coordinator.identity.tokens import repository, service
@@ -18,7 +19,7 @@ router = APIRouter(prefix="/v1", tags=["tokens"])
 _SAME: dict[int | str, dict[str, Any]] = {status.HTTP_200_OK: {"description": "This token was already enrolled."}}
 
 
-@router.post("/tokens", status_code=status.HTTP_201_CREATED)
+@router.post("/tokens", status_code=status.HTTP_201_CREATED, responses=problems(409))
 def create_token(request: TokenCreate, caller: Admin, session: DB) -> TokenCreated:
     """Create a token. Its secret is only in this response."""
     return service.create(session, request)
@@ -38,7 +39,7 @@ def revoke_token(token_id: UUID, caller: Admin, session: DB) -> None:
     service.revoke(session, token_id)
 
 
-@router.post("/enrolment-tokens", status_code=status.HTTP_201_CREATED)
+@router.post("/enrolment-tokens", status_code=status.HTTP_201_CREATED, responses=problems(409))
 def create_enrolment_token(request: EnrolmentCreate, caller: Operator, session: DB) -> TokenCreated:
     """Create a single-use enrolment token for a client's worker. It replaces an unused one of the client.
 
@@ -47,7 +48,7 @@ def create_enrolment_token(request: EnrolmentCreate, caller: Operator, session: 
     return service.enrol(session, caller, request)
 
 
-@router.post("/enrolments", status_code=status.HTTP_201_CREATED, responses=_SAME)
+@router.post("/enrolments", status_code=status.HTTP_201_CREATED, responses=_SAME | problems(409))
 def enrol(request: Enrol, response: Response, caller: Enrolling, session: DB) -> Enrolled:
     """Use an enrolment token: the token that the worker has created for itself becomes valid."""
     enrolled, is_new = service.redeem(session, caller, request)

@@ -1,6 +1,6 @@
 """`/v1/artifacts`"""
 
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter, Header, Query, Request, Response, status
@@ -11,10 +11,11 @@ from starlette.responses import JSONResponse
 from fedssl.protocol.base import Digest
 from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.core.metrics import UPLOAD_BYTES
+from fedssl_coordinator.core.openapi import problems
 from fedssl_coordinator.identity.authentication import Caller, WaitingOperatorOrWorker
 from fedssl_coordinator.storage.artifacts import service
 from fedssl_coordinator.storage.artifacts.service import UploadPermit, UploadStatus
-from fedssl_coordinator.storage.artifacts.streaming import artifact_response, receive
+from fedssl_coordinator.storage.artifacts.streaming import DOWNLOAD, DOWNLOAD_HEAD, artifact_response, receive
 
 router = APIRouter(prefix="/v1/artifacts", tags=["artifacts"])
 
@@ -22,6 +23,7 @@ AssignmentId = Annotated[
     UUID | None, Query(description="The assignment whose update this is. Operators, who send data sets, leave it out.")
 ]
 ContentLength = Annotated[int | None, Header(ge=0, description="The size of the file in bytes.")]
+_STORED: dict[int | str, dict[str, Any]] = {status.HTTP_200_OK: {"description": "This artifact was already stored."}}
 _BODY = {"requestBody": {"required": True, "content": {"application/octet-stream": {}}}}
 
 
@@ -35,9 +37,9 @@ def _permit(caller: Caller, assignment: UUID | None, digest: str) -> tuple[Uploa
     return permit, upload_status is not UploadStatus.MISSING and not service.is_lost(upload_status, digest)
 
 
-def _record(assignment: UUID | None, digest: str, size: int) -> None:
+def _record(caller: Caller, assignment: UUID | None, digest: str, size: int) -> None:
     with transaction() as session:
-        service.record_upload(session, assignment, digest, size)
+        service.record_upload(session, caller.token_id, assignment, digest, size)
 
 
 def _check(digest: str, caller: Caller) -> None:
@@ -45,7 +47,9 @@ def _check(digest: str, caller: Caller) -> None:
         service.may_fetch(session, digest, caller)
 
 
-@router.put("/{digest}", status_code=status.HTTP_201_CREATED, openapi_extra=_BODY)
+@router.put(
+    "/{digest}", status_code=status.HTTP_201_CREATED, openapi_extra=_BODY, responses=_STORED | problems(409, 410, 411)
+)
 async def upload_artifact(
     digest: Digest,
     request: Request,
@@ -63,16 +67,18 @@ async def upload_artifact(
         return JSONResponse({"digest": digest}, status_code=status.HTTP_200_OK)
     size = await receive(permit, digest, content_length, request.stream())
     UPLOAD_BYTES.inc(size)
-    await run_in_threadpool(_record, assignment, digest, size)
+    await run_in_threadpool(_record, caller, assignment, digest, size)
     return JSONResponse({"digest": digest}, status_code=status.HTTP_201_CREATED)
 
 
-@router.get("/{digest}", response_class=Response)
+@router.head("/{digest}", response_class=Response, responses=DOWNLOAD_HEAD)
+@router.get("/{digest}", response_class=Response, responses=DOWNLOAD)
 async def download_artifact(digest: Digest, request: Request, caller: WaitingOperatorOrWorker) -> Response:
-    """Fetch an artifact's bytes; `Range` resumes an interrupted download.
+    """Fetch an artifact's bytes; `Range` resumes an interrupted download. `ETag` is their SHA-256.
 
     With `Accept-Direct: 1` the response may be a 307 redirect to a signed address of the object store, which needs no
     token.
     """
     await run_in_threadpool(_check, digest, caller)
-    return await run_in_threadpool(artifact_response, digest, request.headers, direct=True)
+    is_get = request.method == "GET"  # a signed address is only for GET
+    return await run_in_threadpool(artifact_response, digest, request.headers, method=request.method, direct=is_get)

@@ -1,12 +1,14 @@
 """Reads and writes the rows of artifacts; the bytes are in the store."""
 
+from collections.abc import Sequence
 from uuid import UUID
 
-from sqlalchemy import delete, exists, func, select, update
+from sqlalchemy import delete, exists, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from fedssl_coordinator.core.models import Artifact, Assignment, PublicDataset, Round, Run, Upload
+from fedssl.protocol.states import AssignmentState, RoundState, RunState
+from fedssl_coordinator.core.models import Artifact, Assignment, DistillationJob, PublicDataset, Round, Run, Upload
 
 
 def add(session: Session, digest: str, num_bytes: int) -> None:
@@ -73,6 +75,28 @@ def num_uploads(session: Session, assignment_id: UUID) -> int:
 
 def is_known(session: Session, digest: str) -> bool:
     return session.get(Artifact, digest) is not None
+
+
+def runs_in_need_of(session: Session, digest: str) -> Sequence[UUID | None]:
+    """Return the unfinished runs that cannot continue without an artifact."""
+    current = select(Round.id).where(Round.run_id == Run.id, Round.state != RoundState.CLOSED)
+    update_ = select(Assignment.id).join(Round, Round.id == Assignment.round_id)
+    job = select(DistillationJob.id).where(DistillationJob.run_id == Run.id, DistillationJob.checkpoint == digest)
+    needed = or_(
+        Run.server_state == digest,
+        Run.broadcast == digest,
+        Run.spec["public_data"]["digest"].astext == digest,
+        current.where(Round.broadcast == digest).exists(),
+        update_.where(
+            Assignment.run_id == Run.id,
+            Assignment.update_digest == digest,
+            Assignment.state == AssignmentState.ACCEPTED,
+            Round.state != RoundState.CLOSED,
+        ).exists(),
+        job.exists(),
+    )
+    statement = select(Run.id).where(Run.state != RunState.FINISHED, needed).order_by(Run.created_at, Run.id)
+    return session.scalars(statement).all()
 
 
 def is_broadcast_to(session: Session, digest: str, client_id: str) -> bool:

@@ -17,7 +17,7 @@ from fedssl_coordinator.core.models import Assignment
 from fedssl_coordinator.core.problems import AuditEvent, ProblemError
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.core.store import store
-from fedssl_coordinator.identity.authentication import Caller
+from fedssl_coordinator.identity.authentication import Caller, require_valid
 from fedssl_coordinator.storage.artifacts import repository
 
 _MAX_UPLOADS = 16  # per assignment: one is enough, but a worker that was killed before it submitted may send others
@@ -142,8 +142,12 @@ def check_announced(permit: UploadPermit, num_bytes: int) -> None:
         raise permit.refusal("artifact-too-large", detail)
 
 
-def record_upload(session: Session, assignment: UUID | None, digest: str, num_bytes: int) -> None:
-    """Record an artifact that has arrived and is stored. Raises ProblemError if it must be sent again."""
+def record_upload(session: Session, token_id: UUID, assignment: UUID | None, digest: str, num_bytes: int) -> None:
+    """Record an artifact that has arrived and is stored.
+
+    Raises ProblemError if it must be sent again, or if its sender's token was revoked while the bytes arrived.
+    """
+    require_valid(session, token_id)
     try:
         record_stored(session, digest, num_bytes)
     except ArtifactNotFound as error:

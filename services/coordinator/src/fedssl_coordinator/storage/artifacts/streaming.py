@@ -1,24 +1,40 @@
 """Streams artifacts in and out, one mebibyte at a time: neither direction holds a whole artifact in memory."""
 
+import hashlib
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import structlog
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
 from fedssl.artifacts.finite import check_finite
 from fedssl.artifacts.header import LENGTH_BYTES, Header, header_length, parse_header
 from fedssl.artifacts.store import Writer
-from fedssl.errors import ArtifactError, ArtifactNotFound, ArtifactTooLarge, OffsetMismatch
+from fedssl.errors import ArtifactDamaged, ArtifactError, ArtifactNotFound, ArtifactTooLarge, OffsetMismatch
+from fedssl_coordinator.core.openapi import problems
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.core.store import store
+from fedssl_coordinator.storage.artifacts.damage import set_aside
 from fedssl_coordinator.storage.artifacts.service import UploadPermit, check_announced
 
 CHUNK = 1 << 20
+DOWNLOAD: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/octet-stream": {}}},
+    206: {"content": {"application/octet-stream": {}}, "description": "The range that was requested."},
+    304: {"description": "`If-None-Match` names these bytes."},
+    307: {"description": "The object store's address, if `Accept-Direct: 1` was sent."},
+    **problems(416),
+}
+"""The responses of a route that answers GET with `artifact_response`."""
+
+DOWNLOAD_HEAD: dict[int | str, dict[str, Any]] = {status: DOWNLOAD[status] for status in (200, 304)}
+
 _LINK_SECONDS = 900
 _RANGE = re.compile(r"bytes=(\d{1,17})-(\d{1,17})?", re.ASCII)
 
@@ -103,23 +119,27 @@ def checked_header(beginning: bytearray, permit: UploadPermit, num_bytes: int) -
     return header
 
 
-def artifact_response(digest: str, request_headers: Mapping[str, str], *, direct: bool = False) -> Response:
-    """Return an artifact's bytes, all of them or one range. Raises ProblemError if the store lacks it.
+def artifact_response(digest: str, request_headers: Headers, *, method: str = "GET", direct: bool = False) -> Response:
+    """Return an artifact's bytes, all of them or one range, or 304 if the caller has them.
 
-    With `direct`, the response redirects to the object store if the settings allow it and the caller accepts it.
+    With `direct`, the response redirects to the object store if the settings allow it and the caller accepts it. Raises
+    ProblemError if the store lacks the artifact.
     """
     try:
         size = store().size(digest)
     except ArtifactNotFound as error:
         raise ProblemError("not-found", str(error)) from None
     etag = f'"{digest}"'
+    if _names(request_headers.getlist("if-none-match"), etag):
+        return Response(status_code=304, headers={"ETag": etag})
     is_redirected = direct and settings().store_direct and request_headers.get("accept-direct") == "1"
     if is_redirected and (link := store().link(digest, _LINK_SECONDS)) is not None:
         return Response(status_code=307, headers={"Location": link, "ETag": etag, "Cache-Control": "no-store"})
     headers = {"ETag": etag, "Accept-Ranges": "bytes"}
     start, stop, status = 0, size, 200
     # A range only of what the caller had begun to fetch: a run's newest weights may be others by now.
-    asked = _range(request_headers.get("range", "")) if request_headers.get("if-range", etag) == etag else None
+    is_same = method == "GET" and request_headers.get("if-range", etag) == etag  # RFC 9110: a range only for GET
+    asked = _range(request_headers.get("range", "")) if is_same else None
     if asked is not None:
         start, stop, status = asked[0], min(asked[1], size), 206
         if start >= size:
@@ -127,9 +147,34 @@ def artifact_response(digest: str, request_headers: Mapping[str, str], *, direct
             raise ProblemError("range-not-satisfiable", detail, headers={"Content-Range": f"bytes */{size}"})
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
     headers["Content-Length"] = str(stop - start)
-    return StreamingResponse(
-        store().read(digest, start, stop), status_code=status, headers=headers, media_type="application/octet-stream"
-    )
+    if method == "HEAD":
+        return Response(status_code=status, headers=headers, media_type="application/octet-stream")
+    content = _checked(digest, size) if asked is None else store().read(digest, start, stop)
+    return StreamingResponse(content, status_code=status, headers=headers, media_type="application/octet-stream")
+
+
+def _checked(digest: str, size: int) -> Iterator[bytes]:
+    """Yield an artifact's bytes, and the last ones of them only if all of them have its digest.
+
+    Otherwise it raises ArtifactDamaged, which breaks the connection off, and the artifact is missing from then on. A
+    range cannot be checked here: its reader has the whole, and checks that.
+    """
+    whole, held = hashlib.sha256(), b""
+    for chunk in store().read(digest, 0, size):
+        whole.update(chunk)
+        if held:
+            yield held
+        held = chunk
+    if whole.hexdigest() != digest:
+        set_aside(digest)
+        raise ArtifactDamaged(f"artifact {digest} has other bytes in the store: the download was broken off")
+    yield held
+
+
+def _names(if_none_match: list[str], etag: str) -> bool:
+    """Return whether the lines of If-None-Match name the ETag. The comparison is the weak one of RFC 9110."""
+    named = [tag.strip() for line in if_none_match for tag in line.split(",")]
+    return "*" in named or etag in [tag.removeprefix("W/") for tag in named]
 
 
 def _range(header: str) -> tuple[int, int] | None:

@@ -16,6 +16,7 @@ from fedssl.protocol.views import (
 )
 from fedssl_coordinator.core.db import DB, transaction
 from fedssl_coordinator.core.models import EvaluationDataset, PublicDataset
+from fedssl_coordinator.core.openapi import problems
 from fedssl_coordinator.core.paging import Cursor, Limit, decode_cursor, page_of, registered_name
 from fedssl_coordinator.identity.authentication import Viewer, WaitingOperator
 from fedssl_coordinator.storage.datasets import repository, service
@@ -28,7 +29,7 @@ View = TypeVar("View", PublicDatasetView, EvaluationDatasetView)
 _SAME: dict[int | str, dict[str, Any]] = {status.HTTP_200_OK: {"description": "These images already had this name."}}
 
 
-@router.post("/public-datasets", status_code=status.HTTP_201_CREATED, responses=_SAME)
+@router.post("/public-datasets", status_code=status.HTTP_201_CREATED, responses=_SAME | problems(404, 409))
 def register_public_dataset(
     request: PublicDatasetCreate, response: Response, caller: WaitingOperator
 ) -> PublicDatasetView:
@@ -52,7 +53,7 @@ def show_public_dataset(name: RegisteredName, caller: Viewer, session: DB) -> Pu
     return service.show_public(session, name)
 
 
-@router.post("/evaluation-datasets", status_code=status.HTTP_201_CREATED, responses=_SAME)
+@router.post("/evaluation-datasets", status_code=status.HTTP_201_CREATED, responses=_SAME | problems(404, 409))
 def register_evaluation_dataset(
     request: EvaluationDatasetCreate, response: Response, caller: WaitingOperator
 ) -> EvaluationDatasetView:

@@ -22,6 +22,7 @@ from fedssl_coordinator.core.problems import AuditEvent, ProblemError
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.core.store import store
 from fedssl_coordinator.storage.artifacts import repository as artifacts
+from fedssl_coordinator.storage.artifacts.damage import set_aside
 from fedssl_coordinator.storage.datasets import repository
 
 
@@ -38,7 +39,7 @@ def about_public(digest: str) -> dict[str, int]:
 
     The file may have to be fetched, so do not call this in a transaction.
     """
-    with _rejections():
+    with _rejections(digest):
         num_images, channels, size, _ = map_public(_path(digest)).shape
     return {"num_images": num_images, "channels": channels, "image_size": size}
 
@@ -66,7 +67,7 @@ def known_evaluation(session: Session, request: EvaluationDatasetCreate) -> Eval
 
 def about_evaluation(digest: str) -> dict[str, int]:
     """Do the same as `about_public` for labelled images."""
-    with _rejections():
+    with _rejections(digest):
         found = map_labelled(_path(digest))
     num_train, channels, size, _ = found.train_images.shape
     return {
@@ -168,11 +169,13 @@ def _check_unregistered(config: PublicDataConfig) -> None:
 
 
 @contextmanager
-def _rejections() -> Iterator[None]:
-    """Turn the error for bytes that are not a data set into the problem that the caller receives."""
+def _rejections(digest: str) -> Iterator[None]:
+    """Turn the error for bytes that are not a data set, or not those that were sent, into the caller's problem."""
     try:
         yield
     except ArtifactError as error:
+        if set_aside(digest):
+            raise _not_uploaded(digest) from None
         raise ProblemError("artifact-rejected", str(error)) from None
 
 

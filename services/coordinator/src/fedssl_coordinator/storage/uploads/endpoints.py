@@ -8,7 +8,7 @@ from email.utils import format_datetime
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Header, Request, Response, status
+from fastapi import APIRouter, Depends, Header, Request, Response, status
 from fastapi.exceptions import RequestValidationError
 from pydantic import TypeAdapter, ValidationError
 from starlette.concurrency import run_in_threadpool
@@ -18,6 +18,7 @@ from fedssl.protocol.views import UploadPart, UploadParts
 from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.core.metrics import UPLOAD_BYTES
 from fedssl_coordinator.core.models import PartialUpload
+from fedssl_coordinator.core.openapi import problems
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.identity.authentication import Caller, WaitingOperatorOrWorker
 from fedssl_coordinator.storage.artifacts import service as artifacts
@@ -26,7 +27,15 @@ from fedssl_coordinator.storage.uploads import service
 from fedssl_coordinator.storage.uploads.service import AnnouncedUpload
 from fedssl_coordinator.storage.uploads.streaming import receive_part, settle
 
-router = APIRouter(prefix="/v1/uploads", tags=["uploads"])
+
+def _sent_once(request: Request) -> None:
+    """Raise RequestValidationError if a header of the protocol was sent twice: two values contradict each other."""
+    for name in ("Upload-Length", "Upload-Offset", "Upload-Metadata", "Tus-Resumable"):
+        if len(request.headers.getlist(name)) > 1:
+            raise _mistake("was sent twice: send it once", name)
+
+
+router = APIRouter(prefix="/v1/uploads", tags=["uploads"], dependencies=[Depends(_sent_once)])
 
 _VERSION = "1.0.0"
 _PART = "application/offset+octet-stream"
@@ -49,7 +58,12 @@ Metadata = Annotated[
 ]
 
 
-@router.post("", status_code=status.HTTP_201_CREATED, response_class=Response)
+@router.post(
+    "",
+    status_code=status.HTTP_201_CREATED,
+    response_class=Response,
+    responses=problems(404, 409, 410, 412, 413, 423),
+)
 async def begin_upload(
     caller: WaitingOperatorOrWorker, upload_length: Length, upload_metadata: Metadata, tus_resumable: Tus = None
 ) -> Response:
@@ -69,7 +83,7 @@ async def begin_upload(
     return await _answer(upload, status.HTTP_201_CREATED, headers)
 
 
-@router.head("/{upload_id}", response_class=Response)
+@router.head("/{upload_id}", response_class=Response, responses=problems(409, 410, 412, 423))
 async def show_upload(upload_id: UUID, caller: WaitingOperatorOrWorker, tus_resumable: Tus = None) -> Response:
     """Return the byte from which an upload continues, in `Upload-Offset`."""
     _require_version(tus_resumable)
@@ -79,7 +93,13 @@ async def show_upload(upload_id: UUID, caller: WaitingOperatorOrWorker, tus_resu
     return await _answer(upload, status.HTTP_200_OK, headers)
 
 
-@router.patch("/{upload_id}", status_code=status.HTTP_204_NO_CONTENT, response_class=Response, openapi_extra=_BODY)
+@router.patch(
+    "/{upload_id}",
+    status_code=status.HTTP_204_NO_CONTENT,
+    response_class=Response,
+    openapi_extra=_BODY,
+    responses=problems(409, 410, 412, 415, 423),
+)
 async def continue_upload(
     upload_id: UUID,
     request: Request,
@@ -101,7 +121,7 @@ async def continue_upload(
     return await _answer(upload, status.HTTP_204_NO_CONTENT, {"Upload-Offset": str(offset)})
 
 
-@router.post("/{upload_id}/parts")
+@router.post("/{upload_id}/parts", responses=problems(409, 410, 423))
 async def ask_for_parts(upload_id: UUID, caller: WaitingOperatorOrWorker) -> UploadParts:
     """Return addresses at which the object store accepts some of the missing parts of an upload directly.
 
@@ -115,7 +135,7 @@ async def ask_for_parts(upload_id: UUID, caller: WaitingOperatorOrWorker) -> Upl
     return UploadParts(parts=tuple(UploadPart(**dataclasses.asdict(part)) for part in missing))
 
 
-@router.delete("/{upload_id}", status_code=status.HTTP_204_NO_CONTENT, response_class=Response)
+@router.delete("/{upload_id}", status_code=status.HTTP_204_NO_CONTENT, response_class=Response, responses=problems(412))
 async def end_upload(upload_id: UUID, caller: WaitingOperatorOrWorker, tus_resumable: Tus = None) -> Response:
     """Delete an upload and the bytes that have arrived. If it has already become an artifact, that stays."""
     _require_version(tus_resumable)
@@ -167,11 +187,14 @@ def _decoded(metadata: str) -> dict[str, str]:
     """Return the names and values of `Upload-Metadata`: pairs of a name and a value in base64, separated by commas."""
     try:
         pairs = [pair.split() for pair in metadata.split(",")]
-        return {name: base64.b64decode(value, validate=True).decode() for name, value in pairs}
+        values = {name: base64.b64decode(value, validate=True).decode() for name, value in pairs}
     except (ValueError, binascii.Error, UnicodeDecodeError):
         raise _mistake("must be pairs of a name and a value in base64, separated by commas") from None
+    if len(values) < len(pairs):
+        raise _mistake("names a value twice: name each once")
+    return values
 
 
-def _mistake(message: str) -> RequestValidationError:
-    place = ("header", "Upload-Metadata")
+def _mistake(message: str, header: str = "Upload-Metadata") -> RequestValidationError:
+    place = ("header", header)
     return RequestValidationError([{"type": "value_error", "loc": place, "msg": message, "input": None}])

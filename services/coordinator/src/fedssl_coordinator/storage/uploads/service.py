@@ -123,7 +123,7 @@ def delete(session: Session, upload_id: UUID) -> None:
 
 def complete(session: Session, upload: PartialUpload) -> None:
     """Record that an upload has become an artifact, which is stored. Raises ProblemError if it must be sent again."""
-    artifacts.record_upload(session, upload.assignment_id, upload.digest, upload.num_bytes)
+    artifacts.record_upload(session, upload.token_id, upload.assignment_id, upload.digest, upload.num_bytes)
     repository.complete(session, upload.id)
 
 

@@ -16,12 +16,16 @@ from fedssl_worker.disclosure.ledger.entries import Kind, LedgerEntry, LedgerErr
 from fedssl_worker.disclosure.ledger.keys import make_key, read_key
 from fedssl_worker.disclosure.ledger.segments import (
     TornLine,
+    checkpoints,
     point_before,
+    read_head,
     read_segment,
     segment_path,
     segments,
     write_checkpoint,
+    write_head,
 )
+from fedssl_worker.disclosure.ledger.totals import Totals
 from fedssl_worker.disclosure.policy import NO_POLICY, LedgerRules
 
 EARLIER_FILE = "ledger.jsonl"
@@ -45,6 +49,7 @@ class Ledger:
         self._length = 0
         self._anchored = self._newest_informative = 0
         self._written_policy: str | None = None
+        self._totals: Totals | None = None
         with self._lock:
             self._open()
 
@@ -64,6 +69,18 @@ class Ledger:
         """True if receipts of the coordinator cover every entry that needs an anchor."""
         with self._lock:
             return self._newest_informative <= self._anchored
+
+    def totals(self) -> Totals:
+        """Return what has left in all runs, from every segment. Only the first call reads them. Raises LedgerError."""
+        with self._lock:
+            if self._totals is None:
+                found, totals = segments(self._folder), Totals()
+                for segment in found:
+                    for _, line in read_segment(segment.path, is_last=segment == found[-1]):
+                        if isinstance(line, LedgerEntry):
+                            totals.count(line)
+                self._totals = totals
+            return self._totals
 
     def change_policy(self, policy: str, rules: LedgerRules) -> None:
         """Record that another policy is in force from now on."""
@@ -106,6 +123,7 @@ class Ledger:
         try:
             _write_all(self._file, entry.line())
             os.fsync(self._file)
+            write_head(self._folder, entry.seq, entry.hash)
         except OSError as error:
             self.close()
             raise LedgerError(f"cannot write the ledger in {self._folder}: {error.strerror}; nothing leaves") from error
@@ -115,6 +133,8 @@ class Ledger:
     def _advance(self, entry: LedgerEntry, point: Point) -> None:
         """Remember that an entry is on the disk and that the chain ends at `point`."""
         self._point = point
+        if self._totals is not None:
+            self._totals.count(entry)
         self._written_policy = entry.body.get("policy")
         self._length += 1
         if entry.kind == "receipt":
@@ -134,7 +154,7 @@ class Ledger:
         key = self._folder / "key"
         if segments(self._folder):
             self._key = read_key(key)
-        elif list(self._folder.glob("checkpoint-*")):
+        elif checkpoints(self._folder) or read_head(self._folder) is not None:
             raise LedgerError(f"the newest segment of the ledger in {self._folder} is missing: restore it")
         else:
             self._key = read_key(key) if key.exists() else make_key(key)
@@ -160,6 +180,13 @@ class Ledger:
                 ) from None
         if self._point.key not in ("", self._key.public):
             raise LedgerError(f"{self._folder / 'key'} is not the key of this ledger: restore the key")
+        newest = read_head(self._folder)
+        if newest is not None and newest[0] > self._point.seq:
+            raise LedgerError(
+                f"the ledger in {self._folder} ends with entry {self._point.seq}, and entry {newest[0]} had been "
+                f"written: its end was cut off. The worker does not continue this ledger: restore {last.path}, or move "
+                f"{self._folder} elsewhere as evidence, and start again"
+            )
         self._file = os.open(last.path, os.O_WRONLY | os.O_APPEND)
         if torn is not None:
             os.ftruncate(self._file, torn.start)
@@ -184,7 +211,7 @@ class Ledger:
         return fields
 
     def _rotate(self) -> None:
-        length = self._length
+        length, totals = self._length, self._known_totals()
         try:
             write_checkpoint(self._folder, self._point, self._key)
             self.close()
@@ -193,7 +220,15 @@ class Ledger:
             self.close()
             raise LedgerError(f"cannot begin a new segment of the ledger: {error.strerror}; nothing leaves") from error
         self._length = 0
-        self._write("rotated", {"entries": length})
+        self._write("rotated", {"entries": length, **totals})
+
+    def _known_totals(self) -> dict[str, int]:
+        """Return the totals for the first entry of the next segment, unless they cannot be counted any more."""
+        try:
+            totals = self.totals()
+        except LedgerError:
+            return {}  # an old segment was damaged: that is for `verify` to report, and must not stop the ledger
+        return {"rounds_total": totals.num_rounds, "bytes_total": totals.num_bytes} if totals.is_known else {}
 
     def _start_segment(self) -> int:
         path = segment_path(self._folder, self._point.seq + 1)

@@ -1,6 +1,7 @@
 """The ledger's files: segments named after their first entry, and the checkpoints between them."""
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from fedssl_worker.disclosure.ledger.entries import MAX_LINE_BYTES, LedgerEntry,
 from fedssl_worker.disclosure.ledger.keys import SigningKey
 
 _DIGITS = 12
+_HEAD = "head"
+_HEAD_LINE = re.compile(rb"([0-9]{12}) ([0-9a-f]{64})\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,11 @@ def segment_path(folder: Path, first_seq: int) -> Path:
     return folder / f"{first_seq:0{_DIGITS}d}.jsonl"
 
 
+def checkpoints(folder: Path) -> list[Path]:
+    """Return the path of every checkpoint, oldest first."""
+    return sorted(folder.glob(f"checkpoint-{'[0-9]' * _DIGITS}.json"))
+
+
 def checkpoint_path(folder: Path, seq: int) -> Path:
     """Return the path of the checkpoint after this entry."""
     return folder / f"checkpoint-{seq:0{_DIGITS}d}.json"
@@ -49,6 +57,30 @@ def checkpoint_path(folder: Path, seq: int) -> Path:
 def write_checkpoint(folder: Path, point: Point, key: SigningKey) -> None:
     """Write a checkpoint of this point."""
     write_atomically(checkpoint_path(folder, point.seq), checkpoint_text(point, key))
+
+
+def write_head(folder: Path, seq: int, entry_hash: str) -> None:
+    """Record which entry is the newest, once it is on the disk.
+
+    The file is overwritten in place and not synced: a crash leaves this entry or an earlier one, never a later one.
+    """
+    file = os.open(folder / _HEAD, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        os.pwrite(file, f"{seq:0{_DIGITS}d} {entry_hash}\n".encode(), 0)
+    finally:
+        os.close(file)
+
+
+def read_head(folder: Path) -> tuple[int, str] | None:
+    """Return the number and the hash of the newest entry, or None if no entry has been recorded.
+
+    Ledgers of earlier versions have no such file, and a loss of power may leave it empty.
+    """
+    try:
+        found = _HEAD_LINE.fullmatch((folder / _HEAD).read_bytes())
+    except FileNotFoundError:
+        return None
+    return None if found is None else (int(found[1]), found[2].decode())
 
 
 def point_before(folder: Path, segment: Segment) -> Point:

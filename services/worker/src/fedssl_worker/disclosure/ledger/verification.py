@@ -9,10 +9,17 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from fedssl.protocol.ledger import LedgerAnchor, receipt_message
-from fedssl_worker.disclosure.ledger.chain import Point
+from fedssl_worker.disclosure.ledger.chain import Point, read_checkpoint
 from fedssl_worker.disclosure.ledger.entries import LedgerEntry, LedgerError
 from fedssl_worker.disclosure.ledger.keys import is_signed_by
-from fedssl_worker.disclosure.ledger.segments import Segment, TornLine, read_segment, segments
+from fedssl_worker.disclosure.ledger.segments import (
+    Segment,
+    TornLine,
+    checkpoints,
+    read_head,
+    read_segment,
+    segments,
+)
 
 
 @dataclass(slots=True)
@@ -37,11 +44,17 @@ class Report:
 
 
 def read_entries(folder: Path) -> Iterator[LedgerEntry]:
-    """Return every entry, unverified. Raises LedgerError at a line that is not an entry, and if there is no ledger."""
+    """Yield every entry, unverified. Raises LedgerError at a line that is not an entry, and if there is no entry."""
     found = segments(folder)
     if not found:
         raise LedgerError(f"there is no ledger in {folder}")
-    return (line for _, line in _lines(found) if isinstance(line, LedgerEntry))
+    is_empty = True
+    for _, line in _lines(found):
+        if isinstance(line, LedgerEntry):
+            is_empty = False
+            yield line
+    if is_empty:
+        raise LedgerError(f"the ledger in {folder} has no entries")
 
 
 def verify(folder: Path, start: Point | None = None, anchors: Sequence[LedgerAnchor] = ()) -> Report:
@@ -49,8 +62,10 @@ def verify(folder: Path, start: Point | None = None, anchors: Sequence[LedgerAnc
 
     Args:
         start: the checkpoint to begin at.
-        anchors: the coordinator's anchors of this ledger. Only they reveal that its end was cut off.
+        anchors: the coordinator's anchors of this ledger. Only they reveal that its end was cut off if the file that
+            records the newest entry was removed or changed too.
     """
+    head = read_head(folder)  # before the segments: the worker may be writing
     point = start or Point()
     found = _segments_after(folder, point)
     report = Report(point.seq + 1, point, len(found))
@@ -65,6 +80,9 @@ def verify(folder: Path, start: Point | None = None, anchors: Sequence[LedgerAnc
             _count_entry(report, line, hashes)
         except LedgerError as error:
             raise LedgerError(f"{place}: {error}") from None
+    _check_end(report, found[-1], head)
+    _compare_head(report, head, hashes)
+    _compare_checkpoints(report, folder, hashes)
     for anchor in sorted(anchors, key=lambda anchor: anchor.key != report.point.key):
         _compare_anchor(report, anchor, hashes)
     return report
@@ -102,6 +120,43 @@ def _segments_after(folder: Path, point: Point) -> list[Segment]:
             f"from their last checkpoint, with --from {folder}/checkpoint-{found[0].first_seq - 1:012d}.json"
         )
     return found
+
+
+def _check_end(report: Report, last: Segment, head: tuple[int, str] | None) -> None:
+    """Raise LedgerError if the last segment has no entry, unless a crash explains it: none had been written to it."""
+    if report.num_entries == 0:
+        raise LedgerError(f"the ledger has no entries from {report.first_seq} on: {last.path} has none")
+    if report.point.seq < last.first_seq and not report.torn_bytes and head is None:
+        raise LedgerError(
+            f"{last.path} has no entries: it was emptied, or a crash interrupted the first one. Start the worker, "
+            "which continues the ledger, and verify it again with --anchors"
+        )
+
+
+def _compare_head(report: Report, head: tuple[int, str] | None, hashes: dict[int, str]) -> None:
+    if head is None:
+        return
+    seq, entry_hash = head
+    if seq > report.point.seq:
+        raise LedgerError(
+            f"entry {seq} had been written, and the ledger ends with entry {report.point.seq}: its end was cut off"
+        )
+    if hashes.get(seq, entry_hash) != entry_hash:
+        raise LedgerError(f"entry {seq} is not the one that had been written: the ledger's end was replaced")
+
+
+def _compare_checkpoints(report: Report, folder: Path, hashes: dict[int, str]) -> None:
+    for path in checkpoints(folder):
+        point = read_checkpoint(path)
+        if point.key != report.point.key:
+            raise LedgerError(f"{path} is of another ledger: its key is {point.key[:8]}")
+        if point.seq > report.point.seq:
+            raise LedgerError(
+                f"{path} is of entry {point.seq}, and the ledger ends with entry {report.point.seq}: "
+                "its end was cut off"
+            )
+        if hashes.get(point.seq, point.head) != point.head:
+            raise LedgerError(f"{path} differs from this ledger's entry {point.seq}")
 
 
 def _count_entry(report: Report, entry: LedgerEntry, hashes: dict[int, str]) -> None:

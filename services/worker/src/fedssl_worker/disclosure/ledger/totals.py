@@ -1,0 +1,68 @@
+"""Counts what has left in all runs together from the ledger's entries, and applies the policy's limits on it."""
+
+from dataclasses import dataclass, field
+
+from fedssl.protocol.work import WorkItem
+from fedssl_worker.disclosure.ledger.entries import LedgerEntry
+from fedssl_worker.disclosure.policy import NotPermitted, TotalLimits
+
+
+@dataclass(slots=True)
+class Totals:
+    """The rounds and the bytes of all updates that have left, or may have: those with an entry `intent`.
+
+    An update that was sent again after an interruption, or after a restart, counts once. The first entry of a segment
+    has the totals before it, because earlier segments may be archived or deleted.
+    """
+
+    is_known: bool = False
+    num_bytes: int = 0
+    _rounds_before: int = 0
+    _rounds: set[tuple[str, int]] = field(default_factory=set)
+    _updates: set[tuple[str, int, str]] = field(default_factory=set)
+
+    @property
+    def num_rounds(self) -> int:
+        """The number of different rounds whose updates have left."""
+        return self._rounds_before + len(self._rounds)
+
+    def count(self, entry: LedgerEntry) -> None:
+        """Count an entry. They come in their order, beginning with the first that is still here."""
+        body = entry.body
+        if entry.kind == "opened":
+            self.is_known = True
+        elif entry.kind == "rotated" and not self.is_known and not self._updates and "rounds_total" in body:
+            self.is_known = True
+            self._rounds_before, self.num_bytes = int(body["rounds_total"]), int(body["bytes_total"])
+        elif entry.kind == "intent":
+            at = (str(body["run"]), int(body["round"]))
+            self._rounds.add(at)
+            if (update := (*at, str(body.get("digest")))) not in self._updates:
+                self._updates.add(update)
+                self.num_bytes += int(body.get("bytes", 0))
+
+    def require_within(self, limits: TotalLimits, item: WorkItem, num_bytes: int, digest: str | None = None) -> None:
+        """Raise NotPermitted if this update would lead beyond a limit. An update that was counted may be sent again.
+
+        Args:
+            num_bytes: the size of the update.
+            digest: of the update, or None if it is not trained yet.
+        """
+        policy, at = f"the data owner's policy ({limits.policy[:8]})", (str(item.run_id), item.round_number)
+        if not self.is_known:
+            raise NotPermitted(
+                f"{policy} limits what leaves in all runs together, and earlier files of the ledger are missing: "
+                "restore them, because it cannot be counted without them"
+            )
+        has_left = at in self._rounds
+        if limits.max_rounds is not None and not has_left and self.num_rounds >= limits.max_rounds:
+            raise NotPermitted(
+                f"{policy} permits updates of {limits.max_rounds} rounds in all runs together (max_rounds_total), and "
+                f"those of {self.num_rounds} have left: raise the limit to continue"
+            )
+        is_counted = has_left if digest is None else (*at, digest) in self._updates
+        if limits.max_bytes is not None and not is_counted and self.num_bytes + num_bytes > limits.max_bytes:
+            raise NotPermitted(
+                f"{policy} permits {limits.max_bytes} bytes in all runs together (max_bytes_total): {self.num_bytes} "
+                f"have left, and this update has {num_bytes}: raise the limit to continue"
+            )

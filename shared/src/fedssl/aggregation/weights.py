@@ -1,0 +1,45 @@
+"""Weights of a mean, with a bound on each one's share."""
+
+from collections.abc import Sequence
+
+from fedssl.aggregation.mean import AggregationError, checked_weights
+
+
+def capped_weights(weights: Sequence[float], max_share: float) -> list[float]:
+    """Return the weights, with those reduced whose share of the sum would be larger than `max_share`.
+
+        w_k' = min(w_k, s sum_j w_j')   for every k
+
+    The c largest weights become s T with T = R / (1 - c s), where R is the sum of the others and c is the smallest
+    number with which no share is larger than s. The others stay as they are, so they keep their proportions, and take
+    what the largest lose. If no weight is too large, all are returned unchanged.
+
+    If there are too few for any solution (n s <= 1), the smallest possible largest share is 1 / n: all weights are 1.
+
+    Args:
+        weights: a positive, finite number for each update.
+        max_share: s, larger than 0 and at most 1.
+
+    Raises:
+        AggregationError: the weights or the share do not fit.
+
+    Example:
+        >>> capped_weights([100, 10, 10], 0.5)  # R = 20, c = 1, T = 40
+        [20.0, 10.0, 10.0]
+        >>> capped_weights([100, 10], 0.25)
+        [1.0, 1.0]
+    """
+    numbers = checked_weights(weights)
+    if not 0 < max_share <= 1:
+        raise AggregationError(f"max_share must be larger than 0 and at most 1, not {max_share}")
+    if len(numbers) * max_share <= 1:
+        return [1.0] * len(numbers)
+    descending = sorted(numbers, reverse=True)
+    for num_capped, largest in enumerate(descending):
+        free = 1 - num_capped * max_share
+        if free <= 0:
+            break
+        cap = max_share * (sum(descending[num_capped:]) / free)
+        if largest <= cap:
+            return numbers if num_capped == 0 else [min(number, cap) for number in numbers]
+    return [1.0] * len(numbers)  # only rounding leads here: the shares are as good as equal

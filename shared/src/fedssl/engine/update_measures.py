@@ -1,0 +1,154 @@
+"""Measures each update of a round: how far it lies from the broadcast, and whether it points where the round moved.
+
+Everything is summed in float64, in name order and tensor by tensor, so the numbers are the same wherever they are
+computed, and an update of any size is read in constant memory.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fedssl.aggregation.mean import chunks
+from fedssl.artifacts.dtypes import FLOATS
+from fedssl.artifacts.tensors import Tensors
+from fedssl.methods.api import Metrics
+from fedssl.protocol.measures import CENTER_NORM, CONTROL_NORM, COSINE, FEATURE_NORM, MEASURES, UPDATE_NORM
+from fedssl.protocol.plan import ArtifactPlan, Kind
+
+LARGEST = 1e18
+"""An update with a norm beyond it is rejected, whatever the spec bounds: no training moves as far, and the squares of
+larger weights overflow in float32, so that no client could train from their mean."""
+
+_DIFFERENCES: Mapping[Kind, str] = {"weights": UPDATE_NORM, "centers": CENTER_NORM}
+_FEATURES: tuple[Kind, ...] = ("similarity", "representations", "centroids", "dictionary")
+_OTHER = "other"
+_ROWS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The names of an update's floating-point tensors, in name order, by the norm that they belong to."""
+
+    differences: Mapping[str, tuple[str, ...]]
+    sums: Mapping[str, tuple[str, ...]]
+    features: tuple[str, ...]
+
+    @classmethod
+    def of(cls, plan: ArtifactPlan) -> "Layout":
+        """Return the layout of a plan's updates."""
+        sent = {spec.name: (spec.dtype, spec.shape) for spec in plan.broadcast}
+        differences: dict[str, list[str]] = {}
+        sums: dict[str, list[str]] = {}
+        features = []
+        for spec in sorted(plan.update, key=lambda spec: spec.name):
+            if spec.dtype not in FLOATS:
+                continue
+            if spec.kind in _FEATURES:
+                features.append(spec.name)
+            elif spec.kind in _DIFFERENCES and sent.get(spec.name) == (spec.dtype, spec.shape):
+                differences.setdefault(_DIFFERENCES[spec.kind], []).append(spec.name)
+            else:
+                sums.setdefault(CONTROL_NORM if spec.kind == "control" else _OTHER, []).append(spec.name)
+        return cls(_frozen(differences), _frozen(sums), tuple(features))
+
+    @property
+    def metrics(self) -> frozenset[str]:
+        """The names of the norms that updates of this layout have."""
+        names = {*self.differences, *self.sums} - {_OTHER}
+        return frozenset(names | ({FEATURE_NORM} if self.features else set()))
+
+    @property
+    def weights(self) -> Sequence[str]:
+        """The names of the weights that both the broadcast and the update hold."""
+        return self.differences.get(UPDATE_NORM, ())
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The next broadcast, and how far its weights lie from the one before."""
+
+    after: Tensors
+    norm: float
+
+    @classmethod
+    def between(cls, before: Tensors, after: Tensors, layout: Layout) -> "Step":
+        """Return the step from one broadcast to the next."""
+        return cls(after, _distance(after, before, layout.weights, None)[0])
+
+
+def measure(
+    tensors: Mapping[str, torch.Tensor], broadcast: Tensors, layout: Layout, step: Step | None = None
+) -> Metrics:
+    """Return an update's norms, and its cosine to `step` if that is given and both have a length.
+
+    A norm is infinite if one of its numbers is not finite. Each tensor is read once.
+    """
+    found = {name: _length(tensors, names) for name, names in layout.sums.items()}
+    if layout.features:
+        found[FEATURE_NORM] = max(_longest_row(tensors[name]) for name in layout.features)
+    for metric, names in layout.differences.items():
+        along = step if metric == UPDATE_NORM else None
+        found[metric], product = _distance(tensors, broadcast, names, along)
+        if along is not None and 0 < (lengths := found[metric] * along.norm) < math.inf:
+            found[COSINE] = max(-1.0, min(1.0, product / lengths))
+    return found
+
+
+def why_unusable(norms: Mapping[str, float]) -> str | None:
+    """Return why an update with these norms cannot be used in any run, or None if it can.
+
+    >>> why_unusable({"update_norm": 2.5}), why_unusable({"update_norm": 1e20})
+    (None, 'its update_norm is 1e+20')
+    """
+    for name in sorted(norms):
+        if name != COSINE and not norms[name] <= LARGEST:
+            subject = "one of its tensors" if name == _OTHER else f"its {name}"
+            return f"{subject} is {norms[name]:.6g}" if math.isfinite(norms[name]) else f"{subject} is not finite"
+    return None
+
+
+def reported(measured: Mapping[str, float]) -> Metrics:
+    """Return what is recorded of an update's measurements."""
+    return {name: value for name, value in measured.items() if name in MEASURES}
+
+
+def row_norms(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the L2 norms of a tensor's rows, in float64; of a list of numbers, their absolute values."""
+    exact = tensor.double()
+    return exact.abs() if exact.ndim == 1 else exact.square().sum(dim=-1).sqrt()
+
+
+def _frozen(names: Mapping[str, list[str]]) -> Mapping[str, tuple[str, ...]]:
+    return {metric: tuple(own) for metric, own in names.items()}
+
+
+def _distance(
+    tensors: Mapping[str, torch.Tensor], broadcast: Tensors, names: Sequence[str], step: Step | None
+) -> tuple[float, float]:
+    """Return the norm of the difference to the broadcast, and its scalar product with the step (0 without one)."""
+    squares: list[float] = []
+    products: list[float] = []
+    for name in names:
+        tensor = tensors[name]
+        after = [] if step is None else [step.after[name]]
+        for piece, old, *new in chunks(tensor, broadcast[name], *after):
+            origin = old.double()
+            difference = piece.double() - origin
+            squares.append(float(torch.dot(difference, difference)))
+            products.extend(float(torch.dot(difference, each.double() - origin)) for each in new)
+    return _root(squares), sum(products)
+
+
+def _length(tensors: Mapping[str, torch.Tensor], names: Sequence[str]) -> float:
+    return _root([float(piece.double().square().sum()) for name in names for (piece,) in chunks(tensors[name])])
+
+
+def _longest_row(tensor: torch.Tensor) -> float:
+    longest = [float(row_norms(rows).max()) for rows in torch.split(tensor, _ROWS) if rows.numel()]
+    return max(longest, default=0.0) if all(map(math.isfinite, longest)) else math.inf
+
+
+def _root(squares: Sequence[float]) -> float:
+    return math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else math.inf

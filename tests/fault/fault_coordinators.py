@@ -1,0 +1,94 @@
+"""Coordinators that are broken or mean harm: workers get other answers than the real one's, drawn at random."""
+
+import random
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from fault import audit, specs
+from fault.arena import Arena
+from fault.proxy import Proxy, Request, Rule
+from support import hostile
+from support.listening import Listener
+
+FAULT_CLASS = "hostile coordinators"
+
+_CHANCE = 0.35  # of a request to be answered in another way
+_NUM_ANSWERS = 20
+_JSON = re.compile(r"^POST /v1/work/(claim|heartbeat|submit|ended-runs)$")
+_BROKEN = {name: hostile.MALFORMED[name] for name in ("nothing", "not HTTP", "a head without end", "two lengths")}
+PASSING = {**hostile.REFUSALS, **hostile.WAITS, **_BROKEN}
+"""Answers to a transfer after which the same transfer is tried again."""
+
+
+class Trap(Listener):
+    """Where redirects lead: nothing may come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.came: list[bytes] = []
+
+    def _serve(self, client: socket.socket) -> None:
+        self.came.append(client.recv(4096))
+
+
+@contextmanager
+def hostile_answers(arena: Arena, rng: random.Random, trap: Trap) -> Iterator[list[str]]:
+    """Give some requests an answer from the lists in place of the coordinator's; yields the names of those given."""
+    proxy, given, lock = arena.proxy, list[str](), threading.Lock()
+    redirects = {
+        f"a redirect by {status}": hostile.answer(b"", status, Location=f"{trap.url}/v1/work/claim")
+        for status in ("301 Moved Permanently", "302 Found", "307 Temporary Redirect", "308 Permanent Redirect")
+    }
+    for_json = {**hostile.MALFORMED, **PASSING, **redirects}
+
+    def exchange(client: socket.socket, request: Request, body: bytes, rule: Rule | None) -> None:
+        with lock:
+            answers = for_json if _JSON.search(request.start) else PASSING
+            name = rng.choice(sorted(answers)) if len(given) < _NUM_ANSWERS and rng.random() < _CHANCE else None
+            if name is not None:
+                given.append(name)
+        if name is None:
+            Proxy._exchange(proxy, client, request, body, rule)
+            return
+        arena.injected.note(_kind(name), re.sub(r"(/(artifacts|uploads))/.*", r"\1/...", request.start), name)
+        with suppress(OSError):
+            while len(body) < request.length:
+                body += client.recv(1 << 16) or b" " * request.length  # it has gone
+            for part in answers[name]():
+                client.sendall(part)
+
+    proxy._exchange = exchange  # type: ignore[method-assign]
+    try:
+        yield given
+    finally:
+        del proxy._exchange
+
+
+def _kind(name: str) -> str:
+    if name in hostile.MALFORMED:
+        return "a malformed answer"
+    if name in hostile.REFUSALS:
+        return "a refusal that is not about the worker"
+    return "an invalid time to wait" if name in hostile.WAITS else "a redirect"
+
+
+@pytest.mark.parametrize("method", ["fedbyol", "scaffold"])
+def test_answers_at_random(method: str, arena: Arena, rng: random.Random) -> None:
+    """No worker ends, none hangs, and every run has the bits of the undisturbed one."""
+    workers = {name: arena.pid(name) for name in arena.clients}
+    spec = specs.spec(method, num_rounds=3)
+    with Trap() as trap:
+        with hostile_answers(arena, rng, trap) as given:
+            while len(given) < _NUM_ANSWERS:
+                audit.completed(arena, arena.begin(spec), spec)
+        audit.completed(arena, arena.begin(spec), spec)  # with the honest one
+        assert trap.came == []
+    assert {name: arena.pid(name) for name in arena.clients} == workers
+    for name in workers:
+        assert arena._processes[name].poll() is None
+        assert "Traceback" not in (arena.folder / f"{name}.log").read_text(errors="replace")

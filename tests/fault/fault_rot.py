@@ -1,0 +1,159 @@
+"""Bit rot and lost files: of the coordinator's store, at the moment before they are read."""
+
+import functools
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from fault import audit, specs
+from fault.arena import Arena
+from fault.points import Round, aggregator_waits, until_open
+
+FAULT_CLASS = "bit rot and lost files"
+
+METHODS = ("scaffold", "flesd")
+
+
+def _flip(content: bytearray, rng: random.Random) -> None:
+    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+
+
+def _cut(content: bytearray, rng: random.Random) -> None:
+    del content[rng.randrange(len(content)) :]
+
+
+def _zero(content: bytearray, rng: random.Random) -> None:
+    """A block of the disk, with a bit that was set before."""
+    start = rng.randrange(len(content) // 2)
+    content[start] |= 1
+    content[start : start + 512] = bytes(len(content[start : start + 512]))
+
+
+DAMAGES: dict[str, Callable[[bytearray, random.Random], None] | None] = {
+    "flipped bit": _flip,
+    "truncated file": _cut,
+    "zeroed block": _zero,
+    "lost file": None,
+}
+
+
+class Backup:
+    """The content of damaged files before they were damaged."""
+
+    def __init__(self, arena: Arena, rng: random.Random) -> None:
+        self._arena = arena
+        self._rng = rng
+        self._contents: dict[Path, bytes] = {}
+
+    def damage(self, digest: str, what: str, point: str) -> str:
+        """Damage a file in a way that is drawn, and return the way."""
+        path = self._arena.store / digest[:2] / digest[2:4] / digest
+        kind = self._rng.choice(sorted(DAMAGES))
+        self._arena.injected.note(kind, what, point)
+        self._contents[path] = path.read_bytes()
+        if (change := DAMAGES[kind]) is None:
+            path.unlink()
+            return kind
+        content = bytearray(self._contents[path])
+        change(content, self._rng)
+        about = path.stat()
+        path.write_bytes(content)
+        os.utime(path, (about.st_atime, about.st_mtime - 60))  # it was stored a minute ago, and rots unnoticed
+        return kind
+
+    def restore(self) -> None:
+        """As an operator does: next to its place, and then renamed."""
+        for path, content in self._contents.items():
+            restored = path.with_suffix(".restored")
+            restored.write_bytes(content)
+            restored.replace(path)
+        self._contents.clear()
+
+
+@pytest.fixture
+def backup(arena: Arena, rng: random.Random) -> Backup:
+    return Backup(arena, rng)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_accepted_updates(method: str, arena: Arena, backup: Backup, rng: random.Random) -> None:
+    """They are not restored: their clients send them again."""
+    spec = specs.spec(method, num_rounds=2)
+    run_id = arena.begin(spec)
+    for number in range(1, spec.num_rounds + 1):
+        at = Round(run_id, number)
+        until_open(arena, at)
+        with aggregator_waits(arena, at):
+            updates = arena.query(
+                "SELECT DISTINCT update_digest FROM assignments WHERE run_id = %s AND round_number = %s "
+                "AND state = 'accepted' ORDER BY 1",
+                run_id,
+                number,
+            )
+            for (digest,) in rng.sample(updates, k=rng.randint(1, len(updates))):
+                backup.damage(digest, "update", "before an aggregation")
+    audit.completed(arena, run_id, spec)
+    reopened = [event for event in arena.client.event_log(run_id) if event.kind == "round.reopened"]
+    assert len(reopened) == spec.num_rounds
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_server_state(method: str, arena: Arena, backup: Backup) -> None:
+    """The run waits until it is restored, and names it."""
+    spec = specs.spec(method, num_rounds=2)
+    run_id = arena.begin(spec)
+    at = Round(run_id, 2)
+    until_open(arena, at)
+    with aggregator_waits(arena, at):
+        [(digest,)] = arena.query("SELECT server_state FROM runs WHERE id = %s", run_id)
+        backup.damage(digest, "server state", "before an aggregation")
+    arena.until(functools.partial(_is_named, arena, run_id, digest), "the event that names the server state")
+    assert [run.rounds_closed for run in [arena.client.run(run_id)]] == [1]
+    backup.restore()
+    audit.completed(arena, run_id, spec)
+
+
+def test_a_broadcast(arena: Arena, backup: Backup) -> None:
+    """No client trains on it. When it is restored, they continue."""
+    spec = specs.spec("scaffold", num_rounds=2)
+    run_id = arena.begin(spec)
+    until_open(arena, Round(run_id, 1))
+    with aggregator_waits(arena, Round(run_id, 1)):
+        workers = [arena.stopped(name, "before the next round") for name in specs.CLIENTS]
+        for worker in workers:
+            worker.__enter__()
+    until_open(arena, Round(run_id, 2))
+    [(digest,)] = arena.query("SELECT broadcast FROM rounds WHERE run_id = %s AND number = 2", run_id)
+    backup.damage(digest, "broadcast", "before it is fetched")
+    for worker in workers:
+        worker.__exit__(None, None, None)
+    time.sleep(2.0)
+    backup.restore()
+    for name in specs.CLIENTS:  # what a client has declined is offered again when its worker restarts
+        arena.crash_and_revive(name, "after a lost broadcast")
+    audit.completed(arena, run_id, spec)
+
+
+def test_a_checkpoint(arena: Arena, backup: Backup) -> None:
+    """It is not needed: the distillation starts from scratch, with the same bits."""
+    spec = specs.spec("flesd", num_rounds=1)
+    run_id = arena.begin(spec)
+    found = "SELECT checkpoint FROM distillation_jobs WHERE run_id = %s AND checkpoint IS NOT NULL"
+    arena.until(lambda: arena.query(found, run_id), "a checkpoint", 90)
+    with arena.stopped("distiller", "mid-distillation"):
+        [(digest,)] = arena.query(found, run_id) or [(None,)]
+        if digest is not None:
+            backup.damage(digest, "checkpoint", "mid-distillation")
+        arena.crash("distiller", "after its checkpoint was damaged")
+    arena.revive("distiller")
+    audit.completed(arena, run_id, spec)
+
+
+def _is_named(arena: Arena, run_id: UUID, digest: str) -> bool:
+    stalled = [event for event in arena.client.event_log(run_id) if event.kind.endswith(".stalled")]
+    return any(digest in event.message for event in stalled)

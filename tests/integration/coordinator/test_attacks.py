@@ -1,0 +1,426 @@
+"""A second campaign: requests that are each well-formed, by hands and in orders that were not planned for.
+
+Each test asserts what must hold: nothing of another client's is seen or changed, nothing counts twice, and nothing of a
+client that was revoked counts at all.
+"""
+
+import base64
+import hashlib
+import json
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import httpx
+import pytest
+
+from fedssl.artifacts.tensors import serialised
+from fedssl.client import ApiError, DuplicateUpdate, NotFound, Retry, WorkerClient
+from fedssl.protocol.policy import PolicyNotice
+from fedssl.protocol.work import Register, Submit, WorkItem
+from support.cast import Cast
+from support.coordinator import Coordinator
+from support.federation import tensors_for, tiny_spec, upload
+from support.tables import Onlooker, Tables
+from support.tus import Tus
+
+
+@pytest.fixture
+def cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Cast:
+    return Cast(coordinator, tables, tmp_path, num_rounds=2)
+
+
+def _update(item: WorkItem, value: float = 1.0) -> tuple[bytes, str]:
+    content = serialised(tensors_for(item.plan.update, value))
+    return content, hashlib.sha256(content).hexdigest()
+
+
+# A client that was revoked
+
+
+@pytest.mark.parametrize("by", ["client", "token"])
+def test_what_a_revoked_client_is_sending_counts_nothing(
+    by: str, cast: Cast, coordinator: Coordinator, tables: Tables
+) -> None:
+    """Revoked while the body of its upload arrives: the bytes come late, and nothing is recorded for the assignment."""
+    item = cast.claim("a")
+    content, digest = _update(item)
+    half, secret = len(content) // 2, coordinator.worker_token("a")
+    revoked = threading.Event()
+
+    def body() -> Iterator[bytes]:
+        yield content[:half]
+        _until(lambda: any((coordinator.store / "incoming").iterdir()))  # what may be sent was checked before
+        if by == "client":
+            coordinator.client.revoke_client("a")
+        else:
+            for token in coordinator.client.tokens():
+                if token.client_id == "a":
+                    coordinator.client.revoke_token(token.id)
+        revoked.set()
+        yield content[half:]
+
+    with coordinator.http(secret) as http:
+        answer = http.put(
+            f"/v1/artifacts/{digest}",
+            params={"assignment": str(item.assignment_id)},
+            content=body(),
+            headers={"Content-Length": str(len(content))},
+        )
+        assert revoked.is_set()
+        assert answer.status_code in (401, 409, 410), answer.text
+        submission = {"assignment_id": str(item.assignment_id), "update": digest, "num_examples": 1}
+        assert http.post("/v1/work/submit", json=submission).status_code == 401
+    assert tables.query("SELECT * FROM uploads") == []
+    assert ("a", 1, "accepted") not in cast.states()
+
+
+def test_a_round_opened_while_a_client_is_revoked_does_not_wait_for_it(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    """The aggregator has read who may take part, and offers work after the revocation has committed."""
+    from fedssl_coordinator.identity import clients
+
+    real, gate, opened = clients.eligible, threading.Event(), threading.Event()
+
+    def eligible(*given: Any) -> list[str]:
+        found = real(*given)
+        if threading.current_thread() is not threading.main_thread() and not opened.is_set():
+            opened.set()
+            assert gate.wait(30)
+        return found
+
+    for name in "ab":
+        coordinator.worker(name)
+    cohort = {"clients": ["a", "b"], "min_clients": 2}
+    run_id = coordinator.client.create_run(tiny_spec(cohort=cohort)).id
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as pool:
+        patch.setattr(clients, "eligible", eligible)
+        opening = pool.submit(coordinator.advance, run_id)
+        assert opened.wait(30)
+        coordinator.client.revoke_client("b")
+        gate.set()
+        opening.result(60)
+    assert tables.one("SELECT state FROM assignments WHERE client_id = 'b'") == "offered"
+    coordinator.advance(run_id)
+    assert tables.one("SELECT state FROM assignments WHERE client_id = 'b'") == "expired"
+
+
+# Two at once with one token, and the same again
+
+
+def test_of_two_workers_with_one_token_one_update_counts_with_its_own_metrics(
+    cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    secret = coordinator.worker_token("a")
+    twins = [WorkerClient(coordinator.url, secret, retry=Retry(seconds=0)) for _ in range(2)]
+    items = [twin.claim(0) for twin in twins]
+    assert len({item.assignment_id for item in items if item is not None}) == 1
+    submissions = []
+    for number, (twin, item) in enumerate(zip(twins, items, strict=True)):
+        assert item is not None
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        digest = upload(twin, item, tensors_for(item.plan.update, 0.1 * (number + 1)), folder)
+        submissions.append(
+            Submit(assignment_id=item.assignment_id, update=digest, num_examples=10, metrics={"loss": float(number)})
+        )
+    barrier = threading.Barrier(2)
+
+    def submit(number: int) -> bool:
+        barrier.wait()
+        try:
+            twins[number].submit(submissions[number])
+        except DuplicateUpdate:
+            return False
+        return True
+
+    with ThreadPoolExecutor(2) as pool:
+        accepted = list(pool.map(submit, range(2)))
+    assert sorted(accepted) == [False, True]
+    winner = accepted.index(True)
+    assert tables.query("SELECT update_digest, num_examples FROM assignments WHERE state = 'accepted'") == [
+        (submissions[winner].update, 10)
+    ]
+    assert tables.query("SELECT value FROM metrics WHERE client_id = 'a' AND name = 'loss'") == [(float(winner),)]
+
+
+def test_a_submission_that_is_replayed_later_changes_nothing(
+    cast: Cast, coordinator: Coordinator, onlooker: Onlooker, tmp_path: Path
+) -> None:
+    """Word for word, after a pause, after a resumption, after the round closed, and after the run was stopped."""
+    item = cast.claim("a")
+    digest = upload(cast.workers["a"], item, tensors_for(item.plan.update, 1.0), tmp_path)
+    submission = Submit(assignment_id=item.assignment_id, update=digest, num_examples=10, metrics={"loss": 1.0})
+    cast.workers["a"].submit(submission)
+
+    def replay() -> None:
+        with onlooker.nothing_changes():
+            cast.workers["a"].submit(submission)
+        with onlooker.nothing_changes(), pytest.raises(ApiError):
+            cast.workers["a"].submit(submission.model_copy(update={"update": "0" * 64}))
+        with onlooker.nothing_changes(), pytest.raises(NotFound):
+            cast.workers["b"].submit(submission)
+
+    replay()
+    coordinator.client.pause(cast.id)
+    replay()
+    coordinator.client.resume(cast.id)
+    replay()
+    cast.work("b")
+    cast.advance()
+    cast.advance()
+    assert cast.rounds[0].verdict == "aggregated"
+    replay()
+    coordinator.client.stop(cast.id)
+    replay()
+
+
+# What belongs to another
+
+
+def test_an_upload_is_out_of_reach_for_every_other_token(
+    cast: Cast, coordinator: Coordinator, onlooker: Onlooker
+) -> None:
+    item = cast.claim("a")
+    content, digest = _update(item)
+    half = len(content) // 2
+    with Tus(coordinator, coordinator.worker_token("a")) as own:
+        place = own.begun(len(content), digest, item.assignment_id)
+        assert own.send(place, content[:half], 0).status_code == 204
+        others = (coordinator.worker_token("b"), coordinator.admin_token, coordinator.operator_token)
+        for secret in others:
+            with Tus(coordinator, secret) as other, onlooker.nothing_changes():
+                assert other.request("HEAD", place).status_code == 404
+                assert other.send(place, content[half:], half).status_code == 404
+                assert other.request("POST", f"{place}/parts").status_code == 404
+                assert other.request("DELETE", place).status_code == 404
+        with Tus(coordinator, others[0]) as other, onlooker.nothing_changes():
+            assert other.announce(len(content), digest, item.assignment_id).status_code == 404
+        assert own.offset(place) == half
+        assert own.send(place, content[half:], half).status_code == 204
+
+
+def test_bytes_that_another_client_has_sent_are_neither_taken_nor_noticed(
+    cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    """The digest of another's update gives no update, and no answer that differs from that for an unknown digest."""
+    a, b = cast.claim("a"), cast.claim("b")
+    digest = upload(cast.workers["a"], a, tensors_for(a.plan.update, 1.0), tmp_path)
+    unknown = "0" * 64
+    with coordinator.http(coordinator.worker_token("b")) as http:
+
+        def answers(asked: str) -> list[tuple[int, str]]:
+            submission = {"assignment_id": str(b.assignment_id), "update": asked, "num_examples": 1}
+            found = [http.post("/v1/work/submit", json=submission), http.get(f"/v1/artifacts/{asked}")]
+            return [(answer.status_code, answer.text.replace(asked, "DIGEST")) for answer in found]
+
+        assert answers(digest) == answers(unknown)
+        assert [status for status, _ in answers(digest)] == [409, 404]
+    content, _ = _update(a)
+    with Tus(coordinator, coordinator.worker_token("b")) as tus:
+        assert tus.offset(tus.begun(len(content), digest, b.assignment_id)) == 0
+    assert tables.query("SELECT assignment_id FROM uploads") == [(a.assignment_id,)]
+
+
+def test_the_key_of_another_operators_run_gives_that_run_or_a_refusal(coordinator: Coordinator) -> None:
+    """Also at the same moment, after the run has ended, and again once it was deleted."""
+    spec, other = tiny_spec().model_dump(mode="json"), tiny_spec(num_rounds=3).model_dump(mode="json")
+    second = coordinator.client.create_token("operator").secret
+
+    def create(secret: str, which: Any) -> httpx.Response:
+        with coordinator.http(secret) as http:
+            return http.post("/v1/runs", json={"spec": which}, headers={"Idempotency-Key": "theirs"})
+
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda n: create([coordinator.operator_token, second][n % 2], spec), range(6)))
+    assert {answer.status_code for answer in answers} == {201}
+    [run_id] = {answer.json()["id"] for answer in answers}
+    assert create(second, other).status_code == 409
+    coordinator.client.stop(UUID(run_id))
+    again = create(second, spec).json()
+    assert (again["id"], again["state"]) == (run_id, "finished")
+    coordinator.client.delete_run(UUID(run_id))
+    assert create(second, other).json()["id"] != run_id
+
+
+# What a page, a stream or an address is asked for
+
+
+def _cursors(coordinator: Coordinator, run_id: UUID) -> dict[str, str]:
+    paths = ["/v1/runs", "/v1/clients", "/v1/tokens", f"/v1/runs/{run_id}/events", f"/v1/runs/{run_id}/metrics"]
+    with coordinator.http() as http:
+        answers = {path: http.get(path, params={"limit": 1}).json()["next_cursor"] for path in paths}
+    return {path: cursor for path, cursor in answers.items() if cursor is not None}
+
+
+def test_a_cursor_of_another_list_is_refused_or_stays_in_its_list(
+    cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    cast.work("a", "b")
+    other = Cast(coordinator, tables, tmp_path, "cd")
+    other.work("c", "d")
+    cursors = _cursors(coordinator, other.id)
+    assert len(cursors) == 5
+    keys: list[Any] = [
+        [2**63], [-1], [1.5], [True], [None], [[1]], [{"a": 1}], [float("nan")], [1, 2], [], "x", 5,
+        ["\x00"], ["\ud800"],
+        ["0001-01-01T00:00:00+23:59", str(uuid4())], ["9999-12-31T23:59:59-23:59", str(uuid4())],
+        ["2026-01-01T00:00:00", "x"], ["2026-W01-1", str(uuid4())],
+    ]  # fmt: skip
+    made = [base64.urlsafe_b64encode(json.dumps(key).encode()).decode() for key in keys]
+    with coordinator.http() as http:
+        for path in (*cursors, f"/v1/runs/{cast.id}/events", f"/v1/runs/{cast.id}/rounds"):
+            for cursor in (*cursors.values(), *made):
+                answer = http.get(path, params={"cursor": cursor})
+                assert answer.status_code in (200, 422), (path, cursor, answer.text)
+                if answer.status_code == 200 and str(cast.id) in path:
+                    assert str(other.id) not in answer.text
+
+
+def test_a_forged_last_event_id_shows_no_event_of_another_run(
+    cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    other = Cast(coordinator, tables, tmp_path, "cd")
+    coordinator.client.stop(other.id)
+    coordinator.client.stop(cast.id)
+    last_of_other = tables.one("SELECT max(id) FROM events WHERE run_id = %s", other.id)
+    with coordinator.http() as http:
+        for last in ("0", "1", str(last_of_other), str(last_of_other - 1), "9" * 18):
+            answer = http.get(f"/v1/runs/{cast.id}/events/stream", headers={"Last-Event-ID": last})
+            assert answer.status_code == 200
+            events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+            assert {event["run_id"] for event in events} <= {str(cast.id)}
+            assert all(event["id"] > int(last) for event in events)
+        for last in ("-1", "1e3", "٣", "9" * 19, "0x10", "1 OR 1=1", ""):
+            headers = httpx.Headers([(b"Last-Event-ID", last.encode())])
+            assert http.get(f"/v1/runs/{cast.id}/events/stream", headers=headers).status_code in (200, 422)
+
+
+def test_streams_that_are_torn_off_give_their_places_back(
+    cast: Cast, coordinator: Coordinator, change_settings: Any
+) -> None:
+    """With a reset in place of an end, in the middle of an answer."""
+    change_settings(MAX_WAITING_PER_TOKEN="3")
+    secret, address = coordinator.client.create_token("viewer").secret, httpx.URL(coordinator.url)
+    request = f"GET /v1/runs/{cast.id}/events/stream HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {secret}\r\n\r\n"
+    held: list[socket.socket] = []
+
+    def has_opened() -> bool:
+        connection = socket.create_connection((address.host, address.port or 80), timeout=10)
+        connection.sendall(request.encode())
+        if not (is_open := connection.recv(12).endswith(b"200")):
+            connection.close()
+        else:
+            held.append(connection)
+        return is_open
+
+    for _ in range(2):
+        for _ in range(3):
+            _until(has_opened)
+        assert not has_opened()
+        for connection in held:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+        held.clear()
+
+
+def _until(is_so: Any, seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.05)
+
+
+PATHS = [
+    "/v1/artifacts/../runs", "/v1/artifacts/%2e%2e/runs", "/v1/artifacts/..%2fruns", "/v1//runs", "//v1/runs",
+    "/v1/runs/", "/v1/runs;a=b", "/v1/runs%00", "/v1/runs%0d%0aX-Evil:%20yes", "/V1/runs", "/v1/./runs",
+    "/static/../../../../etc/passwd", "/static/%2e%2e/%2e%2e/etc/passwd", "/static/..%5c..%5cetc", "/static//etc",
+    "/v1/clients/..", "/v1/clients/%2e%2e", "/v1/clients/a%2f..%2fb", "/v1/runs/%ff%fe", "/v1/runs/\u0661", "/%",
+    "/v1/artifacts/" + "A" * 64, "/v1/artifacts/" + "a" * 63 + "%0a", "/v1/artifacts/" + "0" * 64 + "/", "/*", "/.",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_no_spelling_of_a_path_leads_past_its_guard(path: str, standing: Coordinator) -> None:
+    """Without a token, and with one of a worker: each is refused, and no answer names a host that the caller gave."""
+    address = httpx.URL(standing.url)
+    worker = standing.client.create_token("worker", f"w-{uuid4().hex[:8]}").secret
+    for token in ("", f"Authorization: Bearer {worker}\r\n"):
+        for method in ("GET", "POST", "DELETE", "PROPFIND", "TRACE"):
+            headers = f"Host: attacker.example\r\n{token}Content-Length: 0\r\nConnection: close\r\n\r\n"
+            with socket.create_connection((address.host, address.port or 80), timeout=10) as connection:
+                connection.sendall(f"{method} {path} HTTP/1.1\r\n{headers}".encode())
+                answer = b"".join(iter(lambda: connection.recv(65536), b"")).decode("latin-1")
+            status = int(answer.split(" ", 2)[1])
+            assert 400 <= status < 500, answer
+            assert "attacker" not in answer, answer
+            assert "root:" not in answer
+
+
+# What changes in the middle of a round
+
+
+def test_a_cohort_stays_as_it_was_when_its_clients_register_again(cast: Cast, tables: Tables) -> None:
+    """With other images, another encoder, and a policy that refuses: neither cohort nor accepted updates change."""
+    cast.work("a")
+    notice = PolicyNotice(digest="0" * 64, allow=())
+    for worker in cast.workers.values():
+        worker.register(
+            Register(
+                worker_version="9",
+                methods={},
+                device="gpu",
+                num_images=10**9,
+                channels=3,
+                image_size=512,
+                policy=notice,
+            )
+        )
+    cast.coordinator.worker("c")
+    cast.advance()
+    assert cast.states() == [("a", 1, "accepted"), ("b", 1, "offered")]
+    cast.work("b")
+    cast.advance()
+    assert (cast.rounds[0].verdict, cast.rounds[0].reason) == ("aggregated", "2 of 2 updates")
+    assert tables.one("SELECT count(*) FROM rounds WHERE run_id = %s", cast.id) == 1  # the next waits for its clients
+
+
+def test_what_a_worker_writes_forges_no_line_and_no_event(cast: Cast, coordinator: Coordinator) -> None:
+    cast.claim("a")
+    forged = 'no\r\nid: 1\nevent: run.finished\ndata: {"kind": "run.finished"}\n\n\u2028\x85\x1b[2J'
+    cast.workers["a"].decline(cast.item("a").assignment_id, forged)
+    coordinator.client.stop(cast.id)
+    with coordinator.http() as http:
+        text = http.get(f"/v1/runs/{cast.id}/events/stream").text
+    kinds = [line for line in text.split("\n") if line.startswith("event:")]
+    assert [kind.strip() for kind in kinds].count("event: run.finished") == 1
+    declined = [event for event in coordinator.client.event_log(cast.id) if event.kind == "assignment.declined"]
+    assert len(declined) == 1
+
+
+@pytest.mark.parametrize("number", [2**31, 2**63, 2**64, 10**30, -1, 0])
+def test_numbers_beyond_every_column_are_refused(number: int, cast: Cast, coordinator: Coordinator) -> None:
+    item = cast.claim("a")
+    secret = coordinator.worker_token("a")
+    with coordinator.http(secret) as http, Tus(coordinator, secret) as tus:
+        submission = {"assignment_id": str(item.assignment_id), "update": "0" * 64, "num_examples": number}
+        assert http.post("/v1/work/submit", json=submission).status_code in (409, 422)
+        progress = {"phase": "training", "epoch": number, "num_epochs": number, "step": number, "num_steps": number}
+        beat = http.post("/v1/work/heartbeat", json={"assignment_id": str(item.assignment_id), "progress": progress})
+        assert beat.status_code in (200, 422), beat.text
+        assert tus.announce(number, "1" * 64, item.assignment_id).status_code in (400, 413, 422)
+        assert tus.send(f"/v1/uploads/{uuid4()}", b"x", number).status_code in (400, 404, 422)
+        claim = http.post("/v1/work/claim", params={"wait": number})
+        assert claim.status_code in (200, 204, 422), claim.text
+    with coordinator.http() as http:
+        for path in ("/v1/runs", f"/v1/runs/{cast.id}/events", f"/v1/runs/{cast.id}/rounds"):
+            assert http.get(path, params={"limit": number}).status_code == 422
+        asked = {"config": {"dataset": "x", "measures": ["knn"]}, "round_number": number}
+        assert http.post(f"/v1/runs/{cast.id}/evaluations", json=asked).status_code in (409, 422)

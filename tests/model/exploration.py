@@ -1,0 +1,74 @@
+"""Explores every state that the actions can reach, and keeps the way to each."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from model.actions import Action, Step, Violation
+from model.states import Setup, State, canonical, first
+
+Check = Callable[[State, State, Setup], None]
+"""Raise Violation if a step (before, after) must not happen, or if its second state must not exist."""
+
+
+@dataclass(frozen=True)
+class Explored:
+    """Every reachable state, each with the step by which it was found first."""
+
+    setup: Setup
+    found: dict[State, tuple[State, Step] | None]
+    num_steps: int
+
+    def path(self, state: State) -> list[str]:
+        """Return the steps of a shortest way to a state."""
+        return _path(self.found, state)
+
+    def states_without_way(self, actions: Iterable[Action], is_goal: Callable[[State], bool]) -> Iterator[State]:
+        """Yield the states from which these actions cannot reach a goal, those nearest to the beginning first."""
+        actions = tuple(actions)
+        sources: dict[State, list[State]] = {}
+        for state in self.found:
+            for action in actions:
+                for _, after in action(state, self.setup):
+                    sources.setdefault(canonical(after), []).append(state)
+        can = {state for state in self.found if is_goal(state)}
+        waiting = list(can)
+        while waiting:
+            for state in sources.get(waiting.pop(), ()):
+                if state not in can:
+                    can.add(state)
+                    waiting.append(state)
+        yield from (state for state in self.found if state not in can)
+
+
+def explore(setup: Setup, actions: Iterable[Action], check: Check) -> Explored:
+    """Return every state that the actions reach. Raises Violation with the steps that lead to one."""
+    actions = tuple(actions)
+    beginning = canonical(first(setup))
+    found: dict[State, tuple[State, Step] | None] = {beginning: None}
+    waiting = deque([beginning])
+    num_steps = 0
+    while waiting:
+        state = waiting.popleft()
+        try:
+            for action in actions:
+                step = Step(action.__name__)
+                for step, after in action(state, setup):
+                    num_steps += 1
+                    check(state, after, setup)
+                    after = canonical(after)
+                    if after not in found:
+                        found[after] = (state, step)
+                        waiting.append(after)
+        except Violation as violation:
+            steps = "\n".join([*_path(found, state), f"then {step}: {violation}"])
+            raise Violation(f"{violation}, after\n{steps}\nin {state}") from violation
+    return Explored(setup, found, num_steps)
+
+
+def _path(found: dict[State, tuple[State, Step] | None], state: State) -> list[str]:
+    steps: list[str] = []
+    while (came_from := found[state]) is not None:
+        state, step = came_from
+        steps.append(str(step))
+    return steps[::-1]

@@ -1,0 +1,82 @@
+"""The store in a folder, as far as it differs from others."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from fedssl.artifacts.store import FileStore
+
+DATA = b"weights"
+DIGEST = hashlib.sha256(DATA).hexdigest()
+
+
+def _put(store: FileStore) -> None:
+    with store.writer() as writer:
+        writer.write(DATA)
+        writer.commit()
+
+
+def _is_mounted(monkeypatch: pytest.MonkeyPatch, root: Path, mounted: bool) -> None:  # noqa: FBT001
+    is_mount = Path.is_mount
+    monkeypatch.setattr(Path, "is_mount", lambda path: mounted if path == root else is_mount(path))
+
+
+def test_nothing_is_written_below_a_mount_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder in its place belongs to another disk: what is written there is not in the store later."""
+    _is_mounted(monkeypatch, tmp_path, mounted=True)
+    store = FileStore(tmp_path)
+    _put(store)
+    (tmp_path / "incoming").rename(tmp_path / "elsewhere")
+    _is_mounted(monkeypatch, tmp_path, mounted=False)
+    with pytest.raises(OSError, match=f"not mounted: '{tmp_path}'"):
+        _put(store)
+    with pytest.raises(OSError, match="not mounted"):
+        store.partial("x").append(b"a", 0)
+    assert [path.name for path in tmp_path.iterdir() if path.name in ("incoming", "partial")] == []
+    _is_mounted(monkeypatch, tmp_path, mounted=True)
+    _put(store)
+    assert DIGEST in store
+
+
+def test_a_root_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
+    """The mount may be above it."""
+    store = FileStore(tmp_path / "store")
+    (tmp_path / "store" / "incoming").rmdir()
+    (tmp_path / "store").rmdir()
+    with pytest.raises(FileNotFoundError):
+        _put(store)
+    assert not (tmp_path / "store").exists()
+
+
+def test_what_was_stored_again_meanwhile_is_not_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FileStore(tmp_path)
+    _put(store)
+    path = store.path(DIGEST)
+    path.write_bytes(b"damaged")
+    os.utime(path, (0, 0))
+    file_digest = hashlib.file_digest
+
+    def stored_meanwhile(*arguments: object) -> object:
+        found = file_digest(*arguments)  # type: ignore[arg-type]
+        monkeypatch.setattr(hashlib, "file_digest", file_digest)
+        _put(store)
+        return found
+
+    monkeypatch.setattr(hashlib, "file_digest", stored_meanwhile)
+    assert not store.set_aside(DIGEST)
+    assert path.read_bytes() == DATA
+
+
+def test_a_file_that_is_being_restored_is_not_set_aside(tmp_path: Path) -> None:
+    """An operator copies a large file from a backup, and a reader finds half of it."""
+    store = FileStore(tmp_path)
+    _put(store)
+    path = store.path(DIGEST)
+    with path.open("wb") as restored:
+        restored.write(DATA[:3])
+        restored.flush()
+        assert not store.set_aside(DIGEST)
+        restored.write(DATA[3:])
+    assert path.read_bytes() == DATA

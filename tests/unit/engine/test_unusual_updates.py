@@ -1,0 +1,120 @@
+"""Alarms about updates: they name the liar, do not blame honest clients, and are silent about an honest spread."""
+
+import random
+
+import pytest
+
+from fedssl.engine.unusual_updates import find_unusual
+
+Numbers = dict[str, dict[str, float]]
+
+
+def _cohort(*norms: float, cosine: float = 0.5, num_examples: float = 100) -> Numbers:
+    return {
+        f"c{index}": {"update_norm": norm, "update_cosine": cosine, "num_examples": num_examples}
+        for index, norm in enumerate(norms)
+    }
+
+
+def _named(numbers: Numbers, history: dict[str, list[dict[str, float]]] | None = None) -> list[str]:
+    return [each.client_id for each in find_unusual(numbers, history or {})]
+
+
+def test_a_norm_far_from_the_others() -> None:
+    (found,) = find_unusual(_cohort(1, 1.2, 0.9, 50), {})
+    assert str(found) == "c3: update_norm 50 is 50 times the median of the others (1)"
+    assert found.numbers["update_norm"] == 50
+    assert _named(_cohort(1, 1.2, 0.9, 9)) == []  # below 10 times: within what honest clients do
+    assert _named(_cohort(1, 1.2, 0.9, 0.001)) == []  # a small update does no harm
+
+
+def test_few_others_prove_little() -> None:
+    assert _named(_cohort(1, 900)) == []
+    assert _named(_cohort(1, 1, 900)) == []
+    assert _named(_cohort(1, 1001)) == ["c1"]
+    assert _named(_cohort(1)) == []
+
+
+def test_more_images_allow_a_longer_way() -> None:
+    numbers = _cohort(1, 1, 1, 200)
+    assert _named(numbers) == ["c3"]
+    numbers["c3"]["num_examples"] = 5000  # 50 times as many images, and steps
+    assert _named(numbers) == []
+
+
+def test_a_wide_honest_spread_raises_no_alarm() -> None:
+    assert _named(_cohort(0.001, 0.1, 10, 1000, 30, 0.03)) == []
+
+
+def test_a_number_of_images_far_from_the_others_and_from_its_own() -> None:
+    numbers = _cohort(1, 1, 1, 1)
+    numbers["c0"]["num_examples"] = 10**9
+    (found,) = find_unusual(numbers, {})
+    assert str(found) == "c0: num_examples 1e+09 is 1e+07 times the median of the others (100)"
+    assert _named(_cohort(1, 1, num_examples=201), {"c1": [{"num_examples": 100.0}]}) == ["c1"]
+    assert _named(_cohort(1, 1, num_examples=199), {"c1": [{"num_examples": 100.0}]}) == []
+
+
+def test_a_norm_far_from_its_own_earlier_ones() -> None:
+    steady = [{"update_norm": 1.0 + 0.01 * number} for number in range(5)]
+    assert _named(_cohort(11, 11), {"c0": steady}) == ["c0"]
+    assert _named(_cohort(11, 11), {"c0": steady[:4]}) == []  # too few rounds to know it
+    assert _named(_cohort(0.01, 0.01), {"c0": steady}) == []
+
+
+def test_an_update_against_the_others() -> None:
+    """Four unit vectors, three with scalar products 0.5 to each other and the fourth turned round.
+
+    The sum has length 2, and its products with the vectors are 1 + 0.5 + 0.5 - 0.5 = 1.5 and 1 - 1.5 = -0.5: cosines
+    0.75 and -0.25 to the mean. To the sum of the others, of length sqrt(6), the fourth has -1.5 / sqrt(6) = -0.612, and
+    each other one 0.5 / sqrt(2) = 0.354.
+    """
+    numbers = _cohort(1, 1, 1, 1, cosine=0.75)
+    for found in numbers.values():
+        found["update_weight_share"] = 0.25
+    numbers["c3"]["update_cosine"] = -0.25
+    (unusual,) = find_unusual(numbers, {})
+    assert str(unusual) == "c3: its cosine to the others' mean is -0.612, and their median is 0.354"
+
+
+def test_a_slightly_negative_cosine_raises_no_alarm() -> None:
+    numbers = _cohort(1, 1, 1, 1)
+    numbers["c2"]["update_cosine"] = -0.39
+    assert _named(numbers, {"c2": [{"update_cosine": 0.9}] * 6}) == []
+    numbers["c2"]["update_cosine"] = -0.59
+    assert _named(numbers) == []
+    numbers["c2"]["update_cosine"] = -0.61
+    assert _named(numbers) == ["c2"]
+    numbers = _cohort(1, 1, cosine=0.9)  # two clients: only its own earlier rounds can be compared
+    numbers["c1"]["update_cosine"] = -0.45
+    assert _named(numbers) == []
+    assert _named(numbers, {"c1": [{"update_cosine": 0.5}] * 5}) == ["c1"]
+
+
+def test_the_honest_are_not_blamed_if_one_dominates_the_mean() -> None:
+    numbers = _cohort(1, 1, 1, 1000, cosine=-0.4)
+    numbers["c3"]["update_cosine"] = 1.0
+    earlier = [{"update_cosine": 0.6, "update_norm": 1.0}] * 6
+    assert _named(numbers, dict.fromkeys(numbers, earlier)) == ["c3"]
+    numbers["c3"]["update_norm"] = 5.0  # not far enough to be seen, and enough to turn the mean
+    assert _named(numbers, dict.fromkeys(numbers, earlier)) == []
+
+
+@pytest.mark.parametrize("num_clients", [2, 3, 4, 10, 100])
+def test_honest_cohorts_of_unequal_sizes_raise_no_alarm(num_clients: int) -> None:
+    """Norms with a log-normal spread, sizes between 60 and 4000 as in the papers' partitions, 40 rounds."""
+    draw = random.Random(num_clients)
+    sizes = [draw.uniform(60, 4000) for _ in range(num_clients)]
+    history: dict[str, list[dict[str, float]]] = {f"c{index}": [] for index in range(num_clients)}
+    for number in range(40):
+        numbers = {
+            f"c{index}": {
+                "update_norm": 3.0 / (1 + 0.1 * number) * (size / 1000) ** 0.7 * draw.lognormvariate(0, 0.3),
+                "update_cosine": min(1.0, max(-1.0, draw.gauss(0.4, 0.15))),
+                "num_examples": size,
+            }
+            for index, size in enumerate(sizes)
+        }
+        assert _named(numbers, {name: each[-20:] for name, each in history.items()}) == []
+        for name, found in numbers.items():
+            history[name].append(found)
