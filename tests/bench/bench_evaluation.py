@@ -41,8 +41,8 @@ from fedssl.evaluation import (
     transfer,
 )
 from fedssl.evaluation.suite import Labelled, load_encoder, load_labelled
-from fedssl.experiments.files import INITIAL, MODEL, SPEC, write_spec
 from fedssl.protocol.runs import RunSpec
+from fedssl.run_files import INITIAL, MODEL, SPEC, write_spec
 from fedssl.simulation import simulate
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -1,11 +1,13 @@
 """The figures that a simulation reports of its rounds: bytes, images, measures."""
 
+import numpy as np
 import pytest
 import torch
 
 from fedssl.artifacts.tensors import serialised
+from fedssl.data import ImageData
 from fedssl.engine import start_run
-from fedssl.errors import DataError, SpecError
+from fedssl.errors import DataError, DeviceError, SpecError
 from fedssl.methods import METHODS
 from fedssl.simulation import judged_models, simulate, wire_bytes
 from support.methods import ALL_METHODS, context, method_spec, methods_of_this_run, shards
@@ -109,3 +111,33 @@ def test_more_updates_than_a_cohort_can_give_are_refused() -> None:
     spec = method_spec("fedsimclr", cohort={"min_updates": 4})
     with pytest.raises(SpecError, match=r"min_updates is 4, more than a cohort of these 3 clients"):
         simulate(spec, shards(spec))
+
+
+def test_wrong_arguments_are_worded_as_on_the_command_line() -> None:
+    spec = method_spec("fedsimclr")
+    large = dict.fromkeys("abc", ImageData(np.zeros((4, 3, 20, 20), np.uint8)))
+
+    with pytest.raises(SpecError, match="num_rouds: there is no such key; did you mean num_rounds"):
+        simulate({"num_rouds": 1})
+    with pytest.raises(SpecError, match="a simulation needs images"):
+        simulate({"num_rounds": 1})
+    with pytest.raises(DeviceError, match="device tpu9 cannot be used here: "):
+        simulate(spec, device="tpu9")
+    with pytest.raises(DataError, match=r"images of a are 3 x 20 x 20, but the run's are 1 x .*fedssl\.data\.conform"):
+        simulate(spec, large)
+
+
+def test_too_little_memory_names_what_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr("fedssl.simulation.run_local_round", exhausted)  # stands for a GPU without memory
+
+    with pytest.raises(DeviceError, match=r"out of memory on cpu with batch size 32: lower training.batch_size"):
+        simulate(method_spec("fedsimclr"))
+
+
+def test_a_spec_may_be_given_as_keys_and_values() -> None:
+    spec = method_spec("fedsimclr")
+
+    assert simulate(spec.model_dump(mode="json")).spec == spec

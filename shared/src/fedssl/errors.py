@@ -18,6 +18,7 @@ FedSSLError
 ├── ResultsError         a folder holds results or a checkpoint of another run, or damaged ones
 ├── Cancelled            the work was called off from outside
 ├── Paused               a simulation stopped where its spec's watch asked for it
+├── DeviceError          the device to compute on is missing, or has too little memory
 └── MethodError          a method cannot do what was asked of it
     └── CheckpointMismatch  the checkpoint is of another training
 """
@@ -102,6 +103,10 @@ class Cancelled(FedSSLError):
 
 class Paused(FedSSLError):
     """A simulation stopped where its spec's watch asked for it: a client's numbers crossed a threshold."""
+
+
+class DeviceError(FedSSLError):
+    """The device to compute on is missing, or has too little memory."""
 
 
 class MethodError(FedSSLError):

@@ -4,31 +4,13 @@ The distribution `fedssl-local` starts the processes. Nothing here needs it: a d
 """
 
 import importlib.util
-import json
-from contextlib import suppress
 from pathlib import Path
 
 from fedssl.client import Client
+from fedssl.client.environment import HOST, FederationFolder
 from fedssl.errors import LocalError
 
-HOST = "127.0.0.1"
-
-
-class FederationFolder:
-    """The paths in a federation's folder that tell a client how to connect. Nothing is read before it is asked for."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.record_path = root / "federation.json"
-        self.tokens = root / "tokens"
-        self.operator_token = self.tokens / "operator"
-
-    def url(self) -> str | None:
-        """Return where the folder's coordinator listens, or last listened; None if the folder has no federation."""
-        with suppress(OSError, ValueError, TypeError, KeyError):
-            port = json.loads(self.record_path.read_text(encoding="utf-8"))["port"]
-            return None if port is None else f"http://{HOST}:{int(port)}"
-        return None
+__all__ = ["HOST", "FederationFolder", "connect", "require_launcher"]
 
 
 def connect(root: Path | str = ".fedssl") -> Client:

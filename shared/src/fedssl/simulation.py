@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -24,13 +24,17 @@ from fedssl.engine import (
     run_local_round,
     start_run,
 )
+from fedssl.engine.devices import memory_errors_explained, require_device
 from fedssl.engine.norm_bounding import Norms, TooFewUpdates
 from fedssl.engine.unusual_updates import MOST_ROUNDS, NUM_EXAMPLES, find_unusual
-from fedssl.errors import Paused, SpecError
+from fedssl.errors import DataError, Paused, SpecError
+from fedssl.evaluation import labels_of
+from fedssl.evaluation.baselines import Chance, chance_of
 from fedssl.evaluation.monitoring import find_collapse_alerts
 from fedssl.evaluation.suite import Labelled, evaluate_encoder, load_encoder, load_labelled
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData, ClientState, Context, Metrics, ServerState, Update
+from fedssl.protocol.explanation import spec_of
 from fedssl.protocol.measures import UPDATE_NORM
 from fedssl.protocol.plan import TensorSpec
 from fedssl.protocol.runs import RunSpec
@@ -82,7 +86,8 @@ class Result:
     """A simulation, finished or as far as it has come.
 
     `model`: the last broadcast; `initial`: the one before training. `evaluations`: what `spec.evaluation` asked for, of
-    the last round that was judged; `evaluations_by_round`: of all of them, 0 is before training.
+    the last round that was judged; `evaluations_by_round`: of all of them, 0 is before training. `chance`: the accuracy
+    without an encoder on the same test images.
     """
 
     spec: RunSpec
@@ -93,6 +98,7 @@ class Result:
     evaluations: dict[str, float] = field(default_factory=dict)
     evaluations_by_round: dict[int, dict[str, float]] = field(default_factory=dict)
     server_state: ServerState = field(default_factory=dict)
+    chance: Chance | None = None
 
     @property
     def rounds_done(self) -> int:
@@ -119,7 +125,7 @@ class Checkpoint(Protocol):
 
 
 def simulate(
-    spec: RunSpec,
+    spec: RunSpec | Mapping[str, Any],
     clients: dict[str, ImageData] | None = None,
     *,
     public: ImageData | None = None,
@@ -136,6 +142,7 @@ def simulate(
 ) -> Result:
     """Train `spec` on the images of `clients` (name to images), or on `spec.partition`'s where None.
 
+    `spec`: a RunSpec, or its keys and values as in a spec file.
     `public`: the images that everybody holds, in place of those that `spec.public_data` names (FLESD's experiments make
     one client's images public); as many as it says. `checkpoint`: read at the start and written after every round; a
     simulation that is run again goes on there, to the same bits. `cohorts`: of a deployed run whose rounds did not all
@@ -146,9 +153,11 @@ def simulate(
 
     `on_progress(round, client, progress)` is called about twice a second, `on_distillation(round, progress)` after
     every epoch of a training on the coordinator, `on_judging(round, what, share or None)` while an encoder is judged
-    and `on_evaluation(round, measures)` once it is. Raises SpecError, DataError, MethodError, and Paused where the
-    spec's watch asks for it.
+    and `on_evaluation(round, measures)` once it is. Raises SpecError, DataError, DeviceError, MethodError, and Paused
+    where the spec's watch asks for it.
     """
+    spec = spec_of(spec)
+    require_device(device)
     shards = clients if clients is not None else _partition(spec, data_root)
     names = _participants(spec.cohort, shards)
     everywhere = Context(
@@ -156,13 +165,17 @@ def simulate(
     )
     judges = _Judges(spec, data_root, device, on_judging, on_evaluation)
     require_images(shards, names)
+    for name in names:
+        _require_shape(f"the images of {name}", shards[name], spec)
     data = {name: _on_device(shards[name], device) for name in names}
     federation = _Federation(everywhere, data, on_progress, on_distillation, cohorts or {}, lost_states or {})
     result = (checkpoint.load(spec) if checkpoint is not None else None) or federation.start()
+    result.chance = judges.chance
     judges.judge(result)
     try:
         for number in range(result.rounds_done + 1, spec.num_rounds + 1):
-            federation.train(result, number)
+            with memory_errors_explained(device, spec.training.batch_size):
+                federation.train(result, number)
             if checkpoint is not None:
                 checkpoint.save(result)
             on_round(result.history[-1])
@@ -299,9 +312,11 @@ class _Judges:
         self._spec, self._device = spec, device
         self._on_judging, self._on_evaluation = on_judging, on_evaluation
         self._labelled: Labelled | None = None
+        self.chance: Chance | None = None
         if (config := spec.evaluation) is not None:  # read before training: a missing data set must not end a run
             limits = {"max_train": config.max_train, "max_test": config.max_test}
             self._labelled = load_labelled(config.dataset, spec.data, **limits, seed=spec.seed, root=data_root)
+            self.chance = chance_of(labels_of(self._labelled.test).tolist())
 
     def judge(self, result: Result) -> None:
         """Measure the last round's encoder, where that is due and not done."""
@@ -356,7 +371,19 @@ def _public(spec: RunSpec, images: ImageData | None, data_root: Path | None, dev
         images = load_public(spec.public_data, spec.data, data_root)
     if len(images) != spec.public_data.num_images:
         raise SpecError(f"public_data.num_images is {spec.public_data.num_images}, but {len(images)} images are given")
+    _require_shape("the public images", images, spec)
     return ClientData(torch.from_numpy(images.images).to(device))
+
+
+def _require_shape(what: str, images: ImageData, spec: RunSpec) -> None:
+    """Raise DataError unless the images have the run's channels and size."""
+    found, data = images.images.shape[1:], spec.data
+    if found != (data.channels, data.image_size, data.image_size):
+        raise DataError(
+            f"{what} are {' x '.join(map(str, found))}, but the run's are {data.channels} x {data.image_size} x "
+            f"{data.image_size} (data.channels, data.image_size): convert them with "
+            "fedssl.data.conform(images, spec.data)"
+        )
 
 
 def _participants(cohort: CohortConfig, shards: dict[str, ImageData]) -> list[str]:

@@ -15,9 +15,8 @@ from typer.testing import CliRunner, Result
 
 from fedssl.artifacts.tensors import load_tensors
 from fedssl.cli.main import app
-from fedssl.cli.run import model_card
 from fedssl.cli.specs import read_spec
-from fedssl.client import Client, WorkerClient
+from fedssl.client import Client, RunNotFinished, WorkerClient, model_card
 from fedssl.protocol.ledger import LedgerAnchor
 from support.coordinator import Coordinator
 from support.federation import deliver, tiny_spec
@@ -242,6 +241,50 @@ def test_tokens_that_expire_and_single_use_tokens(coordinator: Coordinator, feds
     assert secret not in listed
 
 
+def test_a_dry_run_shows_who_would_take_part_and_starts_nothing(
+    coordinator: Coordinator, fedssl: Fedssl, spec: str
+) -> None:
+    coordinator.worker("hospital-a")
+    coordinator.worker("hospital-b")
+    coordinator.client.revoke_client("hospital-b")
+
+    found = document(fedssl("run", "submit", "-", "--dry-run", "--format", "json", text=spec))
+    asked = ("--set", 'cohort.clients=["hospital-a","hospital-b","hospital-z"]', "--set", "cohort.min_clients=3")
+    more = fedssl("run", "submit", "-", "--dry-run", *asked, text=spec)
+
+    assert (found["rounds"], found["clients"], found["clients_missing"]) == (1, ["hospital-a"], 0)
+    assert found["left_out"] == {"hospital-b": "its access was revoked"}
+    assert found["bytes_up_per_client_and_round"] > 0
+    assert "hospital-z" in more.stdout
+    assert "has not registered" in more.stdout
+    assert "would wait for 2 more clients" in more.stderr
+    assert list(coordinator.client.runs()) == []
+
+
+def test_a_run_from_python(
+    coordinator: Coordinator, spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDSSL_URL", coordinator.url)
+    monkeypatch.setenv("FEDSSL_TOKEN", coordinator.admin_token)
+    with Client.from_env() as client:
+        run = client.create_run(json.loads(spec), start=True)
+        with pytest.raises(RunNotFinished, match="is running after 0 of 1 rounds") as late:
+            client.wait(run.id, timeout_seconds=0)
+        assert late.value.run.id == run.id
+        train(coordinator, {"id": run.id}, tmp_path)
+
+        finished = client.wait(run.id, timeout_seconds=60)
+        pulled = client.pull(run.id, tmp_path / "pulled")
+
+    assert finished.outcome == "completed"
+    assert pulled.digest == finished.model
+    assert {what: path.name for what, path in pulled.files.items()} == {
+        "model": "model.safetensors", "spec": "spec.yaml", "encoder": "encoder.safetensors", "card": "model-card.md",
+        "lineage": "lineage.json",
+    }  # fmt: skip
+    assert all(path.is_file() for path in pulled.files.values())
+
+
 def test_how_a_run_ended_is_the_exit_code(coordinator: Coordinator, fedssl: Fedssl, spec: str) -> None:
     created = document(fedssl("run", "submit", "-", "--format", "json", text=spec))
     late = fedssl("run", "wait", created["id"], "--timeout", "1s", "--format", "json")
@@ -257,6 +300,8 @@ def test_how_a_run_ended_is_the_exit_code(coordinator: Coordinator, fedssl: Feds
         assert result.exit_code == 6
         assert json.loads(result.stdout)["outcome"] == "stopped"
         assert "is stopped: stopped by an operator" in result.stderr
+        shown = fedssl("run", verb, created["id"])
+        assert (shown.stdout + shown.stderr).count("stopped by an operator") == 1, "an error is printed once"
 
 
 def test_rounds_metrics_and_artifacts(coordinator: Coordinator, fedssl: Fedssl, spec: str, tmp_path: Path) -> None:

@@ -60,6 +60,28 @@ def test_the_table_marks_the_last_and_the_best(cast: DistillingCast, fedssl: Fed
     assert "best is round 1 of 3 judged, chosen on the test set by probe itself" in shown.stderr
 
 
+def test_a_run_s_scores_are_shown_next_to_their_baselines(cast: DistillingCast, fedssl: Fedssl) -> None:
+    assert _document(fedssl("run", "show", cast.id, "--format", "json"))["scores"] == []
+    cast.train()
+    _evaluate(cast)
+    shown = fedssl("run", "show", cast.id)
+    [scores] = _document(fedssl("run", "show", cast.id, "--format", "json"))["scores"]
+    by_round = {row.round_number: row.results for row in cast.coordinator.client.evaluations(cast.id)}
+
+    assert (scores["dataset"], scores["last"]["round"]) == ("digits", 2)
+    assert scores["baselines"]["untrained"]["probe"] == by_round[0]["probe"]
+    assert scores["baselines"]["chance"] == {"accuracy": 0.1, "num_classes": 10, "how": "1 of 10 classes"}
+    row = next(line.split() for line in shown.stdout.splitlines() if line.startswith(" linear probe"))
+    assert row[2:8] == [
+        "10.00",
+        "%",
+        f"{100 * by_round[0]['probe']:.2f}",
+        "%",
+        f"{100 * by_round[2]['probe']:.2f}",
+        "%",
+    ]
+
+
 def test_only_evaluations_with_the_same_settings_are_compared(cast: DistillingCast, fedssl: Fedssl) -> None:
     _evaluate(cast)
     _document(fedssl("run", "evaluate", cast.id, "--round", 1, "--num-test", 50, "--format", "json"))

@@ -180,6 +180,9 @@ def test_the_demo_can_be_interrupted_and_resumed(folder: Path, started: list[Up]
     result = json.loads(done.stdout)
     assert 0 < result["before"]["linear_probe"] < 1
     assert 0 < result["after"]["knn"] < 1
-    for name in ("encoder", "curves", "model", "spec"):
+    for name in ("encoder", "curves", "neighbours", "model", "spec"):
         assert (folder / result["files"][name]).stat().st_size > 0
-    assert (folder / result["files"]["curves"]).read_bytes().startswith(b"\x89PNG")
+    for name in ("curves", "neighbours"):
+        assert (folder / result["files"][name]).read_bytes().startswith(b"\x89PNG")
+    assert result["baselines"]["chance"]["accuracy"] == 37 / 360
+    assert result["neighbours_of_same_class"].keys() == {"before training", "after training"}

@@ -162,3 +162,50 @@ def test_wrong_usage_is_one_line_and_2(spec: Path, out: Path, tmp_path: Path, ar
     assert result.exit_code == 2, result.output
     assert said in result.stderr
     assert "Traceback" not in result.output
+
+
+JUDGED = ("--set", "evaluation.dataset=digits", "--set", 'evaluation.measures=["knn"]', "--set", "evaluation.every=1")
+
+
+def test_each_score_is_shown_next_to_its_baselines(spec: Path, tmp_path: Path) -> None:
+    result = fedssl("simulate", spec, "--out", tmp_path / "out", *JUDGED)
+    again = json.loads(fedssl("simulate", spec, "--out", tmp_path / "out", *JUDGED, "--format", "json").stdout)
+
+    assert result.exit_code == 0, result.output
+    untrained, last = again["evaluations"]["0"]["knn"], again["evaluations"]["2"]["knn"]
+    row = next(line for line in result.stdout.splitlines() if line.startswith(" kNN"))
+    assert row.split()[1:7] == ["10.28", "%", f"{100 * untrained:.2f}", "%", f"{100 * last:.2f}", "%"]
+    assert "the share of the largest of 10 classes" in result.stdout
+    assert again["baselines"]["untrained"] == {"knn": untrained}
+    assert again["baselines"]["chance"]["accuracy"] == 37 / 360
+
+
+def test_a_result_of_an_earlier_version_has_no_chance(spec: Path, tmp_path: Path) -> None:
+    fedssl("simulate", spec, "--out", tmp_path / "out", *JUDGED)
+    path = tmp_path / "out" / "result.json"
+    document = json.loads(path.read_text())
+    del document["chance"]
+    path.write_text(json.dumps(document))
+
+    result = fedssl("simulate", spec, "--out", tmp_path / "out", *JUDGED)
+
+    assert result.exit_code == 0, result.output
+    assert next(line for line in result.stdout.splitlines() if line.startswith(" kNN")).split()[1] == "-"
+
+
+def test_the_reason_of_a_pause_is_printed_once(spec: Path, tmp_path: Path) -> None:
+    alarm = (
+        "--set",
+        "watch.num_images=64",
+        "--set",
+        "watch.min_embedding_std=1",
+        "--set",
+        "watch.first_round=1",
+        "--set",
+        "watch.action=pause",
+    )
+    result = fedssl("simulate", spec, "--out", tmp_path / "out", *alarm)
+
+    assert result.exit_code == 1, result.output
+    assert result.stderr.count("is below") == 1
+    assert "error: paused after round 1" in result.stderr

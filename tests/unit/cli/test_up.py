@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from fedssl.cli.errors import UsageError
-from fedssl.cli.up import dealing_of
+from fedssl.cli.up import dealing_of, dealing_of_sources, sources_of
 from fedssl.data import load_dataset
 from fedssl.errors import DataError, SpecError
 from fedssl.protocol.data import DataConfig, PartitionConfig
@@ -203,3 +203,105 @@ def test_a_missing_package_of_the_federation_is_named(monkeypatch: pytest.Monkey
 
     with pytest.raises(LocalError, match=r"needs fedssl_worker: install with pip install fedssl-worker"):
         require_installed()
+
+
+def folder_of(root: Path, name: str, classes: dict[str, int], size: int = 16, mode: str = "L") -> Path:
+    for label, count in classes.items():
+        (root / name / label).mkdir(parents=True)
+        for number in range(count):
+            Image.new(mode, (size, size), 40 * number).save(root / name / label / f"{number}.png")
+    return root / name
+
+
+def test_data_given_several_times_names_each_client_s_own_images(tmp_path: Path) -> None:
+    a, b = tmp_path / "Site_A", tmp_path / "b.npz"
+
+    assert sources_of([str(a), str(b)]) == {"site-a": str(a), "b": str(b)}
+    assert sources_of([f"first={a}"]) == {"first": str(a)}
+    assert sources_of([f"first={a}", f"second={a}"]) == {"first": str(a), "second": str(a)}
+    assert sources_of(["digits"]) == sources_of([str(a)]) == sources_of([]) == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["x/scans", "y/scans"], "x/scans and --data .*y/scans would both be the images of scans: give them names"),
+        (["A=x", "b=y"], "'A' cannot be a client's name"),
+        (["a=", "b=y"], "it names no images"),
+        (["a=x", "a=y"], "would both be the images of a"),
+    ],
+)
+def test_clients_that_cannot_be_told_apart_are_refused(given: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        sources_of(given)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"num_clients": 3}, "--clients is for dividing one data set, but --data names the images of 2 clients"),
+        ({"alpha": 0.1, "scheme": "iid"}, "--alpha, --scheme are for dividing"),
+    ],
+)
+def test_own_images_are_not_divided(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        dealing_of_sources(None, {"a": "x", "b": "y"}, options)
+
+
+def test_own_images_and_a_spec_s_partition_contradict_each_other() -> None:
+    with pytest.raises(UsageError, match=r"the spec's \[partition\]"):
+        dealing_of_sources(tiny_spec(partition={"dataset": "digits"}), {"a": "x", "b": "y"}, {})
+
+    dealing = dealing_of_sources(tiny_spec(partition=None), {"a": "x", "b": "y"}, {})
+    assert dealing.required == {"sources": {"a": "x", "b": "y"}, "channels": 1, "image_size": 8}
+
+
+def test_own_images_are_converted_to_one_shape_and_one_numbering_of_classes(folder: Folder, tmp_path: Path) -> None:
+    sources = {
+        "a": str(folder_of(tmp_path, "a", {"cat": 2, "dog": 1})),
+        "b": str(folder_of(tmp_path, "b", {"dog": 2, "newt": 1}, size=20, mode="RGB")),
+    }
+    steps: list[str] = []
+
+    shape = _own_shape(Dealing(sources=sources, required={}), steps.append)
+    record = folder.copy_sources(sources, shape, None)
+
+    assert (shape.channels, shape.image_size) == (3, 16)
+    assert "all are converted to 3 channels of 16 pixels" in steps[0]
+    assert record == folder.read()
+    assert (record.num_images, record.partition, record.sources) == ({"a": 3, "b": 3}, None, sources)
+    a, b = (load_dataset(str(folder.shard(name)), "train") for name in "ab")
+    assert a.class_names == b.class_names == ("cat", "dog", "newt")
+    assert a.labels is not None
+    assert b.labels is not None
+    assert (a.labels.tolist(), b.labels.tolist()) == ([0, 0, 1], [1, 1, 2])
+    assert a.images.shape == b.images.shape == (3, 3, 16, 16)
+
+
+def test_labels_without_a_common_meaning_are_left_out(folder: Folder, tmp_path: Path) -> None:
+    Image.new("L", (16, 16)).save(tmp_path / "loose.png")
+    sources = {"a": str(folder_of(tmp_path / "x", "a", {"cat": 2})), "b": str(tmp_path / "loose")}
+    (tmp_path / "loose").mkdir()
+    (tmp_path / "loose.png").rename(tmp_path / "loose" / "1.png")
+
+    folder.copy_sources(sources, GREY, None)
+
+    assert load_dataset(str(folder.shard("a")), "train").labels is None
+
+
+def test_own_images_continue_and_refuse_another_division(folder: Folder, tmp_path: Path) -> None:
+    sources = {name: str(folder_of(tmp_path, name, {"cat": 2})) for name in "ab"}
+    record = folder.copy_sources(sources, GREY, None)
+
+    folder.require_same(record, {})
+    folder.require_same(record, {"sources": sources})
+    with pytest.raises(SpecError, match="are not partitioned: leave out dataset"):
+        folder.require_same(record, {"dataset": "digits"})
+    with pytest.raises(SpecError, match="sources is"):
+        folder.require_same(record, {"sources": {"a": sources["a"]}})
+
+
+def test_a_record_of_a_partition_is_written_as_before(folder: Folder) -> None:
+    folder.partition_dataset(DIGITS, GREY, None)
+
+    assert "sources" not in json.loads(folder.record_path.read_text())

@@ -12,9 +12,9 @@ from fedssl.artifacts.store import digest_of
 from fedssl.errors import DataError, Paused, ResultsError
 from fedssl.experiments import checkpoints, runs
 from fedssl.experiments.checkpoints import FolderCheckpoint
-from fedssl.experiments.files import ENCODER, MODEL
 from fedssl.experiments.runs import Calls, FinishedRun, run_in_folder
 from fedssl.protocol.runs import RunSpec
+from fedssl.run_files import ENCODER, MODEL
 from support.methods import method_spec
 
 JUDGED = {"dataset": "digits", "every": 2, "max_train": 200, "measures": ["knn"]}

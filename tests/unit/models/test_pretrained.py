@@ -12,10 +12,10 @@ from fedssl.artifacts.tensors import save_tensors
 from fedssl.cli.main import app
 from fedssl.data import normalize
 from fedssl.errors import ExportError, SpecError
-from fedssl.experiments.files import write_spec
 from fedssl.models import build_encoder, import_torchvision, load_encoder
 from fedssl.models.exporting import export_onnx, export_state_dict
 from fedssl.protocol.runs import RunSpec
+from fedssl.run_files import write_spec
 from support.federation import tiny_spec
 
 NORMALISED = {"channels": 1, "image_size": 8, "mean": [0.5], "std": [0.25]}

@@ -8,14 +8,17 @@ from typing import Annotated
 
 import typer
 
+from fedssl.cli.lazy_group import Group
 from fedssl_coordinator.core.cli_errors import OneLineErrorGroup, validation_message
 from fedssl_coordinator.storage.retention import commands as retention
 
 app = typer.Typer(
+    name="fedssl-coordinator",
     cls=OneLineErrorGroup,
     help="The coordinator's processes. Settings come from the environment: FEDSSL_DATABASE_URL, FEDSSL_REDIS_URL, "
     "FEDSSL_STORE_PATH or FEDSSL_STORE_URL.",
     no_args_is_help=True,
+    rich_markup_mode=None,
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
@@ -24,10 +27,10 @@ MetricsPortOption = Annotated[
     typer.Option(
         min=1,
         max=65535,
-        help="Serve metrics at this port of FEDSSL_METRICS_HOST. Default: FEDSSL_METRICS_PORT.",
+        help="Serve metrics at this port of FEDSSL_METRICS_HOST.  [default: FEDSSL_METRICS_PORT]",
     ),
 ]
-token_app = typer.Typer(help="Manage access tokens.", no_args_is_help=True)
+token_app = typer.Typer(cls=Group, help="Manage access tokens.", no_args_is_help=True)
 app.add_typer(token_app, name="token")
 app.command()(retention.collect)
 app.command("verify-store")(retention.verify_store)
@@ -85,9 +88,10 @@ def api(
     """Serve the REST API.
 
     \b
-    Only on this machine       fedssl-coordinator api
-    With its own certificate   fedssl-coordinator api --host 0.0.0.0 --tls-cert api.pem --tls-key api.key
-    Behind a proxy             fedssl-coordinator api --proxy-headers --forwarded-allow-ips 127.0.0.1
+    Only on this machine, with its own certificate, and behind a proxy:
+      fedssl-coordinator api
+      fedssl-coordinator api --host 0.0.0.0 --tls-cert api.pem --tls-key api.key
+      fedssl-coordinator api --proxy-headers --forwarded-allow-ips 127.0.0.1
     """
     from fedssl_coordinator.http.server import ListenOptions, ServingError, serve
 
@@ -121,8 +125,10 @@ def aggregator(
     """Run a Celery worker, which does one task at a time. Start more of them to scale.
 
     \b
-    aggregate  advances runs: opens rounds, aggregates updates, closes rounds; short tasks
-    distill    trains on the coordinator (FLESD's student, FedCA's base model); long tasks, on FEDSSL_DEVICE
+    aggregate  advances runs: opens rounds, aggregates updates, closes
+               rounds; short tasks
+    distill    trains on the coordinator (FLESD's student, FedCA's base
+               model); long tasks, on FEDSSL_DEVICE
     evaluate   evaluates encoders; long tasks, on FEDSSL_DEVICE
 
     A process that serves all three queues does not aggregate while it distils or evaluates. To have several runs at the
@@ -214,7 +220,7 @@ def create_token(
     client: Annotated[str | None, typer.Option(help="The data owner's name, for a worker's token.")] = None,
     label: Annotated[str, typer.Option(help="A description for people.")] = "",
     expires: Annotated[
-        str | None, typer.Option(metavar="TIME", help="How long it is valid: 90d, 12h. By default until it is revoked.")
+        str | None, typer.Option(metavar="TIME", help="How long it is valid: 90d, 12h.  [default: until it is revoked]")
     ] = None,
 ) -> None:
     """Create a token and print its secret, which is not stored. The first admin's token is created this way."""

@@ -47,9 +47,11 @@ class Dealing:
 
     `partition` and `data` are used where nothing has been dealt yet (`data` None: the images' own shape); `required`
     names what must not differ in a folder where something has. `data_root` is a folder to look for the data set in.
+    `sources`, if there are any, are each client's own images (a folder or an .npz file); nothing is partitioned then.
     """
 
-    partition: PartitionConfig
+    partition: PartitionConfig = field(default_factory=PartitionConfig)
+    sources: Mapping[str, str] = field(default_factory=dict)
     data: DataConfig | None = None
     required: Mapping[str, Any]
     data_root: Path | None = None
@@ -150,6 +152,10 @@ def _own_variables() -> Iterator[None]:
 
 
 def _deal(folder: Folder, dealing: Dealing, on_step: Callable[[str], None]) -> Record:
+    if dealing.sources:
+        on_step(f"reading the images of {len(dealing.sources)} clients")
+        data = dealing.data or _own_shape(dealing, on_step)
+        return folder.copy_sources(dealing.sources, data, dealing.data_root)
     on_step(f"partitioning {dealing.partition.dataset} among {dealing.partition.num_clients} clients")
     data = dealing.data or _own_shape(dealing, on_step)
     return folder.partition_dataset(dealing.partition, data, dealing.data_root)
@@ -164,20 +170,32 @@ def _as_the_machine_says(record: Record, machine: Machine) -> Record:
 
 
 def _own_shape(dealing: Dealing, on_step: Callable[[str], None]) -> DataConfig:
-    """The images' own channels, and their shorter side as far as a run can have it."""
+    """The images' own channels, and their shorter side as far as a run can have it.
+
+    If the clients' images differ, it is the smallest side, so that none are enlarged, and RGB if any has colours.
+    """
     from fedssl.artifacts.images import MAX_SIZE, MIN_SIZE
+
+    names = list(dealing.sources.values()) or [dealing.partition.dataset]
+    found = {_shape_of(name, dealing.data_root) for name in names}
+    channels, own = max(each[0] for each in found), min(each[1] for each in found)
+    size = min(max(own, MIN_SIZE), MAX_SIZE)
+    if len(found) > 1:
+        on_step(f"the clients' images differ in shape: all are converted to {channels} channels of {size} pixels")
+    elif size != own:
+        on_step(f"the images of {own} pixels are scaled to {size}: give --spec with a data.image_size for another size")
+    return DataConfig(channels=1 if channels == 1 else 3, image_size=size)
+
+
+def _shape_of(name: str, root: Path | None) -> tuple[int, int]:
+    """Return the channels and the shorter side of a data set's images."""
     from fedssl.data import load_dataset
     from fedssl.data.datasets import file_shape
 
-    found = file_shape(dealing.partition.dataset, "train", dealing.data_root)
-    if found is None:
-        shape = load_dataset(dealing.partition.dataset, "train", dealing.data_root).images.shape
-        found = shape[1], min(shape[2:])
-    channels, own = found
-    size = min(max(own, MIN_SIZE), MAX_SIZE)
-    if size != own:
-        on_step(f"the images of {own} pixels are scaled to {size}: give --spec with a data.image_size for another size")
-    return DataConfig(channels=1 if channels == 1 else 3, image_size=size)
+    if (found := file_shape(name, "train", root)) is not None:
+        return found
+    shape = load_dataset(name, "train", root).images.shape
+    return shape[1], min(shape[2:])
 
 
 def _choose_port(wanted: int | None, last: int | None) -> int:

@@ -3,9 +3,9 @@
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from fedssl.errors import LocalError, SpecError
 from fedssl.files import write_private
@@ -14,6 +14,9 @@ from fedssl.protocol.base import StrictModel
 from fedssl.protocol.data import DataConfig, PartitionConfig
 from fedssl.protocol.model import EncoderConfig
 
+if TYPE_CHECKING:
+    from fedssl.data import ImageData
+
 _SHAPE = ("channels", "image_size")
 
 
@@ -21,7 +24,8 @@ class Record(StrictModel):
     """What a folder's shards were made of. It is written last, so a folder that has one is complete."""
 
     format: Literal[1] = 1
-    partition: PartitionConfig
+    partition: PartitionConfig | None = None  # null if each client has its own images, from `sources`
+    sources: dict[str, str] = Field(default={}, exclude_if=lambda sources: not sources)
     channels: Literal[1, 3]
     image_size: int
     num_images: dict[str, int]
@@ -90,18 +94,34 @@ class Folder(FederationFolder):
 
         Raises DataError, before anything is written, where a client would get no images: its worker could not start.
         """
-        from fedssl.data import save_npz
         from fedssl.data.partitioning import partition_dataset, require_images
 
         by_client = partition_dataset(partition, data, data_root).by_client
         require_images(by_client, by_client)
+        return self._keep(by_client, data, partition=partition)
+
+    def copy_sources(self, sources: Mapping[str, str], data: DataConfig, data_root: Path | None) -> Record:
+        """Convert each client's own images to one shape, one file per client, and write the record.
+
+        Labels get the same numbers at all clients if all have named classes; else they are left out. Raises DataError,
+        before anything is written.
+        """
+        from fedssl.data import load_conformed
+        from fedssl.data.images import with_common_classes
+
+        read = {client: load_conformed(source, "train", data, data_root) for client, source in sources.items()}
+        return self._keep(dict(zip(read, with_common_classes(read.values()), strict=True)), data, sources=dict(sources))
+
+    def _keep(self, by_client: Mapping[str, "ImageData"], data: DataConfig, **origin: Any) -> Record:
+        from fedssl.data import save_npz
+
         shutil.rmtree(self.shards, ignore_errors=True)  # of a dealing that was cut short
         self.shards.mkdir(mode=0o700)
         for client, images in by_client.items():
             save_npz(self.shard(client), images)
             self.shard(client).chmod(0o600)
         record = Record(
-            partition=partition,
+            **origin,
             channels=data.channels,
             image_size=data.image_size,
             num_images={client: len(images) for client, images in by_client.items()},
@@ -111,7 +131,14 @@ class Folder(FederationFolder):
 
     def require_same(self, record: Record, wanted: Mapping[str, Any]) -> None:
         """Raise SpecError if `wanted`, some values of a partition and its image shape, differs from the record."""
-        dealt = record.partition.model_dump() | {name: getattr(record, name) for name in _SHAPE}
+        dealt = {} if record.partition is None else record.partition.model_dump()
+        dealt |= {"sources": record.sources} | {name: getattr(record, name) for name in _SHAPE}
+        if record.partition is None and (other := sorted(wanted.keys() & PartitionConfig.model_fields.keys())):
+            raise SpecError(
+                f"{self.root} holds each client's own images ({', '.join(record.sources.values())}), which are not "
+                f"partitioned: leave out {', '.join(other)} to continue with this one, or choose another folder with "
+                "--directory"
+            )
         different = [f"{name} is {dealt[name]}, not {value}" for name, value in wanted.items() if dealt[name] != value]
         if different:
             raise SpecError(

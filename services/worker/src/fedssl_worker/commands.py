@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedssl.cli.lazy_group import Group
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table
 
 if TYPE_CHECKING:
     from fedssl_worker.disclosure.ledger.verification import Report
 
-ledger_app = typer.Typer(help="Read and verify the ledger of what left this machine.", no_args_is_help=True)
-policy_app = typer.Typer(help="Check a policy before a worker uses it.", no_args_is_help=True)
+ledger_app = typer.Typer(cls=Group, help="Read and verify the ledger of what left this machine.", no_args_is_help=True)
+policy_app = typer.Typer(cls=Group, help="Check a policy before a worker uses it.", no_args_is_help=True)
 
 EXIT_UNUSABLE = 2
 EXIT_CHANGED = 4

@@ -5,14 +5,18 @@ from typing import Any
 import typer
 from pydantic import ValidationError
 
+from fedssl.cli.lazy_group import Group
 from fedssl.errors import DataError
 from fedssl_worker.commands import ledger_app, policy_app
 from fedssl_worker.options import describe_mistakes, options_of
 from fedssl_worker.settings import Settings, SettingsError
 
 app = typer.Typer(
+    name="fedssl-worker",
+    cls=Group,
     help="Trains for one data owner of a fedssl federation. Images and labels stay on this machine.",
     no_args_is_help=True,
+    rich_markup_mode=None,
     add_completion=False,
     pretty_exceptions_enable=False,  # its tracebacks can show local variables
 )

@@ -54,7 +54,9 @@ def describe_mistakes(error: ValidationError, model: type[BaseModel]) -> str:
 
 def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     kind = _value_type(field)
-    option = typer.Option(_option_name(name), help=field.description, show_default=_shown_default(field))
+    shown = _shown_default(field)
+    ending = f"  [default: {shown}]" if shown else ""
+    option = typer.Option(_option_name(name), help=f"{field.description or ''}{ending}", show_default=False)
     annotation = Annotated[(kind if kind in _PARSED else str) | None, option]  # type: ignore[valid-type]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
@@ -63,11 +65,12 @@ def _option_name(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _shown_default(field: FieldInfo) -> str | bool:
+def _shown_default(field: FieldInfo) -> str:
+    """Return the text of the default, empty if there is none to show."""
     for each in field.metadata:
         if isinstance(each, WhenUnset):
             return each.shown
-    return False if field.is_required() or field.default in (None, False) else str(field.default)
+    return "" if field.is_required() or field.default in (None, False) else str(field.default)
 
 
 def _value_type(field: FieldInfo) -> Any:

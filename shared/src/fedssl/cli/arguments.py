@@ -11,14 +11,14 @@ from fedssl.protocol.tokens import lifetime
 
 UrlOption = Annotated[
     str | None,
-    typer.Option("--url", metavar="URL", help="Address of the coordinator.  [env: FEDSSL_URL; else ./.fedssl]"),
+    typer.Option("--url", metavar="URL", help="Address of the coordinator.  [env var: FEDSSL_URL; else ./.fedssl]"),
 ]
 TokenFileOption = Annotated[
     Path | None,
     typer.Option(
         "--token-file",
         metavar="FILE",
-        help="File with your token.  [env: FEDSSL_TOKEN, FEDSSL_TOKEN_FILE; else ./.fedssl]",
+        help="File with your token.  [env var: FEDSSL_TOKEN, FEDSSL_TOKEN_FILE; else ./.fedssl]",
     ),
 ]
 RunArgument = Annotated[

@@ -11,19 +11,23 @@ from fedssl.cli.arguments import SetOption
 from fedssl.cli.connection.connect import short
 from fedssl.cli.datasets.fetching import data_folder, ensure
 from fedssl.cli.errors import UsageError
-from fedssl.cli.output import Format, FormatOption, console, note, show_json, show_pairs, show_table
-from fedssl.cli.run import model_files
+from fedssl.cli.output import Format, FormatOption, console, note, show_json, show_pairs
+from fedssl.cli.scores import baselines_as_json, scores_of, show_scores
 from fedssl.cli.specs import read_spec, require_partition
 from fedssl.cli.up import DeviceOption, DirectoryOption, ThreadsOption, dealing_of, show_event
+from fedssl.client import model_files
 from fedssl.protocol.evaluation import EvaluationConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.views import RunView
 
 if TYPE_CHECKING:
     from fedssl.client import Client
+    from fedssl.evaluation.baselines import Chance
 
 DIRECTORY = Path(".fedssl-demo")
 SPEC, FALLBACK = "demo.toml", "digits.toml"
+NEIGHBOURS = "neighbours.png"
+BEFORE, AFTER = "before training", "after training"
 
 Results = dict[str, float]
 
@@ -35,6 +39,16 @@ class Trained:
     run: RunView
     folder: Path
     losses: dict[str, list[tuple[int, float]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The encoder before and after training: accuracies, chance, and the share of neighbours of the query's class."""
+
+    before: Results
+    after: Results
+    chance: "Chance | None"
+    neighbours: dict[str, float]
 
 
 def demo(
@@ -51,8 +65,10 @@ def demo(
     """Train a federation of four clients on this machine in about two minutes, and show what it learnt.
 
     Downloads Fashion-MNIST (or uses scikit-learn's digits if that fails), starts a federation as `fedssl up` does,
-    submits a run, follows it, and compares the encoder before and after training on held-out images. Ctrl-C stops
-    everything. When you start it again on the same folder, it resumes an unfinished run, or else starts a new one.
+    submits a run, follows it, and compares the encoder before and after training on held-out images: by a linear probe
+    and by nearest neighbours, next to chance. Draws the curves, and some images with their five nearest neighbours
+    before and after training. Ctrl-C stops everything. When you start it again on the same folder, it resumes an
+    unfinished run, or else starts a new one.
     """
     from fedssl.local import require_launcher
 
@@ -60,24 +76,27 @@ def demo(
     wanted = _choose_spec(spec, set_)
     trained = _train(directory, wanted, port, device, threads)
     note("comparing the encoder before and after training")
-    before, after = _compare(trained, device)
+    compared = _compare(trained, device)
     files = {
         "encoder": str(trained.folder / "encoder.safetensors"),
-        "curves": str(_draw(trained, before, after)),
+        "curves": str(_draw(trained, compared)),
+        "neighbours": str(trained.folder / NEIGHBOURS),
         "model": str(trained.folder / "model.safetensors"),
         "spec": str(trained.folder / "spec.yaml"),
     }
     if output is Format.JSON:
-        accuracies = {"before": before, "after": after}
+        accuracies = {"before": compared.before, "after": compared.after}
         show_json(
             {
                 "run": str(trained.run.id),
                 **{when: {"linear_probe": a["probe"], "knn": a["knn"]} for when, a in accuracies.items()},
+                "baselines": baselines_as_json(compared.before, compared.chance),
+                "neighbours_of_same_class": compared.neighbours,
                 "files": files,
             }
         )
         return
-    _show(trained, before, after, files)
+    _show(trained, compared, files)
 
 
 def _choose_spec(spec: str | None, changes: list[str] | None) -> RunSpec:
@@ -158,12 +177,15 @@ def _fetch(client: "Client", run: RunView, folder: Path) -> Trained:
     return Trained(run, folder, {name: sorted(losses[name]) for name in sorted(losses)})
 
 
-def _compare(trained: Trained, device: str) -> tuple[Results, Results]:
-    """Return the accuracies before and after training."""
+def _compare(trained: Trained, device: str) -> Compared:
+    """Measure the encoder before and after training, and draw the neighbours of some images."""
     import torch
 
     from fedssl.artifacts.tensors import load_tensors
-    from fedssl.evaluation.suite import evaluate_encoder, load_encoder, load_labelled
+    from fedssl.evaluation import extract_features, labels_of, plot_neighbours
+    from fedssl.evaluation.baselines import chance_of
+    from fedssl.evaluation.neighbour_plot import choose_queries
+    from fedssl.evaluation.suite import Labelled, evaluate_encoder, load_encoder, load_labelled
 
     torch.set_num_threads(1)  # more threads are hardly faster for so little work, and much slower on shared cores
     spec, where = trained.run.spec, "cpu" if device == "auto" else device
@@ -171,30 +193,36 @@ def _compare(trained: Trained, device: str) -> tuple[Results, Results]:
     config = EvaluationConfig(dataset=spec.partition.dataset, measures=("probe", "knn"))
     limits = {"max_train": config.max_train, "max_test": config.max_test}
     labelled = load_labelled(config.dataset, spec.data, **limits, seed=spec.seed, root=data_folder())
-    before, after = (
-        evaluate_encoder(
-            load_encoder(load_tensors(trained.folder / name), spec), labelled, config, spec.data, device=where
+    names = {BEFORE: model_files.INITIAL, AFTER: model_files.MODEL}
+    encoders = {when: load_encoder(load_tensors(trained.folder / name), spec) for when, name in names.items()}
+    found = {
+        when: evaluate_encoder(encoder, labelled, config, spec.data, device=where) for when, encoder in encoders.items()
+    }
+    shown = Labelled(labelled.train, labelled.test.subset(choose_queries(labels_of(labelled.test).tolist())))
+    features = {
+        when: (
+            extract_features(encoder, shown.train, spec.data, where),
+            extract_features(encoder, shown.test, spec.data, where),
         )
-        for name in (model_files.INITIAL, model_files.MODEL)
-    )
-    return before, after
+        for when, encoder in encoders.items()
+    }
+    neighbours = plot_neighbours(trained.folder / NEIGHBOURS, shown.train, shown.test, features)
+    return Compared(found[BEFORE], found[AFTER], chance_of(labels_of(labelled.test).tolist()), neighbours)
 
 
-def _draw(trained: Trained, before: Results, after: Results) -> Path:
+def _draw(trained: Trained, compared: Compared) -> Path:
     from fedssl.evaluation import plot_curves
 
     path = trained.folder / "curves.png"
-    accuracies = {text: (before[name], after[name]) for name, text in ACCURACIES.items()}
+    accuracies = {text: (compared.before[name], compared.after[name]) for name, text in ACCURACIES.items()}
     plot_curves(path, trained.losses, accuracies)
     return path
 
 
-def _show(trained: Trained, before: Results, after: Results, files: dict[str, Any]) -> None:
-    rows = []
-    for name, text in ACCURACIES.items():
-        first, second = 100 * before[name], 100 * after[name]
-        rows.append((text, f"{first:.1f} %", f"{second:.1f} %", f"{second - first:+.1f}"))
+def _show(trained: Trained, compared: Compared, files: dict[str, Any]) -> None:
     dataset = trained.run.spec.partition.dataset if trained.run.spec.partition else ""
     typer.echo(f"Accuracy on held-out images of {dataset}, by the same probes before and after training:")
-    show_table(["", "#untrained", "#trained", "#points"], rows)
+    show_scores(scores_of(compared.after, compared.before, compared.chance), "", compared.chance)
+    shares = ", ".join(f"{100 * share:.0f} % {when}" for when, share in compared.neighbours.items())
+    typer.echo(f"nearest neighbours in the picture that are of their query's class: {shares}")
     show_pairs(files)

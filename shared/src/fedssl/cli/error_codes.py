@@ -24,15 +24,17 @@ from fedssl.client import (
     NotAuthenticated,
     NotFound,
     Rejected,
+    RunNotFinished,
     Unavailable,
     Unreachable,
     Untrusted,
 )
-from fedssl.errors import DataError, ExportError, FedSSLError, FolderInUseError, ResultsError, SpecError
+from fedssl.errors import DataError, DeviceError, ExportError, FedSSLError, FolderInUseError, ResultsError, SpecError
 
 CODES: Mapping[type[FedSSLError], int] = {
     SpecError: USAGE,
     DataError: USAGE,
+    DeviceError: USAGE,
     ExportError: USAGE,
     ResultsError: CONFLICT,
     FolderInUseError: CONFLICT,
@@ -48,6 +50,7 @@ CODES: Mapping[type[FedSSLError], int] = {
     Conflict: CONFLICT,
     Gone: CONFLICT,
     Rejected: USAGE,
+    RunNotFinished: TIMED_OUT,
     UsageError: USAGE,
     NoSuchRun: CONFLICT,
     NoSuchJob: CONFLICT,

@@ -5,13 +5,12 @@ INTERRUPTED = 130
 
 EXIT_CODES = {
     OK: "success",
-    FAILED: "the run failed, `fedssl doctor` found a problem, `fedssl up` gave a process up, or an unexpected error "
-    "occurred",
+    FAILED: "a run, or a process of `up`, failed; `doctor` found a problem; or a bug",
     USAGE: "wrong usage: an option, a spec or a data set that cannot be used",
     UNREACHABLE: "the coordinator does not answer",
     NOT_ALLOWED: "the token is missing, invalid, or not allowed to do this",
     CONFLICT: "not found, or not possible in the current state",
-    STOPPED: "the run was stopped by an operator (`run wait`, `run watch`, `run submit --watch`)",
+    STOPPED: "an operator stopped the run (`run wait`, `run watch`, `submit --watch`)",
     PAUSED: "the run is paused and does not resume by itself (`run wait`)",
     TIMED_OUT: "the run had not ended when --timeout expired (`run wait`)",
     INTERRUPTED: "interrupted",

@@ -29,10 +29,12 @@ def export(
     Example: `fedssl export run-1a2b3c4d --to onnx`
 
     \b
-    onnx               images float32 (N, C, S, S) with values 0..1 -> representations (N, H). The graph normalises the
+    onnx               images float32 (N, C, S, S) with values 0..1
+                       -> representations (N, H). The graph normalises the
                        images. Needs pip install 'fedssl[onnx]'
-    torchvision, timm  safetensors with the names of that library, without a classifier. Load with strict=False, and
-                       normalise the images as in [data] of spec.yaml
+    torchvision, timm  safetensors with the names of that library, without a
+                       classifier. Load with strict=False, and normalise
+                       the images as in [data] of spec.yaml
 
     In Python you do not need this: `fedssl.models.load_encoder(FOLDER)` loads the encoder.
     """

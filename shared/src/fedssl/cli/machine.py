@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from fedssl.cli.datasets.fetching import data_folder, ensure
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import note
+from fedssl.errors import DeviceError
 from fedssl.protocol.runs import RunSpec
 
 if TYPE_CHECKING:
@@ -27,11 +28,12 @@ def prepare(device: str, threads: int, data_root: Path | None, datasets: set[str
         ensure(name, note)
     import torch
 
+    from fedssl.engine.devices import require_device
     from fedssl.experiments.runs import ComputeSettings
 
     torch.set_num_threads(threads)
     try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"--device {device} cannot be used here: {str(error).splitlines()[0]}") from None
+        require_device(device)
+    except DeviceError as error:
+        raise UsageError(f"--{error}") from None
     return ComputeSettings(device=device, data_root=data_root or data_folder())

@@ -85,7 +85,7 @@ def _root(
         typer.Option(
             metavar="NAME",
             help="Use the coordinator with this name, given by `fedssl connection add`. Accepted anywhere on the "
-            "command line.  [env: FEDSSL_CONNECTION]",
+            "command line.  [env var: FEDSSL_CONNECTION]",
             autocompletion=complete_connection,
         ),
     ] = None,

@@ -122,6 +122,18 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
+def size(num_bytes: float) -> str:
+    """Format a number of bytes in the unit that suits it, of 1000 bytes and its multiples.
+
+    >>> size(512), size(56_300), size(1_234_567_890)
+    ('512 bytes', '56.3 kB', '1.2 GB')
+    """
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= factor:
+            return f"{num_bytes / factor:,.1f} {unit}"
+    return f"{num_bytes:,.0f} bytes"
+
+
 def _plain(value: Any) -> Any:
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")

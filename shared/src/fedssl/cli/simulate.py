@@ -5,16 +5,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedssl import run_files as files
 from fedssl.cli.accuracies import ACCURACIES
 from fedssl.cli.arguments import DataFolderOption, DeviceOption, SetOption, SpecArgument, ThreadsOption
+from fedssl.cli.datasets.fetching import data_folder as default_folder
+from fedssl.cli.datasets.fetching import ensure
+from fedssl.cli.dry_run import DryRunOption, Participant, document_of, show_dry_run
 from fedssl.cli.machine import datasets_of, prepare
-from fedssl.cli.output import Format, FormatOption, duration, note, show_json, show_pairs
+from fedssl.cli.output import Format, FormatOption, duration, note, show_json, show_pairs, size
+from fedssl.cli.scores import baselines_as_json, scores_of, show_scores
 from fedssl.cli.specs import read_spec, require_partition
 from fedssl.errors import Paused
-from fedssl.experiments import files
 
 if TYPE_CHECKING:
     from fedssl.experiments.runs import FinishedRun
+    from fedssl.protocol.data import PartitionConfig
 
 
 def simulate(
@@ -30,6 +35,7 @@ def simulate(
     restart: Annotated[
         bool, typer.Option("--restart", help="Start from scratch, and delete any run that the folder holds.")
     ] = False,
+    dry_run: DryRunOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Train a spec in this process, on the images of its [partition]. The result is that of a deployed federation.
@@ -43,7 +49,10 @@ def simulate(
     Writes model.safetensors, initial.safetensors, encoder.safetensors, history.json, result.json and spec.yaml.
     """
     wanted = read_spec(spec, set_)
-    require_partition(wanted, spec)
+    config = require_partition(wanted, spec)
+    if dry_run:
+        show_dry_run(document_of(wanted, _participants(config, data_folder)), output)
+        return
     folder = out or Path(f"simulated-{wanted.name.replace(' ', '-')}")
     machine = prepare(device, threads, data_folder, datasets_of(wanted))
     from fedssl.cli.simulation_progress import simulation_progress
@@ -65,19 +74,32 @@ def simulate(
     _show(finished, folder, output)
 
 
+def _participants(config: "PartitionConfig", root: Path | None) -> list[Participant]:
+    """Return the clients of a partition with their numbers of images. Reads the labels only."""
+    if root is None:
+        ensure(config.dataset, note)
+    from fedssl.data.partitioning import partition_plan
+
+    held = partition_plan(config, root or default_folder()).by_client
+    return [Participant(name, len(part), "" if len(part) else "has no images") for name, part in held.items()]
+
+
 def _show(finished: "FinishedRun", folder: Path, output: Format) -> None:
     names = {"model": files.MODEL, "encoder": files.ENCODER, "history": files.HISTORY, "spec": files.SPEC}
     paths = {what: str(folder / name) for what, name in names.items()}
+    best = {name: finished.best(name) for name in ACCURACIES if name in finished.last}
     if output is Format.TABLE:
         show_pairs({**paths, **_pairs(finished)})
+        scores = scores_of(finished.last, finished.untrained, finished.chance, best)
+        show_scores(scores, "after the last round", finished.chance)
         return
-    best = {name: finished.best(name) for name in ACCURACIES if name in finished.last}
     document = {
         "rounds": finished.num_rounds,
         "losses": finished.losses,
         "last": finished.last,
         "best": {name: {"round": found[0], "value": found[1]} for name, found in best.items() if found},
         "best_chosen_on": "test",
+        "baselines": baselines_as_json(finished.untrained, finished.chance),
         "evaluations": finished.evaluations,
         **{name: getattr(finished, name) for name in ("bytes_down", "bytes_up", "num_images", "seconds")},
         "files": paths,
@@ -88,17 +110,13 @@ def _show(finished: "FinishedRun", folder: Path, output: Format) -> None:
 def _pairs(finished: "FinishedRun") -> dict[str, object]:
     last = finished.losses[-1] if finished.losses else None
     pairs: dict[str, object] = {"rounds": finished.num_rounds, "last loss": None if last is None else f"{last:.4f}"}
-    for name, text in ACCURACIES.items():
-        if name in finished.last and (best := finished.best(name)):
-            chosen = f"best of all rounds, chosen on the test set: {100 * best[1]:.2f} % after round {best[0]}"
-            pairs[text] = f"{100 * finished.last[name]:.2f} % after the last round ({chosen})"
     for name in ("uniformity", "effective_rank"):
         if name in finished.last:
             pairs[name.replace("_", " ")] = f"{finished.last[name]:.4g}"
     return {
         **pairs,
         "images trained on": finished.num_images,
-        "sent by clients": f"{finished.bytes_up / 1e6:,.1f} MB",
-        "received by clients": f"{finished.bytes_down / 1e6:,.1f} MB",
+        "sent by clients": size(finished.bytes_up),
+        "received by clients": size(finished.bytes_down),
         "time": duration(finished.seconds),
     }

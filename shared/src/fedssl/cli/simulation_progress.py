@@ -66,18 +66,20 @@ def simulation_progress(spec: RunSpec) -> Iterator[Calls]:
     """Show the progress of a run inside the block; yields what the run is to call."""
     screen = console(stderr=True)
     if not screen.is_terminal:
-        yield _calls(_Lines(spec))
+        yield _calls(_Lines(spec), spec)
         return
     text = TextColumn("{task.description}", markup=False)
     columns = (text, BarColumn(), TextColumn("{task.fields[what]}", markup=False), TimeRemainingColumn())
     with Progress(*columns, console=screen, transient=True) as progress:
-        yield _calls(_Bar(progress, spec))
+        yield _calls(_Bar(progress, spec), spec)
 
 
-def _calls(display: _Display) -> Calls:
+def _calls(display: _Display, spec: RunSpec) -> Calls:
+    pauses, num_rounds = spec.watch.action == "pause", spec.num_rounds
+
     def on_round(record: RoundRecord) -> None:
         display.on_round(record)
-        if record.alarms:
+        if record.alarms and not (pauses and record.round_number < num_rounds):  # else the error names the alarm
             more = f", and {len(record.alarms) - 1} more like it" if len(record.alarms) > 1 else ""
             note(f"warning: after round {record.round_number}, {record.alarms[0]}{more}")
         for message in record.unusual:

@@ -1,11 +1,10 @@
 """`fedssl token`: the secrets that authenticate people and workers."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
 import typer
-from pydantic import ValidationError
 
 from fedssl.cli.arguments import TokenFileOption, UrlOption, seconds_of
 from fedssl.cli.connection.choice import CONNECTION_HINT
@@ -14,8 +13,10 @@ from fedssl.cli.connection.connect import connect
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_table
 from fedssl.protocol.tokens import LastingRole
-from fedssl.protocol.validation import first_problem
 from fedssl.protocol.views import TokenCreated
+
+if TYPE_CHECKING:
+    from fedssl.client import InvalidRequest
 
 app = typer.Typer(help="Create and revoke access tokens.", epilog=CONNECTION_HINT, no_args_is_help=True)
 
@@ -48,19 +49,23 @@ def create(
     Example: `fedssl token create --role operator --label alice --out alice.token`
 
     \b
-    admin     may do everything, including to create and revoke tokens and revoke data owners
+    admin     may do everything, including to create and revoke tokens and
+              revoke data owners
     operator  may manage runs, data sets and evaluations, and enrol data owners
     viewer    may read all of that, and change nothing
-    worker    may train for one data owner; `fedssl token enrol` is safer to hand out
+    worker    may train for one data owner; `fedssl token enrol` is safer
+              to hand out
     """
     if (role == "worker") != (client_name is not None):
         raise UsageError("--role worker needs --client NAME; the other roles do not take --client")
     _require_new(out)
     seconds = None if expires is None else seconds_of("--expires", expires)
+    from fedssl.client import InvalidRequest
+
     with connect(url, token_file) as client:
         try:
             created = client.create_token(role, client_id=client_name, label=label, lifetime_seconds=seconds)
-        except ValidationError as error:
+        except InvalidRequest as error:
             raise _usage_error(error, "--client") from None
     _show_secret(created, out, output)
 
@@ -85,10 +90,12 @@ def enrol(
     """
     _require_new(out)
     seconds = seconds_of("--expires", expires)
+    from fedssl.client import InvalidRequest
+
     with connect(url, token_file) as client:
         try:
             created = client.create_enrolment_token(client_name, label=label, lifetime_seconds=seconds)
-        except ValidationError as error:
+        except InvalidRequest as error:
             raise _usage_error(error, "CLIENT") from None
     _show_secret(created, out, output)
 
@@ -134,8 +141,8 @@ def _require_new(out: Path | None) -> None:
         raise UsageError(f"{out} exists: remove it, or choose another file")
 
 
-def _usage_error(error: ValidationError, client: str) -> UsageError:
-    first = first_problem(error)
+def _usage_error(error: "InvalidRequest", client: str) -> UsageError:
+    first = error.problems[0]
     return UsageError(f"{client if 'client_id' in first.location else '--label'}: {first.message}")
 
 

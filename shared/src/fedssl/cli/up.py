@@ -1,5 +1,6 @@
 """`fedssl up`: a whole federation on this machine, in the foreground."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ from fedssl.cli.datasets.fetching import data_folder, ensure
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import Format, FormatOption, note, printable, show_json
 from fedssl.cli.specs import read_spec
-from fedssl.protocol.data import PartitionConfig, Scheme
+from fedssl.protocol.data import KNOWN_DATASETS, PartitionConfig, Scheme
 from fedssl.protocol.model import EncoderConfig, read_encoder
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.validation import first_problem
@@ -35,6 +36,8 @@ ThreadsOption = Annotated[
     int, typer.Option(min=1, help="CPU threads per worker. 1 gives the same bits on every machine.")
 ]
 
+_CLIENT = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")  # as fedssl.protocol.base.ClientId
+_OPTIONS = {"num_clients": "clients", "dataset": "data"}
 _ROUTINE_EVENTS = ("started (pid", "stopping", "stopped")
 
 
@@ -45,7 +48,13 @@ def up(
     ] = None,
     set_: SetOption = None,
     data: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A data set: fashion-mnist, digits, a folder, an .npz file.")
+        list[str] | None,
+        typer.Option(
+            metavar="[CLIENT=]DATA",
+            help="A data set to divide among the clients: fashion-mnist, digits, a folder, an .npz file. Give it "
+            "several times to name each client's own images instead: nothing is divided, and a client is called like "
+            "its folder, or CLIENT.",
+        ),
     ] = None,
     clients: Annotated[int | None, typer.Option(min=1, help="Number of clients.  [default: 4]")] = None,
     scheme: Annotated[
@@ -72,8 +81,11 @@ def up(
 
     Example: `fedssl up --data digits --clients 3`
 
-    The first start partitions a data set into one file per client. When you start it again on the same folder, the
-    federation continues with the same clients, images, runs and tokens.
+    Example: `fedssl up --data scans/site-a --data scans/site-b`
+
+    The first start partitions a data set into one file per client, or copies each client's own images into such a file,
+    in one size and with the same number of channels. When you start it again on the same folder, the federation
+    continues with the same clients, images, runs and tokens.
 
     If a worker, the distiller or the evaluator dies six times, each within 20 s of its start, the others continue
     without it, and the exit code is 1 in the end. If another process does, everything is stopped at once.
@@ -81,17 +93,24 @@ def up(
     from fedssl.local import require_launcher
 
     require_launcher()
-    options = {"dataset": data, "num_clients": clients, "scheme": scheme, "alpha": alpha, "seed": seed,
-               "max_images": max_images}  # fmt: skip
+    if set_ and spec is None:
+        raise UsageError("--set changes a key of a spec: give the spec with --spec")
+    options = {"num_clients": clients, "scheme": scheme, "alpha": alpha, "seed": seed, "max_images": max_images}
     given = {name: value for name, value in options.items() if value is not None}
-    dealing = dealing_of(read_spec(spec, set_) if spec is not None else None, given)
+    wanted = read_spec(spec, set_) if spec is not None else None
+    sources = sources_of(data or [])
+    if sources:
+        dealing = dealing_of_sources(wanted, sources, given)
+    else:
+        dealing = dealing_of(wanted, given | ({"dataset": data[0]} if data else {}))
     from fedssl_local.federation import Machine, running_federation
     from fedssl_local.folder import Folder
 
     folder = Folder(directory)
     folder.require_usable()
     if folder.read() is None:
-        ensure(dealing.partition.dataset, note)
+        for name in dealing.sources.values() or [dealing.partition.dataset]:
+            ensure(name, note)
     machine = Machine(port=port, device=device, threads=threads, encoders=encoders_of(encoder or []))
     with running_federation(folder, dealing, machine, on_step=note, on_event=show_event) as federation:
         _introduce(federation, output)
@@ -110,13 +129,77 @@ def dealing_of(spec: RunSpec | None, given: dict[str, Any]) -> "Dealing":
         partition = PartitionConfig.model_validate(base | given)
     except ValidationError as error:
         first = first_problem(error)
-        raise UsageError(f"--{str(first.location[0]).replace('_', '-')}: {first.message}") from None
+        name = str(first.location[0])
+        raise UsageError(f"--{_OPTIONS.get(name, name).replace('_', '-')}: {first.message}") from None
     required = partition.model_dump() if base else {name: getattr(partition, name) for name in given}
     if spec is not None:
         required |= shape(spec.data)
     return Dealing(
         partition=partition, data=None if spec is None else spec.data, required=required, data_root=data_folder()
     )
+
+
+def sources_of(given: list[str]) -> dict[str, str]:
+    """Return each client's own images, if `--data` names a client or is given several times. Raises UsageError."""
+    named = [_named(text) for text in given]
+    if len(given) < 2 and not any(named):
+        return {}
+    found: dict[str, str] = {}
+    for text, pair in zip(given, named, strict=True):
+        client, source = pair or (_client_name(text), text)
+        if not _CLIENT.fullmatch(client):
+            raise UsageError(
+                f"--data {text}: {client!r} cannot be a client's name, which has at most 63 lower-case letters, digits "
+                "and hyphens: write it as --data CLIENT=FOLDER"
+            )
+        if client in found:
+            raise UsageError(
+                f"--data {found[client]} and --data {source} would both be the images of {client}: give them names, as "
+                f"in --data site-a={found[client]} --data site-b={source}"
+            )
+        if not source:
+            raise UsageError(f"--data {text}: it names no images: write it as --data CLIENT=FOLDER")
+        found[client] = source if source in KNOWN_DATASETS else str(Path(source).expanduser().absolute())
+    return found
+
+
+def dealing_of_sources(spec: RunSpec | None, sources: dict[str, str], given: dict[str, Any]) -> "Dealing":
+    """Return clients with images of their own. Raises UsageError if something is given that divides images."""
+    from fedssl_local.federation import Dealing
+    from fedssl_local.folder import shape
+
+    if given:
+        options = ", ".join(f"--{_OPTIONS.get(name, name).replace('_', '-')}" for name in given)
+        are = "is" if len(given) == 1 else "are"
+        raise UsageError(
+            f"{options} {are} for dividing one data set, but --data names the images of {len(sources)} clients, which "
+            "are not divided: leave it out, or give --data once"
+        )
+    if spec is not None and spec.partition is not None:
+        raise UsageError(
+            "the spec's [partition] divides one data set, but --data names each client's own images: leave "
+            "out --spec (or add --set partition=null), or give --data once"
+        )
+    required: dict[str, Any] = {"sources": sources} | ({} if spec is None else shape(spec.data))
+    return Dealing(
+        sources=sources, data=None if spec is None else spec.data, required=required, data_root=data_folder()
+    )
+
+
+def _named(text: str) -> tuple[str, str] | None:
+    """Return the client and its images of CLIENT=DATA; None if the text is only the name or path of images."""
+    client, equals, source = text.partition("=")
+    return (client, source) if equals and "/" not in client and not Path(text).exists() else None
+
+
+def _client_name(path: str) -> str:
+    """Return a client's name for a folder or a file: its last part, in lower case, with hyphens.
+
+    >>> _client_name("scans/Site_A"), _client_name("b.npz")
+    ('site-a', 'b')
+    """
+    name = Path(path).expanduser().absolute().name.removesuffix(".npz").lower()
+    return re.sub(r"[^a-z0-9]+", "-", name).strip("-")
 
 
 def encoders_of(given: list[str]) -> dict[str, EncoderConfig]:
@@ -156,6 +239,7 @@ def _introduce(federation: "Federation", output: Format) -> None:
                 "directory": str(folder.root.absolute()),
                 "clients": record.num_images,
                 "partition": record.partition,
+                "sources": record.sources,
                 "unfinished_runs": [str(run.id) for run in unfinished],
             }
         )
@@ -163,7 +247,8 @@ def _introduce(federation: "Federation", output: Format) -> None:
     images = ", ".join(f"{name} {count:,}" for name, count in list(record.num_images.items())[:8])
     more = f" and {len(record.num_images) - 8} more" if len(record.num_images) > 8 else ""
     typer.echo(f"The federation is up at {federation.url}")
-    typer.echo(f"  images of {record.partition.dataset}: {images}{more}")
+    whose = "each client's own images" if record.partition is None else f"images of {record.partition.dataset}"
+    typer.echo(f"  {whose}: {images}{more}")
     for run in unfinished:
         typer.echo(f"  run {short(run.id)} ({printable(run.name)}): {run.state}, {run.rounds_closed} of "
                    f"{run.num_rounds} rounds")  # fmt: skip

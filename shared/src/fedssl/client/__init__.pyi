@@ -5,11 +5,13 @@ from .errors import (
     Conflict,
     DuplicateUpdate,
     Gone,
+    InvalidRequest,
     LeaseLost,
     NotAllowed,
     NotAuthenticated,
     NotFound,
     Rejected,
+    RunNotFinished,
     ServerError,
     TooManyRequests,
     TryAgain,
@@ -19,6 +21,7 @@ from .errors import (
     Untrusted,
 )
 from .operator import Client
+from .pull import PulledRun
 from .retry import Retry
 from .tls import Tls
 from .worker import WorkerClient
@@ -31,12 +34,15 @@ __all__ = [
     "Conflict",
     "DuplicateUpdate",
     "Gone",
+    "InvalidRequest",
     "LeaseLost",
     "NotAllowed",
     "NotAuthenticated",
     "NotFound",
+    "PulledRun",
     "Rejected",
     "Retry",
+    "RunNotFinished",
     "ServerError",
     "Tls",
     "TooManyRequests",

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
@@ -14,7 +14,7 @@ from fedssl import tracing
 from fedssl.client.addresses import is_loopback, parsed
 from fedssl.client.deadline import Deadline, observe_deadlines, running
 from fedssl.client.direct_transfer import DirectTransfer, MayGoTo
-from fedssl.client.errors import BadAnswer, ClientError, StoreUnreachable, Unreachable, api_error
+from fedssl.client.errors import BadAnswer, ClientError, InvalidRequest, StoreUnreachable, Unreachable, api_error
 from fedssl.client.retry import Retry, with_retries
 from fedssl.client.tls import MUTUAL_TLS_HINT, Tls, trust_error
 from fedssl.protocol.errors import Problem
@@ -275,6 +275,14 @@ def parse(model: type[M], content: str | bytes, what: str) -> M:
             f"{what} came back as something else than a {model.__name__} ({reason}): "
             "is this a fedssl coordinator, and of a version near this client's?"
         ) from None
+
+
+def request_body(model: type[M], **values: Any) -> M:
+    """Return the body of a request. Raises InvalidRequest, which names each argument that is wrong."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise InvalidRequest(error) from None
 
 
 def summary(error: ValidationError) -> str:

@@ -8,7 +8,7 @@ from urllib.parse import quote
 from pydantic import BaseModel
 
 from fedssl.artifacts.store import digest_of
-from fedssl.client.connection import Connection, M
+from fedssl.client.connection import Connection, M, request_body
 from fedssl.client.downloads import OnBytes
 from fedssl.client.errors import NotFound
 from fedssl.client.uploads import upload
@@ -39,7 +39,7 @@ class DatasetMethods:
 
         The same again is no error. Raises Conflict where the name has other images, and Rejected.
         """
-        body = PublicDatasetCreate(name=name, digest=digest_of(source), split=split)
+        body = request_body(PublicDatasetCreate, name=name, digest=digest_of(source), split=split)
         return self._register(_PUBLIC, PublicDatasetView, body, body.digest, source, on_bytes)
 
     def public_datasets(self) -> Iterator[PublicDatasetView]:
@@ -54,7 +54,7 @@ class DatasetMethods:
         self, name: str, source: Path, *, on_bytes: OnBytes = lambda count: None
     ) -> EvaluationDatasetView:
         """Register a file of labelled images, as `add_public_dataset` does."""
-        body = EvaluationDatasetCreate(name=name, digest=digest_of(source))
+        body = request_body(EvaluationDatasetCreate, name=name, digest=digest_of(source))
         return self._register(_EVALUATION, EvaluationDatasetView, body, body.digest, source, on_bytes)
 
     def evaluation_datasets(self) -> Iterator[EvaluationDatasetView]:

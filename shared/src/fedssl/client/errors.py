@@ -3,6 +3,8 @@
 FedSSLError
 └── ClientError               the coordinator did not do what was asked, or could not be asked
     ├── Unreachable           no answer: the connection was refused, timed out or broke
+    ├── InvalidRequest        an argument that cannot be sent
+    ├── RunNotFinished        a run did not finish within the time for which it was waited
     ├── Untrusted             a certificate of one side that the other does not accept
     ├── StoreUnreachable      an object store that may not or cannot be used; ask the coordinator for the bytes
     ├── BadAnswer             an answer that cannot be parsed
@@ -22,10 +24,17 @@ FedSSLError
             └── Unavailable   502, 503 or 504: the same request may succeed later
 """
 
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from fedssl.errors import FedSSLError
 from fedssl.protocol.errors import Problem
+from fedssl.protocol.validation import describe_problems, validation_problems
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+    from fedssl.protocol.views import RunView
 
 PROBLEM_PREFIX = "urn:fedssl:problem:"
 _ERRORS_SHOWN = 5
@@ -34,6 +43,25 @@ _LONGEST = 4000  # a coordinator sends at most 2000 characters
 
 class ClientError(FedSSLError):
     """The coordinator did not do what was asked, or could not be asked."""
+
+
+class InvalidRequest(ClientError):
+    """An argument cannot be sent, for the reasons in `problems`. Nothing was sent."""
+
+    def __init__(self, error: "ValidationError") -> None:
+        super().__init__(describe_problems(error))
+        self.problems = validation_problems(error)
+
+
+class RunNotFinished(ClientError):
+    """A run did not finish within the time for which it was waited. `run` is the run as it was last."""
+
+    def __init__(self, run: "RunView") -> None:
+        super().__init__(
+            f"run {run.id} is {run.state.value} after {run.rounds_closed} of {run.num_rounds} rounds: wait longer, or "
+            "without timeout_seconds"
+        )
+        self.run = run
 
 
 class Unreachable(ClientError):

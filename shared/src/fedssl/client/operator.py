@@ -1,17 +1,25 @@
 """The operator's client: runs, data sets, methods, clients and tokens."""
 
-from collections.abc import Callable, Iterator
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
 from urllib.parse import quote
 from uuid import UUID, uuid4
 
 from fedssl.client.artifacts import ArtifactMethods
 from fedssl.client.base import BaseClient
-from fedssl.client.connection import parse
+from fedssl.client.connection import parse, request_body
 from fedssl.client.datasets import DatasetMethods
-from fedssl.client.errors import ApiError, Unreachable
-from fedssl.client.retry import RetryTimer, is_temporary
+from fedssl.client.environment import target_of
+from fedssl.client.errors import ApiError, RunNotFinished, Unreachable
+from fedssl.client.pull import OnFetch, PulledRun, pull
+from fedssl.client.retry import DEFAULT_RETRY, Retry, RetryTimer, is_temporary
 from fedssl.client.sse import ServerSentEvent, parse_events
+from fedssl.client.tls import Tls
 from fedssl.protocol.evaluation import JudgingConfig
+from fedssl.protocol.explanation import spec_of
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import RunState
 from fedssl.protocol.tokens import DAY_SECONDS, LastingRole
@@ -36,6 +44,7 @@ from fedssl.protocol.views import (
     TokenView,
 )
 
+WAIT_POLL_SECONDS = 0.5
 LAST_EVENT = "run.finished"
 STREAM_SECONDS = 60.0  # the coordinator sends a comment every 15 s, so silence for this long means a dead connection
 
@@ -53,15 +62,58 @@ class Client(ArtifactMethods, DatasetMethods, BaseClient):
     Every method raises `Unreachable`, `BadAnswer` or an `ApiError`.
     """
 
+    @classmethod
+    def from_env(cls, environment: Mapping[str, str] = os.environ, *, retry: Retry = DEFAULT_RETRY) -> Self:
+        """Return a client for the coordinator that the environment names, else for the `fedssl up` of this folder.
+
+        Reads FEDSSL_URL; FEDSSL_TOKEN, or the file FEDSSL_TOKEN_FILE; FEDSSL_CA_FILE, FEDSSL_CLIENT_CERT,
+        FEDSSL_CLIENT_KEY and FEDSSL_INSECURE_HTTP. Without FEDSSL_URL it takes the address in ./.fedssl. The token of
+        that folder is sent only to its own coordinator. Raises ClientError.
+        """
+        target = target_of(environment)
+        return cls(target.url, target.token, retry=retry, tls=Tls.from_environment(environment))
+
     # Runs
 
-    def create_run(self, spec: RunSpec, *, start: bool = True, idempotency_key: str | None = None) -> RunView:
+    def wait(self, run_id: UUID, *, timeout_seconds: float | None = None, through_pauses: bool = False) -> RunView:
+        """Block until a run has finished, however it ended (its `outcome`), or is paused, and return it.
+
+        With `through_pauses` a pause is waited for too. Raises RunNotFinished, which has the run, if `timeout_seconds`
+        have passed.
+        """
+        end = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        while True:
+            run = self.run(run_id)
+            if run.state is RunState.FINISHED or (run.state is RunState.PAUSED and not through_pauses):
+                return run
+            if end is not None and time.monotonic() >= end:
+                raise RunNotFinished(run)
+            time.sleep(WAIT_POLL_SECONDS)
+
+    def pull(
+        self,
+        run_id: UUID,
+        folder: Path | None = None,
+        *,
+        initial: bool = False,
+        on_fetch: OnFetch = lambda: (lambda count: None, lambda size: None),
+    ) -> PulledRun:
+        """Fetch a run's newest weights, the encoder by itself, the spec, a model card and its lineage into a folder.
+
+        By default the folder is ./run-ID. `initial`: only the weights before training, and the spec.
+        `fedssl.models.load_encoder(folder)` loads the encoder. Raises NotFound before the first weights are made.
+        """
+        return pull(self, run_id, folder, initial=initial, on_fetch=on_fetch)
+
+    def create_run(
+        self, spec: RunSpec | Mapping[str, Any], *, start: bool = True, idempotency_key: str | None = None
+    ) -> RunView:
         """Submit a run. The same key gives the same run again, however often it is sent; None makes a new key."""
         return self._connection.call(
             "POST",
             "/v1/runs",
             RunView,
-            body=RunCreate(spec=spec, start=start),
+            body=RunCreate(spec=spec_of(spec), start=start),
             headers={"Idempotency-Key": idempotency_key or str(uuid4())},
         )
 
@@ -121,13 +173,13 @@ class Client(ArtifactMethods, DatasetMethods, BaseClient):
         return self._connection.call("POST", f"/v1/distillation-jobs/{job_id}/cancel", DistillationJobView)
 
     def request_evaluation(
-        self, run_id: UUID, config: JudgingConfig, round_number: int | None = None
+        self, run_id: UUID, config: JudgingConfig | Mapping[str, Any], round_number: int | None = None
     ) -> EvaluationView:
         """Have the encoder of a round, by default the newest, judged; the same again is no error.
 
         Raises Conflict where the round is not closed yet or the run has no encoder to judge, and Rejected.
         """
-        body = EvaluationCreate(config=config, round_number=round_number)
+        body = request_body(EvaluationCreate, config=config, round_number=round_number)
         return self._connection.call("POST", f"/v1/runs/{run_id}/evaluations", EvaluationView, body=body)
 
     def evaluations(self, run_id: UUID) -> Iterator[EvaluationView]:
@@ -217,14 +269,14 @@ class Client(ArtifactMethods, DatasetMethods, BaseClient):
         """Make a token, valid until it is revoked or for so long. The answer alone carries its secret, so this is not
         sent again once it may have arrived.
         """
-        body = TokenCreate(role=role, client_id=client_id, label=label, lifetime_seconds=lifetime_seconds)
+        body = request_body(TokenCreate, role=role, client_id=client_id, label=label, lifetime_seconds=lifetime_seconds)
         return self._connection.call("POST", "/v1/tokens", TokenCreated, body=body, idempotent=False)
 
     def create_enrolment_token(
         self, client_id: str, label: str = "", lifetime_seconds: int = DAY_SECONDS
     ) -> TokenCreated:
         """Make a token that makes somebody a data owner's worker, once. It takes the place of an unused one."""
-        body = EnrolmentCreate(client_id=client_id, label=label, lifetime_seconds=lifetime_seconds)
+        body = request_body(EnrolmentCreate, client_id=client_id, label=label, lifetime_seconds=lifetime_seconds)
         return self._connection.call("POST", "/v1/enrolment-tokens", TokenCreated, body=body, idempotent=False)
 
     def tokens(self) -> Iterator[TokenView]:

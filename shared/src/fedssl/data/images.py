@@ -1,6 +1,7 @@
 """Images in memory, independent of the format from which they were read."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -102,3 +103,22 @@ def _square(x_BCHW: Tensor, size: int) -> Tensor:
         x_BCHW = F.interpolate(x_BCHW, (height, width), mode="bilinear", antialias=True, align_corners=False)
     top, left = (height - size) // 2, (width - size) // 2
     return x_BCHW[..., top : top + size, left : left + size]
+
+
+def with_common_classes(images: Iterable[ImageData]) -> list[ImageData]:
+    """Return sets of images with labels of the same meaning: a class has one number, by the order of all names.
+
+    If a set has no labels, or no names of its classes while another has, the labels are left out of all sets.
+    """
+    sets = list(images)
+    if all(each.labels is not None and not each.class_names for each in sets):
+        return sets
+    if any(each.labels is None or not each.class_names for each in sets):
+        return [ImageData(each.images) for each in sets]
+    names = tuple(sorted({name for each in sets for name in each.class_names}))
+    numbers = {name: number for number, name in enumerate(names)}
+    found = []
+    for each in sets:
+        own = np.array([numbers[name] for name in each.class_names], np.int64)
+        found.append(ImageData(each.images, own[each.labels], names))
+    return found

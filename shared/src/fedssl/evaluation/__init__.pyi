@@ -17,7 +17,8 @@ from .geometry import (
     uniformity,
 )
 from .maps import aligned_map, plot_map, project
-from .neighbours import knn_accuracy
+from .neighbour_plot import plot_neighbours
+from .neighbours import knn_accuracy, nearest
 from .plots import plot_curves
 from .probe import PROBES, ProbeResult, ProbeSettings, linear_probe, probe_encoder
 from .selection import BestRound, choose_best
@@ -48,8 +49,10 @@ __all__ = [
     "labelled_share",
     "labels_of",
     "linear_probe",
+    "nearest",
     "plot_curves",
     "plot_map",
+    "plot_neighbours",
     "probe_encoder",
     "project",
     "semi_supervised",

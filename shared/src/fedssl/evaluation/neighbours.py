@@ -8,6 +8,15 @@ _CHUNK = 1024
 _MAX_COSINES = 2**26  # a quarter of a gigabyte
 
 
+def nearest(searched_NH: Tensor, queries_QH: Tensor, k: int) -> Tensor:
+    """Return the positions (Q, k) of the most similar representations by cosine, the nearest first.
+
+    If fewer than k are searched, all of them are returned. For few queries: all cosines are computed at once.
+    """
+    searched_NH, queries_QH = (F.normalize(x.detach().float(), dim=1) for x in (searched_NH, queries_QH))
+    return (queries_QH @ searched_NH.T).topk(min(k, len(searched_NH)), dim=1).indices
+
+
 def knn_accuracy(
     train_features: Tensor,
     train_labels: Tensor,

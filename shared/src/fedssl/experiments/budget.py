@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,18 +11,25 @@ from fedssl.data.catalogue import KNOWN
 from fedssl.errors import ResultsError, SpecError
 from fedssl.experiments import calibration
 from fedssl.experiments.costs import num_images, passes, server_images, trained_images
-from fedssl.experiments.files import read_json, write_json
 from fedssl.experiments.measures import tuning_images
 from fedssl.experiments.papers import TableCell
+from fedssl.experiments.pilot import Pilot
 from fedssl.experiments.scaling import MIN_ROUNDS, NARROWER, Scale, scaled
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.runs import RunSpec
+from fedssl.run_files import read_json, write_json
 
 FEWEST_IMAGES, FEWEST_A_CLIENT = 5000, 100
 """Fewer images, in total or per client, are only taken if everything else is already as small as possible."""
 
 _EPOCHS = (1.0, 0.5, 0.2, 0.1, 0.05, 0.01)
 _SLACK = 0.85  # the share of the budget that is planned; the rest is for other work and for what is not estimated
+_SLACK_MEASURED = 0.92  # the same once the real work was measured
+_LEAST_USED = 0.8  # a plan that uses less of the time that is left is made larger
+_MOST_PILOTS = 3
+_CONFIRMED = 0.1  # a second pilot that differs less from the first one confirms it
+_MOST_MEASURING = 0.15  # no further pilot once the measurements took this share of the budget
+_PILOT_SHARE = 0.06  # of the budget: a pilot ends after the first round that ends later than this
 _JUDGING = 0.2  # the largest share of the planned time for evaluations
 _MOST_EVALUATIONS = 5
 _NUM_TEST = 10_000
@@ -30,11 +38,35 @@ _SOMETHING = 20  # the smallest average number of images per client
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A plan that fits: the scale, the remaining seeds, and the estimated seconds for all of it."""
+    """A plan that fits: the scale, the remaining seeds, and the estimated seconds for all of it.
+
+    `calibration` is how the estimate was corrected by the first rounds of the real runs; None if it was not.
+    """
 
     scale: Scale
     seeds: tuple[int, ...]
     seconds: float
+    calibration: "Calibration | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """The measurements before a plan was made.
+
+    Attributes:
+        budget: the seconds that were promised, from the start of the measurements to the last result.
+        measuring: the seconds that the measurements took, which are part of the budget.
+        num_pilots: how often the first rounds of all cells were run.
+        training, judging: the real times, as multiples of the first estimates.
+        loading: seconds before the first rounds of all cells.
+    """
+
+    budget: float
+    measuring: float
+    num_pilots: int
+    training: float
+    judging: float
+    loading: float
 
 
 def kept_fit(path: Path, make: Callable[[], Fit]) -> Fit:
@@ -56,7 +88,9 @@ def kept_fit(path: Path, make: Callable[[], Fit]) -> Fit:
         scale = dict(document["scale"])
         encoder = scale.pop("encoder")
         narrower = None if encoder is None else EncoderConfig.model_validate(encoder)
-        return Fit(Scale(encoder=narrower, **scale), tuple(document["seeds"]), document["seconds"])
+        measured = document.get("calibration")
+        calibration = None if measured is None else Calibration(**measured)
+        return Fit(Scale(encoder=narrower, **scale), tuple(document["seeds"]), document["seconds"], calibration)
     except (KeyError, TypeError, ValueError) as error:
         raise ResultsError(f"{path} is not a plan ({error!r}): remove it, or start again with --restart") from error
 
@@ -93,6 +127,102 @@ class Speeds:
         return self._judging[key]
 
 
+@dataclass(slots=True)
+class Corrected(Speeds):
+    """The speeds of another measurement, corrected by how long the real work took: multiples of the estimated times."""
+
+    estimated: Speeds = field(default_factory=Speeds)
+    training_factor: float = 1.0
+    judging_factor: float = 1.0
+
+    def training(self, spec: RunSpec) -> float:
+        """Return images per second of local training."""
+        return self.estimated.training(spec) / self.training_factor
+
+    def judging(self, spec: RunSpec) -> float:
+        """Return the seconds that one evaluation of an encoder takes."""
+        return self.estimated.judging(spec) * self.judging_factor
+
+
+RunPilot = Callable[[TableCell, RunSpec, float], Pilot]
+"""Runs the first rounds of a cell at a scale, for not much longer than the given seconds, and returns their times."""
+
+
+def calibrated_fit(
+    cells: Sequence[TableCell],
+    budget_seconds: float,
+    seeds: Sequence[int],
+    speeds: Speeds,
+    pilot: RunPilot,
+    adapt: Callable[[TableCell, RunSpec], RunSpec] = lambda cell, spec: spec,
+    clock: Callable[[], float] = time.monotonic,
+) -> Fit:
+    """Choose a scale as :func:`fit` does, and correct the choice by the first rounds of the real runs.
+
+    The budget begins with this call: what the measurements take is part of it. The plan uses between 80 and 100 % of
+    the time that is then left, if its cells are large enough to use it. `adapt` returns a scaled spec as it is run.
+    Raises SpecError if not even the smallest scale fits.
+    """
+    started = clock()
+    found = fit(cells, budget_seconds, seeds, speeds)
+    training = judging = 1.0
+    for number in range(1, _MOST_PILOTS + 1):
+        specs = [adapt(cell, scaled(cell, found.scale, speeds.device)) for cell in cells]
+        longest = _PILOT_SHARE * budget_seconds / len(cells)
+        pilots = [pilot(cell, spec, longest) for cell, spec in zip(cells, specs, strict=True)]
+        parts = [_parts(*each, speeds) for each in zip(cells, specs, pilots, strict=True)]
+        real, loading = sum(each.real for each in parts), sum(each.loading for each in parts)
+        before, training, judging = training, _factor(parts, "training"), _factor(parts, "judging")
+        left = budget_seconds - (clock() - started)
+        calibration = Calibration(budget_seconds, budget_seconds - left, number, training, judging, loading)
+        measured = Fit(found.scale, found.seeds, len(found.seeds) * real, calibration)
+        if _LEAST_USED * left <= measured.seconds <= left:
+            return measured
+        better = Corrected(speeds.device, estimated=speeds, training_factor=training, judging_factor=judging)
+        again = fit(cells, left, seeds, better, slack=_SLACK_MEASURED, fixed_seconds=loading)
+        if again.scale == found.scale and again.seeds == found.seeds:
+            return measured
+        confirmed = abs(training / before - 1) < _CONFIRMED or budget_seconds - left > _MOST_MEASURING * budget_seconds
+        is_measured = again.scale.encoder == found.scale.encoder  # another encoder's times are not known yet
+        found = replace(again, calibration=calibration)
+        if confirmed and is_measured:
+            return found
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Seconds of one seed's run of a cell: as measured, and the measured and the estimated part of each kind."""
+
+    real: float
+    loading: float
+    training: tuple[float, float]
+    judging: tuple[float, float]
+
+
+def _parts(cell: TableCell, spec: RunSpec, pilot: Pilot, speeds: Speeds) -> _Parts:
+    speed = max(speeds.training(spec), 1e-9)
+    tuning = num_encoders(spec) * tuning_images(cell, spec) * 3 / passes(spec.method).units / speed
+    estimated = max(training_seconds(cell, spec, speeds) - tuning, 1e-9)
+    training = spec.num_rounds * pilot.round
+    due = num_evaluations(spec)
+    judging = num_encoders(spec) * speeds.judging(spec)
+    real = pilot.loading + training + tuning * training / estimated + due * pilot.judging
+    return _Parts(real, pilot.loading, (training, estimated), (due * pilot.judging, due * judging))
+
+
+def _factor(parts: Sequence[_Parts], kind: str) -> float:
+    """Return the real time as a multiple of the estimate; 1 if there is nothing to compare."""
+    real, estimated = (sum(getattr(each, kind)[at] for each in parts) for at in (0, 1))
+    return real / estimated if real > 0 and estimated > 0 else 1.0
+
+
+def num_evaluations(spec: RunSpec) -> int:
+    """Return how often a run's encoder is evaluated, including before training."""
+    assert spec.evaluation is not None, "every cell has an evaluation"
+    return sum(spec.evaluation.is_due(number, spec.num_rounds) for number in range(spec.num_rounds + 1))
+
+
 def training_seconds(cell: TableCell, spec: RunSpec, speeds: Speeds) -> float:
     """Return the seconds that one run of a cell at a scale takes for training and fine-tuning, without evaluations.
 
@@ -111,11 +241,20 @@ def num_encoders(spec: RunSpec) -> int:
     return spec.partition.num_clients if alone and spec.partition is not None else 1
 
 
-def fit(cells: Sequence[TableCell], budget_seconds: float, seeds: Sequence[int], speeds: Speeds) -> Fit:
+def fit(
+    cells: Sequence[TableCell],
+    budget_seconds: float,
+    seeds: Sequence[int],
+    speeds: Speeds,
+    *,
+    slack: float = _SLACK,
+    fixed_seconds: float = 0.0,
+) -> Fit:
     """Choose one scale for all cells, so that they can be compared.
 
     First the number of images is reduced, then the encoder's width, then epochs, and finally seeds. Raises SpecError if
-    not even the smallest scale fits.
+    not even the smallest scale fits. `slack` is the share of the budget that is planned; `fixed_seconds` are needed per
+    seed at any scale.
     """
     if unknown := [cell.name for cell in cells if num_images(cell.spec) is None]:
         raise SpecError(f"the size of the data set of {unknown[0]} is unknown: run it without a budget")
@@ -124,23 +263,26 @@ def fit(cells: Sequence[TableCell], budget_seconds: float, seeds: Sequence[int],
     )
     for count, epochs, encoder in tries:
         start = Scale(encoder=encoder, epochs=epochs, rounds=_rounds(cells))
-        if (found := _largest(cells, start, budget_seconds / count, speeds)) is not None:
-            return Fit(found[0], tuple(seeds[:count]), count * found[1])
+        share = budget_seconds / count - fixed_seconds / slack
+        if (found := _largest(cells, start, share, speeds, slack)) is not None:
+            return Fit(found[0], tuple(seeds[:count]), count * (found[1] + fixed_seconds))
     smallest = Scale(encoder=NARROWER[-1], epochs=_EPOCHS[-1], rounds=_rounds(cells), num_evaluations=1)
     shrunk = [replace(smallest, images=images) for images in (0.05, 0.02, 0.01)]
     for scale in shrunk:
-        if (seconds := _seconds(cells, scale, speeds)) <= budget_seconds:
+        if (seconds := _seconds(cells, scale, speeds) + fixed_seconds) <= budget_seconds:
             return Fit(scale, tuple(seeds[:1]), seconds)
-    needed = _seconds(cells, shrunk[-1], speeds)
+    needed = _seconds(cells, shrunk[-1], speeds) + fixed_seconds
     raise SpecError(f"the budget is too small: at least {needed:.0f} seconds are needed for {len(cells)} cells")
 
 
 _ENCODERS: tuple[EncoderConfig | None, ...] = (None, *NARROWER)
 
 
-def _largest(cells: Sequence[TableCell], start: Scale, budget: float, speeds: Speeds) -> tuple[Scale, float] | None:
+def _largest(
+    cells: Sequence[TableCell], start: Scale, budget: float, speeds: Speeds, slack: float
+) -> tuple[Scale, float] | None:
     """Return the scale with the most images that one seed's budget allows, and its seconds; None if too few fit."""
-    seconds = _SLACK * budget
+    seconds = slack * budget
     least = _fewest(cells)
     specs = [(cell, scaled(cell, replace(start, images=least), speeds.device)) for cell in cells]
     total = 0.0
@@ -149,7 +291,7 @@ def _largest(cells: Sequence[TableCell], start: Scale, budget: float, speeds: Sp
         if total > seconds:
             return None
     judging = sum(num_encoders(spec) * speeds.judging(spec) for _, spec in specs)
-    most = min(_MOST_EVALUATIONS, int(_JUDGING * seconds / judging) - 1)
+    most = min(_MOST_EVALUATIONS, int(_JUDGING * seconds / max(judging, 1e-9)) - 1)
     start = replace(start, num_evaluations=most)
     if most < 1 or _seconds(cells, replace(start, images=least), speeds) > seconds:
         return None
@@ -195,9 +337,8 @@ def _seconds(cells: Sequence[TableCell], scale: Scale, speeds: Speeds) -> float:
     total = 0.0
     for cell in cells:
         spec = scaled(cell, scale, speeds.device)
-        assert spec.evaluation is not None, "every cell has an evaluation"
-        due = sum(spec.evaluation.is_due(number, spec.num_rounds) for number in range(spec.num_rounds + 1))
-        total += training_seconds(cell, spec, speeds) + due * num_encoders(spec) * speeds.judging(spec)
+        judging = num_evaluations(spec) * num_encoders(spec) * speeds.judging(spec)
+        total += training_seconds(cell, spec, speeds) + judging
     return total
 
 

@@ -18,9 +18,9 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 from fedssl.errors import FedSSLError
-from fedssl.experiments.files import write_json
 from fedssl.experiments.runs import Calls, ComputeSettings, run_in_folder
 from fedssl.protocol.runs import RunSpec
+from fedssl.run_files import write_json
 
 JOB, LOG = "job.json", "job.log"
 

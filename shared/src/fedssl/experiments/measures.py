@@ -15,10 +15,10 @@ from fedssl.errors import ResultsError
 from fedssl.evaluation import FINE_TUNINGS, TRANSFERS, FineTuneSettings, extract_features, labels_of
 from fedssl.evaluation.fine_tuning import semi_supervised
 from fedssl.evaluation.suite import Labelled, load_encoder, load_labelled
-from fedssl.experiments.files import MODEL, read_json, write_json
 from fedssl.experiments.papers import Measure, TableCell
 from fedssl.experiments.runs import ComputeSettings, FinishedRun, encoders
 from fedssl.protocol.runs import RunSpec
+from fedssl.run_files import MODEL, read_json, write_json
 
 MEASURES = "measures.json"
 _TUNINGS: Mapping[str, Mapping[str, FineTuneSettings]] = {"fine_tune": FINE_TUNINGS, "transfer": TRANSFERS}

@@ -14,7 +14,6 @@ from fedssl.data.catalogue import KNOWN
 from fedssl.data.partitioning import partition_dataset
 from fedssl.errors import DataError, ResultsError
 from fedssl.experiments.checkpoints import run_key
-from fedssl.experiments.files import read_json, write_json
 from fedssl.experiments.measures import MEASURES, measure_cell
 from fedssl.experiments.overlays import Values, differences, overlay
 from fedssl.experiments.papers import TableCell
@@ -22,6 +21,7 @@ from fedssl.experiments.runs import Calls, ComputeSettings, clear, run_in_folder
 from fedssl.experiments.scaling import fitting_queue
 from fedssl.protocol.methods.distillation import DistillationConfig
 from fedssl.protocol.runs import RunSpec
+from fedssl.run_files import read_json, write_json
 
 RUNS, RESULTS = "runs", "results"
 
@@ -59,6 +59,7 @@ class CellResult:
     Attributes:
         measured: one value per seed, by measure.
         seconds: the training time of all seeds together.
+        budget: with a budget, its seconds and what was measured before the scale was chosen.
     """
 
     table: str
@@ -71,6 +72,7 @@ class CellResult:
     notes: tuple[str, ...]
     device: str
     seconds: float
+    budget: Mapping[str, float] | None = None
 
 
 def place_datasets(tasks: Sequence[Task], root: Path | None) -> list[Task]:
@@ -100,6 +102,7 @@ def run_task(
     display: Callable[[RunSpec], AbstractContextManager[Calls]],
     on_measuring: Callable[[str], None] = lambda name: None,
     restart: bool = False,
+    budget: Mapping[str, float] | None = None,
 ) -> CellResult:
     """Run a cell at every seed that is not finished, and store the results in `folder`.
 
@@ -109,7 +112,7 @@ def run_task(
     measured: dict[str, list[float]] = {name: [] for name in task.cell.published}
     seconds, notes = 0.0, list(task.cell.notes)
     for seed in seeds:
-        run = _prepare(task.cell, _seeded(task.spec, seed), folder / RUNS, machine)
+        run = prepare(task.cell, _seeded(task.spec, seed), folder / RUNS, machine)
         notes += [] if run.note is None else [run.note]
         if restart:
             clear(run.folder)
@@ -132,13 +135,14 @@ def run_task(
         notes=tuple(notes),
         device=device_name,
         seconds=seconds,
+        budget=budget,
     )
     write_result(result, task.spec, folder / RESULTS)
     return result
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class PreparedRun:
     """One seed's run: its final spec, its folder, its images if they are not the partition's, and a note."""
 
     spec: RunSpec
@@ -148,7 +152,8 @@ class _Run:
     note: str | None
 
 
-def _prepare(cell: TableCell, spec: RunSpec, folder: Path, machine: ComputeSettings) -> _Run:
+def prepare(cell: TableCell, spec: RunSpec, folder: Path, machine: ComputeSettings) -> PreparedRun:
+    """Return what one run of a cell needs, with its images if a client's are public. Raises DataError."""
     clients = public = note = None
     if cell.public_client is not None and spec.partition is not None:
         clients = partition_dataset(spec.partition, spec.data, machine.data_root).by_client
@@ -164,7 +169,7 @@ def _prepare(cell: TableCell, spec: RunSpec, folder: Path, machine: ComputeSetti
             )
         spec = _changed(spec, values)
     name = re.sub("[^a-z0-9.+-]+", "-", spec.name.lower())
-    return _Run(spec, folder / f"{name}-seed{spec.seed}-{run_key(spec)[:12]}", clients, public, note)
+    return PreparedRun(spec, folder / f"{name}-seed{spec.seed}-{run_key(spec)[:12]}", clients, public, note)
 
 
 def write_result(result: CellResult, spec: RunSpec, folder: Path) -> Path:
@@ -201,6 +206,7 @@ def _parse(path: Path) -> CellResult:
             notes=tuple(document["notes"]),
             device=document["device"],
             seconds=document["seconds"],
+            budget=document.get("budget"),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ResultsError(f"{path} is not a cell's result ({error!r}): remove it") from error

@@ -10,8 +10,11 @@ from typing import Any
 from fedssl.artifacts.tensors import Tensors, save_tensors
 from fedssl.data import ImageData
 from fedssl.errors import ResultsError
+from fedssl.evaluation.baselines import CHANCE_KEY, Chance
 from fedssl.experiments.checkpoints import FolderCheckpoint, code_version, run_key
-from fedssl.experiments.files import (
+from fedssl.locks import FolderLock
+from fedssl.protocol.runs import RunSpec
+from fedssl.run_files import (
     CHECKPOINT,
     ENCODER,
     HISTORY,
@@ -24,8 +27,6 @@ from fedssl.experiments.files import (
     write_json,
     write_spec,
 )
-from fedssl.locks import FolderLock
-from fedssl.protocol.runs import RunSpec
 from fedssl.simulation import (
     OnDistillation,
     OnEvaluation,
@@ -48,6 +49,7 @@ class FinishedRun:
         evaluations: the measures by round; round 0 is before training.
         megabytes_by_round: 10^6 bytes that all clients sent and received up to and including a round.
         losses: one loss per round.
+        chance: the accuracy without an encoder; None if the run was not evaluated, or by an older version.
     """
 
     num_rounds: int
@@ -58,11 +60,17 @@ class FinishedRun:
     evaluations: dict[int, dict[str, float]]
     megabytes_by_round: dict[int, float]
     losses: list[float | None]
+    chance: Chance | None = None
 
     @property
     def last(self) -> dict[str, float]:
         """The measures of the last evaluated round; empty if there was no evaluation."""
         return self.evaluations[max(self.evaluations)] if self.evaluations else {}
+
+    @property
+    def untrained(self) -> dict[str, float]:
+        """The measures before training; empty if there was no evaluation then."""
+        return self.evaluations.get(0, {})
 
     def best(self, measure: str) -> tuple[int, float] | None:
         """Return the trained round with the largest value, and the value; None if no round has a finite value.
@@ -204,9 +212,14 @@ def parse_result(document: Mapping[str, Any]) -> FinishedRun:
             evaluations=evaluations,
             megabytes_by_round={int(at): value for at, value in document["megabytes_by_round"].items()},
             losses=list(document["losses"]),
+            chance=_chance(document.get(CHANCE_KEY)),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ResultsError(f"result.json is not a run's result ({error!r}): start again with --restart") from error
+
+
+def _chance(document: Mapping[str, Any] | None) -> Chance | None:
+    return None if document is None else Chance(document["accuracy"], document["num_classes"])
 
 
 def _numbers(values: Mapping[str, float | None]) -> dict[str, float]:
@@ -228,6 +241,7 @@ def _write(result: Result, folder: Path) -> FinishedRun:
         evaluations=result.evaluations_by_round,
         megabytes_by_round=megabytes,
         losses=[record.loss for record in history],
+        chance=result.chance,
     )
     for name, tensors in ((MODEL, result.model), (INITIAL, result.initial), (ENCODER, _encoder(result.model))):
         save_tensors(tensors, folder / name)
@@ -238,6 +252,7 @@ def _write(result: Result, folder: Path) -> FinishedRun:
     write_json(folder / HISTORY, [_entry(record, result) for record in history])
     names = [name for name in FinishedRun.__slots__ if name != "__weakref__"]
     document = {name: getattr(finished, name) for name in names}
+    document[CHANCE_KEY] = None if finished.chance is None else finished.chance.as_json()
     write_json(folder / RESULT, {"key": run_key(result.spec), "code": code_version(result.spec), **document})
     return finished
 

@@ -12,18 +12,19 @@ from fedssl.experiments.comparison import ComparisonEntry, Failure, Outcome
 from fedssl.experiments.runs import FinishedRun
 
 ACCURACIES = ("probe", "knn")
+CHANCE = "chance"
 GEOMETRY = ("uniformity", "effective_rank")
 
 COLUMNS = (
-    *(f"{name}_{which}" for name in ACCURACIES for which in ("last", "best")),
+    *(f"{name}_{which}" for name in ACCURACIES for which in ("last", "best", "untrained")),
+    CHANCE,
     *GEOMETRY,
     "megabytes_up",
     "megabytes_down",
     "num_images",
     "seconds",
-    "points_per_gigabyte",
 )
-"""The columns. Accuracies are shares of the test set; `points_per_gigabyte` is percent per 10^9 bytes both ways."""
+"""The columns. Accuracies are shares of the test set; `untrained` ones are those before the first round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +94,12 @@ def figures(run: FinishedRun) -> dict[str, float]:
         if name in run.last and max(run.evaluations) > 0:
             best = run.best(name)
             found |= {f"{name}_last": run.last[name], f"{name}_best": math.nan if best is None else best[1]}
+    found |= {f"{name}_untrained": run.untrained[name] for name in ACCURACIES if name in run.untrained}
+    if run.chance is not None:
+        found[CHANCE] = run.chance.accuracy
     found |= {name: run.last[name] for name in GEOMETRY if name in run.last}
     found |= {"megabytes_up": run.bytes_up / 1e6, "megabytes_down": run.bytes_down / 1e6}
     found |= {"num_images": float(run.num_images), "seconds": run.seconds}
-    gigabytes = (run.bytes_up + run.bytes_down) / 1e9
-    accuracy = next((found[f"{name}_last"] for name in ACCURACIES if f"{name}_last" in found), None)
-    if accuracy is not None and gigabytes > 0:
-        found["points_per_gigabyte"] = 100 * accuracy / gigabytes
     return found
 
 

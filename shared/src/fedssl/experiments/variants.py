@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, get_args
 
@@ -18,6 +18,7 @@ from fedssl.protocol.validation import ValidationProblem, validation_problems
 
 ADD_ONS: dict[str, type] = {kind.model_fields["name"].default: kind for kind in get_args(get_args(AnyAddOn)[0])}
 NUM_EVALUATIONS = 10
+LOCAL_ONLY, CENTRALISED = "local-only", "centralised"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,59}")
 
@@ -27,13 +28,14 @@ class Variant:
     """One method of a comparison, add-ons besides its own ones, and changes of the spec.
 
     `changes` are nested tables. Their keys are those of the spec (`training`), names of add-ons with their parameters
-    (`dsr`), or keys of the method (`temperature`, `merge`).
+    (`dsr`), or keys of the method (`temperature`, `merge`). `pooled` gives all images to one client.
     """
 
     name: str
     method: str
     add_ons: tuple[str, ...] = ()
     changes: Mapping[str, Any] = field(default_factory=dict)
+    pooled: bool = False
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -41,6 +43,15 @@ class Variant:
         _require(self.method, METHOD_CONFIGS, "method")
         for name in self.add_ons:
             _require(name, ADD_ONS, "add-on")
+
+
+def baselines_of(variant: Variant) -> list[Variant]:
+    """Return the same method without a federation: each client by itself, and all images at one client."""
+    alone = {**variant.changes, "merge": {"name": "local"}, "reducer": {"name": "none"}}
+    return [
+        replace(variant, name=LOCAL_ONLY, changes=alone),
+        replace(variant, name=CENTRALISED, pooled=True),
+    ]
 
 
 def parse_method(text: str) -> tuple[str, tuple[str, ...]]:
@@ -73,7 +84,9 @@ def values_of(base: Mapping[str, Any], variant: Variant, seed: int) -> Values:
         method = _with_add_on(method, name, {})
     seeded: Values = {"name": f"{variant.name} seed {seed}", "seed": seed}
     if base.get("partition") is not None:
-        seeded["partition"] = {"seed": seed}
+        seeded["partition"] = {"seed": seed, **({"pooled": True} if variant.pooled else {})}
+    if variant.pooled:
+        seeded["cohort"] = {"clients": None, "min_clients": 1, "min_updates": None, "fraction": 1.0}
     return overlay(overlay({**base, "method": method}, seeded), changes)
 
 

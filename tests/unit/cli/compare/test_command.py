@@ -151,4 +151,23 @@ def test_when_every_run_fails_the_command_does_too(spec: Path, tmp_path: Path) -
     result = fedssl("compare", spec, "--out", tmp_path, "--set", "evaluation.dataset=nowhere")
 
     assert result.exit_code == 1
-    assert "fedsimclr failed (seed 0): found no data set at nowhere" in result.stdout
+    reason = "found no data set at nowhere"
+    assert f"fedsimclr failed (seed 0): {reason}" in result.stdout
+    assert (result.stdout + result.stderr).count(reason) == 1, "an error is printed once"
+    assert "seeds" not in result.stdout, "there is nothing to tabulate"
+    assert "comparison.png" not in result.stdout, "there is no picture"
+
+
+def test_the_table_has_the_baselines(spec: Path, tmp_path: Path) -> None:
+    result = fedssl("compare", spec, "--baselines", "--out", tmp_path, "--set", 'evaluation.measures=["knn"]')
+
+    assert result.exit_code == 0, result.output
+    rows = {line.split()[0]: line.split() for line in result.stdout.splitlines() if line.strip()}
+    kept = {name: json.loads((tmp_path / f"{name}-seed0" / "result.json").read_text()) for name in (
+        "fedsimclr", "local-only", "centralised")}  # fmt: skip
+    assert rows["untrained"][3] == f"{100 * kept['fedsimclr']['evaluations']['0']['knn']:.2f}"
+    assert rows["chance"][3] == f"{100 * kept['fedsimclr']['chance']['accuracy']:.2f}"
+    for name in ("local-only", "centralised"):
+        assert f"{100 * kept[name]['evaluations']['2']['knn']:.2f}" in result.stdout
+    assert "per GB" not in result.stdout
+    assert kept["local-only"]["bytes_up"] < 1000 < kept["fedsimclr"]["bytes_up"]

@@ -18,11 +18,11 @@ from fedssl.cli.specs import read_spec
 from fedssl.data import ImageData, load_dataset, save_npz
 from fedssl.evaluation import FINE_TUNINGS, PROBES, labelled_share
 from fedssl.evaluation.suite import evaluate_encoder, load_encoder, load_labelled
-from fedssl.experiments.files import ENCODER, INITIAL, MODEL, SPEC, write_spec
 from fedssl.models import build_encoder, initialised
 from fedssl.protocol.evaluation import EvaluationConfig, Settings
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.runs import RunSpec
+from fedssl.run_files import ENCODER, INITIAL, MODEL, SPEC, write_spec
 from fedssl.simulation import simulate
 
 SPEC_TEXT = """
@@ -205,3 +205,19 @@ def test_a_missing_model_is_reported_before_its_missing_spec(tmp_path: Path) -> 
     result = fedssl("evaluate", tmp_path / "encoder.safetensors", "--data", "digits")
     assert result.exit_code == 2
     assert f"there is no file {tmp_path / 'encoder.safetensors'}" in result.stderr.replace("\n", "")
+
+
+def test_the_untrained_encoder_and_chance_are_next_to_the_scores(folder: Path, tmp_path: Path) -> None:
+    few = ("--measures", "knn", "--num-labels", "200")
+    with_initial = document(folder / MODEL, *few)["baselines"]
+    (tmp_path / MODEL).write_bytes((folder / MODEL).read_bytes())
+    (tmp_path / SPEC).write_bytes((folder / SPEC).read_bytes())
+    alone = document(tmp_path / MODEL, *few)["baselines"]
+    before = document(folder / INITIAL, *few)
+
+    assert with_initial["untrained"] == {"knn": before["knn"]}
+    assert alone == with_initial, "without the file, the weights are drawn as the run drew them"
+    assert alone["chance"] == {
+        "accuracy": 37 / 360, "num_classes": 10, "how": "the share of the largest of 10 classes"
+    }  # fmt: skip
+    assert document(folder / MODEL, *few, "--no-baselines")["baselines"]["untrained"] is None

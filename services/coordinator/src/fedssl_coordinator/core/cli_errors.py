@@ -6,14 +6,14 @@ from typing import Any
 import typer
 from pydantic import ValidationError
 from sqlalchemy.exc import OperationalError
-from typer.core import TyperGroup
 
+from fedssl.cli.lazy_group import Group
 from fedssl.protocol.validation import validation_problems
 
 _PASSWORD = re.compile(r"//([^:/@\s]+):[^@\s]+@")
 
 
-class OneLineErrorGroup(TyperGroup):
+class OneLineErrorGroup(Group):
     """A group of commands that report expected errors in one line on stderr and exit with status 2."""
 
     def invoke(self, ctx: Any) -> Any:

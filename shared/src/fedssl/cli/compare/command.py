@@ -7,8 +7,10 @@ import typer
 
 from fedssl.cli.arguments import DataFolderOption, DeviceOption, SpecArgument, read_seeds
 from fedssl.cli.compare.arguments import ResultFormat, read_variants
+from fedssl.cli.dry_run import DryRunOption
 from fedssl.cli.machine import datasets_of, prepare
 from fedssl.cli.output import note
+from fedssl.experiments.variants import baselines_of
 
 
 def compare(
@@ -48,9 +50,18 @@ def compare(
     threads: Annotated[int, typer.Option(min=1, help="CPU threads per run, if --jobs is 1.")] = 1,
     data_folder: DataFolderOption = None,
     *,
+    baselines: Annotated[
+        bool,
+        typer.Option(
+            "--baselines",
+            help="Also train the first method without a federation: `local-only` (each client by itself; the mean of "
+            "their encoders) and `centralised` (all images in one place).",
+        ),
+    ] = False,
     restart: Annotated[
         bool, typer.Option("--restart", help="Start from scratch, and delete the runs that the folder holds.")
     ] = False,
+    dry_run: DryRunOption = False,
     output: Annotated[
         ResultFormat, typer.Option("--format", help="`json` and `csv` go to standard output, and nothing else there.")
     ] = ResultFormat.TABLE,
@@ -58,6 +69,9 @@ def compare(
     """Train several methods on the same clients with the same budget, over several seeds, and compare them.
 
     Example: `fedssl compare examples/demo.toml --methods fedbyol,fedu,fedsimclr --seeds 0,1,2`
+
+    The table shows the encoder before training and chance below the methods; --baselines adds the same method without
+    a federation, which is what a federation must be better than, and what it cannot be expected to exceed.
 
     Every method gets the rounds, epochs, batches, model and images of the spec. For each seed, all methods get the same
     partition. In a KEY, the name of an add-on is followed by its parameter (`dsr.alpha`), and the name of a section of
@@ -69,12 +83,17 @@ def compare(
     Writes a folder per run, comparison.json, comparison.csv and comparison.png.
     """
     base, variants = read_variants(spec, methods, variant or [], set_ or [])
+    if baselines:
+        variants += baselines_of(variants[0])
     folder = out or Path(f"compared-{str(base.get('name', 'unnamed')).replace(' ', '-')}")
     from fedssl.cli.compare import report
     from fedssl.cli.compare.progress import comparison_progress
     from fedssl.experiments import comparison, runs, summary
 
     entries = comparison.plan(base, variants, read_seeds(seeds), folder)
+    if dry_run:
+        report.show_plan(entries, output)
+        return
     datasets = {name for entry in entries if entry.spec is not None for name in datasets_of(entry.spec)}
     machine = prepare(device, threads, data_folder, datasets)
     if restart:

@@ -44,7 +44,7 @@ def comparison_progress(entries: Sequence[ComparisonEntry]) -> Iterator[Watcher]
 
 def _report_end(entry: ComparisonEntry, outcome: Outcome) -> None:
     if isinstance(outcome, Failure):
-        note(f"{entry.variant}, seed {entry.seed}: failed: {outcome.reason}")
+        note(f"{entry.variant}, seed {entry.seed}: failed, for a reason that the results show")  # once, below the table
     else:
         accuracies = accuracies_of(dict(outcome.last)) or "not evaluated"
         note(f"{entry.variant}, seed {entry.seed}: {accuracies}, {duration(outcome.seconds)}")

@@ -7,12 +7,15 @@ from typing import Any
 import typer
 
 from fedssl.cli.compare.arguments import ResultFormat
-from fedssl.cli.output import duration, show_json, show_pairs, show_table
+from fedssl.cli.dry_run import traffic_of
+from fedssl.cli.output import duration, note, show_json, show_pairs, show_table, size
 from fedssl.experiments.comparison import ComparisonEntry, Failure, Outcome
-from fedssl.experiments.files import finite, write_json, write_text
 from fedssl.experiments.plots import plot_comparison
-from fedssl.experiments.summary import Line, Spread, to_csv, to_document
+from fedssl.experiments.summary import ACCURACIES, CHANCE, Line, Spread, to_csv, to_document
+from fedssl.experiments.variants import CENTRALISED
+from fedssl.run_files import finite, write_json, write_text
 
+UNTRAINED = "untrained"
 DOCUMENT, TABLE, PICTURE = "comparison.json", "comparison.csv", "comparison.png"
 
 Settings = Mapping[str, Mapping[str, Any]]
@@ -46,19 +49,63 @@ def show(
     if output is ResultFormat.CSV:
         typer.echo(to_csv(lines), nl=False)
         return
-    _show_tables(lines)
+    if any(line.seeds for line in lines):
+        _show_tables(lines)
     for line in lines:
         for reason in dict.fromkeys(line.failures.values()):
             failed = [str(seed) for seed, why in line.failures.items() if why == reason]
             typer.echo(f"{line.variant} failed (seed {', '.join(failed)}): {reason}")
     for variant, changed in settings.items():
         typer.echo(f"{variant} has settings of its own: {', '.join(f'{k}={v}' for k, v in changed.items())}")
-    show_pairs({"results": str(folder / DOCUMENT), "table": str(folder / TABLE), "picture": str(folder / PICTURE)})
+    files = {"results": DOCUMENT, "table": TABLE, "picture": PICTURE}
+    show_pairs({what: str(folder / name) for what, name in files.items() if (folder / name).exists()})
+
+
+def show_plan(entries: Sequence[ComparisonEntry], output: ResultFormat) -> None:
+    """Show the runs that would be made, with the bytes per client and round."""
+    rows: list[dict[str, Any]] = []
+    for entry in entries:
+        traffic = None if entry.spec is None else traffic_of(entry.spec)
+        rows.append(
+            {
+                "variant": entry.variant,
+                "seed": entry.seed,
+                "rounds": None if entry.spec is None else entry.spec.num_rounds,
+                "clients": _num_clients(entry),
+                "bytes_down_per_client_and_round": None if traffic is None else traffic.down,
+                "bytes_up_per_client_and_round": None if traffic is None else traffic.up,
+                "problem": entry.problem,
+            }
+        )
+    if output is not ResultFormat.TABLE:
+        show_json({"dry_run": True, "runs": rows})
+        return
+    shown = [
+        [row["variant"], row["seed"], row["rounds"], row["clients"], *map(_size, _bytes(row)), row["problem"]]
+        for row in rows
+    ]
+    columns = ["method", "#seed", "#rounds", "#clients", "#sent per client and round", "#received", "not possible"]
+    show_table(columns, shown)
+    note("dry run: nothing was started")
+
+
+def _bytes(row: Mapping[str, Any]) -> list[int | None]:
+    return [row[f"bytes_{way}_per_client_and_round"] for way in ("up", "down")]
+
+
+def _size(num_bytes: int | None) -> str | None:
+    return None if num_bytes is None else size(num_bytes)
+
+
+def _num_clients(entry: ComparisonEntry) -> int | None:
+    if entry.spec is None or entry.spec.partition is None:
+        return None
+    return 1 if entry.spec.partition.pooled else entry.spec.partition.num_clients
 
 
 def _show_tables(lines: Sequence[Line]) -> None:
     quality: dict[str, Callable[[float], str]] = {
-        **dict.fromkeys(("probe_last", "probe_best", "knn_last", "knn_best"), lambda value: f"{100 * value:.2f}"),
+        **dict.fromkeys(("probe_last", "probe_best", "knn_last", "knn_best"), _percent),
         "uniformity": lambda value: f"{value:.3f}",
         "effective_rank": lambda value: f"{value:.1f}",
     }
@@ -74,28 +121,55 @@ def _show_tables(lines: Sequence[Line]) -> None:
                 f"{len(line.seeds)} of {len(line.seeds) + len(line.failures)}",
             ]
             for line in lines
-        ],
+        ]
+        + _baselines(lines),
     )
+    typer.echo("untrained: the encoder before the first round; chance: the share of the largest class of the test set")
     cost: dict[str, Callable[[float], str]] = {
-        **dict.fromkeys(("megabytes_up", "megabytes_down"), lambda value: f"{value:,.1f}"),
+        **dict.fromkeys(("megabytes_up", "megabytes_down"), lambda value: size(1e6 * value)),
         "num_images": lambda value: f"{value:,.0f}",
         "seconds": duration,
-        "points_per_gigabyte": lambda value: f"{value:,.1f}",
     }
     typer.echo("Cost: mean over seeds, summed over all clients and rounds.")
     show_table(
-        ["method", "#MB up", "#MB down", "#images", "#time", "#probe % per GB"],
+        ["method", "#sent by clients", "#received", "#images", "#time"],
         [
             [
                 line.variant,
                 *(
-                    "-" if not (found := line.spread(column)) else formatted(found.mean)
+                    "-" if _is_unsent(line, column) or not (found := line.spread(column)) else formatted(found.mean)
                     for column, formatted in cost.items()
                 ),
             ]
             for line in lines
         ],
     )
+
+
+def _baselines(lines: Sequence[Line]) -> list[list[str]]:
+    """Return the rows below the methods: the encoders before training, which most methods share, and chance."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for line in lines:
+        found = tuple(_mean_and_deviation(line.spread(f"{name}_untrained"), _percent) for name in ACCURACIES)
+        if found != ("-", "-"):
+            groups.setdefault(found, []).append(line.variant)
+    rows = []
+    for (probe, knn), variants in groups.items():
+        name = UNTRAINED if len(groups) == 1 else f"{UNTRAINED} ({', '.join(variants)})"
+        rows.append([name, probe, "-", knn, "-", "-", "-", ""])
+    if chances := [chance for line in lines if (chance := line.spread(CHANCE))]:
+        shown = _percent(chances[0].mean)
+        rows.append([CHANCE, shown, "-", shown, "-", "-", "-", ""])
+    return rows
+
+
+def _is_unsent(line: Line, column: str) -> bool:
+    """Return whether a column counts bytes that would not travel, because all images are in one place."""
+    return line.variant == CENTRALISED and column.startswith("megabytes")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f}"
 
 
 def _mean_and_deviation(found: Spread | None, formatted: Callable[[float], str]) -> str:

@@ -75,6 +75,11 @@ def evaluate(
     data_folder: DataFolderOption = None,
     device: DeviceOption = "cpu",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads. 1 gives the same numbers every time.")] = 1,
+    *,
+    baselines: Annotated[
+        bool,
+        typer.Option(help="Also measure an untrained encoder, by the same probe and neighbours. Takes as long again."),
+    ] = True,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Evaluate an encoder on a labelled data set.
@@ -86,6 +91,9 @@ def evaluate(
     knn       the 200 nearest neighbours, weighted by cosine similarity
     geometry  how the representations are spread in their space: uniformity,
               alignment, effective rank, feature standard deviation
+
+    Next to the accuracies are those of an untrained encoder (initial.safetensors in MODEL's folder, else random weights
+    of the same shape), and the chance of being right without an encoder.
 
     Accuracies are those after the last epoch. If a protocol reports the best epoch, chosen on the test set, that one is
     shown too. docs/evaluation.md describes the settings, and how `fast` agrees with those of the papers.
@@ -105,6 +113,7 @@ def evaluate(
         tuning=_choose_tuning(settings, semi_settings) if semi else "fast",
         transfer=transfer,
         angles=angles,
+        baselines=baselines,
         map=map_,
         map_method=map_method,
         num_mapped=map_images,

@@ -1,5 +1,6 @@
 """Encoders in files: models of fedssl, which have a spec, and networks of torchvision, which need none."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +12,13 @@ from fedssl.cli.errors import UsageError
 from fedssl.cli.output import note
 from fedssl.cli.specs import read_spec
 from fedssl.data import NORMALIZATIONS
-from fedssl.errors import SpecError
+from fedssl.errors import ArtifactError, SpecError
 from fedssl.evaluation.suite import load_encoder, load_projected
-from fedssl.experiments.files import SPEC
+from fedssl.methods.api import Context
+from fedssl.models import build_encoder, initialised
 from fedssl.models.pretrained import read_listed
 from fedssl.protocol.runs import RunSpec
+from fedssl.run_files import INITIAL, SPEC
 
 _ENCODER = "encoder."
 _FIRST, _CLASSIFIER = "conv1.weight", "fc."
@@ -44,6 +47,15 @@ class Model:
             return load_encoder(self.tensors, self.spec)
         except SpecError as error:
             raise UsageError(f"{self.path}: {error}") from None
+
+    def untrained(self) -> nn.Module:
+        """Return the encoder before training: that of `initial.safetensors` next to the file, else a random one."""
+        path = self.path.with_name(INITIAL)
+        if path.is_file():
+            with suppress(SpecError, SafetensorError, ArtifactError):
+                return load_encoder(read_listed(path), self.spec)
+        seed = Context(spec=self.spec, round_number=0).seed("model")  # that of a run's own first weights
+        return initialised(lambda: build_encoder(self.spec.model.encoder, self.spec.data.channels), seed)
 
     def projected(self) -> nn.Module:
         """Return the network from images to the projector's output. Raises UsageError if a part of it is missing."""

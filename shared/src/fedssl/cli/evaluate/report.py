@@ -5,8 +5,9 @@ from typing import Any
 
 from fedssl.cli.evaluate.steps import Findings
 from fedssl.cli.output import Format, show_json, show_pairs, show_table
+from fedssl.cli.scores import baselines_as_json, scores_of, show_scores
 from fedssl.evaluation import FineTuneResult, ProbeResult
-from fedssl.experiments.files import finite
+from fedssl.run_files import finite
 
 Row = tuple[str, str, str]
 
@@ -18,6 +19,8 @@ def show(findings: Findings, output: Format) -> None:
         return
     if found := rows(findings):
         show_table(["measure", "#value", "how"], found)
+    scores = scores_of(findings.results, findings.untrained, findings.chance)
+    show_scores(scores, "next to its baselines", findings.chance)
     request = findings.request
     show_pairs(
         {
@@ -42,6 +45,8 @@ def document(findings: Findings) -> dict[str, Any]:
         found["linear_probe"] = results.pop("probe")
         found["linear_probe_in_full"] = _probe(findings.probe)
     found |= results
+    if findings.chance is not None:
+        found["baselines"] = baselines_as_json(findings.untrained, findings.chance)
     if findings.semi:
         found["semi"] = [
             {"share": share, "settings": request.tuning, **_tuned(result)} for share, result in findings.semi.items()

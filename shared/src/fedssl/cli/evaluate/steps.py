@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from fedssl.cli.accuracies import ACCURACIES
 from fedssl.cli.errors import UsageError
 from fedssl.cli.evaluate.models import Model, read_other
 from fedssl.cli.output import console, note
@@ -31,7 +32,8 @@ from fedssl.evaluation import (
     semi_supervised,
     transfer,
 )
-from fedssl.evaluation.suite import Labelled, detailed_evaluation, load_labelled
+from fedssl.evaluation.baselines import Chance, chance_of
+from fedssl.evaluation.suite import Labelled, detailed_evaluation, evaluate_encoder, load_labelled
 from fedssl.protocol.evaluation import EvaluationConfig, MapMethod, Measure, Settings
 
 Report = Callable[[str, float | None], None]
@@ -58,6 +60,7 @@ class Request:
     tuning: str
     transfer: str | None
     angles: Path | None
+    baselines: bool
     map: Path | None
     map_method: MapMethod
     num_mapped: int
@@ -73,7 +76,11 @@ class Request:
 
 @dataclass(slots=True)
 class Findings:
-    """The results of an evaluation. `width`: H of the representations; `semi`: by the share of labels."""
+    """The results of an evaluation.
+
+    `width`: H of the representations; `semi`: by the share of labels; `untrained`: the accuracies of an untrained
+    encoder; `chance`: that of a classifier without an encoder.
+    """
 
     request: Request
     num_labels: int
@@ -84,6 +91,8 @@ class Findings:
     semi: dict[float, FineTuneResult] = field(default_factory=dict)
     transfer: TransferResult | None = None
     angles: Angles | None = None
+    untrained: dict[str, float] = field(default_factory=dict)
+    chance: Chance | None = None
 
 
 def carry_out(request: Request, model: Model, root: Path | None) -> Findings:
@@ -105,6 +114,9 @@ def carry_out(request: Request, model: Model, root: Path | None) -> Findings:
         findings = Findings(request, len(labelled.train), len(labelled.test), spec.model.encoder.feature_dim)
         if request.measures:
             findings.results, findings.probe = _measure(request, model, labelled, report)
+            findings.chance = chance_of(labels_of(labelled.test).tolist())
+        if request.baselines and (accuracies := tuple(name for name in request.measures if name in ACCURACIES)):
+            findings.untrained = _measure_untrained(request, model, accuracies, labelled, report)
         for share in request.semi:
             findings.semi[share] = _tune(request, model, everything, share, report)
         if request.transfer is not None:
@@ -125,6 +137,20 @@ def _measure(
     if not all(math.isfinite(value) for value in found.results.values()):
         raise _diverged(model)
     return found.results, found.probe
+
+
+def _measure_untrained(
+    request: Request, model: Model, measures: tuple[Measure, ...], images: Labelled, report: Report
+) -> dict[str, float]:
+    """Return the accuracies of the encoder before training, by the same settings."""
+
+    def on_progress(what: str, share: float | None) -> None:
+        report(f"untrained: {what}", share)
+
+    config = request.config.model_copy(update={"measures": measures})
+    return evaluate_encoder(
+        model.untrained(), images, config, model.spec.data, device=request.device, on_progress=on_progress
+    )
 
 
 def _tune(request: Request, model: Model, images: Labelled, share: float, report: Report) -> FineTuneResult:

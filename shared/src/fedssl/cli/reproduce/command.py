@@ -42,6 +42,9 @@ def reproduce(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Start even if it will take more than an hour.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Run again what has been run already.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Measure and choose the scale, show what would be run, and run nothing.")
+    ] = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Run cells of the five papers' tables, and show published next to measured numbers and every differing setting.
@@ -50,7 +53,8 @@ def reproduce(
 
     Without --budget it uses the paper's own settings: model, images, rounds, epochs and evaluation. With --budget it
     reduces the rounds to 20, then the images, the encoder's width, the epochs and finally the seeds, until everything
-    fits. The clients, their sampling and the concentration of the partition stay. If the command is interrupted, run
+    fits. It measures first: this machine's speed, and then the first rounds of the real runs; the results record both.
+    The clients, their sampling and the concentration of the partition stay. If the command is interrupted, run
     it again to continue.
     """
     from fedssl.cli.reproduce import steps, tables
@@ -73,8 +77,11 @@ def reproduce(
             data_folder=data_folder,
             allow_long=yes,
             restart=restart,
+            dry_run=dry_run,
         )
-        tables.show_results(steps.run(request), output)
+        results = steps.run(request)
+        if not dry_run:
+            tables.show_results(results, output)
 
 
 def seconds_of(text: str) -> float:

@@ -1,6 +1,8 @@
 """Running cells of the papers' tables, in full or scaled down to a budget."""
 
+import dataclasses
 import hashlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,16 +11,19 @@ import torch
 from pydantic import ValidationError
 
 from fedssl.cli.errors import UsageError
-from fedssl.cli.machine import prepare
+from fedssl.cli.machine import prepare as prepare_machine
 from fedssl.cli.output import duration, note
 from fedssl.cli.simulation_progress import simulation_progress
-from fedssl.cli.specs import apply_change, explain
+from fedssl.cli.specs import apply_change
 from fedssl.errors import SpecError
 from fedssl.experiments import papers
-from fedssl.experiments.budget import Speeds, fit, kept_fit, training_seconds
+from fedssl.experiments.budget import Fit, Speeds, calibrated_fit, kept_fit, training_seconds
 from fedssl.experiments.papers import TableCell
-from fedssl.experiments.reproduction import CellResult, Task, place_datasets, run_task
+from fedssl.experiments.pilot import Pilot, run_pilot
+from fedssl.experiments.reproduction import RUNS, CellResult, Task, place_datasets, prepare, run_task
+from fedssl.experiments.runs import ComputeSettings
 from fedssl.experiments.scaling import scaled
+from fedssl.protocol.explanation import explain
 from fedssl.protocol.runs import RunSpec
 
 LONG_SECONDS = 3600
@@ -41,6 +46,7 @@ class Request:
     data_folder: Path | None
     allow_long: bool
     restart: bool
+    dry_run: bool = False
 
 
 def read_tasks(what: str | None, changes: Sequence[str]) -> list[Task]:
@@ -57,16 +63,24 @@ def run(request: Request) -> list[CellResult]:
     """Run the cells. Raises UsageError if they would take more than an hour and that was not allowed."""
     cells = select_cells(request.what)
     datasets = {part.dataset for each in cells for part in (each.spec.partition, each.spec.evaluation) if part}
-    machine = prepare(request.device, request.threads, request.data_folder, datasets)
+    machine = prepare_machine(request.device, request.threads, request.data_folder, datasets)
     speeds = Speeds(request.device, on_measuring=lambda text: note(f"measuring {text}"))
     tasks = read_tasks(request.what, request.changes)
     seeds = request.seeds
     place_datasets(tasks, machine.data_root)  # report missing data before anything is measured
+    started, plan = time.monotonic(), None
     if request.budget_seconds is None:
         _require_time(tasks, len(seeds), speeds, allow_long=request.allow_long)
     else:
-        smaller, seeds = _scaled(cells, request.budget_seconds, request, speeds)
-        tasks = [_changed(task, request.changes) for task in smaller]
+        plan = _plan(cells, request.budget_seconds, request, speeds, machine)
+        seeds = list(plan.seeds)
+        tasks = [_changed(Task(each, scaled(each, plan.scale, speeds.device)), request.changes) for each in cells]
+    if request.dry_run:
+        for task in place_datasets(tasks, machine.data_root):
+            note(f"{task.cell.name}: {_size(task.spec)}")
+        note("dry run: nothing was started")
+        return []
+    budget = None if plan is None or plan.calibration is None else dataclasses.asdict(plan.calibration)
     results = []
     for task in place_datasets(tasks, machine.data_root):
         note(f"{task.cell.name}: {_size(task.spec)}")
@@ -80,27 +94,45 @@ def run(request: Request) -> list[CellResult]:
                 display=simulation_progress,
                 on_measuring=lambda name: note(f"measuring {name}"),
                 restart=request.restart,
+                budget=budget,
             )
         )
+    if request.budget_seconds is not None:
+        took, promised = duration(time.monotonic() - started), duration(request.budget_seconds)
+        note(f"took {took} of the {promised} that --budget allowed, measurements included")
     return results
 
 
-def _scaled(
-    cells: Sequence[TableCell], seconds: float, request: Request, speeds: Speeds
-) -> tuple[list[Task], list[int]]:
-    """Scale the cells to the largest size that fits, and return them with the seeds that fit.
+def _plan(
+    cells: Sequence[TableCell], seconds: float, request: Request, speeds: Speeds, machine: ComputeSettings
+) -> Fit:
+    """Return the largest scale that fits, and the seeds that fit.
 
     The scale is kept in a file, so that the same command uses the same one when it is run again.
     """
     asked = repr(([each.name for each in cells], seconds, request.seeds, speeds.device))
-    plan = request.out / "plans" / f"{hashlib.sha256(asked.encode()).hexdigest()[:16]}.json"
+    path = request.out / "plans" / f"{hashlib.sha256(asked.encode()).hexdigest()[:16]}.json"
     if request.restart:
-        plan.unlink(missing_ok=True)
-    found = kept_fit(plan, lambda: fit(cells, seconds, request.seeds, speeds))
+        path.unlink(missing_ok=True)
+
+    def adapt(cell: TableCell, spec: RunSpec) -> RunSpec:
+        return _changed(Task(cell, spec), request.changes).spec
+
+    def pilot(cell: TableCell, spec: RunSpec, longest_seconds: float) -> Pilot:
+        note(f"measuring the first rounds of {cell.name}: {_size(spec)}")
+        [task] = place_datasets([Task(cell, spec)], machine.data_root)
+        seeded = task.spec.model_copy(update={"seed": request.seeds[0]})
+        run = prepare(cell, seeded, request.out / RUNS, machine)
+        return run_pilot(run.spec, machine, longest_seconds, run.clients, run.public)
+
+    found = kept_fit(path, lambda: calibrated_fit(cells, seconds, request.seeds, speeds, pilot, adapt))
+    if (measured := found.calibration) is not None:
+        note(f"measured for {duration(measured.measuring)}: training takes {measured.training:.2f} times the first "
+             f"estimate, an evaluation {measured.judging:.2f} times")  # fmt: skip
     note(f"scaled down to about {duration(found.seconds)} for {len(cells)} cells and {len(found.seeds)} seeds")
     if len(found.seeds) < len(request.seeds):
         note(f"the budget is enough for {len(found.seeds)} of {len(request.seeds)} seeds")
-    return [Task(each, scaled(each, found.scale, speeds.device)) for each in cells], list(found.seeds)
+    return found
 
 
 def _changed(task: Task, changes: Sequence[str]) -> Task:

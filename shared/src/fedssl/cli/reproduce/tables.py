@@ -10,10 +10,10 @@ import yaml
 from fedssl.cli.output import Format, cell, show_json, show_table
 from fedssl.experiments import costs
 from fedssl.experiments import report as markdown
-from fedssl.experiments.files import finite
 from fedssl.experiments.papers import TableCell
 from fedssl.experiments.reproduction import CellResult, Task, read_results
 from fedssl.experiments.summary import spread
+from fedssl.run_files import finite
 
 _HOUR_SECONDS = 3600
 
@@ -77,6 +77,10 @@ def show_results(results: Sequence[CellResult], output: Format) -> None:
             typer.echo("  none")
         for text in result.notes:
             typer.echo(f"  note: {text}")
+        if (budget := result.budget) is not None:
+            measured = f"after measuring for {budget['measuring']:.0f} s"
+            typer.echo(f"  scaled to a budget of {budget['budget']:.0f} s, {measured}: training took")
+            typer.echo(f"  {budget['training']:.2f} times the first estimate, evaluation {budget['judging']:.2f} times")
 
 
 def show_report(folder: Path, output: Format) -> None:

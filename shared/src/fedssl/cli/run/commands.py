@@ -8,6 +8,8 @@ import typer
 from fedssl.cli.arguments import RunArgument, SetOption, SpecArgument, TokenFileOption, UrlOption, seconds_of
 from fedssl.cli.connection.choice import CONNECTION_HINT
 from fedssl.cli.connection.connect import connect, find_run, short
+from fedssl.cli.dry_run import DryRunOption, document_of, participants_of, show_dry_run
+from fedssl.cli.errors import RunNotCompleted
 from fedssl.cli.output import Format, FormatOption, cell, note, printable, show_json, show_pairs, show_table
 from fedssl.cli.run import dimensions, distillations, embedding, evaluations, metrics, pull, state
 from fedssl.cli.specs import read_spec
@@ -34,6 +36,7 @@ def submit(
         bool, typer.Option("--watch", help="Follow the run until it ends. Ctrl-C stops following, not the run.")
     ] = False,
     start: Annotated[bool, typer.Option("--start/--no-start", help="Start the run at once.")] = True,
+    dry_run: DryRunOption = False,
     url: UrlOption = None,
     token_file: TokenFileOption = None,
     output: FormatOption = Format.TABLE,
@@ -44,6 +47,9 @@ def submit(
     """
     wanted = read_spec(spec, set_)
     with connect(url, token_file) as client:
+        if dry_run:
+            show_dry_run(document_of(wanted, participants_of(client, wanted)), output)
+            return
         run = client.create_run(wanted, start=start)
         note(f"run {run.id} {'submitted' if start else 'created; `fedssl run start` starts it'}")
         if not watch:
@@ -78,14 +84,21 @@ def list_runs(
 def show(
     run: RunArgument, url: UrlOption = None, token_file: TokenFileOption = None, output: FormatOption = Format.TABLE
 ) -> None:
-    """Show one run: its state, its newest round and its losses. `--format json` also shows its spec."""
+    """Show one run: its state, its losses, its scores next to their baselines, and its newest round.
+
+    The baselines are the encoder before training (round 0) and chance. `--format json` also shows the run's spec.
+    """
+    from fedssl.cli.run.run_scores import find_scores, scores_as_json, show_run_scores
+
     with connect(url, token_file) as client:
         view = client.run(find_run(client, run))
+        scores = find_scores(client, view.id)
         if output is Format.JSON:
-            show_json(view)
+            show_json({**view.model_dump(mode="json"), "scores": scores_as_json(scores)})
             return
         losses = [metric for metric in client.metrics(view.id, "loss") if metric.client_id is None]
     show_pairs(_summary(view) | {"last losses": ", ".join(f"{loss.value:.4f}" for loss in losses[-8:])})
+    show_run_scores(scores)
     if view.current_round is not None:
         _show_round(view.current_round)
 
@@ -132,8 +145,7 @@ def wait(
         run_id = find_run(client, run)
     with connect(url, token_file, patience_seconds=following.PATIENCE_SECONDS) as client:
         view = following.wait(client, run_id, timeout_seconds=seconds, through_pauses=through_pauses)
-    _show_result(view, output)
-    following.require_completed(view)
+    _show_end(view, output)
 
 
 @app.command()
@@ -229,8 +241,7 @@ def _follow(run: str, url: str | None, token_file: Path | None, output: Format) 
     except KeyboardInterrupt:
         note(f"no longer watching; the run continues: `fedssl run watch {short(run_id)}` follows it again")
         raise
-    _show_result(view, output)
-    following.require_completed(view)
+    _show_end(view, output)
 
 
 def _control(verb: str, run: str, url: str | None, token_file: Path | None, output: Format) -> None:
@@ -244,6 +255,18 @@ def _show_result(run: RunView, output: Format) -> None:
         show_json(run)
     else:
         show_pairs(_summary(run))
+
+
+def _show_end(run: RunView, output: Format) -> None:
+    """Show a run that has ended, or is no longer waited for. Raises RunNotCompleted, whose message has the reason."""
+    from fedssl.cli.run.watch import require_completed
+
+    try:
+        require_completed(run)
+    except RunNotCompleted:
+        _show_result(run.model_copy(update={"reason": ""}) if output is Format.TABLE else run, output)
+        raise
+    _show_result(run, output)
 
 
 def _summary(run: RunView) -> dict[str, object]:

@@ -99,11 +99,12 @@ def request_evaluation(
         while wait and row.state not in _ENDED:
             time.sleep(POLL_SECONDS)
             row = client.evaluation(row.id)
+    failed = wait and row.state != "completed"
     if output is Format.JSON:
         show_json(row)
     else:
-        _show([row])
-    if wait and row.state != "completed":
+        _show([row.model_copy(update={"reason": ""}) if failed else row])
+    if failed:
         raise EvaluationNotCompleted(f"evaluation {row.id} is {row.state}" + (f": {row.reason}" if row.reason else ""))
 
 

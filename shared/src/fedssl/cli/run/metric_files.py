@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fedssl.errors import ExportError
-from fedssl.experiments.files import write_json, write_text
 from fedssl.protocol.views import RunView
+from fedssl.run_files import write_json, write_text
 
 if TYPE_CHECKING:
     from fedssl.client import Client

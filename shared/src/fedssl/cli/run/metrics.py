@@ -74,8 +74,10 @@ def export_metrics(
 
     \b
     csv, json    a file
-    tensorboard  an event file in a folder, for `tensorboard --logdir`; needs pip install tensorboard
-    mlflow       a run in an experiment of the server MLFLOW_TRACKING_URI; needs pip install mlflow
+    tensorboard  an event file in a folder, for `tensorboard --logdir`;
+                 needs pip install tensorboard
+    mlflow       a run in an experiment of the server MLFLOW_TRACKING_URI;
+                 needs pip install mlflow
     """
     with connect(url, token_file, patience_seconds=30) as client:
         view = client.run(find_run(client, run))

@@ -1,19 +1,18 @@
 """`fedssl run pull`: the weights of a run and what describes them, as files."""
 
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-from uuid import UUID
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedssl.cli.arguments import RunArgument, TokenFileOption, UrlOption
-from fedssl.cli.connection.connect import connect, find_run, short
+from fedssl.cli.connection.connect import connect, find_run
 from fedssl.cli.output import Format, FormatOption, show_json, show_pairs
 from fedssl.cli.progress_bar import progress_bar
-from fedssl.cli.run import model_card, model_files
 
 if TYPE_CHECKING:
-    from fedssl.client import Client
+    from fedssl.client.downloads import OnBytes, OnSize
 
 
 def pull(
@@ -34,27 +33,15 @@ def pull(
     and `fedssl evaluate` read the model from the folder. If a download is interrupted, the same command in the same
     folder continues it, unless a new round has closed.
     """
-    with connect(url, token_file, patience_seconds=30) as client:
-        view = client.run(find_run(client, run))
-        folder = out or Path(f"run-{short(view.id)}")
-        model = folder / (model_files.INITIAL if initial else model_files.MODEL)
-        digest = _fetch(client, view.id, model, "initial" if initial else "latest")
-        while not initial and view.model != digest:  # a round has closed since: the card must describe these weights
-            view = client.run(view.id)
-            if view.model != digest:
-                digest = _fetch(client, view.id, model, "latest")
-        files = {"model": str(model), "spec": str(folder / model_files.SPEC)}
-        model_files.write_spec(view.spec, folder / model_files.SPEC)
-        if not initial:
-            model_files.export_encoder(model, folder / model_files.ENCODER)
-            files["encoder"] = str(folder / model_files.ENCODER)
-            files |= model_card.write_card(client, view, digest, folder / model_files.ENCODER, folder)
+    with connect(url, token_file, patience_seconds=30) as client, ExitStack() as bars:
+
+        def on_fetch() -> tuple["OnBytes", "OnSize"]:
+            fetched = bars.enter_context(progress_bar("fetching", None, 1e6, " MB"))
+            return fetched, lambda size: fetched(0, size)
+
+        pulled = client.pull(find_run(client, run), out, initial=initial, on_fetch=on_fetch)
+    view, files = pulled.run, {what: str(path) for what, path in pulled.files.items()}
     if output is Format.JSON:
-        show_json({"run": str(view.id), "rounds_closed": view.rounds_closed, "sha256": digest, "files": files})
+        show_json({"run": str(view.id), "rounds_closed": view.rounds_closed, "sha256": pulled.digest, "files": files})
         return
-    show_pairs({**files, "sha256": digest, "rounds": f"{view.rounds_closed} of {view.num_rounds}"})
-
-
-def _fetch(client: "Client", run_id: UUID, model: Path, which: Literal["latest", "initial"]) -> str:
-    with progress_bar("fetching", None, 1e6, " MB") as fetched:
-        return client.download_model(run_id, model, which, on_bytes=fetched, on_size=lambda size: fetched(0, size))
+    show_pairs({**files, "sha256": pulled.digest, "rounds": f"{view.rounds_closed} of {view.num_rounds}"})

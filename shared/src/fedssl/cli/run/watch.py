@@ -13,7 +13,7 @@ from fedssl.cli.errors import RunNotCompleted, RunPaused, RunStopped, WaitedTooL
 from fedssl.cli.output import console, printable
 from fedssl.cli.remaining_time import RemainingTime
 from fedssl.cli.run.progress import LiveDisplay, PlainDisplay, Snapshot
-from fedssl.client import Client
+from fedssl.client import Client, RunNotFinished
 from fedssl.protocol.views import EventView, RunView
 
 POLL_SECONDS = 0.4
@@ -59,14 +59,10 @@ def wait(
     client: Client, run_id: UUID, *, timeout_seconds: float | None = None, through_pauses: bool = False
 ) -> RunView:
     """Block without output until a run has ended or is paused, or the time is up. Raises ClientError."""
-    end = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-    while True:
-        run = client.run(run_id)
-        if run.state.value == "finished" or (run.state.value == "paused" and not through_pauses):
-            return run
-        if end is not None and time.monotonic() >= end:
-            return run
-        time.sleep(POLL_SECONDS)
+    try:
+        return client.wait(run_id, timeout_seconds=timeout_seconds, through_pauses=through_pauses)
+    except RunNotFinished as error:
+        return error.run
 
 
 def require_completed(run: RunView) -> None:

@@ -14,9 +14,12 @@ def collect(
     """Remove from the store what no run needs any more. `beat` also starts this every FEDSSL_COLLECT_SECONDS.
 
     \b
-    update        single clients' updates of closed rounds (FEDSSL_KEEP_UPDATES_SECONDS)
-    broadcast     old rounds' weights (FEDSSL_KEEP_BROADCASTS_SECONDS); not a run's first, newest and best
-    unreferenced  unregistered data sets, artifacts of deleted runs (FEDSSL_KEEP_UNREFERENCED_SECONDS)
+    update        single clients' updates of closed rounds
+                  (FEDSSL_KEEP_UPDATES_SECONDS)
+    broadcast     old rounds' weights, but not a run's first, newest and best
+                  (FEDSSL_KEEP_BROADCASTS_SECONDS)
+    unreferenced  unregistered data sets, artifacts of deleted runs
+                  (FEDSSL_KEEP_UNREFERENCED_SECONDS)
     abandoned     what interrupted uploads have left
     """
     from fedssl_coordinator.storage.retention import collection
@@ -51,7 +54,12 @@ def verify_store() -> None:
         raise typer.Exit(EXIT_FAULT)
 
 
-def hold_collection(command: Annotated[list[str], typer.Argument(metavar="COMMAND...")]) -> None:
+def hold_collection(
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="COMMAND", help="The command and its arguments, after --.", show_default=False),
+    ],
+) -> None:
     """Run a command while nothing is removed from the store, such as a backup of the database and then of the store.
 
     Exits with the command's exit code. Example: fedssl-coordinator hold-collection -- sh backup.sh

@@ -1,4 +1,4 @@
-"""The files of a run's folder, which are written whole or not at all. Does not import torch."""
+"""The files of a run's folder, simulated or pulled, which are written whole or not at all. Does not import torch."""
 
 import json
 import math

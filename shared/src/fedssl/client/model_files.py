@@ -5,8 +5,8 @@ from pathlib import Path
 
 from fedssl.artifacts.header import LENGTH_BYTES, read_header
 from fedssl.errors import ArtifactError
-from fedssl.experiments.files import ENCODER, INITIAL, MODEL, SPEC, write_spec
 from fedssl.files import replaced_file
+from fedssl.run_files import ENCODER, INITIAL, MODEL, SPEC, write_spec
 
 __all__ = ["ENCODER", "INITIAL", "MODEL", "SPEC", "export_encoder", "write_spec"]
 

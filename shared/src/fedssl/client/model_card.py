@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedssl.cli.output import cell
-from fedssl.experiments.files import write_json, write_text
 from fedssl.protocol.views import EvaluationView, RoundView, RunView
+from fedssl.run_files import write_json, write_text
 
 if TYPE_CHECKING:
     from fedssl.client import Client
@@ -17,7 +16,7 @@ _AGGREGATED = ("aggregated", "partial")
 _SCORES = ("probe", "knn", "uniformity", "alignment", "effective_rank")
 
 
-def write_card(client: "Client", run: RunView, model: str, encoder: Path, folder: Path) -> dict[str, str]:
+def write_card(client: "Client", run: RunView, model: str, encoder: Path, folder: Path) -> dict[str, Path]:
     """Write both files. `model` is the digest of the run's weights, `encoder` the file extracted from them.
 
     Rounds that were closed after `run` was fetched are left out.
@@ -29,7 +28,7 @@ def write_card(client: "Client", run: RunView, model: str, encoder: Path, folder
     lineage = lineage_of(run, rounds, model, hashlib.sha256(encoder.read_bytes()).hexdigest())
     write_json(folder / LINEAGE, lineage)
     write_text(folder / CARD, card(run, rounds, evaluations, lineage))
-    return {"card": str(folder / CARD), "lineage": str(folder / LINEAGE)}
+    return {"card": folder / CARD, "lineage": folder / LINEAGE}
 
 
 def lineage_of(run: RunView, rounds: Sequence[RoundView], model: str, encoder: str) -> dict[str, Any]:
@@ -129,12 +128,16 @@ def _scores(evaluations: Sequence[EvaluationView]) -> str:
     if not evaluations:
         return "This encoder was not evaluated. `fedssl run evaluate` and `fedssl evaluate` do that."
     rows = [
-        (row.dataset, str(row.round_number), *(cell((row.results or {}).get(name)) for name in _SCORES))
+        (row.dataset, str(row.round_number), *(_number((row.results or {}).get(name)) for name in _SCORES))
         for row in evaluations
     ]
     return "Probe and kNN are the shares of test images classified correctly, 0..1.\n\n" + _table(
         ("data set", "round", *_SCORES), rows
     )
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.6g}"
 
 
 def _counts(counted: dict[Any, int]) -> str:

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file
 
 from fedssl.artifacts.tensors import load_tensors, save_tensors
-from fedssl.cli.run.model_files import export_encoder, write_spec
 from fedssl.cli.specs import read_spec
+from fedssl.client.model_files import export_encoder, write_spec
 from fedssl.errors import ArtifactError
 from support.federation import tiny_spec
 

@@ -1,0 +1,140 @@
+"""Dry runs: the numbers of a run that are known before it starts. Nothing is trained or submitted."""
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedssl.cli.output import Format, note, show_json, show_pairs, show_table, size
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.views import ClientView
+
+if TYPE_CHECKING:
+    from fedssl.client import Client
+    from fedssl.protocol.plan import ArtifactPlan
+
+DryRunOption = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Start nothing. Show what would happen: rounds, clients that would take part, bytes per client and round.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes per client and round: of the artifact that it receives and of the one that it sends."""
+
+    down: int
+    up: int
+
+
+@dataclass(frozen=True, slots=True)
+class Participant:
+    """A client of a run. `reason`: why it would not take part, or empty."""
+
+    name: str
+    num_images: int | None = None
+    reason: str = ""
+
+
+def traffic_of(spec: RunSpec) -> Traffic | None:
+    """Return the bytes of a run's artifacts; None if torch, which knows the networks, is not installed here."""
+    plan = plan_of(spec)
+    if plan is None:
+        return None
+    from fedssl.simulation import wire_bytes
+
+    return Traffic(wire_bytes(plan.broadcast), wire_bytes(plan.update))
+
+
+def plan_of(spec: RunSpec) -> "ArtifactPlan | None":
+    """Return what the run's method would send and receive; None without torch."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    from fedssl.methods import METHODS
+
+    return METHODS[spec.method.name].bind(spec).plan
+
+
+def participants_of(client: "Client", spec: RunSpec) -> list[Participant]:
+    """Return the coordinator's clients that the spec means, and why one would not take part."""
+    plan, wanted = plan_of(spec), spec.cohort.clients
+    known = {view.id: view for view in client.clients()}
+    names = sorted(known) if wanted is None else sorted(wanted)
+    return [_participant(name, known.get(name), spec, plan) for name in names]
+
+
+def document_of(spec: RunSpec, participants: list[Participant]) -> dict[str, Any]:
+    """Return everything as one JSON document. What is not known is null."""
+    traffic, cohort = traffic_of(spec), spec.cohort
+    taking = [each for each in participants if not each.reason]
+    asked = cohort.num_asked(len(taking)) if taking else 0
+    due = 0 if spec.evaluation is None else sum(map(_is_due(spec), range(spec.num_rounds + 1)))
+    return {
+        "dry_run": True,
+        "name": spec.name,
+        "method": spec.method.name,
+        "rounds": spec.num_rounds,
+        "clients": [each.name for each in taking],
+        "images": {each.name: each.num_images for each in taking},
+        "left_out": {each.name: each.reason for each in participants if each.reason},
+        "clients_missing": max(0, cohort.min_clients - len(taking)),
+        "clients_per_round": asked,
+        "bytes_down_per_client_and_round": None if traffic is None else traffic.down,
+        "bytes_up_per_client_and_round": None if traffic is None else traffic.up,
+        "bytes_in_total": None if traffic is None else spec.num_rounds * asked * (traffic.down + traffic.up),
+        "evaluations": due,
+    }
+
+
+def show_dry_run(document: Mapping[str, Any], output: Format) -> None:
+    """Show what would happen."""
+    if output is Format.JSON:
+        show_json(dict(document))
+        return
+    missing = document["clients_missing"]
+    pairs = {
+        "run": f"{document['name']}: {document['method']}",
+        "rounds": document["rounds"],
+        "clients": f"{len(document['clients'])} would take part, {document['clients_per_round']} in each round",
+        "each client receives": _per_round(document["bytes_down_per_client_and_round"]),
+        "each client sends": _per_round(document["bytes_up_per_client_and_round"]),
+        "in total": _size(document["bytes_in_total"]),
+        "evaluations": document["evaluations"],
+    }
+    show_pairs(pairs)
+    rows = [(name, document["images"][name], "takes part") for name in document["clients"]]
+    rows += [(name, None, reason) for name, reason in document["left_out"].items()]
+    if rows:
+        show_table(["client", "#images", ""], rows)
+    if missing:
+        note(f"the first round would wait for {missing} more client{'s' * (missing > 1)} (cohort.min_clients)")
+    note("dry run: nothing was started")
+
+
+def _participant(name: str, view: ClientView | None, spec: RunSpec, plan: "ArtifactPlan | None") -> Participant:
+    from fedssl.artifacts.permission import refusal
+
+    if view is None or view.registered_at is None:
+        return Participant(name, reason="has not registered")
+    if view.revoked_at is not None:
+        return Participant(name, reason="its access was revoked")
+    if view.policy is not None and plan is not None and (why := refusal(view.policy, spec, plan)) is not None:
+        return Participant(name, reason=f"its data owner's policy: {why}")
+    return Participant(name, view.num_images)
+
+
+def _is_due(spec: RunSpec) -> Any:
+    return lambda number: spec.evaluation is not None and spec.evaluation.is_due(number, spec.num_rounds)
+
+
+def _per_round(num_bytes: int | None) -> str:
+    return _size(num_bytes) if num_bytes is None else f"{size(num_bytes)} per round"
+
+
+def _size(num_bytes: int | None) -> str:
+    return "unknown: that needs torch (pip install 'fedssl[train]')" if num_bytes is None else size(num_bytes)

@@ -1,0 +1,87 @@
+"""The scores of a deployed run next to their baselines, from the evaluations that the coordinator completed."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from fedssl.cli.accuracies import ACCURACIES
+from fedssl.cli.scores import baselines_as_json, scores_of, show_scores
+from fedssl.evaluation.baselines import Chance
+from fedssl.protocol.views import EvaluationView
+
+if TYPE_CHECKING:
+    from fedssl.client import Client
+
+
+@dataclass(frozen=True, slots=True)
+class RunScores:
+    """The evaluations with the same data set and settings: before training, of the newest round and of the best."""
+
+    dataset: str
+    last_round: int
+    last: dict[str, float]
+    untrained: dict[str, float]
+    best: dict[str, tuple[int, float] | None]
+    chance: Chance | None
+
+
+def find_scores(client: "Client", run_id: UUID) -> list[RunScores]:
+    """Return the scores by data set and settings. Round 0 is the untrained encoder, or the weights it starts from."""
+    from fedssl.client import NotFound
+
+    def chance(dataset: str) -> Chance | None:
+        try:
+            num_classes = client.evaluation_dataset(dataset).num_classes
+        except NotFound:  # it was registered under another name since
+            return None
+        return Chance(1 / num_classes, num_classes)
+
+    groups: dict[str, list[EvaluationView]] = {}
+    for row in client.evaluations(run_id):
+        if row.state == "completed" and row.results and any(name in row.results for name in ACCURACIES):
+            groups.setdefault(row.config.model_dump_json(exclude={"embedding_map"}), []).append(row)
+    return [_scores(rows, chance(rows[0].dataset)) for rows in groups.values()]
+
+
+def show_run_scores(found: Sequence[RunScores]) -> None:
+    """Print a table for each data set and settings."""
+    for each in found:
+        title = f"{each.dataset}, round {each.last_round}"
+        show_scores(scores_of(each.last, each.untrained, each.chance, each.best), title, each.chance)
+
+
+def scores_as_json(found: Sequence[RunScores]) -> list[dict[str, Any]]:
+    """Return the scores for a JSON document; null stands for NaN."""
+    return [
+        {
+            "dataset": each.dataset,
+            "last": {"round": each.last_round, **{name: _finite(value) for name, value in each.last.items()}},
+            "best": {name: {"round": best[0], "value": best[1]} for name, best in each.best.items() if best},
+            "best_chosen_on": "test",
+            "baselines": baselines_as_json(each.untrained, each.chance),
+        }
+        for each in found
+    ]
+
+
+def _scores(rows: Sequence[EvaluationView], chance: Chance | None) -> RunScores:
+    by_round = {row.round_number: _accuracies(row) for row in sorted(rows, key=lambda row: row.round_number)}
+    last = max(by_round)
+    best: dict[str, tuple[int, float] | None] = {}
+    for name in by_round[last]:
+        values = [
+            (at, found[name]) for at, found in by_round.items() if at > 0 and math.isfinite(found.get(name, math.nan))
+        ]
+        best[name] = max(values, key=lambda each: each[1], default=None)
+    return RunScores(rows[0].dataset, last, by_round[last], by_round.get(0, {}), best, chance)
+
+
+def _accuracies(row: EvaluationView) -> dict[str, float]:
+    found = {name: value for name, value in (row.results or {}).items() if name in ACCURACIES}
+    return {name: math.nan if value is None else value for name, value in found.items()}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,52 @@
+"""Fetching a run: its weights and what describes them, as files."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+from uuid import UUID
+
+from fedssl.client import model_card, model_files
+from fedssl.client.downloads import OnBytes, OnSize
+from fedssl.protocol.views import RunView
+
+if TYPE_CHECKING:
+    from fedssl.client.operator import Client
+
+OnFetch = Callable[[], tuple[OnBytes, OnSize]]
+"""Called before each download. Returns what is called with its bytes, and with its size once that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class PulledRun:
+    """A run's files. `files`: the paths by what they hold; `digest`: the sha256 of the weights."""
+
+    run: RunView
+    folder: Path
+    files: dict[str, Path]
+    digest: str
+
+
+def pull(client: "Client", run_id: UUID, folder: Path | None, *, initial: bool, on_fetch: OnFetch) -> PulledRun:
+    """Fetch a run into a folder, as :meth:`fedssl.client.Client.pull` describes."""
+    view = client.run(run_id)
+    folder = folder or Path(f"run-{str(view.id)[:8]}")
+    model = folder / (model_files.INITIAL if initial else model_files.MODEL)
+
+    def fetch(which: Literal["latest", "initial"]) -> str:
+        on_bytes, on_size = on_fetch()
+        return client.download_model(run_id, model, which, on_bytes=on_bytes, on_size=on_size)
+
+    digest = fetch("initial" if initial else "latest")
+    while not initial and view.model != digest:  # a round has closed since: the card must describe these weights
+        view = client.run(run_id)
+        if view.model != digest:
+            digest = fetch("latest")
+    spec = folder / model_files.SPEC
+    model_files.write_spec(view.spec, spec)
+    files = {"model": model, "spec": spec}
+    if not initial:
+        encoder = folder / model_files.ENCODER
+        model_files.export_encoder(model, encoder)
+        files |= {"encoder": encoder} | model_card.write_card(client, view, digest, encoder, folder)
+    return PulledRun(view, folder, files, digest)

@@ -1,0 +1,42 @@
+"""The baselines of an accuracy: the chance of being right without an encoder."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+CHANCE_KEY = "chance"
+
+
+@dataclass(frozen=True, slots=True)
+class Chance:
+    """The accuracy of a classifier that sees no image: it always answers the most frequent class of the test set.
+
+    If the classes are equally frequent, that is 1 / classes.
+    """
+
+    accuracy: float
+    num_classes: int
+
+    @property
+    def how(self) -> str:
+        """How the number comes about, for people."""
+        if abs(self.accuracy * self.num_classes - 1) < 1e-9:
+            return f"1 of {self.num_classes:,} classes"
+        return f"the share of the largest of {self.num_classes:,} classes"
+
+    def as_json(self) -> dict[str, object]:
+        """Return the numbers and how they come about, for JSON."""
+        return {"accuracy": self.accuracy, "num_classes": self.num_classes, "how": self.how}
+
+
+def chance_of(labels: Iterable[int]) -> Chance | None:
+    """Return the chance on images with these labels; None if there are no images.
+
+    >>> chance_of([0, 1, 0, 1]).how
+    '1 of 2 classes'
+    >>> chance_of([0, 0, 0, 1])
+    Chance(accuracy=0.75, num_classes=2)
+    """
+    counts: dict[int, int] = {}
+    for label in labels:
+        counts[label] = counts.get(label, 0) + 1
+    return Chance(max(counts.values()) / sum(counts.values()), len(counts)) if counts else None

@@ -1,0 +1,77 @@
+"""`--dry-run`: what would happen, with the numbers that are known beforehand, and nothing happens."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from fedssl.cli.main import app
+from fedssl.cli.specs import read_spec
+from fedssl.simulation import simulate
+
+SPEC = """
+name = "tiny"
+num_rounds = 3
+[method]
+name = "fedsimclr"
+[model.encoder]
+widths = [4, 8]
+[model.projector]
+hidden_dims = [8]
+out_dim = 8
+[data]
+channels = 1
+image_size = 16
+[training]
+batch_size = 32
+[partition]
+dataset = "digits"
+num_clients = 3
+scheme = "iid"
+max_images = 150
+[cohort]
+fraction = 0.67
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.toml").write_text(SPEC)
+    return tmp_path / "tiny.toml"
+
+
+def fedssl(*arguments: object) -> Result:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_a_simulation_is_described_with_its_true_numbers(spec: Path) -> None:
+    found = json.loads(fedssl("simulate", spec, "--dry-run", "--format", "json").stdout)
+    shown = fedssl("simulate", spec, "--dry-run")
+
+    assert [path.name for path in spec.parent.iterdir()] == ["tiny.toml"], "nothing was written"
+    result = simulate(read_spec(str(spec)))
+    assert (found["rounds"], found["clients_per_round"]) == (3, 2)
+    assert found["clients"] == ["client-0", "client-1", "client-2"]
+    assert sum(found["images"].values()) == 150
+    assert [found[f"bytes_{way}_per_client_and_round"] * 2 for way in ("down", "up")] == [
+        result.history[0].bytes_down, result.history[0].bytes_up,
+    ]  # fmt: skip
+    assert found["bytes_in_total"] == sum(each.bytes_down + each.bytes_up for each in result.history)
+    assert "3 would take part, 2 in each round" in shown.stdout
+    assert "dry run: nothing was started" in shown.stderr
+
+
+def test_a_comparison_lists_its_runs_and_what_is_not_possible(spec: Path) -> None:
+    arguments = ("compare", spec, "--methods", "fedsimclr,flesd", "--baselines", "--dry-run")
+    found = json.loads(fedssl(*arguments, "--format", "json").stdout)["runs"]
+
+    assert [row["variant"] for row in found] == ["fedsimclr", "flesd", "local-only", "centralised"]
+    assert [row["clients"] for row in found] == [3, None, 3, 1]
+    assert "public images" in found[1]["problem"]
+    assert found[2]["bytes_up_per_client_and_round"] < 100 < found[0]["bytes_up_per_client_and_round"]
+    assert "flesd" in fedssl(*arguments).stdout
+    assert [path.name for path in spec.parent.iterdir()] == ["tiny.toml"]

@@ -1,0 +1,60 @@
+"""`Client.from_env`: the coordinator and the token that the environment names."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedssl.client import Client, ClientError
+from fedssl.client.environment import target_of
+
+URL = "https://fedssl.example.org"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of a local federation."""
+    root = tmp_path / ".fedssl"
+    (root / "tokens").mkdir(parents=True)
+    (root / "federation.json").write_text(json.dumps({"port": 8123}))
+    (root / "tokens" / "operator").write_text("local\n")
+    return root
+
+
+def test_variables_name_the_coordinator(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("from a file\n")
+
+    assert target_of({"FEDSSL_URL": URL, "FEDSSL_TOKEN": "t"}, tmp_path).token == "t"
+    found = target_of({"FEDSSL_URL": URL, "FEDSSL_TOKEN_FILE": str(tmp_path / "token")}, tmp_path)
+    assert (found.url, found.token) == (URL, "from a file")
+    assert "from a file" not in repr(found)
+
+
+def test_without_variables_it_is_the_folder_s_federation(folder: Path) -> None:
+    found = target_of({}, folder)
+
+    assert (found.url, found.token) == ("http://127.0.0.1:8123", "local")
+
+
+def test_the_local_token_goes_to_no_other_coordinator(folder: Path) -> None:
+    with pytest.raises(ClientError, match=r"no token for https://fedssl.example.org: set FEDSSL_TOKEN_FILE"):
+        target_of({"FEDSSL_URL": URL}, folder)
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ClientError, match="no coordinator: set FEDSSL_URL"):
+        target_of({}, tmp_path)
+    with pytest.raises(ClientError, match=r"cannot read the token in /nowhere: No such file"):
+        target_of({"FEDSSL_URL": URL, "FEDSSL_TOKEN_FILE": "/nowhere"}, tmp_path)
+    (tmp_path / "empty").touch()
+    with pytest.raises(ClientError, match="empty is empty"):
+        target_of({"FEDSSL_URL": URL, "FEDSSL_TOKEN_FILE": str(tmp_path / "empty")}, tmp_path)
+
+
+def test_the_client_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSSL_URL", URL)
+    monkeypatch.setenv("FEDSSL_TOKEN", "secret")
+
+    with Client.from_env() as client:
+        assert client.url == URL
+        assert "secret" not in repr(client)

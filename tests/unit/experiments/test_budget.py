@@ -1,0 +1,126 @@
+"""A budget is kept within a quarter, because the first rounds of the real runs are measured before it is planned."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from fedssl.errors import SpecError
+from fedssl.experiments.budget import Calibration, Fit, Speeds, calibrated_fit, fit, kept_fit, num_evaluations
+from fedssl.experiments.costs import trained_images
+from fedssl.experiments.papers import TableCell, select
+from fedssl.experiments.pilot import NUM_ROUNDS, Pilot, run_pilot
+from fedssl.experiments.runs import ComputeSettings
+from fedssl.experiments.scaling import Scale, scaled
+from fedssl.protocol.runs import RunSpec
+from support.methods import method_spec
+
+RATES = {64: 8000.0, 128: 2000.0, 256: 500.0, 512: 10.0, 2048: 4.0}
+
+
+@dataclass(slots=True)
+class Estimated(Speeds):
+    """Speeds as measured on noise: images per second by the encoder's last width."""
+
+    def training(self, spec: RunSpec) -> float:
+        return RATES[spec.model.encoder.feature_dim]
+
+    def judging(self, spec: RunSpec) -> float:
+        return 1.0
+
+
+@dataclass
+class Machine:
+    """A machine whose real work differs from the estimate, and the time on its clock."""
+
+    slower: float = 1.0
+    judging: float = 1.0
+    seconds_per_round: float = 0.0
+    loading: float = 0.0
+    now: float = 0.0
+    pilots: list[str] = field(default_factory=list)
+
+    def clock(self) -> float:
+        return self.now
+
+    def run(self, cell: TableCell, spec: RunSpec, num_rounds: int | None = None) -> Pilot:
+        """Let the time of a run pass, or of its first rounds."""
+        images = trained_images(spec, cell.public_client)
+        assert images is not None
+        per_round = images / spec.num_rounds * self.slower / RATES[spec.model.encoder.feature_dim]
+        per_round += self.seconds_per_round
+        evaluations = 1 if num_rounds else num_evaluations(spec)
+        rounds = min(spec.num_rounds, num_rounds or spec.num_rounds)
+        self.now += self.loading + rounds * per_round + evaluations * self.judging
+        return Pilot(self.loading, self.judging, per_round)
+
+    def pilot(self, cell: TableCell, spec: RunSpec, longest_seconds: float) -> Pilot:
+        self.pilots.append(cell.name)
+        before = self.now
+        found = self.run(cell, spec, 1)
+        if self.now - before <= longest_seconds:
+            self.now += (NUM_ROUNDS - 1) * found.round
+        return found
+
+
+MACHINES = {
+    "as estimated": Machine(),
+    "three times slower": Machine(slower=3.0),
+    "three times faster": Machine(slower=0.33),
+    "slow evaluation": Machine(judging=5.0),
+    "slow rounds": Machine(seconds_per_round=2.0),
+    "slow start": Machine(loading=30.0),
+    "everything": Machine(slower=1.8, judging=2.0, seconds_per_round=1.0, loading=10.0),
+}
+
+
+@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("what", ["fedx-1:FedSimCLR@cifar10", "fedx-1", "fedu-1"])
+def test_the_promised_time_is_kept_within_a_quarter(name: str, what: str) -> None:
+    machine, cells = MACHINES[name], select(what)
+    machine.now, promised = 0.0, 300.0 * len(cells)
+
+    found = calibrated_fit(cells, promised, (0,), Estimated(), machine.pilot, clock=machine.clock)
+    for _ in found.seeds:
+        for cell in cells:
+            machine.run(cell, scaled(cell, found.scale))
+
+    assert 0.75 * promised <= machine.now <= 1.25 * promised
+    assert found.calibration is not None
+    assert found.calibration.measuring <= 0.25 * promised
+    assert found.seconds + found.calibration.measuring == pytest.approx(promised, rel=0.25)
+
+
+def test_the_first_estimate_does_not_keep_it() -> None:
+    machine, [cell] = Machine(slower=3.0), select("fedx-1:FedSimCLR@cifar10")
+    machine.run(cell, scaled(cell, fit([cell], 300, (0,), Estimated()).scale))
+
+    assert machine.now > 1.25 * 300
+
+
+def test_a_budget_that_the_real_work_exceeds_is_refused() -> None:
+    machine, cells = Machine(loading=100.0), select("fedx-1:FedSimCLR@cifar10")
+
+    with pytest.raises(SpecError, match="the budget is too small: at least"):
+        calibrated_fit(cells, 90, (0,), Estimated(), machine.pilot, clock=machine.clock)
+
+
+def test_a_plan_keeps_what_was_measured(tmp_path: Path) -> None:
+    made = Fit(Scale(images=0.5), (0,), 10.0, Calibration(60.0, 5.0, 1, 1.2, 0.9, 0.5))
+
+    assert kept_fit(tmp_path / "plan.json", lambda: made) == made
+    assert kept_fit(tmp_path / "plan.json", lambda: pytest.fail("it was kept")) == made
+
+
+def test_a_pilot_measures_real_rounds_and_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    evaluation = {"dataset": "digits", "every": 1, "max_train": 100, "measures": ["knn"]}
+    spec = method_spec("fedsimclr", num_rounds=50, evaluation=evaluation)
+
+    found = run_pilot(spec, ComputeSettings(), longest_seconds=60)
+
+    assert found.round > 0
+    assert found.judging > 0
+    assert found.loading > 0
+    assert not list(tmp_path.glob("fedssl-pilot-*"))
