@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from typer.testing import CliRunner, Result
 
@@ -315,9 +316,13 @@ def test_rounds_metrics_and_artifacts(coordinator: Coordinator, fedssl: Fedssl, 
     assert [(row["client_id"], row["value"]) for row in losses] == [("hospital-a", 0.5), (None, 0.5)]
     for form in ("csv", "json", "tensorboard"):
         assert document(fedssl("run", "export-metrics", created["id"], "--to", form, "--out", f"out.{form}",
-                               "--format", "json"))["num_numbers"] == 2  # fmt: skip
-    assert Path("out.csv").read_text() == "round,client,name,value\n1,,loss,0.5\n1,hospital-a,loss,0.5\n"
-    assert [row["value"] for row in json.loads(Path("out.json").read_text())["numbers"]] == [0.5, 0.5]
+                               "--format", "json"))["num_numbers"] == 5  # fmt: skip
+    head, *rows = Path("out.csv").read_text().splitlines()
+    assert head == "round,client,name,value"
+    assert rows[:2] == ["1,,loss,0.5", "1,hospital-a,loss,0.5"]
+    measured = ("update_cosine", "update_norm", "update_weight_share")
+    assert [row.rsplit(",", 1)[0] for row in rows[2:]] == [f"1,hospital-a,{name}" for name in measured]
+    assert [row["value"] for row in json.loads(Path("out.json").read_text())["numbers"]][:2] == [0.5, 0.5]
     written = EventAccumulator("out.tensorboard").Reload()
     assert [(point.step, point.value) for point in written.Scalars("loss/hospital-a")] == [(1, 0.5)]
     update = only["assignments"][0]["update"]
@@ -331,7 +336,10 @@ def test_rounds_metrics_and_artifacts(coordinator: Coordinator, fedssl: Fedssl, 
 def test_the_doctor_finds_no_problem_with_a_healthy_coordinator(
     coordinator: Coordinator, fedssl: Fedssl, tmp_path: Path
 ) -> None:
-    found = document(fedssl("doctor", "--data", tmp_path, "--format", "json"))
+    folder = tmp_path / "images" / "healthy"
+    folder.mkdir(parents=True)
+    Image.effect_noise((16, 16), 40).save(folder / "0.png")
+    found = document(fedssl("doctor", "--data", folder.parent, "--format", "json"))
     assert found["ok"] is True
     checks = {check["name"]: check["found"] for check in found["checks"]}
     assert {"coordinator", "clock", "its servers", "token and methods", "data"} <= checks.keys()
