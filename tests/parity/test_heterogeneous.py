@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedssl.artifacts.tensors import Tensors, load_tensors
+from fedssl.client import Conflict
 from fedssl.protocol.methods.distillation import distillation_of
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.runs import RunSpec
@@ -123,9 +124,6 @@ def test_clusters_and_how_many_of_them_are_used(running: Federation) -> None:
 
 def test_a_worker_with_another_encoder_than_the_run_gives_it_is_refused(running: Federation) -> None:
     spec = _flesd({"client_encoders": {"client-0": OWN.model_dump()}}, cohort={"clients": CLIENTS, "max_attempts": 1})
-    run = running.client.create_run(spec)
-    done = _finished(running, run.id)
-    assert done.outcome == Outcome.FAILED
-    events = [event for event in running.client.event_log(run.id) if event.kind == "assignment.declined"]
-    assert [event.client_id for event in events] == [VICTIM]
-    assert "gives client-1 the encoder convnet 8-16, and its worker has declared convnet 4-12-24" in events[0].message
+    words = "gives it the encoder convnet 8-16, and its worker has declared convnet 4-12-24"
+    with pytest.raises(Conflict, match=f"{VICTIM}: the run {words}"):
+        running.client.create_run(spec)

@@ -61,7 +61,7 @@ class RoundMachine(RuleBasedStateMachine):
 
         example = next(_numbers)
         self.clients = [f"{letter}-{example}" for letter in "xyz"[:num_clients]]
-        introduction = Register(worker_version="1", methods={}, device="cpu", num_images=9, channels=1, image_size=8)
+        introduction = Register(worker_version="1", methods={}, device="cpu", num_images=1000, channels=1, image_size=8)
         wanted = CohortConfig(fraction=cohort["fraction"]).num_wanted(num_clients)
         if cohort["min_updates"] is not None:
             cohort["min_updates"] = min(cohort["min_updates"], wanted)

@@ -20,6 +20,9 @@ def capped_weights(weights: Sequence[float], max_share: float) -> list[float]:
         weights: a positive, finite number for each update.
         max_share: s, larger than 0 and at most 1.
 
+    Returns:
+        A weight for each update, in the same order.
+
     Raises:
         AggregationError: the weights or the share do not fit.
 
@@ -28,6 +31,8 @@ def capped_weights(weights: Sequence[float], max_share: float) -> list[float]:
         [20.0, 10.0, 10.0]
         >>> capped_weights([100, 10], 0.25)
         [1.0, 1.0]
+
+    Reference: fedssl's own rule, worked out above; the weights are those of FedAvg (McMahan et al. 2017), Algorithm 1.
     """
     numbers = checked_weights(weights)
     if not 0 < max_share <= 1:

@@ -38,7 +38,7 @@ def test_what_was_answered_is_seen_by_others(
     token = coordinator.client.create_token("worker", "a")
     assert tables.one("SELECT count(*) FROM tokens WHERE id = %s", token.id) == 1
     worker = coordinator.worker("a")
-    assert tables.one("SELECT num_images FROM clients") == 100
+    assert tables.one("SELECT num_images FROM clients") == 1000
     coordinator.advance(run.id)
     item = worker.claim(0)
     assert item is not None
@@ -174,4 +174,4 @@ def test_lists_take_as_many_queries_however_long_they_are(
         assert cast.run.current_round is not None
         counts.append(len(statements))
     assert counts[0] == counts[1]
-    assert counts[0] <= 4 * 6
+    assert counts[0] <= 4 * 6 + 2  # two for the reasons why runs wait

@@ -48,7 +48,12 @@ def worker(running: Federation) -> WorkerClient:
     client = WorkerClient(running.url, token, retry=Retry(seconds=0))
     client.register(
         Register(
-            worker_version="test", methods={"fedalignuniform": 1}, device="cpu", num_images=9, channels=1, image_size=8
+            worker_version="test",
+            methods={"fedalignuniform": 1},
+            device="cpu",
+            num_images=1000,
+            channels=1,
+            image_size=8,
         )
     )
     return client
