@@ -9,6 +9,7 @@ from sqlalchemy import case, func, literal, select
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import Session
 
+from fedssl.protocol.measures import MEASURES
 from fedssl.protocol.states import AssignmentState
 from fedssl_coordinator.core.db import among
 from fedssl_coordinator.core.models import (
@@ -79,6 +80,7 @@ def metric_names(session: Session, run_id: UUID, number: int) -> list[str]:
     statement = (
         select(Metric.name)
         .where(Metric.run_id == run_id, Metric.round_number == number, Metric.client_id.is_not(None))
+        .where(Metric.name.not_in(MEASURES))  # the coordinator's own
         .distinct()
     )
     return sorted(session.scalars(statement))
