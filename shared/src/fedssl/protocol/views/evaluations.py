@@ -1,6 +1,7 @@
 """Evaluations of encoders, as the API shows them."""
 
 from datetime import datetime
+from typing import Annotated
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -65,6 +66,6 @@ class EmbeddingMapView(View):
     method: MapMethod
     labels: list[int] = Field(description="The class number of each point.")
     class_names: list[str] = Field(description="Class names by number. Empty if the data set has none, or too many.")
-    points: list[tuple[float, float]] = Field(
+    points: list[Annotated[list[float], Field(min_length=2, max_length=2)]] = Field(
         description="Centred on 0 with a root mean square distance of 1, and rotated to match the round mapped before."
     )
