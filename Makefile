@@ -32,6 +32,7 @@ lint: $(VENV)/.installed-dev ## Check style, types, import layers, Dockerfiles, 
 	@$(BIN)/ruff check $(SOURCES)
 	@$(BIN)/ruff format --check $(SOURCES)
 	@$(BIN)/mypy shared/src services/coordinator/src services/worker/src services/local/src .ci/plain_english
+	@MYPYPATH=.ci/release $(BIN)/mypy .ci/release
 	@$(BIN)/lint-imports
 	@$(BIN)/hadolint services/*/Dockerfile deploy/*/Dockerfile
 	@bash services/coordinator/web/check_style.sh
@@ -86,7 +87,7 @@ pooler-test: $(VENV)/.installed-dev ## Test the coordinator behind PgBouncer, fr
 
 .PHONY: compose-test
 compose-test: $(VENV)/.installed-dev ## Start the federation of docker-compose.yml on this machine's Docker engine, kill parts of it, and remove it
-	@$(BIN)/python -m pytest tests/deploy --override-ini=addopts= --override-ini='python_files=check_compose.py' --override-ini=timeout=3600 -p no:cacheprovider --exitfirst $(ARGS)
+	@$(BIN)/python -m pytest tests/deploy --override-ini=addopts= --override-ini='python_files=check_*.py' --override-ini=timeout=3600 -p no:cacheprovider --exitfirst $(ARGS)
 
 SEED ?= 7
 FAULTS ?= 200
@@ -144,7 +145,7 @@ lock-images: $(VENV)/.installed-dev ## Write the images' requirements with hashe
 	@$(BIN)/python deploy/lock_requirements.py $(TORCH_INDEX)
 
 BASE_IMAGES := PYTHON=python:3.11-slim POSTGRES=postgres:16 REDIS=redis:7 CADDY=caddy:2 \
-  PROMETHEUS=prom/prometheus:v3.5.0 GRAFANA=grafana/grafana:12.1.0
+  PROMETHEUS=prom/prometheus:v3.5.0 GRAFANA=grafana/grafana:12.1.0 JAEGER=jaegertracing/jaeger:2.20.0
 .PHONY: image-digests
 image-digests: ## Write the base images' present digests to images.env, for `docker compose --env-file images.env` (needs their registry)
 	@for pair in $(BASE_IMAGES); do \
@@ -153,14 +154,34 @@ image-digests: ## Write the base images' present digests to images.env, for `doc
 	done > images.env.new
 	@mv images.env.new images.env
 
-VERSION ?= 0.1.0
 .PHONY: sbom
-sbom: ## Write the components of the built images (CycloneDX; VERSION=0.1.0) to .artifacts/sbom (needs Docker)
+sbom: ## Write the components of the built images (CycloneDX; VERSION=TAG) to .artifacts/sbom (needs Docker)
 	@mkdir -p .artifacts/sbom
 	@for image in api cli aggregator worker; do \
-	  docker run --rm --network none --entrypoint cat "fedssl-$$image:$(VERSION)" /opt/fedssl/sbom.cdx.json \
+	  docker run --rm --network none --entrypoint cat "fedssl-$$image:$(or $(VERSION),$$(sed -n 's/^version = "\(.*\)"/\1/p' shared/pyproject.toml))" /opt/fedssl/sbom.cdx.json \
 	    > ".artifacts/sbom/fedssl-$$image.cdx.json"; \
 	done
+
+RELEASE = $(BIN)/python .ci/release/release.py $(or $(VERSION),$(error VERSION is not set: make $@ VERSION=0.2.0)) \
+  --sign "$(or $(SIGN),ssh)" $(if $(KEY),--key "$(KEY)") $(if $(IMAGES),--images "$(IMAGES)") $(if $(OUT),--out "$(OUT)") \
+  $(if $(PLATFORMS),--platforms "$(PLATFORMS)") $(if $(BUILD_OPTIONS),--build-options='$(BUILD_OPTIONS)')
+.PHONY: release
+release: $(VENV)/.installed-dev ## Release VERSION=0.2.0, signed with KEY=~/.ssh/id_ed25519: commit, tag, and everything in dist/VERSION
+	@$(RELEASE)
+
+.PHONY: release-build
+release-build: $(VENV)/.installed-dev ## Build the release of the tag that is checked out (VERSION=0.2.0 KEY=...), as CI does
+	@$(RELEASE) --tagged
+
+.PHONY: release-push
+release-push: ## Push the images and the chart of dist/VERSION to REGISTRY=registry.example.org/ml (needs skopeo and helm)
+	@cd "$(or $(OUT),dist/$(or $(VERSION),$(error VERSION is not set: make $@ VERSION=0.2.0)))"; \
+	registry="$(or $(REGISTRY),$(error REGISTRY is not set: make $@ REGISTRY=registry.example.org/ml))"; \
+	sha256sum --quiet --check --strict SHA256SUMS; \
+	while read -r reference digest archive; do \
+	  skopeo copy --all --preserve-digests "oci-archive:$$archive" "docker://$$registry/$$reference" < /dev/null; \
+	done < images.txt; \
+	helm push "fedssl-$(VERSION).tgz" "oci://$$registry/charts"
 
 .PHONY: clean
 clean: ## Remove the virtual environment, caches and the demo's folder

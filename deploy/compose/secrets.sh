@@ -1,9 +1,20 @@
 #!/bin/sh
 # The first start creates random passwords, and gives each volume to the user of its process. Later starts change nothing,
 # except that they copy changed keys of an object store to the coordinator. Runs as root, without a network, and exits.
+# FEDSSL_USER, by default 10001:10001, is that user and its group.
 # Usage: secrets.sh [FOLDER], the folder of the mounted volumes, by default /.
 set -eu
 cd "${1:-/}"
+user=${FEDSSL_USER:-10001:10001}
+case $user in
+  *[!0-9:]* | :* | *: | 0:* | *:0 | *:*:*) user= ;;
+  *:*) ;;
+  *) user= ;;
+esac
+if [ -z "$user" ]; then
+  echo "error: FEDSSL_USER=$FEDSSL_USER is not the numbers of a user and a group other than root, such as 1000:1000" >&2
+  exit 1
+fi
 
 random() { python -c 'import secrets; print(secrets.token_urlsafe(32), end="")'; }
 
@@ -49,5 +60,10 @@ printf 'postgresql+psycopg://fedssl:%s@postgres:5432/fedssl' "$(cat secrets/post
   keep secrets/coordinator/fedssl_database_url 400
 printf 'redis://:%s@redis:6379/0' "$(cat secrets/redis/password)" | keep secrets/coordinator/fedssl_redis_url 400
 chmod 755 secrets/postgres secrets/redis
-chown -R 10001:10001 secrets/coordinator
-chown 10001:10001 owned/*
+chown -R "$user" secrets/coordinator
+for volume in owned/*; do
+  owner=$(stat -c %u:%g "$volume")
+  # A folder of this machine that existed before keeps its owner.
+  if [ "$volume" = owned/results ] && [ "$owner" != 0:0 ]; then continue; fi
+  if [ "$owner" != "$user" ]; then chown -R "$user" "$volume"; fi
+done

@@ -56,6 +56,8 @@ def test_aggregation(name: str) -> None:
 def test_evaluation_data_and_simulation() -> None:
     for name in ("effective_rank", "linear_probe", "knn_accuracy", "fine_tune", "angle_between"):
         assert callable(getattr(fedssl.evaluation, name))
+    assert _signature(fedssl.evaluation.ridge_sums) == "h_NH, labels_N, num_classes"
+    assert _signature(fedssl.evaluation.ridge_solution) == "gram, moment, ridge"
     promised = "labels, num_clients, scheme, seed, alpha=None"
     assert _signature(fedssl.data.partition).startswith(promised)
     assert {"model", "history", "evaluations"} <= set(fedssl.simulation.Result.__slots__)

@@ -24,7 +24,7 @@ import torch
 
 from fedssl.aggregation import weighted_mean
 from fedssl.artifacts.store import digest_of
-from fedssl.artifacts.tensors import LazyTensors, read_tensors, save_tensors
+from fedssl.artifacts.tensors import load_tensors, read_tensors, save_tensors
 
 NUM_UPDATES, TURNS, NUM_TENSORS = 4, 5, 40
 Open = Callable[[Path, str], Mapping[str, torch.Tensor]]
@@ -41,7 +41,7 @@ def _updates(megabytes: float, count: int) -> Iterator[list[tuple[Path, str]]]:
 
 
 def _mapped(path: Path, digest: str) -> Mapping[str, torch.Tensor]:
-    return LazyTensors(path)
+    return load_tensors(path)
 
 
 def _seconds(work: Callable[[], object]) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from fedssl.artifacts.tensors import LazyTensors, in_name_order, save_tensors
+from fedssl.artifacts.tensors import in_name_order, load_tensors, save_tensors
 from fedssl.engine import run_aggregation, start_run
 from fedssl.methods import METHODS
 from fedssl.methods.api import Context, Update
@@ -37,7 +37,7 @@ def test_measuring_costs_about_as_much_as_the_mean(tmp_path: Path) -> None:
     for index in range(NUM_CLIENTS):
         path = tmp_path / f"{index}.safetensors"
         save_tensors({n: t + 0.01 * index if t.is_floating_point() else t for n, t in first.broadcast.items()}, path)
-        updates.append(Update(f"c{index}", 100 + index, lambda path=path: LazyTensors(path)))  # type: ignore[misc]
+        updates.append(Update(f"c{index}", 100 + index, lambda path=path: load_tensors(path)))  # type: ignore[misc]
     bound, state = method.bind(spec), in_name_order(first.state)
     alone = _seconds(lambda: bound.server.aggregate(state, updates, ctx))
     measured = _seconds(lambda: run_aggregation(method, first.state, updates, ctx))

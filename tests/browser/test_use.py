@@ -331,3 +331,24 @@ def test_the_theme_is_kept(look: Open, run: UUID) -> None:
     assert dark != before
     page.reload()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == dark
+
+
+def test_the_form_shows_the_settings_of_what_is_chosen_and_an_estimate(look: Open, client: Client, run: UUID) -> None:
+    page = look().open("/runs/new?template=quick")
+    mean = page.locator('fieldset[data-option="mean"]')
+    expect(mean).to_be_visible()
+    page.select_option('[id="f-method.reducer"]', "ldawa")
+    expect(mean).to_be_hidden()
+    expect(page.locator('fieldset[data-option="ldawa"]')).to_be_visible()
+    estimate = page.locator("#estimate")
+    expect(estimate).to_contain_text(re.compile(r"In total\s*[0-9.]+ kB|In total\s*[0-9.]+ MB"), timeout=60_000)
+    page.check('[name="client.client-1"]')
+    expect(estimate).to_contain_text(re.compile(r"take part\s*1\b"), timeout=20_000)
+    page.fill('[id="f-num_rounds"]', "many")
+    expect(page.locator('.err[data-for="num_rounds"]')).to_have_text("write a whole number", timeout=20_000)
+    page.fill('[id="f-num_rounds"]', "2")
+    expect(page.locator('.err[data-for="num_rounds"]')).to_have_text("", timeout=20_000)
+    page.select_option("#method", "fedbyol")
+    expect(page.locator(".stick h2").first).to_have_text("FedBYOL", timeout=20_000)
+    expect(page.locator('[id="f-num_rounds"]')).to_have_value("2")
+    expect(page.locator('[name="client.client-1"]')).to_be_checked()

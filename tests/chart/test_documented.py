@@ -1,4 +1,4 @@
-"""What docs/deploy.md says of the chart's objects."""
+"""The objects of the chart as docs/deploy.md describes them."""
 
 import re
 from pathlib import Path

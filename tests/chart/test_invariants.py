@@ -1,4 +1,4 @@
-"""What holds of everything that the chart makes, whatever the values."""
+"""Properties of everything that the chart makes, whatever the values."""
 
 import re
 from typing import Any
@@ -52,11 +52,13 @@ def test_pods_do_not_carry_the_charts_version(chart: Rendered) -> None:
         assert not {"helm.sh/chart", "app.kubernetes.io/version"} & set(pod(item)["metadata"]["labels"])
 
 
-def test_processes_are_nobody_and_can_write_nowhere(chart: Rendered) -> None:
+def test_processes_are_unprivileged_and_can_write_nowhere(chart: Rendered) -> None:
     for item in chart.workloads():
         spec = pod(item)["spec"]
         assert spec["securityContext"]["runAsNonRoot"]
-        assert spec["securityContext"]["runAsUser"] > 0
+        chosen = {"runAsUser", "runAsGroup", "fsGroup"} & set(spec["securityContext"])
+        assert len(chosen) in (0, 3)  # either all of them or, on OpenShift, none
+        assert all(spec["securityContext"][key] > 0 for key in chosen)
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert spec["automountServiceAccountToken"] is False
         for container in containers(item):
@@ -79,7 +81,7 @@ def test_containers_are_bounded_and_probed(chart: Rendered) -> None:
             assert "memory" in container["resources"]["limits"]
             assert {"cpu", "memory"} <= set(container["resources"]["requests"])
         if item["kind"] in LONG_RUNNING:
-            [main] = pod(item)["spec"]["containers"]
+            main, *_ = pod(item)["spec"]["containers"]
             assert {"startupProbe", "livenessProbe"} <= set(main)
             served = [port["name"] for port in main.get("ports", []) if port["name"] != "metrics"]
             assert ("readinessProbe" in main) == bool(served)
@@ -115,14 +117,19 @@ def test_what_is_referred_to_is_there_or_the_operators_own(chart: Rendered) -> N
         "images-a",
         "fedssl-tls",
         "fedssl-viewer",
+        "fedssl-authorities",
+        "sign-in",
+        "site",
         "site-c",
     }
+    accounts = {"federation", "restricted"}
     for item in chart.workloads():
         spec = pod(item)["spec"]
-        assert ("ServiceAccount", spec["serviceAccountName"]) in made
+        assert spec["serviceAccountName"] in accounts or ("ServiceAccount", spec["serviceAccountName"]) in made
         for container in containers(item):
             for source in container.get("envFrom", []):
-                assert ("ConfigMap", source["configMapRef"]["name"]) in made
+                [name] = [value["name"] for key, value in source.items() if key != "prefix"]
+                assert name in own or ("ConfigMap", name) in made
             for variable in container.get("env", []):
                 reference = variable.get("valueFrom", {}).get("secretKeyRef", {"optional": True})
                 assert reference.get("optional") or reference["name"] in own or ("Secret", reference["name"]) in made
@@ -138,14 +145,15 @@ def test_only_the_coordinators_pods_have_its_account(chart: Rendered) -> None:
     for item in chart.workloads():
         component = item["metadata"]["labels"]["app.kubernetes.io/component"]
         is_coordinators = component in {"api", "aggregator", "distiller", "evaluator", "beat", "migrations"}
-        assert pod(item)["spec"]["serviceAccountName"].endswith("-coordinator") == is_coordinators
+        account = pod(item)["spec"]["serviceAccountName"]
+        assert (account.endswith("-coordinator") or account == "federation") == is_coordinators
     for account in chart.of("ServiceAccount"):
         assert account["automountServiceAccountToken"] is False
 
 
 def test_gpus_are_never_waited_for_by_an_update(chart: Rendered) -> None:
     for item in chart.of("Deployment"):
-        [main] = pod(item)["spec"]["containers"]
+        main, *_ = pod(item)["spec"]["containers"]
         if any(name.endswith("/gpu") for name in main["resources"]["limits"]):
             assert item["spec"]["strategy"] == {"type": "Recreate"}
 
@@ -199,7 +207,7 @@ def test_metrics_are_served_to_who_may_scrape_and_only_where_asked_for() -> None
     [endpoint] = monitor["spec"]["podMetricsEndpoints"]
     serving = []
     for item in everything.of(*LONG_RUNNING):
-        [main] = pod(item)["spec"]["containers"]
+        main, *_ = pod(item)["spec"]["containers"]
         ports = {port["name"]: port["containerPort"] for port in main.get("ports", [])}
         if endpoint["port"] not in ports:
             continue
@@ -222,7 +230,7 @@ def test_metrics_are_served_to_who_may_scrape_and_only_where_asked_for() -> None
 
 def test_probes_and_scrapes_of_the_api_use_a_port_that_no_client_reaches() -> None:
     everything = rendered("everything")
-    [main] = pod(everything.named("Deployment", "-api"))["spec"]["containers"]
+    main, *_ = pod(everything.named("Deployment", "-api"))["spec"]["containers"]
     ports = {port["name"]: port["containerPort"] for port in main["ports"]}
     environment = {variable["name"]: variable for variable in main["env"]}
     assert environment["FEDSSL_HEALTH_PORT"]["value"] == str(ports["health"])

@@ -1,4 +1,4 @@
-"""Values and schema say the same, and what cannot work is refused with a sentence that helps."""
+"""Values and schema have the same keys, and what cannot work is refused with a sentence that helps."""
 
 import json
 from typing import Any

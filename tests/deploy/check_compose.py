@@ -4,113 +4,20 @@ Not part of the suite: it builds images and takes minutes. It has a project name
 """
 
 import json
-import os
-import secrets
-import shutil
-import socket
-import subprocess
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
-from uuid import UUID
+from collections.abc import Iterator
 
+import httpx
 import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
-from fedssl.cache import cache_folder
-from fedssl.client import Client, Retry
-from fedssl.data.datasets import find_fashion_mnist
-from fedssl.protocol.states import Outcome, RunState
 from fedssl.protocol.views import RunView
-
-ROOT = Path(__file__).parents[2]
-WORKERS = ("worker-0", "worker-1", "worker-2")
-SERVERS = (*WORKERS, "postgres", "redis", "api", "beat", "aggregator", "distiller", "evaluator")
-PATIENCE_SECONDS = 900
-
-
-class Federation:
-    """One compose project, of docker-compose.yml and `overlays`. `docker`: whatever the command of that name finds."""
-
-    def __init__(self, *overlays: str) -> None:
-        self._files = [argument for name in ("docker-compose.yml", *overlays) for argument in ("--file", name)]
-        self._name = f"fedssl-test-{secrets.token_hex(4)}"
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        self._url = f"http://127.0.0.1:{port}"
-        self._environment = os.environ | {"FEDSSL_PORT": port, "FEDSSL_VERSION": "test"}
-        # Fashion-MNIST, where this machine has it; else the federation fetches it.
-        if found := find_fashion_mnist(cache_folder()):
-            self._environment["FEDSSL_DATASETS"] = str(found)
-
-    def compose(self, *arguments: str) -> str:
-        project = ("compose", *self._files, "--project-name", self._name)
-        return docker(*project, *arguments, environment=self._environment)
-
-    def up(self) -> None:
-        self.compose("up", "--detach", "--build", "--wait", "--wait-timeout", str(PATIENCE_SECONDS))
-
-    def remove(self) -> None:
-        self.compose("--profile", "cli", "down", "--volumes", "--remove-orphans")
-
-    def fedssl(self, *arguments: str) -> Any:
-        """What the command says in JSON, run as the documents say."""
-        return json.loads(self.compose("run", "--rm", "-T", "cli", *arguments, "--format", "json"))
-
-    def inspect(self, service: str) -> Any:
-        container = self.compose("ps", "--all", "--quiet", service).strip()
-        return json.loads(docker("inspect", container))[0]
-
-    def crash(self, service: str) -> None:
-        """SIGKILL from outside of the container: to the engine a crash, which it starts the container again after.
-
-        `docker kill` would not do, since that is an operator's word. And the engine's processes may be those of another
-        machine, so the signal is sent there.
-        """
-        process = self.inspect(service)["State"]["Pid"]
-        docker("run", "--rm", "--pid", "host", "--entrypoint", "sh", "postgres:16", "-c", f"kill -9 {process}")
-
-    def client(self) -> Client:
-        """An operator's client, by the port on this machine."""
-        token = self.compose("run", "--rm", "-T", "--entrypoint", "cat", "cli", "/run/operator/token")
-        return Client(self._url, token.strip(), retry=Retry(seconds=PATIENCE_SECONDS))
-
-    def submit(self) -> UUID:
-        return UUID(self.fedssl("run", "submit", "examples/ssd.toml", "--set", "num_rounds=3")["id"])
-
-    def completed(self, run: UUID) -> RunView:
-        with self.client() as client:
-            eventually(lambda: client.run(run).state is RunState.FINISHED)
-            view = client.run(run)
-        assert view.outcome is Outcome.COMPLETED, view.reason
-        return view
-
-
-def docker(*arguments: str, environment: dict[str, str] | None = None) -> str:
-    done = subprocess.run(
-        ["docker", *arguments], cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        timeout=PATIENCE_SECONDS + 60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, f"docker {' '.join(arguments)}:\n{done.stderr[-4000:]}"
-    return done.stdout
-
-
-def eventually(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(1)
-    return value
+from support.compose import ROOT, SERVERS, WORKERS, Federation, eventually, free_port, require_engine
 
 
 @pytest.fixture(scope="module")
 def federation() -> Iterator[Federation]:
-    ask = ["docker", "info"]
-    if shutil.which("docker") is None or subprocess.run(ask, capture_output=True, check=False).returncode:
-        pytest.exit("make compose-test needs a running Docker engine, with compose 2.24 or newer, for `docker`", 2)
+    require_engine()
     started = Federation()
     try:
         started.up()
@@ -142,7 +49,25 @@ def test_containers_can_do_little(federation: Federation, service: str) -> None:
     addresses = [port["HostIp"] for ports in settings["PortBindings"].values() for port in ports]
     assert addresses == (["127.0.0.1"] if service == "api" else [])
     if service not in ("postgres", "redis"):  # these begin as root and change to a user of their own
-        assert container["Config"]["User"] == "10001:10001"
+        assert container["Config"]["User"] == federation.environment.get("FEDSSL_USER", "10001:10001")
+
+
+def test_up_again_creates_no_container_again(federation: Federation) -> None:
+    before = [federation.container(service) for service in SERVERS]
+    federation.up()
+    assert [federation.container(service) for service in SERVERS] == before
+
+
+def test_results_land_in_a_folder_of_this_machine(federation: Federation, undisturbed: RunView) -> None:
+    federation.compose("run", "--rm", "-T", "cli", "run", "pull", str(undisturbed.id), "--out", "results/encoder")
+    assert (federation.results / "encoder").is_dir()
+
+
+@pytest.mark.parametrize("service", ["api", "aggregator", "worker-0"])
+def test_every_line_of_a_log_is_json(federation: Federation, undisturbed: RunView, service: str) -> None:
+    logs = federation.compose("logs", "--no-color", "--no-log-prefix", service)
+    lines = [line.removeprefix("\x1b[2K") for line in logs.splitlines()]  # which compose 2.26 writes to any output
+    assert all(isinstance(json.loads(line), dict) for line in lines if line)
 
 
 def test_every_first_start_has_a_password_of_its_own_and_workers_see_none(federation: Federation) -> None:
@@ -185,6 +110,28 @@ def test_down_and_up_forgets_nothing(federation: Federation, undisturbed: RunVie
     assert (shown["state"], shown["model"]) == ("finished", undisturbed.model)
     # The same workers, who enrolled once, and the same images: another run gives the same model.
     assert federation.completed(federation.submit()).model == undisturbed.model
+
+
+def test_every_panel_of_the_dashboard_shows_something(federation: Federation, undisturbed: RunView) -> None:
+    federation.compose("down")
+    port = free_port()
+    observed = Federation("compose.observability.yml", PROMETHEUS_PORT=port)
+    try:
+        observed.up("prometheus", *SERVERS)
+        observed.completed(observed.submit())
+
+        def number_of_results(query: str) -> int:
+            address = f"http://127.0.0.1:{port}/api/v1/query"
+            return len(httpx.get(address, params={"query": query}).raise_for_status().json()["data"]["result"])
+
+        for job, processes in {"api": 1, "coordinator": 5, "workers": 3}.items():
+            eventually(lambda job=job, processes=processes: number_of_results(f'up{{job="{job}"}} == 1') == processes)
+        dashboard = json.loads((ROOT / "deploy/grafana/fedssl.json").read_text())
+        for panel in dashboard["panels"]:
+            queries = [target["expr"] for target in panel["targets"]]
+            eventually(lambda queries=queries: any(number_of_results(query) for query in queries))
+    finally:
+        observed.remove()
 
 
 def test_a_bucket_in_place_of_the_volume(federation: Federation, undisturbed: RunView) -> None:

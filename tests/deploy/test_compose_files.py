@@ -1,4 +1,4 @@
-"""What holds of every compose file, read without an engine. `make compose-test` runs them on one."""
+"""The rules for every compose file, read without an engine. `make compose-test` runs them on one."""
 
 import re
 from pathlib import Path
@@ -70,6 +70,28 @@ def test_overlays_change_services_that_there_are() -> None:
             assert name in base or "image" in service or "extends" in service, f"{path.name}: {name}"
 
 
+def test_one_service_builds_each_image() -> None:
+    for path in (FILES[0], *OVERLAYS):
+        services = _read(path)["services"].values()
+        named = {service["image"] for service in services if service.get("image", "").startswith("fedssl-")}
+        built = [service["image"] for service in services if "build" in service]
+        assert sorted(built) == sorted(named), path.name
+
+
+def test_every_setting_is_in_the_example() -> None:
+    example = set(re.findall(r"^#(\w+)=", (ROOT / "env.example").read_text(), re.MULTILINE))
+    used = {name for path in (FILES[0], *OVERLAYS) for name in re.findall(r"\$\{(\w+)", path.read_text())}
+    assert used == example - {"COMPOSE_FILE"}
+
+
+def test_every_process_with_a_gpu_has_a_setting_for_it() -> None:
+    services = _read(ROOT / "compose.gpu.yml")["services"]
+    for name, service in services.items():
+        (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+        assert device["device_ids"] == [f"${{FEDSSL_GPU_{name.upper().replace('-', '_')}:-0}}"]
+    assert set(services) == {"distiller", "evaluator", "worker-0", "worker-1", "worker-2"}
+
+
 def test_mounted_files_are_there() -> None:
     for path in FILES:
         for service in _read(path)["services"].values():
@@ -116,3 +138,18 @@ def test_the_object_store_that_is_brought_along_has_keys_of_its_own() -> None:
     mounted = [volume for service in overlay.values() for volume in service.get("volumes", []) if "S3_KEYS" in volume]
     assert mounted == ["${FEDSSL_S3_KEYS:-objects-secrets}:/keys:ro"]
     assert mounted[0] in making
+
+
+def test_every_process_sends_its_traces_to_the_collector() -> None:
+    base = _read(FILES[0])["services"]
+    overlay = _read(ROOT / "compose.observability.yml")["services"]
+    traced = {
+        name for name in base if name in ("api", "beat", "aggregator", "distiller", "evaluator") or "worker-" in name
+    }
+    for name in traced:
+        assert overlay[name]["environment"]["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://jaeger:4318"
+        assert set(base[name]["networks"]) & set(overlay["jaeger"]["networks"])
+    for path in ROOT.glob("services/*/Dockerfile"):
+        stages = path.read_text().split("\nFROM ")
+        images = [stage for stage in stages if "ENTRYPOINT" in stage and "AS cli" not in stage]
+        assert all("ARG OTEL=yes\n" in stage and "${OTEL:+--requirement /src/otel.txt}" in stage for stage in images)

@@ -1,4 +1,4 @@
-"""What holds of both Dockerfiles, read without an engine. `make lint` runs hadolint over them."""
+"""The rules for both Dockerfiles, read without an engine. `make lint` runs hadolint over them."""
 
 import re
 import subprocess

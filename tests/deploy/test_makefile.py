@@ -1,5 +1,7 @@
-"""What the Makefile calls, with a program in Python's place that repeats its arguments."""
+"""What the Makefile calls, with programs in the place of others that repeat their arguments."""
 
+import hashlib
+import os
 import subprocess
 from pathlib import Path
 
@@ -17,3 +19,56 @@ def test_patience_need_not_be_whole(tmp_path: Path, patience: str, timeout: str)
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     assert f"--timeout {timeout} " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["release"], "VERSION is not set: make release VERSION=0.2.0"),
+        (["release-push", "VERSION=0.2.0"], "REGISTRY is not set: make release-push REGISTRY="),
+    ],
+)
+def test_a_release_asks_for_what_is_missing(arguments: list[str], message: str) -> None:
+    done = subprocess.run(["make", *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize("broken", ["", "skopeo", "sums"])
+def test_a_push_stops_at_the_first_failure(tmp_path: Path, broken: str) -> None:
+    folder = tmp_path / "release"
+    folder.mkdir()
+    (folder / "images.txt").write_text("fedssl-api:1.0.0 sha256:1 a.oci.tar\nfedssl-cli:1.0.0 sha256:2 b.oci.tar\n")
+    digest = hashlib.sha256((folder / "images.txt").read_bytes()).hexdigest()
+    (folder / "SHA256SUMS").write_text(f"{'0' * 64 if broken == 'sums' else digest}  images.txt\n")
+    for program in ("skopeo", "helm"):
+        (tmp_path / program).write_text(f'#!/bin/sh\necho {program} "$@"\ncat\nexit {int(program == broken)}\n')
+        (tmp_path / program).chmod(0o755)
+    command = ["make", "release-push", "VERSION=1.0.0", "REGISTRY=registry.example.org/ml", f"OUT={folder}"]
+    outer = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}  # of a make that runs this test
+    environment = {name: value for name, value in os.environ.items() if name not in outer}
+    environment["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    lines = done.stdout.splitlines()
+    copy = "skopeo copy --all --preserve-digests oci-archive:{} docker://registry.example.org/ml/{}"
+    if broken:
+        assert done.returncode != 0
+        assert lines == ([copy.format("a.oci.tar", "fedssl-api:1.0.0")] if broken == "skopeo" else lines)
+        assert not any("helm" in line for line in lines)
+    else:
+        assert done.returncode == 0, done.stderr
+        pushed = "helm push fedssl-1.0.0.tgz oci://registry.example.org/ml/charts"
+        assert lines == [
+            copy.format("a.oci.tar", "fedssl-api:1.0.0"),
+            copy.format("b.oci.tar", "fedssl-cli:1.0.0"),
+            pushed,
+        ]

@@ -19,7 +19,7 @@ class Volumes:
         self._programs = folder / "programs"
         for name in ("secrets/postgres", "secrets/redis", "secrets/coordinator", "owned/store", "programs"):
             (folder / name).mkdir(parents=True)
-        (self._programs / "chown").write_text("#!/bin/sh\n")
+        (self._programs / "chown").write_text(f'#!/bin/sh\necho "$@" >> {folder}/owners\n')
         (self._programs / "chown").chmod(0o755)
 
     def bring_an_object_store_along(self) -> None:
@@ -31,10 +31,12 @@ class Volumes:
         (self.folder / "keys").unlink(missing_ok=True)
         (self.folder / "keys").symlink_to(folder)
 
-    def start(self) -> subprocess.CompletedProcess[str]:
+    def start(self, **variables: str) -> subprocess.CompletedProcess[str]:
         path = os.pathsep.join([str(self._programs), str(Path(sys.executable).parent), os.environ["PATH"]])
         command = ["sh", str(SCRIPT), str(self.folder)]
-        return subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, check=False, timeout=60)
+        return subprocess.run(
+            command, env={"PATH": path, **variables}, capture_output=True, text=True, check=False, timeout=60
+        )
 
     def kept(self, name: str) -> dict[str, tuple[str, int]]:
         """Files of a folder of secrets: what they hold, and who may do what with them."""
@@ -54,7 +56,7 @@ def volumes(tmp_path: Path) -> Volumes:
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
-    """An operator's folder of keys, which nobody else may look into."""
+    """An operator's folder of keys, which no one else may read."""
     folder = tmp_path / "own"
     folder.mkdir(mode=0o700)
     for name in KEYS:
@@ -122,3 +124,26 @@ def test_a_key_that_is_not_there_is_named_and_none_is_made(volumes: Volumes, own
     assert done.returncode == 1
     assert done.stderr == f"error: the folder that FEDSSL_S3_KEYS names has no {KEYS[1]}, or it is empty\n"
     assert {path.name for path in own.iterdir()} == {KEYS[0], "secret"}
+
+
+def test_volumes_belong_to_the_chosen_user(volumes: Volumes) -> None:
+    assert volumes.start(FEDSSL_USER="1000:100").returncode == 0
+    owners = (volumes.folder / "owners").read_text().splitlines()
+    assert {"-R 1000:100 secrets/coordinator", "-R 1000:100 owned/store"} <= set(owners)
+
+
+@pytest.mark.parametrize("user", ["ada", "1000", "1000:", ":100", "0:0", "1000:0", "1000:100:1", "1000:users", "$(id)"])
+def test_a_user_that_is_not_a_pair_of_numbers_or_is_root_is_refused(volumes: Volumes, user: str) -> None:
+    refused = volumes.start(FEDSSL_USER=user)
+    assert refused.returncode == 1
+    assert f"FEDSSL_USER={user} is not the numbers of a user and a group other than root" in refused.stderr
+    assert not (volumes.folder / "owners").exists()
+
+
+def test_a_results_folder_that_is_not_root_s_keeps_its_owner(volumes: Volumes) -> None:
+    results = volumes.folder / "owned" / "results"
+    results.mkdir()
+    (volumes._programs / "stat").write_text("#!/bin/sh\necho 1234:1234\n")
+    (volumes._programs / "stat").chmod(0o755)
+    assert volumes.start().returncode == 0
+    assert "owned/results" not in (volumes.folder / "owners").read_text()

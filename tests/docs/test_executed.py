@@ -79,6 +79,7 @@ PAGES = [
     "cli.md",
     "how-to/two-sites.md",
     "how-to/own-images.md",
+    "how-to/search-images.md",
     "how-to/different-encoders.md",
     "how-to/disaster.md",
 ]

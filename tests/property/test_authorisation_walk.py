@@ -77,7 +77,11 @@ TABLE: dict[str, Row] = {
     "POST /v1/runs": Row(
         OPERATORS, {201}, body=lambda ids: {"spec": RunSpec(name="walk").model_dump(mode="json"), "start": False}
     ),
+    "POST /v1/estimates": Row(
+        OPERATORS, {200}, body=lambda ids: {"spec": RunSpec(name="walk").model_dump(mode="json")}
+    ),
     "GET /v1/runs/{run_id}": Row(VIEWERS, {200}, ("run_id",)),
+    "PATCH /v1/runs/{run_id}": Row(OPERATORS, {200}, ("run_id",), body=lambda ids: {"tags": ["walk"]}),
     "GET /v1/runs/{run_id}/rounds": Row(VIEWERS, {200}, ("run_id",)),
     "GET /v1/runs/{run_id}/metrics": Row(VIEWERS, {200}, ("run_id",)),
     "GET /v1/runs/{run_id}/events": Row(VIEWERS, {200}, ("run_id",)),
@@ -111,6 +115,12 @@ TABLE: dict[str, Row] = {
     "GET /v1/clients/{client_id}/ledger-anchors": Row(VIEWERS, {200}, ("client_id",)),
     "GET /v1/tokens": Row(ADMINS, {200}),
     "POST /v1/tokens": Row(ADMINS, {201}, body=lambda ids: {"role": "viewer"}),
+    "GET /v1/notification-destinations": Row(ADMINS, {200}),
+    "POST /v1/notification-destinations": Row(
+        ADMINS, {201}, body=lambda ids: {"kind": "webhook", "target": "https://hooks.example.org/"}
+    ),
+    "POST /v1/notification-destinations/{destination_id}/test": Row(ADMINS, {202}, ("destination_id",)),
+    "GET /v1/notification-destinations/{destination_id}/deliveries": Row(ADMINS, {200}, ("destination_id",)),
     "POST /v1/enrolment-tokens": Row(OPERATORS, {201}, body=lambda ids: {"client_id": "newcomer"}),
     "POST /v1/enrolments": Row(ENROLMENTS, {201}, body=lambda ids: {"token_hash": "1" * 64}),
     "GET /v1/artifacts/{digest}": Row(SENDERS, {200}, ("digest",), "broadcast"),
@@ -141,6 +151,7 @@ TABLE: dict[str, Row] = {
     # These end what the others need.
     "POST /v1/runs/{run_id}/stop": Row(OPERATORS, {200, 409}, ("run_id",)),
     "DELETE /v1/runs/{run_id}": Row(ADMINS, {204, 409}, ("run_id",)),
+    "DELETE /v1/notification-destinations/{destination_id}": Row(ADMINS, {204, 404}, ("destination_id",)),
     "DELETE /v1/tokens/{token_id}": Row(ADMINS, {204}, ("token_id",)),
     "POST /v1/clients/{client_id}/revoke": Row(ADMINS, {200}, ("client_id",)),
 }  # fmt: skip
@@ -182,6 +193,7 @@ class World:
         add_embedding_map(tables, self.cast.id, evaluation_id)
         tables.execute("INSERT INTO distillation_jobs (id, run_id, round_number, state, num_epochs, finished_at) "
                        "VALUES (%s, %s, 1, 'completed', 1, now())", job_id, self.cast.id)  # fmt: skip
+        destination = admin.create_notification_destination("webhook", "https://hooks.example.org/")
         leaver = admin.create_token("worker", "leaver")
         self.worker_token = coordinator.worker_token("a")
         self.real: Ids = {
@@ -194,6 +206,7 @@ class World:
             "name": "scans",
             "job_id": str(job_id),
             "evaluation_id": str(evaluation_id),
+            "destination_id": str(destination.id),
         }
         self.real["upload_id"] = self.begun(self.worker_token, self.real)
         self.nothing: Ids = {name: str(UUID(int=7)) for name in self.real} | {

@@ -35,7 +35,7 @@ class _Handler(Quiet):
         self.end_headers()
         self.wfile.write(body)
 
-    do_GET = do_POST = do_PUT = do_DELETE = _answer  # noqa: N815 - http.server calls these names
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _answer  # noqa: N815 - http.server calls these names
 
 
 @contextmanager

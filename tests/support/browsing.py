@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 ARTIFACTS = ROOT / ".artifacts" / "browser"
 CACHE = ROOT / ".cache"
 PALETTES = ("light", "dark")
-SIZES = {"wide": (1440, 900), "phone": (390, 844)}
+SIZES = {"wide": (1440, 900), "tablet": (1024, 768), "phone": (390, 844)}
 
 SPEC = {
     "name": "digits-ssd",

@@ -9,6 +9,7 @@ import helm_python as helm
 import yaml
 
 CHART = Path(__file__).parents[2] / "helm" / "fedssl"
+REGISTRY = "registry.example.org/ml"
 CASES = sorted(path.stem for path in (CHART / "ci").glob("*.yaml"))
 
 
@@ -43,7 +44,8 @@ def rendered(name: str) -> Rendered:
 
 
 def render(values: dict[str, Any]) -> Rendered:
-    """Render these values over the defaults. Raises helm's errors."""
+    """Render these values over the defaults, with a registry unless they set one. Raises helm's errors."""
+    values = {**values, "image": {"registry": REGISTRY, **values.get("image", {})}}
     with helm.Chart.load(CHART) as chart:
         texts = chart.render(values, name="site", namespace="research")
     notes = "".join(text for path, text in texts.items() if path.endswith("NOTES.txt"))

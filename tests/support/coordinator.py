@@ -1,5 +1,6 @@
 """The API in this process, on a real socket, for tests that look at one request at a time."""
 
+import functools
 import os
 import threading
 import time
@@ -59,7 +60,7 @@ class Coordinator:
         from fedssl_coordinator.http.server import ListenOptions, Server, server_config
         from fedssl_coordinator.identity.tokens import service
 
-        config = server_config(create_app(), ListenOptions(host="127.0.0.1", port=0, **self._listening))
+        config = server_config(create_app(), ListenOptions(**{"host": "127.0.0.1", "port": 0, **self._listening}))
         config.timeout_graceful_shutdown = 1
         self._server = Server(config)
         self._thread = threading.Thread(target=self._server.run)
@@ -137,6 +138,12 @@ class Coordinator:
 
         evaluate(str(evaluation_id))
 
+    def notify(self) -> None:
+        """Do in this process what the worker of the queue `notify` does every few seconds."""
+        from fedssl_coordinator.aggregator.tasks import notify
+
+        notify()
+
 
 def is_of_this_environment() -> bool:
     """Return whether the objects that modules cache, if any, match those for the present environment."""
@@ -144,12 +151,22 @@ def is_of_this_environment() -> bool:
     from fedssl_coordinator.core.settings import settings
 
     try:
-        if settings.cache_info().currsize and settings() != settings.__wrapped__():
-            return False
+        if settings.cache_info().currsize:
+            variables = frozenset(item for item in os.environ.items() if item[0].startswith("FEDSSL_"))
+            if settings() != _settings_of(variables):
+                return False
         here = os.environ.get("FEDSSL_DATABASE_URL", "")
         return not db.engine.cache_info().currsize or db.engine().url == make_url(here)
     except (ValueError, ArgumentError):  # nothing could be made in it
         return False
+
+
+@functools.lru_cache(maxsize=8)
+def _settings_of(variables: frozenset[tuple[str, str]]) -> Any:
+    """Return the settings in the present environment, which has these variables: reading them takes milliseconds."""
+    from fedssl_coordinator.core.settings import settings
+
+    return settings.__wrapped__()
 
 
 def forget() -> None:
@@ -157,6 +174,7 @@ def forget() -> None:
     from fedssl_coordinator.core import db, enqueue, settings
     from fedssl_coordinator.core import store as stores
     from fedssl_coordinator.federation.ledger_anchors import service as anchors
+    from fedssl_coordinator.identity.openid import provider as openid
 
     for engine in (db.direct_engine, db.engine):
         if engine.cache_info().currsize:
@@ -166,9 +184,10 @@ def forget() -> None:
         db.engine,
         db.direct_engine,
         db._factory,
-        enqueue._redis,
+        enqueue.redis_connection,
         enqueue._producers,
         stores.store,
         anchors._hour,
+        openid.provider,
     ):
         cached.cache_clear()

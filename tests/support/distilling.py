@@ -11,14 +11,14 @@ from fedssl.protocol.views import DistillationJobView, EventView, RoundView, Run
 from fedssl.protocol.work import Submit, WorkItem
 from support.coordinator import Coordinator
 from support.federation import upload
-from support.methods import context, method_spec, shards
+from support.methods import PUBLIC, context, method_spec, shards
 from support.rounds import client_data
 from support.tables import Tables
 
 
 def distilling_spec(num_epochs: int = 6, **changes: Any) -> RunSpec:
-    """FLESD on the digits, its distillation so many epochs long; `changes` replace whole sections."""
-    spec = method_spec("flesd").model_dump(mode="json")
+    """FLESD on the digits, its distillation so many epochs long, of three steps; `changes` replace whole sections."""
+    spec = method_spec("flesd", public_data=PUBLIC).model_dump(mode="json")
     spec["method"]["reducer"]["num_epochs"] = num_epochs
     return RunSpec.model_validate({**spec, "num_rounds": 1, **changes})
 

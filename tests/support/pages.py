@@ -6,33 +6,13 @@ from typing import Self
 import httpx
 from fastapi.routing import APIRoute
 
-from fedssl_coordinator.dashboard import lists as list_pages
-from fedssl_coordinator.dashboard import login
-from fedssl_coordinator.dashboard.clients import pages as client_pages
-from fedssl_coordinator.dashboard.compare import pages as compare_pages
-from fedssl_coordinator.dashboard.new_run import pages as new_run_pages
-from fedssl_coordinator.dashboard.reference import pages as reference_pages
-from fedssl_coordinator.dashboard.run import pages as run_pages
-from fedssl_coordinator.dashboard.run import tables as run_tables
-from fedssl_coordinator.dashboard.runs import pages as runs_pages
+from fedssl_coordinator.dashboard.endpoints import PAGES
 from support.coordinator import Coordinator
-
-MODULES = (
-    login,
-    runs_pages,
-    new_run_pages,
-    compare_pages,
-    run_tables,
-    run_pages,
-    client_pages,
-    list_pages,
-    reference_pages,
-)
 
 
 def page_routes() -> list[tuple[str, str]]:
     """Method and path of everything that the web page answers."""
-    routes = [route for module in MODULES for route in module.router.routes if isinstance(route, APIRoute)]
+    routes = [route for module in PAGES for route in module.router.routes if isinstance(route, APIRoute)]
     return sorted((method, route.path) for route in routes for method in route.methods)
 
 

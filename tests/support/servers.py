@@ -7,25 +7,27 @@ from pathlib import Path
 from typing import Self
 
 from fedssl_local import Postgres, Valkey
+from support.databases import Databases
 from support.environment import coordinator_environment, migrate
 
 _TEMPLATE = "template_fedssl"
 
 
 class Servers:
-    """Postgres and Valkey below one folder; every `database` is a copy of a migrated template."""
+    """Postgres and Valkey below one folder; every `database` is one of its own, migrated and without rows."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._postgres = Postgres(folder / "postgres", durable=False)
         self._valkey = Valkey(folder / "valkey")
-        self._numbers = itertools.count()
+        self._numbers = itertools.count()  # of the databases without tables
 
     def __enter__(self) -> Self:
         self._postgres.start()
         self._valkey.start()
         url = self._postgres.create_database(_TEMPLATE)
         migrate(coordinator_environment(url, self.redis_url, self._folder / "unused"))
+        self._databases = Databases(self._postgres, _TEMPLATE)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -44,10 +46,16 @@ class Servers:
 
     @contextlib.contextmanager
     def database(self, *, empty: bool = False) -> Iterator[str]:
-        """A database for the length of the block."""
-        name = f"test_{next(self._numbers)}"
-        url = self._postgres.create_database(name) if empty else self._postgres.create_database(name, _TEMPLATE)
+        """A database for the length of the block; `empty`: without tables."""
+        if not empty:
+            name = self._databases.take()
+            try:
+                yield self._postgres.database_url(name)
+            finally:
+                self._databases.give_back(name)
+            return
+        name = f"empty_{next(self._numbers)}"
         try:
-            yield url
+            yield self._postgres.create_database(name)
         finally:
             self._postgres.drop_database(name)

@@ -14,6 +14,25 @@ from fedssl.protocol.views import EventView
 _DEADLOCKS = 5
 
 
+def delete_all_rows(connection: psycopg.Connection[Any]) -> None:
+    """Empty every table, once open transactions have ended. TRUNCATE makes new files, and takes ten times as long."""
+    tables = [sql.Identifier(name) for name in _names(connection)]
+    sequences = connection.execute("SELECT sequencename FROM pg_sequences WHERE schemaname = 'public'").fetchall()
+    statements = [
+        sql.SQL("SET LOCAL session_replication_role = replica"),  # neither foreign keys nor triggers
+        sql.SQL("LOCK TABLE {}").format(sql.SQL(", ").join(tables)),
+        *(sql.SQL("DELETE FROM {}").format(table) for table in tables),
+        *(sql.SQL("SELECT setval({}, 1, false)").format(sql.Literal(name)) for (name,) in sequences),
+    ]
+    with connection.transaction():
+        connection.execute(sql.SQL("; ").join(statements))
+
+
+def _names(connection: psycopg.Connection[Any]) -> list[str]:
+    rows = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1").fetchall()
+    return [name for (name,) in rows if name != "alembic_version"]
+
+
 class Tables:
     """A connection of its own, which sees only what has been committed."""
 
@@ -45,8 +64,7 @@ class Tables:
 
     def names(self) -> list[str]:
         """Every table but Alembic's."""
-        rows = self.query("SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1")
-        return [name for (name,) in rows if name != "alembic_version"]
+        return _names(self._connection)
 
     def dump(self, *, but: tuple[str, ...] = ()) -> dict[str, list[str]]:
         """Return every row of every table as text, without the times of the artifacts' last requests."""
@@ -60,13 +78,11 @@ class Tables:
 
     def clear(self) -> None:
         """Empty every table."""
-        names = sql.SQL(", ").join(map(sql.Identifier, self.names()))
-        truncate = sql.SQL("TRUNCATE {} RESTART IDENTITY CASCADE").format(names)
         for _ in range(_DEADLOCKS):  # with a look that an earlier test's claim has left behind
             with suppress(psycopg.errors.DeadlockDetected):
-                self._connection.execute(truncate)
+                delete_all_rows(self._connection)
                 return
-        self._connection.execute(truncate)
+        delete_all_rows(self._connection)
 
     def last_event(self) -> int:
         found = self.one("SELECT coalesce(max(id), 0) FROM events")

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from fedssl import liveness
+from fedssl.liveness import Health
 
 
-def _ask(path: Path) -> subprocess.CompletedProcess[str]:
+def _ask(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {liveness.VARIABLE: str(path)}
-    command = [sys.executable, "-m", "fedssl.liveness"]
+    command = [sys.executable, "-m", "fedssl.liveness", *options]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -42,3 +43,40 @@ def test_without_the_variable_nothing_is_written(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     liveness.keep_touching()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_cannot_work_is_alive_and_gives_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "alive"
+    monkeypatch.setenv(liveness.VARIABLE, str(path))
+    path.touch()
+    assert _ask(path, "--ready").returncode == 0  # a process that reports nothing
+    liveness.report(Health.UNREADY, "the folder /data has no images")
+    assert _ask(path).returncode == 0
+    answer = _ask(path, "--ready")
+    assert (answer.returncode, answer.stderr) == (1, "the folder /data has no images\n")
+    liveness.report(Health.READY)
+    assert _ask(path, "--ready").returncode == 0
+
+
+def test_the_check_waits_for_a_process_that_is_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "alive"
+    monkeypatch.setenv(liveness.VARIABLE, str(path))
+    liveness.report(Health.STARTING, "it reads its images")
+    assert liveness.why_not_ready(path, patience_seconds=0.6) == "it reads its images"
+    environment = os.environ | {liveness.VARIABLE: str(path)}
+    command = [sys.executable, "-m", "fedssl.liveness", "--ready"]
+    with subprocess.Popen(command, env=environment) as check:
+        time.sleep(1)
+        assert check.poll() is None
+        liveness.report(Health.READY)
+        assert check.wait(10) == 0
+
+
+def test_a_report_that_cannot_be_written_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(liveness.VARIABLE, str(tmp_path / "missing" / "alive"))
+    liveness.report(Health.READY)
+    assert "No such file" in capsys.readouterr().err

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from fedssl.artifacts.header import file_bytes
 from fedssl.artifacts.tensors import serialised
 from fedssl.data import ImageData
 from fedssl.engine import start_run
 from fedssl.errors import DataError, DeviceError, SpecError
 from fedssl.methods import METHODS
-from fedssl.simulation import judged_models, simulate, wire_bytes
+from fedssl.simulation import judged_models, simulate
 from support.methods import ALL_METHODS, context, method_spec, methods_of_this_run, shards
 
 KNN = {"dataset": "digits", "every": 2, "max_train": 200, "measures": ["knn"]}
@@ -21,7 +22,7 @@ def test_bytes_are_those_of_the_files_that_travel(name: str) -> None:
     method = METHODS[name]
     plan = method.bind(spec).plan
 
-    assert wire_bytes(plan.broadcast) == len(serialised(start_run(method, context(spec, 0)).broadcast))
+    assert file_bytes(plan.broadcast) == len(serialised(start_run(method, context(spec, 0)).broadcast))
 
 
 def test_a_round_s_bytes_images_and_time_are_the_cohort_s() -> None:
@@ -123,6 +124,8 @@ def test_wrong_arguments_are_worded_as_on_the_command_line() -> None:
         simulate({"num_rounds": 1})
     with pytest.raises(DeviceError, match="device tpu9 cannot be used here: "):
         simulate(spec, device="tpu9")
+    with pytest.raises(SpecError, match="jobs is 0: give the number of processes"):
+        simulate(spec, jobs=0)
     with pytest.raises(DataError, match=r"images of a are 3 x 20 x 20, but the run's are 1 x .*fedssl\.data\.conform"):
         simulate(spec, large)
 

@@ -50,6 +50,11 @@ labels:
 {{- end }}
 {{- end }}
 
+{{/* The API's address within the cluster. */}}
+{{- define "fedssl.apiAddress" -}}
+{{ ternary "https" "http" (ne .Values.api.tls.secretName "") }}://{{ include "fedssl.fullname" . }}-api:{{ .Values.api.service.port }}
+{{- end }}
+
 {{- define "fedssl.bundledPostgresql" -}}
 {{- if and .Values.coordinator.enabled (not .Values.postgresql.external.existingSecret) }}true{{ end }}
 {{- end }}
@@ -64,15 +69,23 @@ labels:
 
 {{/* A pod's service account. Only the coordinator's may have a role, which can read every client's updates. */}}
 {{- define "fedssl.serviceAccount" -}}
-{{- include "fedssl.fullname" .root }}
-{{- if has .component (list "api" "aggregator" "distiller" "evaluator" "beat" "migrations") }}-coordinator{{ end }}
+{{- if has .component (include "fedssl.coordinatorComponents" . | fromYamlArray) }}
+{{- default (printf "%s-coordinator" (include "fedssl.fullname" .root)) .root.Values.serviceAccounts.coordinator.name }}
+{{- else }}
+{{- default (include "fedssl.fullname" .root) .root.Values.serviceAccounts.others.name }}
+{{- end }}
 {{- end }}
 
-{{/* The components that serve a queue, with the name of each queue. */}}
+{{/* The components that have the database, the queues and the store. */}}
+{{- define "fedssl.coordinatorComponents" -}}
+[api, aggregator, distiller, evaluator, beat, migrations]
+{{- end }}
+
+{{/* The components that serve a queue, with the names of its queues. */}}
 {{- define "fedssl.queues" -}}
 aggregator: aggregate
 distiller: distill
-evaluator: evaluate
+evaluator: evaluate,notify
 {{- end }}
 
 {{/* The Secret of a worker's enrolment token. Arguments: root, client, values. */}}

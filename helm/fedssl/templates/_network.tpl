@@ -12,15 +12,49 @@ spec:
       {{- include "fedssl.selectorLabels" . | nindent 6 }}
 {{- end }}
 
-{{/* Peers that may connect to a pod other than the API's: none, or those that scrape its metrics. Arguments: root, serves. */}}
+{{/* Peers that may connect to a pod other than the API's: none, or those that scrape its metrics. Arguments: root,
+component, serves. */}}
 {{- define "fedssl.metricsIngress" -}}
-{{- if and .serves .root.Values.podMonitor.enabled }}
+{{- $extra := include "fedssl.extraIngress" . }}
+{{- $scraped := and .serves .root.Values.podMonitor.enabled }}
+{{- if or $scraped $extra }}
 ingress:
+  {{- $extra | nindent 2 }}
+  {{- if $scraped }}
   - ports: [{ port: {{ .root.Values.podMonitor.port }}, protocol: TCP }]
     from:
       {{- toYaml (default (list (dict "namespaceSelector" (dict))) .root.Values.networkPolicy.metricsFrom) | nindent 6 }}
+  {{- end }}
 {{- else }}
 ingress: []
+{{- end }}
+{{- end }}
+
+{{/* The port of an http(s) address. */}}
+{{- define "fedssl.portOf" -}}
+{{- regexFind ":[0-9]+$" . | trimPrefix ":" | default (ternary "80" "443" (hasPrefix "http:" .)) }}
+{{- end }}
+
+{{/* The collector of traces, if there is one. Argument: root. */}}
+{{- define "fedssl.toCollector" -}}
+{{- if .Values.tracing.endpoint }}
+- ports: [{ port: {{ include "fedssl.portOf" .Values.tracing.endpoint }}, protocol: TCP }]
+  {{- with .Values.networkPolicy.tracesAt }}
+  to:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Further rules of a component's policy. Arguments: root, component. */}}
+{{- define "fedssl.extraIngress" -}}
+{{- with index .root.Values.networkPolicy.extraIngress .component }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+{{- define "fedssl.extraEgress" -}}
+{{- with index .root.Values.networkPolicy.extraEgress .component }}
+{{ toYaml . }}
 {{- end }}
 {{- end }}
 
@@ -63,8 +97,7 @@ ingress: []
 
 {{/* The object store, at the port of its address. Arguments: root, endpoint. */}}
 {{- define "fedssl.toObjectStore" -}}
-{{- $port := regexFind ":[0-9]+$" .endpoint | trimPrefix ":" | default (ternary 80 443 (hasPrefix "http:" .endpoint)) }}
-- ports: [{ port: {{ default $port .root.Values.store.s3.port }}, protocol: TCP }]
+- ports: [{ port: {{ default (include "fedssl.portOf" .endpoint) .root.Values.store.s3.port }}, protocol: TCP }]
   {{- with .root.Values.networkPolicy.objectStoreAt }}
   to:
     {{- toYaml . | nindent 4 }}

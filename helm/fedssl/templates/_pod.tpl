@@ -1,16 +1,11 @@
-{{/* Settings of all pods. Arguments: root, component, values; uid if it differs from the project's own. */}}
+{{/* Settings of all pods. Arguments: root, component, values. */}}
 {{- define "fedssl.podSettings" -}}
 automountServiceAccountToken: false
 enableServiceLinks: false
 serviceAccountName: {{ include "fedssl.serviceAccount" . }}
 terminationGracePeriodSeconds: {{ .values.terminationGracePeriodSeconds }}
 securityContext:
-  runAsNonRoot: true
-  runAsUser: {{ default 10001 .uid }}
-  runAsGroup: {{ default 10001 .uid }}
-  fsGroup: {{ default 10001 .uid }}
-  fsGroupChangePolicy: OnRootMismatch
-  seccompProfile: { type: RuntimeDefault }
+  {{- toYaml (mergeOverwrite (deepCopy .root.Values.podSecurityContext) .values.podSecurityContext) | nindent 2 }}
 {{- with .root.Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
@@ -23,11 +18,56 @@ runtimeClassName: {{ . }}
 {{- with .values.priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}
-{{- range $key := list "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" }}
+{{- with fromYaml (include "fedssl.affinity" .) }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- range $key := list "nodeSelector" "tolerations" "topologySpreadConstraints" }}
 {{- with index $.values $key }}
 {{ $key }}:
   {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Not empty if the pods of the coordinator share a volume that only one node can mount. */}}
+{{- define "fedssl.runsOnOneNode" -}}
+{{- if and (eq .Values.store.type "filesystem") (not (has "ReadWriteMany" .Values.store.accessModes)) }}true{{ end }}
+{{- end }}
+
+{{/* A component's affinity. */}}
+{{- define "fedssl.affinity" -}}
+{{- $affinity := deepCopy .values.affinity }}
+{{- $components := include "fedssl.coordinatorComponents" . | fromYamlArray }}
+{{- if and (has .component $components) (include "fedssl.runsOnOneNode" .root) }}
+{{- $labels := dict "app.kubernetes.io/name" (include "fedssl.name" .root) "app.kubernetes.io/instance" .root.Release.Name }}
+{{- $among := dict "key" "app.kubernetes.io/component" "operator" "In" "values" $components }}
+{{- $selector := dict "matchLabels" $labels "matchExpressions" (list $among) }}
+{{- $together := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" $selector }}
+{{- $pods := default (dict) $affinity.podAffinity }}
+{{- $required := append (default (list) $pods.requiredDuringSchedulingIgnoredDuringExecution) $together }}
+{{- $_ := set $affinity "podAffinity" (set $pods "requiredDuringSchedulingIgnoredDuringExecution" $required) }}
+{{- end }}
+{{- toYaml $affinity }}
+{{- end }}
+
+{{/* What values add to a component's container and pod. Arguments of "extra": root, component, values; the key. */}}
+{{- define "fedssl.extraEnvFrom" -}}
+{{- with .values.extraEnvFrom }}
+envFrom:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- define "fedssl.extra" -}}
+{{- with index (first .).values (last .) }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "fedssl.tracingEnv" -}}
+{{- with .Values.tracing.endpoint }}
+- name: OTEL_EXPORTER_OTLP_ENDPOINT
+  value: {{ . | quote }}
 {{- end }}
 {{- end }}
 
@@ -130,8 +170,36 @@ ports: [{ name: metrics, containerPort: {{ .root.Values.podMonitor.port }}, prot
 {{- if eq .root.Values.store.type "s3" }}
 {{ include "fedssl.storeEnv" .root.Values.store.s3 }}
 {{- end }}
+{{- if .root.Values.postgresql.external.caSecret.name }}
+- { name: PGSSLROOTCERT, value: /authorities/postgresql.crt }
+- { name: PGSSLMODE, value: verify-full }
+{{- end }}
+{{- if .root.Values.redis.external.caSecret.name }}
+- { name: FEDSSL_REDIS_CA_FILE, value: /authorities/redis.crt }
+{{- end }}
+{{- if .root.Values.store.s3.caSecret.name }}
+- { name: AWS_CA_BUNDLE, value: /authorities/s3.crt }
+{{- end }}
+{{- include "fedssl.tracingEnv" .root }}
 {{- with .values.extraEnv }}
 {{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* Certificates of the authorities of external servers. Both are empty if there are none. */}}
+{{- define "fedssl.authorities" -}}
+{{- $secrets := dict "postgresql" .root.Values.postgresql.external.caSecret "redis" .root.Values.redis.external.caSecret "s3" .root.Values.store.s3.caSecret }}
+{{- range $server, $secret := $secrets }}
+{{- if $secret.name }}
+- secret:
+    name: {{ $secret.name }}
+    items: [{ key: {{ $secret.key }}, path: {{ $server }}.crt }]
+{{- end }}
+{{- end }}
+{{- end }}
+{{- define "fedssl.authoritiesMount" -}}
+{{- if include "fedssl.authorities" . }}
+- { name: authorities, mountPath: /authorities, readOnly: true }
 {{- end }}
 {{- end }}
 
@@ -169,6 +237,9 @@ imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 args: {{ toJson .args }}
 envFrom:
   - configMapRef: { name: {{ include "fedssl.fullname" .root }}-settings }
+  {{- with .values.extraEnvFrom }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 resources:
   {{- include "fedssl.resources" . | nindent 2 }}
 securityContext:
@@ -176,6 +247,8 @@ securityContext:
 volumeMounts:
   - { name: tmp, mountPath: /tmp }
   - { name: store, mountPath: /var/lib/fedssl }
+  {{- include "fedssl.authoritiesMount" . | nindent 2 }}
+  {{- include "fedssl.extra" (list . "extraVolumeMounts") | nindent 2 }}
 {{- end }}
 
 {{- define "fedssl.coordinatorVolumes" -}}
@@ -187,6 +260,13 @@ volumeMounts:
   {{- else }}
   persistentVolumeClaim: { claimName: {{ include "fedssl.storeClaim" .root }} }
   {{- end }}
+{{- with include "fedssl.authorities" . }}
+- name: authorities
+  projected:
+    sources:
+      {{- . | nindent 6 }}
+{{- end }}
+{{- include "fedssl.extra" (list . "extraVolumes") }}
 {{- end }}
 
 {{/* No process starts before the tables exist, in whatever order Kubernetes starts the pods. */}}
@@ -195,6 +275,7 @@ volumeMounts:
   image: {{ include "fedssl.image" . }}
   imagePullPolicy: {{ .root.Values.image.pullPolicy }}
   args: [migrate, --wait, {{ .root.Values.coordinator.migrationWaitSeconds | quote }}]
+  {{- include "fedssl.extraEnvFrom" . | nindent 2 }}
   env:
     {{- include "fedssl.coordinatorEnv" . | nindent 4 }}
   resources:
@@ -204,6 +285,8 @@ volumeMounts:
     {{- include "fedssl.containerSecurity" . | nindent 4 }}
   volumeMounts:
     - { name: tmp, mountPath: /tmp }
+    {{- include "fedssl.authoritiesMount" . | nindent 4 }}
+    {{- include "fedssl.extra" (list . "extraVolumeMounts") | nindent 4 }}
 {{- end }}
 
 {{- define "fedssl.settingsChecksum" -}}

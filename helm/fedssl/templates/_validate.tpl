@@ -13,10 +13,82 @@ workers: worker.clients
 postgres: postgresql
 {{- end }}
 
+{{/* Volumes and mounts that values add to a component. Arguments: path, values. */}}
+{{- define "fedssl.validateVolumes" -}}
+{{- $names := list }}
+{{- range .values.extraVolumes }}
+{{- if has .name (list "authorities" "config" "data" "policy" "run" "shared-memory" "state" "store" "tls" "tmp") }}
+{{- fail (printf "%s.extraVolumes has a volume named %s, which is the name of one of the chart's own volumes: choose another name" $.path .name) }}
+{{- end }}
+{{- $names = append $names .name }}
+{{- end }}
+{{- range .values.extraVolumeMounts }}
+{{- if not (has .name $names) }}
+{{- fail (printf "%s.extraVolumeMounts mounts the volume %s, which %s.extraVolumes does not have: it has %s" $.path .name $.path (join ", " $names | default "none")) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "fedssl.validate" -}}
 {{- range $old, $new := fromYaml (include "fedssl.removedKeys" .) }}
 {{- if hasKey $.Values $old }}
 {{- fail (printf "%s is not a value of this chart: use %s" $old $new) }}
+{{- end }}
+{{- end }}
+{{- if not (or .Values.image.registry (eq .Values.image.pullPolicy "Never")) }}
+{{- fail "image.registry is not set: set it to the registry that has this project's images, for example --set image.registry=registry.example.org/ml; docs/deploy.md explains how to push them. If the images were loaded into the nodes, set image.pullPolicy to Never instead" }}
+{{- end }}
+{{- range $component := list "api" "aggregator" "distiller" "evaluator" "beat" "migrations" "worker" "postgresql" "redis" }}
+{{- include "fedssl.validateVolumes" (dict "path" $component "values" (index $.Values $component)) }}
+{{- end }}
+{{- with .Values.serviceAccounts }}
+{{- range $account := list "coordinator" "others" }}
+{{- with index $.Values.serviceAccounts $account }}
+{{- if and (not .create) (not .name) }}
+{{- fail (printf "serviceAccounts.%s.create is false: set serviceAccounts.%s.name to the account that exists" $account $account) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if and .coordinator.name (eq .coordinator.name .others.name) }}
+{{- fail (printf "serviceAccounts.coordinator.name and serviceAccounts.others.name are both %s: workers must not have the coordinator's account, which may read every client's updates" .coordinator.name) }}
+{{- end }}
+{{- end }}
+{{- range $server := list "postgresql" "redis" }}
+{{- with (index $.Values $server).external }}
+{{- if and .caSecret.name (not .existingSecret) }}
+{{- fail (printf "%s.external.caSecret is for a server of your own: it needs %s.external.existingSecret" $server $server) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if and .Values.store.s3.caSecret.name (not (hasPrefix "https:" .Values.store.s3.endpoint)) }}
+{{- fail "store.s3.caSecret needs store.s3.endpoint with https: AWS's own certificates need no Secret" }}
+{{- end }}
+{{- $isExposed := ne .Values.api.service.type "ClusterIP" }}
+{{- if and $isExposed (not (or .Values.api.tls.secretName .Values.api.service.allowHttp)) }}
+{{- fail (printf "api.service.type %s would send tokens unencrypted: set api.tls.secretName, a Secret of type kubernetes.io/tls, or, if the load balancer itself encrypts, api.service.allowHttp" .Values.api.service.type) }}
+{{- end }}
+{{- range $key := list "loadBalancerClass" "loadBalancerSourceRanges" }}
+{{- if and (index $.Values.api.service $key) (ne $.Values.api.service.type "LoadBalancer") }}
+{{- fail (printf "api.service.%s has no effect with api.service.type %s: set the type to LoadBalancer" $key $.Values.api.service.type) }}
+{{- end }}
+{{- end }}
+{{- if and .Values.api.service.externalTrafficPolicy (not $isExposed) }}
+{{- fail "api.service.externalTrafficPolicy has no effect with api.service.type ClusterIP: set the type to LoadBalancer or NodePort" }}
+{{- end }}
+{{- range $way := list "ingress" "gateway" }}
+{{- if and (index $.Values.api $way).enabled $.Values.api.tls.secretName }}
+{{- fail (printf "api.%s.enabled and api.tls.secretName exclude each other: with an Ingress or a Gateway, that is where TLS ends" $way) }}
+{{- end }}
+{{- end }}
+{{- with .Values.api.gateway }}
+{{- if and .enabled (not .host) }}
+{{- fail "api.gateway.enabled needs api.gateway.host, the host name that workers use for the API" }}
+{{- end }}
+{{- if and .enabled (not .parentRefs) }}
+{{- fail "api.gateway.enabled needs api.gateway.parentRefs, the Gateways that serve the host, for example [{ name: public, namespace: gateways }]" }}
+{{- end }}
+{{- if and .enabled (not $.Values.api.trustedProxies) }}
+{{- fail "api.gateway.enabled needs api.trustedProxies, the addresses or networks of the Gateway's pods: without it the limits count all callers as one, and a flood from one of them blocks the others" }}
 {{- end }}
 {{- end }}
 {{- if and .Values.api.ingress.enabled (not .Values.api.ingress.host) }}
@@ -50,6 +122,7 @@ postgres: postgresql
 {{- if and (not $.Values.coordinator.enabled) (not $values.coordinator) }}
 {{- fail (printf "worker.clients.%s needs worker.coordinator, the coordinator's address: this release has no coordinator" $client) }}
 {{- end }}
+{{- include "fedssl.validateVolumes" (dict "path" (printf "worker.clients.%s" $client) "values" $values) }}
 {{- if ne (empty $values.tls.certificate) (empty $values.tls.key) }}
 {{- fail (printf "worker.clients.%s: set both tls.certificate and tls.key, or neither" $client) }}
 {{- end }}

@@ -2,8 +2,8 @@
 
 {{- define "fedssl.workerEnv" -}}
 - name: FEDSSL_WORKER_COORDINATOR
-  value: {{ default (printf "http://%s-api:%d" (include "fedssl.fullname" .root) (int .root.Values.api.service.port)) .values.coordinator | quote }}
-{{- if not .values.coordinator }}
+  value: {{ default (include "fedssl.apiAddress" .root) .values.coordinator | quote }}
+{{- if not (or .values.coordinator .root.Values.api.tls.secretName) }}
 # Within the cluster, where network policies restrict who can intercept it.
 - name: FEDSSL_WORKER_INSECURE_HTTP
   value: "true"
@@ -48,6 +48,7 @@
 - name: FEDSSL_LIVENESS_FILE
   value: /tmp/alive
 {{- include "fedssl.metricsEnv" (dict "root" .root "prefix" "FEDSSL_WORKER_") }}
+{{- include "fedssl.tracingEnv" .root }}
 {{- with .values.extraEnv }}
 {{ toYaml . }}
 {{- end }}

@@ -1,17 +1,19 @@
-"""A whole federation in one process, over the same engine: the same bits as the deployed one on one CPU thread."""
+"""A whole federation on one machine, over the same engine: the same bits as the deployed one on one CPU thread."""
 
+import contextlib
 import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from fedssl.artifacts.tensors import TORCH_DTYPES, Tensors, serialised
+from fedssl.artifacts.header import file_bytes
+from fedssl.artifacts.tensors import Tensors
 from fedssl.data import ImageData
 from fedssl.data.batches import num_trained
 from fedssl.data.partitioning import load_public, partition_dataset, require_images
@@ -19,12 +21,13 @@ from fedssl.dimensions import client_dimensions
 from fedssl.engine import (
     DistillationProgress,
     LocalProgress,
+    LocalResult,
     release_trainer,
     run_aggregation,
     run_local_round,
     start_run,
 )
-from fedssl.engine.devices import memory_errors_explained, require_device
+from fedssl.engine.devices import devices_of, memory_errors_explained, require_device
 from fedssl.engine.norm_bounding import Norms, TooFewUpdates
 from fedssl.engine.unusual_updates import MOST_ROUNDS, NUM_EXAMPLES, find_unusual
 from fedssl.errors import DataError, Paused, SpecError
@@ -34,9 +37,9 @@ from fedssl.evaluation.monitoring import find_collapse_alerts
 from fedssl.evaluation.suite import Labelled, evaluate_encoder, load_encoder, load_labelled
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData, ClientState, Context, Metrics, ServerState, Update
+from fedssl.parallel.pool import ClientProcesses
 from fedssl.protocol.explanation import spec_of
 from fedssl.protocol.measures import UPDATE_NORM
-from fedssl.protocol.plan import TensorSpec
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.training import CohortConfig
 from fedssl.seeding import sample_cohort
@@ -131,6 +134,7 @@ def simulate(
     public: ImageData | None = None,
     data_root: Path | None = None,
     device: str = "cpu",
+    jobs: int = 1,
     checkpoint: Checkpoint | None = None,
     cohorts: Mapping[int, Sequence[str]] | None = None,
     lost_states: Mapping[int, Collection[str]] | None = None,
@@ -142,9 +146,10 @@ def simulate(
 ) -> Result:
     """Train `spec` on the images of `clients` (name to images), or on `spec.partition`'s where None.
 
-    `spec`: a RunSpec, or its keys and values as in a spec file.
-    `public`: the images that everybody holds, in place of those that `spec.public_data` names (FLESD's experiments make
-    one client's images public); as many as it says. `checkpoint`: read at the start and written after every round; a
+    `spec`: a RunSpec, or its keys and values as in a spec file. `public`: the images that everybody holds, in place of
+    those that `spec.public_data` names (FLESD's experiments make one client's images public); as many as it says.
+    `jobs`: the number of processes that train clients; above 1, this process only aggregates, and `cuda` means all
+    GPUs. On a CPU the bits do not depend on it. `checkpoint`: read at the start and written after every round; a
     simulation that is run again goes on there, to the same bits. `cohorts`: of a deployed run whose rounds did not all
     have every update, the clients whose updates were accepted, by round (none: it was skipped); with them the
     simulation gives that run's bits. `lost_states`: the clients that had lost their state before a round, by round:
@@ -153,10 +158,12 @@ def simulate(
 
     `on_progress(round, client, progress)` is called about twice a second, `on_distillation(round, progress)` after
     every epoch of a training on the coordinator, `on_judging(round, what, share or None)` while an encoder is judged
-    and `on_evaluation(round, measures)` once it is. Raises SpecError, DataError, DeviceError, MethodError, and Paused
-    where the spec's watch asks for it.
+    and `on_evaluation(round, measures)` once it is. Raises SpecError, DataError, DeviceError, MethodError, LocalError
+    if one of the processes was killed, and Paused where the spec's watch asks for it.
     """
     spec = spec_of(spec)
+    if jobs < 1:
+        raise SpecError(f"jobs is {jobs}: give the number of processes that train clients, 1 or more")
     require_device(device)
     shards = clients if clients is not None else _partition(spec, data_root)
     names = _participants(spec.cohort, shards)
@@ -167,12 +174,23 @@ def simulate(
     require_images(shards, names)
     for name in names:
         _require_shape(f"the images of {name}", shards[name], spec)
-    data = {name: _on_device(shards[name], device) for name in names}
-    federation = _Federation(everywhere, data, on_progress, on_distillation, cohorts or {}, lost_states or {})
-    result = (checkpoint.load(spec) if checkpoint is not None else None) or federation.start()
-    result.chance = judges.chance
-    judges.judge(result)
-    try:
+    sizes = {name: len(shards[name]) for name in names}
+    num_processes = min(jobs, spec.cohort.num_wanted(len(names)))
+    with contextlib.ExitStack() as stack:
+        data = {name: _client_data(shards[name]) for name in names}
+        if num_processes > 1:
+            devices = devices_of(device, num_processes)
+            train = stack.enter_context(ClientProcesses(spec, data, everywhere.public, devices)).train
+            del data, shards  # the processes share a copy
+        else:
+            train = functools.partial(_train_here, {name: _on_device(each, device) for name, each in data.items()})
+            stack.callback(release_trainer)
+        federation = _Federation(
+            everywhere, sizes, train, on_progress, on_distillation, cohorts or {}, lost_states or {}
+        )
+        result = (checkpoint.load(spec) if checkpoint is not None else None) or federation.start()
+        result.chance = judges.chance
+        judges.judge(result)
         for number in range(result.rounds_done + 1, spec.num_rounds + 1):
             with memory_errors_explained(device, spec.training.batch_size):
                 federation.train(result, number)
@@ -182,31 +200,55 @@ def simulate(
             judges.judge(result)
             if result.history[-1].alarms and spec.watch.action == "pause" and number < spec.num_rounds:
                 raise Paused(f"paused after round {number}: {result.history[-1].alarms[0]}")
-    finally:
-        release_trainer()
     return result
 
 
+_Train = Callable[
+    [Tensors, Mapping[str, ClientState], Sequence[Context], Callable[[str, LocalProgress], None]],
+    dict[str, LocalResult],
+]
+"""Trains clients on a broadcast, from the states that they kept, and returns their results by name."""
+
+
+def _train_here(
+    data: Mapping[str, ClientData],
+    broadcast: Tensors,
+    kept: Mapping[str, ClientState],
+    contexts: Sequence[Context],
+    on_progress: Callable[[str, LocalProgress], None],
+) -> dict[str, LocalResult]:
+    """Train one client after another in this process."""
+    results = {}
+    for ctx in contexts:
+        name = ctx.client_id
+        tell = functools.partial(on_progress, name)
+        method = METHODS[ctx.spec.method.name]
+        results[name] = run_local_round(method, broadcast, kept.get(name), data[name], ctx, tell)
+    return results
+
+
 class _Federation:
-    """The clients and the coordinator, over the engine."""
+    """The clients and the coordinator, over the engine. `sizes`: the clients' numbers of images."""
 
     def __init__(
         self,
         everywhere: Context,
-        data: dict[str, ClientData],
+        sizes: Mapping[str, int],
+        train: _Train,
         on_progress: OnProgress,
         on_distillation: OnDistillation,
         cohorts: Mapping[int, Sequence[str]],
         lost_states: Mapping[int, Collection[str]],
     ) -> None:
         self._cohorts, self._lost_states = cohorts, lost_states
-        self._spec, self._everywhere, self._data = everywhere.spec, everywhere, data
+        self._spec, self._everywhere, self._sizes = everywhere.spec, everywhere, sizes
+        self._train_clients = train
         self._on_progress, self._on_distillation = on_progress, on_distillation
         self._method = METHODS[self._spec.method.name]
-        self._dimensions = client_dimensions(self._spec, data)
+        self._dimensions = client_dimensions(self._spec, sizes)
         self._bound = self._method.bind(self._spec)
         plan = self._bound.plan
-        self._bytes_down, self._bytes_up = wire_bytes(plan.broadcast), wire_bytes(plan.update)
+        self._bytes_down, self._bytes_up = file_bytes(plan.broadcast), file_bytes(plan.update)
 
     def start(self) -> Result:
         """Everything as it is before the first round."""
@@ -218,30 +260,32 @@ class _Federation:
         started = time.perf_counter()
         cohort = self._cohorts.get(number)
         if cohort is None:
-            cohort = sample_cohort(self._data, self._spec.cohort, self._spec.seed, number)
+            cohort = sample_cohort(self._sizes, self._spec.cohort, self._spec.seed, number)
         if not cohort:
             result.history.append(RoundRecord(round_number=number, clients={}, num_examples={}))
             return
-        states, updates, clients, images = {}, [], {}, 0
         lost = result.client_states.keys() & set(cohort).intersection(self._lost_states.get(number, ()))
         restart = bool(lost) and self._spec.method.restarts_states
-        for name in cohort:
-            ctx = dataclasses.replace(
+        contexts = [
+            dataclasses.replace(
                 self._everywhere, round_number=number, client_id=name, dimensions=self._dimensions.get(name)
             )
-            tell = functools.partial(self._on_progress, number, name)
-            kept = None if name in lost else result.client_states.get(name)
-            local = run_local_round(self._method, result.model, kept, self._data[name], ctx, tell)
-            states[name], clients[name] = local.state, local.metrics
-            updates.append(Update(name, local.num_examples, lambda tensors=local.update: tensors))  # type: ignore[misc]
-            images += self._num_images(ctx)
+            for name in cohort
+        ]
+        kept = {name: state for name, state in result.client_states.items() if name not in lost}
+        trained = self._train_clients(result.model, kept, contexts, functools.partial(self._on_progress, number))
+        clients = {name: local.metrics for name, local in trained.items()}
+        updates = [
+            Update(name, local.num_examples, lambda tensors=local.update: tensors)  # type: ignore[misc]
+            for name, local in trained.items()
+        ]
         num_examples = {update.client_id: update.num_examples for update in updates}
         make_record = functools.partial(
             RoundRecord,
             round_number=number,
             clients=clients,
             num_examples=num_examples,
-            num_images=images,
+            num_images=sum(map(self._num_images, contexts)),
             bytes_down=len(cohort) * self._bytes_down,
             bytes_up=len(cohort) * self._bytes_up,
         )
@@ -270,7 +314,7 @@ class _Federation:
         if self._spec.robustness.max_update_norm is not None:
             for name, norm in norms.by_client.items():
                 clients[name] = {**clients[name], UPDATE_NORM: norm}
-        used = {name: state for name, state in states.items() if name not in norms.rejected}
+        used = {name: local.state for name, local in trained.items() if name not in norms.rejected}
         result.client_states = {} if restart else {**result.client_states, **used}
         result.server_state, result.model = aggregated.state, aggregated.broadcast
         record = make_record(
@@ -284,7 +328,7 @@ class _Federation:
         result.history.append(record)
 
     def _num_images(self, ctx: Context) -> int:
-        training, size = self._spec.training, len(self._data[ctx.client_id])
+        training, size = self._spec.training, self._sizes[ctx.client_id]
         schedule = self._bound.client.schedule(size, ctx)
         return schedule.num_epochs * num_trained(size, training.batch_size, training.drop_last)
 
@@ -353,11 +397,6 @@ def judged_models(result: Result) -> dict[str, Tensors]:
     return {"": result.model} if sends or not result.client_states else result.client_states
 
 
-def wire_bytes(tensors: Iterable[TensorSpec]) -> int:
-    """The size of the file that carries these tensors."""
-    return len(serialised({spec.name: torch.zeros(spec.shape, dtype=TORCH_DTYPES[spec.dtype]) for spec in tensors}))
-
-
 def _partition(spec: RunSpec, data_root: Path | None) -> dict[str, ImageData]:
     if spec.partition is None:
         raise SpecError("a simulation needs images: add a [partition] section to the spec")
@@ -397,6 +436,10 @@ def _participants(cohort: CohortConfig, shards: dict[str, ImageData]) -> list[st
     return names
 
 
-def _on_device(images: ImageData, device: str) -> ClientData:
-    labels = None if images.labels is None else torch.from_numpy(images.labels).to(device)
-    return ClientData(torch.from_numpy(images.images).to(device), labels)
+def _client_data(images: ImageData) -> ClientData:
+    labels = None if images.labels is None else torch.from_numpy(images.labels)
+    return ClientData(torch.from_numpy(images.images), labels)
+
+
+def _on_device(data: ClientData, device: str) -> ClientData:
+    return ClientData(data.images.to(device), None if data.labels is None else data.labels.to(device))

@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import zipfile
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from hashlib import sha256
@@ -242,6 +243,31 @@ def test_tokens_that_expire_and_single_use_tokens(coordinator: Coordinator, feds
     assert secret not in listed
 
 
+def test_a_kit_contains_a_secret_that_is_printed_nowhere(
+    coordinator: Coordinator, fedssl: Fedssl, tmp_path: Path
+) -> None:
+    address = ("--address", "https://fedssl.example.org/")
+    earlier = fedssl("token", "enrol", "hospital-c").stdout.strip()
+    without_https = fedssl("token", "enrol", "hospital-c", "--kit", "c.zip")
+    assert (without_https.exit_code, "with --address" in without_https.stderr) == (2, True)
+    (tmp_path / "c.zip").touch()
+    existing = fedssl("token", "enrol", "hospital-c", "--kit", "c.zip", *address)
+    assert (existing.exit_code, "c.zip exists" in existing.stderr) == (2, True)
+    both = fedssl("token", "enrol", "hospital-c", "--kit", "d.zip", "--out", "d", *address)
+    assert (both.exit_code, "leave out --out" in both.stderr) == (2, True)
+    # None of these has revoked the unused token.
+    WorkerClient(coordinator.url, earlier).enrol(sha256(b"of hospital-c").hexdigest())
+
+    made = fedssl("token", "enrol", "hospital-d", "--kit", "kits/d.zip", *address, "--format", "json")
+    with zipfile.ZipFile(tmp_path / "kits/d.zip") as kit:
+        lines = kit.read("fedssl-hospital-d/.env").decode().splitlines()
+    secret = next(line.partition("=")[2] for line in lines if line.startswith("FEDSSL_ENROLMENT_TOKEN="))
+    assert secret not in made.stdout + made.stderr
+    assert document(made)["client_id"] == "hospital-d"
+    assert "FEDSSL_COORDINATOR=https://fedssl.example.org" in lines
+    WorkerClient(coordinator.url, secret).enrol(sha256(b"of hospital-d").hexdigest())
+
+
 def test_a_dry_run_shows_who_would_take_part_and_starts_nothing(
     coordinator: Coordinator, fedssl: Fedssl, spec: str
 ) -> None:
@@ -256,10 +282,23 @@ def test_a_dry_run_shows_who_would_take_part_and_starts_nothing(
     assert (found["rounds"], found["clients"], found["clients_missing"]) == (1, ["hospital-a"], 0)
     assert found["left_out"] == {"hospital-b": "its access was revoked"}
     assert found["bytes_up_per_client_and_round"] > 0
+    assert (found["seconds_per_round"], found["seconds_in_total"]) == (None, None)
+    assert "no client has trained such a model" in more.stdout
     assert "hospital-z" in more.stdout
     assert "has not registered" in more.stdout
     assert "would wait for 2 more clients" in more.stderr
     assert list(coordinator.client.runs()) == []
+
+
+def test_a_run_is_renamed_tagged_and_described(coordinator: Coordinator, fedssl: Fedssl, spec: str) -> None:
+    run = document(fedssl("run", "submit", "-", "--no-start", "--format", "json", text=spec))["id"]
+    words = ("--name", "second try", "--tag", "baseline", "--tag", "table-1", "--notes", "eight sites")
+    found = document(fedssl("run", "edit", run, *words, "--format", "json"))
+    assert (found["name"], found["tags"], found["notes"]) == ("second try", ["baseline", "table-1"], "eight sites")
+    assert "baseline, table-1" in fedssl("run", "show", run).stdout
+    assert document(fedssl("run", "edit", run, "--no-tags", "--format", "json"))["tags"] == []
+    for wrong in ((), ("--tag", "a", "--no-tags"), ("--tag", "Upper")):
+        assert fedssl("run", "edit", run, *wrong).exit_code != 0
 
 
 def test_a_run_from_python(

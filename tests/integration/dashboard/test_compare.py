@@ -98,3 +98,19 @@ def test_results_on_different_data_sets_are_named_and_not_compared(
     assert ["held-out" in cell for cell in _cells(text, "Evaluated on")] == [True, False]
     assert "other" in _cells(text, "Evaluated on")[1]
     assert not [cell for cell in _cells(text, "Linear probe") if "best" in cell or "+" in cell]
+
+
+def test_the_curves_are_of_the_chosen_measure(
+    standing: Coordinator, tables: Tables, viewer: Browser, own: Judged
+) -> None:
+    row = "INSERT INTO metrics (run_id, round_number, client_id, name, value) VALUES (%s, %s, NULL, 'loss', %s)"
+    for number, value in ((1, 3.0), (2, 2.0)):
+        tables.execute(row, own.id, number, value)
+    tables.execute("UPDATE runs SET rounds_closed = 2 WHERE id = %s", own.id)
+    for name, values in (("probe", [0.3, 0.4]), ("knn", [0.25, 0.35]), ("loss", [3.0, 2.0])):
+        [run] = viewer.get(f"/compare/curves.json?runs={own.id}&y={name}").json()["runs"]
+        assert (run["rounds"], run["values"]) == ([1, 2], values), name
+    page = viewer.get(f"/compare?runs={own.id}&y=loss&scale=log&smooth=5").text
+    assert f"runs={own.id}&amp;x=bytes&amp;y=loss&amp;scale=log&amp;smooth=5" in page
+    assert viewer.get(f"/compare?runs={own.id}&y=tensors").status_code == 404
+    assert viewer.get(f"/compare?runs={own.id}&smooth=x").status_code == 404

@@ -20,8 +20,13 @@ POSTS = {
     "/sign-out",
     "/runs/new",
     "/runs/new/check",
+    "/runs/new/settings",
+    "/runs/{run_id}/edit",
+    "/runs/{run_id}/evaluate",
     "/runs/{run_id}/{verb}",
     "/clients/{client_id}/revoke",
+    "/notifications",
+    "/notifications/{destination_id}/test",
 }
 EVALUATION = UUID(int=9)
 EVIL = "<img src=x onerror=alert(1)>\"'&{{7*7}}"
@@ -35,11 +40,11 @@ def embedding_map(tables: Tables, cast: Cast) -> None:
 
 def _paths(cast: Cast) -> list[str]:
     """Every page that is read, of things that there are."""
-    values = {"run_id": cast.id, "client_id": "a", "number": 1, "verb": "stop"}
+    values = {"run_id": cast.id, "client_id": "a", "number": 1, "verb": "stop", "digest": cast.run.initial_model}
     query = {"/runs/{run_id}/metric.json": "?name=loss", "/runs/{run_id}/heat.json": "?name=loss"}
     query["/runs/{run_id}/embedding.json"] = f"?evaluation={EVALUATION}"
     query["/compare"] = query["/compare/curves.json"] = f"?runs={cast.id}"
-    streams = {"/runs/{run_id}/stream", "/", "/sign-in"}
+    streams = {"/runs/{run_id}/stream", "/", "/sign-in", "/sign-in/oidc", "/sign-in/oidc/callback"}
     return [
         path.format(**values) + query.get(path, "")
         for method, path in page_routes()
@@ -51,10 +56,10 @@ def test_every_post_is_known_to_these_tests() -> None:
     assert {path for method, path in page_routes() if method != "GET"} == POSTS
 
 
-def test_every_page_is_there_for_a_viewer_but_the_form(viewer: Browser, cast: Cast) -> None:
+def test_every_page_is_there_for_a_viewer_but_the_forms(viewer: Browser, cast: Cast) -> None:
     for path in _paths(cast):
         answer = viewer.get(path)
-        assert answer.status_code == (403 if path == "/runs/new" else 200), path
+        assert answer.status_code == (403 if path in ("/runs/new", "/notifications") else 200), path
         assert "script-src 'self'" in answer.headers["content-security-policy"], path
         assert "unsafe" not in answer.headers["content-security-policy"], path
 
@@ -107,7 +112,7 @@ def test_hostile_names_stay_text(standing: Coordinator, tables: Tables, cast: Ca
     tables.execute("UPDATE events SET message = %s WHERE run_id = %s", EVIL, cast.id)
     with Browser(standing, standing.client.create_token("admin", label=EVIL[:100]).secret) as browser:
         for path in _paths(cast):
-            if ".json" not in path and ".csv" not in path and "encoder" not in path:
+            if not any(part in path for part in (".json", ".csv", "encoder", "/files/")):
                 text = browser.get(path).text
                 assert "<img" not in text, path
                 assert "{{7*7}}" in text or "alert" not in text, path
@@ -204,3 +209,17 @@ def test_the_stream_of_a_run_sends_what_is_new(viewer: Browser, cast: Cast) -> N
         assert answer.headers["content-type"].startswith("text/event-stream")
         lines = answer.iter_lines()
         assert next(line for line in lines if line.startswith("id:")) == f"id: {log[-1].id}"
+
+
+def test_a_page_that_is_not_there_keeps_the_navigation(standing: Coordinator, viewer: Browser) -> None:
+    for path in (f"/runs/{UUID(int=7)}", "/runs/x", "/clients/unknown", "/nowhere"):
+        answer = viewer.get(path, Accept="text/html")
+        assert answer.status_code == 404, path
+        assert '<nav aria-label="Main">' in answer.text, path
+        assert "script-src 'self'" in answer.headers["content-security-policy"], path
+    with Browser(standing, None) as stranger:
+        answer = stranger.get("/nowhere", Accept="text/html")
+        assert answer.status_code == 404
+        assert "<nav" not in answer.text
+    assert viewer.get("/nowhere", Accept="application/json").headers["content-type"] == "application/problem+json"
+    assert viewer.get("/v1/nowhere", Accept="text/html").headers["content-type"] == "application/problem+json"

@@ -1,14 +1,18 @@
 """What the page changes: only by a form of one's own session, and only by those who may."""
 
 import json
+import re
 from html import unescape
 from typing import Any
 
 import pytest
 from psycopg.types.json import Jsonb
 
+from fedssl.experiments.papers import cell
 from fedssl.protocol.methods import METHOD_CONFIGS
 from fedssl.protocol.runs import RunSpec
+from fedssl_coordinator.dashboard.new_run import spec_form
+from fedssl_coordinator.dashboard.new_run.fields import all_fields
 from support.coordinator import Coordinator
 from support.federation import tiny_spec
 from support.methods import method_spec
@@ -167,7 +171,7 @@ def test_a_form_says_none_where_the_default_is_an_object(
     assert RunSpec.model_validate(_given(operator.get(f"/runs/new?from={run}").text)) == spec
     both = {"spec.model.projector": "null", "spec.model.projector.out_dim": "8"}
     checked = operator.send("/runs/new/check", method="supervised", **both)
-    assert "leave this empty: model.projector is null" in checked.text
+    assert "leave this empty: model.projector is set to none" in checked.text
 
 
 @pytest.mark.parametrize(
@@ -175,10 +179,10 @@ def test_a_form_says_none_where_the_default_is_an_object(
     [
         ("spec.num_rounds", "0", "num_rounds"),
         ("spec.num_rounds", "many", "write a whole number"),
-        ("spec.model.encoder.widths", "[8", "write JSON"),
+        ("spec.model.encoder.widths", "8, wide", "write numbers with commas"),
         ("spec.training.optimizer.learning_rate", "-1", "learning_rate"),
         ("spec.name", "<b>", "name"),
-        ("spec.cohort.clients", "[" * 5000, "write JSON"),
+        ("spec.cohort.clients", "No Name", "should match pattern"),
         ("spec.method.uniformity_weight", '"x"', "uniformity_weight"),
     ],
 )
@@ -199,3 +203,56 @@ def test_a_good_spec_is_said_to_be_good(viewer: Browser) -> None:
         in viewer.send("/runs/new/check", method="flesd", **{"spec.public_data.dataset": "x"}).text
     )
     assert viewer.send("/runs/new/check", method="nonsense").status_code == 404
+
+
+def test_the_form_starts_from_templates(standing: Coordinator, operator: Browser) -> None:
+    for name in ("quick", "ssd"):
+        page = operator.get(f"/runs/new?template={name}")
+        assert "These settings are valid" in page.text, name
+        assert RunSpec.model_validate(_given(page.text)).name != "unnamed"
+    paper = cell("ssd-1", "SSD", "cifar10-k10").spec.model_copy(update={"partition": None, "evaluation": None})
+    assert RunSpec.model_validate(_given(page.text)) == paper
+    assert operator.get("/runs/new?template=nothing").status_code == 404
+
+
+def test_no_field_of_any_form_asks_for_json() -> None:
+    for method in METHOD_CONFIGS:
+        fields = [field for section in spec_form.sections(method) for field in all_fields(section.fields)]
+        assert {field.key for field in fields if field.kind == "encoders"} <= {
+            "method.reducer.distillation.client_encoders"
+        }
+
+
+def test_clients_are_picked_by_name(standing: Coordinator, operator: Browser) -> None:
+    standing.worker("picked")
+    page = operator.get("/runs/new").text
+    assert 'name="client.picked"' in page
+    fields = {"client.picked": "on", "spec.cohort.clients": "later-1 later-2"}
+    checked = operator.send("/runs/new/check", method="ssd", **fields)
+    assert _given(checked.text)["cohort"]["clients"] == ["picked", "later-1", "later-2"]
+    shown = operator.send("/runs/new/settings", method="fedbyol", **fields).text
+    assert re.search(r'name="client.picked"\s+value="on" checked', shown)
+    assert 'value="later-1, later-2"' in shown
+
+
+def test_add_ons_are_cards_with_settings_of_their_own(operator: Browser) -> None:
+    hidden = {"spec.method.add_ons": "dsr,pd"}
+    checked = operator.send("/runs/new/check", method="ssd", **hidden)
+    assert _given(checked.text)["method"] == {"name": "ssd", "add_ons": []}
+    chosen = {"spec.method.add_ons.pd": "on", "spec.method.add_ons.fur": "on", "spec.method.add_ons.fur.weight": "0.5"}
+    add_ons = _given(operator.send("/runs/new/check", method="ssd", **hidden, **chosen).text)["method"]["add_ons"]
+    assert [(each["name"], each.get("weight")) for each in add_ons] == [("pd", None), ("fur", 0.5)]
+    wrong = {**hidden, "spec.method.add_ons.fur": "on", "spec.method.add_ons.fur.weight": "-1"}
+    assert 'data-key="method.add_ons.fur.weight"' in operator.send("/runs/new/check", method="ssd", **wrong).text
+
+
+def test_the_estimate_names_the_clients_that_are_left_out(
+    standing: Coordinator, operator: Browser, viewer: Browser, tables: Tables
+) -> None:
+    standing.worker("grey")
+    tables.execute("UPDATE clients SET methods = %s WHERE id = 'grey'", Jsonb({"fedbyol": 1}))
+    text = operator.send("/runs/new/check", method="ssd").text
+    assert "Clients that would take part" in text
+    assert "its worker lacks ssd" in text
+    assert "<b>grey</b>" in text
+    assert 'id="estimate"' not in viewer.send("/runs/new/check", method="ssd").text

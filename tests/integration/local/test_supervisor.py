@@ -263,6 +263,17 @@ def test_what_is_not_essential_is_given_up_on_its_own(tmp_path: Path, until: Unt
     assert "no memory" in told
 
 
+def test_what_every_start_would_repeat_is_given_up_at_once(tmp_path: Path, until: Until) -> None:
+    events: list[str] = []
+    source = "print('no such folder', flush=True); raise SystemExit(2)"
+    with Supervisor(tmp_path, on_event=lambda _, what: events.append(what)) as supervisor:
+        supervisor.start(sleeper(tmp_path, source, hopeless_statuses=(2,), is_essential=False))
+        until(lambda: supervisor.given_up)
+        assert len(events) == 2
+        with pytest.raises(GivenUpError, match=r"(?s)exited with status 2, as it would at every start.*no such folder"):
+            supervisor.raise_if_given_up()
+
+
 def test_what_is_never_started_again_is_only_told(tmp_path: Path, until: Until) -> None:
     events: list[str] = []
     with Supervisor(tmp_path, on_event=lambda _, what: events.append(what)) as supervisor:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from fedssl.artifacts.header import check_header, parse_header
 from fedssl.artifacts.tensors import (
     DTYPES,
-    LazyTensors,
     check_file,
     check_tensors,
     in_name_order,
@@ -61,17 +60,6 @@ def test_round_trip(dtype: torch.dtype, shape: list[int], seed: int) -> None:
     header = parse_header(data[8 : 8 + length])
     check_header(header, (TensorSpec(name="x", dtype=DTYPES[dtype], shape=tuple(shape)),), "file")
     assert len(data) == header.total_bytes
-
-
-def test_lazy_tensors_read_one_at_a_time(tmp_path: Path) -> None:
-    save_tensors(_tensors(), tmp_path / "file")
-    lazy = LazyTensors(tmp_path / "file")
-    assert (list(lazy), len(lazy)) == (["a", "b"], 2)
-    assert torch.equal(lazy["a"], torch.tensor([1.0, 2.0]))
-    assert lazy["a"] is not lazy["a"]  # not cached
-    assert "c" not in lazy
-    with pytest.raises(KeyError):
-        lazy["c"]
 
 
 def test_check_tensors_and_check_file(tmp_path: Path) -> None:

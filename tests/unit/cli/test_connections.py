@@ -7,9 +7,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from fedssl.cli.connection.file import connections_path
-from fedssl.cli.connection.target import Target, find_target
+from fedssl.cli.connection.target import find_target
 from fedssl.cli.errors import UsageError
 from fedssl.cli.main import app
+from fedssl.client.environment import Target
 
 ONE, TWO = "https://one.example", "https://two.example"
 

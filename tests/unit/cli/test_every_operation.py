@@ -46,7 +46,9 @@ COMMANDS = {
     "GET /v1/methods/{name}": "method show fedbyol --remote",
     "GET /v1/runs": "run ls --state running",
     "POST /v1/runs": "run submit spec.json",
+    "POST /v1/estimates": "run submit spec.json --dry-run",
     "GET /v1/runs/{run_id}": f"run show {RUN}",
+    "PATCH /v1/runs/{run_id}": f"run edit {RUN} --notes later",
     "DELETE /v1/runs/{run_id}": f"run delete {RUN} --yes",
     "POST /v1/runs/{run_id}/start": f"run start {RUN}",
     "POST /v1/runs/{run_id}/pause": f"run pause {RUN}",
@@ -81,6 +83,11 @@ COMMANDS = {
     "GET /v1/tokens": "token ls",
     "POST /v1/tokens": "token create --role viewer",
     "POST /v1/enrolment-tokens": "token enrol hospital-a",
+    "GET /v1/notification-destinations": "notify ls",
+    "POST /v1/notification-destinations": "notify add https://hooks.example.org/fedssl",
+    "POST /v1/notification-destinations/{destination_id}/test": f"notify test {TOKEN}",
+    "GET /v1/notification-destinations/{destination_id}/deliveries": f"notify log {TOKEN}",
+    "DELETE /v1/notification-destinations/{destination_id}": f"notify rm {TOKEN}",
     "DELETE /v1/tokens/{token_id}": f"token revoke {TOKEN}",
 }
 OPERATIONS = sorted(str(operation) for operation in operations(api_document()))
@@ -109,6 +116,7 @@ _ON_THE_WAY: dict[tuple[str, str], Any] = {
     ("GET", f"/v1/runs/{RUN}"): _RUN,
     ("GET", f"/v1/runs/{RUN}/evaluations"): {"items": [_MAPPED]},
     ("POST", f"/v1/runs/{RUN}/evaluations"): _EVALUATION,
+    ("GET", "/v1/clients"): {"items": []},
     ("GET", "/v1/public-datasets"): {"items": []},
     ("GET", "/v1/evaluation-datasets"): {"items": []},
 }

@@ -72,6 +72,19 @@ def test_it_gives_the_library_s_bits(spec: Path, out: Path) -> None:
         assert all(torch.equal(found[key], tensors[key]) for key in found)
 
 
+def test_several_processes_give_the_same_files(spec: Path, out: Path, tmp_path: Path) -> None:
+    result = fedssl("simulate", spec, "--out", tmp_path, "--jobs", "2")
+
+    assert result.exit_code == 0, result.output
+    for name in ("model", "initial", "encoder"):
+        file = f"{name}.safetensors"
+        assert (tmp_path / file).read_bytes() == (out / file).read_bytes()
+    histories = [json.loads((folder / "history.json").read_text()) for folder in (out, tmp_path)]
+    for entry in (entry for history in histories for entry in history):
+        del entry["seconds"]
+    assert json.dumps(histories[0]) == json.dumps(histories[1])
+
+
 def test_the_history_has_each_round_and_client(out: Path) -> None:
     history = json.loads((out / "history.json").read_text())
 
@@ -141,6 +154,8 @@ def test_the_written_spec_simulates_again(out: Path, tmp_path: Path) -> None:
     [
         (["simulate", "{spec}", "--set", "partition=null"], "has no [partition]"),
         (["simulate", "{spec}", "--device", "cuda:99"], "--device cuda:99 cannot be used here"),
+        (["simulate", "{spec}", "--jobs", "0"], "--jobs 0: give a number of processes, 1 or more, or auto"),
+        (["simulate", "{spec}", "--jobs", "many"], "--jobs many: give a number of processes"),
         (
             ["simulate", "{spec}", "--set", "partition.dataset=nowhere", "--out", "{out}/none"],
             "found no data set at nowhere",

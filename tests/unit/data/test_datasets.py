@@ -9,7 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import ExifTags, Image
+from sklearn.datasets import load_digits
+from torch.nn import functional
 
 from fedssl.data import (
     DATA_VARIABLE,
@@ -24,6 +27,7 @@ from fedssl.data import (
     load_labels,
     save_npz,
 )
+from fedssl.data.catalogue import Split
 from fedssl.errors import DataError
 from fedssl.protocol.data import DataConfig
 
@@ -190,6 +194,18 @@ def test_the_pickled_version_is_never_opened(tmp_path: Path, name: str) -> None:
 def test_missing_cifar_says_that_pickles_are_not_read(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="pickle"):
         load_dataset("cifar10", "train", tmp_path)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_digits_are_those_that_scikit_learn_loads(split: Split) -> None:
+    rows = slice(None, 1437) if split == "train" else slice(1437, None)
+    bunch = load_digits()
+    images = torch.from_numpy(np.asarray(bunch.images[rows], np.float32)).unsqueeze(1) * (255 / 16)
+    enlarged = functional.interpolate(images, scale_factor=2, mode="bilinear", align_corners=False).round()
+    found = load_dataset("digits", split)
+    assert np.array_equal(found.images, enlarged.to(torch.uint8).numpy())
+    assert found.labels is not None
+    assert np.array_equal(found.labels, bunch.target[rows])
 
 
 def test_digits() -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fedssl import optimizers
 from fedssl.engine import cuda_graphs, release_trainer, steps
 from fedssl.engine import trainer as trainer_module
 from fedssl.engine.cuda_graphs import COMPILE_FROM, NUM_EAGER_STEPS, CapturedSteps, compiled, wants_compiling
@@ -104,8 +105,8 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[_Program]]:
     monkeypatch.setattr(cuda_graphs, "_Capture", _Program)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
     # As on a GPU: torch's plain Adam reads its number of steps back.
-    adam = torch.optim.Adam
-    monkeypatch.setattr(torch.optim, "Adam", lambda *args, **kwargs: adam(*args, **kwargs | {"fused": True}))
+    adam = optimizers.Adam
+    monkeypatch.setattr(optimizers, "Adam", lambda *args, **kwargs: adam(*args, **kwargs | {"fused": True}))
     yield _Program.made
     release_trainer()
 
@@ -354,7 +355,10 @@ def test_what_every_client_would_compile_for_itself_is_not_compiled_unasked(monk
         assert one == two, name
 
 
-@pytest.mark.parametrize("name", ["fedsimclr", "ssd", "fedprotocl", "fedrlc", "fedx", "orchestra"])
+COMPILED = ("fedsimclr", "ssd", "fedprotocl", "fedrlc", "fedx", "orchestra")
+
+
+@pytest.mark.parametrize("name", methods_of_this_run(COMPILED))
 def test_the_compiler_takes_a_step_in_one_piece(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to its backend, which needs a GPU to be worth its minute."""
     compiler = torch.compile

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedssl import optimizers
 from fedssl.data import ImageData, load_dataset
 from fedssl.errors import DataError
 from fedssl.evaluation import FINE_TUNINGS, FineTuneSettings, fine_tune, labelled_share, semi_supervised
@@ -126,13 +127,13 @@ def test_batch_norm_follows_the_images_in_its_epochs_alone(monkeypatch: pytest.M
 
 def test_cosine_takes_the_learning_rates_to_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     rates: list[list[float]] = []
-    step = torch.optim.SGD.step
+    step = optimizers.SGD.step
 
     def recorded(optimizer: torch.optim.SGD, *arguments: object) -> object:
         rates.append([float(group["lr"]) for group in optimizer.param_groups])
         return step(optimizer, *arguments)
 
-    monkeypatch.setattr(torch.optim.SGD, "step", recorded)
+    monkeypatch.setattr(optimizers.SGD, "step", recorded)
     train = load_dataset("digits", "train").subset(np.arange(32))
     settings = FineTuneSettings(encoder_learning_rate=0.01, head_learning_rate=0.3, schedule="cosine", epochs=4)
     fine_tune(_encoder(), train, train, CONFIG, settings=settings)

@@ -8,29 +8,16 @@ from onnxruntime import InferenceSession
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from fedssl.artifacts.tensors import save_tensors
 from fedssl.cli.main import app
 from fedssl.data import normalize
 from fedssl.errors import ExportError, SpecError
-from fedssl.models import build_encoder, import_torchvision, load_encoder
+from fedssl.models import import_torchvision, load_encoder
 from fedssl.models.exporting import export_onnx, export_state_dict
-from fedssl.protocol.runs import RunSpec
 from fedssl.run_files import write_spec
 from support.federation import tiny_spec
+from support.pulled import pulled
 
 NORMALISED = {"channels": 1, "image_size": 8, "mean": [0.5], "std": [0.25]}
-
-
-def pulled(folder: Path, spec: RunSpec, file: str = "encoder.safetensors") -> torch.nn.Module:
-    """A folder as `fedssl run pull` writes it; returns the encoder that is in it, in eval mode."""
-    encoder = build_encoder(spec.model.encoder, spec.data.channels)
-    with torch.no_grad():
-        for buffer in encoder.buffers():  # statistics as after training
-            if buffer.is_floating_point():
-                buffer.uniform_(0.5, 1.5)
-    write_spec(spec, folder / "spec.yaml")
-    save_tensors({f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}, folder / file)
-    return encoder.eval()
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from pydantic import SecretStr
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
+from fedssl.liveness import why_not_ready
 from fedssl.protocol.model import EncoderConfig
 from fedssl_worker import main
 from fedssl_worker.bootstrap import EXIT_REFUSED, run_worker
@@ -100,6 +101,88 @@ def test_a_refused_worker_logs_the_reason(coordinator: FakeCoordinator, tmp_path
         assert run_worker(settings) == EXIT_REFUSED
     assert "ask the operator for a new one" in logs[-1]["reason"]
     assert TOKEN not in repr(logs)
+
+
+@contextmanager
+def staying(coordinator: FakeCoordinator, folder: Path, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """A worker as compose starts it: with a file for its health, and staying when it cannot work."""
+    variables = {
+        "FEDSSL_WORKER_COORDINATOR": coordinator.url,
+        "FEDSSL_WORKER_DATA": str(write_images(folder / "own.npz")),
+        "FEDSSL_WORKER_STATE": str(folder / "state"),
+        "FEDSSL_WORKER_TOKEN": TOKEN,
+        "FEDSSL_LIVENESS_FILE": str(folder / "alive"),
+        "FEDSSL_STAY_UNHEALTHY": "true",
+        **variables,
+    }
+    command = [sys.executable, "-m", "fedssl_worker", "run"]
+    process = subprocess.Popen(command, env=os.environ | variables, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def output_until_it_stays(process: subprocess.Popen[str]) -> str:
+    assert process.stderr is not None
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if "then start the worker again" in line:
+            break
+    return "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "reason"),
+    [
+        ("FEDSSL_WORKER_DATA", "/no/such/images", "/no/such/images"),
+        ("FEDSSL_WORKER_COORDINATOR", "", "--coordinator: must be given"),
+        ("FEDSSL_WORKER_COORDINATOR", "http://fed.example", "over http the token would be readable on the way"),
+        ("FEDSSL_WORKER_POLICY", "/no/policy.toml", "cannot read the policy"),
+    ],
+)
+def test_what_another_start_would_repeat_leaves_an_unhealthy_process(
+    coordinator: FakeCoordinator, tmp_path: Path, variable: str, value: str, reason: str
+) -> None:
+    with staying(coordinator, tmp_path, **{variable: value}) as process:
+        output = output_until_it_stays(process)
+        found = why_not_ready(tmp_path / "alive")
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 2
+    assert found is not None
+    assert reason in found
+    assert reason in output
+    assert TOKEN not in output + found
+
+
+def test_a_worker_is_ready_while_the_coordinator_answers(coordinator: FakeCoordinator, tmp_path: Path) -> None:
+    alive = tmp_path / "alive"
+    with staying(
+        coordinator, tmp_path, FEDSSL_WORKER_RETRY_SECONDS="0.1", FEDSSL_WORKER_CLAIM_SECONDS="0.2"
+    ) as process:
+        wait_until(alive.exists, 60)
+        assert why_not_ready(alive, 60) is None
+        assert coordinator.introductions
+
+        def be_down(call: str) -> None:
+            raise Refusal("internal", 503, "The database is down.")
+
+        coordinator.before = be_down
+        wait_until(lambda: why_not_ready(alive) is not None, 60)
+        coordinator.before = lambda call: None
+        wait_until(lambda: why_not_ready(alive) is None, 60)
+
+        def revoke(call: str) -> None:
+            raise Refusal("unauthenticated", 401, "The token was revoked: ask the operator for a new one.")
+
+        coordinator.before = revoke
+        assert "ask the operator for a new one" in output_until_it_stays(process)
+        assert "ask the operator for a new one" in (why_not_ready(alive) or "")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == EXIT_REFUSED
 
 
 def invoke(*arguments: str) -> tuple[int, str]:

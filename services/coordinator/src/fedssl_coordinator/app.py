@@ -24,11 +24,12 @@ from fedssl_coordinator.core.quota import Quota
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.core.telemetry import SUBJECT, Telemetry
 from fedssl_coordinator.dashboard import endpoints as dashboard
-from fedssl_coordinator.dashboard.layout.page import static_files
+from fedssl_coordinator.dashboard.layout.page import is_for_people, static_files, unknown_address
 from fedssl_coordinator.federation import methods_endpoints as methods
 from fedssl_coordinator.federation.clients import endpoints as clients
 from fedssl_coordinator.federation.dimensions import endpoints as dimensions
 from fedssl_coordinator.federation.distillation import endpoints as distillation
+from fedssl_coordinator.federation.estimates import endpoints as estimates
 from fedssl_coordinator.federation.evaluations import endpoints as evaluations
 from fedssl_coordinator.federation.events import endpoints as events
 from fedssl_coordinator.federation.ledger_anchors import endpoints as anchors
@@ -42,6 +43,7 @@ from fedssl_coordinator.http.shutdown import GracefulShutdown
 from fedssl_coordinator.http.stall_timeout import StallTimeout
 from fedssl_coordinator.identity.authentication import caller_of, token_id_of
 from fedssl_coordinator.identity.tokens import endpoints as tokens
+from fedssl_coordinator.notifications import endpoints as notifications
 from fedssl_coordinator.storage.artifacts import endpoints as artifacts
 from fedssl_coordinator.storage.datasets import endpoints as datasets
 from fedssl_coordinator.storage.uploads import endpoints as uploads
@@ -63,7 +65,7 @@ _MESSAGES = {
 @contextlib.asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     bound_sessions()
-    app.state.wakeups = Wakeups(settings().redis_url.get_secret_value())
+    app.state.wakeups = Wakeups(settings().redis_address)
     app.state.waiting_claims = WaitingClaims(app.state.wakeups)
     async with app.state.wakeups.running(), app.state.waiting_claims.running():
         yield
@@ -87,12 +89,14 @@ def create_app() -> FastAPI:
         runs.router,
         dimensions.router,
         distillation.router,
+        estimates.router,
         evaluations.router,
         events.router,
         methods.router,
         clients.router,
         anchors.router,
         tokens.router,
+        notifications.router,
         work.router,
         artifacts.router,
         uploads.router,
@@ -104,9 +108,8 @@ def create_app() -> FastAPI:
     app.mount("/static", static_files())
     app.add_middleware(BodyLimit)
     app.add_middleware(StallTimeout)  # outside of the body limit, because that reads bodies
-    app.add_middleware(
-        RateLimits, find_token=token_id_of
-    )  # outside of both, so that the bodies of a flood are not read
+    # Outside of both, so that the bodies of a flood are not read.
+    app.add_middleware(RateLimits, find_token=token_id_of)
     app.add_middleware(GracefulShutdown)
     app.add_middleware(Telemetry)
     app.add_exception_handler(ProblemError, _on_problem)
@@ -161,6 +164,8 @@ async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 400:  # FastAPI's status for unparsable bodies: invalid UTF-8, or nested too deeply
         return await _refuse(request, [{"loc": ["body"], "msg": "cannot be read as JSON"}])
+    if error.status_code == 404 and is_for_people(request):
+        return await run_in_threadpool(unknown_address, request)
     headers = dict(error.headers or {})
     if error.status_code == 405 and (methods := _methods_of(request)):
         headers["Allow"] = ", ".join(methods)

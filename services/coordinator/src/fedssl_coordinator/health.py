@@ -24,6 +24,7 @@ _LABELS = {
     "assignments": "state",
     "distillations": "state",
     "evaluations": "state",
+    "notifications": "state",
     "clients": "state",
 }
 

@@ -119,7 +119,7 @@ def api(
 def aggregator(
     queues: Annotated[
         str, typer.Option(metavar="QUEUES", help="The queues to serve, separated by commas.")
-    ] = "aggregate,distill,evaluate",
+    ] = "aggregate,distill,evaluate,notify",
     metrics_port: MetricsPortOption = None,
 ) -> None:
     """Run a Celery worker, which does one task at a time. Start more of them to scale.
@@ -130,8 +130,10 @@ def aggregator(
     distill    trains on the coordinator (FLESD's student, FedCA's base
                model); long tasks, on FEDSSL_DEVICE
     evaluate   evaluates encoders; long tasks, on FEDSSL_DEVICE
+    notify     sends webhooks and e-mail; the only queue that connects to
+               servers outside of the federation
 
-    A process that serves all three queues does not aggregate while it distils or evaluates. To have several runs at the
+    A process that serves all queues does not aggregate while it distils or evaluates. To have several runs at the
     same time, start at least one process that serves only `aggregate`. Every queue needs a process that serves it.
     """
     from fedssl.liveness import keep_touching
@@ -146,8 +148,8 @@ def aggregator(
     name = f"{queues.replace(',', '-')}.{os.getpid()}@%h"
     # solo: prefork hangs after torch has run threads in the parent.
     celery.worker_main(
-        ["worker", "-n", name, "-P", "solo", "-Q", queues, "-l", "WARNING", "--without-gossip", "--without-mingle",
-         "--without-heartbeat"]
+        ["--quiet", "worker", "-n", name, "-P", "solo", "-Q", queues, "-l", "WARNING", "--without-gossip",
+         "--without-mingle", "--without-heartbeat"]
     )  # fmt: skip
 
 
@@ -160,7 +162,7 @@ def beat(metrics_port: MetricsPortOption = None) -> None:
     _set_up()
     _serve_metrics(metrics_port)
     keep_touching()
-    celery.start(["beat", "-l", "WARNING", "--pidfile", ""])
+    celery.start(["--quiet", "beat", "-l", "WARNING", "--pidfile", ""])
 
 
 @app.command()

@@ -7,7 +7,7 @@ fedssl.errors.LocalError
 ├── PortTakenError          another process uses the port that the server must have
 ├── ServerFailedError       Postgres or Valkey failed to do what was asked
 ├── ServiceFailedError      a service ended, or was not ready in time, when it was started
-├── CrashLoopError          a service ended repeatedly; the supervisor gave it up
+├── CrashLoopError          a service ended repeatedly, or would do so; the supervisor gave it up
 └── GivenUpError            what the others continued without
 """
 
@@ -69,7 +69,7 @@ class ServiceFailedError(_FailedError):
 
 
 class CrashLoopError(_FailedError):
-    """A service died again and again; the message ends with the last lines of its log."""
+    """A service died again and again, or would at every start; the message ends with the last lines of its log."""
 
 
 class GivenUpError(LocalError):

@@ -35,8 +35,8 @@ DEFAULT_PORT = 8000
 STEP_SECONDS = 120.0
 WORKERS_SECONDS = 120.0
 SWEEP_SECONDS = 1.0
-AGGREGATORS = {"aggregator": "aggregate", "distiller": "distill", "evaluator": "evaluate"}  # the queue of each
-WORKER_REFUSED = 3  # the exit status of a worker that the coordinator does not want
+AGGREGATORS = {"aggregator": "aggregate", "distiller": "distill", "evaluator": "evaluate,notify"}  # the queues of each
+WORKER_UNUSABLE, WORKER_REFUSED = 2, 3  # exit statuses of a worker: unusable settings or images; not wanted
 # -P: a file of the user's that is named like one of ours or of a library must not be taken for it.
 PYTHON = (sys.executable, "-P", "-m")
 
@@ -284,6 +284,7 @@ class _Starter:
             ["fedssl_worker", "run"],
             settings | self._threads,
             final_statuses=(WORKER_REFUSED,),
+            hopeless_statuses=(WORKER_UNUSABLE,),
             is_essential=False,
         )
 

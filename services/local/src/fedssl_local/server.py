@@ -63,6 +63,7 @@ class Server(ABC):
 
     name: ClassVar[str]
     ended_for_good: ClassVar[bool] = False
+    is_hopeless: ClassVar[bool] = False
     is_essential: ClassVar[bool] = True
     stop_signal: ClassVar[int]
 

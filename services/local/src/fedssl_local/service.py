@@ -19,8 +19,9 @@ class Service:
 
     `env` is added to this process's environment. `ready` says whether the service can be used by now; it is asked again
     and again and must not raise; without it a service is ready as soon as it has been started. `restart="never"` means
-    that its end is only told. If a service that is not essential dies again and again, the others continue without it.
-    `stop_signal` goes to the command's process group, SIGKILL to everything below it
+    that its end is only reported; so is an end with one of `final_statuses`. After one of `hopeless_statuses`, which
+    another start would repeat, the service is given up at once. If one that is not essential is given up, the others
+    continue without it. `stop_signal` goes to the command's process group, SIGKILL to everything below it
     `stop_timeout_seconds` later. `log_path` gets its output, behind what earlier runs wrote.
     """
 
@@ -30,6 +31,7 @@ class Service:
     env: Mapping[str, str] = field(default_factory=dict)
     restart: Restart = "always"
     final_statuses: Collection[int] = ()
+    hopeless_statuses: Collection[int] = ()
     is_essential: bool = True
     ready: Callable[[], bool] | None = None
     ready_timeout_seconds: float = 60.0
@@ -55,9 +57,16 @@ class ServiceRunner:
 
     @property
     def ended_for_good(self) -> bool:
-        """Whether the end that it has come to is not to be followed by a new start."""
-        status = None if self._process is None else self._process.poll()
-        return self._service.restart == "never" or status in self._service.final_statuses
+        """Return whether the end that it has come to is not to be followed by a new start."""
+        return self._service.restart == "never" or self._status() in self._service.final_statuses
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Return whether another start would end like the one that has ended."""
+        return self._status() in self._service.hopeless_statuses
+
+    def _status(self) -> int | None:
+        return None if self._process is None else self._process.poll()
 
     def start(self) -> None:
         """Start the command and block until it is ready.

@@ -47,6 +47,8 @@ class _Kept(Protocol):
     @property
     def ended_for_good(self) -> bool: ...
     @property
+    def is_hopeless(self) -> bool: ...
+    @property
     def is_essential(self) -> bool: ...
     @property
     def log_path(self) -> Path: ...
@@ -235,6 +237,9 @@ class Supervisor:
             if kept.ended_for_good:
                 self._tell(kept, how)
                 return None
+            if kept.is_hopeless:
+                what = f"{how}, as it would at every start"
+                return self._give_up(kept, CrashLoopError(kept.name, what, kept.last_lines(), kept.log_path))
             lived_seconds = time.monotonic() - began
             quick_deaths = quick_deaths + 1 if lived_seconds < policy.quick_seconds else 1
             if quick_deaths >= policy.max_quick_deaths:

@@ -3,6 +3,7 @@
 import errno
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import structlog
 import torch
@@ -25,6 +26,7 @@ from fedssl.client import (
     WorkerClient,
 )
 from fedssl.errors import Cancelled, FedSSLError
+from fedssl.liveness import Health, report
 from fedssl.protocol.base import PROTOCOL_VERSION
 from fedssl.protocol.states import AssignmentState, Cause
 from fedssl.protocol.work import AcceptedUpdate, Progress, Register, Registered, WorkItem
@@ -70,6 +72,7 @@ class Agent:
         backoff: Backoff | None = None,
         reregister: Callable[[], object] = lambda: None,
         on_idle: Callable[[], None] = lambda: None,
+        shown: Callable[[WorkItem], AbstractContextManager[None]] = lambda item: nullcontext(),
     ) -> None:
         """Set up an agent.
 
@@ -77,6 +80,7 @@ class Agent:
             claim_seconds: how long one claim waits for work.
             reregister: registers this worker again, which reports a changed policy to the coordinator.
             on_idle: is called while there is no work.
+            shown: shows claimed work to the data owner until it has ended.
         """
         self._client = client
         self._executor = executor
@@ -86,6 +90,7 @@ class Agent:
         self._backoff = backoff or Backoff()
         self._reregister = reregister
         self._on_idle = on_idle
+        self._shown = shown
 
     def run(self) -> None:
         """Claim and work until an exception. Raises Refused, and PolicyError if the policy becomes invalid."""
@@ -110,6 +115,7 @@ class Agent:
         asked = time.monotonic()
         try:
             item = self._client.claim(self._claim_seconds)
+            report(Health.READY)
         except UnknownWork as error:
             log.warning("work.declined", reason=str(error))
             self._client.decline(error.assignment_id, str(error), Cause.CLIENT_MACHINE)
@@ -126,6 +132,7 @@ class Agent:
         with (
             bound_contextvars(run=str(item.run_id), round=item.round_number),
             tracing.round_span("work", item.run_id, item.round_number, client=item.client_id),
+            self._shown(item),
         ):
             self._work_on(item)
 
@@ -226,6 +233,7 @@ class Agent:
         """Log an error that may pass, and wait."""
         delay = self._backoff.next_delay()
         write(event, reason=str(error), **fields, retry_in_seconds=delay)
+        report(Health.UNREADY, str(error))
         time.sleep(delay)
 
     def _decline(self, item: WorkItem, reason: str, cause: Cause) -> None:

@@ -19,6 +19,7 @@ from fedssl.client import (
     Unreachable,
 )
 from fedssl.errors import FedSSLError
+from fedssl.liveness import Health, report
 
 log = structlog.get_logger()
 
@@ -61,12 +62,14 @@ def retry_until_answered(ask: Callable[[], T], backoff: Backoff) -> T:
             wanted = (error.retry_after or 0.0) if isinstance(error, ApiError) else 0.0
             delay = backoff.next_delay(at_least=min(wanted, _MAX_RETRY_AFTER_SECONDS))
             log.warning("coordinator.unreachable", reason=str(error), retry_in_seconds=delay)
+            report(Health.UNREADY, str(error))
             time.sleep(delay)
         except ClientError as error:
             if not is_garbled(error):
                 raise Refused(str(error)) from error
             delay = backoff.next_delay()
             log.error("coordinator.answer_invalid", reason=str(error), retry_in_seconds=delay)
+            report(Health.UNREADY, str(error))
             time.sleep(delay)
         else:
             backoff.reset()

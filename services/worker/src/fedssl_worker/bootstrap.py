@@ -10,10 +10,12 @@ from structlog.contextvars import bind_contextvars
 from fedssl.backoff import Backoff
 from fedssl.client import ClientError, Retry, Tls, WorkerClient
 from fedssl.engine import release_trainer
+from fedssl.liveness import Health, report
 from fedssl.methods import METHODS
 from fedssl.protocol.work import Enrolled, Register
 from fedssl_worker.agent import Agent, register
 from fedssl_worker.backoff import Refused, retry_until_answered
+from fedssl_worker.current_work import CurrentWork
 from fedssl_worker.data import OwnImages, PublicImages, load_images
 from fedssl_worker.disclosure.egress import Egress
 from fedssl_worker.disclosure.ledger import Ledger, LedgerError
@@ -53,6 +55,7 @@ def run_worker(settings: Settings) -> int:
             token = given_token or _enrolled_token(settings, folder, enrolment, enforcer)
         except Refused as error:
             log.error("worker.enrolment_refused", reason=str(error))
+            report(Health.UNREADY, str(error))
             return EXIT_REFUSED
         with _client(settings, token, enforcer) as client:
             egress = Egress(client, _ledger(folder, enforcer), enforcer)
@@ -60,6 +63,7 @@ def run_worker(settings: Settings) -> int:
                 _work(settings, folder, client, egress, images, device)
             except Refused as error:
                 log.error("worker.refused", reason=str(error))
+                report(Health.UNREADY, str(error))
                 return EXIT_REFUSED
     return 0
 
@@ -76,6 +80,7 @@ def _work(
 
     client_id = reregister()
     bind_contextvars(client=client_id)
+    report(Health.READY)
     log.info("worker.registered", client=client_id, coordinator=client.url, device=registration.device)
     states = ClientStates(folder / "runs")
     cache = PublicCache(client, folder / "public", settings.max_public_bytes)
@@ -105,6 +110,7 @@ def _work(
         backoff=backoff,
         reregister=reregister,
         on_idle=on_idle,
+        shown=CurrentWork(folder).shown,
     )
     agent.run()
 

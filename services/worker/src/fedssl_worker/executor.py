@@ -7,7 +7,7 @@ import structlog
 import torch
 
 from fedssl.artifacts.finite import check_finite
-from fedssl.artifacts.header import max_file_bytes, read_header
+from fedssl.artifacts.header import max_file_bytes
 from fedssl.artifacts.tensors import Tensors, check_file, read_tensors
 from fedssl.client import Rejected, WorkerClient
 from fedssl.engine import LocalProgress, run_local_round
@@ -119,11 +119,8 @@ class Executor:
 
     def _require_finite_broadcast(self, item: WorkItem) -> None:
         """Raise CannotTrain if the training failed because the broadcast itself holds NaN or infinity."""
-        path = self._broadcasts / f"{item.broadcast}.safetensors"
         try:
-            with path.open("rb") as file:
-                header = read_header(file)
-            check_finite(path, header)
+            check_finite(self._broadcasts / f"{item.broadcast}.safetensors")
         except NotFinite as error:
             message = f"the broadcast {item.broadcast} holds NaN or infinity: no training can start from it"
             raise CannotTrain(message, Cause.COORDINATOR) from error

@@ -1,5 +1,7 @@
 """The `fedssl-worker` command. Imports torch only to run a worker, so that `--help` is fast."""
 
+import os
+import time
 from typing import Any
 
 import typer
@@ -7,8 +9,10 @@ from pydantic import ValidationError
 
 from fedssl.cli.lazy_group import Group
 from fedssl.errors import DataError
+from fedssl.liveness import Health, keep_touching, report
 from fedssl_worker.commands import ledger_app, policy_app
 from fedssl_worker.options import describe_mistakes, options_of
+from fedssl_worker.page.command import page
 from fedssl_worker.settings import Settings, SettingsError
 
 app = typer.Typer(
@@ -22,8 +26,10 @@ app = typer.Typer(
 )
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(policy_app, name="policy")
+app.command("page")(page)
 
 EXIT_SETTINGS = 2
+STAY_VARIABLE = "FEDSSL_STAY_UNHEALTHY"
 
 _EPILOG = """
 At its first start a worker needs a single-use enrolment token, in FEDSSL_WORKER_ENROLMENT_TOKEN or in a file with
@@ -39,6 +45,8 @@ sent: `fedssl-worker ledger show` lists them.
 The process can be stopped or killed at any moment. Started again with the same STATE, it continues where it stopped.
 
 Exit codes: 0 stopped on request; 1 unexpected error; 2 unusable settings or images; 3 refused by the coordinator.
+Another start does not help after 2 and 3. With FEDSSL_STAY_UNHEALTHY=true the worker then stays until it is stopped, so
+that a container is unhealthy and is not restarted forever: `python -m fedssl.liveness --ready` prints the reason.
 
 Example: fedssl-worker run --coordinator http://127.0.0.1:8000 --data ~/images --state ~/.fedssl-worker
 """
@@ -53,13 +61,30 @@ def _root() -> None:
 @options_of(Settings)
 def run(**options: Any) -> None:
     """Train for a coordinator until the process is stopped."""
+    report(Health.STARTING, "the worker is still starting")  # first, because an empty file means ready
+    keep_touching()
     try:
         settings = _settings({name: value for name, value in options.items() if value is not None})
         code = _run(settings)
     except (SettingsError, DataError) as error:
         typer.echo(f"fedssl-worker: {error}", err=True)
+        report(Health.UNREADY, str(error))
         code = EXIT_SETTINGS
+    if code and os.environ.get(STAY_VARIABLE, "").lower() in ("1", "true", "yes"):
+        _stay_until_stopped()
     raise typer.Exit(code)
+
+
+def _stay_until_stopped() -> None:
+    from fedssl_worker.shutdown import ShutdownRequested, shutdown_on_signals
+
+    try:
+        with shutdown_on_signals():
+            typer.echo("fedssl-worker: this has to be corrected; then start the worker again", err=True)
+            while True:
+                time.sleep(3600)
+    except ShutdownRequested:
+        return
 
 
 def _settings(options: dict[str, Any]) -> Settings:
@@ -71,7 +96,6 @@ def _settings(options: dict[str, Any]) -> Settings:
 
 def _run(settings: Settings) -> int:
     from fedssl import tracing
-    from fedssl.liveness import keep_touching
     from fedssl_worker.logs import set_up_logging
     from fedssl_worker.shutdown import ShutdownRequested, exit_immediately, shutdown_on_signals
 
@@ -80,7 +104,6 @@ def _run(settings: Settings) -> int:
         tracing.configure("fedssl-worker")
     except (ValueError, tracing.TracingUnavailable) as error:
         raise SettingsError(str(error)) from None
-    keep_touching()
     try:
         with shutdown_on_signals():
             from fedssl_worker.bootstrap import run_worker

@@ -1,7 +1,8 @@
 """How much memory this process may use, which bounds what a coordinator may ask it to hold."""
 
-import os
 from pathlib import Path
+
+from fedssl.data.images import memory_bytes
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
@@ -9,8 +10,7 @@ _OWN = Path("/proc/self/cgroup")
 
 def total_memory_bytes(cgroups: Path = _CGROUPS, own: Path = _OWN) -> int:
     """Return the memory of the machine, or the limit of this process's cgroup (its container) if that is lower."""
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([machine, *_limits(cgroups, own)])
+    return min([memory_bytes(), *_limits(cgroups, own)])
 
 
 def _limits(cgroups: Path, own: Path) -> list[int]:

@@ -24,7 +24,8 @@ def _number(value: object) -> object:
 class Settings(BaseSettings):
     """Every setting of a worker. Each is an option as well, except secrets: a command line is visible to others."""
 
-    model_config = SettingsConfigDict(env_prefix="FEDSSL_WORKER_", frozen=True, extra="forbid")
+    # An empty variable counts as unset: a compose file can only pass an optional setting on as an empty one.
+    model_config = SettingsConfigDict(env_prefix="FEDSSL_WORKER_", env_ignore_empty=True, frozen=True, extra="forbid")
 
     coordinator: str = Field(description="Address of the coordinator, for example https://HOST.")
     data: str = Field(

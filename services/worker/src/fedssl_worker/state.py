@@ -27,9 +27,9 @@ from pydantic import Field
 from safetensors import SafetensorError
 
 from fedssl.artifacts.store import digest_of
-from fedssl.artifacts.tensors import Tensors, load_tensors, save_tensors
+from fedssl.artifacts.tensors import Tensors, read_tensors, save_tensors
 from fedssl.engine import LocalResult
-from fedssl.errors import FedSSLError
+from fedssl.errors import ArtifactDamaged, FedSSLError
 from fedssl.files import sync
 from fedssl.protocol.base import Digest, StrictModel
 from fedssl.protocol.work import AcceptedUpdate, Metrics, StateLost, WorkItem
@@ -105,9 +105,9 @@ class ClientStates:
             record = _read_record(folder)
             if record.update != last.update or record.round_number != last.round_number:
                 raise ClientStateLost(last, "damaged", "its record is of another update")
-            if digest_of(folder / _STATE) != record.state:
-                raise ClientStateLost(last, "damaged", "its bytes have changed")
-            return load_tensors(folder / _STATE)
+            return read_tensors(folder / _STATE, record.state)
+        except ArtifactDamaged as error:
+            raise ClientStateLost(last, "damaged", "its bytes have changed") from error
         except FileNotFoundError as error:
             raise ClientStateLost(last, "missing", f"there is no {Path(error.filename or folder).name}") from error
         except (OSError, ValueError, SafetensorError) as error:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedssl.artifacts.dtypes import FLOATS, INFO
-from fedssl.artifacts.header import Header, TensorEntry
+from fedssl.artifacts.header import Header, TensorEntry, read_header
 from fedssl.errors import ArtifactError, NotFinite
 
 _NUMPY: dict[str, np.dtype[Any]] = {name: np.dtype(INFO[name].numpy_name) for name in FLOATS}
@@ -14,11 +14,15 @@ _CHUNK = 1 << 20
 _BF16_EXPONENT = 0x7F80  # all exponent bits set: infinity or NaN
 
 
-def check_finite(path: Path, header: Header) -> None:
+def check_finite(path: Path, header: Header | None = None) -> None:
     """Raise NotFinite, naming the tensor, at the first value that is not a finite number.
 
-    Raises ArtifactError where the file ends before the header says so.
+    The file's own header is read unless it is given. Raises ArtifactError if the header cannot be read, or the file
+    ends before the header says so.
     """
+    if header is None:
+        with path.open("rb") as file:
+            header = read_header(file)
     for entry in header.entries:
         if entry.dtype in _NUMPY and entry.stop > entry.start and not _is_finite(path, header, entry):
             raise NotFinite(

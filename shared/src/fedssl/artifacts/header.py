@@ -64,6 +64,11 @@ def max_file_bytes(tensors: Sequence[TensorSpec]) -> int:
     return LENGTH_BYTES + max_header_bytes(tensors) + sum(num_bytes(t.dtype, t.shape) for t in tensors)
 
 
+def file_bytes(tensors: Sequence[TensorSpec]) -> int:
+    """Return the size of the file that holds exactly these tensors, as the safetensors library writes it."""
+    return len(header_bytes(_in_file_order(tensors))) + sum(num_bytes(t.dtype, t.shape) for t in tensors)
+
+
 def header_length(prefix: bytes, limit: int) -> int:
     """The header's length from a file's first 8 bytes. Raises ArtifactTooLarge above `limit`."""
     if len(prefix) < LENGTH_BYTES:
@@ -136,12 +141,15 @@ def check_header(header: Header, tensors: Sequence[TensorSpec], what: str) -> No
     if problems:
         shown = "; ".join(problems[:_NAMES_SHOWN]) + ("; ..." if len(problems) > _NAMES_SHOWN else "")
         raise PlanMismatch(f"the {what} does not match the method's artifact plan: {shown}")
-    in_order = sorted(tensors, key=lambda tensor: (FILE_ORDER.index(tensor.dtype), tensor.name))
-    if header.text != header_bytes(in_order)[LENGTH_BYTES:]:
+    if header.text != header_bytes(_in_file_order(tensors))[LENGTH_BYTES:]:
         raise ArtifactError(
             f"the {what}'s header has the right content, but not in the only permitted form: save the tensors with "
             "the safetensors library and change nothing afterwards"
         )
+
+
+def _in_file_order(tensors: Sequence[TensorSpec]) -> list[TensorSpec]:
+    return sorted(tensors, key=lambda tensor: (FILE_ORDER.index(tensor.dtype), tensor.name))
 
 
 def _some(names: Sequence[str]) -> str:

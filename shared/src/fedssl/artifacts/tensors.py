@@ -3,7 +3,7 @@
 Tensors are put in name order and made contiguous before they are written, so that equal tensors give equal bytes.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -63,28 +63,6 @@ def read_tensors(path: Path, digest: str) -> Tensors:
         .view(entry.shape)
         for entry in entries
     }
-
-
-class LazyTensors(Mapping[str, torch.Tensor]):
-    """A file's tensors, each read from the memory map when it is asked for and kept by nobody."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        with path.open("rb") as file:
-            self._names = sorted(entry.name for entry in read_header(file).entries)
-        self._file = safe_open(path, framework="pt")
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        if name not in self._names:
-            raise KeyError(name)
-        tensor: torch.Tensor = self._file.get_tensor(name)  # type: ignore[no-untyped-call]
-        return tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 def check_file(path: Path, tensors: tuple[TensorSpec, ...], what: str) -> None:

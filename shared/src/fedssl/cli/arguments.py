@@ -46,6 +46,14 @@ SetOption = Annotated[
 ]
 DeviceOption = Annotated[str, typer.Option(help="Device to compute on: cpu, cuda or cuda:N.")]
 ThreadsOption = Annotated[int, typer.Option(min=1, help="CPU threads. 1 gives the same bits as a deployed federation.")]
+JobsOption = Annotated[
+    str,
+    typer.Option(
+        metavar="N",
+        help="Processes that train clients at the same time, each with --threads CPU threads. On a CPU, any number "
+        "gives the same bits. With `--device cuda` they use all GPUs. `auto`: one per GPU, or per --threads CPU cores.",
+    ),
+]
 DataFolderOption = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Folder of data sets, searched before FEDSSL_DATA and the user's cache."),

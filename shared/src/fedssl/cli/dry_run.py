@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedssl.cli.output import Format, note, show_json, show_pairs, show_table, size
+from fedssl.artifacts.header import file_bytes
+from fedssl.cli.output import Format, duration, note, show_json, show_pairs, show_table, size
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.views import ClientView
 
@@ -46,9 +47,7 @@ def traffic_of(spec: RunSpec) -> Traffic | None:
     plan = plan_of(spec)
     if plan is None:
         return None
-    from fedssl.simulation import wire_bytes
-
-    return Traffic(wire_bytes(plan.broadcast), wire_bytes(plan.update))
+    return Traffic(file_bytes(plan.broadcast), file_bytes(plan.update))
 
 
 def plan_of(spec: RunSpec) -> "ArtifactPlan | None":
@@ -68,12 +67,28 @@ def participants_of(client: "Client", spec: RunSpec) -> list[Participant]:
     return [_participant(name, known.get(name), spec, plan) for name in names]
 
 
+def with_times(document: dict[str, Any], client: "Client", spec: RunSpec) -> dict[str, Any]:
+    """Return the document with the times that the coordinator estimates from earlier runs; null: there were none."""
+    from fedssl.client import NotFound
+
+    try:
+        estimate = client.estimate(spec)
+    except NotFound:  # a coordinator of an earlier version does not estimate
+        return document
+    return {
+        **document,
+        "seconds_per_round": estimate.seconds_per_round,
+        "seconds_in_total": estimate.seconds_in_total,
+    }
+
+
 def document_of(spec: RunSpec, participants: list[Participant]) -> dict[str, Any]:
     """Return everything as one JSON document. What is not known is null."""
     traffic, cohort = traffic_of(spec), spec.cohort
     taking = [each for each in participants if not each.reason]
     asked = cohort.num_asked(len(taking)) if taking else 0
-    due = 0 if spec.evaluation is None else sum(map(_is_due(spec), range(spec.num_rounds + 1)))
+    rounds = range(spec.num_rounds + 1)
+    due = 0 if spec.evaluation is None else sum(spec.evaluation.is_due(n, spec.num_rounds) for n in rounds)
     return {
         "dry_run": True,
         "name": spec.name,
@@ -104,6 +119,7 @@ def show_dry_run(document: Mapping[str, Any], output: Format) -> None:
         "each client receives": _per_round(document["bytes_down_per_client_and_round"]),
         "each client sends": _per_round(document["bytes_up_per_client_and_round"]),
         "in total": _size(document["bytes_in_total"]),
+        **_time(document),
         "evaluations": document["evaluations"],
     }
     show_pairs(pairs)
@@ -128,12 +144,17 @@ def _participant(name: str, view: ClientView | None, spec: RunSpec, plan: "Artif
     return Participant(name, view.num_images)
 
 
-def _is_due(spec: RunSpec) -> Any:
-    return lambda number: spec.evaluation is not None and spec.evaluation.is_due(number, spec.num_rounds)
-
-
 def _per_round(num_bytes: int | None) -> str:
     return _size(num_bytes) if num_bytes is None else f"{size(num_bytes)} per round"
+
+
+def _time(document: Mapping[str, Any]) -> dict[str, str]:
+    if "seconds_in_total" not in document:  # a simulation has no earlier runs to estimate from
+        return {}
+    if document["seconds_in_total"] is None:
+        return {"time": "unknown: no client has trained such a model there yet"}
+    per_round = duration(document["seconds_per_round"])
+    return {"time": f"about {duration(document['seconds_in_total'])}, {per_round} per round"}
 
 
 def _size(num_bytes: int | None) -> str:

@@ -20,8 +20,15 @@ def datasets_of(spec: RunSpec) -> set[str]:
     return {name for name in found if name}
 
 
-def prepare(device: str, threads: int, data_root: Path | None, datasets: set[str]) -> "ComputeSettings":
-    """Download the data sets that can be downloaded, and set up torch. Raises UsageError if the device is unusable."""
+def prepare(
+    device: str, threads: int, data_root: Path | None, datasets: set[str], jobs: str = "1"
+) -> "ComputeSettings":
+    """Download the data sets that can be downloaded, and set up torch.
+
+    Raises UsageError if the device cannot be used, or `jobs` is neither a number nor `auto`.
+    """
+    if jobs != "auto" and not (jobs.isdecimal() and int(jobs) >= 1):
+        raise UsageError(f"--jobs {jobs}: give a number of processes, 1 or more, or auto")
     # Numerical libraries read these when they are imported.
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
     for name in sorted(datasets) if data_root is None else ():
@@ -36,4 +43,13 @@ def prepare(device: str, threads: int, data_root: Path | None, datasets: set[str
         require_device(device)
     except DeviceError as error:
         raise UsageError(f"--{error}") from None
-    return ComputeSettings(device=device, data_root=data_root or data_folder())
+    num_jobs = _suitable_jobs(device, threads) if jobs == "auto" else int(jobs)
+    return ComputeSettings(device=device, data_root=data_root or data_folder(), jobs=num_jobs)
+
+
+def _suitable_jobs(device: str, threads: int) -> int:
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.device_count() if device == "cuda" else 1
+    return max(1, len(os.sched_getaffinity(0)) // threads)

@@ -19,7 +19,7 @@ COMMANDS = {
     "partition": LazyCommand(
         "fedssl.cli.datasets.partition:partition", "Show which client would get which images, as a table or picture."
     ),
-    "simulate": LazyCommand("fedssl.cli.simulate:simulate", "Train a spec in this process, without servers."),
+    "simulate": LazyCommand("fedssl.cli.simulate:simulate", "Train a spec on this machine, without servers."),
     "compare": LazyCommand("fedssl.cli.compare.command:compare", "Compare methods on the same clients and budget."),
     "reproduce": LazyCommand(
         "fedssl.cli.reproduce.command:reproduce", "Rerun the papers' tables, in full or scaled down."
@@ -28,10 +28,19 @@ COMMANDS = {
         "fedssl.cli.evaluate.command:evaluate", "Evaluate an encoder by linear probe, kNN and more."
     ),
     "export": LazyCommand("fedssl.cli.export:export", "Convert a pulled encoder to ONNX, torchvision or timm."),
+    "embed": LazyCommand(
+        "fedssl.cli.embeddings.embed:embed", "Write the representations of a folder's images into one file."
+    ),
+    "search": LazyCommand("fedssl.cli.embeddings.search:search", "Find the images that are most like a given one."),
+    "duplicates": LazyCommand(
+        "fedssl.cli.embeddings.duplicates:duplicates", "Find near-duplicates among embedded images."
+    ),
+    "outliers": LazyCommand("fedssl.cli.embeddings.outliers:outliers", "Find embedded images that are like no other."),
     "run": LazyCommand("fedssl.cli.run.commands:app", "Submit runs, follow them and fetch their results."),
     "method": LazyCommand("fedssl.cli.methods:app", "Show the methods that can be trained."),
     "client": LazyCommand("fedssl.cli.clients:app", "Show data owners, and revoke their access."),
     "token": LazyCommand("fedssl.cli.tokens:app", "Create and revoke access tokens."),
+    "notify": LazyCommand("fedssl.cli.notifications:app", "Notify people and programs by e-mail and webhooks."),
     "artifact": LazyCommand("fedssl.cli.artifacts:app", "Fetch a file of a run by its digest."),
     "connection": LazyCommand("fedssl.cli.connections:app", "Name the coordinators that you work with."),
     "public-dataset": LazyCommand("fedssl.cli.datasets.public:app", "Register public images that workers may fetch."),

@@ -1,4 +1,4 @@
-"""`fedssl simulate`: the whole federation in this process, without services."""
+"""`fedssl simulate`: the whole federation on this machine, without services."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -7,7 +7,7 @@ import typer
 
 from fedssl import run_files as files
 from fedssl.cli.accuracies import ACCURACIES
-from fedssl.cli.arguments import DataFolderOption, DeviceOption, SetOption, SpecArgument, ThreadsOption
+from fedssl.cli.arguments import DataFolderOption, DeviceOption, JobsOption, SetOption, SpecArgument, ThreadsOption
 from fedssl.cli.datasets.fetching import data_folder as default_folder
 from fedssl.cli.datasets.fetching import ensure
 from fedssl.cli.dry_run import DryRunOption, Participant, document_of, show_dry_run
@@ -29,6 +29,7 @@ def simulate(
         Path | None, typer.Option(metavar="DIR", help="Folder for the results.  [default: ./simulated-NAME]")
     ] = None,
     device: DeviceOption = "cpu",
+    jobs: JobsOption = "1",
     threads: ThreadsOption = 1,
     data_folder: DataFolderOption = None,
     *,
@@ -38,7 +39,7 @@ def simulate(
     dry_run: DryRunOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Train a spec in this process, on the images of its [partition]. The result is that of a deployed federation.
+    """Train a spec on this machine, on the images of its [partition]. The result is that of a deployed federation.
 
     Example: `fedssl simulate examples/demo.toml --set num_rounds=3`
 
@@ -54,7 +55,7 @@ def simulate(
         show_dry_run(document_of(wanted, _participants(config, data_folder)), output)
         return
     folder = out or Path(f"simulated-{wanted.name.replace(' ', '-')}")
-    machine = prepare(device, threads, data_folder, datasets_of(wanted))
+    machine = prepare(device, threads, data_folder, datasets_of(wanted), jobs)
     from fedssl.cli.simulation_progress import simulation_progress
     from fedssl.experiments import runs
 

@@ -1,5 +1,6 @@
 """`fedssl token`: the secrets that authenticate people and workers."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
@@ -11,6 +12,7 @@ from fedssl.cli.connection.choice import CONNECTION_HINT
 from fedssl.cli.connection.completion import complete_client
 from fedssl.cli.connection.connect import connect
 from fedssl.cli.errors import UsageError
+from fedssl.cli.kit import kit_for, write_kit
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_table
 from fedssl.protocol.tokens import LastingRole
 from fedssl.protocol.views import TokenCreated
@@ -76,11 +78,48 @@ def enrol(
     label: LabelOption = "",
     expires: Annotated[str, typer.Option(metavar="TIME", help="How long the token can be used: 7d, 24h.")] = "24h",
     out: OutOption = None,
+    kit: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write a zip file with all that the data owner's site needs: compose file, settings with the secret, "
+            "template of a policy, README. Only you can read it. - is standard output.",
+        ),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            envvar="FEDSSL_KIT_ADDRESS",
+            metavar="URL",
+            help="With --kit: the coordinator's address for the site, https://...  [default: the one that this command "
+            "uses]",
+            show_default=False,
+        ),
+    ] = None,
+    ca: Annotated[
+        Path | None,
+        typer.Option(
+            "--ca",
+            envvar="FEDSSL_CA_FILE",
+            metavar="FILE",
+            help="With --kit: certificate (PEM) of the private authority of the coordinator's certificate.",
+        ),
+    ] = None,
+    image: Annotated[
+        str | None,
+        typer.Option(
+            envvar="FEDSSL_KIT_IMAGE",
+            metavar="IMAGE",
+            help="With --kit: the worker's image.  [default: fedssl-worker:VERSION]",
+        ),
+    ] = None,
     url: UrlOption = None,
     token_file: TokenFileOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Create a single-use enrolment token for a data owner's worker. Revokes an earlier unused one.
+
+    Example: `fedssl token enrol hospital-a --kit hospital-a.zip`
 
     The worker needs the secret for its first start: `fedssl-worker run --enrolment-token-file FILE`. It then creates a
     token of its own, which no one else ever sees. A second worker with the same secret is refused, which shows that
@@ -88,16 +127,31 @@ def enrol(
 
     If the data owner already had a worker, this needs an admin's token.
     """
-    _require_new(out)
+    if kit is not None and out is not None:
+        raise UsageError("--kit contains the secret: leave out --out")
+    to_stdout = str(kit) == "-"
+    if to_stdout and (output is Format.JSON or sys.stdout.isatty()):
+        raise UsageError("--kit - writes a zip file to standard output: redirect it, and leave out --format")
+    _require_new(out if kit is None or to_stdout else kit)
     seconds = seconds_of("--expires", expires)
     from fedssl.client import InvalidRequest
 
     with connect(url, token_file) as client:
         try:
+            site = None if kit is None else kit_for(client_name, (address or client.url).rstrip("/"), image, ca)
+            if kit is not None and not to_stdout:
+                kit.parent.mkdir(parents=True, exist_ok=True)
             created = client.create_enrolment_token(client_name, label=label, lifetime_seconds=seconds)
         except InvalidRequest as error:
             raise _usage_error(error, "CLIENT") from None
-    _show_secret(created, out, output)
+    if kit is None or site is None:
+        _show_secret(created, out, output)
+        return
+    write_kit(kit, site.zipped(created.secret, created.expires_at))
+    if not to_stdout:
+        note(f"the kit is written to {kit}: send it to {client_name} by a channel that you trust")
+    if output is Format.JSON:
+        show_json(created.model_dump(mode="json", exclude={"secret"}))
 
 
 @app.command("ls")

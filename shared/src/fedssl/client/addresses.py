@@ -40,3 +40,13 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def is_private(url: str) -> bool:
+    """Return whether no one in between can read what is sent to this URL.
+
+    >>> is_private("https://id.example.org"), is_private("http://127.0.0.1:5000"), is_private("http://id.example.org")
+    (True, True, False)
+    """
+    address = parsed(url)
+    return address is not None and (address.scheme == "https" or is_loopback(address.host))

@@ -13,14 +13,14 @@ LOCAL_FOLDER = Path(".fedssl")
 
 
 @dataclass(frozen=True, slots=True)
-class EnvironmentTarget:
+class Target:
     """A coordinator's address and a token for it. The repr hides the token."""
 
     url: str
     token: str
 
     def __repr__(self) -> str:
-        return f"EnvironmentTarget({self.url!r})"
+        return f"Target({self.url!r})"
 
 
 class FederationFolder:
@@ -40,7 +40,7 @@ class FederationFolder:
         return None
 
 
-def target_of(environment: Mapping[str, str], folder: Path = LOCAL_FOLDER) -> EnvironmentTarget:
+def target_of(environment: Mapping[str, str], folder: Path = LOCAL_FOLDER) -> Target:
     """Return the address and the token that the variables name, else those in `folder`. Raises ClientError."""
     local = FederationFolder(folder)
     local_url = local.url()
@@ -50,13 +50,18 @@ def target_of(environment: Mapping[str, str], folder: Path = LOCAL_FOLDER) -> En
             f"no coordinator: set FEDSSL_URL, or start one with `fedssl up` in this folder ({folder} is not here)"
         )
     if token := environment.get("FEDSSL_TOKEN", "").strip():
-        return EnvironmentTarget(url, token)
+        return Target(url, token)
     path = Path(environment["FEDSSL_TOKEN_FILE"]) if environment.get("FEDSSL_TOKEN_FILE") else None
     # The local token goes to its own coordinator only.
     if path is None and url.rstrip("/") == local_url:
         path = local.operator_token
     if path is None:
         raise ClientError(f"no token for {url}: set FEDSSL_TOKEN_FILE or FEDSSL_TOKEN")
+    return Target(url, read_token(path))
+
+
+def read_token(path: Path) -> str:
+    """Read the token in a file. Raises ClientError."""
     try:
         token = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -64,4 +69,4 @@ def target_of(environment: Mapping[str, str], folder: Path = LOCAL_FOLDER) -> En
         raise ClientError(f"cannot read the token in {path}: {reason}") from None
     if not token:
         raise ClientError(f"{path} is empty: write a token into it")
-    return EnvironmentTarget(url, token)
+    return token

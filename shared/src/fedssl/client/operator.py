@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote
@@ -20,15 +20,22 @@ from fedssl.client.sse import ServerSentEvent, parse_events
 from fedssl.client.tls import Tls
 from fedssl.protocol.evaluation import JudgingConfig
 from fedssl.protocol.explanation import spec_of
+from fedssl.protocol.notifications import DestinationKind, Topic
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import RunState
 from fedssl.protocol.tokens import DAY_SECONDS, LastingRole
 from fedssl.protocol.views import (
     ClientView,
+    DeliveryView,
+    DestinationCreate,
+    DestinationCreated,
+    DestinationView,
     DimensionAssignmentView,
     DistillationJobView,
     EmbeddingMapView,
     EnrolmentCreate,
+    EstimateRequest,
+    EstimateView,
     EvaluationCreate,
     EvaluationView,
     EventView,
@@ -37,6 +44,7 @@ from fedssl.protocol.views import (
     MetricView,
     RoundView,
     RunCreate,
+    RunEdit,
     RunSummary,
     RunView,
     TokenCreate,
@@ -45,6 +53,7 @@ from fedssl.protocol.views import (
 )
 
 WAIT_POLL_SECONDS = 0.5
+_DESTINATIONS = "/v1/notification-destinations"
 LAST_EVENT = "run.finished"
 STREAM_SECONDS = 60.0  # the coordinator sends a comment every 15 s, so silence for this long means a dead connection
 
@@ -141,6 +150,13 @@ class Client(ArtifactMethods, DatasetMethods, BaseClient):
         """End a run for good; its newest model stays."""
         return self._steer(run_id, "stop")
 
+    def edit_run(
+        self, run_id: UUID, *, name: str | None = None, tags: Sequence[str] | None = None, notes: str | None = None
+    ) -> RunView:
+        """Change a run's displayed name, tags or notes. What is None stays; `tags` replace the earlier ones."""
+        body = request_body(RunEdit, name=name, tags=None if tags is None else tuple(tags), notes=notes)
+        return self._connection.call("PATCH", f"/v1/runs/{run_id}", RunView, body=body)
+
     def delete_run(self, run_id: UUID) -> None:
         """Delete a finished run, with its weights. Raises Conflict where it is not finished."""
         self._connection.send("DELETE", f"/v1/runs/{run_id}")
@@ -171,6 +187,11 @@ class Client(ArtifactMethods, DatasetMethods, BaseClient):
     def cancel_distillation(self, job_id: UUID) -> DistillationJobView:
         """Call a training on the coordinator off and pause its run; resumed, the run begins the same one anew."""
         return self._connection.call("POST", f"/v1/distillation-jobs/{job_id}/cancel", DistillationJobView)
+
+    def estimate(self, spec: RunSpec) -> EstimateView:
+        """Estimate the bytes and the time of a run without creating it. What is not known yet is None."""
+        body = request_body(EstimateRequest, spec=spec)
+        return self._connection.call("POST", "/v1/estimates", EstimateView, body=body)
 
     def request_evaluation(
         self, run_id: UUID, config: JudgingConfig | Mapping[str, Any], round_number: int | None = None
@@ -286,6 +307,33 @@ class Client(ArtifactMethods, DatasetMethods, BaseClient):
     def revoke_token(self, token_id: UUID) -> None:
         """Make a token worthless."""
         self._connection.send("DELETE", f"/v1/tokens/{token_id}")
+
+    # Notifications
+
+    def create_notification_destination(
+        self, kind: DestinationKind | str, target: str, topics: Sequence[Topic | str] = tuple(Topic), label: str = ""
+    ) -> DestinationCreated:
+        """Add a destination of notifications. Only this answer has the secret that signs a webhook, so the request is
+        not sent again once it may have arrived.
+        """
+        body = request_body(DestinationCreate, kind=kind, target=target, topics=list(topics), label=label)
+        return self._connection.call("POST", _DESTINATIONS, DestinationCreated, body=body, idempotent=False)
+
+    def notification_destinations(self) -> Iterator[DestinationView]:
+        """Return every destination of notifications."""
+        return self._connection.pages(_DESTINATIONS, DestinationView)
+
+    def remove_notification_destination(self, destination_id: UUID) -> None:
+        """Remove a destination. What waits for it is not delivered."""
+        self._connection.send("DELETE", f"{_DESTINATIONS}/{destination_id}")
+
+    def test_notification_destination(self, destination_id: UUID) -> DeliveryView:
+        """Queue a test notification, and return its delivery."""
+        return self._connection.call("POST", f"{_DESTINATIONS}/{destination_id}/test", DeliveryView, idempotent=False)
+
+    def notification_deliveries(self, destination_id: UUID) -> Iterator[DeliveryView]:
+        """Return the deliveries to a destination, newest first."""
+        return self._connection.pages(f"{_DESTINATIONS}/{destination_id}/deliveries", DeliveryView)
 
 
 def _noting(chunks: Iterator[bytes], on_bytes: Callable[[], None]) -> Iterator[bytes]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedssl.cache import cache_folder
 from fedssl.data.catalogue import KNOWN, KnownDataset, Split
 from fedssl.data.decoded import decoded
-from fedssl.data.decoding import log, shape_of_first
+from fedssl.data.decoding import ImageFiles, log, shape_of_first
 from fedssl.data.folders import list_folder, read_folder, report_left_out
 from fedssl.data.formats import read_npz
 from fedssl.data.images import ImageData, conform
@@ -57,7 +57,7 @@ def load_dataset(
         data = _load_known(known, split, root, image_size, channels)
         _compare(known, split, len(data))
         return data
-    path = _find_path(name_or_path, root)
+    path = find_path(name_or_path, root)
     if path.is_dir():
         return read_folder(path, split, image_size, channels)
     return read_npz(path, split)
@@ -77,7 +77,7 @@ def file_shape(name_or_path: str, split: Split, root: Path | None = None) -> tup
     _require_split(split)
     if (known := KNOWN.get(name_or_path)) is not None:
         return None if known.listing is None else (known.channels, known.image_size)
-    path = _find_path(name_or_path, root)
+    path = find_path(name_or_path, root)
     return shape_of_first(list_folder(path, split), None, None) if path.is_dir() else None
 
 
@@ -85,32 +85,36 @@ def load_labels(
     name_or_path: str, split: Split, root: Path | None = None
 ) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
     """Return labels (N,) and class names of the images of :func:`load_dataset`, without decoding image files."""
-    _require_split(split)
-    known = KNOWN.get(name_or_path)
-    if known is None:
-        path = _find_path(name_or_path, root)
-        if path.is_dir():
-            files = list_folder(path, split)
-            report_left_out(files)
-            return files.labels, files.class_names
-    elif known.listing is not None:
-        files = known.listing(_require(known, split, root), split)
+    if (files := list_files(name_or_path, split, root)) is not None:
+        report_left_out(files)
         return files.labels, files.class_names
     images = load_dataset(name_or_path, split, root)
     return images.labels, images.class_names
+
+
+def list_files(name_or_path: str, split: Split, root: Path | None = None) -> ImageFiles | None:
+    """Return the images of :func:`load_dataset` if they are stored as files, not decoded; None if they are arrays.
+
+    Raises DataError.
+    """
+    _require_split(split)
+    if (known := KNOWN.get(name_or_path)) is not None:
+        return None if known.listing is None else known.listing(_require(known, split, root), split)
+    path = find_path(name_or_path, root)
+    return list_folder(path, split) if path.is_dir() else None
 
 
 def may_have_labels(name_or_path: str, split: Split, root: Path | None = None) -> bool:
     """Return False if the data set is a folder of images without labels. Decodes nothing. Raises DataError."""
     if name_or_path in KNOWN:
         return True
-    path = _find_path(name_or_path, root)
+    path = find_path(name_or_path, root)
     return not path.is_dir() or list_folder(path, split).labels is not None
 
 
 def count_images(name_or_path: str, split: Split, root: Path | None = None) -> int:
     """Return the number of images of :func:`load_dataset`, without decoding those in a folder. Raises DataError."""
-    path = None if name_or_path in KNOWN else _find_path(name_or_path, root)
+    path = None if name_or_path in KNOWN else find_path(name_or_path, root)
     if path is not None and path.is_dir():
         return len(list_folder(path, split))
     return len(load_dataset(name_or_path, split, root))
@@ -181,7 +185,7 @@ def _places(root: Path | None, *names: str) -> Iterator[Path]:
     yield from (_SYSTEM_FOLDER / name for name in names)
 
 
-def _find_path(name: str, root: Path | None) -> Path:
+def find_path(name: str, root: Path | None) -> Path:
     """Return the path of a folder or an .npz file. Raises DataError if there is none."""
     path = Path(name).expanduser()
     if not path.exists():

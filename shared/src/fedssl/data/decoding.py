@@ -1,12 +1,15 @@
 """Decode image files, many at a time, in bounded memory."""
 
 import logging
+import math
 import os
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +64,23 @@ class ImageFiles:
         return len(self.names)
 
 
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Some decoded images.
+
+    Attributes:
+        images: uint8 (n, C, S, S); those that are damaged are black.
+        damaged: the names of the images that cannot be decoded, and why.
+        num_deep: how many images have 16 bits per value.
+        highest: the highest value of those with 16 bits.
+    """
+
+    images: NDArray[np.uint8]
+    damaged: list[tuple[str, str]]
+    num_deep: int
+    highest: int
+
+
 def shape_of_first(files: ImageFiles, image_size: int | None, channels: int | None) -> tuple[int, int]:
     """Return (channels, size) as given, or those of the first image: its shorter side, and 1 channel if it is grey."""
     with _opened(files, files.names[0]) as first:
@@ -78,25 +98,46 @@ def decode_chunks(files: ImageFiles, channels: int, size: int) -> Iterator[NDArr
         DataError: an image cannot be decoded, or the values of all images of 16 bits are so low that they would be
             nearly black. It is raised after the last chunk, so that its message names several images.
     """
-    step = max(1, min(_CHUNK_IMAGES, _CHUNK_BYTES // (channels * size * size)))
-    threads = _num_threads(files)
-    reported = 0
+    step = _images_at_once(channels, size)
+    reported = start = 0
     problems = _Problems(files)
+    with closing(decode_each(files, channels, size, step)) as parts:
+        for part in parts:
+            if start * _NUM_REPORTS >= (reported + 1) * len(files):
+                reported = start * _NUM_REPORTS // len(files)
+                log.info("decoding %s: %s of %s images", files.title, f"{start:,}", f"{len(files):,}")
+            yield problems.checked(part)
+            start += len(part.images)
+    problems.raise_if_any()
+
+
+def decode_batches(
+    files: ImageFiles, channels: int, size: int, batch_size: int, start: int = 0
+) -> Generator[list[Decoded]]:
+    """Yield the images from position `start` on, in batches of `batch_size`, each in the parts that were decoded.
+
+    Unlike :func:`decode_chunks`, this does not raise an error if an image is damaged: see :class:`Decoded`.
+    """
+    step = math.gcd(batch_size, 1 << (_images_at_once(channels, size).bit_length() - 1))
+    with closing(decode_each(files, channels, size, step, start)) as parts:
+        while batch := list(islice(parts, batch_size // step)):
+            yield batch
+
+
+def decode_each(files: ImageFiles, channels: int, size: int, step: int, start: int = 0) -> Generator[Decoded]:
+    """Yield the images from position `start` on, `step` at a time, while threads decode the next ones."""
+    threads = _num_threads(files)
     with ThreadPoolExecutor(threads) as pool:
-        pending: deque[Future[_Decoded]] = deque()
+        pending: deque[Future[Decoded]] = deque()
         try:
-            for start in range(0, len(files), step):
-                pending.append(pool.submit(_decode_some, files, files.names[start : start + step], channels, size))
+            for first in range(start, len(files), step):
+                pending.append(pool.submit(_decode_some, files, files.names[first : first + step], channels, size))
                 if len(pending) > 2 * threads:
-                    yield problems.checked(pending.popleft().result())
-                if start * _NUM_REPORTS >= (reported + 1) * len(files):
-                    reported = start * _NUM_REPORTS // len(files)
-                    log.info("decoding %s: %s of %s images", files.title, f"{start:,}", f"{len(files):,}")
+                    yield pending.popleft().result()
             while pending:
-                yield problems.checked(pending.popleft().result())
+                yield pending.popleft().result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-    problems.raise_if_any()
 
 
 def decode_to_memory(files: ImageFiles, channels: int, size: int) -> NDArray[np.uint8]:
@@ -133,6 +174,14 @@ def examine(files: ImageFiles, name: str) -> DecodedFile:
     return DecodedFile(size, mode, depth, highest)
 
 
+def thumbnail(files: ImageFiles, name: str, side: int) -> Image.Image:
+    """Return a whole image in RGB, with at most `side` x `side` pixels. Raises DataError if it cannot be decoded."""
+    with _opened(files, name) as image:
+        upright, _ = _upright(files, name, image, "RGB")
+    upright.thumbnail((side, side))
+    return upright
+
+
 def low_range(num_images: int, highest: int) -> str:
     """Return what is wrong with images of 16 bits that have no higher value than this."""
     return (
@@ -140,16 +189,6 @@ def low_range(num_images: int, highest: int) -> str:
         f"{highest.bit_length()} bits: taken for 0..65,535 they would be nearly black. Convert them to 8 bits, and "
         "choose which values become black and white"
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Decoded:
-    """Some decoded images, what was wrong with others, and what is known of those with 16 bits."""
-
-    images: NDArray[np.uint8]
-    damaged: list[tuple[str, str]]
-    num_deep: int
-    highest: int
 
 
 class _Problems:
@@ -160,7 +199,7 @@ class _Problems:
         self._damaged: list[tuple[str, str]] = []
         self._num_deep = self._highest = 0
 
-    def checked(self, decoded: _Decoded) -> NDArray[np.uint8]:
+    def checked(self, decoded: Decoded) -> NDArray[np.uint8]:
         """Return the images of a chunk, and remember its problems. Raises DataError if there are many."""
         self._damaged += decoded.damaged
         self._num_deep += decoded.num_deep
@@ -197,6 +236,10 @@ class _Problems:
         )
 
 
+def _images_at_once(channels: int, size: int) -> int:
+    return max(1, min(_CHUNK_IMAGES, _CHUNK_BYTES // (channels * size * size)))
+
+
 def _num_threads(files: ImageFiles) -> int:
     try:
         with _opened(files, files.names[0]) as first:
@@ -207,7 +250,7 @@ def _num_threads(files: ImageFiles) -> int:
     return 1 if small else min(_MAX_THREADS, len(os.sched_getaffinity(0)))
 
 
-def _decode_some(files: ImageFiles, names: tuple[str, ...], channels: int, size: int) -> _Decoded:
+def _decode_some(files: ImageFiles, names: tuple[str, ...], channels: int, size: int) -> Decoded:
     images = np.zeros((len(names), channels, size, size), np.uint8)
     mode = "L" if channels == 1 else "RGB"
     damaged: list[tuple[str, str]] = []
@@ -221,7 +264,7 @@ def _decode_some(files: ImageFiles, names: tuple[str, ...], channels: int, size:
         if own_highest is not None:
             num_deep, highest = num_deep + 1, max(highest, own_highest)
         row[:] = pixels[np.newaxis] if mode == "L" else pixels.transpose(2, 0, 1)
-    return _Decoded(images, damaged, num_deep, highest)
+    return Decoded(images, damaged, num_deep, highest)
 
 
 class _Damaged(DataError):

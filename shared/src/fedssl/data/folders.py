@@ -61,6 +61,19 @@ def list_folder(folder: Path, split: str) -> ImageFiles:
     return ImageFiles(str(folder), tree, names, labels, tuple(map(readable, found.by_class)), found)
 
 
+def list_all(folder: Path) -> ImageFiles:
+    """List all images of a folder at any depth, without labels and without decoding them.
+
+    Those of a folder come in the order of their names, before those of its sub-folders. Raises DataError if there are
+    none, or if the folder cannot be read.
+    """
+    found = read_contents(folder)
+    names = (*found.loose, *(name for images in found.by_class.values() for name in images))
+    if not names:
+        raise DataError(_no_images(folder, found))
+    return ImageFiles(str(folder), FolderTree(folder), names, contents=found)
+
+
 def report_left_out(files: ImageFiles) -> None:
     """Log what a folder holds besides the images that are used, if there is anything."""
     if files.contents is not None and (text := files.contents.describe()):

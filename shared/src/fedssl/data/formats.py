@@ -14,8 +14,9 @@ from fedssl.data.images import ImageData, memory_bytes
 from fedssl.errors import DataError
 
 _IDX_UINT8 = 8  # the format's code for unsigned bytes, the only type used by image sets
-# numpy parses an array's header as Python's literals, and repairs those of Python 2 with its tokenizer.
-_ARRAY_ERRORS = (OSError, EOFError, ValueError, KeyError, MemoryError, RuntimeError, SyntaxError, tokenize.TokenError,
+# What reading an `.npz` file raises. numpy parses a header as a literal of Python, and repairs those of Python 2 with
+# its tokenizer.
+ARRAY_ERRORS = (OSError, EOFError, ValueError, KeyError, MemoryError, RuntimeError, SyntaxError, tokenize.TokenError,
                  zipfile.BadZipFile, zlib.error)  # fmt: skip
 _MAX_REASON = 200  # numpy's errors quote the whole header
 _MAX_BYTES = 1 << 30  # the largest size of one idx or CIFAR file, uncompressed: five times the largest that exists
@@ -117,7 +118,7 @@ def read_npz(path: Path, split: str) -> ImageData:
     if not zipfile.is_zipfile(path):
         raise DataError(f"{path} is not an .npz file, or is damaged; write it with fedssl.data.save_npz")
     try:
-        _require_memory(path)
+        require_memory(path)
         with np.load(path, allow_pickle=False) as archive:
             keys = set(archive.files)
             if f"{prefix}images" not in keys:
@@ -128,7 +129,7 @@ def read_npz(path: Path, split: str) -> ImageData:
             images = _array(archive, f"{prefix}images")
             labels = _array(archive, f"{prefix}labels") if f"{prefix}labels" in keys else None
             names = _array(archive, "class_names").tolist() if "class_names" in keys else []
-    except _ARRAY_ERRORS as error:
+    except ARRAY_ERRORS as error:
         reason = textwrap.shorten(str(error) or type(error).__name__, _MAX_REASON, placeholder=" ...")
         raise DataError(f"cannot read {path}: {reason}; it must be an .npz file of plain arrays") from error
     return ImageData(_channels_first(images, path), _whole_numbers(labels, path), tuple(str(name) for name in names))
@@ -157,7 +158,8 @@ def _array(archive: "np.lib.npyio.NpzFile", key: str) -> NDArray[np.generic]:
     return found
 
 
-def _require_memory(path: Path) -> None:
+def require_memory(path: Path) -> None:
+    """Raise ValueError if an array of an `.npz` file is larger than this machine's memory."""
     with zipfile.ZipFile(path) as archive:
         needed = max((member.file_size for member in archive.infolist()), default=0)
     memory = memory_bytes()

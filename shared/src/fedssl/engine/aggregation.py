@@ -10,8 +10,8 @@ import torch
 from fedssl.aggregation import AggregationError
 from fedssl.artifacts.tensors import Tensors, check_tensors, in_name_order
 from fedssl.engine.distillation import DistillationCheckpoint, OnEpoch, run_distillation
-from fedssl.engine.norm_bounding import NO_NORMS, Norms, bounded, check_bound, finite, is_bounded
-from fedssl.engine.update_measures import Layout, Step, measure, why_unusable
+from fedssl.engine.norm_bounding import NO_NORMS, Norms, bounded, check_bound, is_bounded
+from fedssl.engine.update_measures import Layout, Step, measure, recorded, why_unusable
 from fedssl.errors import MethodError
 from fedssl.methods import BoundMethod, Method
 from fedssl.methods.api import Context, Distil, Metrics, ServerState, Update
@@ -79,7 +79,7 @@ def run_aggregation(
     is_screened = is_bounded(ctx) or ctx.spec.method.distillation_epochs(ctx.round_number) > 0
     within, norms = bounded(ordered, before, bound.plan, ctx) if is_screened else (ordered, NO_NORMS)
     try:
-        return _aggregated(bound, known, ordered, within, norms, ctx, restart=restart)
+        return _aggregated(bound, known, before, ordered, within, norms, ctx, restart=restart)
     except MethodError:
         if is_screened:
             raise
@@ -87,12 +87,13 @@ def run_aggregation(
         within, norms = bounded(ordered, before, bound.plan, ctx)
         if not norms.rejected:
             raise
-    return _aggregated(bound, known, ordered, within, norms, ctx, restart=restart)
+    return _aggregated(bound, known, before, ordered, within, norms, ctx, restart=restart)
 
 
 def _aggregated(
     bound: BoundMethod,
     known: ServerState,
+    before: Tensors,
     updates: Sequence[Update],
     within: Sequence[Update],
     norms: Norms,
@@ -100,7 +101,7 @@ def _aggregated(
     *,
     restart: bool,
 ) -> ServerResult:
-    """Return the result of the updates `within`, and the measurements of all of them."""
+    """Return the result of the updates `within`, and measurements of all of them. `before`: what clients received."""
     try:
         state, metrics = bound.server.aggregate(known, within, ctx)
     except AggregationError as error:
@@ -108,15 +109,15 @@ def _aggregated(
     if restart:
         state = bound.server.restarted(state)
     result = _publish(bound, state, metrics, ctx)
-    before, layout = bound.server.broadcast(known, ctx), Layout.of(bound.plan)
-    step, shares = Step.between(before, result.broadcast, layout), _shares(within, ctx)
+    layout, shares = Layout.of(bound.plan), _shares(within, ctx)
+    step = Step.between(before, result.broadcast, layout)
     measures = {}
     for update in updates:
         found = measure(update.load(), before, layout, step)
         if update.client_id not in norms.rejected and (why := why_unusable(found)) is not None:
             raise MethodError(f"the update of {update.client_id} cannot be used: {why}")
         share = shares.get(update.client_id)
-        measures[update.client_id] = finite(found) | ({} if share is None else {WEIGHT_SHARE: share})
+        measures[update.client_id] = recorded(found) | ({} if share is None else {WEIGHT_SHARE: share})
     return dataclasses.replace(result, norms=dataclasses.replace(norms, measures=measures))
 
 

@@ -30,6 +30,13 @@ def require_device(wanted: str) -> torch.device:
     return device
 
 
+def devices_of(wanted: str, num_processes: int) -> list[str]:
+    """Return the device of each process. `cuda` means all GPUs, which take turns; any other device is that of all."""
+    if wanted != "cuda":
+        return [wanted] * num_processes
+    return [f"cuda:{number % torch.cuda.device_count()}" for number in range(num_processes)]
+
+
 @contextmanager
 def memory_errors_explained(device: str, batch_size: int) -> Iterator[None]:
     """Raise DeviceError, with what to change, if the device's memory is exhausted inside the block."""

@@ -9,7 +9,6 @@ own: with SCAFFOLD, "reject" is exact and "clip" is not.
 """
 
 import functools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -17,7 +16,7 @@ import torch
 
 from fedssl.aggregation.mean import rounded
 from fedssl.artifacts.tensors import Tensors
-from fedssl.engine.update_measures import Layout, measure, reported, row_norms, why_unusable
+from fedssl.engine.update_measures import Layout, measure, recorded, row_norms, why_unusable
 from fedssl.errors import MethodError
 from fedssl.methods.api import Context, Metrics, Update
 from fedssl.protocol.measures import CENTER_NORM, CONTROL_NORM, FEATURE_NORM, UPDATE_NORM
@@ -85,7 +84,7 @@ def bounded(
     measures, kept = {}, []
     for update in updates:
         found = measure(update.load(), broadcast, layout)
-        measures[update.client_id] = finite(found)
+        measures[update.client_id] = recorded(found)
         beyond = {name: limit for name, limit in limits.items() if not found.get(name, 0.0) <= limit}
         if (why := why_unusable(found)) is not None:
             rejected[update.client_id] = why
@@ -100,11 +99,11 @@ def bounded(
             update = replace(update, load=load)
         kept.append(update)
     norms = Norms(measures, clipped, rejected)
-    require_enough(len(kept), len(updates), norms, ctx)
+    _require_enough(len(kept), len(updates), norms, ctx)
     return kept, norms
 
 
-def require_enough(num_kept: int, num_updates: int, norms: Norms, ctx: Context) -> None:
+def _require_enough(num_kept: int, num_updates: int, norms: Norms, ctx: Context) -> None:
     """Raise TooFewUpdates if fewer updates are left than the spec's `cohort.min_updates`, or none."""
     least = max(1, ctx.spec.cohort.min_updates or 1)
     if num_kept >= least:
@@ -113,11 +112,6 @@ def require_enough(num_kept: int, num_updates: int, norms: Norms, ctx: Context) 
     raise TooFewUpdates(
         f"{len(norms.rejected)} of {num_updates} updates were rejected, and {least} are needed. {reasons}", norms
     )
-
-
-def finite(norms: Metrics) -> Metrics:
-    """Return what is recorded of an update's measurements: the finite ones, as JSON requires."""
-    return {name: value for name, value in reported(norms).items() if math.isfinite(value)}
 
 
 def _limits(config: RobustnessConfig) -> dict[str, float]:

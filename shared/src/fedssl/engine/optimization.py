@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
+from fedssl import optimizers
 from fedssl.errors import MethodError
 from fedssl.methods.api import Context, Losses
 from fedssl.protocol.training import OptimizerConfig
@@ -18,10 +19,10 @@ def optimizer_for(modules: nn.ModuleDict, config: OptimizerConfig, learning_rate
     parameters = [parameter for parameter in modules.parameters() if parameter.requires_grad]
     fused = True if any(parameter.is_cuda for parameter in parameters) else None
     if config.name == "sgd":
-        return torch.optim.SGD(
+        return optimizers.SGD(
             parameters, lr=learning_rate, momentum=config.momentum, weight_decay=config.weight_decay, fused=fused
         )
-    kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
+    kind = optimizers.Adam if config.name == "adam" else optimizers.AdamW
     return kind(
         parameters, lr=learning_rate, weight_decay=config.weight_decay, fused=fused, capturable=fused is not None
     )

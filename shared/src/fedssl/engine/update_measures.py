@@ -109,9 +109,9 @@ def why_unusable(norms: Mapping[str, float]) -> str | None:
     return None
 
 
-def reported(measured: Mapping[str, float]) -> Metrics:
-    """Return what is recorded of an update's measurements."""
-    return {name: value for name, value in measured.items() if name in MEASURES}
+def recorded(measured: Mapping[str, float]) -> Metrics:
+    """Return what is recorded of an update's measurements: the finite ones, as JSON requires."""
+    return {name: value for name, value in measured.items() if name in MEASURES and math.isfinite(value)}
 
 
 def row_norms(tensor: torch.Tensor) -> torch.Tensor:

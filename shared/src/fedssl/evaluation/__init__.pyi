@@ -21,6 +21,7 @@ from .neighbour_plot import plot_neighbours
 from .neighbours import knn_accuracy, nearest
 from .plots import plot_curves
 from .probe import PROBES, ProbeResult, ProbeSettings, linear_probe, probe_encoder
+from .ridge import require_sums, ridge_path, ridge_solution, ridge_sums
 from .selection import BestRound, choose_best
 from .transfer_learning import TRANSFERS, TransferResult, transfer
 
@@ -55,6 +56,10 @@ __all__ = [
     "plot_neighbours",
     "probe_encoder",
     "project",
+    "require_sums",
+    "ridge_path",
+    "ridge_solution",
+    "ridge_sums",
     "semi_supervised",
     "transfer",
     "uniformity",

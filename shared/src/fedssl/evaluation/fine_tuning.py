@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedssl import optimizers
 from fedssl.data import AUGMENTATIONS, ImageData, epoch_batches, normalize, random_view, to_float
 from fedssl.errors import DataError
 from fedssl.evaluation.features import extract_features, labels_of, require_finite
@@ -250,8 +251,8 @@ def _optimizer(encoder: nn.Module, head: nn.Module, settings: FineTuneSettings) 
     if settings.encoder_learning_rate is not None:
         groups.append({"params": list(encoder.parameters()), "lr": settings.encoder_learning_rate})
     if settings.optimizer == "adam":
-        return torch.optim.Adam(groups, weight_decay=settings.weight_decay)
-    return torch.optim.SGD(
+        return optimizers.Adam(groups, weight_decay=settings.weight_decay)
+    return optimizers.SGD(
         groups, lr=settings.head_learning_rate, momentum=settings.momentum, weight_decay=settings.weight_decay
     )
 

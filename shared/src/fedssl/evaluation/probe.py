@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedssl import optimizers
 from fedssl.data import ImageData, normalize, random_view, to_float
 from fedssl.evaluation.features import extract_features, in_eval_mode, labels_of, require_finite
 from fedssl.precision import exact_float32
@@ -229,7 +230,7 @@ def _solve(classifier: nn.Linear, x_NH: Tensor, labels_N: Tensor, settings: Prob
     curvature_H = eigenvalues.clamp_min(0) / classifier.out_features + max(l2, 1e-9)
     basis_HH = (vectors * curvature_H.rsqrt()).float()
     rotated_NH = x_NH @ basis_HH
-    optimizer = torch.optim.LBFGS(
+    optimizer = optimizers.LBFGS(
         classifier.parameters(),
         max_iter=settings.max_iterations,
         history_size=20,
@@ -272,10 +273,10 @@ def _epochs(
 def _optimizer(classifier: nn.Linear, settings: ProbeSettings) -> torch.optim.Optimizer:
     parameters, lr, decay = classifier.parameters(), settings.learning_rate, settings.weight_decay
     if settings.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=lr, momentum=settings.momentum, weight_decay=decay)
+        return optimizers.SGD(parameters, lr=lr, momentum=settings.momentum, weight_decay=decay)
     if settings.optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=lr, weight_decay=decay)
-    return torch.optim.AdamW(parameters, lr=lr, weight_decay=decay)
+        return optimizers.Adam(parameters, lr=lr, weight_decay=decay)
+    return optimizers.AdamW(parameters, lr=lr, weight_decay=decay)
 
 
 def _decay(epoch: int, settings: ProbeSettings) -> float:

@@ -81,6 +81,7 @@ def run_pilot(
             public=public,
             data_root=machine.data_root,
             device=machine.device,
+            jobs=machine.jobs,
             checkpoint=FolderCheckpoint(Path(folder)),
             on_round=watch.on_round,
             on_judging=watch.on_judging,

@@ -97,10 +97,12 @@ class Calls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeSettings:
-    """The device on which a run computes, and a folder in which its images are searched before the usual places."""
+    """Where a run computes: the device, a folder in which its images are searched before the usual places, and the
+    number of processes that train its clients."""
 
     device: str = "cpu"
     data_root: Path | None = None
+    jobs: int = 1
 
 
 SILENT, HERE = Calls(), ComputeSettings()
@@ -138,6 +140,7 @@ def run_in_folder(
             public=public,
             data_root=machine.data_root,
             device=machine.device,
+            jobs=machine.jobs,
             checkpoint=checkpoint,
             on_round=calls.on_round,
             on_progress=calls.on_progress,

@@ -61,12 +61,7 @@ def load_encoder(path: Path | str) -> PretrainedEncoder:
         SpecError: the folder has no weights, or its spec.yaml is missing, invalid, or describes another network.
         ArtifactDamaged: the file is not the one that lineage.json lists.
     """
-    place = Path(path)
-    if place.is_dir():
-        found = [place / name for name in FILES if (place / name).is_file()]
-        if not found:
-            raise SpecError(f"{place} holds neither {' nor '.join(FILES)}: `fedssl run pull` makes such a folder")
-        place = found[0]
+    place = weights_file(Path(path))
     spec = _read_spec(place.parent / _SPEC)
     try:
         tensors = read_listed(place)
@@ -74,6 +69,16 @@ def load_encoder(path: Path | str) -> PretrainedEncoder:
         raise SpecError(f"{place} cannot be read: {str(error).splitlines()[0]}") from None
     config = spec.model.encoder
     return PretrainedEncoder(encoder_of(tensors, config, spec.data.channels), config, spec.data).eval()
+
+
+def weights_file(path: Path) -> Path:
+    """Return the file of weights in a folder, or the path itself if it is not a folder. Raises SpecError."""
+    if not path.is_dir():
+        return path
+    found = [path / name for name in FILES if (path / name).is_file()]
+    if not found:
+        raise SpecError(f"{path} holds neither {' nor '.join(FILES)}: `fedssl run pull` makes such a folder")
+    return found[0]
 
 
 def read_listed(path: Path) -> Tensors:

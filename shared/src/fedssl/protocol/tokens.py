@@ -20,6 +20,9 @@ class Role(StrEnum):
 LastingRole = Literal["admin", "operator", "viewer", "worker"]
 """The roles of tokens that can be used more than once."""
 
+PersonRole = Literal["admin", "operator", "viewer"]
+"""The roles of people, who may sign in to the web page."""
+
 DAY_SECONDS = 24 * 60 * 60
 LONGEST_SECONDS = 3650 * DAY_SECONDS
 

@@ -98,9 +98,9 @@ def test_log_lines_say_what_they_are_about(
         structlog.get_logger("x").warning("inside")
         raise RuntimeError("on purpose")
 
-    monkeypatch.setattr("fedssl_coordinator.federation.work.service.repository.renew", fail)
+    monkeypatch.setattr("fedssl_coordinator.federation.work.service.rounds.get_one", fail)
     with pytest.raises(Exception, match="log has the details"):
-        cast.workers["a"].heartbeat(item.assignment_id)
+        cast.workers["a"].decline(item.assignment_id, "no")
     monkeypatch.setattr("fedssl_coordinator.federation.rounds.service.next_step", fail)
     task(cast.id)
     said = [json.loads(line) for line in lines.getvalue().splitlines()]
@@ -142,12 +142,12 @@ def test_a_round_is_one_trace(
 def test_messages_carry_the_trace(coordinator: Coordinator, exporter: InMemorySpanExporter, tables: Tables) -> None:
     from fedssl_coordinator.core import enqueue
 
-    enqueue._redis().delete("aggregate")
+    enqueue.redis_connection().delete("aggregate")
     with tracing.span("asked"):
         carried = tracing.carried()
         enqueue._send_task("advance_run", str(UUID(int=7)))
-    (message,) = enqueue._redis().lrange("aggregate", 0, -1)
-    enqueue._redis().delete("aggregate")
+    (message,) = enqueue.redis_connection().lrange("aggregate", 0, -1)
+    enqueue.redis_connection().delete("aggregate")
     assert json.loads(message)["headers"]["traceparent"] == carried["traceparent"]
 
 

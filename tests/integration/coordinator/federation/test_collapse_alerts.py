@@ -105,10 +105,10 @@ def test_a_run_that_is_paused_already_gets_the_alert_as_its_reason(
     cast = _cast(coordinator, tables, tmp_path, action="pause")
     publish = rounds.publish_next
 
-    def pause_first(session: Any, run: Any, *arguments: Any) -> None:
+    def pause_first(session: Any, run: Any, *arguments: Any, **values: Any) -> None:
         run.state = RunState.PAUSED
         session.flush()
-        publish(session, run, *arguments)
+        publish(session, run, *arguments, **values)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rounds, "publish_next", pause_first)

@@ -104,18 +104,19 @@ def test_a_heartbeat_without_an_assignment_shows_that_the_worker_lives(cast: Cas
 def test_an_assignment_that_is_deleted_at_this_moment_is_not_there(
     cast: Cast, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    from fedssl_coordinator.federation.work import service
+    from fedssl_coordinator.federation.work import repository
 
-    item, worker, own = cast.claim("a"), cast.workers["a"], service.own_assignment
+    item, worker = cast.claim("a"), cast.workers["a"]
+    first = "renew" if what == "heartbeat" else "locked"
+    read = getattr(repository, first)
     cast.coordinator.client.stop(cast.id)
 
-    def delete_after(*arguments: Any) -> Any:
-        found = own(*arguments)
+    def delete_before(*arguments: Any) -> Any:
         monkeypatch.undo()
         cast.coordinator.client.delete_run(cast.id)
-        return found
+        return read(*arguments)
 
-    monkeypatch.setattr(service, "own_assignment", delete_after)
+    monkeypatch.setattr(repository, first, delete_before)
     asked: dict[str, Callable[[], Any]] = {
         "heartbeat": lambda: worker.heartbeat(item.assignment_id),
         "submit": lambda: worker.submit(Submit(assignment_id=item.assignment_id, update="ab" * 32, num_examples=1)),

@@ -9,9 +9,10 @@ from uuid import UUID
 import pytest
 
 from fedssl.cli.connection.connect import find_run
-from fedssl.cli.connection.target import Target, find_target
+from fedssl.cli.connection.target import find_target
 from fedssl.cli.errors import NoSuchRun, UsageError
 from fedssl.client import Client
+from fedssl.client.environment import Target
 
 URL, OTHER = "http://127.0.0.1:8123", "http://elsewhere:9000"
 RUNS = [UUID("aaaa1111-0000-4000-8000-000000000000"), UUID("aaaa2222-0000-4000-8000-000000000000")]

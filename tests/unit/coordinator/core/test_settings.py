@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from pydantic import ValidationError
@@ -27,6 +28,17 @@ def test_secrets_are_read_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert settings().redis_url.get_secret_value() == "redis://:d@elsewhere:6379/0"  # the environment wins
 
 
+def test_empty_variables_are_not_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compose passes on what its own environment lacks as empty."""
+    for name in ("DATABASE_URL", "REDIS_URL"):
+        monkeypatch.setenv(f"FEDSSL_{name}", "any")
+    monkeypatch.setenv("FEDSSL_STORE_PATH", str(tmp_path))
+    for name in ("ISSUER", "CLIENT_ID", "CLIENT_SECRET", "ROLES", "ROLES_CLAIM", "SCOPES"):
+        monkeypatch.setenv(f"FEDSSL_OIDC_{name}", "")
+    assert settings().oidc_issuer is None
+    assert settings().oidc_roles_claim == "groups"
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -45,3 +57,20 @@ def test_a_store_that_is_half_described(changes: dict[str, str], message: str, m
         monkeypatch.setenv(f"FEDSSL_{name}", value)
     with pytest.raises(ValidationError, match=message):
         settings()
+
+
+def test_authorities_of_redis_need_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authorities = tmp_path / "ca and more.crt"
+    monkeypatch.setenv("FEDSSL_DATABASE_URL", "postgresql+psycopg://a:b@host/fedssl")
+    monkeypatch.setenv("FEDSSL_STORE_PATH", str(tmp_path))
+    monkeypatch.setenv("FEDSSL_REDIS_URL", "redis://:c@host:6379/0")
+    monkeypatch.setenv("FEDSSL_REDIS_CA_FILE", str(authorities))
+    with pytest.raises(ValidationError, match="redis_ca_file\n  Path does not point to a file"):
+        settings()
+    authorities.touch()
+    with pytest.raises(ValidationError, match="FEDSSL_REDIS_URL must begin with rediss://"):
+        settings()
+    monkeypatch.setenv("FEDSSL_REDIS_URL", "rediss://:c@host:6379/0")
+    address = settings().redis_address
+    assert address.startswith("rediss://:c@host:6379/0?ssl_cert_reqs=required&ssl_ca_certs=")
+    assert parse_qs(urlsplit(address).query)["ssl_ca_certs"] == [str(authorities)]

@@ -4,11 +4,11 @@ from typing import Any
 
 from celery.beat import Scheduler
 
-from fedssl_coordinator.core.celery_app import AGGREGATE
+from fedssl_coordinator.core.celery_app import queue_of
 from fedssl_coordinator.core.enqueue import queue_depths
 
 MOST_WAITING = 1_000
-"""Messages: half an hour of sweeps, 1 MB. One more sweep would find nothing that the waiting ones do not find."""
+"""Messages: half an hour of sweeps, 1 MB. One more would find nothing that the waiting ones do not find."""
 
 
 class Beat(Scheduler):  # type: ignore[misc]
@@ -16,5 +16,5 @@ class Beat(Scheduler):  # type: ignore[misc]
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
         """Send the task that is due, unless its queue holds MOST_WAITING messages."""
-        if queue_depths().get(AGGREGATE, 0) < MOST_WAITING:
+        if queue_depths().get(queue_of(entry.task), 0) < MOST_WAITING:
             super().apply_entry(entry, producer)

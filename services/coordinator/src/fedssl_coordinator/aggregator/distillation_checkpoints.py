@@ -17,6 +17,7 @@ from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.core.models import DistillationJob
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.core.store import store
+from fedssl_coordinator.federation import retries
 from fedssl_coordinator.federation.distillation import repository, service
 from fedssl_coordinator.federation.jobs.service import StartedJob
 from fedssl_coordinator.storage.artifacts import service as artifacts
@@ -89,13 +90,7 @@ class Training:
                 artifacts.record_stored(session, stored.digest, stored.num_bytes)
                 # It has come further than any earlier try, so the earlier failures are over.
                 is_mine = repository.set_while_running(
-                    session,
-                    self._job_id,
-                    checkpoint=stored.digest,
-                    num_tries=1,
-                    num_deaths=0,
-                    retry_at=None,
-                    reason=None,
+                    session, self._job_id, checkpoint=stored.digest, **retries.PROGRESS
                 )
                 if not is_mine:
                     raise Cancelled("the job was cancelled")

@@ -27,6 +27,7 @@ from fedssl_coordinator.core.celery_app import is_stopping
 from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.core.logs import say_about
 from fedssl_coordinator.core.models import Evaluation, Run
+from fedssl_coordinator.federation import retries
 from fedssl_coordinator.federation.evaluations import service
 from fedssl_coordinator.federation.jobs import repository as job_rows
 from fedssl_coordinator.federation.jobs import service as jobs
@@ -144,7 +145,7 @@ class _Progress:
     def on_results(self, results: dict[str, float]) -> None:
         """Write the results of a measure. No earlier try came this far, so the earlier failures are over."""
         self.results |= service.storable(results)
-        self._write({"results": self.results}, num_tries=1, num_deaths=0, retry_at=None, reason=None)
+        self._write({"results": self.results}, **retries.PROGRESS)
 
     def _write(self, progress: dict[str, object], **values: object) -> None:
         with transaction(self._connection) as session:

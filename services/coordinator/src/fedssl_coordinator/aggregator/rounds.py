@@ -5,7 +5,7 @@ lock, before the result is published.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -95,31 +95,26 @@ def aggregate(run_id: UUID) -> None:
         rows = repository.assignments(session, [current.id])
         used = {row.id for row in _accepted(rows)}
     say_about(round=current.number)
+    finish = _computed(run, current, rows)
+    with transaction() as session:
+        if (locked := _still_due(session, run_id, current, used)) is not None:
+            finish(session, *locked)
+
+
+def _computed(run: Run, current: Round, rows: Sequence[Assignment]) -> Callable[[Session, Run, Round], None]:
+    """Compute the round's result, and return what then has to be done under the run's lock."""
     try:
-        with tracing.round_span("aggregate", run_id, current.number):
+        with tracing.round_span("aggregate", run.id, current.number):
             weights = next_weights(run, current, rows)
     except TooFewUpdates as error:
-        with transaction() as session:
-            locked = _still_due(session, run_id, current, used)
-            if locked is not None:
-                end_without_result(session, *locked, rows, error)
-        return
+        return functools.partial(end_without_result, rows=rows, error=error)
     except UpdateLost as error:
         if not (lost := lost_updates(rows, error)):
             raise
-        with transaction() as session:
-            if (locked := _still_due(session, run_id, current, used)) is not None:
-                service.ask_again(session, *locked, lost)
-        return
+        return functools.partial(service.ask_again, lost=lost)
     except MethodError as error:  # no other error is final: a store may come back
-        with transaction() as session:
-            if (locked := _still_due(session, run_id, current, used)) is not None:
-                service.end_run(session, locked[0], Outcome.FAILED, f"round {current.number}: {error}")
-        return
-    with transaction() as session:
-        locked = _still_due(session, run_id, current, used)
-        if locked is not None:
-            publish_next(session, *locked, rows, weights)
+        return functools.partial(_fail, reason=str(error))
+    return functools.partial(publish_next, rows=rows, weights=weights)
 
 
 def first_weights(run: Run, device: torch.device = CPU, **training: Any) -> Weights:
@@ -185,6 +180,10 @@ def end_without_result(
     update_norms.record_norms(session, run, current.number, _accepted(rows), error.norms)
     spec = RunSpec.model_validate(run.spec)
     service.end_without_result(session, run, current, spec.cohort, str(error))
+
+
+def _fail(session: Session, run: Run, current: Round, reason: str) -> None:
+    service.end_run(session, run, Outcome.FAILED, f"round {current.number}: {reason}")
 
 
 def lost_updates(rows: Sequence[Assignment], first: UpdateLost) -> dict[UUID, str]:

@@ -8,6 +8,7 @@ from uuid import UUID
 import structlog
 from celery.exceptions import WorkerShutdown
 from celery.signals import worker_ready
+from redis.exceptions import RedisError
 from sqlalchemy import Connection
 
 from fedssl_coordinator.core.celery_app import AGGREGATE, DISTILL, EVALUATE, app
@@ -22,6 +23,7 @@ from fedssl_coordinator.federation.jobs import repository as job_rows
 from fedssl_coordinator.federation.jobs import service as jobs
 from fedssl_coordinator.federation.rounds import repository, service
 from fedssl_coordinator.federation.rounds.service import Step
+from fedssl_coordinator.notifications import delivery
 from fedssl_coordinator.storage.retention import collection as retention
 
 log = structlog.get_logger(__name__)
@@ -68,6 +70,17 @@ def evaluate(evaluation_id: str) -> None:
     _work_on(Evaluation, UUID(evaluation_id), work, task="evaluate")
 
 
+@app.task(name="fedssl.compute_plan")  # type: ignore[untyped-decorator]
+def compute_plan(digest: str) -> None:
+    """Compute the artifact plan of a spec that is not a run yet, for an estimate."""
+    from fedssl_coordinator.aggregator import plans
+
+    try:
+        plans.compute(digest)
+    except RedisError as error:
+        log.warning("redis.unreachable", error=type(error).__name__, consequence="an estimate has no bytes")
+
+
 @app.task(name="fedssl.sweep", bind=True)  # type: ignore[untyped-decorator]
 def sweep(task: Any) -> None:
     """Find everything that waits for an aggregator, and send a task for each. This makes a lost message harmless.
@@ -95,6 +108,16 @@ def sweep(task: Any) -> None:
         distil.delay(str(job_id))
     for evaluation_id in evaluations:
         evaluate.delay(str(evaluation_id))
+
+
+@app.task(name="fedssl.notify")  # type: ignore[untyped-decorator]
+def notify() -> None:
+    """Deliver the notifications that are due. Passes that have piled up behind a long one find nothing to do."""
+    try:
+        delivery.record_unattended()
+        delivery.deliver_due()
+    except UNREACHABLE as error:
+        log.warning("postgres.unreachable", error=type(error).__name__, consequence="the next pass will deliver")
 
 
 @app.task(name="fedssl.collect")  # type: ignore[untyped-decorator]

@@ -7,6 +7,7 @@ from uuid import UUID
 from sqlalchemy import event, select, text
 from sqlalchemy.orm import Session, aliased
 
+from fedssl_coordinator.core import outbox
 from fedssl_coordinator.core.models import Event
 from fedssl_coordinator.core.problems import printable
 
@@ -54,6 +55,7 @@ def _write(session: Session) -> None:
         session.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"), {"key": f"events/{run_id}"})
     session.add_all(rows)
     session.flush()
+    outbox.add(session, rows)
     for action in session.info.pop(_AFTERWARDS, []):
         action(session)
 

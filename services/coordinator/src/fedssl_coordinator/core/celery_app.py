@@ -1,8 +1,8 @@
 """The Celery application. A message names a run or a job to check, never what to do with it.
 
-All tasks are idempotent and read the state from Postgres. There are three queues, and each can be served by any number
+All tasks are idempotent and read the state from Postgres. There are four queues, and each can be served by any number
 of processes: tasks of `aggregate` are short; those of `distill` and `evaluate` may take hours, and have queues of their
-own so that they do not delay other runs.
+own so that they do not delay other runs; those of `notify` wait for servers outside of the federation.
 """
 
 import threading
@@ -16,7 +16,9 @@ from celery.signals import worker_shutting_down
 
 from fedssl_coordinator.core.settings import settings
 
-AGGREGATE, DISTILL, EVALUATE = QUEUES = ("aggregate", "distill", "evaluate")
+AGGREGATE, DISTILL, EVALUATE, NOTIFY = QUEUES = ("aggregate", "distill", "evaluate", "notify")
+
+_QUEUE_OF = {"fedssl.distil": DISTILL, "fedssl.evaluate": EVALUATE, "fedssl.notify": NOTIFY}
 
 is_stopping = threading.Event()
 """Set once this process was asked to stop: a long task then saves its work and ends at its next epoch."""
@@ -35,12 +37,12 @@ def _steady_now() -> datetime:
 def _configuration() -> dict[str, Any]:
     """Return Celery's configuration. It is read on first use, so that importing this module needs no settings."""
     return {
-        "broker_url": settings().redis_url.get_secret_value(),
+        "broker_url": settings().redis_address,
         "task_serializer": "json",
         "accept_content": ["json"],
         "task_ignore_result": True,
         "task_default_queue": AGGREGATE,
-        "task_routes": {"fedssl.distil": {"queue": DISTILL}, "fedssl.evaluate": {"queue": EVALUATE}},
+        "task_routes": {task: {"queue": queue} for task, queue in _QUEUE_OF.items()},
         # Acknowledged before the task starts, so that a long task never starts twice. The sweep resends lost messages.
         "task_acks_late": False,
         # 0 means no limit. The solo pool fetches no message before the last task has ended.
@@ -62,10 +64,16 @@ def _configuration() -> dict[str, Any]:
         "beat_schedule": {
             # Without `expires`: a worker whose clock is ahead of beat's would discard every message.
             "sweep": {"task": "fedssl.sweep", "schedule": schedule(settings().sweep_seconds, nowfun=_steady_now)},
+            "notify": {"task": "fedssl.notify", "schedule": schedule(settings().notify_seconds, nowfun=_steady_now)},
             "collect": {"task": "fedssl.collect", "schedule": schedule(settings().collect_seconds, nowfun=_steady_now)},
         },
         "beat_scheduler": "fedssl_coordinator.aggregator.beat:Beat",
     }
+
+
+def queue_of(task: str) -> str:
+    """Return the queue of a task."""
+    return _QUEUE_OF.get(task, AGGREGATE)
 
 
 app = Celery("fedssl", include=["fedssl_coordinator.aggregator.tasks", "fedssl_coordinator.core.telemetry"])

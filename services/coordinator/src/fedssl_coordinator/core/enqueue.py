@@ -25,8 +25,9 @@ _silent_until = 0.0  # after a failure nothing is sent for a moment, so that req
 
 
 @functools.lru_cache
-def _redis() -> redis.Redis:
-    url = settings().redis_url.get_secret_value()
+def redis_connection() -> redis.Redis:
+    """Return the process's connection to Redis, which waits for a second at most."""
+    url = settings().redis_address
     return redis.Redis.from_url(url, socket_timeout=1, socket_connect_timeout=1)
 
 
@@ -52,6 +53,16 @@ def evaluate(session: Session, evaluation_id: UUID) -> None:
     after_commit(session, _send_task, "evaluate", str(evaluation_id))
 
 
+def compute_plan(session: Session, digest: str) -> None:
+    """Have an aggregator compute the plan of the spec with this digest after the commit."""
+    after_commit(session, _send_task, "compute_plan", digest)
+
+
+def notify(session: Session) -> None:
+    """Have a process of the queue `notify` deliver notifications after the commit."""
+    after_commit(session, _send_task, "notify")
+
+
 def wake_workers(session: Session) -> None:
     """Wake the claims that wait for work after the commit."""
     after_commit(session, _publish, WORK_CHANNEL)
@@ -65,7 +76,7 @@ def wake_watchers(session: Session) -> None:
 def queue_depths() -> dict[str, int]:
     """Return how many messages wait in each queue, or an empty dict if Redis does not answer."""
     try:
-        return {queue: _redis().llen(queue) for queue in QUEUES}
+        return {queue: redis_connection().llen(queue) for queue in QUEUES}
     except redis.RedisError as error:
         log.warning("redis.unreachable", error=type(error).__name__, consequence="queue lengths are unknown")
         return {}
@@ -75,7 +86,7 @@ def _publish(channel: str) -> None:
     if time.monotonic() < _silent_until:
         return
     try:
-        _redis().publish(channel, "")
+        redis_connection().publish(channel, "")
     except redis.RedisError as error:
         _pause_sending(error)
 

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 from uuid import UUID, uuid4
 
 from sqlalchemy import (
+    ARRAY,
     BigInteger,
     CheckConstraint,
     DateTime,
@@ -21,6 +22,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from fedssl.protocol.notifications import DeliveryState, DestinationKind
 from fedssl.protocol.states import AssignmentState, Cause, JobState, Outcome, RoundState, RunState, Verdict
 from fedssl.protocol.tokens import Role
 
@@ -75,6 +77,7 @@ class Token(Base):
         CheckConstraint("role <> 'enrolment' OR expires_at IS NOT NULL", name="enrolment_expires"),
         CheckConstraint("role = 'enrolment' OR used_at IS NULL", name="enrolment_is_used"),
         CheckConstraint("role = 'worker' OR enrolment_id IS NULL", name="worker_is_enrolled"),
+        CheckConstraint("subject IS NULL OR (client_id IS NULL AND expires_at IS NOT NULL)", name="sign_in_expires"),
         Index(
             "uq_tokens_one_open_enrolment",
             "client_id",
@@ -94,6 +97,8 @@ class Token(Base):
     # When an enrolment was exchanged for the worker's token that refers to it. Unique, so it can be used once.
     used_at: Mapped[datetime | None]
     enrolment_id: Mapped[UUID | None] = mapped_column(ForeignKey("tokens.id"), unique=True)
+    # Whose sign-in at an OpenID Connect provider this is. No one knows the secret: only a browser's session uses it.
+    subject: Mapped[str | None] = mapped_column(index=True)
 
 
 class Run(Base):
@@ -131,6 +136,9 @@ class Run(Base):
     num_deaths: Mapped[int] = mapped_column(server_default=text("0"))
     # The last round that was aggregated without the state of a client whose loss makes all clients start cold.
     restart_round: Mapped[int | None]
+    # Words of the operators about the run. Nothing depends on them.
+    tags: Mapped[list[str]] = mapped_column(JSONB(none_as_null=True), server_default=text("'[]'"))
+    notes: Mapped[str] = mapped_column(server_default=text("''"))
 
 
 class Round(Base):
@@ -425,3 +433,45 @@ class Event(Base):
     client_id: Mapped[str | None]
     message: Mapped[str]
     data: Mapped[Json] = mapped_column(server_default=text("'{}'::jsonb"))
+
+
+class NotificationDestination(Base):
+    """An address that is notified of events. A webhook's secret is not stored: it is derived from the signing key."""
+
+    __tablename__ = "notification_destinations"
+    __table_args__ = (_one_of("kind", DestinationKind),)
+
+    id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
+    kind: Mapped[str]
+    target: Mapped[str]
+    label: Mapped[str]
+    topics: Mapped[list[str]] = mapped_column(ARRAY(Text))
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class NotificationDelivery(Base):
+    """A notification for one destination, written in the transaction of its event: it exists if the event does."""
+
+    __tablename__ = "notification_deliveries"
+    __table_args__ = (
+        _one_of("state", DeliveryState),
+        CheckConstraint("(state = 'pending') = (ended_at IS NULL)", name="ended_at_its_end"),
+        # One per round and kind, for events that each client of a large cohort may cause.
+        UniqueConstraint("destination_id", "once_per"),
+        Index("ix_notification_deliveries_due", "next_try_at", postgresql_where=text("state = 'pending'")),
+        Index("ix_notification_deliveries_newest", "destination_id", "created_at", "id"),
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
+    destination_id: Mapped[UUID] = mapped_column(ForeignKey("notification_destinations.id", ondelete="CASCADE"))
+    topic: Mapped[str]
+    payload: Mapped[Json]
+    once_per: Mapped[str | None]
+    state: Mapped[str]
+    num_tries: Mapped[int] = mapped_column(server_default=text("0"))
+    next_try_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    # Why the last try failed.
+    error: Mapped[str | None]
+    # Increases within a transaction, so that its deliveries keep the order of its events.
+    created_at: Mapped[datetime] = mapped_column(server_default=func.clock_timestamp())
+    ended_at: Mapped[datetime | None]

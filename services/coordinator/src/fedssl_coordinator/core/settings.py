@@ -1,21 +1,27 @@
 """Settings from the environment (`FEDSSL_DATABASE_URL`, ...), or from files with these names in FEDSSL_SECRETS_DIR."""
 
+import ipaddress
 import os
+import re
+import ssl
 from functools import lru_cache
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
+from urllib.parse import urlencode
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, FilePath, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from fedssl.artifacts.s3.address import S3Address
+from fedssl.client.addresses import is_private
 from fedssl.errors import SpecError
+from fedssl.protocol.tokens import PersonRole
 
 
 class Settings(BaseSettings):
     """Addresses of the coordinator's servers and files, limits and time limits."""
 
-    model_config = SettingsConfigDict(env_prefix="FEDSSL_", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="FEDSSL_", frozen=True, env_ignore_empty=True)
 
     database_url: SecretStr = Field(description="postgresql+psycopg://user:password@host:port/database")
     database_direct_url: SecretStr | None = Field(
@@ -29,7 +35,11 @@ class Settings(BaseSettings):
     database_wait_seconds: float = Field(
         default=30.0, gt=0, description="How long a request waits for one of them at most; then it receives a 503."
     )
-    redis_url: SecretStr = Field(description="redis://:password@host:port/0")
+    redis_url: SecretStr = Field(description="redis://:password@host:port/0, or rediss:// with TLS")
+    redis_ca_file: FilePath | None = Field(
+        default=None,
+        description="Certificates of the authorities to trust for rediss://, in PEM, instead of the system's.",
+    )
     store_path: Path | None = Field(default=None, description="Folder of the artifact store.")
     store_url: str | None = Field(
         default=None,
@@ -119,6 +129,30 @@ class Settings(BaseSettings):
         description="Port of that listener, which no client should reach. If it is not set, there is none. The API's "
         "own address has these paths too.",
     )
+    notify_seconds: float = Field(
+        default=5.0, gt=0, description="How often notifications that are due for another try are delivered."
+    )
+    notify_allow_http: bool = Field(
+        default=False, description="Webhooks may have http URLs, which any machine on their way can read."
+    )
+    notify_allow_networks: str = Field(
+        default="",
+        description="Private networks to which webhooks may be sent, separated by commas: 10.1.0.0/16, fd00::/8.",
+    )
+    notify_ca_file: Path | None = Field(
+        default=None, description="Certificates (PEM) of further authorities, for webhooks and the SMTP server."
+    )
+    smtp_host: str | None = Field(
+        default=None, description="The SMTP server for e-mail notifications. If it is not set, there are none."
+    )
+    smtp_port: int | None = Field(default=None, ge=1, le=65535, description="Its port: 587, or 465 for tls.")
+    smtp_security: Literal["starttls", "tls", "none"] = Field(
+        default="starttls", description="How the connection is encrypted; none only for a relay that needs no password."
+    )
+    smtp_user: str | None = Field(default=None, description="The user at the SMTP server, if it asks for one.")
+    smtp_password: SecretStr | None = Field(default=None, description="The user's password.")
+    smtp_password_file: Path | None = Field(default=None, description="A file with the user's password.")
+    smtp_from: str | None = Field(default=None, max_length=254, description="The sender's address.")
     max_body_bytes: int = Field(default=1 << 20, description="Largest JSON body that is accepted.")
     max_bodies_bytes: int = Field(
         default=64 << 20,
@@ -161,6 +195,26 @@ class Settings(BaseSettings):
     max_waiting_per_token: int = Field(
         default=32, ge=1, description="Most claims and event streams of one token that one API process holds open."
     )
+    oidc_issuer: str | None = Field(
+        default=None,
+        description="https address of an OpenID Connect provider at which people may sign in to the web page.",
+    )
+    oidc_client_id: str | None = Field(default=None, description="Id of the coordinator at that provider.")
+    oidc_client_secret: SecretStr | None = Field(
+        default=None, description="Its secret there. Not set: a public client, which only PKCE protects."
+    )
+    oidc_scopes: str = Field(default="openid profile email", description="Scopes to ask the provider for.")
+    oidc_roles_claim: str = Field(
+        default="groups",
+        min_length=1,
+        description="Claim that decides a person's role: a text or a list; dots lead into nested objects.",
+    )
+    oidc_roles: dict[str, PersonRole] = Field(
+        default_factory=dict, description='Which value of the claim gives which role, as JSON: {"ml-team": "operator"}.'
+    )
+    oidc_ca_file: Path | None = Field(
+        default=None, description="Authorities to trust for the provider instead of the machine's, in PEM."
+    )
     statement_seconds: float = Field(default=30.0, gt=0, description="How long one statement may take in Postgres.")
     lock_seconds: float = Field(
         default=10.0, gt=0, description="How long a request waits for a lock in Postgres at most."
@@ -187,10 +241,77 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _redis_has_tls(self) -> Self:
+        if self.redis_ca_file is not None and not self.redis_url.get_secret_value().startswith("rediss://"):
+            raise ValueError("FEDSSL_REDIS_CA_FILE is for Redis with TLS: FEDSSL_REDIS_URL must begin with rediss://")
+        return self
+
+    @model_validator(mode="after")
+    def _one_provider(self) -> Self:
+        if self.oidc_issuer is None:
+            if self.oidc_client_id is not None or self.oidc_roles:
+                raise ValueError("FEDSSL_OIDC_CLIENT_ID and FEDSSL_OIDC_ROLES need FEDSSL_OIDC_ISSUER, the provider")
+            return self
+        if not is_private(self.oidc_issuer) or {"?", "#"} & set(self.oidc_issuer):
+            raise ValueError(f"FEDSSL_OIDC_ISSUER must be an https:// address without a query: {self.oidc_issuer}")
+        if not self.oidc_client_id:
+            raise ValueError("FEDSSL_OIDC_ISSUER needs FEDSSL_OIDC_CLIENT_ID, the coordinator's id at the provider")
+        if not self.oidc_roles:
+            raise ValueError('FEDSSL_OIDC_ISSUER needs FEDSSL_OIDC_ROLES, such as {"ml-team": "operator"}')
+        if "openid" not in self.oidc_scopes.split():
+            raise ValueError("FEDSSL_OIDC_SCOPES must contain openid")
+        return self
+
+    @model_validator(mode="after")
+    def _notifications_are_safe(self) -> Self:
+        try:
+            self.allowed_networks()
+        except ValueError as error:
+            raise ValueError(f"FEDSSL_NOTIFY_ALLOW_NETWORKS: {error}; write networks such as 10.1.0.0/16") from None
+        if self.smtp_host is not None and not re.fullmatch(r"[^\s@<>]+@[^\s@<>]+", self.smtp_from or ""):
+            raise ValueError("FEDSSL_SMTP_HOST needs FEDSSL_SMTP_FROM, the sender's address")
+        has_given = bool(self.smtp_password and self.smtp_password.get_secret_value())  # compose sets it empty
+        if has_given and self.smtp_password_file is not None:
+            raise ValueError("set FEDSSL_SMTP_PASSWORD or FEDSSL_SMTP_PASSWORD_FILE, not both")
+        has_password = has_given or self.smtp_password_file is not None
+        if has_password != (self.smtp_user is not None):
+            raise ValueError("FEDSSL_SMTP_USER and its password belong together")
+        if has_password and self.smtp_security == "none":
+            raise ValueError("FEDSSL_SMTP_SECURITY=none would send the password unencrypted: use starttls or tls")
+        return self
+
+    def allowed_networks(self) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+        """Return the private networks to which webhooks may be sent. Raises ValueError."""
+        parts = [part.strip() for part in self.notify_allow_networks.split(",") if part.strip()]
+        return [ipaddress.ip_network(part) for part in parts]
+
+    def outgoing_tls(self) -> ssl.SSLContext:
+        """Return a context for connections to webhooks and the SMTP server, which checks their certificates."""
+        context = ssl.create_default_context()
+        if self.notify_ca_file is not None:
+            context.load_verify_locations(self.notify_ca_file)
+        return context
+
+    def smtp_secret(self) -> str:
+        """Return the password at the SMTP server. Raises OSError if its file cannot be read."""
+        if self.smtp_password_file is not None:
+            return self.smtp_password_file.read_text().strip()
+        return "" if self.smtp_password is None else self.smtp_password.get_secret_value()
+
+    @model_validator(mode="after")
     def _bodies_fit(self) -> Self:
         if self.max_bodies_bytes < 2 * self.max_body_bytes:
             raise ValueError("FEDSSL_MAX_BODIES_BYTES must be at least twice FEDSSL_MAX_BODY_BYTES")
         return self
+
+    @property
+    def redis_address(self) -> str:
+        """The URL of Redis for its clients, with the authorities to trust. It contains the password."""
+        url = self.redis_url.get_secret_value()
+        if self.redis_ca_file is None:
+            return url
+        authorities = urlencode({"ssl_cert_reqs": "required", "ssl_ca_certs": self.redis_ca_file})
+        return f"{url}{'&' if '?' in url else '?'}{authorities}"
 
 
 @lru_cache

@@ -1,4 +1,4 @@
-"""Counts runs, rounds, assignments, jobs and clients by state, in one statement, for `/metrics`."""
+"""Counts runs, rounds, assignments, jobs, notifications and clients by state, in one statement, for `/metrics`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,8 +6,17 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, func, literal, select, union_all
 from sqlalchemy.orm import Session
 
+from fedssl.protocol.notifications import DeliveryState
 from fedssl.protocol.states import AssignmentState, JobState, RunState, Verdict
-from fedssl_coordinator.core.models import Assignment, Client, DistillationJob, Evaluation, Round, Run
+from fedssl_coordinator.core.models import (
+    Assignment,
+    Client,
+    DistillationJob,
+    Evaluation,
+    NotificationDelivery,
+    Round,
+    Run,
+)
 
 # States without rows are listed too: alerts need series that always exist.
 STATES: dict[str, Sequence[str]] = {
@@ -16,6 +25,7 @@ STATES: dict[str, Sequence[str]] = {
     "assignments": [*AssignmentState],
     "distillations": [*JobState],
     "evaluations": [*JobState],
+    "notifications": [*DeliveryState],
     "clients": ["known"],
 }
 
@@ -29,6 +39,7 @@ def count_by_state(session: Session) -> dict[str, dict[str, int]]:
         _counted("assignments", Assignment.state),
         _counted("distillations", DistillationJob.state),
         _counted("evaluations", Evaluation.state),
+        _counted("notifications", NotificationDelivery.state),
         select(literal("clients"), literal("known"), func.count(Client.id)).where(Client.revoked_at.is_(None)),
     ]
     for row in session.execute(union_all(*parts)):

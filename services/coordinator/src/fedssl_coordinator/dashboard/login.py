@@ -1,5 +1,6 @@
-"""`/sign-in` and `/sign-out`."""
+"""`/sign-in` with a token, and `/sign-out`."""
 
+from typing import Literal
 from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Request
@@ -7,9 +8,10 @@ from starlette.responses import Response
 
 from fedssl_coordinator.core.db import DB
 from fedssl_coordinator.core.problems import ProblemError
+from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.dashboard import session as sessions
 from fedssl_coordinator.dashboard.layout.page import PageRoute, render, see_other
-from fedssl_coordinator.dashboard.session import COOKIE, Form, Signed
+from fedssl_coordinator.dashboard.session import COOKIE, Form
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -23,39 +25,44 @@ def home() -> Response:
 @router.get("/sign-in")
 def ask_for_token(next: str = "/runs") -> Response:  # noqa: A002
     """Show the form."""
-    return render("sign_in.html", None, next=_own(next), error="")
+    return sign_in_page(own_path(next))
 
 
 @router.post("/sign-in")
 def take_token(request: Request, form: Form, session: DB) -> Response:
     """Start a session. The token comes in the body and is not stored."""
     sessions.require_same_origin(request)
-    wanted = _own(form.get("next", ""))
+    wanted = own_path(form.get("next", ""))
     try:
         cookie = sessions.sign_in(session, form.get("token", ""))
     except ProblemError as error:
-        return render("sign_in.html", None, status=error.status, next=wanted, error=f"Not signed in: {error.detail}.")
-    response = see_other(wanted)
+        return sign_in_page(wanted, error)
+    return signed_in(request, wanted, cookie, "strict")
+
+
+def sign_in_page(wanted: str, error: ProblemError | None = None) -> Response:
+    """Return the page that offers to sign in, and reports why that failed before."""
+    text, status = (f"Not signed in: {error.detail}.", error.status) if error else ("", 200)
+    issuer = settings().oidc_issuer
+    provider = urlsplit(issuer).netloc if issuer else None
+    return render("sign_in.html", None, status=status, next=wanted, error=text, provider=provider)
+
+
+def signed_in(request: Request, path: str, cookie: str, samesite: Literal["lax", "strict"]) -> Response:
+    """Return the start of a session, which leads to `path`."""
+    response = see_other(path)
     response.set_cookie(
         COOKIE,
         cookie,
         max_age=sessions.LIFETIME_SECONDS,
         httponly=True,
-        samesite="strict",
+        samesite=samesite,
         secure=request.url.scheme == "https",
     )
     return response
 
 
-@router.post("/sign-out")
-def sign_out(visitor: Signed) -> Response:
-    """End the session in this browser."""
-    response = see_other("/sign-in")
-    response.delete_cookie(COOKIE, httponly=True, samesite="strict")
-    return response
-
-
-def _own(path: str) -> str:
+def own_path(path: str) -> str:
     """Return `path` if it belongs to this site, so that signing in never redirects to another one."""
     try:
         parts = urlsplit(path)

@@ -30,7 +30,7 @@ COOKIE = SESSION_COOKIE
 LIFETIME_SECONDS = 12 * 60 * 60
 
 _LONGEST_SECRET = 200
-_MAX_FIELDS = 300
+_MAX_FIELDS = 600
 _PURPOSE = "fedssl/dashboard/"
 
 
@@ -59,7 +59,12 @@ def sign_in(session: Session, secret: str) -> str:
     if found.role not in VIEWERS:
         detail = f"this token has the role {found.role}; the page is for viewers, operators and admins"
         raise ProblemError("forbidden", detail)
-    return _signed(session, f"{found.id}.{int(time.time()) + LIFETIME_SECONDS}")
+    return cookie_of(session, found.id)
+
+
+def cookie_of(session: Session, token_id: UUID) -> str:
+    """Return the cookie of a new session, which the token has signed in."""
+    return _signed(session, f"{token_id}.{int(time.time()) + LIFETIME_SECONDS}")
 
 
 def visitor_of(session: Session, cookie: str | None) -> Visitor:
@@ -119,6 +124,7 @@ def _visitor(request: Request, session: DB) -> Visitor:
 
 def _noted(request: Request, visitor: Visitor) -> Visitor:
     request.state.valid_session = visitor.caller.token_id  # as a token that is shown to the API: for the rate limits
+    request.state.visitor = visitor
     return visitor
 
 

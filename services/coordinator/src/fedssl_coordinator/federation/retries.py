@@ -30,6 +30,14 @@ MOST_DEATHS = 5
 A failure that is recorded, for example of a store that does not answer, is tried again without end.
 """
 
+NO_TRIES: MappingProxyType[str, object] = MappingProxyType({"num_tries": 0, "num_deaths": 0, "retry_at": None})
+"""The values of a row whose computation was not tried yet."""
+
+PROGRESS: MappingProxyType[str, object] = MappingProxyType(
+    {"num_tries": 1, "num_deaths": 0, "retry_at": None, "reason": None}
+)
+"""The values of a row whose computation has come further than any earlier try, so the earlier failures are over."""
+
 LONGEST_PAUSE_SECONDS = 300
 """No pause is longer. A moment that lies further ahead was written before the database's clock was set back."""
 

@@ -1,6 +1,6 @@
 """Reads and writes runs. Every part of the federation uses this module; `runs` is what operators do with them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -130,6 +130,13 @@ def restart_states(session: Session, run: Run, round_number: int, lost: Sequence
 def set_reason(session: Session, run: Run, reason: str | None) -> None:
     """Set why an unfinished run does not move."""
     run.reason = reason
+    session.flush()
+
+
+def set_words(session: Session, run: Run, values: Mapping[str, Any]) -> None:
+    """Set the displayed name, the tags or the notes."""
+    for name, value in values.items():
+        setattr(run, name, value)
     session.flush()
 
 

@@ -89,8 +89,8 @@ def transition(
 ) -> bool:
     """Move a row from the state in which the caller saw it to `after`, set `values` too, and record an event.
 
-    Returns False, and changes nothing, if another transaction had moved the row. In both cases the row is read again
-    at its next use. Raises IllegalTransition.
+    Returns False, and changes nothing, if another transaction had moved the row, which is then read again at its next
+    use. Otherwise a row of this session has its new values. Raises IllegalTransition.
     """
     table = type(row)
     kind = TRANSITIONS[table].get((row.state, after))
@@ -101,11 +101,11 @@ def transition(
         update(table)
         .where(table.id == row.id, table.state == row.state)
         .values(state=after, **values)
-        .returning(table.id)
-        .execution_options(synchronize_session=False)
+        .returning(table)
+        .execution_options(synchronize_session=False, populate_existing=True)
     )
-    won = session.execute(statement).scalar_one_or_none() is not None
-    if row in session:
+    won = session.scalars(statement).one_or_none() is not None
+    if not won and row in session:
         session.expire(row)
     if won:
         record(session, kind, message, **subject)

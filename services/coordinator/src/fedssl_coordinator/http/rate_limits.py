@@ -62,7 +62,7 @@ class RateLimits:
             await self._app(scope, receive, send)
             return
         if self._counts is None:  # here, because the settings are read once the process serves
-            self._counts = RequestCounts(settings().redis_url.get_secret_value())
+            self._counts = RequestCounts(settings().redis_address)
         credential, address = _credential(scope), _address_key(scope)
         seconds = await self._seconds_to_wait(self._counts, credential, address)
         if seconds and credential is not None and await self._look_up(credential):

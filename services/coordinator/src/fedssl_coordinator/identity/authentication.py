@@ -34,6 +34,7 @@ ADMINS = (Role.ADMIN,)
 OPERATORS = (*ADMINS, Role.OPERATOR)
 VIEWERS = (*OPERATORS, Role.VIEWER)
 WORKERS = (Role.WORKER,)
+_ROLES = "roles"  # of a request's state: who may send it, if its endpoint checks that itself
 
 _WHOSE = {
     Role.ADMIN: "an admin's",
@@ -127,8 +128,12 @@ def _identified_at_once(credentials: HTTPAuthorizationCredentials | None) -> Cal
 
 
 async def caller_of(request: Request) -> Caller:
-    """Authenticate a request in an error handler: FastAPI parses bodies before it does. Raises ProblemError."""
-    return await run_in_threadpool(_identified_at_once, await _bearer(request))
+    """Authenticate a request in an error handler: FastAPI parses bodies before it does. Raises ProblemError.
+
+    The role is checked too, if the endpoint would have checked it itself.
+    """
+    caller = await run_in_threadpool(_identified_at_once, await _bearer(request))
+    return _require_role(caller, getattr(request.state, _ROLES, tuple(Role)))
 
 
 async def _caller_without_session(request: Request, scopes: SecurityScopes, credentials: Credentials) -> Caller:
@@ -144,9 +149,39 @@ Enrolling = Annotated[Caller, Security(_caller, scopes=(Role.ENROLMENT,), scope=
 
 # For endpoints that wait or stream, and must not hold a database connection in the meantime.
 WaitingViewer = Annotated[Caller, Security(_caller_without_session, scopes=VIEWERS)]
-WaitingWorker = Annotated[Caller, Security(_caller_without_session, scopes=WORKERS)]
 WaitingOperator = Annotated[Caller, Security(_caller_without_session, scopes=OPERATORS)]
 WaitingOperatorOrWorker = Annotated[Caller, Security(_caller_without_session, scopes=(*OPERATORS, *WORKERS))]
+
+
+@dataclass(frozen=True, slots=True)
+class PresentedToken:
+    """A token that is checked within the transaction that does the work, which saves a transaction per request."""
+
+    _request: Request
+    _credentials: HTTPAuthorizationCredentials | None
+    _roles: Sequence[str]
+
+    def caller(self, session: Session) -> Caller:
+        """Return the token's owner. Raises ProblemError if it is not valid, or lacks the role."""
+        return _require_role(_remembered(self._request, _identify(session, self._credentials)), self._roles)
+
+    def working(self, session: Session) -> Caller:
+        """Do the same for a worker's token, and record that its client was seen, in one statement."""
+        secret = "" if self._credentials is None else self._credentials.credentials
+        found = repository.seen(session, hash_secret(secret))
+        if found is None:
+            return self.caller(session)
+        say_about(client=found.client_id)
+        return _remembered(self._request, Caller(found.id, Role.WORKER, found.client_id))
+
+
+async def _presented(request: Request, scopes: SecurityScopes, credentials: Credentials) -> PresentedToken:
+    setattr(request.state, _ROLES, scopes.scopes)
+    return PresentedToken(request, credentials, scopes.scopes)
+
+
+PresentedWorker = Annotated[PresentedToken, Security(_presented, scopes=WORKERS)]
+PresentedOperatorOrWorker = Annotated[PresentedToken, Security(_presented, scopes=(*OPERATORS, *WORKERS))]
 
 
 def _client_id(caller: Worker) -> str:

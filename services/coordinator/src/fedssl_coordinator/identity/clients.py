@@ -44,10 +44,6 @@ def register(session: Session, client_id: str, request: Register) -> int | None:
     return before
 
 
-def seen(session: Session, client_id: str) -> None:
-    session.execute(update(Client).where(Client.id == client_id).values(last_seen_at=func.now()))
-
-
 def eligible(session: Session, names: Sequence[str] | None) -> list[str]:
     """Return the clients that have registered and are not revoked, in name order, and only those of `names` if given.
 

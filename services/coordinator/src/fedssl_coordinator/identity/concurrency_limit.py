@@ -10,7 +10,7 @@ from fastapi import Depends
 
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.core.settings import settings
-from fedssl_coordinator.identity.authentication import Caller, WaitingViewer, WaitingWorker
+from fedssl_coordinator.identity.authentication import Caller, WaitingViewer
 
 _waiting: Counter[UUID] = Counter()
 
@@ -36,11 +36,5 @@ async def _placed_viewer(caller: WaitingViewer) -> AsyncIterator[Caller]:
         yield caller
 
 
-async def _placed_worker(caller: WaitingWorker) -> AsyncIterator[Caller]:
-    with place_of(caller.token_id):
-        yield caller
-
-
-# These hold a place until the response has been sent.
+# It holds a place until the response has been sent.
 PlacedViewer = Annotated[Caller, Depends(_placed_viewer)]
-PlacedWorker = Annotated[Caller, Depends(_placed_worker)]

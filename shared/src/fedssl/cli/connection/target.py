@@ -3,25 +3,17 @@
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 
 from fedssl.cli.connection.choice import LOCAL_FOLDER
 from fedssl.cli.connection.file import NamedConnection, connections_path, read_connections
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import note
+from fedssl.client.environment import Target
+from fedssl.client.environment import read_token as read
+from fedssl.client.errors import ClientError
 from fedssl.local import FederationFolder
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A coordinator's address and a token for it. The repr hides the token."""
-
-    url: str
-    token: str
-
-    def __repr__(self) -> str:
-        return f"Target({self.url!r})"
 
 
 def find_target(
@@ -64,15 +56,13 @@ def find_target(
 
 def read_token(path: Path) -> str:
     """Read the token in a file. Raises UsageError."""
-    try:
+    with suppress(OSError):
         if stat.S_IMODE(path.stat().st_mode) & 0o044:
             note(f"warning: other users can read the token in {path}: run chmod 600 {path}")
-        token = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the token in {path}: {getattr(error, 'strerror', 'not a text file')}") from None
-    if not token:
-        raise UsageError(f"{path} is empty: write a token into it")
-    return token
+    try:
+        return read(path)
+    except ClientError as error:
+        raise UsageError(str(error)) from None
 
 
 def _find_connection(

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from fedssl.cache import cache_folder
 from fedssl.cli.connection.file import connections_path, read_connections
-from fedssl.cli.connection.target import Target
 from fedssl.cli.doctor.findings import Check, Found
 from fedssl.client import ApiError, Client, ClientError, Retry
+from fedssl.client.environment import Target
 from fedssl.errors import FedSSLError
 from fedssl.protocol.data import KNOWN_DATASETS
 from fedssl.protocol.methods import METHOD_CONFIGS

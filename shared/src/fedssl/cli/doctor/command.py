@@ -13,7 +13,7 @@ from fedssl.cli.errors import ChecksFailed, UsageError
 from fedssl.cli.output import Format, FormatOption, show_json, show_table
 
 if TYPE_CHECKING:
-    from fedssl.cli.connection.target import Target
+    from fedssl.client.environment import Target
 
 
 def doctor(

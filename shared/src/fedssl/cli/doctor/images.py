@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from fedssl.artifacts.images import MAX_SIZE
 from fedssl.cli.doctor.findings import Check, Found
 from fedssl.data import load_dataset
 from fedssl.data.contents import readable
@@ -13,7 +14,6 @@ from fedssl.errors import DataError
 
 NUM_SAMPLED = 200
 _NUM_NAMED = 3
-_MAX_SIZE = 512
 
 _REPAIR = "a worker stops at images that cannot be decoded: repair them or remove them"
 _CONVERT = "a worker would train without these: convert them, or move them out of the folder"
@@ -68,8 +68,8 @@ def _judged(
     what = "; ".join(filter(None, [_used(path, files, sampled, num_decoded), *problems, left_out]))
     if todo:
         return Check("data", Found.WRONG, what, "; ".join(todo))
-    if sampled and min(sampled[0].size) > _MAX_SIZE:
-        return Check("data", Found.NOTE, what, f"start the worker with --image-size, at most {_MAX_SIZE}")
+    if sampled and min(sampled[0].size) > MAX_SIZE:
+        return Check("data", Found.NOTE, what, f"start the worker with --image-size, at most {MAX_SIZE}")
     return Check("data", Found.OK, what)
 
 

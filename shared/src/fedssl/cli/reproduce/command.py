@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedssl.cli.arguments import DataFolderOption, DeviceOption, SetOption, ThreadsOption, read_seeds
+from fedssl.cli.arguments import DataFolderOption, DeviceOption, JobsOption, SetOption, ThreadsOption, read_seeds
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import Format, FormatOption
 
@@ -30,6 +30,7 @@ def reproduce(
     set_: SetOption = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for runs and results.")] = FOLDER,
     device: DeviceOption = "cpu",
+    jobs: JobsOption = "1",
     threads: ThreadsOption = 1,
     data_folder: DataFolderOption = None,
     *,
@@ -73,6 +74,7 @@ def reproduce(
             changes=set_ or [],
             out=out,
             device=device,
+            jobs=jobs,
             threads=threads,
             data_folder=data_folder,
             allow_long=yes,

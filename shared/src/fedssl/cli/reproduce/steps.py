@@ -42,6 +42,7 @@ class Request:
     changes: Sequence[str]
     out: Path
     device: str
+    jobs: str
     threads: int
     data_folder: Path | None
     allow_long: bool
@@ -63,7 +64,7 @@ def run(request: Request) -> list[CellResult]:
     """Run the cells. Raises UsageError if they would take more than an hour and that was not allowed."""
     cells = select_cells(request.what)
     datasets = {part.dataset for each in cells for part in (each.spec.partition, each.spec.evaluation) if part}
-    machine = prepare_machine(request.device, request.threads, request.data_folder, datasets)
+    machine = prepare_machine(request.device, request.threads, request.data_folder, datasets, request.jobs)
     speeds = Speeds(request.device, on_measuring=lambda text: note(f"measuring {text}"))
     tasks = read_tasks(request.what, request.changes)
     seeds = request.seeds
@@ -90,7 +91,7 @@ def run(request: Request) -> list[CellResult]:
                 seeds,
                 request.out,
                 machine=machine,
-                device_name=_device_name(request.device, request.threads),
+                device_name=_device_name(machine, request.threads),
                 display=simulation_progress,
                 on_measuring=lambda name: note(f"measuring {name}"),
                 restart=request.restart,
@@ -169,7 +170,9 @@ def _size(spec: RunSpec) -> str:
     )
 
 
-def _device_name(device: str, threads: int) -> str:
-    if device.startswith("cuda"):
-        return str(torch.cuda.get_device_name(torch.device(device)))
-    return f"{threads} CPU thread{'s' if threads > 1 else ''}"
+def _device_name(machine: ComputeSettings, threads: int) -> str:
+    if machine.device.startswith("cuda"):
+        name = str(torch.cuda.get_device_name(torch.device(machine.device)))
+    else:
+        name = f"{threads} CPU thread{'s' if threads > 1 else ''}"
+    return name if machine.jobs == 1 else f"{name}, {machine.jobs} processes"

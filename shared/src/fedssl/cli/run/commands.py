@@ -8,8 +8,8 @@ import typer
 from fedssl.cli.arguments import RunArgument, SetOption, SpecArgument, TokenFileOption, UrlOption, seconds_of
 from fedssl.cli.connection.choice import CONNECTION_HINT
 from fedssl.cli.connection.connect import connect, find_run, short
-from fedssl.cli.dry_run import DryRunOption, document_of, participants_of, show_dry_run
-from fedssl.cli.errors import RunNotCompleted
+from fedssl.cli.dry_run import DryRunOption, document_of, participants_of, show_dry_run, with_times
+from fedssl.cli.errors import RunNotCompleted, UsageError
 from fedssl.cli.output import Format, FormatOption, cell, note, printable, show_json, show_pairs, show_table
 from fedssl.cli.run import dimensions, distillations, embedding, evaluations, metrics, pull, state
 from fedssl.cli.specs import read_spec
@@ -48,7 +48,8 @@ def submit(
     wanted = read_spec(spec, set_)
     with connect(url, token_file) as client:
         if dry_run:
-            show_dry_run(document_of(wanted, participants_of(client, wanted)), output)
+            document = document_of(wanted, participants_of(client, wanted))
+            show_dry_run(with_times(document, client, wanted), output)
             return
         run = client.create_run(wanted, start=start)
         note(f"run {run.id} {'submitted' if start else 'created; `fedssl run start` starts it'}")
@@ -181,6 +182,34 @@ def stop(
 
 
 @app.command()
+def edit(
+    run: RunArgument,
+    *,
+    name: Annotated[str | None, typer.Option(help="The name that is shown. The spec keeps its own.")] = None,
+    tag: Annotated[
+        list[str] | None, typer.Option("--tag", metavar="TAG", help="A tag; repeat it for several. They replace all.")
+    ] = None,
+    no_tags: Annotated[bool, typer.Option("--no-tags", help="Remove all tags.")] = False,
+    notes: Annotated[str | None, typer.Option(metavar="TEXT", help="What you want to remember about the run.")] = None,
+    url: UrlOption = None,
+    token_file: TokenFileOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Change the name, the tags or the notes of a run, at any time. Nothing else changes.
+
+    Example: `fedssl run edit RUN --tag baseline --tag table-1 --notes "first try with eight sites"`
+    """
+    if tag and no_tags:
+        raise UsageError("--tag and --no-tags contradict each other: give one of them")
+    tags = [] if no_tags else tag
+    if name is None and not tags and not no_tags and notes is None:
+        raise UsageError("there is nothing to change: give --name, --tag, --no-tags or --notes")
+    with connect(url, token_file) as client:
+        view = client.edit_run(find_run(client, run), name=name, tags=tags, notes=notes)
+    _show_result(view, output)
+
+
+@app.command()
 def delete(
     run: RunArgument,
     *,
@@ -273,6 +302,8 @@ def _summary(run: RunView) -> dict[str, object]:
     return {
         "run": str(run.id),
         "name": run.name,
+        "tags": ", ".join(run.tags) or None,
+        "notes": run.notes or None,
         "method": run.method,
         "state": run.outcome or run.state,
         "reason": run.reason,

@@ -9,6 +9,7 @@ from fedssl.protocol.views.datasets import (
     PublicDatasetView,
 )
 from fedssl.protocol.views.distillation import DistillationJobView
+from fedssl.protocol.views.estimates import EstimateRequest, EstimateView
 from fedssl.protocol.views.evaluations import (
     EmbeddingMapView,
     EvaluationCreate,
@@ -19,18 +20,25 @@ from fedssl.protocol.views.evaluations import (
 from fedssl.protocol.views.events import EventView, MetricView
 from fedssl.protocol.views.health import Health
 from fedssl.protocol.views.methods import MethodView
+from fedssl.protocol.views.notifications import DeliveryView, DestinationCreate, DestinationCreated, DestinationView
 from fedssl.protocol.views.rounds import AssignmentView, RoundView
-from fedssl.protocol.views.runs import DimensionAssignmentView, RunCreate, RunSummary, RunView
+from fedssl.protocol.views.runs import DimensionAssignmentView, RunCreate, RunEdit, RunSummary, RunView
 from fedssl.protocol.views.tokens import EnrolmentCreate, TokenCreate, TokenCreated, TokenView
 from fedssl.protocol.views.uploads import UploadPart, UploadParts
 
 __all__ = [
     "AssignmentView",
     "ClientView",
+    "DeliveryView",
+    "DestinationCreate",
+    "DestinationCreated",
+    "DestinationView",
     "DimensionAssignmentView",
     "DistillationJobView",
     "EmbeddingMapView",
     "EnrolmentCreate",
+    "EstimateRequest",
+    "EstimateView",
     "EvaluationCreate",
     "EvaluationDatasetCreate",
     "EvaluationDatasetView",
@@ -47,6 +55,7 @@ __all__ = [
     "Results",
     "RoundView",
     "RunCreate",
+    "RunEdit",
     "RunSummary",
     "RunView",
     "TokenCreate",

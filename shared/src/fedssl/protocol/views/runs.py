@@ -1,16 +1,19 @@
 """Runs, as the API shows them."""
 
 from datetime import datetime
+from typing import Annotated
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
 from fedssl.protocol.base import ClientId, Digest
-from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.runs import RunName, RunSpec
 from fedssl.protocol.states import Outcome, RunState
 from fedssl.protocol.views.base import View
 from fedssl.protocol.views.distillation import DistillationJobView
 from fedssl.protocol.views.rounds import RoundView
+
+Tag = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,31}$")]
 
 
 class RunCreate(BaseModel):
@@ -20,6 +23,23 @@ class RunCreate(BaseModel):
 
     spec: RunSpec
     start: bool = True
+
+
+class RunEdit(BaseModel):
+    """New words about a run. What is null stays as it is."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: RunName | None = Field(default=None, description="The displayed name. The spec keeps its own.")
+    tags: Annotated[tuple[Tag, ...], Field(max_length=20)] | None = Field(
+        default=None, description="All tags of the run; they replace the earlier ones."
+    )
+    notes: Annotated[str, Field(max_length=10_000)] | None = None
+
+    @field_validator("tags")
+    @classmethod
+    def _each_once(cls, tags: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return None if tags is None else tuple(sorted(set(tags)))
 
 
 class RunSummary(View):
@@ -36,12 +56,14 @@ class RunSummary(View):
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
+    tags: list[str] = Field(default=[], description="Words by which operators find the run.")
 
 
 class RunView(RunSummary):
     """A run with all details, and with its current or last round."""
 
     spec: RunSpec
+    notes: str = Field(default="", description="What operators have written about the run.")
     initial_model: Digest | None = Field(description="The weights before training. Null until they exist.")
     model: Digest | None = Field(description="The newest global weights.")
     server_state: Digest | None = Field(default=None, description="The state that the method keeps on the coordinator.")

@@ -46,6 +46,11 @@ class TokenView(View):
         default=None, description="When an enrolment token was exchanged for a worker's token."
     )
     revoked_at: datetime | None
+    subject: str | None = Field(
+        default=None,
+        description="The person whose sign-in at an OpenID Connect provider this is: the issuer, a space, and the "
+        "person's identifier there. No one has the secret of such a token: it ends with the browser's session.",
+    )
 
 
 class TokenCreated(TokenView):

@@ -12,6 +12,7 @@ from fedssl_coordinator.core.models import Run
 from fedssl_coordinator.dashboard.layout import formats
 from fedssl_coordinator.dashboard.run import queries as run_queries
 from fedssl_coordinator.dashboard.run import view as run_view
+from fedssl_coordinator.dashboard.run.charts import numbers
 from fedssl_coordinator.dashboard.runs import overview
 from fedssl_coordinator.dashboard.runs import queries as overview_queries
 
@@ -132,8 +133,17 @@ def _row(values: Sequence[Any]) -> list[ComparedValue]:
     return [ComparedValue(run_view.shown(value), differs=value != values[0]) for value in values]
 
 
-def curves(session: Session, run_ids: Sequence[UUID]) -> list[dict[str, Any]]:
-    """Return each run's scores, and for each score the bytes sent and the seconds passed until then."""
+CURVES = {
+    "probe": "Linear probe",
+    "knn": "kNN",
+    "effective_rank": "Effective rank",
+    "loss": "Local loss",
+}
+"""The measures that the chart can draw. The loss is the mean of the clients; the others come from evaluations."""
+
+
+def curves(session: Session, run_ids: Sequence[UUID], measure: str) -> list[dict[str, Any]]:
+    """Return each run's values of a measure, and for each the bytes sent and the seconds passed until then."""
     found = []
     scores = overview_queries.scores(session, run_ids)
     for run_id in run_ids:
@@ -143,23 +153,26 @@ def curves(session: Session, run_ids: Sequence[UUID]) -> list[dict[str, Any]]:
         for number in sorted(sent):
             total += sent[number]
             until[number] = total
-        its = scores.get(run_id, [])
-        numbers = [score.round_number for score in its]
-        start = run.started_at
+        its, start = scores.get(run_id, []), run.started_at
+        if measure == "loss":
+            values = dict(run_queries.of_rounds(session, run_id, measure, numbers(run.rounds_closed)))
+        else:
+            values = {score.round_number: score.results.get(measure) for score in its}
         found.append(
             {
                 "id": str(run_id),
                 "name": run.name,
-                "rounds": numbers,
-                "bytes": [until.get(number) for number in numbers],
+                "rounds": list(values),
+                "bytes": [until.get(number) for number in values],
                 "seconds": [
                     0.0 if not n else (closed[n] - start).total_seconds() if start and n in closed else None
-                    for n in numbers
+                    for n in values
                 ],
-                **{
-                    name: [score.results.get(name) for score in its]
-                    for name in ("probe", "knn", "alignment", "uniformity")
-                },
+                "values": list(values.values()),
+                "path": [
+                    [score.results.get("alignment"), score.results.get("uniformity"), score.round_number]
+                    for score in its
+                ],
             }
         )
     return found

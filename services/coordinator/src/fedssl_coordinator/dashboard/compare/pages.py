@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Request
+from pydantic import BeforeValidator
 from starlette.responses import Response
 
 from fedssl_coordinator.core.db import DB
@@ -20,6 +21,9 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 RunIds = Annotated[Sequence[str], Query(max_length=SLOTS)]
 Shown = Literal["differences", "all"]
 Axis = Literal["round", "bytes", "time"]
+Curve = Literal["probe", "knn", "effective_rank", "loss"]
+Scale = Literal["linear", "log"]
+Smoothing = Literal[1, 5, 20]
 
 
 def _ids(runs: Sequence[str]) -> list[UUID]:
@@ -35,18 +39,26 @@ def _ids(runs: Sequence[str]) -> list[UUID]:
 
 @router.get("/compare")
 def compare(
-    visitor: Viewing, session: DB, runs: RunIds = (), x: Axis = "round", show: Shown = "differences"
+    visitor: Viewing,
+    session: DB,
+    runs: RunIds = (),
+    x: Axis = "round",
+    y: Curve = "probe",
+    scale: Scale = "linear",
+    smooth: Annotated[Smoothing, BeforeValidator(int)] = 1,
+    show: Shown = "differences",
 ) -> Response:
     """Compare the runs with the first one, the baseline."""
     ids = _ids(runs)
     compared = comparison.compare(session, ids)
     others = [row for row in overview.overview(session, None, "all", "").rows if row.run.id not in ids]
     return render(
-        "compare.html", visitor, compared=compared, others=others, x=x, all=show == "all", ids=[str(one) for one in ids]
-    )
+        "compare.html", visitor, compared=compared, others=others, ids=[str(one) for one in ids],
+        view={"x": x, "y": y, "scale": scale, "smooth": smooth, "show": show}, curves=comparison.CURVES,
+    )  # fmt: skip
 
 
 @router.get("/compare/curves.json")
-def show_curves(request: Request, visitor: Viewing, session: DB, runs: RunIds = ()) -> Response:
-    """Return the scores of every run, by round, by bytes sent and by time passed."""
-    return data(request, {"runs": comparison.curves(session, _ids(runs))})
+def show_curves(request: Request, visitor: Viewing, session: DB, runs: RunIds = (), y: Curve = "probe") -> Response:
+    """Return one measure of every run, by round, by bytes sent and by time passed."""
+    return data(request, {"runs": comparison.curves(session, _ids(runs), y)})

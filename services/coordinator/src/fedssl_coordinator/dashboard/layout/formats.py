@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from fedssl.protocol.methods import METHOD_CONFIGS
+
 NOTHING = "–"
 _MINUS = "\u2212"
 
@@ -76,6 +78,11 @@ def day(value: datetime | None) -> str:
     return NOTHING if value is None else value.astimezone(UTC).strftime("%-d %b")
 
 
+def day_time(value: datetime | None) -> str:
+    """`23 Nov 14:03`, in UTC."""
+    return NOTHING if value is None else value.astimezone(UTC).strftime("%-d %b %H:%M")
+
+
 def clock(value: datetime | None) -> str:
     return NOTHING if value is None else value.astimezone(UTC).strftime("%H:%M:%S")
 
@@ -83,6 +90,16 @@ def clock(value: datetime | None) -> str:
 def machine(value: datetime | None) -> str:
     """For programs: the attribute `datetime`."""
     return "" if value is None else value.astimezone(UTC).isoformat(timespec="seconds")
+
+
+def shape(client: Any) -> str:
+    """A client's images: `3 × 32 × 32`, channels first."""
+    return f"{client.channels} × {client.image_size} × {client.image_size}" if client.channels else NOTHING
+
+
+def method(name: str) -> str:
+    """A method's title, or the name of a method that this version does not have."""
+    return METHOD_CONFIGS[name].info.title if name in METHOD_CONFIGS else name
 
 
 def digest(value: str | None) -> str:
@@ -105,8 +122,11 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "ago": ago,
     "exact": exact,
     "day": day,
+    "day_time": day_time,
     "clock": clock,
     "machine": machine,
+    "shape": shape,
+    "method": method,
     "digest": digest,
     "plural": plural,
 }

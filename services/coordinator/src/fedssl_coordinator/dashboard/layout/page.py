@@ -20,10 +20,10 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from fedssl_coordinator.core.db import UNREACHABLE
+from fedssl_coordinator.core.db import UNREACHABLE, transaction
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.dashboard.layout import formats, svg
-from fedssl_coordinator.dashboard.session import Visitor
+from fedssl_coordinator.dashboard.session import COOKIE, Visitor, visitor_of
 
 log = structlog.get_logger(__name__)
 
@@ -99,8 +99,27 @@ def _instead(request: Request, error: ProblemError) -> Response:
         where = f"/sign-in?next={quote(_address(request), safe='/')}"
         return Response(status_code=204, headers={"HX-Redirect": where}) if is_piece else see_other(where)
     template = "problem_piece.html" if is_piece else "problem.html"
-    response = render(template, None, status=error.status, problem=error.body(), slug=error.slug)
+    visitor = getattr(request.state, "visitor", None)  # signed in, if the error came after that
+    response = render(template, visitor, status=error.status, problem=error.body(), slug=error.slug)
     response.headers.update(error.headers or {})
+    return response
+
+
+def is_for_people(request: Request) -> bool:
+    """Return whether a browser asks for a page, and not a program for data."""
+    is_page = request.method == "GET" and not request.url.path.startswith(("/v1/", "/static/"))
+    return is_page and "text/html" in request.headers.get("accept", "")
+
+
+def unknown_address(request: Request) -> Response:
+    """Return the page for an address that no page has, with the navigation for those who have signed in."""
+    try:
+        with transaction() as session:
+            request.state.visitor = visitor_of(session, request.cookies.get(COOKIE))
+    except (ProblemError, *UNREACHABLE):
+        pass
+    response = _instead(request, ProblemError("not-found", "there is no page at this address"))
+    response.headers.update(_HEADERS)
     return response
 
 

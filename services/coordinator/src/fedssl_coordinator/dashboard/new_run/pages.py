@@ -1,7 +1,9 @@
 """`/runs/new`: a form made from the method's schema and checked during typing."""
 
 import json
-from typing import Annotated
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 from uuid import UUID, uuid4
 
 from fastapi import APIRouter, Query
@@ -11,40 +13,60 @@ from starlette.responses import Response
 from fedssl.protocol.methods import METHOD_CONFIGS
 from fedssl.protocol.views import RunCreate
 from fedssl_coordinator.core.db import DB
+from fedssl_coordinator.core.models import EvaluationDataset, PublicDataset
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.dashboard.layout.page import PageRoute, render, see_other
-from fedssl_coordinator.dashboard.new_run import spec_form
+from fedssl_coordinator.dashboard.new_run import spec_form, templates
+from fedssl_coordinator.dashboard.new_run.fields import PREFIX, split
 from fedssl_coordinator.dashboard.new_run.spec_form import CheckedForm, SettingError
 from fedssl_coordinator.dashboard.run import view as run_view
+from fedssl_coordinator.dashboard.runs import queries as overview_queries
 from fedssl_coordinator.dashboard.session import Form, Signed, Steering, Viewing
+from fedssl_coordinator.federation.estimates import service as estimates
 from fedssl_coordinator.federation.runs import service
+from fedssl_coordinator.storage.datasets import repository as datasets
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 _DEFAULT = "ssd"
+_CLIENTS = f"{PREFIX}cohort.clients"
+_OFFERED = 200
+_RECENT = 20
 
 Method = Annotated[str, Query(max_length=64)]
+Template = Annotated[Literal["", "quick", "ssd"], Query()]
 From = Annotated[UUID | None, Query(alias="from")]
 
 
 @router.get("/runs/new")
-def show_form(visitor: Viewing, session: DB, method: Method = "", template: From = None) -> Response:
-    """Show the form, empty or filled with the settings of another run."""
+def show_form(
+    visitor: Viewing, session: DB, method: Method = "", template: Template = "", copied: From = None
+) -> Response:
+    """Show the form: empty, with the settings of a template, or with those of another run."""
     if not visitor.may_steer:
         raise ProblemError("forbidden", "this needs an operator's or an admin's token; you are signed in as a viewer")
-    values: dict[str, str] = {}
-    if template is not None:
-        spec = run_view.get(session, template).spec
-        method = method or spec["method"]["name"]
-        values = spec_form.values_of(spec, method) if method == spec["method"]["name"] else {}
-    return _page(visitor, _known(method or _DEFAULT), values, None)
+    spec: Mapping[str, Any] = {}
+    if copied is not None:
+        spec = run_view.get(session, copied).spec
+    elif template:
+        spec = templates.spec_of(session, template)
+    method = _known(method or spec.get("method", {}).get("name", _DEFAULT))
+    shown = _FormPage(method, spec_form.values_of(spec, method), template, copied)
+    return _page(visitor, session, shown, None)
+
+
+@router.post("/runs/new/settings")
+def change_method(visitor: Steering, form: Form, session: DB) -> Response:
+    """Show the settings of another method. What was typed stays, except for the method's own settings."""
+    values = {name: value for name, value in form.items() if not name.startswith(f"{PREFIX}method.")}
+    return _page(visitor, session, _FormPage(_known(form.get("method", "")), values), None)
 
 
 @router.post("/runs/new/check")
-def check(visitor: Signed, form: Form) -> Response:
-    """Show the form's spec or its errors, without creating anything."""
+def check(visitor: Signed, form: Form, session: DB) -> Response:
+    """Show the form's spec, its estimate or its errors, without creating anything."""
     checked = spec_form.check(_known(form.get("method", "")), form)
-    return render("new_run_check.html", visitor, checked=checked, given=_shown(checked))
+    return render("new_run_check.html", visitor, **_verdict(session, checked, visitor))
 
 
 @router.post("/runs/new")
@@ -53,8 +75,18 @@ def create(visitor: Steering, form: Form, session: DB) -> Response:
     method = _known(form.get("method", ""))
     checked = spec_form.check(method, form)
     if checked.spec is None:
-        return _page(visitor, method, dict(form), checked)
+        return _page(visitor, session, _FormPage(method, form), checked)
     return _made(visitor, method, form, checked, session)
+
+
+@dataclass(frozen=True, slots=True)
+class _FormPage:
+    """The values that fill the form, and where they come from."""
+
+    method: str
+    values: Mapping[str, str]
+    template: str = ""
+    copied: UUID | None = None
 
 
 def _made(visitor: Steering, method: str, form: Form, checked: CheckedForm, session: Session) -> Response:
@@ -66,23 +98,35 @@ def _made(visitor: Steering, method: str, form: Form, checked: CheckedForm, sess
     except ProblemError as error:
         where = [".".join(str(part) for part in entry["loc"]) for entry in error.errors]
         errors = [SettingError(key.removeprefix("spec."), error.detail) for key in where or [""]]
-        return _page(visitor, method, dict(form), CheckedForm(None, errors, checked.given))
+        return _page(visitor, session, _FormPage(method, form), CheckedForm(None, errors, checked.given))
     return see_other(f"/runs/{run.id}")
 
 
-def _page(visitor: Viewing, method: str, values: dict[str, str], checked: CheckedForm | None) -> Response:
-    info = METHOD_CONFIGS[method].info
+def _page(visitor: Viewing, session: Session, page: _FormPage, checked: CheckedForm | None) -> Response:
     titles = {name: config.info.title for name, config in sorted(METHOD_CONFIGS.items())}
-    shown = checked or spec_form.check(method, values)
+    shown = checked or spec_form.check(page.method, page.values)
+    clients = templates.registered(session)
+    names = {row.client.id for row in clients}
+    wanted = split(page.values.get(_CLIENTS, ""))
+    picked = {name for name in names if name in wanted or f"{spec_form.CLIENT}{name}" in page.values}
+    values = {**page.values, _CLIENTS: ", ".join(name for name in wanted if name not in names)}
+    offered = {
+        "evaluation.dataset": [row.name for row in datasets.by_name(session, EvaluationDataset, _OFFERED, None)],
+        "public_data.dataset": [row.name for row in datasets.by_name(session, PublicDataset, _OFFERED, None)],
+    }
     return render(
-        "new_run.html", visitor, status=200 if checked is None else 422, method=method, methods=titles, info=info,
-        sections=spec_form.sections(method), values=values, key=uuid4().hex, checked=shown, given=_shown(shown),
-        wrong={one.key: one.text for one in shown.errors} if checked else {},
+        "new_run.html", visitor, status=200 if checked is None else 422, page=page, methods=titles,
+        info=METHOD_CONFIGS[page.method].info, sections=spec_form.sections(page.method), values=values,
+        clients=clients, picked=picked, offered=offered, templates=templates.TEMPLATES,
+        recent=overview_queries.page(session, _RECENT, None, "all", ""), key=uuid4().hex,
+        wrong={one.key: one.text for one in shown.errors} if checked else {}, **_verdict(session, shown, visitor),
     )  # fmt: skip
 
 
-def _shown(checked: CheckedForm) -> str:
-    return json.dumps(checked.given, indent=2)
+def _verdict(session: Session, checked: CheckedForm, visitor: Viewing) -> dict[str, Any]:
+    may_ask = checked.spec is not None and visitor.may_steer
+    estimate = estimates.estimate(session, checked.spec) if may_ask and checked.spec else None
+    return {"checked": checked, "given": json.dumps(checked.given, indent=2), "estimate": estimate}
 
 
 def _known(method: str) -> str:

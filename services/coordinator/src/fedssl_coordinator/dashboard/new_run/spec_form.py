@@ -1,11 +1,11 @@
-"""A run's spec as a form: makes fields from the JSON schema, a spec from their values, and shows errors next to them.
+"""A run's spec as a form: a spec from the values of its fields, their values from a spec, and errors next to them.
 
-An empty field is left out of the spec, so that its default applies; `null` removes a default. A setting that can be
-one of several objects, such as an add-on, is written as JSON.
+An empty field is left out of the spec, so that its default applies. Lists are written with commas; objects such as
+add-ons are chosen and have fields of their own.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -13,49 +13,46 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedssl.protocol.methods import METHOD_CONFIGS
+from fedssl.protocol.model import EncoderConfig, read_encoder
 from fedssl.protocol.runs import RunSpec
+from fedssl_coordinator.dashboard.new_run.fields import (
+    ABSENT,
+    PREFIX,
+    Field,
+    Option,
+    all_fields,
+    fields_of,
+    grouped,
+    resolved,
+    split,
+    written,
+)
 
-PREFIX = "spec."
+CLIENT = "client."
+"""Before a client's name: the field that is sent if the client is picked."""
+
 _TOP = "run"
-_DEEPEST = 5
 _SECTIONS = (
     "method",
-    "training",
     "cohort",
-    "data",
-    "model",
+    "training",
     "evaluation",
+    "model",
+    "data",
     "watch",
+    "robustness",
     "public_data",
     "partition",
-    "robustness",
 )
+_TITLES = {
+    _TOP: "Run",
+    "cohort": "Clients",
+    "training": "Local training",
+    "watch": "Collapse alarms",
+    "public_data": "Public images",
+}
+_OPEN = (_TOP, "method", "cohort", "training", "evaluation")
 _MISSING = object()
-_OPEN = (_TOP, "method", "training", "cohort")
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One setting; `kind`: integer, number, text, choice, yes-no or json."""
-
-    key: str
-    kind: str
-    description: str
-    placeholder: str
-    choices: tuple[str, ...] = ()
-    minimum: float | None = None
-    maximum: float | None = None
-    is_whole: bool = False
-    """True for an object whose settings are fields too. Its own field can only be set to `null`."""
-
-    @property
-    def name(self) -> str:
-        return PREFIX + self.key
-
-    @property
-    def label(self) -> str:
-        """The key without the section, which is the heading."""
-        return self.key.split(".", 1)[1] if "." in self.key else self.key
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +60,18 @@ class Section:
     """Settings that belong together."""
 
     name: str
+    title: str
     description: str
     fields: list[Field]
     is_open: bool
+
+    @property
+    def groups(self) -> list[tuple[str, list[Field]]]:
+        return grouped(self.fields)
+
+    @property
+    def keys(self) -> list[str]:
+        return [field.key for field in all_fields(self.fields)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,7 @@ class SettingError:
 
     key: str
     text: str
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,34 +96,30 @@ class CheckedForm:
 def sections(method: str) -> list[Section]:
     """Return the form for a method. Raises KeyError if the method does not exist."""
     whole = RunSpec.model_json_schema()
-    made = [Section(_TOP, "", [*_fields(whole, _only(whole, ("name", "num_rounds", "seed")), "")], True)]
+    top = {"properties": {name: whole["properties"][name] for name in ("name", "num_rounds", "seed")}}
+    made = [Section(_TOP, _TITLES[_TOP], "", [*fields_of(whole, top, "")], True)]
     for name in _SECTIONS:
         root = METHOD_CONFIGS[method].model_json_schema() if name == "method" else whole
-        schema = root if name == "method" else _object(root, whole["properties"][name])
-        fields = [field for field in _fields(root, schema, f"{name}.") if field.key != "method.name"]
+        schema = root if name == "method" else resolved(root, whole["properties"][name])
+        fields = [field for field in fields_of(root, schema, f"{name}.") if field.key != "method.name"]
+        fields.sort(key=lambda field: ("one-of", "cards").index(field.kind) + 1 if field.options else 0)
         description = (schema.get("description") or "").split("\n")[0]
-        made.append(Section(name, description, fields, name in _OPEN))
+        title = _TITLES.get(name, name.replace("_", " ").capitalize())
+        made.append(Section(name, title, description, fields, name in _OPEN))
     return made
 
 
 def check(method: str, form: Mapping[str, str]) -> CheckedForm:
     """Return the form's spec, or its errors."""
-    kinds = {field.key: field.kind for section in sections(method) for field in section.fields}
+    fields = [field for section in sections(method) for field in section.fields]
     given: dict[str, Any] = {"method": {"name": method}}
-    errors = []
-    for key, kind in kinds.items():
-        text = form.get(PREFIX + key, "").strip()
-        if not text:
-            continue
-        try:
-            _put(given, key.split("."), _value(kind, text))
-        except ValueError as error:
-            errors.append(SettingError(key, str(error)))
+    errors = _read(fields, form, given, 0)
     try:
         spec = RunSpec.model_validate(given)
     except ValidationError as error:
-        keys = sorted(kinds, key=len, reverse=True)
-        errors += [SettingError(_key(entry["loc"], method, keys), entry["msg"]) for entry in error.errors()[:20]]
+        keys = {field.key: field for field in all_fields(fields)}
+        found = [(_key(entry["loc"], method, keys), entry["msg"]) for entry in error.errors()[:20]]
+        errors += [SettingError(key, text, keys[key].label if key in keys else "") for key, text in found]
         return CheckedForm(None, errors, given)
     return CheckedForm(None if errors else spec, errors, given)
 
@@ -125,94 +128,180 @@ def values_of(spec: Mapping[str, Any], method: str) -> dict[str, str]:
     """Return the values of the form's fields for a spec, without those that equal the default."""
     # Not validated, because some methods have no valid spec that consists only of defaults.
     defaults = RunSpec().model_copy(update={"method": METHOD_CONFIGS[method](name=method)}).model_dump(mode="json")
-    values = {}
-    for field in (field for section in sections(method) for field in section.fields):
-        value, default = _nested(spec, field.key), _nested(defaults, field.key)
-        if value is _MISSING or value == default or (field.is_whole and value is not None):
-            continue
-        if value is None and default is _MISSING and not field.placeholder:
-            continue
-        is_text = isinstance(value, str) and field.kind in ("text", "choice")
-        values[field.name] = value if is_text else json.dumps(value)
-    return values
+    fields = [field for section in sections(method) for field in section.fields]
+    return _values(fields, spec, defaults, 0)
 
 
-def _only(schema: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    return {"properties": {name: schema["properties"][name] for name in names}}
+def _read(fields: Sequence[Field], form: Mapping[str, str], given: dict[str, Any], start: int) -> list[SettingError]:
+    """Put the values of the fields into `given`, whose keys are those of the fields from the character `start` on."""
+    errors, removed = [], ""
+    for field in fields:
+        try:
+            value, wrong = _value(field, form)
+            errors += wrong
+            if value is _MISSING:
+                continue
+            if removed and field.key.startswith(f"{removed}."):
+                raise ValueError(f"leave this empty: {removed} is set to none")
+            removed = field.key if field.kind == "none" else removed
+            _put(given, field.key[start:].split("."), value)
+        except ValueError as error:
+            errors.append(SettingError(field.key, str(error), field.label))
+    return errors
 
 
-def _object(root: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema that `schema` stands for, following references and `or null`."""
-    if "$ref" in schema:
-        found = root["$defs"][schema["$ref"].rsplit("/", 1)[1]]
-        return {**_object(root, found), **{key: value for key, value in schema.items() if key == "default"}}
-    options = [option for option in schema.get("anyOf", ()) if option.get("type") != "null"]
-    if len(options) == 1:
-        return {
-            **_object(root, options[0]),
-            **{key: schema[key] for key in ("default", "description") if key in schema},
-        }
-    return dict(schema)
+def _value(field: Field, form: Mapping[str, str]) -> tuple[Any, list[SettingError]]:
+    """Return the value of one field, or _MISSING, and the errors in its options. Raises ValueError."""
+    text = form.get(field.name, "").strip()
+    match field.kind:
+        case "one-of":
+            option = next((one for one in field.options if one.name == (text or field.used)), None)
+            if option is None:
+                raise ValueError(f"choose one of {', '.join(one.name for one in field.options)}")
+            value, errors = _object(option, form, field.default if option.name == field.used else {})
+            return (_MISSING if value == field.default else value), errors
+        case "cards":
+            return _cards(field, form)
+        case "several":
+            chosen = [choice for choice in field.choices if form.get(f"{field.name}.{choice}")]
+            return (chosen if chosen and chosen != field.default else _MISSING), []
+        case "names":
+            picked = sorted(name.removeprefix(CLIENT) for name in form if name.startswith(CLIENT))
+            found = list(dict.fromkeys([*picked, *split(text)]))
+            return (found or _MISSING), []
+        case _:
+            return (_scalar(field.kind, text) if text else _MISSING), []
 
 
-def _fields(root: Mapping[str, Any], schema: Mapping[str, Any], prefix: str) -> Iterator[Field]:
-    for name, inner in schema.get("properties", {}).items():
-        found, key = _object(root, inner), f"{prefix}{name}"
-        if found.get("properties") and key.count(".") < _DEEPEST:
-            if "anyOf" in inner and inner.get("default") is not None:
-                yield Field(key, "json", "Write null for none; otherwise leave it empty.", "", is_whole=True)
-            yield from _fields(root, found, f"{key}.")
-        elif "const" not in found:
-            yield _field(key, found)
+def _object(
+    option: Option, form: Mapping[str, str], base: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[SettingError]]:
+    given: dict[str, Any] = json.loads(json.dumps({**base, "name": option.name}))  # a copy that may be changed
+    return given, _read(option.fields, form, given, len(option.key) + 1)
 
 
-def _field(key: str, schema: Mapping[str, Any]) -> Field:
-    default = schema.get("default")
-    shown = "" if default is None else str(default) if isinstance(default, str) else json.dumps(default)
-    least, most = schema.get("minimum", schema.get("exclusiveMinimum")), schema.get("maximum")
-    description = (schema.get("description") or "").replace("\n", " ")
-    if "enum" in schema:
-        are_words = all(isinstance(choice, str) for choice in schema["enum"])
-        choices = tuple(str(choice) for choice in schema["enum"])
-        return Field(key, "choice" if are_words else "number", description, shown, choices)
-    kind = {"integer": "integer", "number": "number", "boolean": "yes-no", "string": "text"}.get(
-        schema.get("type", ""), "json"
-    )
-    return Field(key, kind, description, shown, ("true", "false") if kind == "yes-no" else (), least, most)
+def _cards(field: Field, form: Mapping[str, str]) -> tuple[Any, list[SettingError]]:
+    """Return the chosen objects. They keep the order of the field itself, which names those of a copied run."""
+    if field.name not in form:
+        return _MISSING, []
+    defaults = {each["name"]: each for each in field.default}
+    order = [*split(form[field.name]), *defaults, *(option.name for option in field.options)]
+    chosen = sorted((one for one in field.options if form.get(PREFIX + one.key)), key=lambda one: order.index(one.name))
+    found = [_object(option, form, defaults.get(option.name, {})) for option in chosen]
+    value = [each for each, _ in found]
+    return (_MISSING if value == field.default else value), [error for _, errors in found for error in errors]
 
 
-def _value(kind: str, text: str) -> Any:
-    if kind in ("text", "choice"):
-        return text
+def _scalar(kind: str, text: str) -> Any:
+    match kind:
+        case "text" | "choice":
+            return text
+        case "numbers":
+            return [_number(word, "write numbers with commas between them, such as 32, 64") for word in split(text)]
+        case "encoders":
+            return _encoders(text)
+        case "none":
+            return None
+        case "integer" | "number" if text == "none":
+            return None
+        case "integer":
+            return _number(text, "write a whole number")
+        case "number":
+            return _number(text, "write a number such as 0.05 or 1e-4")
+        case _:
+            return _number(text, "choose yes or no")
+
+
+def _number(text: str, what: str) -> Any:
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
-        words = {
-            "integer": "write a whole number",
-            "number": "write a number like 0.05 or 1e-4",
-            "yes-no": "choose one",
-        }
-        raise ValueError(words.get(kind, 'write JSON like [64, 128] or {"name": "mean"}')) from None
+        raise ValueError(what) from None
+    if not isinstance(value, int | float):
+        raise ValueError(what)
+    return value
+
+
+def _encoders(text: str) -> Any:
+    if text == "declared":
+        return text
+    lines = [line.partition("=") for line in text.splitlines() if line.strip()]
+    if not all(encoder.strip() for _, _, encoder in lines):
+        raise ValueError("write `declared`, or one line per client, such as client-1 = resnet18")
+    return {name.strip(): read_encoder(encoder) for name, _, encoder in lines}
 
 
 def _put(spec: dict[str, Any], path: list[str], value: Any) -> None:
-    for at, name in enumerate(path[:-1], start=1):
-        spec = spec.setdefault(name, {})
-        if not isinstance(spec, dict):
-            raise ValueError(f"leave this empty: {'.'.join(path[:at])} is {json.dumps(spec)}")
+    for name in path[:-1]:
+        if not isinstance(spec.get(name), dict):
+            spec[name] = {}
+        spec = spec[name]
     spec[path[-1]] = value
 
 
-def _key(loc: tuple[int | str, ...], method: str, keys: list[str]) -> str:
-    """Return the key of the field with the error, without the method's name, which pydantic adds to the keys."""
+def _values(fields: Sequence[Field], spec: Mapping[str, Any], defaults: Any, start: int) -> dict[str, str]:
+    values: dict[str, str] = {}
+    for field in fields:
+        path = field.key[start:]
+        value, default = _nested(spec, path), _nested(defaults, path)
+        if value is _MISSING or value == default or (field.kind == "none" and value is not None):
+            continue
+        match field.kind:
+            case "one-of":
+                values |= {field.name: value["name"], **_of_option(field, value)}
+            case "cards":
+                values[field.name] = ",".join(each["name"] for each in value)
+                for each in value:
+                    values |= {f"{field.name}.{each['name']}": "on", **_of_option(field, each)}
+            case "several":
+                values |= {f"{field.name}.{choice}": "on" for choice in value}
+            case "encoders":
+                values[field.name] = value if isinstance(value, str) else _written_encoders(value)
+            case "none":
+                values[field.name] = "null"
+            case _ if value is not None:
+                values[field.name] = written(value)
+            case _ if field.placeholder:
+                values[field.name] = "none"
+    return values
+
+
+def _of_option(field: Field, value: Mapping[str, Any]) -> dict[str, str]:
+    option = next(one for one in field.options if one.name == value["name"])
+    defaults = [field.default] if field.kind == "one-of" else field.default
+    own = next((each for each in defaults if each["name"] == option.name), None)
+    return _values(option.fields, value, own or _usual(option), len(option.key) + 1)
+
+
+def _usual(option: Option) -> dict[str, Any]:
+    usual: dict[str, Any] = {}
+    for field in option.fields:
+        if field.default is not ABSENT and field.kind != "none":
+            _put(usual, field.key[len(option.key) + 1 :].split("."), field.default)
+    return usual
+
+
+def _written_encoders(encoders: Mapping[str, Mapping[str, Any]]) -> str:
+    usual = EncoderConfig().model_dump(mode="json")
+    lines = []
+    for client, encoder in encoders.items():
+        other = {name: value for name, value in encoder.items() if name == "name" or value != usual[name]}
+        table = ", ".join(f"{name} = {json.dumps(value)}" for name, value in other.items())
+        lines.append(f"{client} = {encoder['name'] if len(other) == 1 else f'{{ {table} }}'}")
+    return "\n".join(lines)
+
+
+def _key(loc: tuple[int | str, ...], method: str, keys: Mapping[str, Field]) -> str:
+    """Return the key of the field with the error: without the method's name and the places in lists."""
     parts = [str(part) for index, part in enumerate(loc) if not (index == 1 and loc[0] == "method" and part == method)]
-    whole = ".".join(parts)
-    return next((key for key in keys if whole == key or whole.startswith(f"{key}.")), whole)
+    whole = ".".join(part for part in parts if not part.isdigit())
+    best = (key for key in sorted(keys, key=len, reverse=True) if whole == key or whole.startswith(f"{key}."))
+    return next(best, whole)
 
 
-def _nested(spec: Mapping[str, Any], key: str) -> Any:
+def _nested(spec: Any, key: str) -> Any:
     """Return the value at a dotted key, which may be an object or null; _MISSING if there is no value."""
-    value: Any = spec
+    value = spec
     for name in key.split("."):
         if not isinstance(value, Mapping) or name not in value:
             return _MISSING

@@ -27,6 +27,8 @@ class Member(NamedTuple):
     last_round: int
     median_seconds: float | None
     num_bytes: int
+    images_per_second: float | None
+    """The median over accepted updates, for one local epoch; transfers count as work."""
 
 
 class Sent(NamedTuple):
@@ -58,6 +60,11 @@ _ENDED = (AssignmentState.ACCEPTED, AssignmentState.EXPIRED, AssignmentState.REJ
 _took = func.extract("epoch", Assignment.closed_at - Assignment.leased_at)
 _median = (
     func.percentile_cont(0.5).within_group(_took).filter(Assignment.state == AssignmentState.ACCEPTED).label("median")
+)
+_speed = (
+    func.percentile_cont(0.5)
+    .within_group(Assignment.num_examples / func.nullif(_took, 0))
+    .filter(Assignment.state == AssignmentState.ACCEPTED)
 )
 
 
@@ -92,6 +99,7 @@ def members_after(session: Session, run_id: UUID, after: str, limit: int) -> lis
             func.max(Assignment.round_number),
             _median,
             func.coalesce(func.sum(Artifact.num_bytes), 0),
+            _speed,
         )
         .outerjoin(Artifact, Artifact.digest == Assignment.update_digest)
         .where(Assignment.run_id == run_id, Assignment.client_id > after)
@@ -100,6 +108,12 @@ def members_after(session: Session, run_id: UUID, after: str, limit: int) -> lis
         .limit(limit)
     )
     return [Member._make(row) for row in session.execute(statement)]
+
+
+def devices(session: Session, names: Sequence[str]) -> dict[str, str | None]:
+    """Return the device that each of these clients' workers has declared."""
+    rows = session.execute(select(Client.id, Client.device).where(Client.id.in_(names)))
+    return {row.id: row.device for row in rows}
 
 
 class Known(NamedTuple):

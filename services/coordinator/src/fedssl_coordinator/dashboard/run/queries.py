@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import case, func, literal, select
+from sqlalchemy import case, func, literal, or_, select
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import Session
 
@@ -22,6 +22,7 @@ from fedssl_coordinator.core.models import (
     Event,
     Metric,
     Round,
+    Run,
     Upload,
 )
 from fedssl_coordinator.federation.jobs.repository import UNFINISHED
@@ -97,6 +98,14 @@ def of_clients(
         Metric.name == name,
     )
     return [(number, client, value) for number, client, value in session.execute(statement) if client is not None]
+
+
+def of_rounds(session: Session, run_id: UUID, name: str, numbers: Sequence[int]) -> list[tuple[int, float | None]]:
+    """Return a metric of whole rounds, oldest first."""
+    statement = select(Metric.round_number, Metric.value).where(
+        Metric.run_id == run_id, Metric.name == name, Metric.client_id.is_(None), Metric.round_number.in_(numbers)
+    )
+    return [(number, value) for number, value in session.execute(statement.order_by(Metric.round_number))]
 
 
 def band(session: Session, run_id: UUID, name: str, numbers: Sequence[int]) -> list[tuple[int, float, float, float]]:
@@ -247,6 +256,41 @@ def is_judged(session: Session, run_id: UUID) -> bool:
 def now(session: Session) -> datetime:
     """Return the time by Postgres's clock, which all other times come from."""
     return session.execute(select(func.now())).scalar_one()
+
+
+class KeptWeights(NamedTuple):
+    """Weights that a round sent to its clients, which the store still has."""
+
+    after_round: int
+    digest: str
+    num_bytes: int
+    at: datetime
+
+
+def kept_weights(session: Session, run_id: UUID, limit: int = 100) -> list[KeptWeights]:
+    """Return the weights with which the newest rounds began, newest first."""
+    statement = (
+        select(Round.number - 1, Round.broadcast, Artifact.num_bytes, Round.opened_at)
+        .join(Artifact, Artifact.digest == Round.broadcast)
+        .where(Round.run_id == run_id, Round.number > 1, Artifact.collected_at.is_(None))
+        .order_by(Round.number.desc())
+        .limit(limit)
+    )
+    return [KeptWeights(*row) for row in session.execute(statement)]
+
+
+def has_weights(session: Session, run_id: UUID, digest: str) -> bool:
+    """Return whether these are weights that the run began with, has now, or sent in a round."""
+    own = select(Run.id).where(Run.id == run_id, or_(Run.initial_broadcast == digest, Run.broadcast == digest))
+    sent = select(Round.id).where(Round.run_id == run_id, Round.broadcast == digest)
+    return bool(session.scalar(select(own.exists() | sent.exists())))
+
+
+def sizes(session: Session, digests: Sequence[str]) -> dict[str, int]:
+    """Return the bytes of those of these artifacts that the store still has."""
+    statement = select(Artifact.digest, Artifact.num_bytes).where(Artifact.digest.in_(digests))
+    found = session.execute(statement.where(Artifact.collected_at.is_(None)))
+    return {row.digest: row.num_bytes for row in found}
 
 
 def evaluations(session: Session, run_id: UUID, limit: int) -> Sequence[Evaluation]:

@@ -203,7 +203,9 @@ def _training(attempt: Attempt) -> tuple[str, str]:
     share = f", {formats.percent(progress.get('step', 0) / steps, 0)}" if steps else ""
     epoch = f", epoch {min(progress.get('epoch', 0) + 1, progress['num_epochs'])} of {progress['num_epochs']}"
     is_training = progress.get("phase") == "training" and progress.get("num_epochs")
-    return "running", f"{progress.get('phase', 'training')}{epoch if is_training else ''}{share}"
+    speed = progress.get("images_per_second") if is_training else None
+    pace = f", {formats.number(speed)} images/s" if speed else ""
+    return "running", f"{progress.get('phase', 'training')}{epoch if is_training else ''}{share}{pace}"
 
 
 def stretches(owned: Sequence[tuple[int, str]]) -> list[tuple[str, int, int]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from uuid import UUID
 
 from sqlalchemy.orm import Session
@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from fedssl.protocol.states import RoundState
 from fedssl_coordinator.core.models import Run
 from fedssl_coordinator.core.paging import encode_cursor
+from fedssl_coordinator.dashboard.layout import formats
 from fedssl_coordinator.dashboard.layout.svg import ribbon, spark
 from fedssl_coordinator.dashboard.runs import queries
 from fedssl_coordinator.dashboard.runs.run_status import Last, RunStatus, last_verdict, run_status
@@ -36,10 +37,18 @@ class Row:
     dataset: str | None
 
     @property
+    def took(self) -> float | None:
+        """Seconds from the start to the end, or until now."""
+        if self.run.started_at is None:
+            return None
+        return ((self.run.finished_at or datetime.now(UTC)) - self.run.started_at).total_seconds()
+
+    @property
     def about(self) -> str:
         """Method and encoder."""
         encoder = self.run.spec.get("model", {}).get("encoder", {}).get("name", "")
-        return f"{self.run.method} · {encoder}" if encoder else self.run.method
+        title = formats.method(self.run.method)
+        return f"{title} · {encoder}" if encoder else title
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +113,13 @@ def _change(probes: Sequence[tuple[int, float]]) -> float | None:
 
 
 def needing_attention(session: Session) -> list[Row]:
-    """Return those of the newest unfinished runs that need attention."""
-    active = queries.page(session, PAGE, None, "active", "")
-    return [row for row in rows(session, active) if row.status.needs_attention]
+    """Return the unfinished runs that need attention."""
+    found: list[Row] = []
+    before = None
+    while active := queries.page(session, PAGE, before, "active", ""):
+        found += [row for row in rows(session, active) if row.status.needs_attention]
+        before = (active[-1].created_at, active[-1].id)
+    return found
 
 
 def totals(session: Session) -> tuple[queries.Facts, dict[str, int], int]:

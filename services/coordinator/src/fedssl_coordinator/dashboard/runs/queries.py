@@ -65,7 +65,8 @@ def page(session: Session, limit: int, before: tuple[datetime, UUID] | None, gro
     statement = select(Run).where(GROUPS[group][1]).order_by(Run.created_at.desc(), Run.id.desc()).limit(limit)
     if text:
         encoder = Run.spec["model"]["encoder"]["name"].astext
-        places = (Run.name, Run.method, encoder, Run.state, Run.outcome, Run.reason, cast(Run.id, String))
+        tags = cast(Run.tags, String)
+        places = (Run.name, Run.method, encoder, Run.state, Run.outcome, Run.reason, cast(Run.id, String), tags)
         found = [func.lower(func.coalesce(place, "")).contains(text.lower(), autoescape=True) for place in places]
         statement = statement.where(or_(*found))
     if before is not None:

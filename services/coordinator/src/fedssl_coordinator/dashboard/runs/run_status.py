@@ -151,14 +151,18 @@ def names(client_ids: Sequence[str]) -> str:
 
 
 def _left(run: Run, rounds: Sequence[Round]) -> str:
-    """Return the remaining time at the speed of the last rounds, or nothing if it is unknown."""
+    """Return the remaining time at the speed of the last rounds, or nothing if it is unknown.
+
+    The time that the open round has taken so far is subtracted, until it takes longer than those before.
+    """
     closed = [row for row in rounds if row.closed_at is not None][-10:]
-    if len(closed) < 2:
+    passed = _seconds(closed[0].opened_at, closed[-1].closed_at) if closed else None
+    if passed is None:
         return ""
-    passed = _seconds(closed[0].opened_at, closed[-1].closed_at)
-    return (
-        "" if passed is None else f"{formats.seconds(passed / len(closed) * (run.num_rounds - run.rounds_closed))} left"
-    )
+    per_round, current = passed / len(closed), rounds[-1]
+    so_far = 0.0 if current.closed_at is not None else (datetime.now(UTC) - current.opened_at).total_seconds()
+    left = per_round * (run.num_rounds - run.rounds_closed) - min(max(so_far, 0.0), per_round)
+    return f"{formats.seconds(left)} left"
 
 
 def _seconds(start: datetime | None, end: datetime | None) -> float | None:

@@ -17,6 +17,7 @@ export function chart(element, options) {
     marks: [],
     sync: "round",
     axis: number,
+    isWhole: true /* the horizontal axis counts rounds, so there is nothing between two of them */,
     ...options,
   };
   let plot;
@@ -77,7 +78,10 @@ function described(options, width) {
       y: false,
       drag: { x: true, y: false },
     },
-    scales: { x: { time: false }, y: { range: (_, a, b) => extent(y, a, b) } },
+    scales: {
+      x: { time: false },
+      y: options.isLog ? { distr: 3 } : { range: (_, a, b) => extent(y, a, b) },
+    },
     axes: [
       {
         ...axis,
@@ -86,7 +90,7 @@ function described(options, width) {
         grid: { show: false },
         space: 56,
         values: (_, ticks) =>
-          ticks.map((tick) => (Number.isInteger(tick) || options.axis !== number ? options.axis(tick) : "")),
+          unrepeated(ticks.map((tick) => (Number.isInteger(tick) || !options.isWhole ? options.axis(tick) : ""))),
       },
       {
         ...axis,
@@ -95,12 +99,14 @@ function described(options, width) {
         space: 34,
         grid: { stroke: token("line"), width: 1 },
         values: (_, ticks) =>
-          ticks.map((tick) =>
-            tick == null
-              ? ""
-              : tick === 0
-                ? "0"
-                : (options.tick ?? ((v) => (places ? number(v, places) : short(v)) + unit))(tick),
+          unrepeated(
+            ticks.map((tick) =>
+              tick == null
+                ? ""
+                : tick === 0
+                  ? "0"
+                  : (options.tick ?? ((v) => (places ? number(v, places) : short(v)) + unit))(tick),
+            ),
           ),
       },
     ],
@@ -121,6 +127,9 @@ function described(options, width) {
     hooks: { draw: [(plot) => annotate(plot, options)], setCursor: [(plot) => showPoint(plot, options)] },
   };
 }
+
+/* two ticks that round to one label show it once */
+const unrepeated = (labels) => labels.map((label, i) => (i && label === labels[i - 1] ? "" : label));
 
 const color = (line) =>
   line.band ? "transparent" : line.slot != null ? slotColor(line.slot) : token(line.color ?? "text");

@@ -1,9 +1,16 @@
-/* Compare runs: the probe by round, bytes or time, and the paths of uniformity against alignment. */
+/* Compare runs: one measure by round, bytes or time, and the paths of uniformity against alignment. */
 import { $, $$ } from "./layout.js";
 import { empties } from "./canvas.js";
 import { chart, focusClient } from "./charts.js";
 import { plane } from "./plane_and_heat.js";
-import { bytes, number, percent, seconds } from "./format.js";
+import { bytes, number, percent, seconds, short } from "./format.js";
+
+/* each value as the mean of up to `width` values that end with it */
+const smoothed = (values, width) =>
+  values.map((value, i) => {
+    const near = values.slice(Math.max(0, i + 1 - width), i + 1).filter((one) => one != null);
+    return value == null ? null : near.reduce((sum, one) => sum + one, 0) / near.length;
+  });
 
 const root = $("#compare");
 empties();
@@ -20,9 +27,12 @@ if (root) {
     bytes: (x) => `${bytes(x)} uploaded`,
     time: (x) => `after ${seconds(x)}`,
   }[root.dataset.x];
+  const isShare = ["probe", "knn"].includes(root.dataset.y);
+  const isLog = root.dataset.scale === "log";
   const xs = [...new Set(runs.flatMap((run) => run[axisName].filter((x) => x != null)))].sort((a, b) => a - b);
   const series = runs.map((run, slot) => {
-    const at = new Map(run[axisName].map((x, i) => [x, run.probe[i]]));
+    const values = smoothed(run.values, +root.dataset.smooth);
+    const at = new Map(run[axisName].map((x, i) => [x, isLog && values[i] <= 0 ? null : values[i]]));
     return {
       client: run.id,
       label: run.name,
@@ -38,21 +48,21 @@ if (root) {
     chart($("#probe"), {
       x: xs,
       series,
-      y: [0, 1],
+      y: isShare && !isLog ? [0, 1] : [null, null],
+      isLog,
       height: 288,
       right: innerWidth < 640 ? 14 : 170,
-      tick: (y) => percent(y, 0),
-      value: percent,
+      tick: isShare ? (y) => percent(y, 0) : short,
+      value: isShare ? percent : short,
       axis: write,
+      isWhole: root.dataset.x === "round",
       title,
     });
   const paths = runs
     .map((run, slot) => ({
       label: run.name,
       slot,
-      points: run.rounds
-        .map((round, i) => [run.alignment[i], run.uniformity[i], round])
-        .filter(([a, u]) => a != null && u != null),
+      points: run.path.filter(([a, u]) => a != null && u != null),
     }))
     .filter((path) => path.points.length);
   if (paths.length) plane($("#plane"), () => paths);

@@ -17,7 +17,11 @@ def refusals(session: Session, run: Run, spec: RunSpec, names: Sequence[str]) ->
     A policy is a lasting decision of the data owner, so, unlike liveness, it may decide which clients take part. What a
     worker reports is only advice: each worker checks its policy again before it trains.
     """
-    plan = ArtifactPlan.model_validate(run.plan)
+    return refused(session, ArtifactPlan.model_validate(run.plan), spec, names)
+
+
+def refused(session: Session, plan: ArtifactPlan, spec: RunSpec, names: Sequence[str]) -> dict[str, str]:
+    """Return the clients whose policy refuses the updates of such a run, with the reason."""
     policies = clients.policies(session, names)
     found = {name: policy.too_long or refusal(policy, spec, plan) for name, policy in policies.items()}
     return {name: f"its data owner's policy: {why}" for name, why in found.items() if why is not None}

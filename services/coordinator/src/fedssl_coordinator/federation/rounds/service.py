@@ -29,12 +29,10 @@ from fedssl_coordinator.federation.distillation import service as distillation
 from fedssl_coordinator.federation.evaluations import service as evaluations
 from fedssl_coordinator.federation.retries import LONGEST_PAUSE_SECONDS
 from fedssl_coordinator.federation.rounds import fitness, policies, repository
-from fedssl_coordinator.federation.transitions import pause, transition
+from fedssl_coordinator.federation.rounds.fitness import shortened
+from fedssl_coordinator.federation.transitions import about, pause, transition
 from fedssl_coordinator.identity import clients
 from fedssl_coordinator.storage.artifacts import repository as artifacts
-
-_CLIENTS_SHOWN = 5
-_NO_TRIES = {"num_tries": 0, "num_deaths": 0, "retry_at": None}
 
 
 class Step(Enum):
@@ -95,7 +93,15 @@ def take_up(session: Session, run: Run) -> None:
     data = {"outcome": run.outcome, "reason": run.reason, "rounds_closed": run.rounds_closed}
     message = f"taken up after round {run.rounds_closed}, although it had failed: {run.reason}"
     won = transition(
-        session, run, RunState.RUNNING, message, data=data, outcome=None, reason=None, finished_at=None, **_NO_TRIES
+        session,
+        run,
+        RunState.RUNNING,
+        message,
+        data=data,
+        outcome=None,
+        reason=None,
+        finished_at=None,
+        **retries.NO_TRIES,
     )
     assert won, "the run is locked"
     failed = repository.latest(session, run.id)
@@ -112,8 +118,8 @@ def end_run(session: Session, run: Run, outcome: Outcome, reason: str) -> None:
     current = repository.unclosed(session, run.id)
     if current is not None:
         close_round(session, current, Verdict.FAILED, reason)
-    about = {"outcome": outcome, "reason": reason, "finished_at": func.now()}
-    won = transition(session, run, RunState.FINISHED, f"{outcome}: {reason}", data={"outcome": outcome}, **about)
+    values = {"outcome": outcome, "reason": reason, "finished_at": func.now()}
+    won = transition(session, run, RunState.FINISHED, f"{outcome}: {reason}", data={"outcome": outcome}, **values)
     assert won, "the run is locked"
     enqueue.wake_watchers(session)
 
@@ -155,7 +161,7 @@ def ask_again(session: Session, run: Run, current: Round, lost: Mapping[UUID, st
     """
     rows = repository.assignments(session, [current.id])
     reasons = {row.client_id: lost[row.id] for row in rows if row.id in lost}
-    message = f"asked again: {_shortened(reasons)}"
+    message = f"asked again: {shortened(reasons)}"
     won = transition(session, current, RoundState.OPEN, message, data={"clients": reasons})
     assert won, "the run is locked, and its rounds with it"
     repository.extend(session, current, RunSpec.model_validate(run.spec).cohort.deadline_seconds, next_attempt=False)
@@ -233,7 +239,7 @@ def _open(session: Session, run: Run, spec: RunSpec) -> Step:
     left_out = unfit | refused
     eligible = [name for name in eligible if name not in left_out]
     if (message := _waits_for_clients(cohort, len(eligible))) is not None:
-        return _wait(session, run, message + (f" and may take part; {_shortened(left_out)}" if left_out else ""))
+        return _wait(session, run, message + (f" and may take part; {shortened(left_out)}" if left_out else ""))
     try:
         members = dimensions.owners(session, run.id, spec, eligible)
     except SpecError as error:
@@ -260,7 +266,7 @@ def _open(session: Session, run: Run, spec: RunSpec) -> Step:
         data={"cohort": chosen, "broadcast": run.broadcast},
     )
     if refused:
-        message = f"not offered to {_shortened(refused)}"
+        message = f"not offered to {shortened(refused)}"
         record(session, "policy.refuses", message, run_id=run.id, round_number=number, data={"clients": refused})
     fitness.record_left_out(session, run, number, unfit)
     enqueue.wake_workers(session)
@@ -389,15 +395,7 @@ def _refute(session: Session, claims: Sequence[Assignment]) -> None:
         row.reason = printable(
             f"{row.reason}; the coordinator has it, undamaged: look at the client's machine or network"
         )
-        record(
-            session,
-            "decline.refuted",
-            f"{row.client_id}: {row.reason}",
-            run_id=row.run_id,
-            round_number=row.round_number,
-            client_id=row.client_id,
-            data={"assignment": str(row.id)},
-        )
+        record(session, "decline.refuted", f"{row.client_id}: {row.reason}", **about(row))
     session.flush()
 
 
@@ -466,7 +464,7 @@ def _record_offers(session: Session, current: Round, why: str, reasons: Mapping[
     record(
         session,
         "round.reoffered",
-        f"{why}, offered again: {_shortened(reasons)}",
+        f"{why}, offered again: {shortened(reasons)}",
         run_id=current.run_id,
         round_number=current.number,
         data={"clients": dict(reasons)},
@@ -479,7 +477,7 @@ def _without_quorum(
     session: Session, run: Run, current: Round, cohort: CohortConfig, reasons: Mapping[str, str]
 ) -> Step:
     """End a round that has no attempt left, or the whole run: the spec chooses."""
-    reason = f"too few updates after {current.attempt} attempts: {_shortened(reasons)}"
+    reason = f"too few updates after {current.attempt} attempts: {shortened(reasons)}"
     if unusual := repository.unusual_before(session, current):
         reason += f". Before it, the update of {', '.join(unusual)} was unusual: see the events update.unusual"
     end_without_result(session, run, current, cohort, reason)
@@ -489,10 +487,3 @@ def _without_quorum(
 def _reasons(rows: Sequence[Assignment]) -> dict[str, str]:
     """Return how and why each client's newest assignment ended."""
     return {row.client_id: row.reason or str(row.state) for row in rows}
-
-
-def _shortened(reasons: Mapping[str, str]) -> str:
-    """Return the first few reasons as one line. The event's data has all of them."""
-    shown = "; ".join(f"{client}: {reason}" for client, reason in list(reasons.items())[:_CLIENTS_SHOWN])
-    more = len(reasons) - _CLIENTS_SHOWN
-    return shown + (f"; and {more} more clients" if more > 0 else "")

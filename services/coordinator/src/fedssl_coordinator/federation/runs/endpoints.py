@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from fedssl.protocol.states import RunState
-from fedssl.protocol.views import MetricView, Page, RoundView, RunCreate, RunSummary, RunView
+from fedssl.protocol.views import MetricView, Page, RoundView, RunCreate, RunEdit, RunSummary, RunView
 from fedssl_coordinator.core.db import DB, transaction
 from fedssl_coordinator.core.openapi import problems
 from fedssl_coordinator.core.paging import (
@@ -91,6 +91,12 @@ def stop_run(run_id: UUID, caller: Operator, session: DB) -> RunView:
     return service.change(session, run_id, "stop")
 
 
+@router.patch("/{run_id}")
+def edit_run(run_id: UUID, request: RunEdit, caller: Operator, session: DB) -> RunView:
+    """Change a run's displayed name, tags or notes. Its spec and its result stay as they are."""
+    return service.edit(session, run_id, request)
+
+
 @router.delete("/{run_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(409))
 def delete_run(run_id: UUID, caller: Admin, session: DB) -> None:
     """Delete a finished run with its weights. The audit log keeps the run's events."""
@@ -140,5 +146,4 @@ async def download_model(
     `Accept-Direct` works as for an artifact.
     """
     digest = await run_in_threadpool(_digest, run_id, which)
-    is_get = request.method == "GET"  # a signed address is only for GET
-    return await run_in_threadpool(artifact_response, digest, request.headers, method=request.method, direct=is_get)
+    return await run_in_threadpool(artifact_response, digest, request.headers, method=request.method, direct=True)

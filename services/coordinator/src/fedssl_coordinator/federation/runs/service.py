@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, Outcome, RoundState, RunState
-from fedssl.protocol.views import AssignmentView, RoundView, RunCreate, RunSummary, RunView
+from fedssl.protocol.views import AssignmentView, RoundView, RunCreate, RunEdit, RunSummary, RunView
 from fedssl.protocol.work import Progress
 from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.audit import HAD_UPDATES, RUN_DELETED, record
@@ -93,6 +93,23 @@ def change(session: Session, run_id: UUID, verb: str) -> RunView:
     return show(session, run_id)
 
 
+def edit(session: Session, run_id: UUID, request: RunEdit) -> RunView:
+    """Change the run's displayed name, tags or notes, in whatever state it is. Raises ProblemError."""
+    run = run_rows.locked(session, run_id)
+    if run is None:
+        raise run_rows.not_found(run_id)
+    given = request.model_dump(mode="json", exclude_none=True)
+    changes = {name: value for name, value in given.items() if value != getattr(run, name)}
+    if changes:
+        message = f"{run.name}: new {' and '.join(changes)}"
+        run_rows.set_words(session, run, changes)
+        record(
+            session, "run.edited", message, run_id=run_id, data={key: changes[key] for key in changes if key != "notes"}
+        )
+        enqueue.wake_watchers(session)
+    return show(session, run_id)
+
+
 def delete(session: Session, run_id: UUID) -> None:
     """Delete a finished run with its rounds, metrics and evaluations. Raises ProblemError.
 
@@ -120,6 +137,7 @@ def show(session: Session, run_id: UUID) -> RunView:
     return RunView(
         **summary(run, derived_reasons(session, [run])).model_dump(),
         spec=spec,
+        notes=run.notes,
         initial_model=run.initial_broadcast,
         model=run.broadcast,
         server_state=run.server_state,

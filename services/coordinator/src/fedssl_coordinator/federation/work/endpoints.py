@@ -23,8 +23,8 @@ from fedssl_coordinator.core.openapi import problems
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.federation.ledger_anchors import service as anchors
 from fedssl_coordinator.federation.work import service
-from fedssl_coordinator.identity.authentication import Caller, WaitingWorker, WorkerId, require_still
-from fedssl_coordinator.identity.concurrency_limit import PlacedWorker
+from fedssl_coordinator.identity.authentication import Caller, PresentedToken, PresentedWorker, WorkerId
+from fedssl_coordinator.identity.concurrency_limit import place_of
 
 router = APIRouter(prefix="/v1/work", tags=["work"])
 
@@ -43,29 +43,34 @@ def register(request: Register, client_id: WorkerId, session: DB) -> Registered:
 
 
 @router.post("/heartbeat", responses=problems(404))
-async def heartbeat(request: Heartbeat, caller: WaitingWorker) -> HeartbeatReply:
+async def heartbeat(request: Heartbeat, token: PresentedWorker) -> HeartbeatReply:
     """Renew a lease and report progress."""
-    return await run_in_threadpool(_heartbeat, _client_of(caller), request)
+    return await run_in_threadpool(_heartbeat, token, request)
 
 
-def _heartbeat(client_id: str, request: Heartbeat) -> HeartbeatReply:
+def _heartbeat(token: PresentedToken, request: Heartbeat) -> HeartbeatReply:
     with transaction() as session:
+        client_id = _client_of(token.working(session))
         reply = service.heartbeat(session, client_id, request)
         return reply.model_copy(update={"receipt": anchors.record_anchor(session, client_id, request.anchor)})
 
 
-def _claim(caller: Caller) -> WorkItem | None:
+def _claim(token: PresentedToken) -> tuple[Caller, WorkItem | None]:
     with transaction() as session:
-        require_still(session, caller)
-        return service.claim(session, _client_of(caller))
+        caller = token.working(session)
+        return caller, service.claim(session, _client_of(caller))
 
 
 @router.post("/claim", responses={204: {"description": "There is no work now: claim again."}})
-async def claim(claim: Claim, request: Request, caller: PlacedWorker) -> WorkItem | None:
+async def claim(claim: Claim, request: Request, token: PresentedWorker) -> WorkItem | None:
     """Lease an assignment, or wait for one. Holds no database connection while it waits."""
     end = time.monotonic() + min(claim.wait_seconds, settings().claim_wait_seconds)
-    with request.app.state.waiting_claims.wait(caller) as woken:
-        while (item := await run_in_threadpool(_claim, caller)) is None:
+    caller, item = await run_in_threadpool(_claim, token)
+    if item is not None:
+        return item
+    with place_of(caller.token_id), request.app.state.waiting_claims.wait(caller) as woken:
+        # It tries again first: work that came before this claim was waiting woke nobody.
+        while (item := (await run_in_threadpool(_claim, token))[1]) is None:
             is_woken = False
             while not is_woken:
                 left = end - time.monotonic()
@@ -77,13 +82,14 @@ async def claim(claim: Claim, request: Request, caller: PlacedWorker) -> WorkIte
 
 
 @router.post("/submit", responses=problems(404, 409, 410))
-async def submit(request: Submit, caller: WaitingWorker) -> Submitted:
+async def submit(request: Submit, token: PresentedWorker) -> Submitted:
     """Submit an uploaded update."""
-    return await run_in_threadpool(_submit, _client_of(caller), request)
+    return await run_in_threadpool(_submit, token, request)
 
 
-def _submit(client_id: str, request: Submit) -> Submitted:
+def _submit(token: PresentedToken, request: Submit) -> Submitted:
     with transaction() as session:
+        client_id = _client_of(token.caller(session))
         submitted = service.submit(session, client_id, request)
         return submitted.model_copy(update={"receipt": anchors.record_anchor(session, client_id, request.anchor)})
 

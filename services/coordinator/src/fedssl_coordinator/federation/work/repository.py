@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import NamedTuple
 from uuid import UUID
 
 from sqlalchemy import func, select, update
@@ -10,7 +11,7 @@ from sqlalchemy.orm import Session
 from fedssl.protocol.states import AssignmentState, RoundState, RunState, Verdict
 from fedssl.protocol.work import Progress
 from fedssl_coordinator.core.db import among
-from fedssl_coordinator.core.models import Assignment, Round, Run
+from fedssl_coordinator.core.models import Assignment, Client, Round, Run
 from fedssl_coordinator.federation.retries import is_over
 
 _is_open = (
@@ -22,10 +23,20 @@ _is_open = (
 """For queries on assignments with their runs and rounds: the client can work on the assignment now."""
 
 
-def claimable(session: Session, client_id: str) -> Assignment | None:
-    """Return the client's next assignment, locked: the one that it has leased, or else the oldest offer."""
+class Renewed(NamedTuple):
+    """What a renewed lease is about."""
+
+    run_id: UUID
+    round_number: int
+
+
+def claimable(session: Session, client_id: str) -> tuple[Assignment, Run, Round] | None:
+    """Return the client's next assignment, locked, with its run and its round.
+
+    It is the one that the client has leased, or else the oldest offer.
+    """
     statement = (
-        select(Assignment)
+        select(Assignment, Run, Round)
         .join(Run, Run.id == Assignment.run_id)
         .join(Round, Round.id == Assignment.round_id)
         .where(Assignment.client_id == client_id, _is_open)
@@ -33,7 +44,8 @@ def claimable(session: Session, client_id: str) -> Assignment | None:
         .limit(1)
         .with_for_update(of=Assignment, key_share=True, skip_locked=True)
     )
-    return session.scalars(statement).one_or_none()
+    found = session.execute(statement).one_or_none()
+    return None if found is None else (found[0], found[1], found[2])
 
 
 def with_work(session: Session, client_ids: Sequence[str]) -> set[str]:
@@ -55,9 +67,20 @@ def end_pauses(session: Session, client_id: str) -> None:
     session.execute(statement, execution_options={"synchronize_session": False})
 
 
-def locked(session: Session, assignment_id: UUID) -> Assignment | None:
-    """Return the assignment, locked until the transaction ends."""
-    return session.get(Assignment, assignment_id, with_for_update={"key_share": True}, populate_existing=True)
+def locked(session: Session, assignment_id: UUID, client_id: str) -> tuple[Assignment, Client] | None:
+    """Return the assignment, locked until the transaction ends, if it is this client's, and the client.
+
+    Read its round afterwards: in this statement it would be as it was before the lock was waited for.
+    """
+    statement = (
+        select(Assignment, Client)
+        .join(Client, Client.id == Assignment.client_id)
+        .where(Assignment.id == assignment_id, Assignment.client_id == client_id)
+        .with_for_update(of=Assignment, key_share=True)
+        .execution_options(populate_existing=True)
+    )
+    found = session.execute(statement).one_or_none()
+    return None if found is None else (found[0], found[1])
 
 
 def lease_end(seconds: float) -> object:
@@ -65,19 +88,26 @@ def lease_end(seconds: float) -> object:
     return func.now() + timedelta(seconds=seconds)
 
 
-def renew(session: Session, assignment_id: UUID, seconds: float, progress: Progress | None) -> bool:
-    """Extend a lease and store the progress. Returns False if the assignment is not leased."""
-    values: dict[str, object] = {"lease_expires_at": lease_end(seconds)}
+def renew(session: Session, assignment_id: UUID, client_id: str, progress: Progress | None) -> Renewed | None:
+    """Extend this client's lease as its run's spec says, and store the progress. Returns None if it is not leased."""
+    seconds = func.make_interval(0, 0, 0, 0, 0, 0, Run.spec["cohort"]["lease_seconds"].as_float())
+    values: dict[str, object] = {"lease_expires_at": func.now() + seconds}
     if progress is not None:
         values["progress"] = progress.model_dump(mode="json")
     statement = (
         update(Assignment)
-        .where(Assignment.id == assignment_id, Assignment.state == AssignmentState.LEASED)
+        .where(
+            Assignment.id == assignment_id,
+            Assignment.client_id == client_id,
+            Assignment.state == AssignmentState.LEASED,
+            Run.id == Assignment.run_id,
+        )
         .values(**values)
-        .returning(Assignment.id)
+        .returning(Assignment.run_id, Assignment.round_number)
         .execution_options(synchronize_session=False)
     )
-    return session.execute(statement).scalar_one_or_none() is not None
+    row = session.execute(statement).one_or_none()
+    return None if row is None else Renewed(*row)
 
 
 def finished_with(session: Session, client_id: str, run_ids: Sequence[UUID]) -> Sequence[UUID]:

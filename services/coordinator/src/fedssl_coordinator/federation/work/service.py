@@ -30,16 +30,16 @@ from fedssl_coordinator.core import audit as events
 from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.logs import say_about
-from fedssl_coordinator.core.models import Assignment, Run
+from fedssl_coordinator.core.models import Assignment, Client, Round, Run
 from fedssl_coordinator.core.problems import AuditEvent, ProblemError, printable
 from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.dimensions import repository as dimensions
 from fedssl_coordinator.federation.rounds import repository as rounds
-from fedssl_coordinator.federation.transitions import pause, transition
+from fedssl_coordinator.federation.transitions import about, pause, transition
 from fedssl_coordinator.federation.work import repository
 from fedssl_coordinator.identity import clients
 from fedssl_coordinator.storage.artifacts import repository as artifacts
-from fedssl_coordinator.storage.artifacts.service import own_assignment
+from fedssl_coordinator.storage.artifacts.service import foreign_assignment, own_assignment
 
 STATE_LOST = "client.state_lost"
 
@@ -67,15 +67,14 @@ def register(session: Session, client_id: str, request: Register) -> Registered:
 
 def claim(session: Session, client_id: str) -> WorkItem | None:
     """Lease the client's next assignment. A restarted worker gets the one that it still holds."""
-    clients.seen(session, client_id)
-    assignment = repository.claimable(session, client_id)
-    if assignment is None:
+    found = repository.claimable(session, client_id)
+    if found is None:
         return None
-    say_about(run=str(assignment.run_id), round=assignment.round_number)
-    run = run_rows.get_one(session, assignment.run_id)
+    assignment, run, current = found
+    say_about(run=str(run.id), round=current.number)
     spec = RunSpec.model_validate(run.spec)
     if assignment.state == AssignmentState.LEASED:
-        repository.renew(session, assignment.id, spec.cohort.lease_seconds, None)
+        repository.renew(session, assignment.id, client_id, None)
         assignment.lost_round = None  # the worker reports it again if the state has not come back
         _record(session, "assignment.resumed", f"{client_id} has resumed the assignment", assignment)
     else:
@@ -86,37 +85,36 @@ def claim(session: Session, client_id: str) -> WorkItem | None:
         )
         assert won, "the row is locked"
     enqueue.wake_watchers(session)
-    return _work_item(session, assignment, run, spec)
+    return _work_item(session, assignment, run, current, spec)
 
 
 def heartbeat(session: Session, client_id: str, request: Heartbeat) -> HeartbeatReply:
     """Renew the lease. The reply stops the worker if its assignment has ended. Raises ProblemError."""
-    clients.seen(session, client_id)
     if request.assignment_id is None:
         return HeartbeatReply()
-    assignment = own_assignment(session, request.assignment_id, client_id)
-    if request.state_lost is not None and (reply := _record_loss(session, assignment, request.state_lost)) is not None:
-        return reply
-    if (run := run_rows.get(session, assignment.run_id)) is not None:
-        seconds = RunSpec.model_validate(run.spec).cohort.lease_seconds
-        if repository.renew(session, assignment.id, seconds, request.progress):
-            return HeartbeatReply()
-    session.expire(assignment)
-    assignment = own_assignment(session, request.assignment_id, client_id)  # it may have ended since it was read
+    if request.state_lost is not None:
+        assignment, *_ = own_assignment(session, request.assignment_id, client_id)
+        if (reply := _record_loss(session, assignment, request.state_lost)) is not None:
+            return reply
+    renewed = repository.renew(session, request.assignment_id, client_id, request.progress)
+    if renewed is not None:
+        say_about(run=str(renewed.run_id), round=renewed.round_number)
+        return HeartbeatReply()
+    assignment, *_ = own_assignment(session, request.assignment_id, client_id)
     return HeartbeatReply(carry_on=False, reason=assignment.reason or f"the assignment is {assignment.state}")
 
 
 def submit(session: Session, client_id: str, request: Submit) -> Submitted:
     """Accept an uploaded update. The same submission again gets the same answer. Raises ProblemError."""
-    assignment = _locked_own(session, request.assignment_id, client_id)
+    assignment, client = _locked_own(session, request.assignment_id, client_id)
     if assignment.state == AssignmentState.ACCEPTED:
         return _accepted_before(session, assignment, request)
-    _require_open(session, assignment)
-    _require_own_numbers(session, assignment, request)
+    current = _require_open(session, assignment)
+    _require_own_numbers(client, assignment, request)
     if not artifacts.is_uploaded(session, assignment.id, request.update):
         detail = f"artifact {request.update} has not been uploaded for this assignment: upload it with PUT first"
         raise ProblemError("conflict", detail, audit_event=_refused(assignment, detail))
-    _require_wanted(session, assignment)
+    _require_wanted(session, assignment, current)
     _accept(session, assignment, request)
     events.once_written(session, functools.partial(_advance_if_last, assignment.run_id, assignment.round_id))
     enqueue.wake_watchers(session)
@@ -125,7 +123,7 @@ def submit(session: Session, client_id: str, request: Submit) -> Submitted:
 
 def decline(session: Session, client_id: str, request: Decline) -> Submitted:
     """Take an assignment back from a worker that cannot do it. The run's spec decides whether it is offered again."""
-    assignment = _locked_own(session, request.assignment_id, client_id)
+    assignment, _ = _locked_own(session, request.assignment_id, client_id)
     if assignment.state == AssignmentState.DECLINED:
         return Submitted(assignment_id=assignment.id, state=AssignmentState.DECLINED)
     _require_open(session, assignment)
@@ -157,22 +155,14 @@ def _record_loss(session: Session, assignment: Assignment, lost: StateLost) -> H
     if not repository.set_lost_round(session, assignment.id, lost.round_number):
         return None
     client_id, data = assignment.client_id, {"accepted_round": lost.round_number}
-    about = {"assignment": str(assignment.id), "reason": lost.reason}
     if events.has(session, run.id, STATE_LOST, client_id, data):
         return None
     spec = RunSpec.model_validate(run.spec)
     is_pausing = spec.cohort.on_lost_state == "pause"
     consequence = "the run is paused" if is_pausing else _consequence(spec, run)
     message = f"{client_id}: its client state of round {lost.round_number} is {lost.reason}; {consequence}"
-    record(
-        session,
-        STATE_LOST,
-        message,
-        run_id=run.id,
-        round_number=assignment.round_number,
-        client_id=client_id,
-        data={**data, **about, "consequence": consequence},
-    )
+    found = {**data, "reason": lost.reason, "consequence": consequence}
+    record(session, STATE_LOST, message, **about(assignment, found))
     enqueue.wake_watchers(session)
     if not is_pausing:
         return None
@@ -214,12 +204,13 @@ def _advance_if_last(run_id: UUID, round_id: UUID, session: Session) -> None:
         enqueue.advance(session, run_id)
 
 
-def _locked_own(session: Session, assignment_id: UUID, client_id: str) -> Assignment:
-    """Return the client's assignment, locked. Raises ProblemError like `own_assignment`, also if it is deleted now."""
-    assignment = own_assignment(session, assignment_id, client_id)
-    if repository.locked(session, assignment_id) is None:
-        session.expire(assignment)
-    return own_assignment(session, assignment_id, client_id)
+def _locked_own(session: Session, assignment_id: UUID, client_id: str) -> tuple[Assignment, Client]:
+    """Return the client's assignment, locked, and the client. Raises ProblemError like `own_assignment`."""
+    found = repository.locked(session, assignment_id, client_id)
+    if found is None:
+        raise foreign_assignment(assignment_id, client_id)
+    say_about(run=str(found[0].run_id), round=found[0].round_number)
+    return found
 
 
 def _accepted_before(session: Session, assignment: Assignment, request: Submit) -> Submitted:
@@ -243,11 +234,10 @@ def _accepted_before(session: Session, assignment: Assignment, request: Submit) 
     raise ProblemError("duplicate-update", detail, audit_event=_refused(assignment, detail))
 
 
-def _require_own_numbers(session: Session, assignment: Assignment, request: Submit) -> None:
+def _require_own_numbers(client: Client, assignment: Assignment, request: Submit) -> None:
     """Raise ProblemError if the client claims more images than it registered, or reports what only the coordinator
     measures."""
-    client = clients.get(session, assignment.client_id)
-    if client is not None and client.num_images is not None and request.num_examples > client.num_images:
+    if client.num_images is not None and request.num_examples > client.num_images:
         detail = (
             f"num_examples is {request.num_examples}, and {client.id} registered {client.num_images} images: an update "
             "weighs at most as much. Register again if there are more images now"
@@ -261,11 +251,11 @@ def _require_own_numbers(session: Session, assignment: Assignment, request: Subm
         raise ProblemError("invalid-request", detail, audit_event=_refused(assignment, detail))
 
 
-def _require_open(session: Session, assignment: Assignment) -> None:
-    """Raises ProblemError unless the assignment is leased in an open round."""
+def _require_open(session: Session, assignment: Assignment) -> Round:
+    """Return the assignment's round. Raises ProblemError unless it is open, and the assignment is leased."""
     current = rounds.get_one(session, assignment.round_id)
     if assignment.state == AssignmentState.LEASED and current.state == RoundState.OPEN:
-        return
+        return current
     if current.state != RoundState.OPEN:
         detail = f"round {current.number} is no longer open: this came too late and changes nothing; claim new work"
         raise ProblemError("round-closed", detail, audit_event=_refused(assignment, detail))
@@ -273,12 +263,11 @@ def _require_open(session: Session, assignment: Assignment) -> None:
     raise ProblemError("lease-lost", f"{detail}: claim again", audit_event=_refused(assignment, detail))
 
 
-def _require_wanted(session: Session, assignment: Assignment) -> None:
+def _require_wanted(session: Session, assignment: Assignment, current: Round) -> None:
     """Raise ProblemError if the round has as many updates as it closes with, and the aggregator has not closed it yet.
 
     If two updates at once would be the last, one waits here for the other.
     """
-    current = rounds.get_one(session, assignment.round_id)
     if current.num_wanted is not None and rounds.has_enough(session, rounds.locked(session, current.id)):
         detail = (
             f"round {current.number} closes with the first {current.num_wanted} updates, and has them: this one came "
@@ -287,8 +276,7 @@ def _require_wanted(session: Session, assignment: Assignment) -> None:
         raise ProblemError("round-closed", detail, audit_event=_refused(assignment, detail))
 
 
-def _work_item(session: Session, assignment: Assignment, run: Run, spec: RunSpec) -> WorkItem:
-    current = rounds.get_one(session, assignment.round_id)
+def _work_item(session: Session, assignment: Assignment, run: Run, current: Round, spec: RunSpec) -> WorkItem:
     newest = repository.newest_accepted(session, run, assignment.client_id)
     return WorkItem(
         assignment_id=assignment.id,
@@ -315,12 +303,4 @@ def _refused(
 
 
 def _record(session: Session, kind: str, message: str, assignment: Assignment) -> None:
-    record(
-        session,
-        kind,
-        message,
-        run_id=assignment.run_id,
-        round_number=assignment.round_number,
-        client_id=assignment.client_id,
-        data={"assignment": str(assignment.id)},
-    )
+    record(session, kind, message, **about(assignment))

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
-from sqlalchemy import Select, exists, func, or_, select, update
+from sqlalchemy import Select, and_, delete, exists, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -17,6 +17,26 @@ from fedssl_coordinator.core.models import Client, Token
 def find(session: Session, secret_hash: str) -> Token | None:
     """Return the token with this hash, unless it has expired, or it or its client is revoked."""
     return session.scalars(_valid().where(Token.secret_hash == secret_hash)).one_or_none()
+
+
+class SeenWorker(NamedTuple):
+    """A valid worker's token, and its client."""
+
+    id: UUID
+    client_id: str
+
+
+def seen(session: Session, secret_hash: str) -> SeenWorker | None:
+    """Record that a worker's client was seen now, if the token with this hash is a worker's and valid."""
+    statement = (
+        update(Client)
+        .where(Client.id == Token.client_id, Token.secret_hash == secret_hash, Token.role == Role.WORKER, _is_valid)
+        .values(last_seen_at=func.now())
+        .returning(Token.id, Client.id)
+        .execution_options(synchronize_session=False)
+    )
+    row = session.execute(statement).one_or_none()
+    return None if row is None else SeenWorker(*row)
 
 
 def get(session: Session, token_id: UUID) -> Token:
@@ -41,6 +61,17 @@ def expiry(seconds: int | None) -> Any:
 def add(session: Session, token: Token) -> None:
     session.add(token)
     session.flush()
+
+
+def keep_newest(session: Session, subject: str, num_kept: int) -> None:
+    """Delete a person's sign-ins that have ended, and of the others all but the newest `num_kept`."""
+    open_ones = _valid().where(Token.subject == subject).order_by(Token.created_at.desc(), Token.id.desc())
+    kept = open_ones.limit(num_kept).with_only_columns(Token.id)
+    session.execute(
+        delete(Token)
+        .where(Token.subject == subject, Token.id.not_in(kept.scalar_subquery()))
+        .execution_options(synchronize_session=False)
+    )
 
 
 def newest_first(session: Session, limit: int, before: tuple[object, UUID] | None) -> Sequence[Token]:
@@ -124,14 +155,13 @@ def enrolled(session: Session, enrolment_id: UUID) -> Token | None:
     return session.scalars(select(Token).where(Token.enrolment_id == enrolment_id)).one_or_none()
 
 
+# A used enrolment grants nothing, but its worker may repeat the request, however late, if the response was lost.
+_is_valid = and_(
+    Token.revoked_at.is_(None),
+    or_(Token.expires_at.is_(None), Token.expires_at > func.now(), Token.used_at.is_not(None)),
+    Client.revoked_at.is_(None),
+)
+
+
 def _valid() -> Select[Token]:
-    # A used enrolment grants nothing, but its worker may repeat the request, however late, if the response was lost.
-    return (
-        select(Token)
-        .outerjoin(Client, Client.id == Token.client_id)
-        .where(
-            Token.revoked_at.is_(None),
-            or_(Token.expires_at.is_(None), Token.expires_at > func.now(), Token.used_at.is_not(None)),
-            Client.revoked_at.is_(None),
-        )
-    )
+    return select(Token).outerjoin(Client, Client.id == Token.client_id).where(_is_valid)

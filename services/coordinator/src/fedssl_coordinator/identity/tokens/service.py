@@ -13,7 +13,10 @@ from fedssl_coordinator.core.models import Token
 from fedssl_coordinator.core.problems import AuditEvent, ProblemError
 from fedssl_coordinator.identity import clients
 from fedssl_coordinator.identity.authentication import Caller, hash_secret, new_secret, require_still
+from fedssl_coordinator.identity.openid.people import Person
 from fedssl_coordinator.identity.tokens import repository
+
+_MAX_SIGN_INS = 20  # of one person at a time; a further one ends the oldest
 
 
 def create(session: Session, request: TokenCreate) -> TokenCreated:
@@ -61,6 +64,26 @@ def redeem(session: Session, caller: Caller, request: Enrol) -> tuple[Enrolled, 
     if found is None or found.secret_hash != request.token_hash:
         raise _used_before(caller)
     return Enrolled(client_id=caller.client_id, token_id=found.id), False
+
+
+def sign_in(session: Session, person: Person, lifetime_seconds: int) -> UUID:
+    """Create the token of a person's session, and return its id. No one learns its secret."""
+    repository.keep_newest(session, person.subject, _MAX_SIGN_INS - 1)
+    token = Token(role=person.role, label=person.label, subject=person.subject)
+    token.secret_hash = hash_secret(new_secret())
+    token.expires_at = repository.expiry(lifetime_seconds)
+    repository.add(session, token)
+    data = {"token": str(token.id), "subject": person.subject, "role": person.role}
+    record(session, "person.signed_in", f"{person.label} has signed in as {person.role}", data=data)
+    return token.id
+
+
+def sign_out(session: Session, token_id: UUID) -> bool:
+    """End the session of a person who has signed in at a provider. Returns False for other tokens, which stay valid."""
+    if repository.get(session, token_id).subject is None:
+        return False
+    revoke(session, token_id)
+    return True
 
 
 def view(token: Token) -> TokenView:

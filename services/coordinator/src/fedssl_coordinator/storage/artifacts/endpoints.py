@@ -12,7 +12,7 @@ from fedssl.protocol.base import Digest
 from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.core.metrics import UPLOAD_BYTES
 from fedssl_coordinator.core.openapi import problems
-from fedssl_coordinator.identity.authentication import Caller, WaitingOperatorOrWorker
+from fedssl_coordinator.identity.authentication import Caller, PresentedOperatorOrWorker, PresentedToken
 from fedssl_coordinator.storage.artifacts import service
 from fedssl_coordinator.storage.artifacts.service import UploadPermit, UploadStatus
 from fedssl_coordinator.storage.artifacts.streaming import DOWNLOAD, DOWNLOAD_HEAD, artifact_response, receive
@@ -27,14 +27,15 @@ _STORED: dict[int | str, dict[str, Any]] = {status.HTTP_200_OK: {"description": 
 _BODY = {"requestBody": {"required": True, "content": {"application/octet-stream": {}}}}
 
 
-def _permit(caller: Caller, assignment: UUID | None, digest: str) -> tuple[UploadPermit, bool]:
-    """Return what the caller may send, and whether it has arrived before."""
-    if caller.client_id is not None and assignment is None:
-        missing = {"type": "missing", "loc": ("query", "assignment"), "msg": "Field required", "input": None}
-        raise RequestValidationError([missing])
+def _permit(token: PresentedToken, assignment: UUID | None, digest: str) -> tuple[Caller, UploadPermit, bool]:
+    """Return the caller, what it may send, and whether that has arrived before."""
     with transaction() as session:
+        caller = token.caller(session)
+        if caller.client_id is not None and assignment is None:
+            missing = {"type": "missing", "loc": ("query", "assignment"), "msg": "Field required", "input": None}
+            raise RequestValidationError([missing])
         permit, upload_status = service.permit_for(session, caller, assignment, digest)
-    return permit, upload_status is not UploadStatus.MISSING and not service.is_lost(upload_status, digest)
+    return caller, permit, upload_status is not UploadStatus.MISSING and not service.is_lost(upload_status, digest)
 
 
 def _record(caller: Caller, assignment: UUID | None, digest: str, size: int) -> None:
@@ -42,9 +43,9 @@ def _record(caller: Caller, assignment: UUID | None, digest: str, size: int) -> 
         service.record_upload(session, caller.token_id, assignment, digest, size)
 
 
-def _check(digest: str, caller: Caller) -> None:
+def _check(digest: str, token: PresentedToken) -> None:
     with transaction() as session:
-        service.may_fetch(session, digest, caller)
+        service.may_fetch(session, digest, token.caller(session))
 
 
 @router.put(
@@ -53,7 +54,7 @@ def _check(digest: str, caller: Caller) -> None:
 async def upload_artifact(
     digest: Digest,
     request: Request,
-    caller: WaitingOperatorOrWorker,
+    token: PresentedOperatorOrWorker,
     assignment: AssignmentId = None,
     content_length: ContentLength = None,
 ) -> JSONResponse:
@@ -62,7 +63,7 @@ async def upload_artifact(
     The header is checked before the body is read, the digest afterwards. The file is sent in one request: if the
     connection breaks, send it again from the first byte. For large files use `/v1/uploads`, which can be resumed.
     """
-    permit, is_there = await run_in_threadpool(_permit, caller, assignment, digest)
+    caller, permit, is_there = await run_in_threadpool(_permit, token, assignment, digest)
     if is_there:
         return JSONResponse({"digest": digest}, status_code=status.HTTP_200_OK)
     size = await receive(permit, digest, content_length, request.stream())
@@ -73,12 +74,11 @@ async def upload_artifact(
 
 @router.head("/{digest}", response_class=Response, responses=DOWNLOAD_HEAD)
 @router.get("/{digest}", response_class=Response, responses=DOWNLOAD)
-async def download_artifact(digest: Digest, request: Request, caller: WaitingOperatorOrWorker) -> Response:
+async def download_artifact(digest: Digest, request: Request, token: PresentedOperatorOrWorker) -> Response:
     """Fetch an artifact's bytes; `Range` resumes an interrupted download. `ETag` is their SHA-256.
 
     With `Accept-Direct: 1` the response may be a 307 redirect to a signed address of the object store, which needs no
     token.
     """
-    await run_in_threadpool(_check, digest, caller)
-    is_get = request.method == "GET"  # a signed address is only for GET
-    return await run_in_threadpool(artifact_response, digest, request.headers, method=request.method, direct=is_get)
+    await run_in_threadpool(_check, digest, token)
+    return await run_in_threadpool(artifact_response, digest, request.headers, method=request.method, direct=True)

@@ -44,18 +44,21 @@ def remove(session: Session, digest: str) -> bool:
     return session.execute(statement).scalar_one_or_none() is not None
 
 
-def assignment(session: Session, assignment_id: UUID) -> Assignment | None:
-    return session.get(Assignment, assignment_id)
+def assignment(session: Session, assignment_id: UUID) -> tuple[Assignment, Round, Run] | None:
+    """Return an assignment with its round and its run."""
+    statement = (
+        select(Assignment, Round, Run)
+        .join(Round, Round.id == Assignment.round_id)
+        .join(Run, Run.id == Assignment.run_id)
+        .where(Assignment.id == assignment_id)
+    )
+    found = session.execute(statement).one_or_none()
+    return None if found is None else (found[0], found[1], found[2])
 
 
 def locked_assignment(session: Session, assignment_id: UUID) -> Assignment | None:
     """Return an assignment, locked until the transaction ends, or None if it was deleted."""
     return session.get(Assignment, assignment_id, with_for_update={"key_share": True}, populate_existing=True)
-
-
-def round_and_run(session: Session, assignment: Assignment) -> tuple[Round, Run]:
-    """Return the round and the run that an assignment belongs to."""
-    return session.get_one(Round, assignment.round_id), session.get_one(Run, assignment.run_id)
 
 
 def add_upload(session: Session, assignment_id: UUID, digest: str) -> None:
@@ -67,10 +70,12 @@ def is_uploaded(session: Session, assignment_id: UUID, digest: str) -> bool:
     return session.get(Upload, (assignment_id, digest)) is not None
 
 
-def num_uploads(session: Session, assignment_id: UUID) -> int:
-    """Return how many different artifacts were sent for an assignment."""
-    statement = select(func.count()).select_from(Upload).where(Upload.assignment_id == assignment_id)
-    return session.scalar(statement) or 0
+def uploads_of(session: Session, assignment_id: UUID, digest: str) -> tuple[bool, int]:
+    """Return whether this artifact was sent for an assignment, and how many different ones were."""
+    is_there = func.coalesce(func.bool_or(Upload.digest == digest), False)
+    statement = select(is_there, func.count()).where(Upload.assignment_id == assignment_id)
+    found, number = session.execute(statement).one()
+    return found, number
 
 
 def is_known(session: Session, digest: str) -> bool:

@@ -13,7 +13,7 @@ from fedssl.errors import ArtifactNotFound
 from fedssl.protocol.plan import ArtifactPlan, TensorSpec
 from fedssl.protocol.states import AssignmentState, RoundState
 from fedssl_coordinator.core.logs import say_about
-from fedssl_coordinator.core.models import Assignment
+from fedssl_coordinator.core.models import Assignment, Round, Run
 from fedssl_coordinator.core.problems import AuditEvent, ProblemError
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.core.store import store
@@ -164,8 +164,7 @@ def permit_upload(
     Raises ProblemError unless this client holds the assignment's lease and its round is open. An accepted update may be
     sent again, because the response to the first attempt may have been lost.
     """
-    assignment = own_assignment(session, assignment_id, client_id)
-    current, run = repository.round_and_run(session, assignment)
+    assignment, current, run = own_assignment(session, assignment_id, client_id)
     permit = UpdatePermit(
         assignment_id,
         run.id,
@@ -173,7 +172,7 @@ def permit_upload(
         client_id,
         ArtifactPlan.model_validate(run.plan).update,
     )
-    is_uploaded = repository.is_uploaded(session, assignment_id, digest)
+    is_uploaded, num_uploads = repository.uploads_of(session, assignment_id, digest)
     upload_status = UploadStatus.STORED if is_uploaded else UploadStatus.MISSING
     if assignment.state == AssignmentState.ACCEPTED:
         if assignment.update_digest == digest:
@@ -187,7 +186,7 @@ def permit_upload(
         raise permit.refusal("round-closed", detail)
     if assignment.state != AssignmentState.LEASED:
         raise permit.refusal("lease-lost", f"the assignment is {assignment.state}: claim again")
-    if not is_uploaded and repository.num_uploads(session, assignment_id) >= _MAX_UPLOADS:
+    if not is_uploaded and num_uploads >= _MAX_UPLOADS:
         raise permit.refusal("conflict", _TOO_MANY)
     return permit, upload_status
 
@@ -200,24 +199,26 @@ def record_update(session: Session, assignment_id: UUID, digest: str) -> None:
     """
     if repository.locked_assignment(session, assignment_id) is None:
         raise ProblemError("not-found", f"no assignment {assignment_id} any more: its run was deleted; claim new work")
-    is_new = not repository.is_uploaded(session, assignment_id, digest)
-    if is_new and repository.num_uploads(session, assignment_id) >= _MAX_UPLOADS:
+    is_uploaded, num_uploads = repository.uploads_of(session, assignment_id, digest)
+    if not is_uploaded and num_uploads >= _MAX_UPLOADS:
         raise ProblemError("conflict", _TOO_MANY)
     repository.add_upload(session, assignment_id, digest)
 
 
-def own_assignment(session: Session, assignment_id: UUID, client_id: str) -> Assignment:
-    """Return an assignment of this client.
+def own_assignment(session: Session, assignment_id: UUID, client_id: str) -> tuple[Assignment, Round, Run]:
+    """Return an assignment of this client, its round and its run. Raises ProblemError if it is another client's."""
+    found = repository.assignment(session, assignment_id)
+    if found is None or found[0].client_id != client_id:
+        raise foreign_assignment(assignment_id, client_id)
+    say_about(run=str(found[0].run_id), round=found[0].round_number)
+    return found
 
-    Raises ProblemError, with an event, if it is another client's; the error does not reveal that it exists.
-    """
-    assignment = repository.assignment(session, assignment_id)
-    if assignment is None or assignment.client_id != client_id:
-        detail = f"{client_id} has no assignment {assignment_id}: claim work and use the id that it carries"
-        audit_event = AuditEvent("assignment.foreign", detail, client_id=client_id)
-        raise ProblemError("not-found", detail, audit_event=audit_event)
-    say_about(run=str(assignment.run_id), round=assignment.round_number)
-    return assignment
+
+def foreign_assignment(assignment_id: UUID, client_id: str) -> ProblemError:
+    """Return the error for an assignment that is not this client's, whether or not it exists, with its event."""
+    detail = f"{client_id} has no assignment {assignment_id}: claim work and use the id that it carries"
+    audit_event = AuditEvent("assignment.foreign", detail, client_id=client_id)
+    return ProblemError("not-found", detail, audit_event=audit_event)
 
 
 def may_fetch(session: Session, digest: str, caller: Caller) -> None:

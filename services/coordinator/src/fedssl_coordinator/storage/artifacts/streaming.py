@@ -133,7 +133,7 @@ def artifact_response(digest: str, request_headers: Headers, *, method: str = "G
     if _names(request_headers.getlist("if-none-match"), etag):
         return Response(status_code=304, headers={"ETag": etag})
     is_redirected = direct and settings().store_direct and request_headers.get("accept-direct") == "1"
-    if is_redirected and (link := store().link(digest, _LINK_SECONDS)) is not None:
+    if is_redirected and method == "GET" and (link := store().link(digest, _LINK_SECONDS)) is not None:
         return Response(status_code=307, headers={"Location": link, "ETag": etag, "Cache-Control": "no-store"})
     headers = {"ETag": etag, "Accept-Ranges": "bytes"}
     start, stop, status = 0, size, 200

@@ -109,7 +109,7 @@ def read_segment(path: Path, *, is_last: bool) -> Iterator[tuple[int, LedgerEntr
                     raise LedgerError("the line is incomplete")
                 entry = parse_line(line)
             except LedgerError as error:
-                if not is_last or end < size or _is_complete_object(line):
+                if not is_last or end < size or is_complete_object(line):
                     raise LedgerError(f"{path}, line {number}: {error}") from None
                 yield number, TornLine(path, start, line)
                 return
@@ -117,6 +117,6 @@ def read_segment(path: Path, *, is_last: bool) -> Iterator[tuple[int, LedgerEntr
             start = end
 
 
-def _is_complete_object(line: bytes) -> bool:
+def is_complete_object(line: bytes) -> bool:
     """Return whether a line was written completely, and so was changed rather than cut short."""
     return line.startswith(b"{") and line.endswith(b"}\n") and b"\x00" not in line

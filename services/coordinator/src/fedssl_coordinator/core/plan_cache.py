@@ -1,0 +1,65 @@
+"""The artifact plans of specs that are not runs yet, which an aggregator computes on request.
+
+The API process cannot compute a plan, because it never imports torch. It puts the spec into Redis under its digest, a
+task computes the plan, and both expire. Nothing depends on them but estimates.
+"""
+
+import hashlib
+
+import redis
+import structlog
+from sqlalchemy.orm import Session
+
+from fedssl.protocol.plan import ArtifactPlan
+from fedssl.protocol.runs import RunSpec
+from fedssl_coordinator.core import enqueue
+from fedssl_coordinator.core.enqueue import redis_connection
+
+log = structlog.get_logger(__name__)
+
+_KEPT_SECONDS = 24 * 3600
+_ASKED_SECONDS = 60
+_IRRELEVANT = ("name", "seed", "num_rounds", "cohort", "partition", "evaluation", "watch", "robustness")
+
+
+def plan_of(session: Session, spec: RunSpec) -> ArtifactPlan | None:
+    """Return the plan of such a run. If it is not known yet, return None and have an aggregator compute it."""
+    usual = RunSpec()
+    text = spec.model_copy(update={name: getattr(usual, name) for name in _IRRELEVANT}).model_dump_json()
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    try:
+        found = redis_connection().get(_plan_key(digest))
+        if found is not None:
+            return ArtifactPlan.model_validate_json(found)
+        if redis_connection().set(_spec_key(digest), text, ex=_ASKED_SECONDS, nx=True):
+            enqueue.compute_plan(session, digest)
+    except redis.RedisError as error:
+        log.warning("redis.unreachable", error=type(error).__name__, consequence="an estimate has no bytes")
+    return None
+
+
+def is_answering() -> bool:
+    """Return whether Redis answers, so that a plan that is not known may be computed."""
+    try:
+        return bool(redis_connection().ping())
+    except redis.RedisError:
+        return False
+
+
+def asked(digest: str) -> RunSpec | None:
+    """Return the spec whose plan was requested, or None if the request has expired."""
+    found = redis_connection().get(_spec_key(digest))
+    return None if found is None else RunSpec.model_validate_json(found)
+
+
+def keep(digest: str, plan: ArtifactPlan) -> None:
+    """Store the plan of the spec with this digest."""
+    redis_connection().set(_plan_key(digest), plan.model_dump_json(), ex=_KEPT_SECONDS)
+
+
+def _spec_key(digest: str) -> str:
+    return f"fedssl:plan-of:{digest}"
+
+
+def _plan_key(digest: str) -> str:
+    return f"fedssl:plan:{digest}"

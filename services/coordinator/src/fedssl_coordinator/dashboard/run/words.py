@@ -1,0 +1,86 @@
+"""Forms on a run's pages: a request for an evaluation, and the run's name, tags and notes."""
+
+from typing import Any, Literal
+from uuid import UUID
+
+from fastapi import APIRouter
+from pydantic import ValidationError
+from sqlalchemy.orm import Session
+from starlette.responses import Response
+
+from fedssl.protocol.views import EvaluationCreate, RunEdit
+from fedssl_coordinator.core.db import DB
+from fedssl_coordinator.core.models import EvaluationDataset
+from fedssl_coordinator.core.problems import ProblemError
+from fedssl_coordinator.dashboard.layout.page import PageRoute, render, see_other
+from fedssl_coordinator.dashboard.run import view as run_view
+from fedssl_coordinator.dashboard.session import Form, Steering, Viewing
+from fedssl_coordinator.federation.evaluations import service as evaluations
+from fedssl_coordinator.federation.runs import service
+from fedssl_coordinator.storage.datasets import repository as datasets
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+_MOST_SETS = 500
+_MEASURES = ("probe", "knn", "geometry")
+
+
+@router.get("/runs/{run_id}/evaluate")
+def ask_for_evaluation(run_id: UUID, visitor: Viewing, session: DB, draw: Literal["", "pca", "tsne"] = "") -> Response:
+    """Show the form that requests an evaluation, and if `draw` names a method, a map of the embeddings."""
+    values = {**dict.fromkeys(_MEASURES, "on"), "embedding_map": draw}
+    return _evaluation_form(visitor, session, run_id, values)
+
+
+@router.post("/runs/{run_id}/evaluate")
+def request_evaluation(run_id: UUID, visitor: Steering, form: Form, session: DB) -> Response:
+    """Request the evaluation of a round's encoder."""
+    config: dict[str, Any] = {
+        "dataset": form.get("dataset", ""),
+        "measures": [name for name in _MEASURES if form.get(name)],
+        "embedding_map": form.get("embedding_map") or None,
+    }
+    number = form.get("round_number", "").strip()
+    try:
+        request = EvaluationCreate.model_validate({"config": config, "round_number": number or None})
+        evaluations.request(session, run_id, request)
+    except (ValidationError, ProblemError) as error:
+        return _evaluation_form(visitor, session, run_id, form, _explained(error))
+    return see_other(f"/runs/{run_id}/jobs")
+
+
+@router.get("/runs/{run_id}/edit")
+def show_words(run_id: UUID, visitor: Viewing, session: DB) -> Response:
+    """Show the form that changes the run's name, tags and notes."""
+    run = run_view.get(session, run_id)
+    values = {"name": run.name, "tags": ", ".join(run.tags), "notes": run.notes}
+    return render("edit_run.html", visitor, page=run_view.run_page(session, run_id), values=values, wrong="")
+
+
+@router.post("/runs/{run_id}/edit")
+def edit(run_id: UUID, visitor: Steering, form: Form, session: DB) -> Response:
+    """Change the run's name, tags and notes."""
+    tags = [word for word in form.get("tags", "").replace(",", " ").split() if word]
+    words = {"name": form.get("name", "").strip(), "tags": tags, "notes": form.get("notes", "").strip()}
+    try:
+        service.edit(session, run_id, RunEdit.model_validate(words))
+    except ValidationError as error:
+        page = run_view.run_page(session, run_id)
+        return render("edit_run.html", visitor, status=422, page=page, values=form, wrong=_explained(error))
+    return see_other(f"/runs/{run_id}")
+
+
+def _evaluation_form(visitor: Viewing, session: Session, run_id: UUID, values: Any, wrong: str = "") -> Response:
+    page = run_view.run_page(session, run_id)
+    known = datasets.by_name(session, EvaluationDataset, _MOST_SETS, None)
+    return render(
+        "evaluate_run.html", visitor, status=422 if wrong else 200, page=page, sets=[row.name for row in known],
+        values=values, wrong=wrong, measures=_MEASURES,
+    )  # fmt: skip
+
+
+def _explained(error: ValidationError | ProblemError) -> str:
+    if isinstance(error, ProblemError):
+        return error.detail
+    first = error.errors()[0]
+    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"

@@ -1,0 +1,1 @@
+"""Estimates of a run's bytes and time, before it is created."""

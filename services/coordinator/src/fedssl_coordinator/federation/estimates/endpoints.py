@@ -1,0 +1,19 @@
+"""`/v1/estimates`"""
+
+from fastapi import APIRouter
+
+from fedssl.protocol.views import EstimateRequest, EstimateView
+from fedssl_coordinator.core.db import DB
+from fedssl_coordinator.federation.estimates import service
+from fedssl_coordinator.identity.authentication import Operator
+
+router = APIRouter(prefix="/v1/estimates", tags=["runs"])
+
+
+@router.post("")
+def estimate_run(request: EstimateRequest, caller: Operator, session: DB) -> EstimateView:
+    """Estimate the bytes and the time of a run. Nothing is created.
+
+    The first request for a method and a model starts the computation of the bytes, which takes a moment.
+    """
+    return service.estimate(session, request.spec)

@@ -1,0 +1,1 @@
+"""Notifications of events by signed webhooks and by e-mail."""

@@ -1,0 +1,79 @@
+"""Delivers notifications that are due. Each delivery is sent at least once, with an id by which repeats are known."""
+
+import json
+import time
+from uuid import UUID
+
+import structlog
+from pydantic import ValidationError
+
+from fedssl.protocol.notifications import DestinationKind, Notification
+from fedssl.protocol.states import RunState
+from fedssl_coordinator.core.audit import record
+from fedssl_coordinator.core.db import transaction
+from fedssl_coordinator.core.metrics import NOTIFICATIONS
+from fedssl_coordinator.core.models import NotificationDelivery, NotificationDestination
+from fedssl_coordinator.core.outbox import UNATTENDED
+from fedssl_coordinator.core.problems import printable
+from fedssl_coordinator.core.settings import settings
+from fedssl_coordinator.federation import run_rows
+from fedssl_coordinator.federation.rounds import unattended
+from fedssl_coordinator.notifications import emails, repository, service, webhooks
+
+log = structlog.get_logger(__name__)
+
+_PASS_SECONDS = 60.0
+_MOST_RUNS = 500
+
+
+def deliver_due() -> None:
+    """Deliver what is due, for at most a minute. A destination that fails is not tried again before the next call."""
+    failed: set[UUID] = set()
+    end = time.monotonic() + _PASS_SECONDS
+    with transaction() as session:
+        repository.remove_old(session)
+    while time.monotonic() < end:
+        with transaction() as session:
+            claimed = repository.claim(session, failed)
+            if claimed is None:
+                return
+            delivery, destination = claimed
+            key = service.key_of(session, destination)
+        error = _try(delivery, destination, key)
+        with transaction() as session:
+            repository.record_try(session, delivery, error)
+        if error is not None:
+            failed.add(destination.id)
+
+
+def record_unattended() -> None:
+    """Record an event for each run that waits for an aggregator, once until something else happens in the run."""
+    with transaction() as session:
+        runs = run_rows.newest_first(session, _MOST_RUNS, None, RunState.RUNNING)
+        reasons = unattended.reasons(session, runs)
+        for run in runs:
+            if run.id in reasons and repository.newest_event_kind(session, run) != UNATTENDED:
+                record(session, UNATTENDED, reasons[run.id], run_id=run.id)
+
+
+def _try(delivery: NotificationDelivery, destination: NotificationDestination, key: bytes) -> str | None:
+    """Send once. Returns why it failed, or None."""
+    try:
+        if destination.kind == DestinationKind.WEBHOOK:
+            body = json.dumps(delivery.payload, separators=(",", ":")).encode()
+            webhooks.send(destination.target, key, delivery.id, body, settings())
+        else:
+            emails.send(destination.target, delivery.id, Notification.model_validate(delivery.payload), settings())
+    except (webhooks.NotDelivered, ValidationError) as error:
+        reason = printable(str(error), 500)
+        NOTIFICATIONS.labels(destination.kind, "failed").inc()
+        log.warning(
+            "notification.failed",
+            delivery=str(delivery.id),
+            target=service.shown_target(destination),
+            num_tries=delivery.num_tries,
+            error=reason,
+        )
+        return reason
+    NOTIFICATIONS.labels(destination.kind, "delivered").inc()
+    return None

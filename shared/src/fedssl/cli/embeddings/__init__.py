@@ -1,0 +1,1 @@
+"""`fedssl embed`, `search`, `duplicates` and `outliers`: representations of images, and what they are good for."""

@@ -1,0 +1,18 @@
+"""One of the processes that train a simulation's clients. `ClientProcesses` starts it, with open files as arguments."""
+
+import os
+import sys
+import threading
+
+
+def _end_with_parent() -> None:
+    """Wait for the end of the standard input, which comes when the simulation's process ends, however it does."""
+    os.read(sys.stdin.fileno(), 1)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    from fedssl.parallel.process import serve  # this takes seconds, in which the thread already waits
+
+    serve(*map(int, sys.argv[1:]))

@@ -1,0 +1,89 @@
+"""The work of one of the processes that train a simulation's clients."""
+
+import contextlib
+import dataclasses
+import json
+import traceback
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from fedssl import errors
+from fedssl.engine import LocalProgress, LocalResult, run_local_round
+from fedssl.engine.devices import memory_errors_explained, require_device
+from fedssl.methods import METHODS
+from fedssl.methods.api import ClientData, Context
+from fedssl.parallel.pool import PUBLIC, images_of, labels_of
+from fedssl.parallel.shared_tensors import SharedTensors
+from fedssl.protocol.runs import RunSpec
+
+
+class _Clients:
+    """Trains the clients that it is asked for."""
+
+    def __init__(self, connection: Connection, images: int, broadcast: int, exchange: int) -> None:
+        self._connection = connection
+        self._broadcast, self._exchange = SharedTensors(broadcast), SharedTensors(exchange)
+        setup = json.loads(connection.recv_bytes())
+        torch.set_num_threads(setup["threads"])
+        self._spec, self._device = RunSpec.model_validate(setup["spec"]), require_device(setup["device"])
+        self._images = SharedTensors(images).read(setup["images"])
+        self._public = ClientData(self._images[PUBLIC].to(self._device)) if PUBLIC in self._images else None
+
+    def train(self, task: Mapping[str, Any]) -> LocalResult:
+        """Train one client for one round."""
+        name, spec, device = task["client_id"], self._spec, self._device
+        labels = self._images.get(labels_of(name))
+        data = ClientData(self._images[images_of(name)].to(device), None if labels is None else labels.to(device))
+        ctx = Context(
+            spec=spec,
+            round_number=task["round_number"],
+            client_id=name,
+            device=device,
+            dimensions=None if task["dimensions"] is None else tuple(task["dimensions"]),
+            public=self._public,
+        )
+        broadcast = self._broadcast.read(task["broadcast"])
+        kept = None if task["state"] is None else self._exchange.read(task["state"])
+        with memory_errors_explained(str(device), spec.training.batch_size):
+            return run_local_round(METHODS[spec.method.name], broadcast, kept, data, ctx, self._report)
+
+    def send(self, result: LocalResult) -> None:
+        """Send what came of a training."""
+        tensors = {f"update.{name}": tensor for name, tensor in result.update.items()}
+        tensors |= {f"state.{name}": tensor for name, tensor in result.state.items()}
+        self._answer(
+            update=list(result.update),
+            state=list(result.state),
+            num_examples=result.num_examples,
+            metrics=result.metrics,
+            tensors=self._exchange.write(tensors),
+        )
+
+    def serve(self) -> None:
+        """Train one client after another. An error is sent in place of a result."""
+        while True:
+            task = json.loads(self._connection.recv_bytes())
+            try:
+                result = self.train(task)
+            except Exception as error:  # noqa: BLE001 - raised again by the simulation's process
+                kinds = [kind.__name__ for kind in type(error).__mro__]
+                known = next((name for name in kinds if name in vars(errors)), None)
+                text = str(error) if known else f"{kinds[0]}: {error}"
+                self._answer(error=known, text=text, traceback=traceback.format_exc())
+            else:
+                self.send(result)
+
+    def _report(self, progress: LocalProgress) -> None:
+        self._answer(progress=dataclasses.asdict(progress))
+
+    def _answer(self, **message: Any) -> None:
+        self._connection.send_bytes(json.dumps(message).encode())
+
+
+def serve(connection: int, images: int, broadcast: int, exchange: int) -> None:
+    """Train clients for the process that holds the other end of the connection, until it ends."""
+    with contextlib.suppress(EOFError, ConnectionError):
+        _Clients(Connection(connection), images, broadcast, exchange).serve()

@@ -1,0 +1,64 @@
+"""A guard: how many statements and transactions each request of an update costs. Lower a number if it falls."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import event
+
+from fedssl.protocol.work import Submit
+from fedssl_coordinator.core.db import engine
+from support.cast import Cast
+from support.coordinator import Coordinator
+from support.federation import tensors_for, upload
+from support.tables import Tables
+
+
+def _cost(request: Callable[[], object]) -> tuple[int, int]:
+    """Return the numbers of statements and of transactions that this process's API sends to Postgres."""
+    counts = {"before_cursor_execute": 0, "begin": 0}
+
+    def counting(name: str) -> Callable[..., None]:
+        def count(*_: Any) -> None:
+            counts[name] += 1
+
+        return count
+
+    listeners = {name: counting(name) for name in counts}
+    for name, listener in listeners.items():
+        event.listen(engine(), name, listener)
+    try:
+        request()
+    finally:
+        for name, listener in listeners.items():
+            event.remove(engine(), name, listener)
+    return counts["before_cursor_execute"], counts["begin"]
+
+
+def test_an_update_costs_thirty_statements_in_six_transactions(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    cast = Cast(coordinator, tables, tmp_path, "abc", num_rounds=1)
+    cast.work("a")  # so that nothing is left to be compiled or cached
+    worker, update = cast.workers["b"], {}
+    costs = {"claim": _cost(lambda: cast.claim("b"))}
+    item = cast.item("b")
+    costs["heartbeat"] = _cost(lambda: worker.heartbeat(item.assignment_id))
+    costs["download"] = _cost(lambda: worker.download(item.broadcast, tmp_path / "broadcast"))
+    costs["upload"] = _cost(
+        lambda: update.update(digest=upload(worker, item, tensors_for(item.plan.update, 2.0), tmp_path))
+    )
+    submission = Submit(
+        assignment_id=item.assignment_id, update=update["digest"], num_examples=10, metrics={"loss": 1.0}
+    )
+    costs["submit"] = _cost(lambda: worker.submit(submission))
+    assert costs == {"claim": (7, 1), "heartbeat": (2, 1), "download": (2, 1), "upload": (8, 2), "submit": (11, 1)}
+    assert [sum(numbers) for numbers in zip(*costs.values(), strict=True)] == [30, 6]
+
+
+def test_a_claim_without_work_asks_twice_and_then_waits(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    cast = Cast(coordinator, tables, tmp_path, num_rounds=1)
+    cast.work("a")
+    assert _cost(lambda: cast.workers["a"].claim(0)) == (4, 2)

@@ -1,0 +1,411 @@
+"""A provider that lies, breaks or is down signs no one in; the page gives the reason, and tokens still work."""
+
+import base64
+import hmac
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from joserfc import jwt
+from joserfc.jwk import KeySet, RSAKey
+
+from fedssl.client import Tls
+from fedssl_coordinator.dashboard import session as sessions
+from fedssl_coordinator.dashboard.provider_login import ATTEMPT_COOKIE
+from fedssl_coordinator.identity.openid import provider as openid
+from support.certificates import Authority
+from support.coordinator import Coordinator
+from support.openid import CLIENT_ID, Liar, query_of, settings_for
+from support.pages import Browser
+from support.servers import Servers
+from support.tables import Tables
+
+_CALLBACK = "/sign-in/oidc/callback"
+
+
+@dataclass
+class Place:
+    """A coordinator and its provider. `sign_in` takes the claims that lie."""
+
+    coordinator: Coordinator
+    liar: Liar
+    tables: Tables
+
+    def sign_in(self, **claims: Any) -> httpx.Response:
+        """A whole sign-in in a new browser, and the page at its end."""
+        with Browser(self.coordinator, None) as browser:
+            begun = browser.http.get("/sign-in/oidc")
+            if begun.status_code != 303:
+                return begun
+            query = query_of(begun.headers["location"])
+            self.liar.expect(query["nonce"], **claims)
+            return browser.http.get(_CALLBACK, params={"code": "any", "state": query["state"]})
+
+
+@pytest.fixture(scope="module")
+def _place(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    store = tmp_path_factory.mktemp("liar") / "store"
+    with (
+        Liar() as liar,
+        servers.database() as url,
+        Coordinator(url, servers.redis_url, store, **settings_for(liar.issuer)) as coordinator,
+        Tables(url) as tables,
+    ):
+        yield Place(coordinator, liar, tables)
+
+
+@pytest.fixture
+def place(_place: Place) -> Place:
+    """With an honest provider that the coordinator has not asked yet."""
+    _place.liar.behave()
+    openid.provider.cache_clear()
+    return _place
+
+
+def refused(place: Place, answer: httpx.Response, reason: str, status: int = 401) -> None:
+    """Check that no one was signed in, and that the page gives the reason and still takes tokens."""
+    alert = re.search(r'role="alert">([^<]*)<', answer.text)
+    assert alert, answer.text
+    assert reason in unescape(alert[1])
+    assert answer.status_code == status
+    assert sessions.COOKIE not in answer.headers.get("set-cookie", "")
+    assert place.tables.one("SELECT count(*) FROM tokens WHERE subject LIKE %s", f"{place.liar.issuer} %") == 0
+    with Browser(place.coordinator, place.coordinator.operator_token) as browser:
+        assert browser.get("/runs").status_code == 200
+
+
+@pytest.fixture
+def signed_in(place: Place) -> Callable[[httpx.Response], None]:
+    """Checks that a person was signed in, and forgets it."""
+
+    def check(answer: httpx.Response) -> None:
+        assert (answer.status_code, answer.headers.get("location")) == (303, "/runs"), answer.text
+        assert place.tables.execute("DELETE FROM tokens WHERE subject LIKE %s", f"{place.liar.issuer} %") == 1
+
+    return check
+
+
+def test_an_honest_provider_signs_in(place: Place, signed_in: Callable[[httpx.Response], None]) -> None:
+    signed_in(place.sign_in())
+    now = int(time.time())
+    signed_in(place.sign_in(exp=now - 30, iat=now + 30))  # clocks differ
+    signed_in(place.sign_in(aud=[CLIENT_ID, "other"], azp=CLIENT_ID))
+    signed_in(place.sign_in(at_hash=None))
+
+
+@pytest.mark.parametrize(
+    ("claims", "reason"),
+    [
+        ({"iss": "https://evil.example"}, "iss"),
+        ({"iss": None}, "iss"),
+        ({"aud": "another client"}, "aud"),
+        ({"aud": ["another client"]}, "aud"),
+        ({"aud": None}, "aud"),
+        ({"aud": [CLIENT_ID, "other"]}, "azp"),
+        ({"azp": "another client"}, "azp"),
+        ({"nonce": "of another sign-in"}, "nonce"),
+        ({"nonce": None}, "nonce"),
+        ({"exp": 1}, "expired"),
+        ({"exp": None}, "exp"),
+        ({"exp": "tomorrow"}, "exp"),
+        ({"iat": 1 << 40}, "in the future"),
+        ({"iat": None}, "iat"),
+        ({"nbf": 1 << 40}, "not yet valid"),
+        ({"at_hash": "AAAAAAAAAAAAAAAAAAAAAA"}, "at_hash"),
+        ({"at_hash": 7}, "at_hash"),
+        ({"sub": None}, "sub"),
+        ({"sub": ""}, "sub"),
+        ({"sub": 7}, "sub"),
+        ({"sub": "\0"}, "sub"),
+        ({"sub": "x" * 256}, "sub"),
+    ],
+)
+def test_claims_that_do_not_fit(place: Place, claims: dict[str, Any], reason: str) -> None:
+    refused(place, place.sign_in(**claims), reason)
+
+
+_SIGNATURES: dict[str, Callable[[Liar], Callable[[dict[str, Any]], str]]] = {
+    "alg none": lambda liar: (
+        lambda claims: jwt.encode({"alg": "none", "kid": "one"}, claims, liar.key, algorithms=["none"])
+    ),
+    "HS256 with the public key": lambda liar: lambda claims: _with_hmac(claims, liar.key.as_pem(private=False)),
+    "another key of the same name": lambda liar: (
+        lambda claims: liar.signed(claims, RSAKey.generate_key(2048, {"kid": "one"}))
+    ),
+    "an unknown key": lambda liar: lambda claims: liar.signed(claims, RSAKey.generate_key(2048), "two"),
+    "a key in the header": lambda liar: _with_own_key,
+    "a changed claim": lambda liar: lambda claims: _with_other_claims(liar.signed(claims), liar),
+    "no token at all": lambda liar: lambda claims: "nonsense",
+    "too long": lambda liar: lambda claims: liar.signed(claims | {"more": "x" * 70_000}),
+}
+
+
+def _with_hmac(claims: dict[str, Any], secret: bytes) -> str:
+    """Return what a library would make that does not refuse, as joserfc does, to use a public key as a secret."""
+    parts = [json.dumps(part).encode() for part in ({"alg": "HS256", "kid": "one"}, claims)]
+    signed = b".".join(base64.urlsafe_b64encode(part).rstrip(b"=") for part in parts)
+    mac = base64.urlsafe_b64encode(hmac.digest(secret, signed, "sha256")).rstrip(b"=")
+    return f"{signed.decode()}.{mac.decode()}"
+
+
+def _with_own_key(claims: dict[str, Any]) -> str:
+    key = RSAKey.generate_key(2048)
+    return jwt.encode({"alg": "RS256", "jwk": key.as_dict(private=False)}, claims, key)
+
+
+def _with_other_claims(token: str, liar: Liar) -> str:
+    head, _, signature = token.split(".")
+    return ".".join((head, liar.signed({**liar.claims, "groups": ["chiefs"]}).split(".")[1], signature))
+
+
+@pytest.mark.parametrize("signature", _SIGNATURES)
+@pytest.mark.filterwarnings("ignore::joserfc.errors.SecurityWarning")
+def test_signatures_that_prove_nothing(place: Place, signature: str) -> None:
+    place.liar.sign = _SIGNATURES[signature](place.liar)
+    refused(place, place.sign_in(), "is not valid")
+
+
+def test_a_new_key_is_fetched_and_unknown_ones_are_not_fetched_for_every_request(
+    place: Place, signed_in: Callable[[httpx.Response], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signed_in(place.sign_in())
+    new = RSAKey.generate_key(2048, {"kid": "two", "use": "sig"})
+    place.liar.keys = KeySet([place.liar.key, new]).as_dict(private=False)
+    place.liar.sign = lambda claims: place.liar.signed(claims, new, "two")
+    refused(place, place.sign_in(), "No key for kid")  # it has been asked a moment ago
+    assert place.liar.requests.count("/keys") == 1
+    found = openid.provider()
+    assert found is not None
+    found._fetched_at -= openid._REFETCH_SECONDS
+    signed_in(place.sign_in())
+    place.liar.sign = lambda claims: place.liar.signed(claims, new, "three")
+    for _ in range(3):
+        refused(place, place.sign_in(), "No key for kid")
+    assert place.liar.requests.count("/keys") == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"issuer": "https://evil.example"}, "the issuer in its document is https://evil.example"),
+        ({"token_endpoint": "http://evil.example/token"}, "token_endpoint is not an https address"),
+        ({"authorization_endpoint": "javascript:alert(1)"}, "authorization_endpoint is not an https address"),
+        ({"end_session_endpoint": "data:text/html,x"}, "end_session_endpoint is not an https address"),
+        ({"jwks_uri": None}, "without a discovery document"),
+    ],
+)
+def test_discovery_documents_that_lead_elsewhere(place: Place, change: dict[str, Any], reason: str) -> None:
+    place.liar.document.update(change)
+    refused(place, place.sign_in(), reason, 503)
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "body", "reason", "expected"),
+    [
+        ("/.well-known/openid-configuration", 302, b"", "answered 302 without JSON", 503),
+        ("/.well-known/openid-configuration", 200, b"[" * 100_000, "without JSON", 503),
+        ("/.well-known/openid-configuration", 200, b"[]", "without a JSON object", 503),
+        ("/.well-known/openid-configuration", 200, b"x" * (2 << 20), "sent more than", 503),
+        ("/keys", 200, b'{"keys": []}', "without usable keys", 503),
+        ("/keys", 200, b'{"keys": 7}', "without usable keys", 503),
+        ("/keys", 200, b'{"keys": [{"kty": "RSA"}]}', "without usable keys", 503),
+        ("/keys", 500, b"{}", "without usable keys", 503),
+        ("/token", 400, b'{"error": "invalid_grant"}', "refused the code (invalid_grant)", 401),
+        ("/token", 401, b'{"error": "invalid_client"}', "does not accept FEDSSL_OIDC_CLIENT_ID", 503),
+        ("/token", 500, b"{}", "answered 500", 503),
+        ("/token", 302, b"{}", "refused the code (302)", 401),
+        ("/token", 200, b"{}", "sent no ID token", 401),
+        ("/token", 200, b'{"id_token": ["x"]}', "sent no ID token", 401),
+    ],
+)
+def test_answers_that_cannot_be_used(
+    place: Place, path: str, status: int, body: bytes, reason: str, expected: int
+) -> None:
+    place.liar.answers[path] = (status, body)
+    refused(place, place.sign_in(), reason, expected)
+
+
+def test_roles_that_are_only_in_the_user_information(place: Place, signed_in: Callable[[httpx.Response], None]) -> None:
+    place.liar.userinfo = {"sub": "1", "groups": ["readers"], "iss": "https://evil.example"}
+    signed_in(place.sign_in(groups=None))
+    place.liar.userinfo = {"sub": "2", "groups": ["chiefs"]}
+    refused(place, place.sign_in(groups=None), "about another person")
+    place.liar.answers["/userinfo"] = (403, b"{}")
+    refused(place, place.sign_in(groups=None), "answered 403", 503)
+
+
+@pytest.mark.parametrize("groups", ["cooks", ["cooks", 7, None, {"chiefs": 1}], {"chiefs": "ml-team"}, 7, "\0"])
+def test_claims_that_give_no_role(place: Place, groups: object) -> None:
+    place.liar.userinfo = {"sub": "1"}
+    refused(place, place.sign_in(groups=groups), "you have no role here", 403)
+
+
+def test_the_highest_role_counts(place: Place) -> None:
+    with Browser(place.coordinator, None) as browser:
+        query = query_of(browser.http.get("/sign-in/oidc").headers["location"])
+        label = "<script>\0" + "x" * 200
+        place.liar.expect(query["nonce"], groups=["readers", "chiefs"], preferred_username=label)
+        assert browser.http.get(_CALLBACK, params={"code": "any", "state": query["state"]}).status_code == 303
+        page = browser.get("/runs").text
+        assert "Signed in as <b>&lt;script&gt;\\x00xxx" in page
+        assert "</b>, admin." in page
+        # This provider offers no sign-out: the session here ends all the same.
+        assert browser.send("/sign-out").headers["location"] == "/sign-in"
+        assert browser.get("/runs").status_code == 303
+    place.tables.execute("DELETE FROM tokens WHERE subject LIKE %s", f"{place.liar.issuer} %")
+
+
+def test_the_answer_of_another_provider(place: Place) -> None:
+    with Browser(place.coordinator, None) as browser:
+        query = query_of(browser.http.get("/sign-in/oidc").headers["location"])
+        place.liar.expect(query["nonce"])
+        lie = {"code": "any", "state": query["state"], "iss": "https://evil.example"}
+        refused(place, browser.http.get(_CALLBACK, params=lie), "does not come from this provider")
+    place.liar.document["authorization_response_iss_parameter_supported"] = True
+    openid.provider.cache_clear()
+    refused(place, place.sign_in(), "does not come from this provider")
+    assert "/token" not in place.liar.requests, "no code goes to a provider that it may not be from"
+
+
+@pytest.mark.parametrize("state", [None, "", "x", "\u00e4"])
+def test_a_state_that_this_browser_did_not_choose(place: Place, state: str | None) -> None:
+    with Browser(place.coordinator, None) as browser:
+        query = query_of(browser.http.get("/sign-in/oidc").headers["location"])
+        place.liar.expect(query["nonce"])
+        answer = {"code": "any"} | ({} if state is None else {"state": state})
+        refused(place, browser.http.get(_CALLBACK, params=answer), "did not begin this sign-in")
+    assert "/token" not in place.liar.requests
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xff",
+        b"null",
+        b"[1, 2]",
+        b"[{}, []]",
+        b'[{"state": ""}, "/"]',
+        b'[{"state": 7}, "/"]',
+        b'[{"state": "s", "verifier": "\\ud800"}, "/"]',
+        b'[{"state": "s", "more": "x"}, "/"]',
+        b"[" * 2000,
+    ],
+)
+def test_a_cookie_that_was_made_up(place: Place, content: bytes) -> None:
+    cookie = base64.urlsafe_b64encode(content).decode()
+    with Browser(place.coordinator, None) as browser:
+        for made_up in (cookie, cookie + "x", "\u00e4"):
+            header = f"{ATTEMPT_COOKIE}={made_up}".encode()
+            answer = browser.http.get(_CALLBACK, params={"code": "any", "state": "s"}, headers={b"Cookie": header})
+            refused(place, answer, "did not begin this sign-in")
+    assert "/token" not in place.liar.requests
+
+
+def test_a_provider_that_is_down(place: Place, signed_in: Callable[[httpx.Response], None]) -> None:
+    with Liar() as gone:
+        issuer = gone.issuer
+    found = openid.provider()
+    assert found is not None
+    found.issuer, honest = issuer, found.issuer
+    began = time.monotonic()
+    answers = [place.sign_in() for _ in range(3)]
+    assert time.monotonic() - began < 5
+    refused(place, answers[0], "did not answer", 503)
+    refused(place, answers[2], "did not answer a moment ago", 503)
+    found.issuer = honest
+    found._failed_at -= openid._FAILED_SECONDS
+    signed_in(place.sign_in())
+
+
+def test_one_byte_now_and_then_ends_at_the_deadline(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedssl_coordinator.identity.openid import exchange
+
+    monkeypatch.setattr(exchange, "_SECONDS", 1.0)
+    openid.provider.cache_clear()
+
+    def drip(request: Any) -> None:
+        request.send_response(200)
+        request.end_headers()
+        for _ in range(100):
+            request.wfile.write(b" ")
+            time.sleep(0.1)
+
+    monkeypatch.setattr(place.liar, "answer", drip)
+    began = time.monotonic()
+    refused(place, place.sign_in(), "did not answer", 503)
+    assert time.monotonic() - began < 8
+
+
+def test_over_tls_the_authority_is_checked_and_cookies_are_secure(
+    place: Place, servers: Servers, tmp_path: Path, change_settings: Callable[..., None]
+) -> None:
+    ours, foreign = Authority(tmp_path), Authority(tmp_path, "foreign")
+    api = ours.sign("api", "127.0.0.1")
+    tls, listening = Tls(ca_file=ours.file), {"certificate": api.certificate, "key": api.key}
+    with (
+        Liar(ours.sign("provider", "127.0.0.1")) as liar,
+        Coordinator(
+            place.coordinator.database_url, servers.redis_url, tmp_path / "store", tls=tls, listening=listening,
+            **settings_for(liar.issuer, FEDSSL_OIDC_CA_FILE=str(ours.file)),
+        ) as coordinator,
+    ):  # fmt: skip
+        with Browser(coordinator, None) as browser:
+            begun = browser.http.get("/sign-in/oidc")
+            query = query_of(begun.headers["location"])
+            assert query["redirect_uri"] == f"{coordinator.url}{_CALLBACK}"
+            assert "; Secure" in begun.headers["set-cookie"]
+            liar.expect(query["nonce"])
+            answer = browser.http.get(_CALLBACK, params={"code": "any", "state": query["state"]})
+            assert answer.status_code == 303
+            started = [line for line in answer.headers.get_list("set-cookie") if "Max-Age=0" not in line]
+            assert len(started) == 2
+            assert all("; Secure" in line for line in started)
+        place.tables.execute("DELETE FROM tokens WHERE subject IS NOT NULL")
+        for file, reason in ((foreign.file, "CERTIFICATE_VERIFY_FAILED"), (tmp_path / "none", "cannot be used (")):
+            change_settings(OIDC_CA_FILE=str(file))
+            openid.provider.cache_clear()
+            with Browser(coordinator, None) as browser:
+                answer = browser.http.get("/sign-in/oidc")
+                assert answer.status_code == 503
+                assert reason in answer.text
+
+
+def test_without_a_provider_nothing_is_offered(
+    place: Place, change_settings: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ISSUER", "CLIENT_ID", "CLIENT_SECRET", "ROLES"):
+        monkeypatch.delenv(f"FEDSSL_OIDC_{name}")
+    change_settings()
+    openid.provider.cache_clear()
+    with Browser(place.coordinator, None) as browser:
+        assert "/sign-in/oidc" not in browser.get("/sign-in").text
+        assert browser.get("/sign-in/oidc").status_code == 404
+        assert browser.get(_CALLBACK).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ISSUER": "http://id.example.org"}, "must be an https:// address"),
+        ({"ISSUER": "https://id.example.org/?x=1"}, "without a query"),
+        ({"CLIENT_ID": ""}, "needs FEDSSL_OIDC_CLIENT_ID"),
+        ({"ROLES": "{}"}, "needs FEDSSL_OIDC_ROLES"),
+        ({"ROLES": json.dumps({"x": "worker"})}, "oidc_roles"),
+        ({"SCOPES": "profile"}, "must contain openid"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(
+    place: Place, change_settings: Callable[..., None], change: dict[str, str], message: str
+) -> None:
+    from fedssl_coordinator.core.settings import settings
+
+    change_settings(**{f"OIDC_{name}": value for name, value in change.items()})
+    with pytest.raises(ValueError, match=message):
+        settings()

@@ -1,0 +1,455 @@
+"""Notifications: written with their events, signed, retried, bounded, and without what must not leave."""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from standardwebhooks import Webhook
+
+from fedssl.client import ApiError, InvalidRequest
+from fedssl.protocol.notifications import DeliveryState, Notification
+from fedssl.protocol.views import DeliveryView, DestinationCreated
+from fedssl.protocol.work import Submit
+from fedssl_coordinator.core import outbox
+from fedssl_coordinator.core.db import transaction
+from fedssl_coordinator.notifications import repository, webhooks
+from support.cast import Cast
+from support.certificates import Authority
+from support.coordinator import Coordinator
+from support.federation import tensors_for, upload
+from support.receivers import Hook, MailServer
+from support.tables import Tables
+
+Change = Callable[..., None]
+
+
+@pytest.fixture
+def local(change_settings: Change) -> None:
+    """Allow webhooks to this machine, without TLS."""
+    change_settings(NOTIFY_ALLOW_HTTP="true", NOTIFY_ALLOW_NETWORKS="127.0.0.0/8")
+
+
+@pytest.fixture
+def hook() -> Iterator[Hook]:
+    with Hook() as running:
+        yield running
+
+
+def _add(coordinator: Coordinator, hook: Hook, *topics: str) -> DestinationCreated:
+    return coordinator.client.create_notification_destination(
+        "webhook", f"{hook.url}/a-secret-path", *([topics] if topics else [])
+    )
+
+
+def _deliveries(coordinator: Coordinator, destination_id: UUID) -> list[DeliveryView]:
+    return list(coordinator.client.notification_deliveries(destination_id))
+
+
+def _bodies(hook: Hook) -> list[dict[str, Any]]:
+    return [json.loads(request.body) for request in hook.received]
+
+
+def _wait_is_over(tables: Tables) -> None:
+    tables.execute("UPDATE notification_deliveries SET next_try_at = now() WHERE state = 'pending'")
+
+
+def test_a_test_is_signed_by_the_standard(coordinator: Coordinator, hook: Hook, local: None) -> None:
+    created = _add(coordinator, hook)
+    assert created.secret is not None
+    sent = coordinator.client.test_notification_destination(created.id)
+    coordinator.notify()
+
+    [request] = hook.received
+    assert request.path == "/a-secret-path"
+    verified = Webhook(created.secret).verify(request.body, request.headers)
+    assert Notification.model_validate(verified).type == "test"
+    assert request.headers["webhook-id"] == str(sent.id)
+    with pytest.raises(Exception, match="No matching signature"):
+        Webhook(created.secret).verify(request.body.replace(b"test", b"rest"), request.headers)
+    [delivery] = _deliveries(coordinator, created.id)
+    assert (delivery.state, delivery.num_tries, delivery.error) == (DeliveryState.DELIVERED, 1, None)
+    [shown] = coordinator.client.notification_destinations()
+    assert shown.last_delivery == delivery
+
+
+def test_each_destination_has_its_own_secret_which_is_shown_once(
+    coordinator: Coordinator, hook: Hook, local: None, tables: Tables
+) -> None:
+    one, other = _add(coordinator, hook), _add(coordinator, hook)
+    assert one.secret is not None
+    assert one.secret != other.secret
+    assert one.secret not in repr(one)
+    with coordinator.http() as http:
+        listed = http.get("/v1/notification-destinations").text
+        events = str(tables.query("SELECT message, data::text FROM events"))
+    for secret in (one.secret, "a-secret-path"):
+        assert secret not in listed
+        assert secret not in events
+    assert not tables.query("SELECT 1 FROM notification_destinations d WHERE d::text LIKE %s", f"%{one.secret[6:]}%")
+
+
+def test_a_run_that_is_declined_and_fails(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, hook: Hook, local: None
+) -> None:
+    _add(coordinator, hook)
+    cast = Cast(coordinator, tables, tmp_path, cohort={"max_attempts": 1, "min_updates": 2})
+    for name in "ab":
+        cast.workers[name].decline(cast.claim(name).assignment_id, "the policy refuses it", "client-data")
+    cast.advance()
+    coordinator.notify()
+
+    declined, failed = _bodies(hook)
+    assert declined["type"] == "declined", "once per round, of two declines"
+    assert declined["data"]["client"] == "a"
+    assert "the policy refuses it" in declined["data"]["message"]
+    assert failed["type"] == "failed"
+    assert failed["data"]["outcome"] == "failed"
+    assert failed["data"]["run"] == str(cast.id)
+    assert failed["data"]["run_name"] == cast.run.name
+    for body in (declined, failed):
+        Notification.model_validate(body)
+
+
+def test_a_run_that_is_alarmed_paused_and_stopped(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, hook: Hook, local: None
+) -> None:
+    _add(coordinator, hook, "alarm", "stalled", "finished")
+    watch = {"min_effective_rank": 1e6, "first_round": 1, "action": "pause"}
+    cast = Cast(coordinator, tables, tmp_path, num_rounds=3, watch=watch)
+    for name, worker in cast.workers.items():
+        item = cast.claim(name)
+        digest = upload(worker, item, tensors_for(item.plan.update), tmp_path)
+        metrics = {"loss": 0.5, "effective_rank": 3.0}
+        worker.submit(Submit(assignment_id=item.assignment_id, update=digest, num_examples=10, metrics=metrics))
+    cast.advance()
+    coordinator.client.stop(cast.id)
+    coordinator.notify()
+    assert [body["type"] for body in _bodies(hook)] == ["alarm", "stalled", "finished"]
+    assert [body["data"]["kind"] for body in _bodies(hook)] == ["run.alarm", "run.paused", "run.finished"]
+
+
+def test_an_operators_pause_is_no_reason_to_notify(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, hook: Hook, local: None
+) -> None:
+    _add(coordinator, hook)
+    cast = Cast(coordinator, tables, tmp_path)
+    coordinator.client.pause(cast.id)
+    coordinator.notify()
+    assert hook.received == []
+
+
+def test_only_what_a_destination_asks_for(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, hook: Hook, local: None
+) -> None:
+    _add(coordinator, hook, "failed", "alarm")
+    coordinator.client.stop(Cast(coordinator, tables, tmp_path).id)
+    coordinator.notify()
+    assert hook.received == []
+
+
+def test_a_run_that_no_aggregator_takes_up_is_reported_once(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, hook: Hook, local: None
+) -> None:
+    _add(coordinator, hook)
+    cast = Cast(coordinator, tables, tmp_path)
+    for name in "ab":
+        cast.claim(name)
+        cast.deliver(name)
+    tables.execute("UPDATE assignments SET closed_at = now() - interval '10 minutes'")
+    tables.execute("UPDATE rounds SET deadline = deadline - interval '20 minutes'")
+    coordinator.notify()
+    coordinator.notify()
+    [body] = _bodies(hook)
+    assert (body["type"], body["data"]["kind"]) == ("stalled", outbox.UNATTENDED)
+    assert "waiting for an aggregator" in body["data"]["message"]
+
+
+def test_a_rolled_back_event_is_not_notified(coordinator: Coordinator, hook: Hook, local: None) -> None:
+    from fedssl_coordinator.core.audit import record
+
+    created = _add(coordinator, hook)
+    with transaction() as session:
+        record(session, "artifact.damaged", "gone")
+        session.flush()
+        session.rollback()
+    assert _deliveries(coordinator, created.id) == []
+
+
+def test_no_numbers_of_an_event_are_sent(coordinator: Coordinator, hook: Hook, local: None) -> None:
+    from fedssl_coordinator.core.audit import record
+
+    _add(coordinator, hook)
+    with transaction() as session:
+        record(session, "artifact.damaged", "m" * 1000, data={"tensor": [1.5, 2.5], "labels": [3, 7]})
+    coordinator.notify()
+    [body] = _bodies(hook)
+    assert set(body["data"]) == {"event", "kind", "message"}
+    assert body["data"]["message"] == "m" * outbox.MESSAGE_CHARACTERS + " ..."
+
+
+def test_a_failure_is_retried_with_the_same_id_and_later_each_time(
+    coordinator: Coordinator, hook: Hook, local: None, tables: Tables, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    created = _add(coordinator, hook)
+    coordinator.client.test_notification_destination(created.id)
+    hook.statuses[:] = [500, 302]
+    coordinator.notify()
+    coordinator.notify()
+    assert len(hook.received) == 1, "not before the pause is over"
+    [first] = _deliveries(coordinator, created.id)
+    assert (first.state, first.error) == (DeliveryState.PENDING, "answered with 500")
+    assert "a-secret-path" not in caplog.text
+    _wait_is_over(tables)
+    coordinator.notify()
+    [second] = _deliveries(coordinator, created.id)
+    assert "302, a redirect, which is not followed" in (second.error or "")
+    assert first.next_try_at is not None
+    assert second.next_try_at is not None
+    assert second.next_try_at > first.next_try_at
+    _wait_is_over(tables)
+    coordinator.notify()
+    assert [request.headers["webhook-id"] for request in hook.received] == [str(first.id)] * 3
+    assert _deliveries(coordinator, created.id)[0].state is DeliveryState.DELIVERED
+
+
+def test_the_last_try_gives_up(coordinator: Coordinator, hook: Hook, local: None, tables: Tables) -> None:
+    created = _add(coordinator, hook)
+    coordinator.client.test_notification_destination(created.id)
+    tables.execute("UPDATE notification_deliveries SET num_tries = %s", repository.MOST_TRIES - 1)
+    hook.statuses[:] = [503]
+    coordinator.notify()
+    [delivery] = _deliveries(coordinator, created.id)
+    assert (delivery.state, delivery.num_tries) == (DeliveryState.FAILED, repository.MOST_TRIES)
+    assert delivery.next_try_at is None
+    coordinator.notify()
+    assert len(hook.received) == 1
+
+
+def test_a_process_that_dies_while_it_sends_loses_nothing(
+    coordinator: Coordinator, hook: Hook, local: None, tables: Tables
+) -> None:
+    created = _add(coordinator, hook)
+    coordinator.client.test_notification_destination(created.id)
+    with transaction() as session:
+        claimed = repository.claim(session, [])
+    assert claimed is not None, "and here the process dies"
+    _wait_is_over(tables)
+    coordinator.notify()
+    [delivery] = _deliveries(coordinator, created.id)
+    assert (delivery.state, delivery.num_tries) == (DeliveryState.DELIVERED, 2)
+
+
+def test_a_destination_that_does_not_answer_delays_no_other(
+    coordinator: Coordinator, hook: Hook, local: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhooks, "SECONDS", 1.0)
+    with Hook() as dead:
+        dead.silent.set()
+        silent = _add(coordinator, dead)
+        for _ in range(5):
+            coordinator.client.test_notification_destination(silent.id)
+        created = _add(coordinator, hook)
+        coordinator.client.test_notification_destination(created.id)
+        began = time.monotonic()
+        coordinator.notify()
+        assert time.monotonic() - began < 4
+        assert len(dead.received) == 1
+    assert len(hook.received) == 1
+    [tried] = [found for found in _deliveries(coordinator, silent.id) if found.num_tries]
+    assert tried.error == "no answer within 1 s"
+
+
+def test_a_destination_that_answers_a_byte_at_a_time_is_left(
+    coordinator: Coordinator, local: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import socket
+
+    from support.listening import Listener
+
+    class Dripping(Listener):
+        def _serve(self, client: socket.socket) -> None:
+            for _ in range(100):
+                client.sendall(b"H")
+                time.sleep(0.2)
+
+    monkeypatch.setattr(webhooks, "SECONDS", 1.0)
+    with Dripping() as server:
+        created = coordinator.client.create_notification_destination("webhook", server.url)
+        coordinator.client.test_notification_destination(created.id)
+        began = time.monotonic()
+        coordinator.notify()
+        assert time.monotonic() - began < 3
+    assert _deliveries(coordinator, created.id)[0].error is not None
+
+
+def test_what_waits_for_a_destination_is_bounded(
+    coordinator: Coordinator, hook: Hook, local: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedssl_coordinator.core.audit import record
+
+    monkeypatch.setattr(outbox, "MOST_PENDING", 3)
+    created = _add(coordinator, hook)
+    for _ in range(5):
+        with transaction() as session:
+            record(session, "artifact.damaged", "again")
+    assert len(_deliveries(coordinator, created.id)) == 3
+    with pytest.raises(ApiError, match="3 notifications wait"):
+        coordinator.client.test_notification_destination(created.id)
+
+
+def test_old_deliveries_are_removed(coordinator: Coordinator, hook: Hook, local: None, tables: Tables) -> None:
+    created = _add(coordinator, hook)
+    coordinator.client.test_notification_destination(created.id)
+    coordinator.notify()
+    tables.execute("UPDATE notification_deliveries SET ended_at = now() - interval '31 days'")
+    coordinator.notify()
+    assert _deliveries(coordinator, created.id) == []
+
+
+def test_a_removed_destination_gets_nothing(coordinator: Coordinator, hook: Hook, local: None) -> None:
+    created = _add(coordinator, hook)
+    coordinator.client.test_notification_destination(created.id)
+    coordinator.client.remove_notification_destination(created.id)
+    coordinator.notify()
+    assert hook.received == []
+    assert list(coordinator.client.notification_destinations()) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("https://127.0.0.1/x", "has the address 127.0.0.1, which is not public"),
+        ("https://[::1]/x", "has the address ::1, which is not public"),
+        ("https://[::ffff:10.0.0.1]/", "10.0.0.1, which is not public"),
+        ("https://169.254.169.254/latest/meta-data", "which is not public"),
+        ("https://[64:ff9b::7f00:1]/", "which is not public"),
+        ("http://hooks.example.org/", "http URLs are not allowed"),
+        ("alice@example.org", "no SMTP server"),
+    ],
+)
+def test_what_could_never_be_delivered_is_refused(coordinator: Coordinator, target: str, said: str) -> None:
+    kind = "email" if "@" in target else "webhook"
+    with pytest.raises(ApiError, match=said):
+        coordinator.client.create_notification_destination(kind, target)
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "said"),
+    [
+        ("webhook", "hooks.example.org", "not the URL of a webhook"),
+        ("webhook", "ftp://hooks.example.org", "not the URL of a webhook"),
+        ("webhook", "https://user:password@example.org", "must not contain a user"),
+        ("webhook", "https://example.org/ü", "other characters than ASCII"),
+        ("webhook", "https://example.org:99999/", "not the URL of a webhook"),
+        ("email", "alice", "not an e-mail address"),
+        ("email", "alice@example.org\r\nBcc: eve@example.org", "not an e-mail address"),
+    ],
+)
+def test_invalid_addresses_are_refused(coordinator: Coordinator, kind: str, target: str, said: str) -> None:
+    with coordinator.http() as http:
+        answer = http.post("/v1/notification-destinations", json={"kind": kind, "target": target})
+    assert answer.status_code == 422
+    assert said in answer.text
+
+
+def test_a_name_that_leads_to_this_machine_is_not_connected_to(
+    coordinator: Coordinator, hook: Hook, change_settings: Change
+) -> None:
+    change_settings(NOTIFY_ALLOW_HTTP="true")
+    url = hook.url.replace("127.0.0.1", "localhost")
+    created = coordinator.client.create_notification_destination("webhook", url)
+    coordinator.client.test_notification_destination(created.id)
+    coordinator.notify()
+    [delivery] = _deliveries(coordinator, created.id)
+    assert "which is not public" in (delivery.error or "")
+    assert hook.received == []
+
+
+def test_https_checks_the_certificate(coordinator: Coordinator, change_settings: Change, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    change_settings(NOTIFY_ALLOW_NETWORKS="127.0.0.1/32")
+    with Hook(authority.sign("receiver", "127.0.0.1")) as hook:
+        created = _add(coordinator, hook)
+        coordinator.client.test_notification_destination(created.id)
+        coordinator.notify()
+        assert "CERTIFICATE_VERIFY_FAILED" in (_deliveries(coordinator, created.id)[0].error or "")
+        assert hook.received == []
+        change_settings(NOTIFY_CA_FILE=str(authority.file))
+        coordinator.client.test_notification_destination(created.id)
+        coordinator.notify()
+        assert len(hook.received) == 1
+
+
+def test_mail_goes_by_starttls_with_a_password(
+    coordinator: Coordinator, change_settings: Change, tmp_path: Path, tables: Tables
+) -> None:
+    authority = Authority(tmp_path)
+    (tmp_path / "password").write_text("mail-password\n")
+    with MailServer(authority.sign("mail", "127.0.0.1")) as server:
+        change_settings(
+            SMTP_HOST="127.0.0.1", SMTP_PORT=str(server.port), SMTP_USER="fedssl", SMTP_FROM="fedssl@example.org",
+            SMTP_PASSWORD_FILE=str(tmp_path / "password"), NOTIFY_CA_FILE=str(authority.file),
+        )  # fmt: skip
+        created = coordinator.client.create_notification_destination("email", "alice@example.org", ["finished"])
+        assert created.secret is None
+        cast = Cast(coordinator, tables, tmp_path)
+        coordinator.client.stop(cast.id)
+        server.is_refusing = True
+        coordinator.notify()
+        [refused] = _deliveries(coordinator, created.id)
+        assert "451" in (refused.error or "")
+        server.is_refusing = False
+        _wait_is_over(tables)
+        coordinator.notify()
+        [message] = server.messages
+        assert message["To"] == "alice@example.org"
+        assert message["Subject"] == f"[fedssl] finished: {cast.run.name}"
+        assert message["Message-ID"] == f"<{refused.id}@fedssl>"
+        text = message.get_payload()
+        assert f"({cast.id})" in text
+        assert "Outcome: stopped" in text
+
+        (tmp_path / "password").write_text("wrong-password")
+        coordinator.client.test_notification_destination(created.id)
+        coordinator.notify()
+        [newest, *_] = _deliveries(coordinator, created.id)
+        assert "SMTPAuthenticationError" in (newest.error or "")
+        assert "wrong-password" not in (newest.error or "")
+
+
+def test_a_message_cannot_change_the_headers_of_a_mail() -> None:
+    from datetime import UTC, datetime
+
+    from fedssl.protocol.notifications import NotificationData
+    from fedssl_coordinator.notifications.emails import _message
+
+    data = NotificationData(event=1, kind="run.finished", run_name="x\r\nBcc: eve@example.org", message="a\nb")
+    notification = Notification(type="failed", timestamp=datetime.now(UTC), data=data)
+    message = _message("fedssl@example.org", "alice@example.org", UUID(int=1), notification)
+    assert "Bcc" not in message
+    assert message["Subject"] == "[fedssl] failed: x  Bcc: eve@example.org"
+
+
+def test_only_admins_manage_them(coordinator: Coordinator) -> None:
+    with coordinator.http(coordinator.operator_token) as http:
+        assert http.get("/v1/notification-destinations").status_code == 403
+
+
+def test_topics_are_checked(coordinator: Coordinator) -> None:
+    with pytest.raises(InvalidRequest):
+        coordinator.client.create_notification_destination("webhook", "https://example.org", ["everything"])
+
+
+def test_metrics_count_them(coordinator: Coordinator, hook: Hook, local: None) -> None:
+    created = _add(coordinator, hook)
+    coordinator.client.test_notification_destination(created.id)
+    with coordinator.http() as http:
+        assert 'fedssl_notifications{state="pending"} 1.0' in http.get("/metrics").text
+        coordinator.notify()
+        assert 'fedssl_notifications{state="delivered"} 1.0' in http.get("/metrics").text

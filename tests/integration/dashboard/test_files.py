@@ -1,0 +1,65 @@
+"""The Files tab: what it lists, and that each file is what it is called."""
+
+import hashlib
+from uuid import UUID
+
+import pytest
+import yaml
+from safetensors.torch import load
+
+from fedssl.protocol.runs import RunSpec
+from support.cast import Cast
+from support.pages import Browser
+
+
+def test_the_files_tab_lists_weights_card_and_lineage(viewer: Browser, cast: Cast) -> None:
+    text = viewer.get(f"/runs/{cast.id}/files").text
+    for path in (
+        "encoder",
+        "files/encoder.safetensors",
+        "files/model-card.md",
+        "files/lineage.json",
+        "files/spec.yaml",
+    ):
+        assert f'href="/runs/{cast.id}/{path}"' in text
+    assert f"/files/weights/{cast.run.initial_model}" in text
+    assert "fedssl export" in text
+
+
+def test_the_encoder_is_the_part_of_the_weights_that_has_its_name(viewer: Browser, cast: Cast) -> None:
+    whole = load(viewer.get(f"/runs/{cast.id}/encoder").content)
+    answer = viewer.get(f"/runs/{cast.id}/files/encoder.safetensors")
+    encoder = load(answer.content)
+    assert int(answer.headers["content-length"]) == len(answer.content)
+    assert encoder.keys() == {name for name in whole if name.startswith("encoder.")}
+    assert all(encoder[name].equal(whole[name]) for name in encoder)
+
+
+def test_card_and_lineage_name_the_files_that_are_downloaded(viewer: Browser, cast: Cast) -> None:
+    encoder = viewer.get(f"/runs/{cast.id}/files/encoder.safetensors").content
+    lineage = viewer.get(f"/runs/{cast.id}/files/lineage.json").json()
+    assert lineage["encoder"] == hashlib.sha256(encoder).hexdigest()
+    assert lineage["model"] == cast.run.model
+    assert sorted(lineage["rounds"][0]["updates"]) == ["a", "b"]
+    card = viewer.get(f"/runs/{cast.id}/files/model-card.md").text
+    assert lineage["encoder"] in card
+    spec = RunSpec.model_validate(yaml.safe_load(viewer.get(f"/runs/{cast.id}/files/spec.yaml").text))
+    assert spec == cast.run.spec
+
+
+def test_only_weights_of_the_run_are_served(viewer: Browser, cast: Cast) -> None:
+    initial = cast.run.initial_model
+    assert initial is not None
+    answer = viewer.get(f"/runs/{cast.id}/files/weights/{initial}")
+    assert hashlib.sha256(answer.content).hexdigest() == initial
+    for run, digest in ((cast.id, "0" * 64), (UUID(int=7), initial)):
+        assert viewer.get(f"/runs/{run}/files/weights/{digest}").status_code == 404
+
+
+@pytest.mark.parametrize("name", ["encoder.safetensors", "lineage.json", "model-card.md"])
+def test_a_run_without_weights_has_no_files_of_them(operator: Browser, cast: Cast, name: str) -> None:
+    fresh = operator.send("/runs/new", method="ssd", start="later").headers["location"]
+    assert operator.get(f"{fresh}/files").status_code == 200
+    answer = operator.get(f"{fresh}/files/{name}")
+    assert answer.status_code == 409
+    assert "has no weights yet" in answer.text

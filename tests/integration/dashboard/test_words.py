@@ -1,0 +1,69 @@
+"""A run's name, tags and notes, and evaluations on request, from the page."""
+
+from uuid import UUID
+
+import pytest
+
+from fedssl_coordinator.storage.datasets import repository as datasets
+from support.cast import Cast
+from support.coordinator import Coordinator
+from support.data_sets import labelled_bytes, written
+from support.pages import Browser
+
+
+@pytest.fixture
+def run(operator: Browser) -> str:
+    return operator.send("/runs/new", method="ssd", start="later").headers["location"]
+
+
+def test_a_run_is_renamed_tagged_and_described(standing: Coordinator, operator: Browser, run: str) -> None:
+    words = {"name": "second try", "tags": "table-1, baseline table-1", "notes": "eight sites\n<b>not bold</b>"}
+    assert operator.send(f"{run}/edit", **words).headers["location"] == run
+    view = standing.client.run(UUID(run.removeprefix("/runs/")))
+    assert (view.name, view.tags, view.spec.name) == ("second try", ["baseline", "table-1"], "unnamed")
+    text = operator.get(run).text
+    assert "<h1>second try</h1>" in text
+    assert 'href="/runs?q=table-1"' in text
+    assert "&lt;b&gt;not bold&lt;/b&gt;" in text
+    assert 'value="baseline, table-1"' in operator.get(f"{run}/edit").text
+    assert "second try" in operator.get("/runs?q=table-1").text
+    [event] = standing.client.event_log(view.id, "run.edited")
+    assert event.message == "unnamed: new name and tags and notes"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("name", "<b>"), ("name", ""), ("tags", "Upper"), ("tags", "a" * 40), ("notes", "x" * 10_001)]
+)
+def test_a_wrong_word_changes_nothing_and_is_kept_in_the_form(
+    operator: Browser, run: str, field: str, value: str
+) -> None:
+    answer = operator.send(f"{run}/edit", **{"name": "fine", "tags": "fine", "notes": "", field: value})
+    assert answer.status_code == 422
+    assert field in answer.text.split('role="alert">')[1].split("</p>")[0]
+    assert "<h1>unnamed</h1>" in operator.get(run).text
+
+
+def test_a_viewer_neither_edits_nor_evaluates(viewer: Browser, cast: Cast) -> None:
+    for path in ("edit", "evaluate"):
+        assert viewer.send(f"/runs/{cast.id}/{path}", name="x", dataset="x").status_code == 403
+        assert f"/{path}" not in viewer.get(f"/runs/{cast.id}").text
+
+
+def test_an_evaluation_is_requested_from_the_page(
+    standing: Coordinator, operator: Browser, cast: Cast, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = f"/runs/{cast.id}/evaluate"
+    with pytest.MonkeyPatch.context() as patch:  # other tests may have registered some
+        patch.setattr(datasets, "by_name", lambda *_: [])
+        assert "No labelled data set is registered yet" in operator.get(path).text
+    refused = operator.send(path, dataset="labelled", probe="on")
+    assert refused.status_code == 422
+    assert "no evaluation data set labelled is registered" in refused.text
+    standing.client.add_evaluation_dataset("labelled", written(tmp_path_factory.mktemp("set"), labelled_bytes()))
+    assert "<option>labelled</option>" in operator.get(path).text
+    assert "After round" in operator.send(path, dataset="labelled").text  # no measure at all
+    answer = operator.send(path, dataset="labelled", knn="on", embedding_map="pca", round_number="1")
+    assert answer.headers["location"] == f"/runs/{cast.id}/jobs"
+    [found] = standing.client.evaluations(cast.id)
+    assert (found.round_number, found.config.measures, found.config.embedding_map) == (1, ("knn",), "pca")
+    standing.client.cancel_evaluation(found.id)

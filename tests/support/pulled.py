@@ -1,0 +1,22 @@
+"""A folder with an encoder in it, as `fedssl run pull` writes it."""
+
+from pathlib import Path
+
+import torch
+
+from fedssl.artifacts.tensors import save_tensors
+from fedssl.models import build_encoder
+from fedssl.protocol.runs import RunSpec
+from fedssl.run_files import write_spec
+
+
+def pulled(folder: Path, spec: RunSpec, file: str = "encoder.safetensors") -> torch.nn.Module:
+    """Write the folder's files; returns the encoder that is in it, in eval mode."""
+    encoder = build_encoder(spec.model.encoder, spec.data.channels)
+    with torch.no_grad():
+        for name, buffer in encoder.named_buffers():  # statistics as after training
+            if buffer.is_floating_point():
+                buffer.uniform_(*(0.5, 1.5) if name.endswith("var") else (-0.1, 0.1))
+    write_spec(spec, folder / "spec.yaml")
+    save_tensors({f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}, folder / file)
+    return encoder.eval()

@@ -1,0 +1,180 @@
+"""`fedssl embed`, `search`, `duplicates` and `outliers`, in this process, on an encoder of a few weights."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner, Result
+
+from fedssl.cli.main import app
+from fedssl.embeddings.index_file import Content, read_index, write_index
+from support.federation import tiny_spec
+from support.pulled import pulled
+
+DATA = {"channels": 3, "image_size": 12}
+
+
+def fedssl(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def done(*arguments: object) -> Any:
+    result = fedssl(*arguments, "--format", "json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def refused(*arguments: object) -> str:
+    result = fedssl(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    return result.stderr
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with an encoder, and images. Two of them are equal, and one cannot be decoded."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDSSL_URL", "http://127.0.0.1:1")
+    Path("run").mkdir()
+    pulled(Path("run"), tiny_spec(data=DATA))
+    rng = np.random.default_rng(0)
+    for number in range(12):
+        path = Path("photos", "ab"[number % 2], f"{number}.png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 20 * (number + 1), (12, 12, 3)).astype(np.uint8)).save(path)
+    shutil.copy("photos/a/4.png", "photos/b/copy.png")
+    Path("photos/b/broken.png").write_bytes(b"no image")
+    Path("photos/scan.dcm").write_bytes(b"dicom")
+    return tmp_path
+
+
+@pytest.fixture
+def index(here: Path) -> Path:
+    done("embed", "photos", "--model", "run", "--out", "photos.npz")
+    return Path("photos.npz")
+
+
+def test_embed_names_and_counts_what_it_leaves_out(here: Path) -> None:
+    result = fedssl("embed", "photos", "--model", "run", "--out", "out/photos.parquet")
+    assert result.exit_code == 0, result.output
+    assert "left out b/broken.png: " in result.stderr
+    table = " ".join(result.stdout.split())
+    for words in ("13 of 14 images, 0 of them before", "1 that cannot be decoded", "1 .dcm", "convnet"):
+        assert words in table
+    again = done("embed", "photos", "--model", "run/encoder.safetensors", "--out", "out/photos.parquet")
+    assert again["num_before"] == again["num_embedded"] == 13
+    assert again["left_out"]["first"][0]["path"] == "b/broken.png"
+    assert len(again["encoder"]["sha256"]) == 64
+    assert again["preprocessing"] == {"channels": 3, "image_size": 12, "mean": None, "std": None}
+    assert again["model"] == str(here / "run")
+    assert again["images"]["from"] == str(here / "photos")
+
+
+def test_search_finds_the_copies_first_and_shows_them(here: Path, index: Path) -> None:
+    shutil.copy("photos/a/4.png", "new.png")
+    found = done("search", "new.png", "--index", index, "--num", 5)
+    assert {each["path"] for each in found["neighbours"][:2]} == {"a/4.png", "b/copy.png"}
+    assert found["neighbours"][0]["cosine"] == pytest.approx(1, abs=1e-5)
+    assert found["page"] == "neighbours.html"
+    page = Path("neighbours.html").read_text()
+    assert page.count("data:image/jpeg;base64,") == 6
+    result = fedssl("search", "new.png", "--index", index, "--out", "other.html")
+    assert "b/copy.png" in result.stdout
+    assert "other.html: open it in a browser" in result.stderr
+
+
+def test_an_index_of_another_encoder_is_refused(here: Path, index: Path) -> None:
+    Path("other").mkdir()
+    pulled(Path("other"), tiny_spec(data=DATA))
+    said = refused("search", "photos/a/0.png", "--index", index, "--model", "other")
+    assert "another encoder" in said
+    assert "--model" in said
+    pulled(Path("run"), tiny_spec(data=DATA))  # the folder has another encoder now
+    assert "another encoder" in refused("search", "photos/a/0.png", "--index", index)
+    assert not Path("neighbours.html").exists()
+
+
+def test_an_encoder_that_has_moved_is_named_by_model(here: Path, index: Path) -> None:
+    Path("run").rename("moved")
+    assert "--model" in refused("search", "photos/a/0.png", "--index", index)
+    assert done("search", "photos/a/0.png", "--index", index, "--model", "moved")["neighbours"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("embed", "photos", "--model", "nowhere", "--out", "a.npz"), "fedssl run ls"),
+        (("embed", "nowhere", "--model", "run", "--out", "a.npz"), "found no data set at nowhere"),
+        (("embed", "photos", "--model", "run", "--out", "a.csv"), ".parquet or .npz"),
+        (("embed", "photos", "--model", "photos", "--out", "a.npz"), "fedssl run pull"),
+        (("embed", "photos", "--model", "encoder.onnx", "--out", "a.npz"), "fedssl run pull"),
+        (("embed", "photos", "--model", "run", "--out", "a.npz", "--split", "test"), "read as a whole"),
+        (("search", "nowhere.png", "--index", "photos.npz"), "nowhere.png"),
+        (("search", "photos/b/broken.png", "--index", "photos.npz"), "cannot decode"),
+        (("search", "photos/a/0.png", "--index", "nowhere.npz"), "fedssl embed"),
+        (("search", "photos/a/0.png", "--index", "photos/a/0.png"), ".parquet or .npz"),
+        (("duplicates", "--index", "nowhere.parquet"), "fedssl embed"),
+        (("outliers", "--index", "nowhere.npz"), "fedssl embed"),
+    ],
+)
+@pytest.mark.usefixtures("index")
+def test_what_cannot_be_done_is_refused_with_what_to_do(arguments: tuple[str, ...], words: str) -> None:
+    Path("encoder.onnx").write_bytes(b"graph")
+    assert words in refused(*arguments)
+
+
+def test_a_run_at_a_coordinator_that_does_not_answer(here: Path) -> None:
+    result = fedssl("embed", "photos", "--model", "1a2b3c4d", "--out", "a.npz", "--url", "http://127.0.0.1:1")
+    assert result.exit_code in (2, 3)
+    assert not Path("a.npz").exists()
+
+
+def test_duplicates_are_grouped(here: Path, index: Path) -> None:
+    found = done("duplicates", "--index", index, "--threshold", "0.999999")
+    assert found["num_pairs"] == 1
+    assert sorted(found["groups"][0]["paths"]) == ["a/4.png", "b/copy.png"]
+    result = fedssl("duplicates", "--index", index, "--threshold", "-1", "--max-pairs", "5")
+    assert "78 pairs of the 13 images in photos.npz have a cosine of -1.0 or more. The 5 most similar" in result.stderr
+    assert "Group 1: cosine " in Path("duplicates.html").read_text()
+
+
+def test_outliers_are_ranked(here: Path, index: Path) -> None:
+    found = done("outliers", "--index", index, "--num", 3, "--neighbours", 2)
+    cosines = [each["cosine"] for each in found["outliers"]]
+    assert len(cosines) == 3
+    assert cosines == sorted(cosines)
+    assert Path("outliers.html").read_text().count("data:image/jpeg;base64,") == 3
+
+
+def test_images_that_have_moved_are_found_by_images(here: Path, index: Path) -> None:
+    Path("photos").rename("moved")
+    result = fedssl("outliers", "--index", index, "--num", 2)
+    assert result.exit_code == 0
+    assert "no pictures" in result.stderr
+    assert "--images" in result.stderr
+    assert "cannot be read" in Path("outliers.html").read_text()
+    fedssl("outliers", "--index", index, "--num", 2, "--images", "moved")
+    assert Path("outliers.html").read_text().count("data:image/jpeg;base64,") == 2
+
+
+def test_arrays_have_thumbnails_too(here: Path) -> None:
+    np.savez("set.npz", images=np.random.default_rng(0).integers(0, 256, (30, 12, 12, 3)).astype(np.uint8))
+    done("embed", "set.npz", "--model", "run", "--out", "index.npz")
+    found = done("outliers", "--index", "index.npz", "--num", 2)
+    assert all(each["path"].isdigit() for each in found["outliers"])
+    assert Path("outliers.html").read_text().count("data:image/jpeg;base64,") == 2
+
+
+def test_an_index_cannot_show_files_outside_of_its_folder(here: Path, index: Path) -> None:
+    Image.new("RGB", (12, 12)).save("secret.png")
+    found = read_index(index)
+    names = ["../secret.png", str(here / "secret.png"), "a/../../secret.png", *found.paths[3:]]
+    rows = found.representations
+    write_index(Path("evil.npz"), Content(found.about, len(rows), rows.shape[1], lambda: [names], [rows]))
+    done("outliers", "--index", "evil.npz", "--num", 13, "--neighbours", 1)
+    assert Path("outliers.html").read_text().count("data:image/jpeg;base64,") == 10

@@ -1,0 +1,135 @@
+"""The zip file with which a data owner's site joins."""
+
+import io
+import stat
+import tomllib
+import zipfile
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedssl.cli.errors import UsageError
+from fedssl.cli.kit import Kit, kit_for, write_kit
+from fedssl_worker.disclosure.policy import Policy, read_policy
+from support.certificates import Authority
+
+ADDRESS = "https://fedssl.example.org:8443/api"
+EXPIRES = datetime(2026, 11, 24, 14, 30, tzinfo=UTC)
+SECRET = "fedssl_a-secret"
+
+
+def unzip(kit: Kit, folder: Path) -> Path:
+    """Unpack a kit as `unzip` does, with the modes that it contains."""
+    with zipfile.ZipFile(io.BytesIO(kit.zipped(SECRET, EXPIRES))) as archive:
+        archive.extractall(folder)
+        for entry in archive.infolist():
+            (folder / entry.filename).chmod(stat.S_IMODE(entry.external_attr >> 16))
+    return folder / f"fedssl-{kit.client}"
+
+
+def settings(folder: Path) -> dict[str, str]:
+    lines = (folder / ".env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+
+def test_a_kit_is_the_folder_of_one_site(tmp_path: Path) -> None:
+    folder = unzip(kit_for("hospital-a", ADDRESS, None, None), tmp_path)
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*")}
+    assert names == {".env", "README.md", "docker-compose.yml", "gpu.yml", "images", "site", "site/policy.toml"}
+    assert settings(folder) == {
+        "COMPOSE_PROJECT_NAME": "fedssl-hospital-a",
+        "FEDSSL_WORKER_IMAGE": "fedssl-worker:0.1.0",
+        "FEDSSL_COORDINATOR": ADDRESS,
+        "FEDSSL_ENROLMENT_TOKEN": SECRET,
+        "FEDSSL_IMAGES": "./images",
+        "FEDSSL_POLICY": "policy.toml",
+    }
+    readme = (folder / "README.md").read_text()
+    for word in ("hospital-a", ADDRESS, "2026-11-24 14:30 UTC", "fedssl-worker:0.1.0", "$ docker compose up"):
+        assert word in readme
+    assert SECRET not in "".join(
+        path.read_text() for path in folder.rglob("*") if path.is_file() and path.name != ".env"
+    )
+
+
+def test_only_the_owner_reads_the_token_and_the_container_reads_the_rest(tmp_path: Path) -> None:
+    folder = unzip(kit_for("hospital-a", ADDRESS, None, None), tmp_path)
+    modes = {
+        str(path.relative_to(tmp_path)): stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.rglob("*"))
+    }
+    top = folder.name
+    assert modes.pop(top) == 0o700
+    assert modes.pop(f"{top}/.env") == 0o600
+    assert modes.pop(f"{top}/site") == modes.pop(f"{top}/images") == 0o755
+    assert set(modes.values()) == {0o644}
+
+
+def test_the_policy_is_read_by_a_worker_and_allows_nothing_until_it_is_edited(tmp_path: Path) -> None:
+    path = unzip(kit_for("hospital-a", ADDRESS, None, None), tmp_path) / "site/policy.toml"
+    policy, _ = read_policy(path)
+    assert (policy.client, policy.coordinator, policy.allow) == ("hospital-a", ADDRESS, ())
+    edited = path.read_text().replace("\n#[[", "\n[[").replace("\n#[m", "\n[m")
+    for key in ("artifact", "methods", "max_bytes", "max_rounds", "allow", "max_bytes_total", "max_rounds_total"):
+        edited = edited.replace(f"\n#{key} ", f"\n{key} ")
+    allowed = Policy.model_validate(tomllib.loads(edited))
+    assert [rule.artifact for rule in allowed.allow] == ["weights"]
+    assert allowed.max_rounds_total == 1000
+    assert allowed.metrics.allow == ("loss",)
+
+
+def test_every_setting_of_the_compose_file_is_explained(tmp_path: Path) -> None:
+    folder = unzip(kit_for("hospital-a", ADDRESS, None, None), tmp_path)
+    text = (folder / "docker-compose.yml").read_text() + (folder / "gpu.yml").read_text()
+    named = {part.split(":")[0].split("}")[0] for part in text.split("${")[1:]}
+    explained = (folder / ".env").read_text()
+    assert {name for name in named if f"{name}=" not in explained} == {"FEDSSL_SITE"}
+    assert yaml.safe_load(text.split("# With a GPU")[0])["services"]["worker"]["environment"]["FEDSSL_STAY_UNHEALTHY"]
+
+
+def test_a_private_authority_is_included(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    folder = unzip(kit_for("a", ADDRESS, "registry.example.org/ml/fedssl-worker:0.1.0-cuda", authority.file), tmp_path)
+    assert (folder / "site/ca.crt").read_bytes() == authority.file.read_bytes()
+    assert settings(folder)["FEDSSL_CA"] == "ca.crt"
+    assert settings(folder)["FEDSSL_WORKER_IMAGE"] == "registry.example.org/ml/fedssl-worker:0.1.0-cuda"
+
+
+@pytest.mark.parametrize(
+    ("client", "address", "image", "words"),
+    [
+        ("../../etc", ADDRESS, None, "CLIENT: '../../etc' is not a client's name"),
+        ("a", "http://fedssl.example.org", None, "give the coordinator's https:// address"),
+        ("a", "https://fedssl.example.org\nFEDSSL_POLICY=", None, "is not an address"),
+        ("a", 'https://x"', None, "is not an address"),
+        ("a", ADDRESS, "worker\nFEDSSL_POLICY=", "this is not an image's name"),
+    ],
+)
+def test_what_does_not_fit_into_the_files_is_refused(client: str, address: str, image: str | None, words: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        kit_for(client, address, image, None)
+    assert words in str(refused.value)
+
+
+def test_a_file_without_certificates_or_with_a_key_is_refused(tmp_path: Path) -> None:
+    pair = Authority(tmp_path).sign("api", "127.0.0.1")
+    both = tmp_path / "both.pem"
+    both.write_bytes(pair.certificate.read_bytes() + pair.key.read_bytes())
+    large = tmp_path / "large.pem"
+    large.write_bytes(b"#" * (1 << 21))
+    for path, words in (
+        (both, "contains a private key, which must not be sent"),
+        (pair.key, "cannot be used"),
+        (tmp_path / "missing.pem", "No such file"),
+        (large, "has more than"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            kit_for("a", ADDRESS, None, path)
+
+
+def test_only_the_owner_can_read_the_zip_file(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    write_kit(tmp_path / "kit.zip", b"content")
+    assert stat.S_IMODE((tmp_path / "kit.zip").stat().st_mode) == 0o600
+    write_kit(Path("-"), b"content")
+    assert capfdbinary.readouterr().out == b"content"

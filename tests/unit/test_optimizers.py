@@ -1,0 +1,67 @@
+"""The optimisers compute what torch's do, and load nothing of torch's compiler."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedssl import optimizers
+
+KINDS: dict[str, dict[str, Any]] = {
+    "SGD": {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-3},
+    "Adam": {"lr": 0.01, "weight_decay": 1e-3},
+    "AdamW": {"lr": 0.01, "weight_decay": 1e-3},
+    "LBFGS": {"max_iter": 3, "line_search_fn": "strong_wolfe"},
+}
+
+TRAINS = """
+import sys
+from fedssl.protocol.runs import RunSpec
+from fedssl.simulation import simulate
+simulate(RunSpec.model_validate({
+    "num_rounds": 1,
+    "model": {"encoder": {"widths": [4, 8]}, "projector": {"hidden_dims": [8], "out_dim": 4}},
+    "data": {"channels": 1, "image_size": 8},
+    "partition": {"dataset": "digits", "num_clients": 2, "max_images": 64},
+}))
+print(*sorted({"torch._dynamo", "sympy", "scipy", "sklearn", "torchvision"} & sys.modules.keys()))
+"""
+
+
+def _trained(kind: Callable[..., torch.optim.Optimizer], settings: dict[str, Any]) -> list[Tensor]:
+    """Return a network's parameters after six steps, half of them by an optimiser that continues from a state."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    inputs, targets = torch.randn(8, 6), torch.randn(8, 3)
+    optimizer = kind(network.parameters(), **settings)
+
+    def loss() -> float:
+        optimizer.zero_grad(set_to_none=True)
+        found = nn.functional.mse_loss(network(inputs), targets)
+        found.backward()
+        return float(found)
+
+    for step in range(6):
+        if step == 3:
+            state = optimizer.state_dict()
+            optimizer = kind(network.parameters(), **settings)
+            optimizer.load_state_dict(state)
+        loss()
+        optimizer.step(loss if kind.__name__ == "LBFGS" else None)
+    return list(network.parameters())
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_bits_are_those_of_torch(name: str) -> None:
+    own = _trained(getattr(optimizers, name), KINDS[name])
+    reference = _trained(getattr(torch.optim, name), KINDS[name])
+    assert all(torch.equal(mine, other) for mine, other in zip(own, reference, strict=True))
+
+
+def test_training_loads_neither_the_compiler_nor_scikit_learn() -> None:
+    done = subprocess.run([sys.executable, "-c", TRAINS], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == []
