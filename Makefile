@@ -164,7 +164,8 @@ sbom: ## Write the components of the built images (CycloneDX; VERSION=TAG) to .a
 
 RELEASE = $(BIN)/python .ci/release/release.py $(or $(VERSION),$(error VERSION is not set: make $@ VERSION=0.2.0)) \
   --sign "$(or $(SIGN),ssh)" $(if $(KEY),--key "$(KEY)") $(if $(IMAGES),--images "$(IMAGES)") $(if $(OUT),--out "$(OUT)") \
-  $(if $(PLATFORMS),--platforms "$(PLATFORMS)") $(if $(BUILD_OPTIONS),--build-options='$(BUILD_OPTIONS)')
+  $(if $(PLATFORMS),--platforms "$(PLATFORMS)") $(if $(BASE_IMAGE),--base-image "$(BASE_IMAGE)") \
+  $(if $(BUILD_OPTIONS),--build-options='$(BUILD_OPTIONS)')
 .PHONY: release
 release: $(VENV)/.installed-dev ## Release VERSION=0.2.0, signed with KEY=~/.ssh/id_ed25519: commit, tag, and everything in dist/VERSION
 	@$(RELEASE)

@@ -81,14 +81,36 @@ def find_builder(wanted: tuple[str, ...]) -> Builder:
     return Builder(driver[1], chosen)
 
 
-def build(image: Image, tree: Path, version: str, builder: Builder, options: str, archive: Path) -> None:
-    """Build an image for all platforms of the builder that it is meant for, into an archive."""
+def base_image(tree: Path, wanted: str) -> str:
+    """Return the reference of the base image, with its digest: the wanted one, or else that of the Dockerfiles.
+
+    A tag without a digest gets the digest that its registry has now, so that all images of a release have one base.
+    Raises ReleaseError if the registry does not answer.
+    """
+    reference = wanted or str(re.findall(r"^ARG PYTHON=(\S+)$", (tree / _COORDINATOR).read_text(), re.MULTILINE)[0])
+    if "@" in reference:
+        return reference
+    try:
+        found = run("docker", "buildx", "imagetools", "inspect", reference, "--format", "{{.Manifest.Digest}}").strip()
+    except ReleaseError as error:
+        raise ReleaseError(
+            f"the digest of the base image {reference} is not known: {error}\nWithout its registry, set BASE_IMAGE to "
+            "a reference with a digest: BASE_IMAGE=python@sha256:..."
+        ) from None
+    if not re.fullmatch("sha256:[0-9a-f]{64}", found):
+        raise ReleaseError(f"docker buildx imagetools inspect {reference} printed {found!r}, which is not a digest")
+    return f"{reference}@{found}"
+
+
+def build(image: Image, tree: Path, version: str, builder: Builder, base: str, options: str, archive: Path) -> None:
+    """Build an image on this base for all platforms of the builder that it is meant for, into an archive."""
     platforms = [platform for platform in builder.platforms if platform in image.platforms]
     if not platforms:
         print(f"{image.reference(version)} is not built: it is only for {', '.join(image.platforms)}.", file=sys.stderr)
         return
     command = ["docker", "buildx", "build", "--file", image.dockerfile, "--target", image.target]
-    command += ["--platform", ",".join(platforms), "--tag", image.reference(version), *shlex.split(options)]
+    command += ["--platform", ",".join(platforms), "--tag", image.reference(version)]
+    command += ["--build-arg", f"PYTHON={base}", *shlex.split(options)]
     command += ["--build-arg", f"TORCH={image.torch}"] if image.torch else []
     if builder.driver == "docker":
         run(*command, ".", cwd=tree)

@@ -44,6 +44,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--sign", default="ssh", choices=("ssh", "none"), help="none: the release is not signed")
     parser.add_argument("--images", default=" ".join(images.IMAGES), help=f"none, or some of {' '.join(images.IMAGES)}")
     parser.add_argument("--platforms", default="", help="the platforms of the images, all of which are required")
+    parser.add_argument("--base-image", default="", help="the base image, by default that of the Dockerfiles")
     parser.add_argument("--build-options", default="", help="further options of `docker buildx build`")
     return parser.parse_args()
 
@@ -59,6 +60,7 @@ class Release:
         self._folder: Path = (options.out or self._root / "dist" / self._version).resolve()
         self._images = [name for name in options.images.replace(",", " ").split() if name != "none"]
         self._builder: images.Builder | None = None
+        self._base = ""
 
     def make(self) -> None:
         """Check everything, then build. Raises ReleaseError, and leaves repository and folder as they were."""
@@ -125,6 +127,7 @@ class Release:
             return
         try:
             self._builder = images.find_builder(tuple(self._options.platforms.replace(",", " ").split()))
+            self._base = images.base_image(self._root, self._options.base_image)
         except ReleaseError as error:
             raise ReleaseError(f"{error}\nFor a release without images set IMAGES=none") from None
 
@@ -154,13 +157,14 @@ class Release:
             image = images.IMAGES[name]
             stem = image.reference(self._version).replace(":", "-")
             archive = folder / f"{stem}.oci.tar"
-            images.build(image, tree, self._version, builder, self._options.build_options, archive)
+            images.build(image, tree, self._version, builder, self._base, self._options.build_options, archive)
             if not archive.exists():
                 continue
             for platform, bill in images.bills_of_materials(archive):
                 (folder / f"{stem}-{platform}.cdx.json").write_bytes(bill)
             lines.append(f"{image.reference(self._version)} {images.digest(archive)} {archive.name}\n")
         (folder / "images.txt").write_text("".join(lines))
+        (folder / "base-image.txt").write_text(f"{self._base}\n")
 
     def _publish(self, commit: str) -> None:
         """Move the branch to the release's commit and tag it. This fails if the branch has moved meanwhile."""

@@ -384,6 +384,35 @@ def test_the_builder_decides_the_platforms(
         assert images.find_builder(wanted).platforms == platforms
 
 
+@pytest.mark.parametrize(
+    ("wanted", "script", "found", "refusal"),
+    [
+        ("", f"echo sha256:{'a' * 64}", f"python:3.11-slim@sha256:{'a' * 64}", ""),
+        ("mirror/python:3.11", f"echo sha256:{'b' * 64}", f"mirror/python:3.11@sha256:{'b' * 64}", ""),
+        (f"python@sha256:{'c' * 64}", "exit 1", f"python@sha256:{'c' * 64}", ""),
+        ("", "echo unreachable >&2; exit 1", "", "unreachable\nWithout its registry, set BASE_IMAGE"),
+        ("", "echo nothing", "", "printed 'nothing', which is not a digest"),
+    ],
+)
+def test_all_images_have_one_base_by_its_digest(
+    images: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wanted: str,
+    script: str,
+    found: str,
+    refusal: str,
+) -> None:
+    (tmp_path / "docker").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    if refusal:
+        with pytest.raises(Exception, match=refusal):
+            images.base_image(ROOT, wanted)
+    else:
+        assert images.base_image(ROOT, wanted) == found
+
+
 def test_the_workflow_runs_what_a_maintainer_can_run() -> None:
     text = (ROOT / ".github" / "workflows" / "release.yml").read_text()
     workflow = yaml.safe_load(text)
