@@ -16,8 +16,8 @@ from support.chart import REGISTRY, containers, pod, render, rendered
 ROOT = Path(__file__).parents[2]
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
 DASHBOARD = ROOT / "deploy" / "grafana" / "fedssl.json"
-COORDINATORS_COMPONENTS = ("api", "aggregator", "distiller", "evaluator", "beat", "migrations")
-ENDINGS = {"api": "-api", "aggregator": "-aggregator", "distiller": "-distiller", "evaluator": "-evaluator",
+COORDINATORS_COMPONENTS = ("api", "aggregator", "distiller", "evaluator", "notifier", "beat", "migrations")
+ENDINGS = {"api": "-api", "aggregator": "-aggregator", "distiller": "-distiller", "evaluator": "-evaluator", "notifier": "-notifier",
            "beat": "-beat", "postgresql": "-postgresql", "redis": "-redis"}  # fmt: skip
 CLIENT = {"clients": {"a": {"data": {"hostPath": "/x"}}}}
 ADDED: dict[str, Any] = {
@@ -352,3 +352,22 @@ def test_what_cannot_work_is_refused(values: dict[str, Any], message: str) -> No
 def test_a_load_balancer_that_encrypts_itself_is_a_decision() -> None:
     chart = render({"api": {"service": {"type": "LoadBalancer", "allowHttp": True}}})
     assert chart.named("Service", "-api")["spec"]["type"] == "LoadBalancer"
+
+
+def test_notifications_leave_by_a_pod_of_their_own() -> None:
+    """It is small, and only its policy lets it out; nobody waits for the end of an evaluation to be notified."""
+    chart = render({"networkPolicy": {"notificationsTo": [{"ipBlock": {"cidr": "192.0.2.0/24"}}]}})
+    main, *_ = pod(chart.named("Deployment", "-notifier"))["spec"]["containers"]
+    assert main["args"] == ["aggregator", "--queues", "notify"]
+    assert "fedssl-api:" in main["image"]
+    evaluator, *_ = pod(chart.named("Deployment", "-evaluator"))["spec"]["containers"]
+    assert evaluator["args"] == ["aggregator", "--queues", "evaluate"]
+    out = {"ports": [{"port": port, "protocol": "TCP"} for port in (443, 465, 587)],
+           "to": [{"ipBlock": {"cidr": "192.0.2.0/24"}}]}  # fmt: skip
+    let_out = [item["metadata"]["name"] for item in chart.of("NetworkPolicy") if out in item["spec"].get("egress", [])]
+    assert [name.rpartition("-")[2] for name in let_out] == ["notifier"]
+
+
+def test_a_worker_is_ready_once_it_can_work() -> None:
+    main, *_ = pod(render({"worker": CLIENT}).named("StatefulSet", "-worker-a"))["spec"]["containers"]
+    assert main["readinessProbe"]["exec"]["command"][-1] == "--ready"

@@ -84,7 +84,7 @@ def test_containers_are_bounded_and_probed(chart: Rendered) -> None:
             main, *_ = pod(item)["spec"]["containers"]
             assert {"startupProbe", "livenessProbe"} <= set(main)
             served = [port["name"] for port in main.get("ports", []) if port["name"] != "metrics"]
-            assert ("readinessProbe" in main) == bool(served)
+            assert ("readinessProbe" in main) == (bool(served) or main["name"] == "worker")
 
 
 def test_secrets_are_referred_to_and_never_written_out(chart: Rendered) -> None:
@@ -144,7 +144,7 @@ def test_only_the_coordinators_pods_have_its_account(chart: Rendered) -> None:
     """It may have a role that reads every client's updates."""
     for item in chart.workloads():
         component = item["metadata"]["labels"]["app.kubernetes.io/component"]
-        is_coordinators = component in {"api", "aggregator", "distiller", "evaluator", "beat", "migrations"}
+        is_coordinators = component in {"api", "aggregator", "distiller", "evaluator", "notifier", "beat", "migrations"}
         account = pod(item)["spec"]["serviceAccountName"]
         assert (account.endswith("-coordinator") or account == "federation") == is_coordinators
     for account in chart.of("ServiceAccount"):
@@ -224,7 +224,7 @@ def test_metrics_are_served_to_who_may_scrape_and_only_where_asked_for() -> None
         [allowed] = policy["spec"]["ingress"]
         assert allowed["ports"] == [{"port": ports["metrics"], "protocol": "TCP"}]
         assert "monitoring" in str(allowed["from"])
-    assert {"aggregator", "distiller", "evaluator", "beat", "worker-hospital-a"} <= set(serving)
+    assert {"aggregator", "distiller", "evaluator", "notifier", "beat", "worker-hospital-a"} <= set(serving)
     assert not {"api", "postgresql", "redis"} & set(serving)
 
 

@@ -78,14 +78,15 @@ labels:
 
 {{/* The components that have the database, the queues and the store. */}}
 {{- define "fedssl.coordinatorComponents" -}}
-[api, aggregator, distiller, evaluator, beat, migrations]
+[api, aggregator, distiller, evaluator, notifier, beat, migrations]
 {{- end }}
 
 {{/* The components that serve a queue, with the names of its queues. */}}
 {{- define "fedssl.queues" -}}
 aggregator: aggregate
 distiller: distill
-evaluator: evaluate,notify
+evaluator: evaluate
+notifier: notify
 {{- end }}
 
 {{/* The Secret of a worker's enrolment token. Arguments: root, client, values. */}}

@@ -4,7 +4,8 @@ that has started, so KEDA would remove that job's pod. */}}
 {{- $queries := dict
   "aggregator" "SELECT count(*) FROM runs WHERE state = 'running'"
   "distiller" "SELECT count(*) FROM distillation_jobs WHERE state IN ('queued', 'running')"
-  "evaluator" "SELECT count(*) FROM evaluations WHERE state IN ('queued', 'running')" }}
+  "evaluator" "SELECT count(*) FROM evaluations WHERE state IN ('queued', 'running')"
+  "notifier" "SELECT count(*) FROM notification_deliveries WHERE state = 'pending' AND next_try_at <= now()" }}
 apiVersion: keda.sh/v1alpha1
 kind: ScaledObject
 metadata:

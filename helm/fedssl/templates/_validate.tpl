@@ -38,7 +38,7 @@ postgres: postgresql
 {{- if not (or .Values.image.registry (eq .Values.image.pullPolicy "Never")) }}
 {{- fail "image.registry is not set: set it to the registry that has this project's images, for example --set image.registry=registry.example.org/ml; docs/deploy.md explains how to push them. If the images were loaded into the nodes, set image.pullPolicy to Never instead" }}
 {{- end }}
-{{- range $component := list "api" "aggregator" "distiller" "evaluator" "beat" "migrations" "worker" "postgresql" "redis" }}
+{{- range $component := list "api" "aggregator" "distiller" "evaluator" "notifier" "beat" "migrations" "worker" "postgresql" "redis" }}
 {{- include "fedssl.validateVolumes" (dict "path" $component "values" (index $.Values $component)) }}
 {{- end }}
 {{- with .Values.serviceAccounts }}
