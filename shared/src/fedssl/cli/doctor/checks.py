@@ -18,6 +18,8 @@ from fedssl.protocol.data import KNOWN_DATASETS
 from fedssl.protocol.methods import METHOD_CONFIGS
 
 CLOCK_SECONDS = 5.0
+ANSWER_SECONDS = 20.0
+"""A coordinator under load, or one whose processes are starting, may take longer than a few seconds to answer."""
 LITTLE_DISK, TOO_LITTLE_DISK = 5 * 10**9, 10**9
 _INSTALL_TORCH = "to train or evaluate here: pip install 'fedssl[train]'"
 PACKAGES = ("fedssl", "fedssl-coordinator", "fedssl-worker")
@@ -36,7 +38,7 @@ def this_machine(data: Path | None) -> Iterator[Check]:
 def coordinator(target: Target) -> Iterator[Check]:
     """Check that a coordinator answers, its clock and servers, the token, and that both have the same methods."""
     try:
-        with Client(target.url, target.token, timeout=5, retry=Retry(seconds=0)) as client:
+        with Client(target.url, target.token, timeout=ANSWER_SECONDS, retry=Retry(seconds=0)) as client:
             client.health()
             yield Check("coordinator", Found.OK, f"{target.url} answers")
             yield _clock(client)
