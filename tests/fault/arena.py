@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -35,6 +34,8 @@ COORDINATOR = ("api", "aggregator", "distiller", "beat")
 
 class Arena(Federation):
     """API(s), aggregator, distiller, beat, two workers behind a proxy, Postgres and Valkey: all of them real."""
+
+    forks = False
 
     def __init__(
         self,
@@ -252,7 +253,7 @@ class Arena(Federation):
 
     def _service(self, name: str) -> list[str]:
         if name in self._ports:
-            return [sys.executable, "-m", "fedssl_coordinator", "api", "--port", str(self._ports[name])]
+            return ["fedssl_coordinator", "api", "--port", str(self._ports[name])]
         return super()._service("beat" if name == "beat-2" else name)
 
     def _worker(self, name: str) -> list[str]:

@@ -126,7 +126,7 @@ def mid_promotion(arena: Arena, at: Round, victim: str) -> None:
     """
     run = arena.state(victim) / "runs" / str(at.run_id)
     end = time.monotonic() + patient(_SPIN_SECONDS)
-    while not any(run.glob("incoming-*")):
+    while not any(run.glob("incoming-*")) and not any(run.glob(f"{at.number:06d}-*")):
         assert time.monotonic() < end, f"{victim} wrote no state\n{arena.logs()}"
     arena.kill(victim)
     when = "mid-promotion" if any(run.glob("incoming-*")) else "just after the promotion"

@@ -16,6 +16,7 @@ from fedssl.data import ImageData, save_npz
 from fedssl_local.federation import AGGREGATORS
 from support import traces
 from support.environment import coordinator_environment
+from support.preloaded import Forked, preloaded
 from support.tables import Tables
 
 T = TypeVar("T")
@@ -27,6 +28,8 @@ class Federation:
     An aggregator for each of the queues `aggregate` and `distill` is started with the rest; "evaluator" is there to be.
     """
 
+    forks = True  # from a process that has imported the libraries; otherwise each is a new interpreter
+
     def __init__(
         self, database_url: str, redis_url: str, folder: Path, clients: dict[str, ImageData], **settings: str
     ) -> None:
@@ -37,7 +40,7 @@ class Federation:
             database_url, redis_url, folder / "store", **{"FEDSSL_SWEEP_SECONDS": "0.5", **settings}
         )
         self._port = free_port()
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._processes: dict[str, subprocess.Popen[bytes] | Forked] = {}
         self._tokens: dict[str, str] = {}
         self.url = f"http://127.0.0.1:{self._port}"
 
@@ -74,9 +77,12 @@ class Federation:
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "FEDSSL_WORKER_TOKEN": self._tokens[name]}
         environment |= settings
         with (self.folder / f"{name}.log").open("ab") as log:
-            self._processes[name] = subprocess.Popen(
-                command, env=environment, stdout=log, stderr=log, start_new_session=True
-            )
+            if self.forks and preloaded().suits(environment):
+                self._processes[name] = preloaded().start(command[0], command[1:], environment, log)
+            else:
+                self._processes[name] = subprocess.Popen(
+                    [sys.executable, "-m", *command], env=environment, stdout=log, stderr=log, start_new_session=True
+                )
 
     def kill(self, name: str, signum: int = signal.SIGKILL) -> None:
         """End a process and wait for it."""
@@ -117,8 +123,7 @@ class Federation:
         return "\n".join(f"--- {path.name}\n{_tail(path)}" for path in sorted(self.folder.glob("*.log")))
 
     def _run(self, *arguments: str) -> str:
-        command = [sys.executable, "-m", "fedssl_coordinator", *arguments]
-        return subprocess.run(command, env=self._environment, check=True, capture_output=True, text=True).stdout.strip()
+        return preloaded().output("fedssl_coordinator", *arguments, environment=self._environment).strip()
 
     def _service(self, name: str) -> list[str]:
         arguments = [name]
@@ -126,11 +131,11 @@ class Federation:
             arguments += ["--port", str(self._port)]
         elif (kind := name.partition("-")[0]) in AGGREGATORS:  # "distiller-2" is one more distiller
             arguments = ["aggregator", "--queues", AGGREGATORS[kind]]
-        return [sys.executable, "-m", "fedssl_coordinator", *arguments]
+        return ["fedssl_coordinator", *arguments]
 
     def _worker(self, name: str) -> list[str]:
         return [
-            sys.executable, "-m", "fedssl_worker", "run", "--coordinator", self.url, "--data", str(self._data(name)),
+            "fedssl_worker", "run", "--coordinator", self.url, "--data", str(self._data(name)),
             "--state", str(self.folder / "state" / name), "--device", "cpu", "--threads", "1",
         ]  # fmt: skip
 
