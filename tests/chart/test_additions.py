@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
 DASHBOARD = ROOT / "deploy" / "grafana" / "fedssl.json"
 COORDINATORS_COMPONENTS = ("api", "aggregator", "distiller", "evaluator", "notifier", "beat", "migrations")
-ENDINGS = {"api": "-api", "aggregator": "-aggregator", "distiller": "-distiller", "evaluator": "-evaluator", "notifier": "-notifier",
-           "beat": "-beat", "postgresql": "-postgresql", "redis": "-redis"}  # fmt: skip
+ENDINGS = {"api": "-api", "aggregator": "-aggregator", "distiller": "-distiller", "evaluator": "-evaluator",
+           "notifier": "-notifier", "beat": "-beat", "postgresql": "-postgresql", "redis": "-redis"}  # fmt: skip
 CLIENT = {"clients": {"a": {"data": {"hostPath": "/x"}}}}
 ADDED: dict[str, Any] = {
     "extraEnvFrom": [{"configMapRef": {"name": "site"}, "prefix": "SITE_"}],

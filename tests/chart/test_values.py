@@ -13,7 +13,18 @@ SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 REMOVED = ("replicaCount", "resources", "service", "ingress", "autoscaling", "serviceMonitor", "persistence", "workers",
            "postgres")  # fmt: skip
-COMPONENTS = ("api", "aggregator", "distiller", "evaluator", "notifier", "beat", "migrations", "worker", "postgresql", "redis")
+COMPONENTS = (
+    "api",
+    "aggregator",
+    "distiller",
+    "evaluator",
+    "notifier",
+    "beat",
+    "migrations",
+    "worker",
+    "postgresql",
+    "redis",
+)
 SAME_KEYS = {
     "image", "resources", "gpu", "extraEnv", "podAnnotations", "podLabels", "nodeSelector", "tolerations", "affinity",
     "topologySpreadConstraints", "runtimeClassName", "priorityClassName", "terminationGracePeriodSeconds",
@@ -172,7 +183,16 @@ def test_the_bucket_is_reached_by_whoever_needs_it() -> None:
         for item in chart.of("NetworkPolicy")
         if rule in item["spec"]["egress"]
     }
-    assert reaching == {"api", "aggregator", "distiller", "evaluator", "notifier", "beat", "migrations", "worker-hospital-a"}
+    assert reaching == {
+        "api",
+        "aggregator",
+        "distiller",
+        "evaluator",
+        "notifier",
+        "beat",
+        "migrations",
+        "worker-hospital-a",
+    }
 
 
 @pytest.mark.parametrize(
