@@ -96,7 +96,7 @@ class Preloaded:
             )
 
     def suits(self, environment: Mapping[str, str]) -> bool:
-        """Return whether a child can have this environment: what an interpreter reads when it starts is the parent's."""
+        """Return whether a child can have this environment. What an interpreter reads at its start is the parent's."""
         names = (name for name in {**environment, **self._environment} if name.startswith(_READ_AT_START))
         return all(environment.get(name) == self._environment.get(name) for name in names)
 

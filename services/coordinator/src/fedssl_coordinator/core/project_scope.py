@@ -35,7 +35,7 @@ from fedssl_coordinator.core.models import (
 )
 
 UNRESTRICTED = "fedssl_unrestricted"
-"""An execution option of statements whose result is not the caller's, such as the destinations that are notified of an event."""
+"""An execution option of statements whose result is not for the caller, such as whom to notify of an event."""
 
 
 @dataclass(slots=True)
