@@ -114,6 +114,7 @@ TABLE: dict[str, Row] = {
     "GET /v1/evaluation-datasets/{name}": Row(VIEWERS, {200}, ("name",)),
     "GET /v1/clients": Row(VIEWERS, {200}),
     "GET /v1/clients/{client_id}": Row(VIEWERS, {200}, ("client_id",)),
+    "PATCH /v1/clients/{client_id}": Row(OPERATORS, {200}, ("client_id",), body=lambda ids: {"display_name": "Ada"}),
     "GET /v1/clients/{client_id}/ledger-anchors": Row(VIEWERS, {200}, ("client_id",)),
     "GET /v1/projects": Row(VIEWERS, {200}),
     "POST /v1/projects": Row(ADMINS, {201, 200}, body=lambda ids: {"name": "walk"}, everywhere=True),

@@ -25,6 +25,7 @@ POSTS = {
     "/runs/{run_id}/edit",
     "/runs/{run_id}/evaluate",
     "/runs/{run_id}/{verb}",
+    "/clients/{client_id}/rename",
     "/clients/{client_id}/revoke",
     "/notifications",
     "/notifications/{destination_id}/test",

@@ -68,3 +68,21 @@ def test_an_evaluation_is_requested_from_the_page(
     [found] = (evaluation for evaluation in standing.client.evaluations(cast.id) if evaluation.id not in earlier)
     assert (found.round_number, found.config.measures, found.config.embedding_map) == (1, ("knn",), "pca")
     standing.client.cancel_evaluation(found.id)
+
+
+def test_a_client_is_shown_by_the_name_that_operators_give_it(
+    standing: Coordinator, operator: Browser, viewer: Browser, cast: Cast
+) -> None:
+    path = "/clients/b/rename"
+    assert operator.send(path, display_name="  St. Mary's <b>  ").status_code == 303
+    assert standing.client.client("b").display_name == "St. Mary's <b>"
+    for page in ("/clients", "/clients/b", f"/runs/{cast.id}/clients", "/clients?q=mary"):
+        assert "St. Mary&#39;s &lt;b&gt;" in viewer.get(page).text, page
+    for wrong in ("x" * 101, "two\nlines"):
+        assert operator.send(path, display_name=wrong).status_code == 422
+    assert viewer.send(path, display_name="x").status_code == 403
+    assert operator.send("/clients/nobody/rename", display_name="x").status_code == 404
+    assert operator.send(path, display_name="").status_code == 303
+    assert "Mary" not in viewer.get("/clients").text
+    kinds = [event.kind for event in cast.tables.events_after(0) if event.client_id == "b"]
+    assert kinds.count("client.edited") == 2

@@ -1,13 +1,18 @@
 """`fedssl client`: the data owners that a coordinator knows."""
 
+from typing import Annotated
+
 import typer
 
 from fedssl.cli.arguments import ClientArgument, TokenFileOption, UrlOption
 from fedssl.cli.connection.choice import CONNECTION_HINT
 from fedssl.cli.connection.connect import connect
+from fedssl.cli.errors import UsageError
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table
 
-app = typer.Typer(help="Show data owners, and revoke their access.", epilog=CONNECTION_HINT, no_args_is_help=True)
+app = typer.Typer(
+    help="Show and name data owners, and revoke their access.", epilog=CONNECTION_HINT, no_args_is_help=True
+)
 
 
 @app.command("ls")
@@ -23,6 +28,7 @@ def list_clients(
     rows = [
         (
             view.id,
+            view.display_name or None,
             "revoked" if view.revoked_at else "registered" if view.registered_at else "invited",
             view.num_images,
             view.device,
@@ -31,7 +37,7 @@ def list_clients(
         )
         for view in found
     ]
-    show_table(["client", "state", "#images", "device", "encoder", "last seen"], rows)
+    show_table(["client", "display name", "state", "#images", "device", "encoder", "last seen"], rows)
 
 
 @app.command()
@@ -45,6 +51,33 @@ def show(
         show_json(view)
     else:
         show_pairs({key.replace("_", " ").replace(" at", ""): value for key, value in view})
+
+
+@app.command()
+def rename(
+    name: ClientArgument,
+    display_name: Annotated[
+        str, typer.Argument(metavar="DISPLAY_NAME", help="What people see next to the name. Empty: nothing.")
+    ],
+    url: UrlOption = None,
+    token_file: TokenFileOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Change a data owner's display name. The name stays, because random seeds derive from it.
+
+    Example: `fedssl client rename hospital-a "St. Mary's, radiology"`
+    """
+    from fedssl.client import InvalidRequest
+
+    with connect(url, token_file) as client:
+        try:
+            view = client.rename_client(name, display_name)
+        except InvalidRequest as error:
+            raise UsageError(f"DISPLAY_NAME: {error.problems[0].message.removeprefix('Value error, ')}") from None
+    if output is Format.JSON:
+        show_json(view)
+    else:
+        note(f"{view.id} is shown as {view.display_name}" if view.display_name else f"{view.id} has no display name")
 
 
 @app.command()

@@ -25,6 +25,7 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import RunState
 from fedssl.protocol.tokens import DAY_SECONDS, LastingRole
 from fedssl.protocol.views import (
+    ClientEdit,
     ClientView,
     DeliveryView,
     DestinationCreate,
@@ -285,6 +286,11 @@ class Client(ArtifactMethods, DatasetMethods, BaseClient):
     def client(self, client_id: str) -> ClientView:
         """One data owner."""
         return self._connection.call("GET", f"/v1/clients/{_segment(client_id)}", ClientView)
+
+    def rename_client(self, client_id: str, display_name: str) -> ClientView:
+        """Change a data owner's display name; empty: none. Its id stays, because seeds derive from it."""
+        body = request_body(ClientEdit, display_name=display_name)
+        return self._connection.call("PATCH", f"/v1/clients/{_segment(client_id)}", ClientView, body=body)
 
     def revoke_client(self, client_id: str) -> ClientView:
         """Shut a data owner out: its tokens stop working and no run draws on it any more."""

@@ -68,6 +68,8 @@ class Client(Base):
 
     id: Mapped[str] = mapped_column(primary_key=True)
     project: Mapped[str] = _project()
+    # The operators' name for it. Nothing depends on it.
+    display_name: Mapped[str] = mapped_column(server_default=text("''"))
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     registered_at: Mapped[datetime | None]
     last_seen_at: Mapped[datetime | None]

@@ -113,6 +113,12 @@ def policies(session: Session, names: Sequence[str]) -> dict[str, PolicyNotice]:
     return {name: PolicyNotice.model_validate(policy) for name, policy in rows}
 
 
+def set_display_name(session: Session, client: Client, name: str) -> None:
+    """Set the operators' name for a client."""
+    client.display_name = name
+    session.flush()
+
+
 def by_name(session: Session, limit: int, after: str | None) -> Sequence[Client]:
     statement = select(Client).order_by(Client.id).limit(limit)
     if after is not None:

@@ -1,7 +1,7 @@
 """What the API shows: its requests and answers, a module per noun."""
 
 from fedssl.protocol.views.base import Page, View
-from fedssl.protocol.views.clients import ClientView, LedgerAnchorView
+from fedssl.protocol.views.clients import ClientEdit, ClientView, LedgerAnchorView
 from fedssl.protocol.views.datasets import (
     EvaluationDatasetCreate,
     EvaluationDatasetView,
@@ -29,6 +29,7 @@ from fedssl.protocol.views.uploads import UploadPart, UploadParts
 
 __all__ = [
     "AssignmentView",
+    "ClientEdit",
     "ClientView",
     "DeliveryView",
     "DestinationCreate",

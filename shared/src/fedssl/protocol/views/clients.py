@@ -1,8 +1,9 @@
 """Clients and the anchors of their ledgers, as the API shows them."""
 
 from datetime import datetime
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
 from fedssl.protocol.base import ClientId, Digest
 from fedssl.protocol.data import ServedShapes
@@ -13,11 +14,27 @@ from fedssl.protocol.projects import DEFAULT_PROJECT, ProjectName
 from fedssl.protocol.views.base import View
 
 
+class ClientEdit(BaseModel):
+    """A new display name of a client. The client keeps its id, from which its seeds derive."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    display_name: Annotated[str, StringConstraints(strip_whitespace=True, max_length=100)]
+
+    @field_validator("display_name")
+    @classmethod
+    def _printable(cls, name: str) -> str:
+        if not name.isprintable():
+            raise ValueError("a display name is one line of printable characters")
+        return name
+
+
 class ClientView(View):
     """A data owner, as the coordinator knows it."""
 
     id: ClientId
     project: ProjectName = DEFAULT_PROJECT
+    display_name: str = Field(default="", description="The operators' name for the client. Empty: its id.")
     registered_at: datetime | None
     last_seen_at: datetime | None
     revoked_at: datetime | None

@@ -4,15 +4,17 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
+from pydantic import ValidationError
 from starlette.responses import Response
 
 from fedssl.protocol.base import ClientId
+from fedssl.protocol.views import ClientEdit
 from fedssl_coordinator.core.db import DB
 from fedssl_coordinator.core.paging import Cursor, decode_cursor, encode_cursor
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.dashboard.layout.page import PageRoute, data, render, see_other
 from fedssl_coordinator.dashboard.run import member_queries
-from fedssl_coordinator.dashboard.session import Form, Revoking, Viewing
+from fedssl_coordinator.dashboard.session import Form, Revoking, Steering, Viewing
 from fedssl_coordinator.federation.clients import service
 from fedssl_coordinator.federation.ledger_anchors import repository as anchors
 
@@ -72,6 +74,18 @@ def show_bytes(client_id: ClientId, request: Request, visitor: Viewing, session:
     service.show(session, client_id)
     days = member_queries.bytes_by_day(session, client_id, _DAYS)
     return data(request, {"days": [day for day, _ in days], "bytes": [total for _, total in days]})
+
+
+@router.post("/clients/{client_id}/rename")
+def rename(client_id: ClientId, visitor: Steering, form: Form, session: DB) -> Response:
+    """Change the client's display name."""
+    try:
+        request = ClientEdit(display_name=form.get("display_name", ""))
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise ProblemError("invalid-request", f"Nothing was changed: {reason}.") from None
+    service.edit(session, client_id, request)
+    return see_other(f"/clients/{client_id}")
 
 
 @router.get("/clients/{client_id}/revoke/confirm")

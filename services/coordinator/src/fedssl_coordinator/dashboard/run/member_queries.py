@@ -110,6 +110,12 @@ def members_after(session: Session, run_id: UUID, after: str, limit: int) -> lis
     return [Member._make(row) for row in session.execute(statement)]
 
 
+def display_names(session: Session, client_ids: Sequence[str]) -> dict[str, str]:
+    """Return the display names of those clients that have one."""
+    statement = select(Client.id, Client.display_name).where(Client.id.in_(client_ids), Client.display_name != "")
+    return {row.id: row.display_name for row in session.execute(statement)}
+
+
 def devices(session: Session, names: Sequence[str]) -> dict[str, str | None]:
     """Return the device that each of these clients' workers has declared."""
     rows = session.execute(select(Client.id, Client.device).where(Client.id.in_(names)))
@@ -161,7 +167,8 @@ def clients(
     if only is not None:
         statement = statement.where(Client.id == only)
     if text:
-        statement = statement.where(func.lower(Client.id).contains(text.lower(), autoescape=True))
+        names = func.lower(Client.id + " " + Client.display_name)
+        statement = statement.where(names.contains(text.lower(), autoescape=True))
     return [Known(*row) for row in session.execute(statement)]
 
 

@@ -80,10 +80,11 @@ def list_members(run_id: UUID, visitor: Viewing, session: DB, after: After = "")
     rows = member_queries.members_after(session, run_id, after, PAGE + 1)
     names = {client.id: client for client in named(run_queries.client_ids(session, run_id))}
     more = rows[PAGE - 1].client_id if len(rows) > PAGE else None
-    devices = member_queries.devices(session, [row.client_id for row in rows])
+    ids = [row.client_id for row in rows]
     return render(
-        "run_clients.html", visitor, tab="clients", rows=rows[:PAGE], names=names, devices=devices, more=more, **context
-    )
+        "run_clients.html", visitor, tab="clients", rows=rows[:PAGE], names=names, more=more,
+        devices=member_queries.devices(session, ids), shown_as=member_queries.display_names(session, ids), **context,
+    )  # fmt: skip
 
 
 @router.get("/runs/{run_id}/jobs")

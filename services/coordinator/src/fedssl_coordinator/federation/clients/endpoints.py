@@ -3,13 +3,13 @@
 from fastapi import APIRouter
 
 from fedssl.protocol.base import ClientId
-from fedssl.protocol.views import ClientView, Page
+from fedssl.protocol.views import ClientEdit, ClientView, Page
 from fedssl_coordinator.core.db import DB
 from fedssl_coordinator.core.paging import Cursor, Limit, decode_cursor, page_of
 from fedssl_coordinator.core.paging import client_id as as_client_id
 from fedssl_coordinator.federation.clients import service
 from fedssl_coordinator.identity import clients
-from fedssl_coordinator.identity.authentication import Admin, Viewer
+from fedssl_coordinator.identity.authentication import Admin, Operator, Viewer
 
 router = APIRouter(prefix="/v1/clients", tags=["clients"])
 
@@ -25,6 +25,12 @@ def list_clients(caller: Viewer, session: DB, limit: Limit = 100, cursor: Cursor
 def show_client(client_id: ClientId, caller: Viewer, session: DB) -> ClientView:
     """Show one data owner."""
     return service.show(session, client_id)
+
+
+@router.patch("/{client_id}")
+def edit_client(client_id: ClientId, request: ClientEdit, caller: Operator, session: DB) -> ClientView:
+    """Change a client's display name. Its id stays, because seeds derive from it."""
+    return service.edit(session, client_id, request)
 
 
 @router.post("/{client_id}/revoke")

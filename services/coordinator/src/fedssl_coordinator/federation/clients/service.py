@@ -4,7 +4,7 @@ from sqlalchemy import func
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.states import AssignmentState
-from fedssl.protocol.views import ClientView
+from fedssl.protocol.views import ClientEdit, ClientView
 from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import Client
@@ -22,7 +22,18 @@ def show(session: Session, client_id: str) -> ClientView:
     """Return the view of a client. Raises ProblemError if it does not exist."""
     client = clients.get(session, client_id)
     if client is None:
-        raise ProblemError("not-found", f"no client {client_id}: `GET /v1/clients` lists the clients that exist")
+        raise _not_found(client_id)
+    return view(client)
+
+
+def edit(session: Session, client_id: str, request: ClientEdit) -> ClientView:
+    """Change a client's display name. Raises ProblemError if it does not exist."""
+    if (client := clients.get(session, client_id)) is None:
+        raise _not_found(client_id)
+    if client.display_name != request.display_name:
+        clients.set_display_name(session, client, request.display_name)
+        data = {"display_name": request.display_name}
+        record(session, "client.edited", f"{client_id}: new display name", client_id=client_id, data=data)
     return view(client)
 
 
@@ -40,3 +51,7 @@ def revoke(session: Session, client_id: str) -> ClientView:
     enqueue.wake_watchers(session)
     enqueue.wake_workers(session)  # ends the claim with which it waits
     return view(client)
+
+
+def _not_found(client_id: str) -> ProblemError:
+    return ProblemError("not-found", f"no client {client_id}: `GET /v1/clients` lists the clients that exist")
