@@ -171,8 +171,10 @@ def test_the_pages_show_one_project(coordinator: Coordinator, hearts: Hearts) ->
         assert browser.send(f"/runs/{secret.id}/edit", name="x").status_code == 404
         answer = browser.send("/runs/new", method="ssd", project="default")
         assert answer.status_code == 404
-    with Browser(coordinator, coordinator.admin_token) as browser:
+    waiting = coordinator.client.create_run(tiny_spec(cohort={"min_clients": 1}), project="hearts")
+    with coordinator.worker("e"), Browser(coordinator, coordinator.admin_token) as browser:
         assert "hearts" in browser.get("/runs").text
+        assert "0 of 1 required client registered" in browser.get(f"/runs/{waiting.id}").text
 
 
 def test_events_stream_and_wait_within_the_project(coordinator: Coordinator, hearts: Hearts) -> None:

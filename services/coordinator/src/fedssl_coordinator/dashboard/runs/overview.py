@@ -87,7 +87,7 @@ def rows(session: Session, runs: Sequence[Run]) -> list[Row]:
         newest = its[-1].id if its else None
         status = run_status(
             run, its, tallies.get(newest, {}) if newest else {}, absent.get(newest, []) if newest else [],
-            jobs.get(run.id), num_eligible, declined.get(run.id), waiting.get(run.id),
+            jobs.get(run.id), num_eligible.get(run.project, 0), declined.get(run.id), waiting.get(run.id),
         )  # fmt: skip
         picture, words = ribbon(its)
         probes = [(score.round_number, value) for score in found if (value := score.results.get("probe")) is not None]

@@ -209,7 +209,8 @@ def facts(session: Session) -> Facts:
     return Facts(clients, online, *session.execute(in_progress).one(), *counts)
 
 
-def num_eligible(session: Session) -> int:
-    """Return the number of clients that a run without a list of its own can use."""
+def num_eligible(session: Session) -> dict[str, int]:
+    """Return per project the number of clients that a run without a list of its own can use."""
     known = Client.registered_at.is_not(None) & Client.revoked_at.is_(None)
-    return session.scalar(select(func.count()).select_from(Client).where(known)) or 0
+    counts = select(Client.project, func.count().label("number")).where(known).group_by(Client.project)
+    return {row.project: row.number for row in session.execute(counts)}
