@@ -47,6 +47,10 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 @pytest.fixture(scope="session")
 def client(federation: Federation) -> Iterator[Client]:
     with contextlib.closing(federation.client()) as operator:
+        operator.create_project("cardiology")
+        operator.rename_client("client-1", "St. Mary's hospital, radiology")
+        operator.create_token("worker", "site-of-cardiology", project="cardiology")
+        operator.create_notification_destination("webhook", "https://hooks.example.org/fedssl", label="on call")
         yield operator
 
 

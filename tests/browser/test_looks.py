@@ -31,9 +31,11 @@ PAGES = {
     "compare-none": "/compare",
     "clients": "/clients",
     "client": "/clients/client-0",
+    "client-named": "/clients/client-1",
     "revoke": "/clients/client-0/revoke/confirm",
     "events": "/events",
     "data": "/public-data",
+    "notifications": "/notifications",
     "reference": "/reference",
     "missing": "/runs/{nothing}",
 }

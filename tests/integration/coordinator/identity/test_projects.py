@@ -175,6 +175,7 @@ def test_the_pages_show_one_project(coordinator: Coordinator, hearts: Hearts) ->
     with coordinator.worker("e"), Browser(coordinator, coordinator.admin_token) as browser:
         assert "hearts" in browser.get("/runs").text
         assert "0 of 1 required client registered" in browser.get(f"/runs/{waiting.id}").text
+        assert "<option>hearts</option>" in browser.get("/runs/new").text
 
 
 def test_events_stream_and_wait_within_the_project(coordinator: Coordinator, hearts: Hearts) -> None:
