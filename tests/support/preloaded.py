@@ -72,6 +72,10 @@ class Forked:
         if self.poll() is None:
             os.kill(self.pid, number)
 
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
     def kill(self) -> None:
         """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
@@ -129,9 +133,8 @@ class Preloaded:
         input is a pipe, whose other end is the `stdin` of what is returned.
         """
         if not self.suits(environment):
-            raise ValueError(
-                f"an interpreter must be started for {_at_start(environment)}, not {_at_start(self._environment)}"
-            )
+            differ = _at_start(environment).items() ^ _at_start(self._environment).items()
+            raise ValueError(f"start an interpreter, which reads these variables: {sorted(differ)}")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         stdin, writer = os.pipe() if has_input else (os.open(os.devnull, os.O_RDONLY), None)
         with theirs, os.fdopen(stdin):
