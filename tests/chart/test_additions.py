@@ -355,7 +355,7 @@ def test_a_load_balancer_that_encrypts_itself_is_a_decision() -> None:
 
 
 def test_notifications_leave_by_a_pod_of_their_own() -> None:
-    """It is small, and only its policy lets it out; nobody waits for the end of an evaluation to be notified."""
+    """It is small, only its policy lets it out, and no notification waits for the end of an evaluation."""
     chart = render({"networkPolicy": {"notificationsTo": [{"ipBlock": {"cidr": "192.0.2.0/24"}}]}})
     main, *_ = pod(chart.named("Deployment", "-notifier"))["spec"]["containers"]
     assert main["args"] == ["aggregator", "--queues", "notify"]

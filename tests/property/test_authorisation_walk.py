@@ -43,8 +43,8 @@ class Row:
     """The roles of an operation, the answers to a permitted caller, and the owner of the objects that it names.
 
     `anyone`: every permitted role may see them. `broadcast`: of the workers, those to whom it was sent. `assignment`:
-    only its worker. `upload`: only the token that began it. Others are answered 404. `names`: what the operation names,
-    in its path or body.
+    only its worker. `upload`: only the token that began it. Others, and people of another project, are answered 404.
+    `names`: what the operation names, in its path or body.
     """
 
     roles: set[str]
@@ -55,6 +55,8 @@ class Row:
     params: Callable[[Ids], dict[str, str]] | None = None
     headers: dict[str, str] = field(default_factory=dict)
     content: bytes | None = None
+    everywhere: bool = False
+    """True if it needs a token for every project."""
 
 
 def _metadata(ids: Ids) -> str:
@@ -70,7 +72,7 @@ REGISTER = {"worker_version": "1", "methods": {"fedalignuniform": 1}, "device": 
 TABLE: dict[str, Row] = {
     "GET /healthz": Row(set(), {200}),
     "GET /readyz": Row(set(), {200}),
-    "GET /metrics": Row(VIEWERS, {200}),
+    "GET /metrics": Row(VIEWERS, {200}, everywhere=True),
     "GET /v1/methods": Row(VIEWERS, {200}),
     "GET /v1/methods/{name}": Row(VIEWERS, {200, 404}),
     "GET /v1/runs": Row(VIEWERS, {200}),
@@ -113,6 +115,8 @@ TABLE: dict[str, Row] = {
     "GET /v1/clients": Row(VIEWERS, {200}),
     "GET /v1/clients/{client_id}": Row(VIEWERS, {200}, ("client_id",)),
     "GET /v1/clients/{client_id}/ledger-anchors": Row(VIEWERS, {200}, ("client_id",)),
+    "GET /v1/projects": Row(VIEWERS, {200}),
+    "POST /v1/projects": Row(ADMINS, {201, 200}, body=lambda ids: {"name": "walk"}, everywhere=True),
     "GET /v1/tokens": Row(ADMINS, {200}),
     "POST /v1/tokens": Row(ADMINS, {201}, body=lambda ids: {"role": "viewer"}),
     "GET /v1/notification-destinations": Row(ADMINS, {200}),
@@ -164,6 +168,8 @@ class Caller:
     name: str
     role: str | None
     authorization: str | None
+    is_stranger: bool = False
+    """True if the token is for another project than that of all objects."""
 
 
 class World:
@@ -235,6 +241,10 @@ class World:
                 found.append(Caller(f"{end[:7]} {role}", None, f"Bearer {token.secret}"))
         for role in ("admin", "operator", "viewer"):
             found.append(Caller(role, role, f"Bearer {admin.create_token(role).secret}"))
+        admin.create_project("elsewhere")
+        for role in ("admin", "operator", "viewer"):
+            secret = admin.create_token(role, project="elsewhere").secret
+            found.append(Caller(f"stranger {role}", role, f"Bearer {secret}", is_stranger=True))
         found.append(Caller("enrolment", "enrolment", f"Bearer {admin.create_enrolment_token('invited').secret}"))
         found.append(Caller("worker a", "worker", f"Bearer {self.worker_token}"))
         for name in "bc":
@@ -293,6 +303,12 @@ def _expected(world: World, row: Row, caller: Caller, ids: Ids) -> set[int]:
         return {401}
     if caller.role not in row.roles:
         return {403}
+    if caller.is_stranger and row.everywhere:
+        return {403}
+    if caller.is_stranger and row.names and row.owner != "assignment":
+        return {404}
+    if caller.is_stranger and row.body is not None and "newcomer" in str(row.body(ids)):
+        return {409}  # the name of a client of another project
     is_worker = caller.role == "worker"
     if any(ids[name] == world.nothing[name] for name in row.names) and (is_worker or row.owner != "assignment"):
         return {404}

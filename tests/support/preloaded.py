@@ -114,7 +114,7 @@ class Preloaded:
             )
 
     def suits(self, environment: Mapping[str, str]) -> bool:
-        """Whether a child can have this environment: what an interpreter reads when it starts is the parent's."""
+        """Return whether a child can have this environment. What an interpreter reads at its start is the parent's."""
         return _at_start(environment) == _at_start(self._environment)
 
     def start(

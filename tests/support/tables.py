@@ -22,6 +22,7 @@ def delete_all_rows(connection: psycopg.Connection[Any]) -> None:
         sql.SQL("SET LOCAL session_replication_role = replica"),  # neither foreign keys nor triggers
         sql.SQL("LOCK TABLE {}").format(sql.SQL(", ").join(tables)),
         *(sql.SQL("DELETE FROM {}").format(table) for table in tables),
+        sql.SQL("INSERT INTO projects (name) VALUES ('default')"),  # as the migrations do
         *(sql.SQL("SELECT setval({}, 1, false)").format(sql.Literal(name)) for (name,) in sequences),
     ]
     with connection.transaction():

@@ -17,6 +17,7 @@ from support.tables import Tables
 FOLDER = Path(fedssl_coordinator.dashboard.__file__).parent
 POSTS = {
     "/sign-in",
+    "/project",
     "/sign-out",
     "/runs/new",
     "/runs/new/check",

@@ -80,6 +80,8 @@ COMMANDS = {
     "GET /v1/clients/{client_id}": "client show hospital-a",
     "POST /v1/clients/{client_id}/revoke": "client revoke hospital-a",
     "GET /v1/clients/{client_id}/ledger-anchors": "client anchors hospital-a",
+    "GET /v1/projects": "project ls",
+    "POST /v1/projects": "project create cardiology",
     "GET /v1/tokens": "token ls",
     "POST /v1/tokens": "token create --role viewer",
     "POST /v1/enrolment-tokens": "token enrol hospital-a",

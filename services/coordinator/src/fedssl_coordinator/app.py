@@ -19,6 +19,7 @@ from fedssl_coordinator.core.db import UNREACHABLE, BrokenReference, bound_sessi
 from fedssl_coordinator.core.logs import about
 from fedssl_coordinator.core.openapi import DocumentedAPI
 from fedssl_coordinator.core.problems import AuditEvent, ProblemError, printable, problem_response
+from fedssl_coordinator.core.project_scope import ProjectScope
 from fedssl_coordinator.core.pubsub import Wakeups
 from fedssl_coordinator.core.quota import Quota
 from fedssl_coordinator.core.settings import settings
@@ -42,6 +43,7 @@ from fedssl_coordinator.http.rate_limits import RateLimits
 from fedssl_coordinator.http.shutdown import GracefulShutdown
 from fedssl_coordinator.http.stall_timeout import StallTimeout
 from fedssl_coordinator.identity.authentication import caller_of, token_id_of
+from fedssl_coordinator.identity.projects import endpoints as projects
 from fedssl_coordinator.identity.tokens import endpoints as tokens
 from fedssl_coordinator.notifications import endpoints as notifications
 from fedssl_coordinator.storage.artifacts import endpoints as artifacts
@@ -96,6 +98,7 @@ def create_app() -> FastAPI:
         clients.router,
         anchors.router,
         tokens.router,
+        projects.router,
         notifications.router,
         work.router,
         artifacts.router,
@@ -112,6 +115,7 @@ def create_app() -> FastAPI:
     app.add_middleware(RateLimits, find_token=token_id_of)
     app.add_middleware(GracefulShutdown)
     app.add_middleware(Telemetry)
+    app.add_middleware(ProjectScope)
     app.add_exception_handler(ProblemError, _on_problem)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)

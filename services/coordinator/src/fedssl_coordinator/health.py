@@ -14,7 +14,7 @@ from fedssl_coordinator.core.enqueue import queue_depths
 from fedssl_coordinator.core.metrics import REGISTRY
 from fedssl_coordinator.core.models import Run
 from fedssl_coordinator.core.state_counts import count_by_state
-from fedssl_coordinator.identity.authentication import Viewer
+from fedssl_coordinator.identity.authentication import EveryProjectViewer
 
 router = APIRouter(tags=["health"])
 
@@ -60,7 +60,7 @@ def _readiness() -> Health:
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-def metrics(caller: Viewer, session: DB) -> Response:
+def metrics(caller: EveryProjectViewer, session: DB) -> Response:
     """Return metrics for Prometheus, which sends a viewer's token."""
     # First what every API process reports equally, from Postgres and the queues; then what this process has counted.
     shared = CollectorRegistry()

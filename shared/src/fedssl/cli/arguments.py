@@ -13,6 +13,10 @@ UrlOption = Annotated[
     str | None,
     typer.Option("--url", metavar="URL", help="Address of the coordinator.  [env var: FEDSSL_URL; else ./.fedssl]"),
 ]
+ProjectOption = Annotated[
+    str | None,
+    typer.Option("--project", metavar="NAME", help="The project.  [default: that of your token, or `default`]"),
+]
 TokenFileOption = Annotated[
     Path | None,
     typer.Option(

@@ -59,20 +59,20 @@ def plan_of(spec: RunSpec) -> "ArtifactPlan | None":
     return METHODS[spec.method.name].bind(spec).plan
 
 
-def participants_of(client: "Client", spec: RunSpec) -> list[Participant]:
+def participants_of(client: "Client", spec: RunSpec, project: str | None = None) -> list[Participant]:
     """Return the coordinator's clients that the spec means, and why one would not take part."""
     plan, wanted = plan_of(spec), spec.cohort.clients
-    known = {view.id: view for view in client.clients()}
+    known = {view.id: view for view in client.clients() if project in (None, view.project)}
     names = sorted(known) if wanted is None else sorted(wanted)
     return [_participant(name, known.get(name), spec, plan) for name in names]
 
 
-def with_times(document: dict[str, Any], client: "Client", spec: RunSpec) -> dict[str, Any]:
+def with_times(document: dict[str, Any], client: "Client", spec: RunSpec, project: str | None = None) -> dict[str, Any]:
     """Return the document with the times that the coordinator estimates from earlier runs; null: there were none."""
     from fedssl.client import NotFound
 
     try:
-        estimate = client.estimate(spec)
+        estimate = client.estimate(spec, project)
     except NotFound:  # a coordinator of an earlier version does not estimate
         return document
     return {

@@ -39,6 +39,7 @@ COMMANDS = {
     "run": LazyCommand("fedssl.cli.run.commands:app", "Submit runs, follow them and fetch their results."),
     "method": LazyCommand("fedssl.cli.methods:app", "Show the methods that can be trained."),
     "client": LazyCommand("fedssl.cli.clients:app", "Show data owners, and revoke their access."),
+    "project": LazyCommand("fedssl.cli.projects:app", "Separate groups of people, data owners and runs."),
     "token": LazyCommand("fedssl.cli.tokens:app", "Create and revoke access tokens."),
     "notify": LazyCommand("fedssl.cli.notifications:app", "Notify people and programs by e-mail and webhooks."),
     "artifact": LazyCommand("fedssl.cli.artifacts:app", "Fetch a file of a run by its digest."),

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import typer
 
-from fedssl.cli.arguments import TokenFileOption, UrlOption, seconds_of
+from fedssl.cli.arguments import ProjectOption, TokenFileOption, UrlOption, seconds_of
 from fedssl.cli.connection.choice import CONNECTION_HINT
 from fedssl.cli.connection.completion import complete_client
 from fedssl.cli.connection.connect import connect
@@ -41,6 +41,15 @@ def create(
         str | None,
         typer.Option(metavar="TIME", help="How long the token is valid: 30d, 12h.  [default: until revoked]"),
     ] = None,
+    project: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Restrict the token to a project; for a worker, the project of a new data owner.  [default: that of "
+            "your token, or every project]",
+            show_default=False,
+        ),
+    ] = None,
     out: OutOption = None,
     url: UrlOption = None,
     token_file: TokenFileOption = None,
@@ -66,7 +75,9 @@ def create(
 
     with connect(url, token_file) as client:
         try:
-            created = client.create_token(role, client_id=client_name, label=label, lifetime_seconds=seconds)
+            created = client.create_token(
+                role, client_id=client_name, label=label, lifetime_seconds=seconds, project=project
+            )
         except InvalidRequest as error:
             raise _usage_error(error, "--client") from None
     _show_secret(created, out, output)
@@ -77,6 +88,7 @@ def enrol(
     client_name: Annotated[str, typer.Argument(metavar="CLIENT", help="The data owner's name.")],
     label: LabelOption = "",
     expires: Annotated[str, typer.Option(metavar="TIME", help="How long the token can be used: 7d, 24h.")] = "24h",
+    project: ProjectOption = None,
     out: OutOption = None,
     kit: Annotated[
         Path | None,
@@ -141,7 +153,7 @@ def enrol(
             site = None if kit is None else kit_for(client_name, (address or client.url).rstrip("/"), image, ca)
             if kit is not None and not to_stdout:
                 kit.parent.mkdir(parents=True, exist_ok=True)
-            created = client.create_enrolment_token(client_name, label=label, lifetime_seconds=seconds)
+            created = client.create_enrolment_token(client_name, label=label, lifetime_seconds=seconds, project=project)
         except InvalidRequest as error:
             raise _usage_error(error, "CLIENT") from None
     if kit is None or site is None:
@@ -166,6 +178,7 @@ def list_tokens(url: UrlOption = None, token_file: TokenFileOption = None, outpu
         (
             str(view.id),
             view.role.value,
+            view.project,
             view.client_id,
             view.label,
             view.created_at,
@@ -175,7 +188,7 @@ def list_tokens(url: UrlOption = None, token_file: TokenFileOption = None, outpu
         )
         for view in found
     ]
-    show_table(["token", "role", "client", "label", "created", "expires", "used", "revoked"], rows)
+    show_table(["token", "role", "project", "client", "label", "created", "expires", "used", "revoked"], rows)
 
 
 @app.command()
@@ -197,7 +210,8 @@ def _require_new(out: Path | None) -> None:
 
 def _usage_error(error: "InvalidRequest", client: str) -> UsageError:
     first = error.problems[0]
-    return UsageError(f"{client if 'client_id' in first.location else '--label'}: {first.message}")
+    name = {"client_id": client, "project": "--project"}.get(str(first.location[-1]), "--label")
+    return UsageError(f"{name}: {first.message}")
 
 
 def _show_secret(created: TokenCreated, out: Path | None, output: Format) -> None:

@@ -33,13 +33,14 @@ class DatasetMethods:
         source: Path,
         *,
         split: Literal["train", "test"] = "train",
+        project: str | None = None,
         on_bytes: OnBytes = lambda count: None,
     ) -> PublicDatasetView:
         """Register a file of public images, uploading it where the coordinator lacks it, or the rest of it.
 
         The same again is no error. Raises Conflict where the name has other images, and Rejected.
         """
-        body = request_body(PublicDatasetCreate, name=name, digest=digest_of(source), split=split)
+        body = request_body(PublicDatasetCreate, name=name, digest=digest_of(source), split=split, project=project)
         return self._register(_PUBLIC, PublicDatasetView, body, body.digest, source, on_bytes)
 
     def public_datasets(self) -> Iterator[PublicDatasetView]:
@@ -51,10 +52,10 @@ class DatasetMethods:
         return self._connection.call("GET", f"{_PUBLIC}/{quote(name, safe='')}", PublicDatasetView)
 
     def add_evaluation_dataset(
-        self, name: str, source: Path, *, on_bytes: OnBytes = lambda count: None
+        self, name: str, source: Path, *, project: str | None = None, on_bytes: OnBytes = lambda count: None
     ) -> EvaluationDatasetView:
         """Register a file of labelled images, as `add_public_dataset` does."""
-        body = request_body(EvaluationDatasetCreate, name=name, digest=digest_of(source))
+        body = request_body(EvaluationDatasetCreate, name=name, digest=digest_of(source), project=project)
         return self._register(_EVALUATION, EvaluationDatasetView, body, body.digest, source, on_bytes)
 
     def evaluation_datasets(self) -> Iterator[EvaluationDatasetView]:

@@ -42,6 +42,8 @@ from fedssl.protocol.views import (
     LedgerAnchorView,
     MethodView,
     MetricView,
+    ProjectCreate,
+    ProjectView,
     RoundView,
     RunCreate,
     RunEdit,
@@ -115,14 +117,22 @@ class Client(ArtifactMethods, DatasetMethods, BaseClient):
         return pull(self, run_id, folder, initial=initial, on_fetch=on_fetch)
 
     def create_run(
-        self, spec: RunSpec | Mapping[str, Any], *, start: bool = True, idempotency_key: str | None = None
+        self,
+        spec: RunSpec | Mapping[str, Any],
+        *,
+        start: bool = True,
+        idempotency_key: str | None = None,
+        project: str | None = None,
     ) -> RunView:
-        """Submit a run. The same key gives the same run again, however often it is sent; None makes a new key."""
+        """Submit a run. The same key gives the same run again, however often it is sent; None makes a new key.
+
+        `project`: by default that of the token, or else `default`.
+        """
         return self._connection.call(
             "POST",
             "/v1/runs",
             RunView,
-            body=RunCreate(spec=spec_of(spec), start=start),
+            body=request_body(RunCreate, spec=spec_of(spec), start=start, project=project),
             headers={"Idempotency-Key": idempotency_key or str(uuid4())},
         )
 
@@ -188,9 +198,9 @@ class Client(ArtifactMethods, DatasetMethods, BaseClient):
         """Call a training on the coordinator off and pause its run; resumed, the run begins the same one anew."""
         return self._connection.call("POST", f"/v1/distillation-jobs/{job_id}/cancel", DistillationJobView)
 
-    def estimate(self, spec: RunSpec) -> EstimateView:
+    def estimate(self, spec: RunSpec, project: str | None = None) -> EstimateView:
         """Estimate the bytes and the time of a run without creating it. What is not known yet is None."""
-        body = request_body(EstimateRequest, spec=spec)
+        body = request_body(EstimateRequest, spec=spec, project=project)
         return self._connection.call("POST", "/v1/estimates", EstimateView, body=body)
 
     def request_evaluation(
@@ -285,20 +295,38 @@ class Client(ArtifactMethods, DatasetMethods, BaseClient):
         return self._connection.pages(f"/v1/clients/{_segment(client_id)}/ledger-anchors", LedgerAnchorView)
 
     def create_token(
-        self, role: LastingRole, client_id: str | None = None, label: str = "", lifetime_seconds: int | None = None
+        self,
+        role: LastingRole,
+        client_id: str | None = None,
+        label: str = "",
+        lifetime_seconds: int | None = None,
+        project: str | None = None,
     ) -> TokenCreated:
-        """Make a token, valid until it is revoked or for so long. The answer alone carries its secret, so this is not
-        sent again once it may have arrived.
+        """Create a token, which is valid until it is revoked or for this long, and is restricted to `project` if given.
+
+        Only the answer contains its secret, so the request is not repeated once it may have arrived.
         """
-        body = request_body(TokenCreate, role=role, client_id=client_id, label=label, lifetime_seconds=lifetime_seconds)
+        body = request_body(
+            TokenCreate, role=role, client_id=client_id, label=label, lifetime_seconds=lifetime_seconds, project=project
+        )
         return self._connection.call("POST", "/v1/tokens", TokenCreated, body=body, idempotent=False)
 
     def create_enrolment_token(
-        self, client_id: str, label: str = "", lifetime_seconds: int = DAY_SECONDS
+        self, client_id: str, label: str = "", lifetime_seconds: int = DAY_SECONDS, project: str | None = None
     ) -> TokenCreated:
-        """Make a token that makes somebody a data owner's worker, once. It takes the place of an unused one."""
-        body = request_body(EnrolmentCreate, client_id=client_id, label=label, lifetime_seconds=lifetime_seconds)
+        """Create a single-use enrolment token for a data owner's worker. It replaces an unused one."""
+        body = request_body(
+            EnrolmentCreate, client_id=client_id, label=label, lifetime_seconds=lifetime_seconds, project=project
+        )
         return self._connection.call("POST", "/v1/enrolment-tokens", TokenCreated, body=body, idempotent=False)
+
+    def create_project(self, name: str) -> ProjectView:
+        """Create a project. Does nothing if it exists."""
+        return self._connection.call("POST", "/v1/projects", ProjectView, body=request_body(ProjectCreate, name=name))
+
+    def projects(self) -> Iterator[ProjectView]:
+        """Yield the projects that the token's owner may see, by name."""
+        return self._connection.pages("/v1/projects", ProjectView)
 
     def tokens(self) -> Iterator[TokenView]:
         """Every token, without its secret."""

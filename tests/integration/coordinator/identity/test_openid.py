@@ -196,7 +196,7 @@ def test_a_person_has_twenty_sessions_at_most_and_ended_ones_are_removed(
 
     def sign_in_once() -> str:
         with transaction() as session:
-            return str(service.sign_in(session, Person("https://a b", "Bea", Role.VIEWER), 60))
+            return str(service.sign_in(session, Person("https://a b", "Bea", Role.VIEWER, {}), 60))
 
     ids = [sign_in_once() for _ in range(22)]
     assert {str(token_id) for (token_id,) in place.tables.query("SELECT id FROM tokens WHERE label = 'Bea'")} == set(

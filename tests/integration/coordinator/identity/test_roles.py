@@ -100,6 +100,8 @@ def test_the_roles_are_the_least_that_the_work_needs(operation: Operation) -> No
             assert operation.roles == ADMINS
         case _, path if path.startswith("/v1/notification-destinations"):  # their secrets sign, their hosts are private
             assert operation.roles == ADMINS
+        case "POST", "/v1/projects":
+            assert operation.roles == ADMINS
         case "DELETE", "/v1/runs/{run_id}":
             assert operation.roles == ADMINS
         case "GET" | "HEAD", _:

@@ -49,10 +49,25 @@ def _one_of(column: str, states: type) -> CheckConstraint:
     return CheckConstraint(f"{column} IN ({values})", name=f"{column}_known")
 
 
+class Project(Base):
+    """A group of people with its runs, clients and data sets. Tokens may be restricted to one."""
+
+    __tablename__ = "projects"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+def _project() -> Any:
+    """Return the column of what belongs to one project. What exists without projects belongs to `default`."""
+    return mapped_column(ForeignKey("projects.name"), server_default=text("'default'"))
+
+
 class Client(Base):
     __tablename__ = "clients"
 
     id: Mapped[str] = mapped_column(primary_key=True)
+    project: Mapped[str] = _project()
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     registered_at: Mapped[datetime | None]
     last_seen_at: Mapped[datetime | None]
@@ -77,6 +92,8 @@ class Token(Base):
         CheckConstraint("role <> 'enrolment' OR expires_at IS NOT NULL", name="enrolment_expires"),
         CheckConstraint("role = 'enrolment' OR used_at IS NULL", name="enrolment_is_used"),
         CheckConstraint("role = 'worker' OR enrolment_id IS NULL", name="worker_is_enrolled"),
+        CheckConstraint("project IS NULL OR client_id IS NULL", name="worker_has_its_clients_project"),
+        CheckConstraint("memberships IS NULL OR (project IS NOT NULL AND subject IS NOT NULL)", name="member_signs_in"),
         CheckConstraint("subject IS NULL OR (client_id IS NULL AND expires_at IS NOT NULL)", name="sign_in_expires"),
         Index(
             "uq_tokens_one_open_enrolment",
@@ -88,6 +105,10 @@ class Token(Base):
 
     id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
     role: Mapped[str]
+    # The project to which the owner is restricted. Null: every project; a worker's is that of its client.
+    project: Mapped[str | None] = mapped_column(ForeignKey("projects.name"))
+    # The role of a person who has signed in, per project: those among which the person can choose.
+    memberships: Mapped[Json | None]
     client_id: Mapped[str | None] = mapped_column(ForeignKey("clients.id"))
     label: Mapped[str]
     secret_hash: Mapped[str] = mapped_column(unique=True)
@@ -108,10 +129,12 @@ class Run(Base):
         _one_of("outcome", Outcome),
         CheckConstraint("(state = 'finished') = (outcome IS NOT NULL)", name="outcome_when_finished"),
         CheckConstraint("rounds_closed BETWEEN 0 AND num_rounds", name="rounds_closed_in_range"),
+        UniqueConstraint("project", "idempotency_key"),
         Index("ix_runs_created_at_id", "created_at", "id"),
     )
 
     id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
+    project: Mapped[str] = _project()
     name: Mapped[str]
     method: Mapped[str]
     method_version: Mapped[int]
@@ -125,7 +148,7 @@ class Run(Base):
     initial_broadcast: Mapped[str | None] = mapped_column(ForeignKey("artifacts.digest"))
     server_state: Mapped[str | None] = mapped_column(ForeignKey("artifacts.digest"))
     broadcast: Mapped[str | None] = mapped_column(ForeignKey("artifacts.digest"))
-    idempotency_key: Mapped[str | None] = mapped_column(unique=True)
+    idempotency_key: Mapped[str | None]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
@@ -271,6 +294,7 @@ class PublicDataset(Base):
     __table_args__ = (CheckConstraint("split IN ('train', 'test')", name="split_known"),)
 
     name: Mapped[str] = mapped_column(primary_key=True)
+    project: Mapped[str] = _project()
     digest: Mapped[str] = mapped_column(ForeignKey("artifacts.digest"))
     split: Mapped[str]
     num_images: Mapped[int] = mapped_column(BigInteger)
@@ -285,6 +309,7 @@ class EvaluationDataset(Base):
     __tablename__ = "evaluation_datasets"
 
     name: Mapped[str] = mapped_column(primary_key=True)
+    project: Mapped[str] = _project()
     digest: Mapped[str] = mapped_column(ForeignKey("artifacts.digest"))
     num_train: Mapped[int] = mapped_column(BigInteger)
     num_test: Mapped[int] = mapped_column(BigInteger)
@@ -442,6 +467,8 @@ class NotificationDestination(Base):
     __table_args__ = (_one_of("kind", DestinationKind),)
 
     id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
+    # The project of whose events it is notified, or null for all events.
+    project: Mapped[str | None] = mapped_column(ForeignKey("projects.name"))
     kind: Mapped[str]
     target: Mapped[str]
     label: Mapped[str]

@@ -10,8 +10,9 @@ from sqlalchemy.orm import Session
 from fedssl.protocol.notifications import DeliveryState, Notification, NotificationData, Topic
 from fedssl.protocol.states import Outcome
 from fedssl_coordinator.core import enqueue
-from fedssl_coordinator.core.models import Event, NotificationDelivery, NotificationDestination, Run
+from fedssl_coordinator.core.models import Client, Event, NotificationDelivery, NotificationDestination, Run
 from fedssl_coordinator.core.problems import printable
+from fedssl_coordinator.core.project_scope import UNRESTRICTED
 
 UNATTENDED = "run.unattended"
 MESSAGE_CHARACTERS = 500
@@ -47,12 +48,13 @@ def add(session: Session, events: Sequence[Event]) -> None:
         if event.kind in (*_TOPICS, _FINISHED, _PAUSED)
         and (topic := _topic(event, run := session.get(Run, event.run_id) if event.run_id else None))
     ]
-    destinations = session.scalars(select(NotificationDestination).where(_has_room())).all() if found else []
+    everyones = select(NotificationDestination).where(_has_room()).execution_options(**{UNRESTRICTED: True})
+    destinations = session.scalars(everyones).all() if found else []
     rows = [
         delivery(destination, topic, _payload(event, topic, run), _once_per(event))
         for event, topic, run in found
         for destination in destinations
-        if topic in destination.topics
+        if topic in destination.topics and destination.project in (None, _project(session, event, run))
     ]
     if rows:
         session.execute(insert(NotificationDelivery).values(rows).on_conflict_do_nothing())
@@ -70,6 +72,14 @@ def delivery(
         "once_per": once_per,
         "state": DeliveryState.PENDING,
     }
+
+
+def _project(session: Session, event: Event, run: Run | None) -> str | None:
+    """Return the project that an event is about."""
+    if run is not None:
+        return run.project
+    client = None if event.client_id is None else session.get(Client, event.client_id)
+    return None if client is None else client.project
 
 
 def _has_room() -> ColumnElement[bool]:

@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from fedssl.artifacts.s3.address import S3Address
 from fedssl.client.addresses import is_private
 from fedssl.errors import SpecError
-from fedssl.protocol.tokens import PersonRole
+from fedssl.protocol.projects import Grant
 
 
 class Settings(BaseSettings):
@@ -209,8 +209,10 @@ class Settings(BaseSettings):
         min_length=1,
         description="Claim that decides a person's role: a text or a list; dots lead into nested objects.",
     )
-    oidc_roles: dict[str, PersonRole] = Field(
-        default_factory=dict, description='Which value of the claim gives which role, as JSON: {"ml-team": "operator"}.'
+    oidc_roles: dict[str, Grant] = Field(
+        default_factory=dict,
+        description='Which value of the claim gives which role, as JSON: {"ml-team": "operator"}; in one project: '
+        '{"heart-team": "cardiology:operator"}.',
     )
     oidc_ca_file: Path | None = Field(
         default=None, description="Authorities to trust for the provider instead of the machine's, in PEM."

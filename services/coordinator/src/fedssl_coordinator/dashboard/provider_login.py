@@ -14,7 +14,7 @@ from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.dashboard import session as sessions
 from fedssl_coordinator.dashboard.layout.page import PageRoute, render, see_other
 from fedssl_coordinator.dashboard.login import own_path, sign_in_page, signed_in
-from fedssl_coordinator.dashboard.session import COOKIE, Signed
+from fedssl_coordinator.dashboard.session import COOKIE, Form, Signed
 from fedssl_coordinator.identity.openid.provider import Attempt, Provider, provider
 from fedssl_coordinator.identity.tokens import service as tokens
 
@@ -77,6 +77,13 @@ def finish(request: Request) -> Response:
         response = sign_in_page(begun.next if begun else "/runs", error)
     response.delete_cookie(ATTEMPT_COOKIE, path=_PATH, httponly=True, samesite="lax")
     return response
+
+
+@router.post("/project")
+def choose_project(visitor: Signed, form: Form, session: DB) -> Response:
+    """Switch to another of the projects in which a person who has signed in at the provider has a role."""
+    tokens.choose_project(session, visitor.caller.token_id, form.get("project", ""))
+    return see_other("/runs")
 
 
 @router.post("/sign-out")

@@ -6,7 +6,7 @@ time, at sign-out in this browser, and with its token: every request asks whethe
 
 import hmac
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import parse_qsl, urlsplit
@@ -22,7 +22,7 @@ from fedssl_coordinator.core.models import Token
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.core.secrets import derived_key
 from fedssl_coordinator.http.body_limit import SESSION_COOKIE
-from fedssl_coordinator.identity.authentication import OPERATORS, VIEWERS, Caller, hash_secret
+from fedssl_coordinator.identity.authentication import OPERATORS, VIEWERS, Caller, caller_with, hash_secret
 from fedssl_coordinator.identity.concurrency_limit import place_of
 from fedssl_coordinator.identity.tokens import repository as tokens
 
@@ -41,6 +41,7 @@ class Visitor:
     caller: Caller
     label: str
     csrf: str
+    memberships: Mapping[str, str]
 
     @property
     def may_steer(self) -> bool:
@@ -80,7 +81,7 @@ def visitor_of(session: Session, cookie: str | None) -> Visitor:
     if token is None or not tokens.is_valid(session, token.id):
         raise _signed_out()
     csrf = hmac.new(derived_key(session, f"{_PURPOSE}csrf"), cookie.encode(), "sha256").hexdigest()
-    return Visitor(Caller(token.id, Role(token.role), token.client_id), token.label, csrf)
+    return Visitor(caller_with(token), token.label, csrf, token.memberships or {})
 
 
 def _signed(session: Session, text: str) -> str:

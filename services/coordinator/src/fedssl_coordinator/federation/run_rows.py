@@ -56,14 +56,14 @@ def weights_after(session: Session, run: Run, round_number: int) -> str:
     ).one()
 
 
-def by_idempotency_key(session: Session, key: str) -> Run | None:
-    return session.scalars(select(Run).where(Run.idempotency_key == key)).one_or_none()
+def by_idempotency_key(session: Session, project: str, key: str) -> Run | None:
+    return session.scalars(select(Run).where(Run.project == project, Run.idempotency_key == key)).one_or_none()
 
 
 def add(session: Session, **values: Any) -> Run | None:
-    """Return the new run, or None if a run with this idempotency key exists."""
-    statement = insert(Run).values(**values).on_conflict_do_nothing(index_elements=["idempotency_key"]).returning(Run)
-    return session.scalars(statement).one_or_none()
+    """Return the new run, or None if a run of the project has this idempotency key."""
+    statement = insert(Run).values(**values).on_conflict_do_nothing(index_elements=["project", "idempotency_key"])
+    return session.scalars(statement.returning(Run)).one_or_none()
 
 
 def newest_first(

@@ -21,7 +21,9 @@ from fedssl.protocol.base import Digest
 from fedssl.protocol.tokens import Role
 from fedssl_coordinator.core.db import DB, transaction
 from fedssl_coordinator.core.logs import say_about
+from fedssl_coordinator.core.models import Token
 from fedssl_coordinator.core.problems import ProblemError
+from fedssl_coordinator.core.project_scope import restrict
 from fedssl_coordinator.identity.tokens import repository
 
 _bearer = HTTPBearer(
@@ -48,11 +50,15 @@ _ENROL = ", which is only for a worker's first start (`fedssl-worker run --enrol
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The owner of a valid token. `client_id` is set for tokens of workers and enrolments only."""
+    """The owner of a valid token. `client_id` is set for tokens of workers and enrolments only.
+
+    `project`: the project to which the owner is restricted, if any.
+    """
 
     token_id: UUID
     role: Role
     client_id: str | None
+    project: str | None = None
 
 
 def new_secret() -> str:
@@ -101,7 +107,13 @@ def _identify(session: Session, credentials: HTTPAuthorizationCredentials | None
     if found is None:
         raise _unauthenticated()
     say_about(client=found.client_id)
-    return Caller(found.id, Role(found.role), found.client_id)
+    return caller_with(found)
+
+
+def caller_with(token: Token) -> Caller:
+    """Return the owner of a valid token. The request is restricted to the owner's project from here on."""
+    restrict(token.project)
+    return Caller(token.id, Role(token.role), token.client_id, token.project)
 
 
 def _require_role(caller: Caller, roles: Sequence[str]) -> Caller:
@@ -141,11 +153,29 @@ async def _caller_without_session(request: Request, scopes: SecurityScopes, cred
     return _require_role(_remembered(request, caller), scopes.scopes)
 
 
+def _require_every_project(caller: Caller) -> Caller:
+    if caller.project is not None:
+        raise ProblemError("forbidden", f"this needs a token for every project; yours is for {caller.project}")
+    return caller
+
+
 Admin = Annotated[Caller, Security(_caller, scopes=ADMINS, scope="function")]
 Operator = Annotated[Caller, Security(_caller, scopes=OPERATORS, scope="function")]
 Viewer = Annotated[Caller, Security(_caller, scopes=VIEWERS, scope="function")]
 Worker = Annotated[Caller, Security(_caller, scopes=WORKERS, scope="function")]
 Enrolling = Annotated[Caller, Security(_caller, scopes=(Role.ENROLMENT,), scope="function")]
+
+
+def _everywhere(caller: Admin) -> Caller:
+    return _require_every_project(caller)
+
+
+def _viewing_everywhere(caller: Viewer) -> Caller:
+    return _require_every_project(caller)
+
+
+EveryProjectAdmin = Annotated[Caller, Depends(_everywhere, scope="function")]
+EveryProjectViewer = Annotated[Caller, Depends(_viewing_everywhere, scope="function")]
 
 # For endpoints that wait or stream, and must not hold a database connection in the meantime.
 WaitingViewer = Annotated[Caller, Security(_caller_without_session, scopes=VIEWERS)]

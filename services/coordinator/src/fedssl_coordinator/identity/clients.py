@@ -12,16 +12,17 @@ from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.policy import PolicyNotice
 from fedssl.protocol.work import Register
 from fedssl_coordinator.core.db import among
-from fedssl_coordinator.core.models import Client
+from fedssl_coordinator.core.models import Client, Run
 
 
 def get(session: Session, client_id: str) -> Client | None:
     return session.get(Client, client_id)
 
 
-def get_or_create(session: Session, client_id: str) -> Client:
-    session.execute(insert(Client).values(id=client_id).on_conflict_do_nothing())
-    return session.get_one(Client, client_id)
+def get_or_create(session: Session, client_id: str, project: str) -> Client | None:
+    """Return a client, which is added to the project if it is new, or None if the caller may not know it."""
+    session.execute(insert(Client).values(id=client_id, project=project).on_conflict_do_nothing())
+    return session.get(Client, client_id)
 
 
 def locked(session: Session, client_id: str) -> Client:
@@ -44,12 +45,14 @@ def register(session: Session, client_id: str, request: Register) -> int | None:
     return before
 
 
-def eligible(session: Session, names: Sequence[str] | None) -> list[str]:
-    """Return the clients that have registered and are not revoked, in name order, and only those of `names` if given.
+def eligible(session: Session, project: str, names: Sequence[str] | None) -> list[str]:
+    """Return the project's clients that have registered and are not revoked, by name; if given, only those of `names`.
 
     Clients that are offline at the moment are included: otherwise a run's result would depend on chance.
     """
-    statement = select(Client.id).where(Client.registered_at.is_not(None), Client.revoked_at.is_(None))
+    statement = select(Client.id).where(
+        Client.project == project, Client.registered_at.is_not(None), Client.revoked_at.is_(None)
+    )
     if names is not None:
         statement = statement.where(among(Client.id, names))
     return sorted(session.scalars(statement))
@@ -85,14 +88,20 @@ def registrations(session: Session, names: Sequence[str]) -> list[Registration]:
 
 
 def num_eligible() -> ScalarSelect[int]:
-    """Return an SQL expression: how many clients have registered and are not revoked."""
-    statement = select(func.count()).select_from(Client)
-    return statement.where(Client.registered_at.is_not(None), Client.revoked_at.is_(None)).scalar_subquery()
+    """Return an SQL expression: how many clients of a run's project have registered and are not revoked."""
+    eligible_ones = (Client.project == Run.project, Client.registered_at.is_not(None), Client.revoked_at.is_(None))
+    return select(func.count()).select_from(Client).where(*eligible_ones).correlate(Run).scalar_subquery()
 
 
-def declared_encoders(session: Session, names: Sequence[str] | None) -> dict[str, EncoderConfig | None]:
+def in_other_projects(session: Session, project: str, names: Sequence[str]) -> dict[str, str]:
+    """Return those of the clients that the caller knows and that belong to other projects, each with its project."""
+    statement = select(Client.id, Client.project).where(among(Client.id, names), Client.project != project)
+    return {row.id: row.project for row in session.execute(statement.order_by(Client.id))}
+
+
+def declared_encoders(session: Session, project: str, names: Sequence[str] | None) -> dict[str, EncoderConfig | None]:
     """Return the encoder that each eligible client's worker last declared, or None if it declared none."""
-    rows = session.execute(select(Client.id, Client.encoder).where(among(Client.id, eligible(session, names))))
+    rows = session.execute(select(Client.id, Client.encoder).where(among(Client.id, eligible(session, project, names))))
     found = {name: None if encoder is None else EncoderConfig.model_validate(encoder) for name, encoder in rows}
     return dict(sorted(found.items()))
 

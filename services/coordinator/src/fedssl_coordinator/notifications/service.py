@@ -16,6 +16,7 @@ from fedssl_coordinator.core.models import NotificationDelivery, NotificationDes
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.core.secrets import derived_key
 from fedssl_coordinator.core.settings import settings
+from fedssl_coordinator.identity.projects import service as projects
 from fedssl_coordinator.notifications import repository
 from fedssl_coordinator.notifications.public_network import ForbiddenAddress, check_address
 from fedssl_coordinator.notifications.webhooks import secret_text
@@ -30,7 +31,11 @@ def create(session: Session, request: DestinationCreate) -> DestinationCreated:
     if repository.lock_destinations(session) >= MOST_DESTINATIONS:
         raise ProblemError("conflict", f"there are {MOST_DESTINATIONS} destinations: remove one first")
     row = NotificationDestination(
-        kind=request.kind, target=request.target, label=request.label, topics=[str(topic) for topic in request.topics]
+        project=projects.resolved(session, request.project),
+        kind=request.kind,
+        target=request.target,
+        label=request.label,
+        topics=[str(topic) for topic in request.topics],
     )
     repository.add(session, row)
     record(
@@ -63,6 +68,7 @@ def views(session: Session, rows: Sequence[NotificationDestination]) -> list[Des
     return [
         DestinationView(
             id=row.id,
+            project=row.project,
             kind=DestinationKind(row.kind),
             target=shown_target(row),
             topics=row.topics,

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from fedssl.cli.arguments import TokenFileOption, UrlOption
+from fedssl.cli.arguments import ProjectOption, TokenFileOption, UrlOption
 from fedssl.cli.connection.choice import CONNECTION_HINT
 from fedssl.cli.connection.connect import connect
 from fedssl.cli.datasets.registration import (
@@ -46,6 +46,7 @@ def add(
         typer.Option(min=2, help="Register at most this many test images, chosen by --seed.  [default: all]"),
     ] = None,
     seed: SeedOption = 0,
+    project: ProjectOption = None,
     url: UrlOption = None,
     token_file: TokenFileOption = None,
     output: FormatOption = Format.TABLE,
@@ -65,7 +66,7 @@ def add(
                 train, test, file, shape, (ImageSelection(max_train, seed), ImageSelection(max_test, seed)), written
             )
         with progress_bar("sending", file.stat().st_size, 1e6, " MB") as sent:
-            view = client.add_evaluation_dataset(name, file, on_bytes=sent)
+            view = client.add_evaluation_dataset(name, file, project=project, on_bytes=sent)
     if output is Format.JSON:
         show_json(view)
     else:

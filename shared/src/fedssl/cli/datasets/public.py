@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from fedssl.cli.arguments import TokenFileOption, UrlOption
+from fedssl.cli.arguments import ProjectOption, TokenFileOption, UrlOption
 from fedssl.cli.connection.choice import CONNECTION_HINT
 from fedssl.cli.connection.connect import connect
 from fedssl.cli.datasets.registration import (
@@ -44,6 +44,7 @@ def add(
         int | None, typer.Option(min=2, help="Register at most this many images, chosen by --seed.  [default: all]")
     ] = None,
     seed: SeedOption = 0,
+    project: ProjectOption = None,
     url: UrlOption = None,
     token_file: TokenFileOption = None,
     output: FormatOption = Format.TABLE,
@@ -60,7 +61,7 @@ def add(
         with progress_bar("writing", min(len(images), max_images or len(images)), suffix=" images") as written:
             write_public(images, file, shape, ImageSelection(max_images, seed), written)
         with progress_bar("sending", file.stat().st_size, 1e6, " MB") as sent:
-            view = client.add_public_dataset(name, file, split=split, on_bytes=sent)
+            view = client.add_public_dataset(name, file, split=split, project=project, on_bytes=sent)
     if output is Format.JSON:
         show_json(view)
     else:

@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedssl.cli.arguments import RunArgument, SetOption, SpecArgument, TokenFileOption, UrlOption, seconds_of
+from fedssl.cli.arguments import (
+    ProjectOption,
+    RunArgument,
+    SetOption,
+    SpecArgument,
+    TokenFileOption,
+    UrlOption,
+    seconds_of,
+)
 from fedssl.cli.connection.choice import CONNECTION_HINT
 from fedssl.cli.connection.connect import connect, find_run, short
 from fedssl.cli.dry_run import DryRunOption, document_of, participants_of, show_dry_run, with_times
@@ -36,6 +44,7 @@ def submit(
         bool, typer.Option("--watch", help="Follow the run until it ends. Ctrl-C stops following, not the run.")
     ] = False,
     start: Annotated[bool, typer.Option("--start/--no-start", help="Start the run at once.")] = True,
+    project: ProjectOption = None,
     dry_run: DryRunOption = False,
     url: UrlOption = None,
     token_file: TokenFileOption = None,
@@ -48,10 +57,10 @@ def submit(
     wanted = read_spec(spec, set_)
     with connect(url, token_file) as client:
         if dry_run:
-            document = document_of(wanted, participants_of(client, wanted))
-            show_dry_run(with_times(document, client, wanted), output)
+            document = document_of(wanted, participants_of(client, wanted, project))
+            show_dry_run(with_times(document, client, wanted, project), output)
             return
-        run = client.create_run(wanted, start=start)
+        run = client.create_run(wanted, start=start, project=project)
         note(f"run {run.id} {'submitted' if start else 'created; `fedssl run start` starts it'}")
         if not watch:
             _show_result(run, output)

@@ -21,6 +21,7 @@ from fedssl.protocol.views.events import EventView, MetricView
 from fedssl.protocol.views.health import Health
 from fedssl.protocol.views.methods import MethodView
 from fedssl.protocol.views.notifications import DeliveryView, DestinationCreate, DestinationCreated, DestinationView
+from fedssl.protocol.views.projects import ProjectCreate, ProjectView
 from fedssl.protocol.views.rounds import AssignmentView, RoundView
 from fedssl.protocol.views.runs import DimensionAssignmentView, RunCreate, RunEdit, RunSummary, RunView
 from fedssl.protocol.views.tokens import EnrolmentCreate, TokenCreate, TokenCreated, TokenView
@@ -50,6 +51,8 @@ __all__ = [
     "MethodView",
     "MetricView",
     "Page",
+    "ProjectCreate",
+    "ProjectView",
     "PublicDatasetCreate",
     "PublicDatasetView",
     "Results",

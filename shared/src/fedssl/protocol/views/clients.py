@@ -9,6 +9,7 @@ from fedssl.protocol.data import ServedShapes
 from fedssl.protocol.ledger import PublicKey
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.policy import PolicyNotice
+from fedssl.protocol.projects import DEFAULT_PROJECT, ProjectName
 from fedssl.protocol.views.base import View
 
 
@@ -16,6 +17,7 @@ class ClientView(View):
     """A data owner, as the coordinator knows it."""
 
     id: ClientId
+    project: ProjectName = DEFAULT_PROJECT
     registered_at: datetime | None
     last_seen_at: datetime | None
     revoked_at: datetime | None

@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedssl.protocol.base import Digest, RegisteredName
+from fedssl.protocol.projects import DEFAULT_PROJECT, ProjectName, WantedProject
 from fedssl.protocol.views.base import View
 
 
@@ -20,12 +21,16 @@ class PublicDatasetCreate(BaseModel):
         default="train",
         description="The split of the source that these images are. A run's public_data must name the same split.",
     )
+    project: WantedProject = Field(
+        default=None, description="The project whose runs may use them. Null: that of the token, or else `default`."
+    )
 
 
 class PublicDatasetView(View):
     """Public images that runs can name, and that workers download."""
 
     name: RegisteredName
+    project: ProjectName = DEFAULT_PROJECT
     digest: Digest
     split: Literal["train", "test"]
     num_images: int
@@ -41,12 +46,16 @@ class EvaluationDatasetCreate(BaseModel):
 
     name: RegisteredName
     digest: Digest
+    project: WantedProject = Field(
+        default=None, description="The project whose runs may use them. Null: that of the token, or else `default`."
+    )
 
 
 class EvaluationDatasetView(View):
     """Labelled images on which encoders are evaluated. Workers cannot download them."""
 
     name: RegisteredName
+    project: ProjectName = DEFAULT_PROJECT
     digest: Digest
     num_train: int
     num_test: int

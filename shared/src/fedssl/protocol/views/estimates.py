@@ -3,6 +3,7 @@
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedssl.protocol.base import ClientId
+from fedssl.protocol.projects import WantedProject
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.views.base import View
 
@@ -13,6 +14,9 @@ class EstimateRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     spec: RunSpec
+    project: WantedProject = Field(
+        default=None, description="The project of the run. Null: that of the token, or else `default`."
+    )
 
 
 class EstimateView(View):

@@ -9,6 +9,7 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fedssl.protocol.notifications import DeliveryState, DestinationKind, Topic
+from fedssl.protocol.projects import ProjectName, WantedProject
 from fedssl.protocol.views.base import View
 
 _EMAIL = re.compile(r"[^\s@<>(),;:\\\"\[\]]{1,64}@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*")
@@ -25,6 +26,10 @@ class DestinationCreate(BaseModel):
         list[Topic], Field(min_length=1, max_length=len(Topic), description="What it is notified of.")
     ] = list(Topic)
     label: str = Field(default="", max_length=100)
+    project: WantedProject = Field(
+        default=None,
+        description="The project of whose events it is notified. Null: that of the token, or else every project.",
+    )
 
     @field_validator("topics")
     @classmethod
@@ -61,6 +66,7 @@ class DestinationView(View):
     """A destination. The path of a webhook's URL is not shown, because it is often a secret."""
 
     id: UUID
+    project: ProjectName | None = Field(default=None, description="Null: every project.")
     kind: DestinationKind
     target: str
     topics: list[str]

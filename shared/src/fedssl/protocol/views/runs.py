@@ -7,6 +7,7 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
 from fedssl.protocol.base import ClientId, Digest
+from fedssl.protocol.projects import DEFAULT_PROJECT, ProjectName, WantedProject
 from fedssl.protocol.runs import RunName, RunSpec
 from fedssl.protocol.states import Outcome, RunState
 from fedssl.protocol.views.base import View
@@ -23,6 +24,10 @@ class RunCreate(BaseModel):
 
     spec: RunSpec
     start: bool = True
+    project: WantedProject = Field(
+        default=None,
+        description="The project of the run, whose clients may take part. Null: that of the token, or else `default`.",
+    )
 
 
 class RunEdit(BaseModel):
@@ -46,6 +51,7 @@ class RunSummary(View):
     """One line of the list of runs."""
 
     id: UUID
+    project: ProjectName = DEFAULT_PROJECT
     name: str
     method: str
     state: RunState

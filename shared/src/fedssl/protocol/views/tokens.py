@@ -6,6 +6,7 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedssl.protocol.base import ClientId
+from fedssl.protocol.projects import ProjectName, WantedProject
 from fedssl.protocol.tokens import DAY_SECONDS, LastingRole, LifetimeSeconds, Role
 from fedssl.protocol.views.base import View
 
@@ -21,6 +22,11 @@ class TokenCreate(BaseModel):
     lifetime_seconds: LifetimeSeconds | None = Field(
         default=None, description="Null: the token is valid until it is revoked."
     )
+    project: WantedProject = Field(
+        default=None,
+        description="The project to which the token is restricted, or that of a new client, for which null means "
+        "`default`. Null for another role: that of the request's own token, or every project.",
+    )
 
 
 class EnrolmentCreate(BaseModel):
@@ -31,6 +37,9 @@ class EnrolmentCreate(BaseModel):
     client_id: ClientId
     label: str = Field(default="", max_length=100)
     lifetime_seconds: LifetimeSeconds = DAY_SECONDS
+    project: WantedProject = Field(
+        default=None, description="The project of a new client. Null: that of the token, or else `default`."
+    )
 
 
 class TokenView(View):
@@ -38,6 +47,10 @@ class TokenView(View):
 
     id: UUID
     role: Role
+    project: ProjectName | None = Field(
+        default=None,
+        description="The project to which the owner is restricted. Null: none; a worker is to its client's.",
+    )
     client_id: ClientId | None
     label: str
     created_at: datetime

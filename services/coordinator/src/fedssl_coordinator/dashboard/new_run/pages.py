@@ -24,6 +24,7 @@ from fedssl_coordinator.dashboard.runs import queries as overview_queries
 from fedssl_coordinator.dashboard.session import Form, Signed, Steering, Viewing
 from fedssl_coordinator.federation.estimates import service as estimates
 from fedssl_coordinator.federation.runs import service
+from fedssl_coordinator.identity.projects import service as projects
 from fedssl_coordinator.storage.datasets import repository as datasets
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -66,7 +67,7 @@ def change_method(visitor: Steering, form: Form, session: DB) -> Response:
 def check(visitor: Signed, form: Form, session: DB) -> Response:
     """Show the form's spec, its estimate or its errors, without creating anything."""
     checked = spec_form.check(_known(form.get("method", "")), form)
-    return render("new_run_check.html", visitor, **_verdict(session, checked, visitor))
+    return render("new_run_check.html", visitor, **_verdict(session, _project(session, form), checked, visitor))
 
 
 @router.post("/runs/new")
@@ -92,7 +93,7 @@ class _FormPage:
 def _made(visitor: Steering, method: str, form: Form, checked: CheckedForm, session: Session) -> Response:
     assert checked.spec is not None
     key = form.get("key", "")[:100]
-    request = RunCreate(spec=checked.spec, start=form.get("start") != "later")
+    request = RunCreate(spec=checked.spec, start=form.get("start") != "later", project=_project(session, form))
     try:
         run = service.create(session, request, f"page-{key}" if key.isalnum() else None)
     except ProblemError as error:
@@ -119,14 +120,21 @@ def _page(visitor: Viewing, session: Session, page: _FormPage, checked: CheckedF
         info=METHOD_CONFIGS[page.method].info, sections=spec_form.sections(page.method), values=values,
         clients=clients, picked=picked, offered=offered, templates=templates.TEMPLATES,
         recent=overview_queries.page(session, _RECENT, None, "all", ""), key=uuid4().hex,
-        wrong={one.key: one.text for one in shown.errors} if checked else {}, **_verdict(session, shown, visitor),
+        wrong={one.key: one.text for one in shown.errors} if checked else {},
+        projects=projects.by_name(session, _OFFERED, None),
+        **_verdict(session, _project(session, page.values), shown, visitor),
     )  # fmt: skip
 
 
-def _verdict(session: Session, checked: CheckedForm, visitor: Viewing) -> dict[str, Any]:
+def _verdict(session: Session, project: str, checked: CheckedForm, visitor: Viewing) -> dict[str, Any]:
     may_ask = checked.spec is not None and visitor.may_steer
-    estimate = estimates.estimate(session, checked.spec) if may_ask and checked.spec else None
+    estimate = estimates.estimate(session, project, checked.spec) if may_ask and checked.spec else None
     return {"checked": checked, "given": json.dumps(checked.given, indent=2), "estimate": estimate}
+
+
+def _project(session: Session, values: Mapping[str, str]) -> str:
+    """Return the project that the form names: only people with several are asked for it."""
+    return projects.chosen(session, values.get("project") or None)
 
 
 def _known(method: str) -> str:

@@ -114,7 +114,7 @@ def run_page(session: Session, run_id: UUID) -> RunPage:
     spec = RunSpec.model_validate(run.spec)
     newest = overview_queries.last_rounds(session, [run_id], limit=4).get(run_id, [])
     current = newest[-1] if newest else None
-    ids = run_queries.client_ids(session, run_id) or clients.eligible(session, spec.cohort.clients)
+    ids = run_queries.client_ids(session, run_id) or clients.eligible(session, run.project, spec.cohort.clients)
     members = named(ids)
     attempts = run_queries.attempts(session, run_id, current.number, current.number) if current else []
     activities = in_order(_activities(session, run, current, members, attempts))

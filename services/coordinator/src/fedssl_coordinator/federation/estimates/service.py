@@ -15,9 +15,9 @@ from fedssl_coordinator.federation.rounds import fitness, policies
 from fedssl_coordinator.identity import clients
 
 
-def estimate(session: Session, spec: RunSpec) -> EstimateView:
+def estimate(session: Session, project: str, spec: RunSpec) -> EstimateView:
     """Return the estimate of a run that might be created. Null stands for what is not known."""
-    names = clients.eligible(session, spec.cohort.clients)
+    names = clients.eligible(session, project, spec.cohort.clients)
     plan = plan_cache.plan_of(session, spec)
     left_out = fitness.unfit(session, spec, spec.method.info.version, names)
     if plan is not None:

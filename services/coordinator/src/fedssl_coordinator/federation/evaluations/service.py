@@ -27,7 +27,7 @@ from fedssl_coordinator.federation.jobs import service as jobs
 from fedssl_coordinator.federation.jobs.service import StartedJob
 from fedssl_coordinator.federation.transitions import about, transition
 from fedssl_coordinator.storage.artifacts import repository as artifacts
-from fedssl_coordinator.storage.datasets import repository as datasets
+from fedssl_coordinator.storage.datasets import service as datasets
 
 _ENCODER = "encoder."
 _PERCENTAGES = ("probe", "knn")  # results that are shown in percent
@@ -146,7 +146,7 @@ def storable(results: Mapping[str, float]) -> Results:
 
 
 def _queue(session: Session, run: Run, number: int, config: JudgingConfig) -> tuple[Evaluation, bool]:
-    found = datasets.get(session, EvaluationDataset, config.dataset)
+    found = datasets.of_project(session, EvaluationDataset, run.project, config.dataset)
     if found is None:
         message = (
             f"no evaluation data set {config.dataset} is registered: register it "

@@ -25,13 +25,18 @@ def unfit(session: Session, spec: RunSpec, method_version: int, names: Sequence[
     return {name: why for name, why in found.items() if why is not None}
 
 
-def require_fit(session: Session, spec: RunSpec) -> None:
+def require_fit(session: Session, project: str, spec: RunSpec) -> None:
     """Raise ProblemError if a new run names clients that cannot take part in it.
 
     A run that names none leaves them out. Clients that have not registered yet may turn out to be fit.
     """
     names = spec.cohort.clients
-    if names is None or not (found := unfit(session, spec, spec.method.info.version, names)):
+    if names is None:
+        return
+    others = clients.in_other_projects(session, project, names)
+    found = {name: f"it belongs to the project {other}, and the run to {project}" for name, other in others.items()}
+    found |= unfit(session, spec, spec.method.info.version, [name for name in names if name not in others])
+    if not found:
         return
     raise ProblemError(
         "conflict",

@@ -190,7 +190,7 @@ def _reopen(session: Session, run: Run, failed: Round) -> None:
     assert won, "the run is locked"
     rows = repository.assignments(session, [failed.id])
     members = sorted({row.client_id for row in rows})
-    eligible = set(clients.eligible(session, members))
+    eligible = set(clients.eligible(session, run.project, members))
     kept = set()
     for row in rows:
         if row.state == AssignmentState.ACCEPTED:
@@ -233,7 +233,7 @@ def _distil(session: Session, run: Run, round_number: int, num_epochs: int) -> S
 
 def _open(session: Session, run: Run, spec: RunSpec) -> Step:
     cohort = spec.cohort
-    eligible = clients.eligible(session, cohort.clients)
+    eligible = clients.eligible(session, run.project, cohort.clients)
     refused = policies.refusals(session, run, spec, eligible)
     unfit = fitness.unfit(session, spec, run.method_version, eligible)
     left_out = unfit | refused
@@ -313,7 +313,7 @@ def _check_open_round(session: Session, run: Run, current: Round, spec: RunSpec,
     rows = repository.assignments(session, [current.id])
     members = {row.client_id for row in rows}
     accepted = {row.client_id for row in rows if row.state == AssignmentState.ACCEPTED}
-    missing = members.intersection(clients.eligible(session, sorted(members - accepted)))
+    missing = members.intersection(clients.eligible(session, run.project, sorted(members - accepted)))
     awaited = missing - policies.refusals(session, run, spec, sorted(missing)).keys()
     awaited -= fitness.unfit(session, spec, run.method_version, sorted(missing)).keys()
     if len(accepted) >= _quorum(cohort, current, len(accepted) + len(awaited)):

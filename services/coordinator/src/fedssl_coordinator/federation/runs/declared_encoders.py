@@ -16,7 +16,7 @@ _PATH = ("method", "reducer", "client_encoders")
 _CLIENTS_SHOWN = 5
 
 
-def pinned(session: Session, spec: RunSpec) -> RunSpec:
+def pinned(session: Session, project: str, spec: RunSpec) -> RunSpec:
     """Return the spec of a new run, with the declared encoders that differ from its model's encoder.
 
     Clients that declared none train the model's encoder. Raises ProblemError if some of the run's clients are unknown,
@@ -24,7 +24,7 @@ def pinned(session: Session, spec: RunSpec) -> RunSpec:
     """
     if not _is_open(spec):
         return spec
-    declared = clients.declared_encoders(session, spec.cohort.clients)
+    declared = clients.declared_encoders(session, project, spec.cohort.clients)
     _check_known(spec, list(declared))
     others = {
         name: encoder

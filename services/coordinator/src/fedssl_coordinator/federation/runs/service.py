@@ -24,6 +24,7 @@ from fedssl_coordinator.federation.rounds import service as rounds_service
 from fedssl_coordinator.federation.runs import declared_encoders
 from fedssl_coordinator.federation.transitions import transition
 from fedssl_coordinator.identity import clients
+from fedssl_coordinator.identity.projects import service as projects
 from fedssl_coordinator.storage.datasets import service as datasets
 
 _ASSIGNMENTS_SHOWN = 5_000  # on a page of rounds: 2 MB
@@ -37,12 +38,14 @@ _POSSIBLE = {
 
 def create(session: Session, request: RunCreate, idempotency_key: str | None) -> RunView:
     """Create a run, or return the run that was created before with the same idempotency key. Raises ProblemError."""
-    if idempotency_key is not None and (same := _existing(session, idempotency_key, request.spec)) is not None:
+    project = projects.chosen(session, request.project)
+    if idempotency_key is not None and (same := _existing(session, project, idempotency_key, request.spec)) is not None:
         return same
-    spec = declared_encoders.pinned(session, datasets.pinned(session, request.spec))
-    fitness.require_fit(session, spec)
+    spec = declared_encoders.pinned(session, project, datasets.pinned(session, project, request.spec))
+    fitness.require_fit(session, project, spec)
     run = run_rows.add(
         session,
+        project=project,
         name=spec.name,
         method=spec.method.name,
         method_version=spec.method.info.version,
@@ -53,7 +56,7 @@ def create(session: Session, request: RunCreate, idempotency_key: str | None) ->
     )
     if run is None:
         assert idempotency_key is not None, "only the key can conflict"
-        same = _existing(session, idempotency_key, request.spec)
+        same = _existing(session, project, idempotency_key, request.spec)
         assert same is not None, "the insert conflicted with it"
         return same
     record(session, "run.created", f"{run.name}: {run.method}, {run.num_rounds} rounds", run_id=run.id)
@@ -143,7 +146,7 @@ def show(session: Session, run_id: UUID) -> RunView:
         server_state=run.server_state,
         current_round=round_views(session, [current])[0] if current else None,
         distillation=None if job is None else distillation.view(job),
-        clients=(eligible := clients.eligible(session, spec.cohort.clients)),
+        clients=(eligible := clients.eligible(session, run.project, spec.cohort.clients)),
         left_out=_left_out(session, run, spec, eligible),
     )
 
@@ -213,9 +216,9 @@ def _left_out(session: Session, run: Run, spec: RunSpec, names: Sequence[str]) -
     return found | (policies.refusals(session, run, spec, names) if run.plan is not None else {})
 
 
-def _existing(session: Session, key: str, spec: RunSpec) -> RunView | None:
+def _existing(session: Session, project: str, key: str, spec: RunSpec) -> RunView | None:
     """Return the run that was created with this key, if any. Raises ProblemError if it has another spec."""
-    run = run_rows.by_idempotency_key(session, key)
+    run = run_rows.by_idempotency_key(session, project, key)
     if run is None:
         return None
     if not _matches(spec, RunSpec.model_validate(run.spec)):

@@ -9,11 +9,12 @@ from fedssl.protocol.views import EnrolmentCreate, TokenCreate, TokenCreated, To
 from fedssl.protocol.work import Enrol, Enrolled
 from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.audit import record
-from fedssl_coordinator.core.models import Token
+from fedssl_coordinator.core.models import Client, Token
 from fedssl_coordinator.core.problems import AuditEvent, ProblemError
 from fedssl_coordinator.identity import clients
 from fedssl_coordinator.identity.authentication import Caller, hash_secret, new_secret, require_still
 from fedssl_coordinator.identity.openid.people import Person
+from fedssl_coordinator.identity.projects import service as projects
 from fedssl_coordinator.identity.tokens import repository
 
 _MAX_SIGN_INS = 20  # of one person at a time; a further one ends the oldest
@@ -23,9 +24,11 @@ def create(session: Session, request: TokenCreate) -> TokenCreated:
     """Create a token, and the client of a worker's token if it is new. Only the result contains the secret."""
     if (request.role == "worker") != (request.client_id is not None):
         raise ProblemError("invalid-request", "client_id: a worker's token needs one, other tokens must not have one")
+    project = projects.resolved(session, request.project)
     if request.client_id is not None:
-        _require_not_revoked(session, request.client_id)
+        _require_usable(session, request.client_id, project)
     token = Token(role=request.role, client_id=request.client_id, label=request.label)
+    token.project = project if request.client_id is None else None
     return _add(session, token, request.lifetime_seconds)
 
 
@@ -35,7 +38,7 @@ def enrol(session: Session, caller: Caller, request: EnrolmentCreate) -> TokenCr
     An enrolled worker acts for the client. So operators can enrol the first worker of a client, and only admins can
     enrol a worker that replaces an earlier one.
     """
-    _require_not_revoked(session, request.client_id)
+    _require_usable(session, request.client_id, projects.resolved(session, request.project))
     if caller.role != Role.ADMIN and repository.has_worker(session, request.client_id):
         detail = f"client {request.client_id} has had a worker: only an admin's token may enrol another for it"
         raise ProblemError("forbidden", detail)
@@ -70,12 +73,27 @@ def sign_in(session: Session, person: Person, lifetime_seconds: int) -> UUID:
     """Create the token of a person's session, and return its id. No one learns its secret."""
     repository.keep_newest(session, person.subject, _MAX_SIGN_INS - 1)
     token = Token(role=person.role, label=person.label, subject=person.subject)
+    if person.role is None:
+        projects.require_all(session, person.memberships)
+        token.memberships = dict(person.memberships)
+        token.project, token.role = min(person.memberships.items())
     token.secret_hash = hash_secret(new_secret())
     token.expires_at = repository.expiry(lifetime_seconds)
     repository.add(session, token)
-    data = {"token": str(token.id), "subject": person.subject, "role": person.role}
-    record(session, "person.signed_in", f"{person.label} has signed in as {person.role}", data=data)
+    data = {"token": str(token.id), "subject": person.subject, "role": token.role, "project": token.project}
+    where = f" of the project {token.project}" if token.project else ""
+    record(session, "person.signed_in", f"{person.label} has signed in as {token.role}{where}", data=data)
     return token.id
+
+
+def choose_project(session: Session, token_id: UUID, project: str) -> None:
+    """Let a person who has signed in continue in another of their projects. Raises ProblemError if it is not theirs."""
+    token = repository.get(session, token_id)
+    role = (token.memberships or {}).get(project)
+    if role is None:
+        raise projects.not_found(project)
+    token.project, token.role = project, role
+    session.flush()
 
 
 def sign_out(session: Session, token_id: UUID) -> bool:
@@ -110,10 +128,16 @@ def _add(session: Session, token: Token, lifetime_seconds: int | None) -> TokenC
     return TokenCreated(**view(token).model_dump(), secret=secret)
 
 
-def _require_not_revoked(session: Session, client_id: str) -> None:
-    clients.get_or_create(session, client_id)
-    if clients.locked(session, client_id).revoked_at is not None:
+def _require_usable(session: Session, client_id: str, project: str | None) -> Client:
+    """Return a client, which is added to the project if it is new. Raises ProblemError if it cannot have a worker."""
+    if clients.get_or_create(session, client_id, project or projects.DEFAULT) is None:
+        raise ProblemError("conflict", f"the name {client_id} is taken: choose another name for the client")
+    client = clients.locked(session, client_id)
+    if project not in (None, client.project):
+        raise ProblemError("conflict", f"client {client_id} belongs to the project {client.project}, not to {project}")
+    if client.revoked_at is not None:
         raise ProblemError("conflict", f"client {client_id} is revoked; enrol the data owner under a new name")
+    return client
 
 
 def _used_before(caller: Caller) -> ProblemError:

@@ -8,7 +8,17 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.states import AssignmentState, RoundState, RunState
-from fedssl_coordinator.core.models import Artifact, Assignment, DistillationJob, PublicDataset, Round, Run, Upload
+from fedssl_coordinator.core.models import (
+    Artifact,
+    Assignment,
+    DistillationJob,
+    Evaluation,
+    EvaluationDataset,
+    PublicDataset,
+    Round,
+    Run,
+    Upload,
+)
 
 
 def add(session: Session, digest: str, num_bytes: int) -> None:
@@ -80,6 +90,15 @@ def uploads_of(session: Session, assignment_id: UUID, digest: str) -> tuple[bool
 
 def is_known(session: Session, digest: str) -> bool:
     return session.get(Artifact, digest) is not None
+
+
+def is_referred_to(session: Session, digest: str) -> bool:
+    """Return whether a run or a data set that the caller may see refers to an artifact."""
+    columns = (
+        Run.initial_broadcast, Run.server_state, Run.broadcast, Round.broadcast, Assignment.update_digest,
+        Evaluation.model, DistillationJob.checkpoint, PublicDataset.digest, EvaluationDataset.digest,
+    )  # fmt: skip
+    return any(session.scalar(select(column).where(column == digest).limit(1)) for column in columns)
 
 
 def runs_in_need_of(session: Session, digest: str) -> Sequence[UUID | None]:

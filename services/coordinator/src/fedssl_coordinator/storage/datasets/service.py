@@ -21,6 +21,7 @@ from fedssl_coordinator.core.models import EvaluationDataset, PublicDataset
 from fedssl_coordinator.core.problems import AuditEvent, ProblemError
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.core.store import store
+from fedssl_coordinator.identity.projects import service as projects
 from fedssl_coordinator.storage.artifacts import repository as artifacts
 from fedssl_coordinator.storage.artifacts.damage import set_aside
 from fedssl_coordinator.storage.datasets import repository
@@ -49,9 +50,9 @@ def register_public(
 ) -> tuple[PublicDatasetView, bool]:
     """Register uploaded images, and return whether they are newly registered. Raises ProblemError."""
     _require_uploaded(session, request.digest)
-    row = repository.add(session, PublicDataset, **request.model_dump(), **about)
-    if row is None:  # another request was faster
-        return _same_public(_require(session, PublicDataset, request.name), request), False
+    row = _add(session, PublicDataset, request, about)
+    if row is None:
+        return _same_public(_named(session, PublicDataset, request.name), request), False
     message = f"public data set {row.name}: {row.num_images} images of its {row.split} split"
     record(session, "dataset.registered", message, data={"digest": row.digest})
     return public_view(row), True
@@ -84,9 +85,9 @@ def register_evaluation(
 ) -> tuple[EvaluationDatasetView, bool]:
     """Do the same as `register_public` for labelled images."""
     _require_uploaded(session, request.digest)
-    row = repository.add(session, EvaluationDataset, **request.model_dump(), **about)
+    row = _add(session, EvaluationDataset, request, about)
     if row is None:
-        return _same_evaluation(_require(session, EvaluationDataset, request.name), request), False
+        return _same_evaluation(_named(session, EvaluationDataset, request.name), request), False
     message = f"evaluation data set {row.name}: {row.num_train} and {row.num_test} images of {row.num_classes} classes"
     record(session, "dataset.registered", message, data={"digest": row.digest})
     return evaluation_view(row), True
@@ -110,16 +111,16 @@ def show_evaluation(session: Session, name: str) -> EvaluationDatasetView:
     return evaluation_view(_require(session, EvaluationDataset, name))
 
 
-def pinned(session: Session, spec: RunSpec) -> RunSpec:
+def pinned(session: Session, project: str, spec: RunSpec) -> RunSpec:
     """Return the spec of a new run with the digest of the public images that it names.
 
     Raises ProblemError if its data sets are neither registered nor known by name, or differ from what the spec states.
     """
-    _check_evaluation(session, spec)
+    _check_evaluation(session, project, spec)
     config = spec.public_data
     if config is None:
         return spec
-    row = repository.get(session, PublicDataset, config.dataset)
+    row = of_project(session, PublicDataset, project, config.dataset)
     if row is None:
         _check_unregistered(config)
         return spec
@@ -127,9 +128,15 @@ def pinned(session: Session, spec: RunSpec) -> RunSpec:
     return spec.model_copy(update={"public_data": config.model_copy(update={"digest": row.digest})})
 
 
-def _check_evaluation(session: Session, spec: RunSpec) -> None:
+def of_project(session: Session, table: type[repository.Row], project: str, name: str) -> repository.Row | None:
+    """Return a project's data set of this name, or None if the project has none."""
+    row = repository.get(session, table, name)
+    return row if row is not None and row.project == project else None
+
+
+def _check_evaluation(session: Session, project: str, spec: RunSpec) -> None:
     config = spec.evaluation
-    if config is not None and repository.get(session, EvaluationDataset, config.dataset) is None:
+    if config is not None and of_project(session, EvaluationDataset, project, config.dataset) is None:
         raise _invalid(
             "evaluation.dataset",
             f"no evaluation data set {config.dataset} is registered: register it "
@@ -196,6 +203,24 @@ def _not_uploaded(digest: str) -> ProblemError:
     return ProblemError("not-found", f"no artifact {digest} has been uploaded: PUT it to /v1/artifacts first")
 
 
+def _add(
+    session: Session,
+    table: type[repository.Row],
+    request: PublicDatasetCreate | EvaluationDatasetCreate,
+    about: Mapping[str, int],
+) -> repository.Row | None:
+    """Add a data set to the project of the request, or return None if its name is taken."""
+    values = request.model_dump(exclude={"project"})
+    return repository.add(session, table, project=projects.chosen(session, request.project), **values, **about)
+
+
+def _named(session: Session, table: type[repository.Row], name: str) -> repository.Row:
+    """Return the data set that has this name already. Raises ProblemError if it is not the caller's."""
+    if (row := repository.get(session, table, name)) is None:
+        raise ProblemError("conflict", f"the name {name} is taken: choose another name")
+    return row
+
+
 def _require(session: Session, table: type[repository.Row], name: str) -> repository.Row:
     row = repository.get(session, table, name)
     if row is None:
@@ -205,13 +230,13 @@ def _require(session: Session, table: type[repository.Row], name: str) -> reposi
 
 
 def _same_public(row: PublicDataset, request: PublicDatasetCreate) -> PublicDatasetView:
-    if (row.digest, row.split) != (request.digest, request.split):
+    if (row.digest, row.split) != (request.digest, request.split) or request.project not in (None, row.project):
         raise _taken(row)
     return public_view(row)
 
 
 def _same_evaluation(row: EvaluationDataset, request: EvaluationDatasetCreate) -> EvaluationDatasetView:
-    if row.digest != request.digest:
+    if row.digest != request.digest or request.project not in (None, row.project):
         raise _taken(row)
     return evaluation_view(row)
 

@@ -1,0 +1,1 @@
+"""Projects: creating and listing them, and choosing the one that a request is about."""
