@@ -82,7 +82,7 @@ class Forked:
 
 
 def _at_start(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that interpreters read at their start. MKL uses as many threads as OpenMP if not told."""
+    """Return the variables that interpreters read at their start. MKL uses as many threads as OpenMP by default."""
     found = {name: value for name, value in environment.items() if name.startswith(_READ_AT_START)}
     for name in _READ_LATER:
         found.pop(name, None)
