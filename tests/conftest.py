@@ -32,6 +32,8 @@ LONGEST = (
     "tests/docs/test_executed.py",
     "tests/parity/",
     "tests/fault/",
+    "tests/unit/parallel/",
+    "tests/model/",
     "tests/integration/coordinator/aggregator/",
     "tests/integration/coordinator/",
     "tests/integration/",
@@ -39,6 +41,7 @@ LONGEST = (
     "tests/contract/",
     "tests/unit/cli/",
     "tests/unit/experiments/",
+    "tests/unit/worker/",
 )
 
 

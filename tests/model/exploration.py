@@ -1,5 +1,6 @@
 """Explores every state that the actions can reach, and keeps the way to each."""
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ class Explored:
     setup: Setup
     found: dict[State, tuple[State, Step] | None]
     num_steps: int
+    sources: dict[Action, dict[int, list[int]]]
+    """By action and state, the states from which the action leads there; a state's number is its place in `found`."""
 
     def path(self, state: State) -> list[str]:
         """Return the steps of a shortest way to a state."""
@@ -25,20 +28,16 @@ class Explored:
 
     def states_without_way(self, actions: Iterable[Action], is_goal: Callable[[State], bool]) -> Iterator[State]:
         """Yield the states from which these actions cannot reach a goal, those nearest to the beginning first."""
-        actions = tuple(actions)
-        sources: dict[State, list[State]] = {}
-        for state in self.found:
-            for action in actions:
-                for _, after in action(state, self.setup):
-                    sources.setdefault(canonical(after), []).append(state)
-        can = {state for state in self.found if is_goal(state)}
+        sources = [self.sources[action] for action in actions]
+        can = {number for number, state in enumerate(self.found) if is_goal(state)}
         waiting = list(can)
         while waiting:
-            for state in sources.get(waiting.pop(), ()):
+            number = waiting.pop()
+            for state in itertools.chain.from_iterable(each.get(number, ()) for each in sources):
                 if state not in can:
                     can.add(state)
                     waiting.append(state)
-        yield from (state for state in self.found if state not in can)
+        yield from (state for number, state in enumerate(self.found) if number not in can)
 
 
 def explore(setup: Setup, actions: Iterable[Action], check: Check) -> Explored:
@@ -46,10 +45,13 @@ def explore(setup: Setup, actions: Iterable[Action], check: Check) -> Explored:
     actions = tuple(actions)
     beginning = canonical(first(setup))
     found: dict[State, tuple[State, Step] | None] = {beginning: None}
+    numbers = {beginning: 0}
+    sources: dict[Action, dict[int, list[int]]] = {action: {} for action in actions}
     waiting = deque([beginning])
     num_steps = 0
     while waiting:
         state = waiting.popleft()
+        number = numbers[state]
         try:
             for action in actions:
                 step = Step(action.__name__)
@@ -57,13 +59,15 @@ def explore(setup: Setup, actions: Iterable[Action], check: Check) -> Explored:
                     num_steps += 1
                     check(state, after, setup)
                     after = canonical(after)
-                    if after not in found:
+                    reached = numbers.setdefault(after, len(numbers))
+                    if reached == len(found):
                         found[after] = (state, step)
                         waiting.append(after)
+                    sources[action].setdefault(reached, []).append(number)
         except Violation as violation:
             steps = "\n".join([*_path(found, state), f"then {step}: {violation}"])
             raise Violation(f"{violation}, after\n{steps}\nin {state}") from violation
-    return Explored(setup, found, num_steps)
+    return Explored(setup, found, num_steps, sources)
 
 
 def _path(found: dict[State, tuple[State, Step] | None], state: State) -> list[str]:

@@ -16,6 +16,7 @@ from botocore.config import Config
 
 from fedssl.artifacts.s3.address import S3Address
 from fedssl.artifacts.s3.bucket import Bucket
+from support.preloaded import Forked
 from support.processes import free_port
 
 REGION = "us-east-1"
@@ -125,7 +126,7 @@ class Moto:
         return Bucket(S3Address.parse(f"s3://{name}/a?endpoint={self.endpoint}&region={REGION}"), *keys)
 
 
-def wait_for_answer(url: str, process: subprocess.Popen[bytes]) -> None:
+def wait_for_answer(url: str, process: subprocess.Popen[bytes] | Forked) -> None:
     end = time.monotonic() + 60
     while True:
         assert process.poll() is None, f"what was started for {url} has ended: another may have the port"

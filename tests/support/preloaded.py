@@ -28,6 +28,7 @@ _MODULES = (
     "fedssl_coordinator.app",
     "fedssl_coordinator.http.server",
     "fedssl_coordinator.main",
+    "fedssl.parallel.process",
     "fedssl_worker.executor",
     "fedssl_worker.main",
     "celery.apps.worker",
@@ -35,14 +36,17 @@ _MODULES = (
 )
 # What the interpreter and its libraries read once, when they are loaded.
 _READ_AT_START = ("PYTHON", "LD_", "OMP_", "OPENBLAS_", "MKL_", "KMP_", "CUDA_", "TORCH")
+_READ_LATER = ("TORCHINDUCTOR_CACHE_DIR",)  # torch sets it in a test's process, as soon as a test compiles
 _LARGEST_REQUEST = 100_000
+_MOST_DESCRIPTORS = 16
 
 
 class Forked:
     """A process that `Preloaded` has started, with the methods of `subprocess.Popen`."""
 
-    def __init__(self, pid: int, status: socket.socket) -> None:
+    def __init__(self, pid: int, status: socket.socket, stdin: BinaryIO | None = None) -> None:
         self.pid = pid
+        self.stdin = stdin
         self.returncode: int | None = None
         self._status = status
 
@@ -68,9 +72,23 @@ class Forked:
         if self.poll() is None:
             os.kill(self.pid, number)
 
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
     def kill(self) -> None:
         """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
+
+
+def _at_start(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that interpreters read at their start. MKL uses as many threads as OpenMP by default."""
+    found = {name: value for name, value in environment.items() if name.startswith(_READ_AT_START)}
+    for name in _READ_LATER:
+        found.pop(name, None)
+    if found.get("MKL_NUM_THREADS") == found.get("OMP_NUM_THREADS"):
+        found.pop("MKL_NUM_THREADS", None)
+    return found
 
 
 def _number(status: socket.socket) -> int:
@@ -97,18 +115,32 @@ class Preloaded:
 
     def suits(self, environment: Mapping[str, str]) -> bool:
         """Return whether a child can have this environment. What an interpreter reads at its start is the parent's."""
-        names = (name for name in {**environment, **self._environment} if name.startswith(_READ_AT_START))
-        return all(environment.get(name) == self._environment.get(name) for name in names)
+        return _at_start(environment) == _at_start(self._environment)
 
-    def start(self, module: str, arguments: Sequence[str], environment: Mapping[str, str], log: BinaryIO) -> Forked:
-        """Start `python -m module arguments` in a session of its own, with its output in `log`."""
+    def start(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        log: BinaryIO,
+        *,
+        descriptors: Sequence[int] = (),
+        has_input: bool = False,
+    ) -> Forked:
+        """Start `python -m module arguments` in a session of its own, with its output in `log`.
+
+        `descriptors` are open there too, under other numbers, which are its last arguments. `has_input`: its standard
+        input is a pipe, whose other end is the `stdin` of what is returned.
+        """
         if not self.suits(environment):
-            raise ValueError("this environment needs an interpreter of its own")
+            differ = _at_start(environment).items() ^ _at_start(self._environment).items()
+            raise ValueError(f"start an interpreter, which reads these variables: {sorted(differ)}")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        stdin, writer = os.pipe() if has_input else (os.open(os.devnull, os.O_RDONLY), None)
+        with theirs, os.fdopen(stdin):
             request = json.dumps([module, *arguments, dict(environment), str(Path.cwd())]).encode()
-            socket.send_fds(self._control, [request], [log.fileno(), theirs.fileno()])
-        return Forked(_number(ours), ours)
+            socket.send_fds(self._control, [request], [stdin, log.fileno(), theirs.fileno(), *descriptors])
+        return Forked(_number(ours), ours, None if writer is None else os.fdopen(writer, "wb"))
 
     def output(self, module: str, *arguments: str, environment: Mapping[str, str]) -> str:
         """Return what `python -m module arguments` prints. Raises CalledProcessError if it fails."""
@@ -149,18 +181,19 @@ def _serve(control: socket.socket) -> list[str]:
             _report(statuses)
         if control not in ready:
             continue
-        request, descriptors, _, _ = socket.recv_fds(control, _LARGEST_REQUEST, 2)
+        request, received, _, _ = socket.recv_fds(control, _LARGEST_REQUEST, _MOST_DESCRIPTORS)
         if not request:
             os._exit(0)
-        log, status = descriptors
+        stdin, log, status, *descriptors = received
         pid = os.fork()
         if not pid:
             for server in (control, ended, wake_up, *statuses.values()):
                 server.close()
             selector.close()
             os.close(status)
-            return _become(request, log)
-        os.close(log)
+            return [*_become(request, stdin, log), *map(str, descriptors)]
+        for descriptor in (stdin, log, *descriptors):
+            os.close(descriptor)
         statuses[pid] = socket.socket(fileno=status)
         statuses[pid].send(str(pid).encode())
 
@@ -175,14 +208,16 @@ def _report(statuses: dict[int, socket.socket]) -> None:
             status.send(str(os.waitstatus_to_exitcode(code)).encode())
 
 
-def _become(request: bytes, log: int) -> list[str]:
-    """Give this child the requested environment, folder and output."""
+def _become(request: bytes, stdin: int, log: int) -> list[str]:
+    """Give this child the requested environment, folder, input and output."""
     *command, environment, folder = json.loads(request)
     os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.dup2(stdin, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    os.close(stdin)
     os.close(log)
     os.environ.clear()
     os.environ.update(environment)

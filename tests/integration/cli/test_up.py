@@ -130,7 +130,7 @@ def test_up_trains_stops_without_a_trace_and_continues(folder: Path, started: li
     assert second.returncode == 5
     assert f"in use by process {up.process.pid}" in second.stderr
 
-    long_run = document(folder, "run", "submit", "tiny.toml", "--set", "num_rounds=25")["id"]
+    long_run = document(folder, "run", "submit", "tiny.toml", "--set", "num_rounds=12")["id"]
     with Client(first["url"], Path(first["token_file"]).read_text().strip()) as client:
         while (rounds_before := client.run(long_run).rounds_closed) < 2:
             time.sleep(0.05)
@@ -156,7 +156,7 @@ def test_up_trains_stops_without_a_trace_and_continues(folder: Path, started: li
     assert secrets == [path.read_text().strip() for path in [*root.glob("tokens/*"), *root.glob("*/password")]]
     resumed = document(folder, "run", "wait", long_run)
     assert resumed["outcome"] == "completed"
-    assert resumed["rounds_closed"] == 25 > rounds_before
+    assert resumed["rounds_closed"] == 12 > rounds_before
     below = up.descendants()
     assert up.interrupt() == 0
     assert alive(below) == set()
@@ -164,9 +164,9 @@ def test_up_trains_stops_without_a_trace_and_continues(folder: Path, started: li
 
 @pytest.mark.full
 def test_the_demo_can_be_interrupted_and_resumed(folder: Path, started: list[Up]) -> None:
-    arguments = ("demo", "--spec", "tiny.toml", "--set", "num_rounds=15", "--format", "json")
+    arguments = ("demo", "--spec", "tiny.toml", "--set", "num_rounds=8", "--format", "json")
     started.append(demo := Up(folder, *arguments))
-    while "round 2 of 15" not in demo.said():
+    while "round 2 of 8" not in demo.said():
         assert demo.process.poll() is None, demo.said()
         time.sleep(0.1)
     below = demo.descendants()

@@ -7,6 +7,8 @@ import sys
 import time
 from collections.abc import Collection
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +17,11 @@ from fedssl.artifacts.tensors import serialised
 from fedssl.engine import LocalProgress
 from fedssl.errors import Cancelled, LocalError, MethodError
 from fedssl.experiments.checkpoints import FolderCheckpoint
+from fedssl.parallel import pool
 from fedssl.simulation import Result, simulate
 from support.combinations import ALL_COMBINATIONS, combined_spec
 from support.methods import method_spec, methods_of_this_run, shards
+from support.preloaded import Forked, preloaded
 
 SPEC = method_spec("scaffold", num_rounds=3)
 
@@ -52,8 +56,21 @@ def outcome(result: Result) -> tuple[object, ...]:
     return serialised(result.model), serialised(result.server_state), states, rounds
 
 
+@pytest.fixture
+def forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes are forked from one that has imported the libraries: importing them takes most of their time."""
+
+    def start(command: list[str], pass_fds: list[int], env: dict[str, str], **options: Any) -> Forked:
+        assert command == [sys.executable, "-m", "fedssl.parallel", *map(str, pass_fds)]
+        assert options == {"stdin": subprocess.PIPE, "process_group": 0}
+        with open(os.dup(2), "wb") as log:
+            return preloaded().start("fedssl.parallel", [], env, log, descriptors=pass_fds, has_input=True)
+
+    monkeypatch.setattr(pool, "subprocess", SimpleNamespace(Popen=start, PIPE=subprocess.PIPE))
+
+
 @pytest.mark.parametrize("name", methods_of_this_run(ALL_COMBINATIONS))
-def test_two_processes_give_the_bits_of_one(name: str) -> None:
+def test_two_processes_give_the_bits_of_one(name: str, forks: None) -> None:
     spec = combined_spec(name)
 
     assert outcome(simulate(spec, shards(spec), jobs=2)) == outcome(simulate(spec, shards(spec)))

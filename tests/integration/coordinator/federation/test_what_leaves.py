@@ -25,6 +25,7 @@ from fedssl.protocol.work import Claim, Decline, EndedQuery, Heartbeat, Register
 from support.coordinator import Coordinator
 from support.federation import tiny_spec
 from support.listening import LoopbackServer, Quiet
+from support.preloaded import Forked, preloaded
 from support.recording import RecordingProxy, Request
 
 JSON: dict[str, type[BaseModel]] = {
@@ -54,15 +55,15 @@ segment_entries = 4
 
 
 @contextmanager
-def working(url: str, token: str, folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def working(url: str, token: str, folder: Path, *arguments: str) -> Iterator[Forked]:
     """A worker in a process of its own, on 32 images of noise."""
     pixels = np.random.default_rng(0).integers(0, 256, (32, 1, 8, 8), dtype=np.uint8)
     save_npz(folder / "own.npz", ImageData(pixels, np.arange(32, dtype=np.int64) % 4))
-    command = [sys.executable, "-m", "fedssl_worker", "run", "--coordinator", url, "--data", str(folder / "own.npz")]
+    command = ["run", "--coordinator", url, "--data", str(folder / "own.npz")]
     command += ["--state", str(folder / "state"), "--device", "cpu", "--claim-seconds", "0.2", *arguments]
     with (folder / "worker.log").open("ab") as log:
         environment = {**os.environ, "FEDSSL_WORKER_TOKEN": token, "OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        process = preloaded().start("fedssl_worker", command, environment, log)
     try:
         yield process
     finally:

@@ -1,8 +1,6 @@
 """The coordinator with its artifacts in an object store: several API processes, transfers past them, and outages."""
 
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +20,7 @@ from support.coordinator import Coordinator
 from support.data_sets import public_bytes, written
 from support.federation import tensors_for
 from support.object_store import ObjectStore, wait_for_answer
+from support.preloaded import preloaded
 from support.processes import free_port
 from support.servers import Servers
 from support.tables import Tables
@@ -55,10 +54,10 @@ def _over(
 def _another(running: Coordinator, folder: Path) -> Iterator[str]:
     """A second API process, with nothing in common with the first but its servers; its address."""
     port = free_port()
-    command = [sys.executable, "-m", "fedssl_coordinator", "api", "--port", str(port)]
-    environment = {**os.environ, "FEDSSL_STORE_CACHE_PATH": str(folder / "another"), "FEDSSL_STORE_PATH": "/nowhere"}
+    own = {"FEDSSL_STORE_CACHE_PATH": str(folder / "another"), "FEDSSL_STORE_PATH": "/nowhere"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **own}
     with (folder / "another.log").open("wb") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        process = preloaded().start("fedssl_coordinator", ["api", "--port", str(port)], environment, log)
     try:
         wait_for_answer(f"http://127.0.0.1:{port}", process)
         yield f"http://127.0.0.1:{port}"
