@@ -591,14 +591,14 @@ def test_a_request_for_an_evaluation_conflicts_with_deleting_its_run(
 ) -> None:
     from fedssl_coordinator.federation.evaluations import service
 
-    client, look = cast.coordinator.client, service.datasets.get
+    client, look = cast.coordinator.client, service.datasets.of_project
     client.stop(cast.id)
 
     def delete_first(*arguments: Any) -> Any:
         client.delete_run(cast.id)
         return look(*arguments)
 
-    monkeypatch.setattr(service.datasets, "get", delete_first)
+    monkeypatch.setattr(service.datasets, "of_project", delete_first)
     with pytest.raises(Conflict, match="deleted at the same moment"):
         client.request_evaluation(cast.id, few(measures=["knn"]), 0)
     monkeypatch.undo()
