@@ -29,13 +29,11 @@ def upgrade() -> None:
     op.create_check_constraint(op.f(_WORKERS), "tokens", "project IS NULL OR client_id IS NULL")
     member = "memberships IS NULL OR (project IS NOT NULL AND subject IS NOT NULL)"
     op.create_check_constraint(op.f(_MEMBERS), "tokens", member)
-    op.drop_constraint("uq_runs_idempotency_key", "runs")
-    op.create_unique_constraint("uq_runs_project_idempotency_key", "runs", ["project", "idempotency_key"])
 
 
 def downgrade() -> None:
-    op.drop_constraint("uq_runs_project_idempotency_key", "runs")
-    op.create_unique_constraint("uq_runs_idempotency_key", "runs", ["idempotency_key"])
+    # Without projects, a token for one would be for everything.
+    op.execute("UPDATE tokens SET revoked_at = now() WHERE project IS NOT NULL AND revoked_at IS NULL")
     op.drop_constraint(op.f(_MEMBERS), "tokens")
     op.drop_constraint(op.f(_WORKERS), "tokens")
     op.drop_column("tokens", "memberships")

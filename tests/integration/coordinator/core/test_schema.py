@@ -95,6 +95,20 @@ def test_every_step_goes_down_and_up_again(empty_url: str) -> None:
     assert _constraints(empty_url) == seen[-1]
 
 
+def test_a_token_for_one_project_ends_if_projects_do(empty_url: str) -> None:
+    _to(empty_url, command.upgrade, "2026_11_24_projects")
+    with Tables(empty_url) as tables:
+        for label, project in (("all", None), ("one", "default")):
+            tables.execute("INSERT INTO tokens (id, role, label, secret_hash, project) VALUES (%s, 'admin', %s, %s, %s)",
+                           uuid4(), label, label, project)  # fmt: skip
+    _to(empty_url, command.downgrade, "-1")
+    with Tables(empty_url) as tables:
+        assert tables.query("SELECT label, revoked_at IS NULL FROM tokens ORDER BY label") == [
+            ("all", True),
+            ("one", False),
+        ]
+
+
 def test_operators_of_before_become_admins_and_nobody_gains_by_going_back(empty_url: str) -> None:
     _to(empty_url, command.upgrade, "2026_11_20_fifth")
     with Tables(empty_url) as tables:

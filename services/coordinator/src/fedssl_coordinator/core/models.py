@@ -131,7 +131,6 @@ class Run(Base):
         _one_of("outcome", Outcome),
         CheckConstraint("(state = 'finished') = (outcome IS NOT NULL)", name="outcome_when_finished"),
         CheckConstraint("rounds_closed BETWEEN 0 AND num_rounds", name="rounds_closed_in_range"),
-        UniqueConstraint("project", "idempotency_key"),
         Index("ix_runs_created_at_id", "created_at", "id"),
     )
 
@@ -150,7 +149,8 @@ class Run(Base):
     initial_broadcast: Mapped[str | None] = mapped_column(ForeignKey("artifacts.digest"))
     server_state: Mapped[str | None] = mapped_column(ForeignKey("artifacts.digest"))
     broadcast: Mapped[str | None] = mapped_column(ForeignKey("artifacts.digest"))
-    idempotency_key: Mapped[str | None]
+    # Begins with the project's name and a space, unless that is `default`: a key is unique in its project.
+    idempotency_key: Mapped[str | None] = mapped_column(unique=True)
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]

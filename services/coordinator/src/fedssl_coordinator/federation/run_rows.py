@@ -9,6 +9,7 @@ from sqlalchemy import ColumnElement, delete, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
+from fedssl.protocol.projects import DEFAULT_PROJECT
 from fedssl.protocol.states import RoundState, RunState
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import (
@@ -57,13 +58,18 @@ def weights_after(session: Session, run: Run, round_number: int) -> str:
 
 
 def by_idempotency_key(session: Session, project: str, key: str) -> Run | None:
-    return session.scalars(select(Run).where(Run.project == project, Run.idempotency_key == key)).one_or_none()
+    return session.scalars(select(Run).where(Run.idempotency_key == stored_key(project, key))).one_or_none()
+
+
+def stored_key(project: str, key: str) -> str:
+    """Return the key as its column has it: unique in the project. No key contains a space."""
+    return key if project == DEFAULT_PROJECT else f"{project} {key}"
 
 
 def add(session: Session, **values: Any) -> Run | None:
     """Return the new run, or None if a run of the project has this idempotency key."""
-    statement = insert(Run).values(**values).on_conflict_do_nothing(index_elements=["project", "idempotency_key"])
-    return session.scalars(statement.returning(Run)).one_or_none()
+    statement = insert(Run).values(**values).on_conflict_do_nothing(index_elements=["idempotency_key"]).returning(Run)
+    return session.scalars(statement).one_or_none()
 
 
 def newest_first(

@@ -52,7 +52,7 @@ def create(session: Session, request: RunCreate, idempotency_key: str | None) ->
         state=RunState.CREATED,
         spec=spec.model_dump(mode="json"),
         num_rounds=spec.num_rounds,
-        idempotency_key=idempotency_key,
+        idempotency_key=None if idempotency_key is None else run_rows.stored_key(project, idempotency_key),
     )
     if run is None:
         assert idempotency_key is not None, "only the key can conflict"
