@@ -99,8 +99,10 @@ def test_a_token_for_one_project_ends_if_projects_do(empty_url: str) -> None:
     _to(empty_url, command.upgrade, "2026_11_24_projects")
     with Tables(empty_url) as tables:
         for label, project in (("all", None), ("one", "default")):
-            tables.execute("INSERT INTO tokens (id, role, label, secret_hash, project) VALUES (%s, 'admin', %s, %s, %s)",
-                           uuid4(), label, label, project)  # fmt: skip
+            statement: LiteralString = (
+                "INSERT INTO tokens (id, role, label, secret_hash, project) VALUES (%s, 'admin', %s, %s, %s)"
+            )
+            tables.execute(statement, uuid4(), label, label, project)
     _to(empty_url, command.downgrade, "-1")
     with Tables(empty_url) as tables:
         assert tables.query("SELECT label, revoked_at IS NULL FROM tokens ORDER BY label") == [
