@@ -78,8 +78,13 @@ def add_sent(session: Session, token_id: UUID, digest: str, num_bytes: int) -> N
     """Record that a token's owner sent all bytes of an artifact, which is not the update of an assignment."""
     values = {"token_id": token_id, "digest": digest, "num_bytes": num_bytes, "is_complete": True}
     statement = insert(PartialUpload).values(id=uuid4(), **values)
-    index = {"index_elements": ["token_id", "digest"], "index_where": PartialUpload.assignment_id.is_(None)}
-    session.execute(statement.on_conflict_do_update(**index, set_={"is_complete": True}))
+    session.execute(
+        statement.on_conflict_do_update(
+            index_elements=["token_id", "digest"],
+            index_where=PartialUpload.assignment_id.is_(None),
+            set_={"is_complete": True},
+        )
+    )
 
 
 def was_sent(session: Session, digest: str) -> bool:
