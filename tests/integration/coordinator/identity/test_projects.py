@@ -116,7 +116,7 @@ def test_data_sets_are_of_one_project(coordinator: Coordinator, hearts: Hearts, 
         hearts.operator.create_run(tiny_spec(public_data={"dataset": "all", "num_images": 4, "digest": public.digest}))
 
 
-def test_a_digest_alone_gives_no_access_to_a_data_set_of_another_project(
+def test_a_digest_gives_no_access_to_a_data_set_of_another_project(
     coordinator: Coordinator, hearts: Hearts, tmp_path: Path
 ) -> None:
     file = written(tmp_path, labelled_bytes())

@@ -140,7 +140,7 @@ def permit_for(
 def is_of_project(session: Session, digest: str) -> bool:
     """Return whether the caller's project has an artifact: otherwise its bytes are sent, although they are stored.
 
-    Its digest alone, which others may learn, must not give access to the data set of another project.
+    Its digest, which others may learn, must not give access to the data set of another project.
     """
     is_for_all = restricted_to() is None
     return is_for_all or repository.was_sent(session, digest) or repository.is_referred_to(session, digest)
