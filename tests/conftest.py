@@ -73,6 +73,12 @@ def _place(item: pytest.Item) -> int:
     return next((n for n, beginning in enumerate(LONGEST) if item.nodeid.startswith(beginning)), len(LONGEST))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Start every test with the same random numbers, so that one that fails does so in every order and again."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(autouse=True)
 def own_process() -> Iterator[None]:
     """What a command sets up in this process, as in one of its own, is not there for later tests: its logging writes to
