@@ -14,12 +14,19 @@ METHODS = ("fedbyol", "flesd", "scaffold", "ssd")
 
 CLIENTS = ("client-0", "client-1")
 COHORT = {"clients": CLIENTS, "min_clients": 2, "lease_seconds": 10, "max_attempts": 30}
+_TRAINING = {"batch_size": 16, "local_epochs": 6}
+"""A client trains for several times as long as the tests need to see that a round has begun."""
 _PARTITION = {"dataset": "digits", "num_clients": 2, "alpha": 0.5, "max_images": 160}
 
 
 def spec(method: str, num_rounds: int = 3, **changes: Any) -> RunSpec:
     """Two clients with 80 images each; `changes` replace whole sections."""
-    sections: dict[str, Any] = {"num_rounds": num_rounds, "cohort": COHORT, "partition": _PARTITION}
+    sections: dict[str, Any] = {
+        "num_rounds": num_rounds,
+        "cohort": COHORT,
+        "partition": _PARTITION,
+        "training": _TRAINING,
+    }
     if method == "flesd":
         reducer = {**CONFIGS["flesd"]["reducer"], "num_epochs": 12}
         sections["method"] = {"name": "flesd", **CONFIGS["flesd"], "reducer": reducer}
