@@ -35,7 +35,7 @@ COORDINATOR = ("api", "aggregator", "distiller", "beat")
 class Arena(Federation):
     """API(s), aggregator, distiller, beat, two workers behind a proxy, Postgres and Valkey: all of them real."""
 
-    forks = False
+    forks = False  # faults come while an interpreter starts, too, and the points allow for the time that this takes
 
     def __init__(
         self,

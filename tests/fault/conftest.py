@@ -64,13 +64,9 @@ def rng(seed: int, request: pytest.FixtureRequest) -> random.Random:
 
 
 @pytest.fixture(scope="session")
-def arena(injected: Injected, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
+def arena(injected: Injected, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
     """A federation for all tests that need no other."""
-    federation = Arena(tmp_path_factory.mktemp("arena"), injected)
-    federation.forks = (
-        pytestconfig.getoption("--fault-report", None) is None
-    )  # the campaign kills starting interpreters
-    with federation as running:
+    with Arena(tmp_path_factory.mktemp("arena"), injected) as running:
         yield running
 
 

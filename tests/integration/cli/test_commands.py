@@ -202,6 +202,22 @@ def test_lists_and_details_as_tables_and_as_json(
     assert "run.finished" in fedssl("run", "logs", created["id"]).stdout
 
 
+def test_lists_name_the_project_if_there_are_several(coordinator: Coordinator, fedssl: Fedssl, spec: str) -> None:
+    def heads() -> list[str]:
+        lists = [("run", "ls"), ("client", "ls"), ("notify", "ls")]
+        return [fedssl(*command).stdout.strip().splitlines()[0] for command in lists]
+
+    for project in ("default", "hearts"):
+        assert fedssl("project", "create", project).exit_code == 0
+        assert fedssl("token", "create", "--role", "worker", "--client", f"{project}-1", "--project", project).stdout
+        assert fedssl("run", "submit", "-", "--no-start", "--project", project, text=spec).exit_code == 0
+        target = f"https://hooks.example.org/{project}"
+        assert fedssl("notify", "add", target, "--project", project).exit_code == 0
+        assert [" project " in head for head in heads()] == [project == "hearts"] * 3
+    [run] = [view for view in coordinator.client.runs() if view.project == "hearts"]
+    assert "hearts" in fedssl("run", "show", str(run.id)).stdout
+
+
 def test_clients_and_tokens(coordinator: Coordinator, fedssl: Fedssl, tmp_path: Path) -> None:
     secret = fedssl("token", "create", "--role", "worker", "--client", "hospital-a", "--label", "first").stdout
     assert secret.startswith("fedssl_")

@@ -1,5 +1,6 @@
 """A run's name, tags and notes, and evaluations on request, from the page."""
 
+from html import unescape
 from uuid import UUID
 
 import pytest
@@ -84,5 +85,8 @@ def test_a_client_is_shown_by_the_name_that_operators_give_it(
     assert operator.send("/clients/nobody/rename", display_name="x").status_code == 404
     assert operator.send(path, display_name="").status_code == 303
     assert "Mary" not in viewer.get("/clients").text
+    row = viewer.get(f"/runs/{cast.id}/clients").text.partition('href="/clients/b"')[2].partition("</tr>")[0]
+    newest = [event for event in standing.client.event_log(cast.id) if event.client_id == "b"][-1]
+    assert newest.message in unescape(row)
     kinds = [event.kind for event in cast.tables.events_after(0) if event.client_id == "b"]
     assert kinds.count("client.edited") == 2

@@ -8,7 +8,7 @@ from fedssl.cli.arguments import ClientArgument, TokenFileOption, UrlOption
 from fedssl.cli.connection.choice import CONNECTION_HINT
 from fedssl.cli.connection.connect import connect
 from fedssl.cli.errors import UsageError
-from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table
+from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table, show_table_by_project
 
 app = typer.Typer(
     help="Show and name data owners, and revoke their access.", epilog=CONNECTION_HINT, no_args_is_help=True
@@ -37,7 +37,8 @@ def list_clients(
         )
         for view in found
     ]
-    show_table(["client", "display name", "state", "#images", "device", "encoder", "last seen"], rows)
+    columns = ["client", "display name", "state", "#images", "device", "encoder", "last seen"]
+    show_table_by_project(columns, rows, [view.project for view in found])
 
 
 @app.command()

@@ -11,7 +11,7 @@ from fedssl.cli.arguments import TokenFileOption, UrlOption, seconds_of
 from fedssl.cli.connection.choice import CONNECTION_HINT
 from fedssl.cli.connection.connect import connect
 from fedssl.cli.errors import UsageError
-from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table
+from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table, show_table_by_project
 from fedssl.protocol.notifications import DeliveryState, DestinationKind, Topic
 from fedssl.protocol.views import DeliveryView
 
@@ -39,6 +39,14 @@ def add(
     out: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write the secret to a new file that only you can read; do not print it."),
+    ] = None,
+    project: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The project of whose events it is notified.  [default: that of your token, or every project]",
+            show_default=False,
+        ),
     ] = None,
     url: UrlOption = None,
     token_file: TokenFileOption = None,
@@ -68,10 +76,10 @@ def add(
 
     with connect(url, token_file) as client:
         try:
-            created = client.create_notification_destination(kind, target, topics or list(Topic), label)
+            created = client.create_notification_destination(kind, target, topics or list(Topic), label, project)
         except InvalidRequest as error:
             first = error.problems[0]
-            name = "--label" if "label" in first.location else "TARGET"
+            name = {"label": "--label", "project": "--project"}.get(str(first.location[-1]), "TARGET")
             raise UsageError(f"{name}: {first.message.removeprefix('Value error, ')}") from None
     if out is not None and created.secret is not None:
         from fedssl.files import write_private
@@ -107,7 +115,8 @@ def list_destinations(
         )
         for view in found
     ]
-    show_table(["destination", "target", "topics", "label", "#pending", "last delivery"], rows)
+    columns = ["destination", "target", "topics", "label", "#pending", "last delivery"]
+    show_table_by_project(columns, rows, [view.project or "all" for view in found])
 
 
 @app.command("test")

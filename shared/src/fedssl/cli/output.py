@@ -61,6 +61,14 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None
     console().print(table)
 
 
+def show_table_by_project(columns: Sequence[str], rows: Sequence[Sequence[object]], projects: Sequence[str]) -> None:
+    """Print a table. The project of each row is its second column, unless all rows belong to the same one."""
+    if len(set(projects)) > 1:
+        columns = [*columns[:1], "project", *columns[1:]]
+        rows = [[*row[:1], project, *row[1:]] for row, project in zip(rows, projects, strict=True)]
+    show_table(columns, rows)
+
+
 def show_pairs(pairs: Mapping[str, object]) -> None:
     """Print names and values, one pair per line."""
     from rich.table import Table

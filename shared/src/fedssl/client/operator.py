@@ -345,12 +345,19 @@ class Client(ArtifactMethods, DatasetMethods, BaseClient):
     # Notifications
 
     def create_notification_destination(
-        self, kind: DestinationKind | str, target: str, topics: Sequence[Topic | str] = tuple(Topic), label: str = ""
+        self,
+        kind: DestinationKind | str,
+        target: str,
+        topics: Sequence[Topic | str] = tuple(Topic),
+        label: str = "",
+        project: str | None = None,
     ) -> DestinationCreated:
         """Add a destination of notifications. Only this answer has the secret that signs a webhook, so the request is
         not sent again once it may have arrived.
         """
-        body = request_body(DestinationCreate, kind=kind, target=target, topics=list(topics), label=label)
+        body = request_body(
+            DestinationCreate, kind=kind, target=target, topics=list(topics), label=label, project=project
+        )
         return self._connection.call("POST", _DESTINATIONS, DestinationCreated, body=body, idempotent=False)
 
     def notification_destinations(self) -> Iterator[DestinationView]:

@@ -1,5 +1,7 @@
 """Projects: what belongs to one does not exist for people of another."""
 
+import base64
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -7,6 +9,7 @@ from uuid import uuid4
 import pytest
 
 from fedssl.client import ApiError, Client, Conflict, NotFound, Retry
+from fedssl.client.errors import ClientError
 from fedssl.protocol.projects import parse_grant
 from fedssl.protocol.tokens import Role
 from fedssl_coordinator.core import project_scope
@@ -113,6 +116,50 @@ def test_data_sets_are_of_one_project(coordinator: Coordinator, hearts: Hearts, 
         hearts.operator.create_run(tiny_spec(public_data={"dataset": "all", "num_images": 4, "digest": public.digest}))
 
 
+def test_a_digest_gives_no_access_to_a_data_set_of_another_project(
+    coordinator: Coordinator, hearts: Hearts, tmp_path: Path
+) -> None:
+    file = written(tmp_path, labelled_bytes())
+    digest = coordinator.client.add_evaluation_dataset("scans", file).digest
+    claim = {"name": "stolen", "digest": digest}
+    length = str(file.stat().st_size)
+    metadata = f"digest {base64.b64encode(digest.encode()).decode()}"
+    tus = {"Tus-Resumable": "1.0.0", "Upload-Length": length, "Upload-Metadata": metadata}
+    with coordinator.http(hearts.secrets["operator"]) as http:
+        assert http.put(f"/v1/artifacts/{digest}", content=b"").status_code == 422
+        assert http.post("/v1/uploads", headers=tus).headers["upload-offset"] == "0"
+        for kind in ("public", "evaluation"):
+            body = claim | ({"split": "test"} if kind == "public" else {})
+            assert http.post(f"/v1/{kind}-datasets", json=body).status_code == 404
+        assert http.get(f"/v1/artifacts/{digest}").status_code == 404
+        answer = http.post("/v1/evaluation-datasets", json={"name": "scans", "digest": "0" * 64})
+        assert answer.json()["detail"] == "the name scans is taken: choose another name"  # before the images are sent
+        assert http.put(f"/v1/artifacts/{digest}", content=file.read_bytes()).status_code == 201
+        assert http.put(f"/v1/artifacts/{digest}", content=b"").status_code == 200
+        assert http.post("/v1/evaluation-datasets", json=claim).status_code == 201
+        assert http.get(f"/v1/artifacts/{digest}").content == file.read_bytes()
+
+
+def test_everyone_whose_run_needs_a_damaged_file_is_notified(
+    coordinator: Coordinator, hearts: Hearts, tmp_path: Path
+) -> None:
+    file = written(tmp_path, public_bytes())
+    digest = coordinator.client.add_public_dataset("all", file).digest
+    assert hearts.operator.add_public_dataset("same", file).digest == digest
+    for client, name in ((coordinator.client, "all"), (hearts.operator, "same")):
+        client.create_run(tiny_spec(public_data={"dataset": name, "num_images": 4}), start=False)
+    hearts.admin.create_notification_destination("webhook", "https://hooks.example.org/hearts")
+    coordinator.client.create_notification_destination("webhook", "https://hooks.example.org/", project="default")
+    path = coordinator.store / digest[:2] / digest[2:4] / digest
+    path.write_bytes(b"damaged")
+    os.utime(path, (0, 0))  # what was written just now may be a backup that is being restored
+    with pytest.raises(ClientError):
+        hearts.operator.download_artifact(digest, tmp_path / "damaged")
+    with Tables(coordinator.database_url) as tables:
+        found = tables.query("SELECT payload -> 'data' ->> 'kind' FROM notification_deliveries")
+    assert found == [("artifact.damaged",)] * 2
+
+
 def test_what_people_of_a_project_create_belongs_to_it(coordinator: Coordinator, hearts: Hearts) -> None:
     created = hearts.admin.create_token("operator")
     assert created.project == "hearts"
@@ -176,6 +223,7 @@ def test_the_pages_show_one_project(coordinator: Coordinator, hearts: Hearts) ->
         assert "hearts" in browser.get("/runs").text
         assert "0 of 1 required client registered" in browser.get(f"/runs/{waiting.id}").text
         assert "<option>hearts</option>" in browser.get("/runs/new").text
+        assert "<option selected>hearts</option>" in browser.get(f"/runs/new?from={waiting.id}").text
 
 
 def test_events_stream_and_wait_within_the_project(coordinator: Coordinator, hearts: Hearts) -> None:
@@ -233,7 +281,11 @@ def test_a_person_works_in_one_of_their_projects_at_a_time(coordinator: Coordina
         browser.http.cookies.set(sessions.COOKIE, cookie)
         assert "beating" in browser.get("/runs").text
         assert browser.get("/runs/new").status_code == 200
+        form = {"method": "ssd", "project": "hearts"}
+        assert '<input type="hidden" name="project" value="hearts">' in browser.get("/runs/new").text
         assert browser.send("/project", project="lungs").status_code == 303
+        answer = browser.send("/runs/new/check", **form)  # of a page that was opened before
+        assert (answer.status_code, "you work in lungs now" in answer.text) == (409, True)
         assert "beating" not in browser.get("/runs").text
         assert browser.get("/runs/new").status_code == 403
         assert browser.send("/project", project="default").status_code == 404

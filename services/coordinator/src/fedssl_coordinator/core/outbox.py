@@ -45,8 +45,7 @@ def add(session: Session, events: Sequence[Event]) -> None:
     found = [
         (event, topic, run)
         for event in events
-        if event.kind in (*_TOPICS, _FINISHED, _PAUSED)
-        and (topic := _topic(event, run := session.get(Run, event.run_id) if event.run_id else None))
+        if event.kind in (*_TOPICS, _FINISHED, _PAUSED) and (topic := _topic(event, run := _run(session, event)))
     ]
     everyones = select(NotificationDestination).where(_has_room()).execution_options(**{UNRESTRICTED: True})
     destinations = session.scalars(everyones).all() if found else []
@@ -72,6 +71,12 @@ def delivery(
         "once_per": once_per,
         "state": DeliveryState.PENDING,
     }
+
+
+def _run(session: Session, event: Event) -> Run | None:
+    """Return the run that an event is about, of any project: a damaged file may be another project's too."""
+    unrestricted = {UNRESTRICTED: True}
+    return session.get(Run, event.run_id, execution_options=unrestricted) if event.run_id else None
 
 
 def _project(session: Session, event: Event, run: Run | None) -> str | None:

@@ -15,7 +15,7 @@ from fedssl_coordinator.notifications import repository, service
 router = APIRouter(prefix="/v1/notification-destinations", tags=["notifications"])
 
 
-@router.post("", status_code=status.HTTP_201_CREATED, responses=problems(409))
+@router.post("", status_code=status.HTTP_201_CREATED, responses=problems(404, 409))
 def create_notification_destination(request: DestinationCreate, caller: Admin, session: DB) -> DestinationCreated:
     """Add a destination of notifications. The secret that signs a webhook is only in this response."""
     return service.create(session, request)

@@ -19,7 +19,7 @@ from fedssl.cli.datasets.registration import (
     read_split,
     temporary_file,
 )
-from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table
+from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table_by_project
 from fedssl.cli.progress_bar import progress_bar
 
 app = typer.Typer(
@@ -89,7 +89,8 @@ def list_evaluation_datasets(
          view.created_at)
         for view in found
     ]  # fmt: skip
-    show_table(["name", "#train", "#test", "#classes", "#channels", "#size", "digest", "registered"], rows)
+    columns = ["name", "#train", "#test", "#classes", "#channels", "#size", "digest", "registered"]
+    show_table_by_project(columns, rows, [view.project for view in found])
 
 
 @app.command()

@@ -20,7 +20,7 @@ from fedssl.cli.datasets.registration import (
     temporary_file,
 )
 from fedssl.cli.errors import UsageError
-from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table
+from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table_by_project
 from fedssl.cli.progress_bar import progress_bar
 from fedssl.protocol.data import KNOWN_DATASETS
 
@@ -82,7 +82,8 @@ def list_public_datasets(
         (view.name, view.split, view.num_images, view.channels, view.image_size, view.digest[:12], view.created_at)
         for view in found
     ]
-    show_table(["name", "split", "#images", "#channels", "#size", "digest", "registered"], rows)
+    columns = ["name", "split", "#images", "#channels", "#size", "digest", "registered"]
+    show_table_by_project(columns, rows, [view.project for view in found])
 
 
 @app.command()

@@ -18,7 +18,17 @@ from fedssl.cli.connection.choice import CONNECTION_HINT
 from fedssl.cli.connection.connect import connect, find_run, short
 from fedssl.cli.dry_run import DryRunOption, document_of, participants_of, show_dry_run, with_times
 from fedssl.cli.errors import RunNotCompleted, UsageError
-from fedssl.cli.output import Format, FormatOption, cell, note, printable, show_json, show_pairs, show_table
+from fedssl.cli.output import (
+    Format,
+    FormatOption,
+    cell,
+    note,
+    printable,
+    show_json,
+    show_pairs,
+    show_table,
+    show_table_by_project,
+)
 from fedssl.cli.run import dimensions, distillations, embedding, evaluations, metrics, pull, state
 from fedssl.cli.specs import read_spec
 from fedssl.protocol.states import RunState
@@ -87,7 +97,8 @@ def list_runs(
          run.created_at, run.reason)
         for run in runs
     ]  # fmt: skip
-    show_table(["run", "name", "method", "state", "#rounds", "created", "reason"], rows)
+    columns = ["run", "name", "method", "state", "#rounds", "created", "reason"]
+    show_table_by_project(columns, rows, [run.project for run in runs])
 
 
 @app.command()
@@ -311,6 +322,7 @@ def _summary(run: RunView) -> dict[str, object]:
     return {
         "run": str(run.id),
         "name": run.name,
+        "project": run.project,
         "tags": ", ".join(run.tags) or None,
         "notes": run.notes or None,
         "method": run.method,

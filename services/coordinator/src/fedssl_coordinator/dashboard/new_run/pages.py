@@ -47,12 +47,14 @@ def show_form(
     if not visitor.may_steer:
         raise ProblemError("forbidden", "this needs an operator's or an admin's token; you are signed in as a viewer")
     spec: Mapping[str, Any] = {}
+    project = {}
     if copied is not None:
-        spec = run_view.get(session, copied).spec
+        run = run_view.get(session, copied)
+        spec, project = run.spec, {"project": run.project}
     elif template:
         spec = templates.spec_of(session, template)
     method = _known(method or spec.get("method", {}).get("name", _DEFAULT))
-    shown = _FormPage(method, spec_form.values_of(spec, method), template, copied)
+    shown = _FormPage(method, {**spec_form.values_of(spec, method), **project}, template, copied)
     return _page(visitor, session, shown, None)
 
 
@@ -67,7 +69,9 @@ def change_method(visitor: Steering, form: Form, session: DB) -> Response:
 def check(visitor: Signed, form: Form, session: DB) -> Response:
     """Show the form's spec, its estimate or its errors, without creating anything."""
     checked = spec_form.check(_known(form.get("method", "")), form)
-    return render("new_run_check.html", visitor, **_verdict(session, _project(session, form), checked, visitor))
+    return render(
+        "new_run_check.html", visitor, **_verdict(session, _project(visitor, session, form), checked, visitor)
+    )
 
 
 @router.post("/runs/new")
@@ -93,7 +97,7 @@ class _FormPage:
 def _made(visitor: Steering, method: str, form: Form, checked: CheckedForm, session: Session) -> Response:
     assert checked.spec is not None
     key = form.get("key", "")[:100]
-    request = RunCreate(spec=checked.spec, start=form.get("start") != "later", project=_project(session, form))
+    request = RunCreate(spec=checked.spec, start=form.get("start") != "later", project=_project(visitor, session, form))
     try:
         run = service.create(session, request, f"page-{key}" if key.isalnum() else None)
     except ProblemError as error:
@@ -122,7 +126,7 @@ def _page(visitor: Viewing, session: Session, page: _FormPage, checked: CheckedF
         recent=overview_queries.page(session, _RECENT, None, "all", ""), key=uuid4().hex,
         wrong={one.key: one.text for one in shown.errors} if checked else {},
         projects=projects.by_name(session, _OFFERED, None),
-        **_verdict(session, _project(session, page.values), shown, visitor),
+        **_verdict(session, _project(visitor, session, page.values), shown, visitor),
     )  # fmt: skip
 
 
@@ -132,9 +136,16 @@ def _verdict(session: Session, project: str, checked: CheckedForm, visitor: View
     return {"checked": checked, "given": json.dumps(checked.given, indent=2), "estimate": estimate}
 
 
-def _project(session: Session, values: Mapping[str, str]) -> str:
-    """Return the project that the form names: only people with several are asked for it."""
-    return projects.chosen(session, values.get("project") or None)
+def _project(visitor: Viewing, session: Session, values: Mapping[str, str]) -> str:
+    """Return the project that the form names: only people with several are asked for it.
+
+    Raises ProblemError if the person has switched to another project since the form was opened.
+    """
+    wanted, current = values.get("project") or None, visitor.caller.project
+    if wanted != current and wanted in visitor.memberships:
+        detail = f"this form is for the project {wanted}, and you work in {current} now: switch back, and send it again"
+        raise ProblemError("conflict", detail)
+    return projects.chosen(session, wanted)
 
 
 def _known(method: str) -> str:

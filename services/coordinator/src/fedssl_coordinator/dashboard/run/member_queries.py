@@ -10,7 +10,7 @@ from sqlalchemy.dialects.postgresql import INTERVAL, distinct_on
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.states import AssignmentState, RoundState, RunState
-from fedssl_coordinator.core.models import Artifact, Assignment, Client, Round, Run, Upload
+from fedssl_coordinator.core.models import Artifact, Assignment, Client, Event, Round, Run, Upload
 from fedssl_coordinator.dashboard.run.queries import Attempt
 from fedssl_coordinator.dashboard.runs.queries import SEEN_SECONDS
 from fedssl_coordinator.federation.rounds.repository import LIVE
@@ -108,6 +108,13 @@ def members_after(session: Session, run_id: UUID, after: str, limit: int) -> lis
         .limit(limit)
     )
     return [Member._make(row) for row in session.execute(statement)]
+
+
+def last_events(session: Session, run_id: UUID, client_ids: Sequence[str]) -> dict[str, Event]:
+    """Return the newest event of the run about each of these clients."""
+    newest = select(func.max(Event.id)).where(Event.run_id == run_id, Event.client_id.in_(client_ids))
+    statement = select(Event).where(Event.id.in_(newest.group_by(Event.client_id)))
+    return {row.client_id: row for row in session.scalars(statement) if row.client_id is not None}
 
 
 def display_names(session: Session, client_ids: Sequence[str]) -> dict[str, str]:

@@ -83,7 +83,8 @@ def list_members(run_id: UUID, visitor: Viewing, session: DB, after: After = "")
     ids = [row.client_id for row in rows]
     return render(
         "run_clients.html", visitor, tab="clients", rows=rows[:PAGE], names=names, more=more,
-        devices=member_queries.devices(session, ids), shown_as=member_queries.display_names(session, ids), **context,
+        devices=member_queries.devices(session, ids), shown_as=member_queries.display_names(session, ids),
+        last=member_queries.last_events(session, run_id, ids), **context,
     )  # fmt: skip
 
 

@@ -39,7 +39,7 @@ IdempotencyKey = Annotated[
 MetricName = Annotated[str | None, Query(pattern=r"^[a-z0-9_/]{1,64}$", description="Only this metric.")]
 
 
-@router.post("", status_code=status.HTTP_201_CREATED, responses=problems(409))
+@router.post("", status_code=status.HTTP_201_CREATED, responses=problems(404, 409))
 def create_run(request: RunCreate, caller: Operator, session: DB, idempotency_key: IdempotencyKey = None) -> RunView:
     """Create a run from a spec, and start it unless `start` is false."""
     return service.create(session, request, idempotency_key)

@@ -19,7 +19,7 @@ router = APIRouter(prefix="/v1", tags=["tokens"])
 _SAME: dict[int | str, dict[str, Any]] = {status.HTTP_200_OK: {"description": "This token was already enrolled."}}
 
 
-@router.post("/tokens", status_code=status.HTTP_201_CREATED, responses=problems(409))
+@router.post("/tokens", status_code=status.HTTP_201_CREATED, responses=problems(404, 409))
 def create_token(request: TokenCreate, caller: Admin, session: DB) -> TokenCreated:
     """Create a token. Its secret is only in this response."""
     return service.create(session, request)
@@ -39,7 +39,7 @@ def revoke_token(token_id: UUID, caller: Admin, session: DB) -> None:
     service.revoke(session, token_id)
 
 
-@router.post("/enrolment-tokens", status_code=status.HTTP_201_CREATED, responses=problems(409))
+@router.post("/enrolment-tokens", status_code=status.HTTP_201_CREATED, responses=problems(404, 409))
 def create_enrolment_token(request: EnrolmentCreate, caller: Operator, session: DB) -> TokenCreated:
     """Create a single-use enrolment token for a client's worker. It replaces an unused one of the client.
 

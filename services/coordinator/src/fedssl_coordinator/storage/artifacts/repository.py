@@ -1,7 +1,7 @@
 """Reads and writes the rows of artifacts; the bytes are in the store."""
 
 from collections.abc import Sequence
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from sqlalchemy import delete, exists, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
@@ -14,11 +14,14 @@ from fedssl_coordinator.core.models import (
     DistillationJob,
     Evaluation,
     EvaluationDataset,
+    PartialUpload,
     PublicDataset,
     Round,
     Run,
+    Token,
     Upload,
 )
+from fedssl_coordinator.core.project_scope import UNRESTRICTED
 
 
 def add(session: Session, digest: str, num_bytes: int) -> None:
@@ -71,6 +74,29 @@ def locked_assignment(session: Session, assignment_id: UUID) -> Assignment | Non
     return session.get(Assignment, assignment_id, with_for_update={"key_share": True}, populate_existing=True)
 
 
+def add_sent(session: Session, token_id: UUID, digest: str, num_bytes: int) -> None:
+    """Record that a token's owner sent all bytes of an artifact, which is not the update of an assignment."""
+    values = {"token_id": token_id, "digest": digest, "num_bytes": num_bytes, "is_complete": True}
+    statement = insert(PartialUpload).values(id=uuid4(), **values)
+    session.execute(
+        statement.on_conflict_do_update(
+            index_elements=["token_id", "digest"],
+            index_where=PartialUpload.assignment_id.is_(None),
+            set_={"is_complete": True},
+        )
+    )
+
+
+def was_sent(session: Session, digest: str) -> bool:
+    """Return whether a token that the caller may see has sent all bytes of an artifact recently."""
+    statement = (
+        select(PartialUpload.id)
+        .join(Token, Token.id == PartialUpload.token_id)
+        .where(PartialUpload.digest == digest, PartialUpload.assignment_id.is_(None), PartialUpload.is_complete)
+    )
+    return session.scalar(statement.limit(1)) is not None
+
+
 def add_upload(session: Session, assignment_id: UUID, digest: str) -> None:
     """Record that this assignment's worker sent the artifact and that it matches the plan."""
     session.execute(insert(Upload).values(assignment_id=assignment_id, digest=digest).on_conflict_do_nothing())
@@ -102,7 +128,7 @@ def is_referred_to(session: Session, digest: str) -> bool:
 
 
 def runs_in_need_of(session: Session, digest: str) -> Sequence[UUID | None]:
-    """Return the unfinished runs that cannot continue without an artifact."""
+    """Return the unfinished runs of every project that cannot continue without an artifact."""
     current = select(Round.id).where(Round.run_id == Run.id, Round.state != RoundState.CLOSED)
     update_ = select(Assignment.id).join(Round, Round.id == Assignment.round_id)
     job = select(DistillationJob.id).where(DistillationJob.run_id == Run.id, DistillationJob.checkpoint == digest)
@@ -120,7 +146,7 @@ def runs_in_need_of(session: Session, digest: str) -> Sequence[UUID | None]:
         job.exists(),
     )
     statement = select(Run.id).where(Run.state != RunState.FINISHED, needed).order_by(Run.created_at, Run.id)
-    return session.scalars(statement).all()
+    return session.scalars(statement.execution_options(**{UNRESTRICTED: True})).all()
 
 
 def is_broadcast_to(session: Session, digest: str, client_id: str) -> bool:

@@ -15,6 +15,7 @@ from fedssl.protocol.states import AssignmentState, RoundState
 from fedssl_coordinator.core.logs import say_about
 from fedssl_coordinator.core.models import Assignment, Round, Run
 from fedssl_coordinator.core.problems import AuditEvent, ProblemError
+from fedssl_coordinator.core.project_scope import restricted_to
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.core.store import store
 from fedssl_coordinator.identity.authentication import Caller, require_valid
@@ -129,10 +130,20 @@ def permit_for(
                 "an assignment's update needs a worker's token; yours is an operator's, which may only send data sets"
             )
             raise ProblemError("forbidden", detail)
-        upload_status = UploadStatus.STORED if repository.touch(session, digest) else UploadStatus.MISSING
+        is_there = repository.touch(session, digest) and is_of_project(session, digest)
+        upload_status = UploadStatus.STORED if is_there else UploadStatus.MISSING
         return DatasetPermit(settings().max_dataset_bytes), upload_status
     assert assignment is not None, "workers send only updates"
     return permit_upload(session, assignment, caller.client_id, digest)
+
+
+def is_of_project(session: Session, digest: str) -> bool:
+    """Return whether the caller's project has an artifact: otherwise its bytes are sent, although they are stored.
+
+    Its digest, which others may learn, must not give access to the data set of another project.
+    """
+    is_for_all = restricted_to() is None
+    return is_for_all or repository.was_sent(session, digest) or repository.is_referred_to(session, digest)
 
 
 def check_announced(permit: UploadPermit, num_bytes: int) -> None:
@@ -154,6 +165,8 @@ def record_upload(session: Session, token_id: UUID, assignment: UUID | None, dig
         raise ProblemError("unavailable", str(error), headers={"Retry-After": "1"}) from None
     if assignment is not None:
         record_update(session, assignment, digest)
+    elif restricted_to() is not None:
+        repository.add_sent(session, token_id, digest, num_bytes)
 
 
 def permit_upload(

@@ -8,12 +8,19 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from fedssl_coordinator.core.models import EvaluationDataset, PublicDataset
+from fedssl_coordinator.core.project_scope import UNRESTRICTED
 
 Row = TypeVar("Row", PublicDataset, EvaluationDataset)
 
 
 def get(session: Session, table: type[Row], name: str) -> Row | None:
     return session.get(table, name)
+
+
+def is_taken(session: Session, table: type[Row], name: str) -> bool:
+    """Return whether a data set of any project has this name."""
+    statement = select(table.name).where(table.name == name).execution_options(**{UNRESTRICTED: True})
+    return session.scalar(statement) is not None
 
 
 def by_name(session: Session, table: type[Row], limit: int, after: str | None) -> Sequence[Row]:

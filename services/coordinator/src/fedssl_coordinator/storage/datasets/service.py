@@ -24,13 +24,14 @@ from fedssl_coordinator.core.store import store
 from fedssl_coordinator.identity.projects import service as projects
 from fedssl_coordinator.storage.artifacts import repository as artifacts
 from fedssl_coordinator.storage.artifacts.damage import set_aside
+from fedssl_coordinator.storage.artifacts.service import is_of_project
 from fedssl_coordinator.storage.datasets import repository
 
 
 def known_public(session: Session, request: PublicDatasetCreate) -> PublicDatasetView | None:
     """Return the data set if the same images have this name, or None if the name is free. Raises ProblemError."""
-    if (known := repository.get(session, PublicDataset, request.name)) is not None:
-        return _same_public(known, request)
+    if repository.is_taken(session, PublicDataset, request.name):
+        return _same_public(_named(session, PublicDataset, request.name), request)
     _require_uploaded(session, request.digest)
     return None
 
@@ -60,8 +61,8 @@ def register_public(
 
 def known_evaluation(session: Session, request: EvaluationDatasetCreate) -> EvaluationDatasetView | None:
     """Do the same as `known_public` for labelled images."""
-    if (known := repository.get(session, EvaluationDataset, request.name)) is not None:
-        return _same_evaluation(known, request)
+    if repository.is_taken(session, EvaluationDataset, request.name):
+        return _same_evaluation(_named(session, EvaluationDataset, request.name), request)
     _require_uploaded(session, request.digest)
     return None
 
@@ -194,8 +195,11 @@ def _path(digest: str) -> Path:
 
 
 def _require_uploaded(session: Session, digest: str) -> None:
-    """Raise ProblemError unless the images are stored. If they are, they stay until the transaction ends."""
-    if not artifacts.hold(session, digest):
+    """Raise ProblemError unless the images are stored, and were sent by the caller's project.
+
+    If they are stored, they stay until the transaction ends.
+    """
+    if not artifacts.hold(session, digest) or not is_of_project(session, digest):
         raise _not_uploaded(digest)
 
 
@@ -217,7 +221,7 @@ def _add(
 def _named(session: Session, table: type[repository.Row], name: str) -> repository.Row:
     """Return the data set that has this name already. Raises ProblemError if it is not the caller's."""
     if (row := repository.get(session, table, name)) is None:
-        raise ProblemError("conflict", f"the name {name} is taken: choose another name")
+        raise _taken_by_others(name)
     return row
 
 
@@ -244,6 +248,10 @@ def _same_evaluation(row: EvaluationDataset, request: EvaluationDatasetCreate) -
 def _taken(row: PublicDataset | EvaluationDataset) -> ProblemError:
     detail = f"{row.name} already names other images, and the images of a name never change: choose another name"
     return ProblemError("conflict", detail)
+
+
+def _taken_by_others(name: str) -> ProblemError:
+    return ProblemError("conflict", f"the name {name} is taken: choose another name")
 
 
 def _invalid(key: str, message: str) -> ProblemError:
