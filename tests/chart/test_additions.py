@@ -9,9 +9,10 @@ import pytest
 import yaml
 
 from fedssl_coordinator.core.metrics import REGISTRY as COORDINATORS
+from fedssl_coordinator.core.settings import Settings
 from fedssl_coordinator.core.state_counts import STATES
 from fedssl_worker.metrics import REGISTRY as WORKERS
-from support.chart import REGISTRY, containers, pod, render, rendered
+from support.chart import REGISTRY, Rendered, case, containers, pod, render, rendered
 
 ROOT = Path(__file__).parents[2]
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
@@ -366,6 +367,37 @@ def test_notifications_leave_by_a_pod_of_their_own() -> None:
            "to": [{"ipBlock": {"cidr": "192.0.2.0/24"}}]}  # fmt: skip
     let_out = [item["metadata"]["name"] for item in chart.of("NetworkPolicy") if out in item["spec"].get("egress", [])]
     assert [name.rpartition("-")[2] for name in let_out] == ["notifier"]
+
+
+def test_only_the_api_signs_people_in_and_reaches_their_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = [{"ipBlock": {"cidr": "198.51.100.0/24"}}]
+    chart = render(case("everything") | {"networkPolicy": {"providerAt": at}})
+    variables = _sign_in(chart, "api")
+    secret = variables.pop("FEDSSL_OIDC_CLIENT_SECRET")["valueFrom"]["secretKeyRef"]
+    assert secret == {"name": "fedssl-sign-in", "key": "secret"}
+    for name, variable in variables.items():
+        monkeypatch.setenv(name, variable["value"])
+    monkeypatch.setenv("FEDSSL_DATABASE_URL", "postgresql+psycopg://")
+    monkeypatch.setenv("FEDSSL_REDIS_URL", "redis://")
+    monkeypatch.setenv("FEDSSL_STORE_PATH", "/store")
+    settings = Settings()
+    assert settings.oidc_issuer == "https://id.example.org:8443/realms/research"
+    assert settings.oidc_roles == {"fedssl-admins": "admin", "heart-team": "cardiology:operator"}
+    assert (settings.oidc_roles_claim, settings.oidc_ca_file) == ("realm_access.roles", Path("/authorities/oidc.crt"))
+    volumes = pod(chart.named("Deployment", "-api"))["spec"]["volumes"]
+    [trusted] = [volume["projected"]["sources"] for volume in volumes if volume["name"] == "authorities"]
+    assert trusted == [{"secret": {"name": "fedssl-sign-in", "items": [{"key": "ca.crt", "path": "oidc.crt"}]}}]
+    assert _sign_in(chart, "beat") == {}
+    out = {"ports": [{"port": 8443, "protocol": "TCP"}], "to": at}
+    let_out = [item["metadata"]["name"] for item in chart.of("NetworkPolicy") if out in item["spec"].get("egress", [])]
+    assert [name.rpartition("-")[2] for name in let_out] == ["api"]
+    assert _sign_in(rendered("default"), "api") == {}
+
+
+def _sign_in(chart: Rendered, component: str) -> dict[str, dict[str, Any]]:
+    """The variables of a component that concern sign-in at a provider."""
+    main, *_ = pod(chart.named("Deployment", f"-{component}"))["spec"]["containers"]
+    return {variable["name"]: variable for variable in main["env"] if variable["name"].startswith("FEDSSL_OIDC")}
 
 
 def test_a_worker_is_ready_once_it_can_work() -> None:

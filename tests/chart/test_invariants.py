@@ -118,6 +118,7 @@ def test_what_is_referred_to_is_there_or_the_operators_own(chart: Rendered) -> N
         "fedssl-tls",
         "fedssl-viewer",
         "fedssl-authorities",
+        "fedssl-sign-in",
         "sign-in",
         "site",
         "site-c",

@@ -32,7 +32,7 @@ ingress: []
 
 {{/* The port of an http(s) address. */}}
 {{- define "fedssl.portOf" -}}
-{{- regexFind ":[0-9]+$" . | trimPrefix ":" | default (ternary "80" "443" (hasPrefix "http:" .)) }}
+{{- regexFind ":[0-9]+$" (urlParse .).host | trimPrefix ":" | default (ternary "80" "443" (hasPrefix "http:" .)) }}
 {{- end }}
 
 {{/* The collector of traces, if there is one. Argument: root. */}}

@@ -186,9 +186,26 @@ ports: [{ name: metrics, containerPort: {{ .root.Values.podMonitor.port }}, prot
 {{- end }}
 {{- end }}
 
+{{/* Sign-in at a provider. Argument: api.oidc. */}}
+{{- define "fedssl.oidcEnv" -}}
+- { name: FEDSSL_OIDC_ISSUER, value: {{ .issuer | quote }} }
+- { name: FEDSSL_OIDC_CLIENT_ID, value: {{ .clientId | quote }} }
+- { name: FEDSSL_OIDC_ROLES, value: {{ toJson .roles | quote }} }
+- { name: FEDSSL_OIDC_ROLES_CLAIM, value: {{ .rolesClaim | quote }} }
+- { name: FEDSSL_OIDC_SCOPES, value: {{ .scopes | quote }} }
+{{- if .clientSecret.name }}
+- name: FEDSSL_OIDC_CLIENT_SECRET
+  valueFrom: { secretKeyRef: { name: {{ .clientSecret.name }}, key: {{ .clientSecret.key }} } }
+{{- end }}
+{{- if .caSecret.name }}
+- { name: FEDSSL_OIDC_CA_FILE, value: /authorities/oidc.crt }
+{{- end }}
+{{- end }}
+
 {{/* Certificates of the authorities of external servers. Both are empty if there are none. */}}
 {{- define "fedssl.authorities" -}}
 {{- $secrets := dict "postgresql" .root.Values.postgresql.external.caSecret "redis" .root.Values.redis.external.caSecret "s3" .root.Values.store.s3.caSecret }}
+{{- if eq .component "api" }}{{ $_ := set $secrets "oidc" .root.Values.api.oidc.caSecret }}{{ end }}
 {{- range $server, $secret := $secrets }}
 {{- if $secret.name }}
 - secret:

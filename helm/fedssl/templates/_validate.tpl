@@ -97,6 +97,14 @@ postgres: postgresql
 {{- if and .Values.api.ingress.enabled (not .Values.api.trustedProxies) }}
 {{- fail "api.ingress.enabled needs api.trustedProxies, the addresses or networks of the Ingress controller's pods: without it the limits count all callers as one, and a flood from one of them blocks the others" }}
 {{- end }}
+{{- with .Values.api.oidc }}
+{{- if and .issuer (not (and .clientId .roles)) }}
+{{- fail "api.oidc.issuer needs api.oidc.clientId, the coordinator's id at the provider, and api.oidc.roles, for example {ml-team: operator}" }}
+{{- end }}
+{{- if and (not .issuer) (or .clientId .roles .clientSecret.name .caSecret.name) }}
+{{- fail "api.oidc.issuer is not set, but other values of api.oidc are: set it to the provider's issuer, such as https://id.example.org" }}
+{{- end }}
+{{- end }}
 {{- if and .Values.api.serviceMonitor.enabled (not .Values.api.serviceMonitor.tokenSecret.name) }}
 {{- fail "api.serviceMonitor.enabled needs api.serviceMonitor.tokenSecret.name, a Secret with a viewer's token: /metrics requires one" }}
 {{- end }}

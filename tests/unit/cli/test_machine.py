@@ -1,11 +1,15 @@
 """The settings with which this machine computes."""
 
 import os
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
 
-from fedssl.cli.machine import prepare
+from fedssl.cli.machine import prepare, require_evaluation_images
+from fedssl.errors import DataError
+from fedssl.protocol.evaluation import EvaluationConfig
 
 NUM_CORES = len(os.sched_getaffinity(0))
 
@@ -25,3 +29,23 @@ def test_auto_is_as_many_processes_as_have_cores_for_their_threads(
         assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("folders", "message"),
+    [
+        (["a", "b"], "images has no test images: give it two sub-folders, train and test"),
+        (["train", "test"], "images have no labels: give it one sub-folder per class in train and test"),
+        (["train/a", "test/a"], None),
+    ],
+)
+def test_a_folder_to_evaluate_on_has_labelled_test_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folders: list[str], message: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in folders:
+        (tmp_path / "images" / folder).mkdir(parents=True)
+        (tmp_path / "images" / folder / "0.png").write_bytes(b"not decoded")
+    outcome = nullcontext() if message is None else pytest.raises(DataError, match=f"evaluation.dataset.*{message}$")
+    with outcome:
+        require_evaluation_images(EvaluationConfig(dataset="images"), None)

@@ -62,7 +62,7 @@ def demo(
     threads: ThreadsOption = 1,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Train a federation of four clients on this machine in about two minutes, and show what it learnt.
+    """Train a federation of four clients on this machine in about four minutes, and show what it learnt.
 
     Downloads Fashion-MNIST (or uses scikit-learn's digits if that fails), starts a federation as `fedssl up` does,
     submits a run, follows it, and compares the encoder before and after training on held-out images: by a linear probe

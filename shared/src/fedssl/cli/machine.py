@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from fedssl.cli.datasets.fetching import data_folder, ensure
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import note
-from fedssl.errors import DeviceError
+from fedssl.errors import DataError, DeviceError
+from fedssl.protocol.evaluation import EvaluationConfig
 from fedssl.protocol.runs import RunSpec
 
 if TYPE_CHECKING:
@@ -18,6 +19,23 @@ def datasets_of(spec: RunSpec) -> set[str]:
     """Return the names of the data sets that a simulation of the spec reads."""
     found = {spec.partition and spec.partition.dataset, spec.evaluation and spec.evaluation.dataset}
     return {name for name in found if name}
+
+
+def require_evaluation_images(evaluation: EvaluationConfig | None, root: Path | None) -> None:
+    """Raise DataError if an evaluation's data set is a folder or file without labelled test images. Decodes no folder.
+
+    Known data sets have such images, and may not have been downloaded yet.
+    """
+    from fedssl.data.datasets import DATASETS, count_images, may_have_labels
+
+    if evaluation is None or (name := evaluation.dataset) in DATASETS:
+        return
+    try:
+        count_images(name, "test", root)
+        if not all(may_have_labels(name, split, root) for split in ("train", "test")):
+            raise DataError(f"the images of {name} have no labels: give it one sub-folder per class in train and test")
+    except DataError as error:
+        raise DataError(f"encoders are evaluated on labelled images (evaluation.dataset), but {error}") from None
 
 
 def prepare(

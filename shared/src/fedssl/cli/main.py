@@ -71,7 +71,7 @@ app = typer.Typer(
     name="fedssl",
     cls=Fedssl,
     help="Train one image encoder across data owners who cannot share images or labels.\n\n"
-    "`fedssl demo` shows it all on this machine in about two minutes.",
+    "`fedssl demo` shows it all on this machine in about four minutes.",
     epilog=_EPILOG,
     no_args_is_help=True,
     rich_markup_mode=None,  # plain text: rich would read `[partition]` as markup, and takes 0.1 s to import

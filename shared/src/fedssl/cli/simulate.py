@@ -11,7 +11,7 @@ from fedssl.cli.arguments import DataFolderOption, DeviceOption, JobsOption, Set
 from fedssl.cli.datasets.fetching import data_folder as default_folder
 from fedssl.cli.datasets.fetching import ensure
 from fedssl.cli.dry_run import DryRunOption, Participant, document_of, show_dry_run
-from fedssl.cli.machine import datasets_of, prepare
+from fedssl.cli.machine import datasets_of, prepare, require_evaluation_images
 from fedssl.cli.output import Format, FormatOption, duration, note, show_json, show_pairs, size
 from fedssl.cli.scores import baselines_as_json, scores_of, show_scores
 from fedssl.cli.specs import read_spec, require_partition
@@ -52,6 +52,7 @@ def simulate(
     wanted = read_spec(spec, set_)
     config = require_partition(wanted, spec)
     if dry_run:
+        require_evaluation_images(wanted.evaluation, data_folder)
         show_dry_run(document_of(wanted, _participants(config, data_folder)), output)
         return
     folder = out or Path(f"simulated-{wanted.name.replace(' ', '-')}")

@@ -125,6 +125,8 @@ def test_variants_and_changes_are_read(spec: Path) -> None:
         (["--set", "fedx:training.batch_size=64"], 2, "is for a method that is not compared"),
         (["--methods", "flesd"], 2, "no run is possible: flesd: distillation needs public images"),
         (["--set", "partition=null"], 2, "add a [partition] section"),
+        (["--set", "evaluation.dataset=nowhere"], 2, "(evaluation.dataset), but found no data set at nowhere"),
+        (["--set", "evaluation.dataset=nowhere", "--dry-run"], 2, "found no data set at nowhere"),
         (["--device", "cuda:99"], 2, "--device cuda:99 cannot be used here"),
     ],
 )
@@ -148,7 +150,7 @@ def test_another_comparison_s_folder_is_refused_unless_restart_is_given(spec: Pa
 
 
 def test_when_every_run_fails_the_command_does_too(spec: Path, tmp_path: Path) -> None:
-    result = fedssl("compare", spec, "--out", tmp_path, "--set", "evaluation.dataset=nowhere")
+    result = fedssl("compare", spec, "--out", tmp_path, "--set", "partition.dataset=nowhere")
 
     assert result.exit_code == 1
     reason = "found no data set at nowhere"

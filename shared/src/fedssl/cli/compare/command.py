@@ -8,9 +8,10 @@ import typer
 from fedssl.cli.arguments import DataFolderOption, DeviceOption, SpecArgument, read_seeds
 from fedssl.cli.compare.arguments import ResultFormat, read_variants
 from fedssl.cli.dry_run import DryRunOption
-from fedssl.cli.machine import datasets_of, prepare
+from fedssl.cli.machine import datasets_of, prepare, require_evaluation_images
 from fedssl.cli.output import note
 from fedssl.experiments.variants import baselines_of
+from fedssl.run_files import RESULT
 
 
 def compare(
@@ -91,6 +92,9 @@ def compare(
     from fedssl.experiments import comparison, runs, summary
 
     entries = comparison.plan(base, variants, read_seeds(seeds), folder)
+    for entry in entries:
+        if entry.spec is not None and (restart or not (entry.folder / RESULT).exists()):
+            require_evaluation_images(entry.spec.evaluation, data_folder)
     if dry_run:
         report.show_plan(entries, output)
         return

@@ -18,7 +18,7 @@ def reproduce(
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="[TABLE[:ROW][@COLUMN]]",
+            metavar="TABLE[:ROW][@COLUMN]",
             help="What to run: `fedx-1:SimCLR+FedX@cifar10`. Without a row or column: all of them.",
         ),
     ] = None,
