@@ -171,7 +171,7 @@ def _settings_of(variables: frozenset[tuple[str, str]]) -> Any:
 
 def forget() -> None:
     """Drop what the coordinator's modules keep for the length of a process."""
-    from fedssl_coordinator.core import db, enqueue, settings
+    from fedssl_coordinator.core import db, enqueue, queues, settings
     from fedssl_coordinator.core import store as stores
     from fedssl_coordinator.federation.ledger_anchors import service as anchors
     from fedssl_coordinator.identity.openid import provider as openid
@@ -184,7 +184,7 @@ def forget() -> None:
         db.engine,
         db.direct_engine,
         db._factory,
-        enqueue.redis_connection,
+        queues.redis_connection,
         enqueue._producers,
         stores.store,
         anchors._hour,

@@ -23,24 +23,41 @@ from fedssl_coordinator.core.store import store
 store()
 """
 _BEAT = """
+from celery.apps.beat import Beat
+import fedssl_coordinator.main
 from fedssl_coordinator.core.celery_app import app
-app.loader.import_default_modules()  # as beat does when it starts
-assert {"fedssl.advance_run", "fedssl.distil", "fedssl.sweep"} <= app.tasks.keys()
+app.loader.init_worker()  # as beat does when it starts
+app.finalize()
+Beat(app=app).Service(app, scheduler_cls=app.conf.beat_scheduler).get_scheduler(lazy=True)
+assert "fedssl_coordinator.aggregator.beat" in __import__("sys").modules
+"""
+_IDLE_QUEUE = """
+import fedssl_coordinator.aggregator.tasks
+from fedssl_coordinator.core.celery_app import app
+scheduled = {entry["task"] for entry in app.conf.beat_schedule.values()}
+assert scheduled | {"fedssl.advance_run", "fedssl.compute_plan", "fedssl.distil", "fedssl.evaluate"} <= app.tasks.keys()
 route = app.amqp.router.route
 assert route({}, "fedssl.distil")["queue"].name == "distill"
 assert route({}, "fedssl.evaluate")["queue"].name == "evaluate"
 assert route({}, "fedssl.advance_run")["queue"].name == route({}, "fedssl.sweep")["queue"].name == "aggregate"
 assert app.conf.beat_schedule["sweep"]["task"] == "fedssl.sweep"
 """
+_COMPUTES = {"torch", "torchvision", "safetensors", "sklearn", "matplotlib", "PIL"}
+_ANSWERS = {"sqlalchemy", "psycopg", "fastapi", "numpy", "fedssl_coordinator.aggregator.tasks"}
 
 
-@pytest.mark.parametrize("code", [_API, _BEAT], ids=["api", "beat"])
-def test_only_the_aggregator_imports_torch(tmp_path: Path, code: str) -> None:
+@pytest.mark.parametrize(
+    ("code", "unwanted"),
+    [(_API, _COMPUTES), (_BEAT, _COMPUTES | _ANSWERS), (_IDLE_QUEUE, _COMPUTES)],
+    ids=["api", "beat", "idle queue"],
+)
+def test_a_process_imports_only_what_it_uses(tmp_path: Path, code: str, unwanted: set[str]) -> None:
+    """Only an aggregator with work imports torch, and beat, which only sends messages, imports no database."""
     environment = {**os.environ, **SETTINGS, "FEDSSL_STORE_PATH": str(tmp_path / "store")}
     command = [sys.executable, "-c", code + "\nimport sys, json\nprint(json.dumps(sorted(sys.modules)))"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     modules = set(json.loads(done.stdout))
-    assert not modules & {"torch", "torchvision", "safetensors", "sklearn", "matplotlib", "PIL"}
+    assert not modules & unwanted
     assert "fedssl_coordinator.aggregator.rounds" not in modules
 
 

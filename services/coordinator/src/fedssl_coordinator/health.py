@@ -10,9 +10,9 @@ from starlette.concurrency import run_in_threadpool
 
 from fedssl.protocol.views import Health
 from fedssl_coordinator.core.db import DB, transaction
-from fedssl_coordinator.core.enqueue import queue_depths
 from fedssl_coordinator.core.metrics import REGISTRY
 from fedssl_coordinator.core.models import Run
+from fedssl_coordinator.core.queues import queue_depths
 from fedssl_coordinator.core.state_counts import count_by_state
 from fedssl_coordinator.identity.authentication import EveryProjectViewer
 

@@ -136,6 +136,7 @@ def aggregator(
     A process that serves all queues does not aggregate while it distils or evaluates. To have several runs at the
     same time, start at least one process that serves only `aggregate`. Every queue needs a process that serves it.
     """
+    import fedssl_coordinator.aggregator.tasks  # noqa: F401, registers the tasks
     from fedssl.liveness import keep_touching
     from fedssl_coordinator.core.celery_app import QUEUES
     from fedssl_coordinator.core.celery_app import app as celery

@@ -140,14 +140,14 @@ def test_a_round_is_one_trace(
 
 
 def test_messages_carry_the_trace(coordinator: Coordinator, exporter: InMemorySpanExporter, tables: Tables) -> None:
-    from fedssl_coordinator.core import enqueue
+    from fedssl_coordinator.core import enqueue, queues
 
-    enqueue.redis_connection().delete("aggregate")
+    queues.redis_connection().delete("aggregate")
     with tracing.span("asked"):
         carried = tracing.carried()
         enqueue._send_task("advance_run", str(UUID(int=7)))
-    (message,) = enqueue.redis_connection().lrange("aggregate", 0, -1)
-    enqueue.redis_connection().delete("aggregate")
+    (message,) = queues.redis_connection().lrange("aggregate", 0, -1)
+    queues.redis_connection().delete("aggregate")
     assert json.loads(message)["headers"]["traceparent"] == carried["traceparent"]
 
 

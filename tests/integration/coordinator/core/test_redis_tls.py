@@ -22,7 +22,7 @@ pytestmark = pytest.mark.integration
 EVERY_CLIENT = """
 import asyncio
 import redis.asyncio
-from fedssl_coordinator.core import enqueue
+from fedssl_coordinator.core import queues
 from fedssl_coordinator.core.celery_app import app
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.http import rate_limits
@@ -30,7 +30,7 @@ from fedssl_coordinator.http import rate_limits
 rate_limits._REDIS.update(socket_timeout=30, socket_connect_timeout=30)
 
 def send():
-    return enqueue.redis_connection().ping()
+    return queues.redis_connection().ping()
 
 def queue():
     with app.connection_for_write() as connection:

@@ -10,7 +10,7 @@ from fedssl.client import InvalidRequest
 from fedssl.methods import METHODS
 from fedssl.protocol.policy import PolicyNotice
 from fedssl_coordinator.aggregator import tasks
-from fedssl_coordinator.core import enqueue
+from fedssl_coordinator.core import queues
 from support.cast import Cast
 from support.coordinator import Coordinator
 from support.federation import tiny_spec
@@ -18,7 +18,7 @@ from support.tables import Tables
 
 
 def _compute_requested_plans() -> None:
-    for key in enqueue.redis_connection().scan_iter("fedssl:plan-of:*"):
+    for key in queues.redis_connection().scan_iter("fedssl:plan-of:*"):
         tasks.compute_plan(key.decode().rpartition(":")[2])
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from celery.beat import Scheduler
 
 from fedssl_coordinator.core.celery_app import queue_of
-from fedssl_coordinator.core.enqueue import queue_depths
+from fedssl_coordinator.core.queues import queue_depths
 
 MOST_WAITING = 1_000
 """Messages: half an hour of sweeps, 1 MB. One more would find nothing that the waiting ones do not find."""

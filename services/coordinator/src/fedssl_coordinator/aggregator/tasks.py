@@ -13,10 +13,10 @@ from sqlalchemy import Connection
 
 from fedssl_coordinator.core.celery_app import AGGREGATE, DISTILL, EVALUATE, app
 from fedssl_coordinator.core.db import UNREACHABLE, exclusive, transaction
-from fedssl_coordinator.core.enqueue import queue_depths
 from fedssl_coordinator.core.logs import say_about
 from fedssl_coordinator.core.metrics import TASK_FAILURES
 from fedssl_coordinator.core.models import DistillationJob, Evaluation, Job
+from fedssl_coordinator.core.queues import queue_depths
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.federation.distillation import repository as distillation
 from fedssl_coordinator.federation.jobs import repository as job_rows
@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 _COMPUTED = (Step.PREPARE, Step.AGGREGATE)
 _last_sweep = float("-inf")  # seconds of this process's own clock
 
-# What needs torch is imported inside the functions: beat imports this module too, and must never import torch.
+# What needs torch is imported inside the functions: a process whose queue is idle stays small.
 
 
 @app.task(name="fedssl.advance_run")  # type: ignore[untyped-decorator]

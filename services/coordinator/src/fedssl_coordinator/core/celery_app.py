@@ -76,7 +76,8 @@ def queue_of(task: str) -> str:
     return _QUEUE_OF.get(task, AGGREGATE)
 
 
-app = Celery("fedssl", include=["fedssl_coordinator.aggregator.tasks", "fedssl_coordinator.core.telemetry"])
+app = Celery("fedssl", include=["fedssl_coordinator.core.telemetry"])
+# The processes that run tasks import them: to send a task, beat and the API only need its name.
 app.add_defaults(_configuration)
 
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import typer
 from pydantic import ValidationError
-from sqlalchemy.exc import OperationalError
 
 from fedssl.cli.lazy_group import Group
 from fedssl.protocol.validation import validation_problems
@@ -23,7 +22,11 @@ class OneLineErrorGroup(Group):
             if error.title != "Settings":
                 raise
             message = f"{validation_message(error, prefix='FEDSSL_')}; docs/operations.md lists the settings"
-        except OperationalError as error:
+        except Exception as error:
+            from sqlalchemy.exc import OperationalError  # not at the top: beat uses no database
+
+            if not isinstance(error, OperationalError):
+                raise
             reason = _PASSWORD.sub(r"//\1:***@", str(error.orig).strip().partition("\n")[0])
             has_answered = getattr(error.orig, "sqlstate", None) is not None
             what = "refused" if has_answered else "does not answer at the address in FEDSSL_DATABASE_URL"

@@ -12,9 +12,9 @@ from kombu.pools import producers
 from sqlalchemy.orm import Session
 
 from fedssl import tracing
-from fedssl_coordinator.core.celery_app import QUEUES, app
+from fedssl_coordinator.core.celery_app import app
 from fedssl_coordinator.core.db import after_commit
-from fedssl_coordinator.core.settings import settings
+from fedssl_coordinator.core.queues import redis_connection
 
 log = structlog.get_logger(__name__)
 
@@ -22,13 +22,6 @@ WORK_CHANNEL = "fedssl:work"
 EVENTS_CHANNEL = "fedssl:events"
 _SILENCE_SECONDS = 2.0
 _silent_until = 0.0  # after a failure nothing is sent for a moment, so that requests stay fast while Redis is down
-
-
-@functools.lru_cache
-def redis_connection() -> redis.Redis:
-    """Return the process's connection to Redis, which waits for a second at most."""
-    url = settings().redis_address
-    return redis.Redis.from_url(url, socket_timeout=1, socket_connect_timeout=1)
 
 
 @functools.lru_cache
@@ -71,15 +64,6 @@ def wake_workers(session: Session) -> None:
 def wake_watchers(session: Session) -> None:
     """Wake the event streams after the commit."""
     after_commit(session, _publish, EVENTS_CHANNEL)
-
-
-def queue_depths() -> dict[str, int]:
-    """Return how many messages wait in each queue, or an empty dict if Redis does not answer."""
-    try:
-        return {queue: redis_connection().llen(queue) for queue in QUEUES}
-    except redis.RedisError as error:
-        log.warning("redis.unreachable", error=type(error).__name__, consequence="queue lengths are unknown")
-        return {}
 
 
 def _publish(channel: str) -> None:

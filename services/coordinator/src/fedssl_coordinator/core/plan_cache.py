@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.runs import RunSpec
 from fedssl_coordinator.core import enqueue
-from fedssl_coordinator.core.enqueue import redis_connection
+from fedssl_coordinator.core.queues import redis_connection
 
 log = structlog.get_logger(__name__)
 
