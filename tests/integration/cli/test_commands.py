@@ -303,6 +303,9 @@ def test_a_dry_run_shows_who_would_take_part_and_starts_nothing(
     assert "hospital-z" in more.stdout
     assert "has not registered" in more.stdout
     assert "would wait for 2 more clients" in more.stderr
+    unknown = fedssl("run", "submit", "-", "--dry-run", "--project", "nowhere", text=spec)
+    assert unknown.exit_code != 0
+    assert "nowhere" in unknown.stderr
     assert list(coordinator.client.runs()) == []
 
 

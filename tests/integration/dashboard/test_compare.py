@@ -110,7 +110,7 @@ def test_the_curves_are_of_the_chosen_measure(
     for name, values in (("probe", [0.3, 0.4]), ("knn", [0.25, 0.35]), ("loss", [3.0, 2.0])):
         [run] = viewer.get(f"/compare/curves.json?runs={own.id}&y={name}").json()["runs"]
         assert (run["rounds"], run["values"]) == ([1, 2], values), name
-    page = viewer.get(f"/compare?runs={own.id}&y=loss&scale=log&smooth=5").text
-    assert f"runs={own.id}&amp;x=bytes&amp;y=loss&amp;scale=log&amp;smooth=5" in page
+    page = viewer.get(f"/compare?runs={own.id}&y=loss&scale=log-x&smooth=5").text
+    assert f"runs={own.id}&amp;x=bytes&amp;y=loss&amp;scale=log-x&amp;smooth=5" in page
     assert viewer.get(f"/compare?runs={own.id}&y=tensors").status_code == 404
     assert viewer.get(f"/compare?runs={own.id}&smooth=x").status_code == 404

@@ -68,13 +68,18 @@ def participants_of(client: "Client", spec: RunSpec, project: str | None = None)
 
 
 def with_times(document: dict[str, Any], client: "Client", spec: RunSpec, project: str | None = None) -> dict[str, Any]:
-    """Return the document with the times that the coordinator estimates from earlier runs; null: there were none."""
+    """Return the document with the times that the coordinator estimates from earlier runs; null: there were none.
+
+    Raises NotFound if there is no such project.
+    """
     from fedssl.client import NotFound
 
     try:
         estimate = client.estimate(spec, project)
-    except NotFound:  # a coordinator of an earlier version does not estimate
-        return document
+    except NotFound:
+        if project is not None:  # which does not exist
+            raise
+        return document  # a coordinator of an earlier version does not estimate
     return {
         **document,
         "seconds_per_round": estimate.seconds_per_round,

@@ -22,7 +22,7 @@ RunIds = Annotated[Sequence[str], Query(max_length=SLOTS)]
 Shown = Literal["differences", "all"]
 Axis = Literal["round", "bytes", "time"]
 Curve = Literal["probe", "knn", "effective_rank", "loss"]
-Scale = Literal["linear", "log"]
+Scale = Literal["linear", "log", "log-x", "log-log"]
 Smoothing = Literal[1, 5, 20]
 
 

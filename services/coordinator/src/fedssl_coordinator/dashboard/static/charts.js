@@ -79,7 +79,7 @@ function described(options, width) {
       drag: { x: true, y: false },
     },
     scales: {
-      x: { time: false },
+      x: { time: false, distr: options.isLogX ? 3 : 1 },
       y: options.isLog ? { distr: 3 } : { range: (_, a, b) => extent(y, a, b) },
     },
     axes: [
@@ -90,7 +90,11 @@ function described(options, width) {
         grid: { show: false },
         space: 56,
         values: (_, ticks) =>
-          unrepeated(ticks.map((tick) => (Number.isInteger(tick) || !options.isWhole ? options.axis(tick) : ""))),
+          unrepeated(
+            ticks.map((tick) =>
+              tick != null && (Number.isInteger(tick) || !options.isWhole) ? options.axis(tick) : "",
+            ),
+          ),
       },
       {
         ...axis,

@@ -28,8 +28,10 @@ if (root) {
     time: (x) => `after ${seconds(x)}`,
   }[root.dataset.x];
   const isShare = ["probe", "knn"].includes(root.dataset.y);
-  const isLog = root.dataset.scale === "log";
-  const xs = [...new Set(runs.flatMap((run) => run[axisName].filter((x) => x != null)))].sort((a, b) => a - b);
+  const isLog = ["log", "log-log"].includes(root.dataset.scale);
+  const isLogX = ["log-x", "log-log"].includes(root.dataset.scale);
+  const isShown = (x) => x != null && (!isLogX || x > 0);
+  const xs = [...new Set(runs.flatMap((run) => run[axisName].filter(isShown)))].sort((a, b) => a - b);
   const series = runs.map((run, slot) => {
     const values = smoothed(run.values, +root.dataset.smooth);
     const at = new Map(run[axisName].map((x, i) => [x, isLog && values[i] <= 0 ? null : values[i]]));
@@ -50,6 +52,7 @@ if (root) {
       series,
       y: isShare && !isLog ? [0, 1] : [null, null],
       isLog,
+      isLogX,
       height: 288,
       right: innerWidth < 640 ? 14 : 170,
       tick: isShare ? (y) => percent(y, 0) : short,
