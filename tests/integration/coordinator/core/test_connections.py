@@ -181,3 +181,39 @@ def test_behind_a_pooler_nothing_outlives_its_transaction(servers: Servers, data
             assert connection is not None
             assert connection.scalar(text("SELECT pg_backend_pid()")) != own
             assert second is None
+
+
+def test_only_a_connection_that_was_idle_is_tested(
+    coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A test is a round trip. One that was idle may have ended in the meantime, and then a request gets a new one."""
+    from fedssl_coordinator.core import db
+
+    tested: list[object] = []
+    ping = engine().dialect.do_ping
+
+    def note(connection: psycopg.Connection) -> bool:
+        tested.append(connection)
+        return ping(connection)  # type: ignore[arg-type]
+
+    def ask() -> None:
+        with transaction() as session:
+            assert session.scalar(text("SELECT 1")) == 1
+
+    monkeypatch.setattr(engine().dialect, "do_ping", note)
+    ask()
+    tested.clear()
+    ask()
+    assert tested == []
+    monkeypatch.setattr(db, "_TESTED_SECONDS", 0.0)
+    ask()
+    assert len(tested) == 1
+    with psycopg.connect(
+        str(engine().url.render_as_string(False)).replace("+psycopg", "", 1), autocommit=True
+    ) as other:
+        other.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+        )
+    ask()
+    assert len(tested) == 2

@@ -1,5 +1,7 @@
 """The database: engine, transactions, locks, and actions that run after a commit."""
 
+import functools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -12,6 +14,7 @@ from sqlalchemy import (
     BigInteger,
     ColumnElement,
     Connection,
+    Dialect,
     Engine,
     ExceptionContext,
     any_,
@@ -27,9 +30,10 @@ from sqlalchemy import (
     table,
     text,
 )
-from sqlalchemy.exc import DatabaseError, IntegrityError, InterfaceError, OperationalError
+from sqlalchemy.exc import DatabaseError, IntegrityError, InterfaceError, InvalidatePoolError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import InstrumentedAttribute, Session, sessionmaker
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from fedssl_coordinator.core.settings import settings
 
@@ -52,6 +56,8 @@ _PREFIX = "fedssl/"  # of the names of all locks
 _LOCKS = table("pg_locks", *map(column, ("locktype", "database", "classid", "objid", "objsubid")))
 _DATABASES = table("pg_database", column("oid"), column("datname"))
 _CONNECT = {"connect_timeout": 5, "keepalives_idle": 30}  # a connection that holds a lock may be idle for hours
+_TESTED_SECONDS = 1.0  # after its last use a connection is used again without a test
+_USED_AT = "used_at"
 _REQUESTS = 10  # the others are for work in threads: claims, streams, transfers, and events about refused requests
 
 
@@ -78,18 +84,38 @@ def _classify_error(context: ExceptionContext) -> DatabaseError | None:
 
 @lru_cache
 def engine() -> Engine:
-    """Return the process's engine. Connections are tested before use, so no request fails after Postgres restarted."""
+    """Return the process's engine.
+
+    Connections that were idle are tested before use, so that no request fails because Postgres was restarted meanwhile.
+    """
     config = settings()
     # A pooler may use another connection for each transaction, where earlier prepared statements are unknown.
     prepared = {} if config.database_direct_url is None else {"prepare_threshold": None}
-    return create_engine(
+    created = create_engine(
         config.database_url.get_secret_value(),
-        pool_pre_ping=True,
         pool_size=_REQUESTS,
         max_overflow=config.database_connections - _REQUESTS,
         pool_timeout=config.database_wait_seconds,
         connect_args={**_CONNECT, **prepared},
     )
+    event.listen(created, "checkin", _note_use)
+    event.listen(created, "checkout", functools.partial(_test_if_idle, created.dialect))
+    return created
+
+
+def _note_use(connection: object, entry: ConnectionPoolEntry) -> None:
+    entry.info[_USED_AT] = time.monotonic()
+
+
+def _test_if_idle(dialect: Dialect, connection: psycopg.Connection, entry: ConnectionPoolEntry, proxy: object) -> None:
+    """Test a connection before its use, as `pool_pre_ping` does, but only one that was idle: a test is a round trip."""
+    used_at = entry.info.get(_USED_AT)
+    if used_at is None or time.monotonic() - used_at < _TESTED_SECONDS:
+        return
+    try:
+        dialect.do_ping(connection)  # type: ignore[arg-type]
+    except psycopg.Error as error:
+        raise InvalidatePoolError from error  # the pool opens new connections
 
 
 @lru_cache

@@ -6,6 +6,7 @@ failure is an event only when the number of tries has doubled: a lasting failure
 
 from datetime import datetime, timedelta
 from types import MappingProxyType
+from typing import Any
 
 from sqlalchemy import ColumnElement, func, or_, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
@@ -30,10 +31,10 @@ MOST_DEATHS = 5
 A failure that is recorded, for example of a store that does not answer, is tried again without end.
 """
 
-NO_TRIES: MappingProxyType[str, object] = MappingProxyType({"num_tries": 0, "num_deaths": 0, "retry_at": None})
+NO_TRIES: MappingProxyType[str, Any] = MappingProxyType({"num_tries": 0, "num_deaths": 0, "retry_at": None})
 """The values of a row whose computation was not tried yet."""
 
-PROGRESS: MappingProxyType[str, object] = MappingProxyType(
+PROGRESS: MappingProxyType[str, Any] = MappingProxyType(
     {"num_tries": 1, "num_deaths": 0, "retry_at": None, "reason": None}
 )
 """The values of a row whose computation has come further than any earlier try, so the earlier failures are over."""

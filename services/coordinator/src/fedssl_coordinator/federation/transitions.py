@@ -4,7 +4,7 @@ A change is a conditional UPDATE that returns whether this caller made it, with 
 """
 
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import update
 from sqlalchemy.orm import Session
@@ -84,19 +84,40 @@ class IllegalTransition(AssertionError):
     """A bug in the code: the change is not in TRANSITIONS."""
 
 
+class Passed(NamedTuple):
+    """A state that a row passes on its way to another, and the event of it."""
+
+    state: S | R | A | J
+    message: str
+    data: dict[str, Any] | None = None
+
+
 def transition(
-    session: Session, row: Row, after: S | R | A | J, message: str, *, data: dict[str, Any] | None = None, **values: Any
+    session: Session,
+    row: Row,
+    after: S | R | A | J,
+    message: str,
+    *,
+    via: Passed | None = None,
+    data: dict[str, Any] | None = None,
+    **values: Any,
 ) -> bool:
     """Move a row from the state in which the caller saw it to `after`, set `values` too, and record an event.
+
+    A row may pass another state on its way, in the same statement: `via`.
 
     Returns False, and changes nothing, if another transaction had moved the row, which is then read again at its next
     use. Otherwise a row of this session has its new values. Raises IllegalTransition.
     """
     table = type(row)
-    kind = TRANSITIONS[table].get((row.state, after))
-    if kind is None:
-        raise IllegalTransition(f"{table.__tablename__}: {row.state} -> {after}")
-    subject = about(row, data)
+    passed = Passed(after, message, data)
+    steps, events, before = [passed] if via is None else [via, passed], [], row.state
+    for step in steps:
+        kind = TRANSITIONS[table].get((before, step.state))
+        if kind is None:
+            raise IllegalTransition(f"{table.__tablename__}: {before} -> {step.state}")
+        events.append((kind, step.message, about(row, step.data)))
+        before = step.state
     statement = (
         update(table)
         .where(table.id == row.id, table.state == row.state)
@@ -108,7 +129,8 @@ def transition(
     if not won and row in session:
         session.expire(row)
     if won:
-        record(session, kind, message, **subject)
+        for kind, text, subject in events:
+            record(session, kind, text, **subject)
     return won
 
 

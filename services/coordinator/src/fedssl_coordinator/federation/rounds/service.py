@@ -118,7 +118,7 @@ def end_run(session: Session, run: Run, outcome: Outcome, reason: str) -> None:
     current = repository.unclosed(session, run.id)
     if current is not None:
         close_round(session, current, Verdict.FAILED, reason)
-    values = {"outcome": outcome, "reason": reason, "finished_at": func.now()}
+    values: dict[str, Any] = {"outcome": outcome, "reason": reason, "finished_at": func.now()}
     won = transition(session, run, RunState.FINISHED, f"{outcome}: {reason}", data={"outcome": outcome}, **values)
     assert won, "the run is locked"
     enqueue.wake_watchers(session)

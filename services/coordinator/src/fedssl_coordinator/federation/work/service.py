@@ -35,7 +35,7 @@ from fedssl_coordinator.core.problems import AuditEvent, ProblemError, printable
 from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.dimensions import repository as dimensions
 from fedssl_coordinator.federation.rounds import repository as rounds
-from fedssl_coordinator.federation.transitions import about, pause, transition
+from fedssl_coordinator.federation.transitions import Passed, about, pause, transition
 from fedssl_coordinator.federation.work import repository
 from fedssl_coordinator.identity import clients
 from fedssl_coordinator.storage.artifacts import repository as artifacts
@@ -189,11 +189,13 @@ def ended_runs(session: Session, client_id: str, request: EndedQuery) -> EndedRu
 
 
 def _accept(session: Session, assignment: Assignment, request: Submit) -> None:
-    values = {"update_digest": request.update, "num_examples": request.num_examples}
+    values: dict[str, Any] = {"update_digest": request.update, "num_examples": request.num_examples}
     client_id = assignment.client_id
-    transition(session, assignment, AssignmentState.SUBMITTED, f"{client_id}: update submitted", data=values, **values)
+    submitted = Passed(AssignmentState.SUBMITTED, f"{client_id}: update submitted", values)
     message = f"{client_id}: update of {request.num_examples} images accepted"
-    won = transition(session, assignment, AssignmentState.ACCEPTED, message, closed_at=func.now())
+    won = transition(
+        session, assignment, AssignmentState.ACCEPTED, message, via=submitted, closed_at=func.now(), **values
+    )
     assert won, "the row is locked and was seen leased"
     rounds.replace_metrics(session, assignment.run_id, assignment.round_number, assignment.client_id, request.metrics)
 
