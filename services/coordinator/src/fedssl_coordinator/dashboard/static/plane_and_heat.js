@@ -119,10 +119,11 @@ export function heat(element, read, slots) {
     const small = new OffscreenCanvas(image.width, image.height);
     small.getContext("2d").putImageData(image, 0, 0);
     g.imageSmoothingEnabled = false;
+    const labelled = rowsWithLabel(data.last, rh);
     clients.forEach((client, i) => {
       const gap = rh > 8 ? 1 : 0;
       g.drawImage(small, 0, i, rounds.length, 1, L, T + i * rh + gap, w - L - R, rh - 2 * gap);
-      if (rh < 11) return;
+      if (!labelled.has(i)) return;
       const named = slots.get(client);
       const y = T + i * rh + rh / 2;
       if (named?.slot < 12) drawGlyph(g, named.slot, 5, y);
@@ -161,6 +162,14 @@ export function heat(element, read, slots) {
   element.addEventListener("mouseleave", hideTip);
   return redraw;
 }
+
+/* the rows that have room for a name and a value: all, or of those that overlap the one with the highest value */
+const rowsWithLabel = (last, rowHeight) => {
+  const chosen = [];
+  const byValue = [...last.keys()].sort((a, b) => (last[b] ?? -Infinity) - (last[a] ?? -Infinity));
+  for (const row of byValue) if (chosen.every((other) => Math.abs(other - row) * rowHeight >= 11)) chosen.push(row);
+  return new Set(chosen);
+};
 
 const valueOf = ({ low, high, scale }, cell) =>
   scale === "log"
