@@ -171,7 +171,7 @@ def _settings_of(variables: frozenset[tuple[str, str]]) -> Any:
 
 def forget() -> None:
     """Drop what the coordinator's modules keep for the length of a process."""
-    from fedssl_coordinator.core import db, enqueue, queues, secrets, settings
+    from fedssl_coordinator.core import db, enqueue, queues, settings
     from fedssl_coordinator.core import store as stores
     from fedssl_coordinator.federation.ledger_anchors import service as anchors
     from fedssl_coordinator.identity.openid import provider as openid
@@ -179,7 +179,6 @@ def forget() -> None:
     for engine in (db.direct_engine, db.engine):
         if engine.cache_info().currsize:
             engine().dispose()
-    secrets.forget()
     for cached in (
         settings.settings,
         db.engine,

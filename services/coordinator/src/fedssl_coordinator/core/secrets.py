@@ -9,29 +9,15 @@ from sqlalchemy.orm import Session
 
 from fedssl_coordinator.core.models import SigningKey
 
-_read: list[Ed25519PrivateKey] = []  # by this process: the stored key never changes
-
 
 def signing_key(session: Session) -> Ed25519PrivateKey:
     """Return the coordinator's signing key, and create it if it does not exist yet."""
-    if _read:
-        return _read[0]
-    if (private := session.scalar(select(SigningKey.private_key))) is not None:
-        _read[:] = [_key(private)]
-        return _read[0]
-    created = Ed25519PrivateKey.generate().private_bytes_raw().hex()
-    session.execute(insert(SigningKey).values(id=1, private_key=created).on_conflict_do_nothing())
     private = session.scalar(select(SigningKey.private_key))
-    assert private is not None, "this process or another has created it"
-    return _key(private)  # is not kept: the transaction may still fail
-
-
-def forget() -> None:
-    """Read the key again at its next use."""
-    _read.clear()
-
-
-def _key(private: str) -> Ed25519PrivateKey:
+    if private is None:
+        created = Ed25519PrivateKey.generate().private_bytes_raw().hex()
+        session.execute(insert(SigningKey).values(id=1, private_key=created).on_conflict_do_nothing())
+        private = session.scalar(select(SigningKey.private_key))
+        assert private is not None, "this process or another has created it"
     return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(private))
 
 
