@@ -27,7 +27,7 @@ PAGES = {
     "new": "/runs/new",
     "new-quick": "/runs/new?template=quick",
     "compare": "/compare?runs={run},{large}",
-    "compare-loss": "/compare?runs={run},{large}&x=time&y=loss&scale=log-log&smooth=5",
+    "compare-loss": "/compare?runs={run},{large}&x=time&y=loss&scale=log-x&smooth=5",
     "compare-none": "/compare",
     "clients": "/clients",
     "client": "/clients/client-0",

@@ -129,7 +129,7 @@ export function heat(element, read, slots) {
       if (named?.slot < 12) drawGlyph(g, named.slot, 5, y);
       g.fillStyle = token("text-2");
       g.textAlign = "left";
-      g.fillText(named?.code ?? client.slice(0, 6), 16, y);
+      g.fillText(named?.code ?? (client.length > 6 ? `…${client.slice(-5)}` : client), 16, y);
       g.textAlign = "right";
       g.fillText(short(data.last[i]), w - 4, y);
     });
