@@ -208,12 +208,9 @@ def test_only_a_connection_that_was_idle_is_tested(
     monkeypatch.setattr(db, "_TESTED_SECONDS", 0.0)
     ask()
     assert len(tested) == 1
-    with psycopg.connect(
-        str(engine().url.render_as_string(False)).replace("+psycopg", "", 1), autocommit=True
-    ) as other:
-        other.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-            "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
-        )
+    tables.one(
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+    )
     ask()
     assert len(tested) == 2

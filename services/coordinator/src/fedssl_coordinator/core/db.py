@@ -1,10 +1,9 @@
 """The database: engine, transactions, locks, and actions that run after a commit."""
 
-import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated, TypeVar
 
 import psycopg
@@ -99,7 +98,7 @@ def engine() -> Engine:
         connect_args={**_CONNECT, **prepared},
     )
     event.listen(created, "checkin", _note_use)
-    event.listen(created, "checkout", functools.partial(_test_if_idle, created.dialect))
+    event.listen(created, "checkout", partial(_test_if_idle, created.dialect))
     return created
 
 
