@@ -78,6 +78,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--train-seconds", type=float, default=0.0, help="from download to upload, give or take half")
     parser.add_argument("--lease-seconds", type=float, default=60.0, help="a third of it lies between two heartbeats")
     parser.add_argument("--claim-seconds", type=float, default=25.0, help="that a claim waits for work; at most 60")
+    parser.add_argument("--upload", action="store_true", help="upload and submit, as workers of older versions do")
     parser.add_argument("--apis", type=int, default=1)
     parser.add_argument("--aggregators", type=int, default=1)
     parser.add_argument("--limit-seconds", type=float, default=220.0, help="give up after so long")
@@ -94,6 +95,7 @@ def _measure(federation: Replicas, tables: Tables, options: argparse.Namespace, 
             Line(parts.hostname or "", parts.port or 0, token, tally),
             options.train_seconds,
             options.claim_seconds,
+            delivers=not options.upload,
         )
         for (name, token), parts in zip(tokens.items(), addresses, strict=False)
     ]

@@ -74,6 +74,7 @@ class Arena(Federation):
         self._ports = {"api": self._port, **{f"api-{n}": choose_port() for n in range(2, self._num_apis + 1)}}
         self.proxy = Proxy(list(self._ports.values()), self.injected).__enter__()
         super().__enter__()
+        self.proxy.refuses_delivery = lambda token: token == self._tokens.get("client-1")  # both ways occur
         for name in [*list(self._ports)[1:], *self.clients]:
             self.start(name)
         self.until(lambda: sum(c.registered_at is not None for c in self.client.clients()) == 2, "both workers")

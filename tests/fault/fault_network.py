@@ -42,7 +42,9 @@ def test_requests_at_random(method: str, arena: Arena, rng: random.Random, num_f
             audit.completed(arena, arena.begin(spec), spec)
 
 
-@pytest.mark.parametrize("path", ["^GET /v1/artifacts/", "^PUT /v1/artifacts/", "^POST /v1/work/(submit|claim)"])
+@pytest.mark.parametrize(
+    "path", ["^GET /v1/artifacts/", "^PUT /v1/artifacts/", "^POST /v1/work/deliver", "^POST /v1/work/(submit|claim)"]
+)
 def test_one_kind_of_request(path: str, arena: Arena, rng: random.Random) -> None:
     """Everything that can happen to it, one after the other: what is sent again meets the next."""
     spec = specs.spec(rng.choice(specs.METHODS), num_rounds=4, seed=rng.randrange(10**6))  # no broadcast is known yet

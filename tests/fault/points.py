@@ -11,8 +11,8 @@ from fault.gates import artifacts_held, commits_held, jobs_held
 from fault.patience import patient
 from fault.proxy import Held
 
-UPLOAD = "^PUT /v1/artifacts/"
-SUBMIT = "^POST /v1/work/submit"
+UPLOAD = "^(PUT /v1/artifacts/|POST /v1/work/deliver)"
+SUBMIT = "^POST /v1/work/(submit|deliver)"
 SENDER = "sender"  # of the request in question: one of the workers
 _SPIN_SECONDS = 30.0
 

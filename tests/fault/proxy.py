@@ -29,6 +29,8 @@ KINDS: dict[Action, str] = {
     "truncate-answer": "network: answer truncated",
 }
 
+_DELIVERY = "POST /v1/work/deliver"
+_NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _CHUNK = 1 << 16
 _HEAD_BYTES = 1 << 16
 _SECONDS = 90.0  # longest silence on a connection: a claim waits for 25
@@ -90,6 +92,8 @@ class Proxy(Listener):
         super().__init__()
         self.ports = list(ports)
         self.choose: Callable[[Request], Action | None] = lambda request: None
+        self.refuses_delivery: Callable[[str], bool] = lambda token: False
+        """Whether a worker's deliveries are answered 404, as by an older coordinator: it uploads and submits then."""
         self.served: dict[int, int] = {}
         self._injected = injected
         self._rules: list[Rule] = []
@@ -124,6 +128,11 @@ class Proxy(Listener):
         with client, suppress(_Broken):
             client.settimeout(_SECONDS)
             request, body = _read_head(client)
+            if request.start == _DELIVERY and self.refuses_delivery(request.token):
+                while len(body) < request.length:
+                    body += _receive(client)
+                client.sendall(_NOT_FOUND)
+                return
             rule = self._rule_for(request)
             self._exchange(client, request, body, rule)
 

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.work import DELIVERY_HEADER
 from support.cast import Cast
 from support.coordinator import Coordinator
 from support.openapi import Operation, api_document, operations
@@ -84,6 +85,7 @@ class World:
                                      "metrics": {"loss": 1.0}},
             "POST /v1/work/decline": {"assignment_id": assignment, "reason": "no"},
         }  # fmt: skip
+        self.ids[DELIVERY_HEADER] = [json.dumps(self.bodies["POST /v1/work/submit"])]
 
 
 def _begun(coordinator: Coordinator, known: dict[str, list[str]]) -> str:

@@ -19,6 +19,7 @@ import pytest
 
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.tokens import Role
+from fedssl.protocol.work import DELIVERY_HEADER
 from support.cast import Cast
 from support.coordinator import Coordinator
 from support.data_sets import labelled_bytes, public_bytes, written
@@ -148,6 +149,9 @@ TABLE: dict[str, Row] = {
     "POST /v1/work/submit": Row(
         WORKERS, {409}, ("assignment",), "assignment",
         body=lambda ids: {"assignment_id": ids["assignment"], "update": "0" * 64, "num_examples": 5},
+    ),
+    "POST /v1/work/deliver": Row(
+        WORKERS, {413, 422}, ("assignment",), "assignment", content=b"x" * 16,
     ),
     "POST /v1/work/decline": Row(
         WORKERS, {200}, ("assignment",), "assignment",
@@ -281,6 +285,9 @@ def _ask(world: World, http: httpx.Client, name: str, caller: Caller, ids: Ids) 
         headers["Authorization"] = caller.authorization
     if name == "POST /v1/uploads":
         headers |= {"Upload-Length": "1000", "Upload-Metadata": _metadata(ids)}
+    if name == "POST /v1/work/deliver":
+        submission = {"assignment_id": ids["assignment"], "update": "0" * 64, "num_examples": 5}
+        headers[DELIVERY_HEADER] = json.dumps(submission)
     params = dict(row.params(ids)) if row.params else {}
     if name.startswith("PUT") and caller.role in OPERATORS:
         params = {}

@@ -15,6 +15,7 @@ from typing import Any
 
 from fedssl.artifacts.header import header_bytes, num_bytes
 from fedssl.protocol.plan import ArtifactPlan, TensorSpec
+from fedssl.protocol.work import DELIVERY_HEADER, OFFER_HEADER
 from fedssl_worker.lease import progress_interval
 
 _LARGEST_PUT = 1 << 20  # as the worker's client: what is larger goes by `/v1/uploads`
@@ -113,13 +114,19 @@ class _LeaseLost(Exception):
 
 
 class SimulatedWorker:
-    """Registers, claims, fetches the broadcast, sends heartbeats, waits as if it trained, uploads, and submits."""
+    """Registers, claims, fetches the broadcast, sends heartbeats, waits as if it trained, and sends its update.
 
-    def __init__(self, name: str, line: Line, train_seconds: float, claim_seconds: float) -> None:
+    A small update is delivered in one request, unless `delivers` is false, as for an older worker.
+    """
+
+    def __init__(
+        self, name: str, line: Line, train_seconds: float, claim_seconds: float, *, delivers: bool = True
+    ) -> None:
         self._name = name
         self._line = line
         self._train_seconds = train_seconds
         self._claim_seconds = claim_seconds
+        self._delivers = delivers
         self._key = hashlib.sha256(name.encode()).hexdigest()
         self._num_entries = 0
 
@@ -137,9 +144,10 @@ class SimulatedWorker:
                 answer = await self._post("claim", {"wait_seconds": self._claim_seconds})
                 if answer.status == 200:
                     with contextlib.suppress(_LeaseLost):  # as a worker does: the next claim returns what to do
-                        await self._train(json.loads(answer.content))
+                        most = int(answer.headers.get(OFFER_HEADER.lower(), 0)) if self._delivers else 0
+                        await self._train(json.loads(answer.content), most)
 
-    async def _train(self, item: dict[str, Any]) -> None:
+    async def _train(self, item: dict[str, Any], most_delivered: int) -> None:
         await self._line.ask("download", "GET", f"/v1/artifacts/{item['broadcast']}", is_kept=False)
         end = time.monotonic() + random.uniform(0.5, 1.5) * self._train_seconds
         while True:
@@ -151,10 +159,16 @@ class SimulatedWorker:
             await asyncio.sleep(min(left, progress_interval(item["lease_seconds"])))
         update = _template(json.dumps(item["plan"]))
         digest, tail = update.of(random.getrandbits(20))
-        await self._upload(item["assignment_id"], digest, update.beginning, tail)
         done = {"assignment_id": item["assignment_id"], "update": digest, "num_examples": 100}
         metrics = {"loss": 1.0, "effective_rank": 4.0, "feature_std": 1.0, "embedding_std": 1.0, "divergence": 0.1}
-        await self._post("submit", {**done, "metrics": metrics, "anchor": self._anchor()})
+        submission = {**done, "metrics": metrics, "anchor": self._anchor()}
+        if len(update.beginning) + len(tail) <= most_delivered:
+            headers = {DELIVERY_HEADER.replace("-", "_"): json.dumps(submission)}
+            path = "/v1/work/deliver"
+            self._checked(await self._line.ask("deliver", "POST", path, update.beginning, tail, **headers))
+            return
+        await self._upload(item["assignment_id"], digest, update.beginning, tail)
+        await self._post("submit", submission)
 
     async def _upload(self, assignment: str, digest: str, beginning: bytes, tail: bytes) -> None:
         size = len(beginning) + len(tail)

@@ -98,14 +98,14 @@ def assert_one_trace(spans: list[Received], run: str) -> None:
     found = {(span.service, span.name, span.kind) for span in of_round}
     assert found >= {
         ("fedssl-worker", "work", "internal"),
-        ("fedssl-coordinator", "POST /v1/work/submit", "server"),
+        ("fedssl-coordinator", "POST /v1/work/deliver", "server"),
         ("fedssl-coordinator", "fedssl.advance_run", "consumer"),
         ("fedssl-coordinator", "aggregate", "internal"),
     }
     of_id = {span.id: span for span in of_round}
-    submits = [span for span in of_round if span.name == "POST /v1/work/submit"]
-    assert {of_id[span.parent].service for span in submits} == {"fedssl-worker"}
-    assert len(submits) == 2
+    deliveries = [span for span in of_round if span.name == "POST /v1/work/deliver"]
+    assert {of_id[span.parent].service for span in deliveries} == {"fedssl-worker"}
+    assert len(deliveries) == 2
 
 
 def test_up_trains_stops_without_a_trace_and_continues(folder: Path, started: list[Up], receiver: Receiver) -> None:

@@ -25,6 +25,7 @@ FOR_PROGRAMS = {
     "POST /v1/work/claim",
     "POST /v1/work/heartbeat",
     "POST /v1/work/submit",
+    "POST /v1/work/deliver",
     "POST /v1/work/decline",
     "POST /v1/work/ended-runs",
     "POST /v1/uploads",

@@ -11,10 +11,10 @@ from structlog.testing import capture_logs
 
 from fedssl.artifacts.tensors import Tensors
 from fedssl.backoff import Backoff
-from fedssl.client import NotFound, TooManyRequests, TryAgain, Unreachable, Untrusted
+from fedssl.client import NotFound, TooManyRequests, TryAgain, Unreachable, Untrusted, WorkerClient
 from fedssl.engine import LocalProgress
 from fedssl.protocol.errors import Problem
-from fedssl.protocol.work import HeartbeatReply, Register
+from fedssl.protocol.work import DELIVERY_BYTES, HeartbeatReply, Register
 from fedssl_worker import executor as executor_module
 from fedssl_worker import lease as lease_module
 from fedssl_worker.agent import Agent, register
@@ -142,6 +142,14 @@ def test_a_full_disk_costs_only_time(setting: Setting, monkeypatch: pytest.Monke
     assert setting.coordinator.submissions == []
     agent.step()
     assert same(setting.sent(), setting.train_directly(make_spec(), 1)[0])
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_killed_at_a_delivery_the_weights_are_the_same(setting: Setting, *, after: bool) -> None:
+    setting.coordinator.delivery_bytes = DELIVERY_BYTES
+    play_rounds(setting, lambda number: dies_in(WorkerClient, "deliver", after=after) if number == 2 else None)
+    assert_like_undisturbed(setting)
+    assert "submit" not in setting.coordinator.calls
 
 
 def test_killed_after_training_nothing_is_trained_twice(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:

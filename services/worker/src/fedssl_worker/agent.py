@@ -204,10 +204,7 @@ class Agent:
             log.info("work.trained", seconds=round(time.monotonic() - started, 2), metrics=finished.metrics)
             uploading = Progress(phase="uploading", epoch=0, num_epochs=0, step=0, num_steps=0)
             lease.report(uploading)
-            numbers = self._egress.permitted_metrics(item, finished.metrics)
-            numbers["num_examples"] = finished.num_examples
-            self._egress.send(item, finished.update, finished.digest, numbers, lambda _: lease.report(uploading))
-            answer = self._egress.submit(item, finished)
+            answer = self._egress.deliver(item, finished, lambda _: lease.report(uploading))
         log.info("update.submitted", state=answer.state.value, digest=finished.digest)
         UPLOAD_BYTES.inc(finished.update.stat().st_size)
         ASSIGNMENTS.labels(answer.state.value).inc()

@@ -1,7 +1,7 @@
 """Finds NaN and infinity in a stored artifact, without torch and in constant memory."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -23,29 +23,29 @@ def check_finite(path: Path, header: Header | None = None) -> None:
     if header is None:
         with path.open("rb") as file:
             header = read_header(file)
-    for entry in header.entries:
-        if entry.dtype in _NUMPY and entry.stop > entry.start and not _is_finite(path, header, entry):
-            raise NotFinite(
-                f"tensor {entry.name} holds NaN or infinity: training diverged. Lower the learning rate, "
-                "and check the images for constant or corrupt ones"
-            )
+    with path.open("rb") as file:
+        for entry in header.entries:
+            if entry.dtype in _NUMPY and entry.stop > entry.start and not _is_finite(file, header, entry):
+                raise NotFinite(
+                    f"tensor {entry.name} holds NaN or infinity: training diverged. Lower the learning rate, "
+                    "and check the images for constant or corrupt ones"
+                )
 
 
-def _is_finite(path: Path, header: Header, entry: TensorEntry) -> bool:
+def _is_finite(file: BinaryIO, header: Header, entry: TensorEntry) -> bool:
     dtype = _NUMPY[entry.dtype]
     count = (entry.stop - entry.start) // dtype.itemsize
-    with path.open("rb") as file:
-        file.seek(header.data_start + entry.start)
-        while count:
-            wanted = min(count, _CHUNK) * dtype.itemsize
-            data = file.read(wanted)
-            if len(data) < wanted:
-                raise ArtifactError(f"the file ends within tensor {entry.name}")
-            chunk = np.frombuffer(data, dtype=dtype)
-            if entry.dtype == "BF16":
-                if ((chunk & _BF16_EXPONENT) == _BF16_EXPONENT).any():
-                    return False
-            elif not np.isfinite(chunk).all():
+    file.seek(header.data_start + entry.start)
+    while count:
+        wanted = min(count, _CHUNK) * dtype.itemsize
+        data = file.read(wanted)
+        if len(data) < wanted:
+            raise ArtifactError(f"the file ends within tensor {entry.name}")
+        chunk = np.frombuffer(data, dtype=dtype)
+        if entry.dtype == "BF16":
+            if ((chunk & _BF16_EXPONENT) == _BF16_EXPONENT).any():
                 return False
-            count -= chunk.size
+        elif not np.isfinite(chunk).all():
+            return False
+        count -= chunk.size
     return True

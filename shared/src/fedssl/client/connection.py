@@ -1,7 +1,7 @@
 """One connection to a coordinator: the only module that knows how requests are sent and what can go wrong with them."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -129,8 +129,12 @@ class Connection:
         retry: Retry | None = None,
         idempotent: bool = True,
         max_bytes: int | None = None,
+        on_headers: Callable[[Mapping[str, str]], None] = lambda headers: None,
     ) -> bytes:
-        """Send a request, again where that may help, and return the whole answer's body. Raises ClientError."""
+        """Send a request, again where that may help, and return the whole answer's body. Raises ClientError.
+
+        `on_headers` receives the answer's headers.
+        """
         content = None if body is None else body.model_dump_json().encode()
         sent = {"Content-Type": "application/json"} if body is not None else {}
 
@@ -138,6 +142,7 @@ class Connection:
             with self.stream(
                 method, path, params=params, headers={**sent, **(headers or {})}, content=content, timeout=timeout
             ) as response:
+                on_headers(response.headers)
                 return read(response, max_bytes)
 
         return with_retries(attempt, retry or self.retry, idempotent=idempotent)

@@ -9,6 +9,8 @@ import base64
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from uuid import UUID
 
@@ -18,6 +20,7 @@ from fedssl.client.downloads import PROGRESS_BYTES, OnBytes
 from fedssl.client.errors import ApiError, BadAnswer, Conflict, NotFound, StoreUnreachable, TryAgain, Unreachable
 from fedssl.client.retry import Retry, RetryTimer, is_temporary, with_retries
 from fedssl.protocol.views import UploadPart, UploadParts
+from fedssl.protocol.work import DELIVERY_HEADER, Submit, Submitted
 
 WHOLE_BYTES = 1 << 20
 """The largest file that is sent in one request: it costs less to send again than to ask how much has arrived."""
@@ -33,6 +36,8 @@ _BROKEN_PARTS = 2  # in a row that are sent again, however long they took
 _LOCATION = re.compile(r"/v1/uploads/[0-9a-f-]{36}")
 _OFFSET = re.compile(r"[0-9]{1,19}")
 _TUS = {"Tus-Resumable": "1.0.0"}
+_DELIVER = "/v1/work/deliver"
+_NO_DELIVERIES = (400, 404, 405, 411, 413, 414, 431)  # from an older coordinator, or from a proxy with narrow limits
 
 
 def upload(
@@ -58,6 +63,33 @@ def upload(
     return sending.num_sent
 
 
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """The result of a delivery.
+
+    Attributes:
+        submitted: the answer, or None if this kind of request was refused: upload the file, and submit it.
+        num_sent: how many bytes of the file were put on the line; those that were sent again count again.
+    """
+
+    submitted: Submitted | None
+    num_sent: int
+
+
+def deliver(
+    connection: Connection, submission: Submit, source: Path, on_bytes: OnBytes = lambda count: None
+) -> Delivery:
+    """Send a small file and its submission in one request, again where that may help. Raises ClientError."""
+    sending = _Upload(connection, submission.update, source, submission.assignment_id, on_bytes)
+    try:
+        answer = with_retries(partial(sending.send_with, submission), connection.retry)
+    except ApiError as error:
+        if error.problem.status not in _NO_DELIVERIES:
+            raise
+        return Delivery(None, sending.num_sent)
+    return Delivery(parse(Submitted, answer, f"POST {_DELIVER}"), sending.num_sent)
+
+
 class _Upload:
     """One file on its way out."""
 
@@ -80,6 +112,12 @@ class _Upload:
         """One PUT with all of it."""
         params = {} if self._assignment_id is None else {"assignment": str(self._assignment_id)}
         self._send("PUT", f"/v1/artifacts/{self._digest}", 0, {"Content-Type": "application/octet-stream"}, params)
+
+    def send_with(self, submission: Submit) -> bytes:
+        """One POST with all of it and its submission."""
+        about = submission.model_dump_json()
+        headers = {"Content-Type": "application/octet-stream", DELIVERY_HEADER: about}
+        return self._send("POST", _DELIVER, 0, headers, {})
 
     def run(self, timer: RetryTimer) -> None:
         """Announce, send from the byte that the coordinator names, and again until nothing is left to send."""
@@ -180,7 +218,7 @@ class _Upload:
             raise BadAnswer(f"POST /v1/uploads returned offset {offset}, but the file has {self.size} bytes")
         return location, int(offset), is_direct
 
-    def _send(self, method: str, path: str, offset: int, headers: dict[str, str], params: dict[str, str]) -> None:
+    def _send(self, method: str, path: str, offset: int, headers: dict[str, str], params: dict[str, str]) -> bytes:
         """All bytes from `offset` on. The answer comes once the coordinator has checked and stored them."""
         headers = {**headers, "Content-Length": str(self.size - offset)}
         seconds = max(self._connection.timeout, _ANSWER_SECONDS)
@@ -194,7 +232,7 @@ class _Upload:
             timeout=seconds,
             bytes_per_second=TRANSFER_BYTES_PER_SECOND,
         ) as response:
-            read(response, _LARGEST_ANSWER)
+            return read(response, _LARGEST_ANSWER)
 
     def _chunks(self, offset: int, num_bytes: int) -> Iterator[bytes]:
         if self.num_sent > _MOST_TIMES * self.size:

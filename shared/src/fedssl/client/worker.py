@@ -1,6 +1,7 @@
 """The worker's client: what the process of a data owner asks of the coordinator."""
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TypeVar
 from uuid import UUID
@@ -12,10 +13,12 @@ from fedssl.client.connection import MALFORMED, parse, summary
 from fedssl.client.downloads import OnBytes, OnSize, download
 from fedssl.client.errors import BadAnswer, UnknownWork
 from fedssl.client.retry import Retry
-from fedssl.client.uploads import upload
+from fedssl.client.uploads import Delivery, deliver, upload
 from fedssl.protocol.ledger import LedgerAnchor
 from fedssl.protocol.states import Cause
 from fedssl.protocol.work import (
+    DELIVERY_BYTES,
+    OFFER_HEADER,
     Claim,
     Decline,
     EndedQuery,
@@ -38,6 +41,7 @@ M = TypeVar("M", bound=BaseModel)
 _REASON_CHARACTERS = 500
 _ANSWER_BYTES = 1 << 16
 _WORK_BYTES = 16 << 20  # a spec may name 100,000 clients
+_OFFER = re.compile(r"[0-9]{1,18}")
 
 
 class _Claimed(BaseModel):
@@ -48,6 +52,8 @@ class _Claimed(BaseModel):
 
 class WorkerClient(BaseClient):
     """A worker's side of the API. The arguments are those of `Client`, with a worker's token."""
+
+    _delivery_bytes = 0
 
     def enrol(self, token_hash: str) -> Enrolled:
         """With an enrolment token: make the token valid whose secret has this sha256. Again, it gets the same answer.
@@ -73,6 +79,7 @@ class WorkerClient(BaseClient):
             body=Claim(wait_seconds=wait_seconds),
             timeout=self._connection.timeout + wait_seconds,
             max_bytes=_WORK_BYTES,
+            on_headers=self._read_offer,
         )
         if not content:  # 204
             return None
@@ -108,6 +115,21 @@ class WorkerClient(BaseClient):
     def submit(self, submission: Submit) -> Submitted:
         """Hand in an uploaded update. Sent again, it gets the same answer. Raises LeaseLost, DuplicateUpdate, Gone."""
         return self._about(submission.assignment_id, self._call("/v1/work/submit", Submitted, submission))
+
+    @property
+    def delivery_bytes(self) -> int:
+        """Up to which size the coordinator of the last claim takes a delivery. 0: it is older than deliveries."""
+        return self._delivery_bytes
+
+    def deliver(self, submission: Submit, source: Path, on_bytes: OnBytes = lambda count: None) -> Delivery:
+        """Send an update of at most `delivery_bytes` from disk and submit it, in one request.
+
+        Sent again, it gets the same answer. Raises what `upload` and `submit` raise.
+        """
+        delivery = deliver(self._connection, submission, source, on_bytes)
+        if delivery.submitted is not None:
+            self._about(submission.assignment_id, delivery.submitted)
+        return delivery
 
     def decline(self, assignment_id: UUID, reason: str, cause: Cause | None = None) -> Submitted:
         """Give an assignment back, with the reason (cut to 500 characters) and whose problem it is."""
@@ -152,6 +174,10 @@ class WorkerClient(BaseClient):
         upload, which may be continued. Raises Rejected, LeaseLost.
         """
         return upload(self._connection, digest, source, assignment_id=assignment_id, on_bytes=on_bytes)
+
+    def _read_offer(self, headers: Mapping[str, str]) -> None:
+        offer = headers.get(OFFER_HEADER, "")
+        self._delivery_bytes = min(int(offer), DELIVERY_BYTES) if _OFFER.fullmatch(offer) else 0
 
     def _call(
         self,

@@ -190,6 +190,18 @@ class Submit(StrictModel):
     anchor: Anchor = None
 
 
+DELIVERY_HEADER = "Fedssl-Submission"
+"""The header of a delivery: a `Submit` as JSON. The body is the update."""
+
+OFFER_HEADER = "Fedssl-Deliver-Bytes"
+"""The header of a claim's answer: the size in bytes up to which the coordinator takes an update and its submission in
+one request. Older coordinators do not send it."""
+
+DELIVERY_BYTES = 4 << 20
+DELIVERY_CHARACTERS = 8000
+"""The limit of `DELIVERY_HEADER`: the longest `Submit` has less than 7,000. Many proxies refuse longer headers."""
+
+
 class Submitted(StrictModel):
     """The result of a submission. The same submission again, with the same numbers, gets the same answer."""
 

@@ -6,6 +6,8 @@ from typing import Any
 
 from sqlalchemy import event
 
+from fedssl.artifacts.store import digest_of
+from fedssl.artifacts.tensors import save_tensors
 from fedssl.protocol.work import Submit
 from fedssl_coordinator.core.db import engine
 from support.cast import Cast
@@ -35,7 +37,7 @@ def _cost(request: Callable[[], object]) -> tuple[int, int]:
     return counts["before_cursor_execute"], counts["begin"]
 
 
-def test_an_update_costs_twenty_nine_statements_in_six_transactions(
+def test_an_uploaded_update_costs_twenty_five_statements_in_six_transactions(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     cast = Cast(coordinator, tables, tmp_path, "abc", num_rounds=1)
@@ -52,8 +54,20 @@ def test_an_update_costs_twenty_nine_statements_in_six_transactions(
         assignment_id=item.assignment_id, update=update["digest"], num_examples=10, metrics={"loss": 1.0}
     )
     costs["submit"] = _cost(lambda: worker.submit(submission))
-    assert costs == {"claim": (7, 1), "heartbeat": (2, 1), "download": (2, 1), "upload": (8, 2), "submit": (10, 1)}
-    assert [sum(numbers) for numbers in zip(*costs.values(), strict=True)] == [29, 6]
+    assert costs == {"claim": (5, 1), "heartbeat": (2, 1), "download": (2, 1), "upload": (7, 2), "submit": (9, 1)}
+    assert [sum(numbers) for numbers in zip(*costs.values(), strict=True)] == [25, 6]
+
+
+def test_a_delivery_costs_less_than_an_upload_and_a_submission(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    cast = Cast(coordinator, tables, tmp_path, "ab", num_rounds=1)
+    item, path = cast.claim("a"), tmp_path / "update"
+    save_tensors(tensors_for(item.plan.update, 2.0), path)
+    submission = Submit(
+        assignment_id=item.assignment_id, update=digest_of(path), num_examples=10, metrics={"loss": 1.0}
+    )
+    assert _cost(lambda: cast.workers["a"].deliver(submission, path)) == (14, 2)
 
 
 def test_a_claim_without_work_asks_twice_and_then_waits(

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 
 from fedssl.data import ImageData, save_npz
 from fedssl.protocol.states import RunState
-from fedssl.protocol.work import Claim, Decline, EndedQuery, Heartbeat, Register, Submit
+from fedssl.protocol.work import DELIVERY_HEADER, Claim, Decline, EndedQuery, Heartbeat, Register, Submit
 from support.coordinator import Coordinator
 from support.federation import tiny_spec
 from support.listening import LoopbackServer, Quiet
@@ -36,8 +36,9 @@ JSON: dict[str, type[BaseModel]] = {
     "/v1/work/decline": Decline,
     "/v1/work/ended-runs": EndedQuery,  # asked when a worker has nothing else to do
 }
+DELIVERY = "/v1/work/deliver"
 LONGEST_JSON = 8192
-LONGEST_HEAD = 1024
+LONGEST_HEAD = 1024  # without the submission in a delivery's head
 ROUNDS = 2
 
 POLICY = """
@@ -101,7 +102,7 @@ def check_json(request: Request) -> BaseModel:
 
 def test_the_protocol_has_no_message_that_these_tests_do_not_know(coordinator: Coordinator) -> None:
     paths = httpx.get(f"{coordinator.url}/openapi.json").json()["paths"]
-    assert {path for path in paths if path.startswith("/v1/work/")} == JSON.keys()
+    assert {path for path in paths if path.startswith("/v1/work/")} == {*JSON, DELIVERY}
 
 
 @pytest.mark.parametrize("with_policy", [False, True], ids=["without a policy", "with a policy"])
@@ -121,20 +122,20 @@ def test_every_byte_that_left_is_in_the_ledger_or_small_json(
         requests = proxy.requests()
         assert sum(request.num_bytes for request in requests) == proxy.num_bytes  # nothing in between
 
-    uploads = [request for request in requests if request.method == "PUT"]
-    others = [request for request in requests if request.method == "POST"]
-    assert {request.method for request in requests} == {"GET", "POST", "PUT"}
+    uploads = [request for request in requests if request.path == DELIVERY]
+    others = [request for request in requests if request.method == "POST" and request.path != DELIVERY]
+    assert {request.method for request in requests} == {"GET", "POST"}
     assert all(not request.body for request in requests if request.method == "GET")
-    assert max(request.num_bytes - len(request.body) for request in requests) <= LONGEST_HEAD
+    heads = [request.num_bytes - len(request.body) - len(_submission(request)) for request in requests]
+    assert max(heads) <= LONGEST_HEAD
     written = ledger(tmp_path, "show")
     assert [entry["outcome"] for entry in written] == ["sent"] * ROUNDS
     assert [hashlib.sha256(request.body).hexdigest() for request in uploads] == [entry["digest"] for entry in written]
     assert [len(request.body) for request in uploads] == [entry["bytes"] for entry in written]
-    assert all(request.path.startswith(f"/v1/artifacts/{entry['digest']}?assignment=")
-               for request, entry in zip(uploads, written, strict=True))  # fmt: skip
     said = [check_json(request) for request in others]
-    submitted = [message for message in said if isinstance(message, Submit)]
+    submitted = [Submit.model_validate_json(_submission(request)) for request in uploads]
     for message, entry in zip(submitted, written, strict=True):
+        assert message.update == entry["digest"]
         numbers = {**message.metrics, "num_examples": message.num_examples}
         assert entry["numbers"] == [f"{name}={numbers[name]!r}" for name in sorted(numbers)]
         assert bool(message.metrics) is not with_policy
@@ -142,6 +143,10 @@ def test_every_byte_that_left_is_in_the_ledger_or_small_json(
         beats = [message.progress for message in said if isinstance(message, Heartbeat) and message.progress]
         assert [beat.loss for beat in beats] == [None] * len(beats)
     check_anchored(coordinator, tmp_path)
+
+
+def _submission(request: Request) -> str:
+    return request.headers.get(DELIVERY_HEADER.lower(), "")
 
 
 def check_anchored(coordinator: Coordinator, folder: Path) -> None:
@@ -152,7 +157,8 @@ def check_anchored(coordinator: Coordinator, folder: Path) -> None:
     assert report["anchors_compared"] == len(anchors) >= 2
     assert len(report["coordinators"]) == 1
     assert report["unconfirmed"] == []
-    assert anchors[-1]["seq"] >= report["last"] - 2  # all but the receipt itself, and a new segment's first entry
+    # All but the last `sent`, which follows the anchor of its delivery, the receipt, and a new segment's first entry.
+    assert anchors[-1]["seq"] >= report["last"] - 3
     assert all(anchor["is_consistent"] for anchor in anchors)
 
 

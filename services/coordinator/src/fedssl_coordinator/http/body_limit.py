@@ -18,7 +18,7 @@ IS_KNOWN = "is_known"
 
 SESSION_COOKIE = "fedssl_session"  # of the web page
 
-_ARTIFACTS = {"PUT": "/v1/artifacts/", "PATCH": "/v1/uploads/"}
+_ARTIFACTS = {"PUT": "/v1/artifacts/", "PATCH": "/v1/uploads/", "POST": "/v1/work/deliver"}
 _REGISTRATION = "/v1/work/register"
 _WORKERS = ("/v1/work/", "/v1/enrolments")
 _SMALL = 1 << 16

@@ -12,10 +12,11 @@ from fedssl.artifacts.header import Header, check_header, num_bytes, read_header
 from fedssl.artifacts.store import digest_of
 from fedssl.client import WorkerClient
 from fedssl.errors import ArtifactError, DigestMismatch
+from fedssl.protocol.ledger import LedgerAnchor
 from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.work import Metrics, Progress, Registered, Submit, Submitted, WorkItem
 from fedssl_worker.disclosure.anchoring import Anchoring
-from fedssl_worker.disclosure.ledger import Ledger, LedgerError
+from fedssl_worker.disclosure.ledger import Ledger, LedgerEntry, LedgerError
 from fedssl_worker.disclosure.policy import NotPermitted, PolicyEnforcer
 from fedssl_worker.state import Finished
 
@@ -30,6 +31,7 @@ class Egress:
         self._ledger = ledger
         self._enforcer = enforcer or PolicyEnforcer(None, client.url)
         self.anchoring = Anchoring(ledger)
+        self._delivers = True  # until something refuses a delivery
 
     def register(self, register: Callable[[dict[str, Any]], Registered]) -> str:
         """Register with the policy and an anchor, and return the client whose worker this is.
@@ -80,7 +82,7 @@ class Egress:
         numbers: Mapping[str, float] | None = None,
         on_bytes: Callable[[int], None] = lambda count: None,
     ) -> None:
-        """Check an update, record it in the ledger, then send it.
+        """Check an update, record it in the ledger, then send it, without submitting it.
 
         The ledger's entry `intent` is written before the first byte leaves, and `sent`, with the number of bytes
         including repeated ones, once the update has arrived. An update with an `intent` and without a `sent` may have
@@ -93,6 +95,52 @@ class Egress:
         Raises PlanMismatch, NotFinite, DigestMismatch, ArtifactError, NotPermitted or LedgerError before the first byte
         has left, and ClientError.
         """
+        intent, about = self._intend(item, update, digest, numbers or {})
+        num_sent = self._client.upload(digest, update, item.assignment_id, on_bytes)
+        self._ledger.append("sent", **about, intent=intent.seq, sent_bytes=num_sent)
+
+    def deliver(
+        self, item: WorkItem, finished: Finished, on_bytes: Callable[[int], None] = lambda count: None
+    ) -> Submitted:
+        """Send an update as `send` does, and submit it, with the metrics that may leave.
+
+        A small update and its submission are one request, if the coordinator takes that. Raises what `send` raises.
+        """
+        numbers = self.permitted_metrics(item, finished.metrics)
+        numbers["num_examples"] = finished.num_examples
+        if self._delivers and finished.update.stat().st_size <= self._client.delivery_bytes:
+            if (answer := self._deliver_at_once(item, finished, numbers, on_bytes)) is not None:
+                return answer
+            self._delivers = False
+            log.warning("delivery.refused", todo="updates are uploaded and submitted in requests of their own")
+        self.send(item, finished.update, finished.digest, numbers, on_bytes)
+        return self.submit(item, finished)
+
+    def _deliver_at_once(
+        self, item: WorkItem, finished: Finished, numbers: Mapping[str, float], on_bytes: Callable[[int], None]
+    ) -> Submitted | None:
+        """Send and submit in one request. Returns None if a proxy or an older coordinator refused this request."""
+        intent, about = self._intend(item, finished.update, finished.digest, numbers)
+        with self.anchoring.exchange() as exchange:
+            submission = self._submission(item, finished, exchange.anchor)
+            delivery = self._client.deliver(submission, finished.update, on_bytes)
+            if delivery.submitted is None:
+                exchange.anchor = None  # it was not answered
+                return None
+            self._note_delivered(**about, intent=intent.seq, sent_bytes=delivery.num_sent)
+            exchange.receipt = delivery.submitted.receipt
+        return delivery.submitted
+
+    def _note_delivered(self, **fields: Any) -> None:
+        try:
+            self._ledger.append("sent", **fields)
+        except LedgerError as error:  # the update is accepted already; the next one does not leave without an entry
+            log.error("ledger.delivery_not_recorded", reason=str(error))
+
+    def _intend(
+        self, item: WorkItem, update: Path, digest: str, numbers: Mapping[str, float]
+    ) -> tuple[LedgerEntry, dict[str, Any]]:
+        """Check an update, and write the entry `intent`. Return it, with the fields that it shares with `sent`."""
         with self._refusals(item, digest):
             header = check_update(update, item.plan)
             if digest_of(update) != digest:
@@ -100,25 +148,23 @@ class Egress:
             self._enforcer.require_permitted(item)
             self._require_within_totals(item, header.total_bytes, digest)
         about = {**_work_fields(item), "digest": digest, "bytes": header.total_bytes}
-        intent = self._ledger.append("intent", **about, **_update_fields(item, header, numbers or {}))
-        num_sent = self._client.upload(digest, update, item.assignment_id, on_bytes)
-        self._ledger.append("sent", **about, intent=intent.seq, sent_bytes=num_sent)
+        return self._ledger.append("intent", **about, **_update_fields(item, header, numbers)), about
 
     def submit(self, item: WorkItem, finished: Finished) -> Submitted:
         """Submit an update that was sent, with the metrics that may leave. Raises ClientError."""
-        metrics = self.permitted_metrics(item, finished.metrics)
         with self.anchoring.exchange() as exchange:
-            answer = self._client.submit(
-                Submit(
-                    assignment_id=item.assignment_id,
-                    update=finished.digest,
-                    num_examples=finished.num_examples,
-                    metrics=metrics,
-                    anchor=exchange.anchor,
-                )
-            )
+            answer = self._client.submit(self._submission(item, finished, exchange.anchor))
             exchange.receipt = answer.receipt
         return answer
+
+    def _submission(self, item: WorkItem, finished: Finished, anchor: LedgerAnchor | None) -> Submit:
+        return Submit(
+            assignment_id=item.assignment_id,
+            update=finished.digest,
+            num_examples=finished.num_examples,
+            metrics=self.permitted_metrics(item, finished.metrics),
+            anchor=anchor,
+        )
 
     def _require_within_totals(self, item: WorkItem, num_bytes: int, digest: str | None = None) -> None:
         if (limits := self._enforcer.total_limits) is not None:

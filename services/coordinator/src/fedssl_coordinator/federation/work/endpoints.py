@@ -1,11 +1,18 @@
 """`/v1/work`: only for workers."""
 
 import time
+from typing import Annotated
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Header, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from fedssl.protocol.work import (
+    DELIVERY_BYTES,
+    DELIVERY_CHARACTERS,
+    DELIVERY_HEADER,
+    OFFER_HEADER,
     Claim,
     Decline,
     EndedQuery,
@@ -19,14 +26,23 @@ from fedssl.protocol.work import (
     WorkItem,
 )
 from fedssl_coordinator.core.db import DB, transaction
+from fedssl_coordinator.core.metrics import UPLOAD_BYTES
 from fedssl_coordinator.core.openapi import problems
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.federation.ledger_anchors import service as anchors
 from fedssl_coordinator.federation.work import service
 from fedssl_coordinator.identity.authentication import Caller, PresentedToken, PresentedWorker, WorkerId
 from fedssl_coordinator.identity.concurrency_limit import place_of
+from fedssl_coordinator.storage.artifacts.endpoints import ARTIFACT_BODY, ContentLength
+from fedssl_coordinator.storage.artifacts.service import UpdatePermit, UploadStatus, is_lost, permit_upload
+from fedssl_coordinator.storage.artifacts.streaming import receive
 
 router = APIRouter(prefix="/v1/work", tags=["work"])
+
+Submission = Annotated[
+    str,
+    Header(alias=DELIVERY_HEADER, max_length=DELIVERY_CHARACTERS, description="The body of `submit`, as JSON."),
+]
 
 _GONE_SECONDS = 5.0  # between two checks that the worker of a waiting claim is still connected
 
@@ -62,8 +78,12 @@ def _claim(token: PresentedToken) -> tuple[Caller, WorkItem | None]:
 
 
 @router.post("/claim", responses={204: {"description": "There is no work now: claim again."}})
-async def claim(claim: Claim, request: Request, token: PresentedWorker) -> WorkItem | None:
-    """Lease an assignment, or wait for one. Holds no database connection while it waits."""
+async def claim(claim: Claim, request: Request, response: Response, token: PresentedWorker) -> WorkItem | None:
+    """Lease an assignment, or wait for one. Holds no database connection while it waits.
+
+    The header `Fedssl-Deliver-Bytes` says up to which size `/v1/work/deliver` takes the update.
+    """
+    response.headers[OFFER_HEADER] = str(DELIVERY_BYTES)
     end = time.monotonic() + min(claim.wait_seconds, settings().claim_wait_seconds)
     caller, item = await run_in_threadpool(_claim, token)
     if item is not None:
@@ -87,11 +107,58 @@ async def submit(request: Submit, token: PresentedWorker) -> Submitted:
     return await run_in_threadpool(_submit, token, request)
 
 
-def _submit(token: PresentedToken, request: Submit) -> Submitted:
+def _submit(token: PresentedToken, request: Submit, num_bytes: int | None = None) -> Submitted:
     with transaction() as session:
         client_id = _client_of(token.caller(session))
-        submitted = service.submit(session, client_id, request)
+        submitted = service.submit(session, client_id, request, num_bytes)
         return submitted.model_copy(update={"receipt": anchors.record_anchor(session, client_id, request.anchor)})
+
+
+@router.post("/deliver", openapi_extra=ARTIFACT_BODY, responses=problems(404, 409, 410, 411))
+async def deliver(
+    request: Request, token: PresentedWorker, submission: Submission, content_length: ContentLength = None
+) -> Submitted:
+    """Send an update of at most 4 MiB and submit it, in one request.
+
+    It does the same as `PUT /v1/artifacts/{digest}` followed by `submit`, whose answers and refusals it gives. The same
+    delivery again gets the same answer. If the coordinator has the update already, it does not read the body.
+    """
+    submit = _parsed(submission, request.headers.getlist(DELIVERY_HEADER))
+    permit = await run_in_threadpool(_permit, token, submit)
+    num_bytes = None
+    if permit is not None:
+        if content_length is not None and content_length > DELIVERY_BYTES:
+            detail = (
+                f"{content_length} bytes announced; one request delivers at most {DELIVERY_BYTES}: send it with PUT"
+            )
+            raise permit.refusal("artifact-too-large", detail)
+        num_bytes = await receive(permit, submit.update, content_length, request.stream())
+        UPLOAD_BYTES.inc(num_bytes)
+    return await run_in_threadpool(_submit, token, submit, num_bytes)
+
+
+def _parsed(submission: str, lines: list[str]) -> Submit:
+    """Return the submission of a header. Raises RequestValidationError."""
+    place = ("header", DELIVERY_HEADER)
+    if len(lines) > 1:
+        problem = {"type": "value_error", "loc": place, "msg": "send this header once", "input": None}
+        raise RequestValidationError([problem])
+    try:
+        return Submit.model_validate_json(submission)
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_context=False, include_input=False)
+        raise RequestValidationError([{**each, "loc": (*place, *each["loc"])} for each in problems]) from None
+
+
+def _permit(token: PresentedToken, submit: Submit) -> UpdatePermit | None:
+    """Return what the worker may send, or None if it has sent this update before."""
+    with transaction() as session:
+        client_id = _client_of(token.caller(session))
+        permit, status = permit_upload(session, submit.assignment_id, client_id, submit.update)
+        if status is UploadStatus.MISSING:
+            service.check_before_delivery(session, permit, submit)
+    is_there = status is not UploadStatus.MISSING and not is_lost(status, submit.update)
+    return None if is_there else permit
 
 
 @router.post("/ended-runs")

@@ -83,6 +83,11 @@ def locked(session: Session, assignment_id: UUID, client_id: str) -> tuple[Assig
     return None if found is None else (found[0], found[1])
 
 
+def num_images(session: Session, client_id: str) -> int | None:
+    """Return how many images a client registered, or None if it did not say."""
+    return session.scalar(select(Client.num_images).where(Client.id == client_id))
+
+
 def lease_end(seconds: float) -> object:
     """Return an SQL expression for the moment in `seconds` from now, by the database's clock."""
     return func.now() + timedelta(seconds=seconds)

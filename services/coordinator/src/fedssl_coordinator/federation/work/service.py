@@ -39,7 +39,8 @@ from fedssl_coordinator.federation.transitions import Passed, about, pause, tran
 from fedssl_coordinator.federation.work import repository
 from fedssl_coordinator.identity import clients
 from fedssl_coordinator.storage.artifacts import repository as artifacts
-from fedssl_coordinator.storage.artifacts.service import foreign_assignment, own_assignment
+from fedssl_coordinator.storage.artifacts import service as uploads
+from fedssl_coordinator.storage.artifacts.service import UpdatePermit, foreign_assignment, own_assignment
 
 STATE_LOST = "client.state_lost"
 
@@ -104,14 +105,29 @@ def heartbeat(session: Session, client_id: str, request: Heartbeat) -> Heartbeat
     return HeartbeatReply(carry_on=False, reason=assignment.reason or f"the assignment is {assignment.state}")
 
 
-def submit(session: Session, client_id: str, request: Submit) -> Submitted:
-    """Accept an uploaded update. The same submission again gets the same answer. Raises ProblemError."""
+def check_before_delivery(session: Session, permit: UpdatePermit, request: Submit) -> None:
+    """Raise ProblemError if `submit` would refuse the numbers: then the update's bytes are not read.
+
+    What it refuses is in the store already, and nothing would count how much that is.
+    """
+    _require_own_numbers(permit, repository.num_images(session, permit.client_id), request)
+
+
+def submit(session: Session, client_id: str, request: Submit, num_bytes: int | None = None) -> Submitted:
+    """Accept an uploaded update. The same submission again gets the same answer. Raises ProblemError.
+
+    `num_bytes`: the size of the update if it arrived with the submission, and is in the store.
+    """
+    if num_bytes is not None:
+        uploads.record_arrival(session, request.update, num_bytes)
     assignment, client = _locked_own(session, request.assignment_id, client_id)
     if assignment.state == AssignmentState.ACCEPTED:
         return _accepted_before(session, assignment, request)
     current = _require_open(session, assignment)
-    _require_own_numbers(client, assignment, request)
-    if not artifacts.is_uploaded(session, assignment.id, request.update):
+    _require_own_numbers(assignment, client.num_images, request)
+    if num_bytes is not None:
+        uploads.add_upload(session, assignment.id, request.update)
+    elif not artifacts.is_uploaded(session, assignment.id, request.update):
         detail = f"artifact {request.update} has not been uploaded for this assignment: upload it with PUT first"
         raise ProblemError("conflict", detail, audit_event=_refused(assignment, detail))
     _require_wanted(session, assignment, current)
@@ -197,7 +213,8 @@ def _accept(session: Session, assignment: Assignment, request: Submit) -> None:
         session, assignment, AssignmentState.ACCEPTED, message, via=submitted, closed_at=func.now(), **values
     )
     assert won, "the row is locked and was seen leased"
-    rounds.replace_metrics(session, assignment.run_id, assignment.round_number, assignment.client_id, request.metrics)
+    store = rounds.insert_metrics if assignment.attempt == 1 else rounds.replace_metrics
+    store(session, assignment.run_id, assignment.round_number, assignment.client_id, request.metrics)
 
 
 def _advance_if_last(run_id: UUID, round_id: UUID, session: Session) -> None:
@@ -236,21 +253,21 @@ def _accepted_before(session: Session, assignment: Assignment, request: Submit) 
     raise ProblemError("duplicate-update", detail, audit_event=_refused(assignment, detail))
 
 
-def _require_own_numbers(client: Client, assignment: Assignment, request: Submit) -> None:
+def _require_own_numbers(subject: Assignment | UpdatePermit, num_images: int | None, request: Submit) -> None:
     """Raise ProblemError if the client claims more images than it registered, or reports what only the coordinator
     measures."""
-    if client.num_images is not None and request.num_examples > client.num_images:
+    if num_images is not None and request.num_examples > num_images:
         detail = (
-            f"num_examples is {request.num_examples}, and {client.id} registered {client.num_images} images: an update "
-            "weighs at most as much. Register again if there are more images now"
+            f"num_examples is {request.num_examples}, and {subject.client_id} registered {num_images} images: an "
+            "update weighs at most as much. Register again if there are more images now"
         )
-        data = {"num_examples": request.num_examples, "num_images": client.num_images}
+        data = {"num_examples": request.num_examples, "num_images": num_images}
         raise ProblemError(
-            "invalid-request", detail, audit_event=_refused(assignment, detail, "update.weight_refused", data)
+            "invalid-request", detail, audit_event=_refused(subject, detail, "update.weight_refused", data)
         )
     if reserved := sorted(request.metrics.keys() & set(MEASURES)):
         detail = f"the coordinator itself measures {', '.join(reserved)}: submit without them"
-        raise ProblemError("invalid-request", detail, audit_event=_refused(assignment, detail))
+        raise ProblemError("invalid-request", detail, audit_event=_refused(subject, detail))
 
 
 def _require_open(session: Session, assignment: Assignment) -> Round:
@@ -279,7 +296,7 @@ def _require_wanted(session: Session, assignment: Assignment, current: Round) ->
 
 
 def _work_item(session: Session, assignment: Assignment, run: Run, current: Round, spec: RunSpec) -> WorkItem:
-    newest = repository.newest_accepted(session, run, assignment.client_id)
+    newest = repository.newest_accepted(session, run, assignment.client_id) if current.number > 1 else None
     return WorkItem(
         assignment_id=assignment.id,
         run_id=run.id,
@@ -292,16 +309,21 @@ def _work_item(session: Session, assignment: Assignment, run: Run, current: Roun
         last_accepted=AcceptedUpdate(round_number=newest.round_number, update=newest.update_digest)
         if newest is not None and newest.update_digest is not None
         else None,
-        dimensions=dimensions.of_client(session, run.id, assignment.client_id),
+        dimensions=dimensions.of_client(session, run.id, assignment.client_id)
+        if spec.method.dimensions_wanted(spec.model) is not None
+        else None,
         lease_seconds=spec.cohort.lease_seconds,
         round_deadline=current.deadline,
     )
 
 
 def _refused(
-    assignment: Assignment, detail: str, kind: str = "assignment.refused", data: dict[str, Any] | None = None
+    subject: Assignment | UpdatePermit,
+    detail: str,
+    kind: str = "assignment.refused",
+    data: dict[str, Any] | None = None,
 ) -> AuditEvent:
-    return AuditEvent(kind, detail, assignment.run_id, assignment.round_number, assignment.client_id, data or {})
+    return AuditEvent(kind, detail, subject.run_id, subject.round_number, subject.client_id, data or {})
 
 
 def _record(session: Session, kind: str, message: str, assignment: Assignment) -> None:

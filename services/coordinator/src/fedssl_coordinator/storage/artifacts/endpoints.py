@@ -24,7 +24,7 @@ AssignmentId = Annotated[
 ]
 ContentLength = Annotated[int | None, Header(ge=0, description="The size of the file in bytes.")]
 _STORED: dict[int | str, dict[str, Any]] = {status.HTTP_200_OK: {"description": "This artifact was already stored."}}
-_BODY = {"requestBody": {"required": True, "content": {"application/octet-stream": {}}}}
+ARTIFACT_BODY = {"requestBody": {"required": True, "content": {"application/octet-stream": {}}}}
 
 
 def _permit(token: PresentedToken, assignment: UUID | None, digest: str) -> tuple[Caller, UploadPermit, bool]:
@@ -49,7 +49,10 @@ def _check(digest: str, token: PresentedToken) -> None:
 
 
 @router.put(
-    "/{digest}", status_code=status.HTTP_201_CREATED, openapi_extra=_BODY, responses=_STORED | problems(409, 410, 411)
+    "/{digest}",
+    status_code=status.HTTP_201_CREATED,
+    openapi_extra=ARTIFACT_BODY,
+    responses=_STORED | problems(409, 410, 411),
 )
 async def upload_artifact(
     digest: Digest,

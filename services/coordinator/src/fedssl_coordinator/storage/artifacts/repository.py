@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from uuid import UUID, uuid4
 
-from sqlalchemy import delete, exists, func, or_, select, update
+from sqlalchemy import delete, exists, func, literal, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -97,9 +97,16 @@ def was_sent(session: Session, digest: str) -> bool:
     return session.scalar(statement.limit(1)) is not None
 
 
-def add_upload(session: Session, assignment_id: UUID, digest: str) -> None:
-    """Record that this assignment's worker sent the artifact and that it matches the plan."""
-    session.execute(insert(Upload).values(assignment_id=assignment_id, digest=digest).on_conflict_do_nothing())
+def add_upload(session: Session, assignment_id: UUID, digest: str, most: int) -> bool:
+    """Record that this assignment's worker sent the artifact and that it matches the plan.
+
+    Returns False, and records nothing, if `most` others were sent for it. The caller has locked the assignment.
+    """
+    number = select(func.count()).select_from(Upload).where(Upload.assignment_id == assignment_id).scalar_subquery()
+    new = select(literal(assignment_id), literal(digest)).where(number < most)
+    statement = insert(Upload).from_select(["assignment_id", "digest"], new).on_conflict_do_nothing()
+    is_new = session.scalar(statement.returning(Upload.digest)) is not None
+    return is_new or is_uploaded(session, assignment_id, digest)
 
 
 def is_uploaded(session: Session, assignment_id: UUID, digest: str) -> bool:

@@ -36,6 +36,14 @@ def record_stored(session: Session, digest: str, num_bytes: int) -> None:
         raise ArtifactNotFound(f"artifact {digest} was removed while it was stored: store it again")
 
 
+def record_arrival(session: Session, digest: str, num_bytes: int) -> None:
+    """Do the same as `record_stored`, for an artifact that a caller sent. Raises ProblemError."""
+    try:
+        record_stored(session, digest, num_bytes)
+    except ArtifactNotFound as error:
+        raise ProblemError("unavailable", str(error), headers={"Retry-After": "1"}) from None
+
+
 class UploadPermit(Protocol):
     """The limits and checks of one upload. `limit` names the setting or plan that `max_bytes` comes from."""
 
@@ -159,10 +167,7 @@ def record_upload(session: Session, token_id: UUID, assignment: UUID | None, dig
     Raises ProblemError if it must be sent again, or if its sender's token was revoked while the bytes arrived.
     """
     require_valid(session, token_id)
-    try:
-        record_stored(session, digest, num_bytes)
-    except ArtifactNotFound as error:
-        raise ProblemError("unavailable", str(error), headers={"Retry-After": "1"}) from None
+    record_arrival(session, digest, num_bytes)
     if assignment is not None:
         record_update(session, assignment, digest)
     elif restricted_to() is not None:
@@ -212,10 +217,16 @@ def record_update(session: Session, assignment_id: UUID, digest: str) -> None:
     """
     if repository.locked_assignment(session, assignment_id) is None:
         raise ProblemError("not-found", f"no assignment {assignment_id} any more: its run was deleted; claim new work")
-    is_uploaded, num_uploads = repository.uploads_of(session, assignment_id, digest)
-    if not is_uploaded and num_uploads >= _MAX_UPLOADS:
+    add_upload(session, assignment_id, digest)
+
+
+def add_upload(session: Session, assignment_id: UUID, digest: str) -> None:
+    """Record that this assignment's worker sent the artifact. The caller has locked the assignment.
+
+    Raises ProblemError if too many other artifacts were sent for it.
+    """
+    if not repository.add_upload(session, assignment_id, digest, _MAX_UPLOADS):
         raise ProblemError("conflict", _TOO_MANY)
-    repository.add_upload(session, assignment_id, digest)
 
 
 def own_assignment(session: Session, assignment_id: UUID, client_id: str) -> tuple[Assignment, Round, Run]:

@@ -52,11 +52,18 @@ async def receive(permit: UploadPermit, digest: str, content_length: int | None,
         raise permit.refusal("length-required", detail)
     check_announced(permit, content_length)
     with refusals(permit), store().writer() as writer:
-        header = await _receive_into(writer, permit, content_length, body)
-        writer.verify(digest)  # first: damaged bytes would give misleading errors about the tensors
-        await run_in_threadpool(check_finite, writer.path, header)
-        await run_in_threadpool(writer.commit, digest)
+        header, rest = await _receive_into(writer, permit, content_length, body)
+        await run_in_threadpool(_finish, writer, rest, digest, header)
     return content_length
+
+
+def _finish(writer: Writer, rest: bytes, digest: str, header: Header) -> None:
+    """Write the last bytes of an upload, check all of it, and store it. Raises ArtifactError."""
+    writer.write(rest)
+    writer.verify(digest)  # first: damaged bytes would give misleading errors about the tensors
+    writer.flush()
+    check_finite(writer.path, header)
+    writer.commit(digest)
 
 
 @contextmanager
@@ -80,7 +87,8 @@ def refusals(permit: UploadPermit) -> Iterator[None]:
 
 async def _receive_into(
     writer: Writer, permit: UploadPermit, content_length: int, body: AsyncIterator[bytes]
-) -> Header:
+) -> tuple[Header, bytes]:
+    """Return the header, and the last bytes, which are not written yet."""
     pending = bytearray()
     header: Header | None = None
     received = 0
@@ -97,9 +105,7 @@ async def _receive_into(
         raise ArtifactError("the upload ended within its safetensors header")
     if received != content_length:
         raise ArtifactError(f"{received} bytes arrived, but {content_length} were announced: send the artifact again")
-    await run_in_threadpool(writer.write, bytes(pending))
-    writer.flush()
-    return header
+    return header, bytes(pending)
 
 
 def checked_header(beginning: bytearray, permit: UploadPermit, num_bytes: int) -> Header | None:

@@ -31,7 +31,8 @@ from fedssl_worker.disclosure.policy import NO_POLICY, LedgerRules
 EARLIER_FILE = "ledger.jsonl"
 """A file that earlier versions wrote next to the folder: plain lines without a chain. It is never changed."""
 
-_NEEDS_NO_ANCHOR = ("receipt", "rotated")  # entries that need no anchor of their own
+# Entries that need no anchor of their own. `sent` follows an `intent`, which does.
+_NEEDS_NO_ANCHOR = ("sent", "receipt", "rotated")
 _MAX_TEXT_LENGTH = 1000
 
 

@@ -1,0 +1,339 @@
+"""`POST /v1/work/deliver`: the answers, rows and events of an upload and a submission, in one request."""
+
+import functools
+import json
+import random
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+import torch
+
+from fedssl.artifacts.tensors import serialised
+from fedssl.protocol.states import AssignmentState
+from fedssl.protocol.work import DELIVERY_BYTES, DELIVERY_HEADER, OFFER_HEADER, Submit, WorkItem
+from support.coordinator import Coordinator
+from support.federation import tensors_for, tiny_spec
+from support.tables import Onlooker, Tables
+from support.uploads import digest, raw_request
+
+COHORT = {"lease_seconds": 86_400, "deadline_seconds": 86_400}
+OTHER = "0" * 64
+
+
+@dataclass
+class Lane:
+    """A client with a lease, whose updates are uploaded and submitted, or delivered."""
+
+    coordinator: Coordinator
+    name: str
+    token: str = ""
+    items: list[WorkItem] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.worker = self.coordinator.worker(self.name)
+        self.token = self.coordinator.worker_token(self.name)
+        self.run = self.coordinator.client.create_run(tiny_spec(cohort={**COHORT, "clients": [self.name]})).id
+        self.coordinator.advance(self.run)
+        self.claim()
+
+    def claim(self) -> None:
+        item = self.worker.claim(0)
+        assert item is not None
+        self.items.append(item)
+
+    @property
+    def item(self) -> WorkItem:
+        return self.items[-1]
+
+    def update(self, value: float = 1.0) -> bytes:
+        return serialised(tensors_for(self.item.plan.update, value))
+
+    def submission(self, content: bytes, **changes: Any) -> dict[str, Any]:
+        about = {"assignment_id": str(self.item.assignment_id), "update": digest(content), "num_examples": 10}
+        return {**about, "metrics": {"loss": 1.0}, **changes}
+
+    def deliver(self, content: bytes, **changes: Any) -> httpx.Response:
+        """In one request."""
+        about = json.dumps(self.submission(content, **changes))
+        with self.coordinator.http(self.token) as http:
+            return http.post("/v1/work/deliver", content=content, headers={DELIVERY_HEADER: about})
+
+    def upload_and_submit(self, content: bytes, **changes: Any) -> httpx.Response:
+        """In two requests, of which the second is sent only if the first succeeds."""
+        about = self.submission(content, **changes)
+        with self.coordinator.http(self.token) as http:
+            params = {"assignment": about["assignment_id"]}
+            answer = http.put(f"/v1/artifacts/{about['update']}", params=params, content=content)
+            return http.post("/v1/work/submit", json=about) if answer.is_success else answer
+
+
+@pytest.fixture
+def lane(coordinator: Coordinator) -> Lane:
+    return Lane(coordinator, "a")
+
+
+@pytest.fixture
+def watching(coordinator: Coordinator, tables: Tables) -> Onlooker:
+    return Onlooker(tables, coordinator.store)
+
+
+def _at_once(*calls: Callable[[], httpx.Response]) -> list[httpx.Response]:
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result() for future in [pool.submit(call) for call in calls]]
+
+
+def test_an_update_is_accepted_and_the_same_again_gets_the_same_answer(lane: Lane, watching: Onlooker) -> None:
+    update = lane.update()
+    first = lane.deliver(update)
+    assert first.json() == {"assignment_id": str(lane.item.assignment_id), "state": "accepted", "receipt": None}
+    assert (lane.coordinator.store / digest(update)[:2] / digest(update)[2:4] / digest(update)).read_bytes() == update
+    with watching.nothing_changes() as events:
+        assert lane.deliver(update).json() == first.json()
+        assert lane.upload_and_submit(update).json() == first.json()
+        assert lane.worker.submit(Submit(**lane.submission(update))).state is AssignmentState.ACCEPTED
+    assert events == []
+    lane.coordinator.advance(lane.run)  # and after the round has closed
+    with watching.nothing_changes() as events:
+        assert lane.deliver(update).json() == first.json()
+    assert events == []
+
+
+def test_a_claim_says_how_large_a_delivery_may_be(lane: Lane) -> None:
+    with lane.coordinator.http(lane.token) as http:
+        assert http.post("/v1/work/claim", json={"wait_seconds": 0}).headers[OFFER_HEADER] == str(DELIVERY_BYTES)
+    assert lane.worker.delivery_bytes == DELIVERY_BYTES
+
+
+def test_an_update_that_was_uploaded_before_is_submitted_without_its_bytes(lane: Lane, tmp_path: Path) -> None:
+    update = lane.update()
+    with lane.coordinator.http(lane.token) as http:
+        params = {"assignment": str(lane.item.assignment_id)}
+        assert http.put(f"/v1/artifacts/{digest(update)}", params=params, content=update).status_code == 201
+        headers = {DELIVERY_HEADER: json.dumps(lane.submission(update)), "Content-Length": "0"}
+        assert http.post("/v1/work/deliver", headers=headers).json()["state"] == "accepted"
+
+
+def test_the_worker_is_told_how_many_bytes_it_sent(lane: Lane, tmp_path: Path) -> None:
+    path, update = tmp_path / "update", lane.update()
+    path.write_bytes(update)
+    reached: list[int] = []
+    delivery = lane.worker.deliver(Submit(**lane.submission(update)), path, reached.append)
+    assert delivery.submitted is not None
+    assert delivery.submitted.state is AssignmentState.ACCEPTED
+    assert (delivery.num_sent, reached) == (len(update), [len(update)])
+
+
+def test_the_same_delivery_many_times_at_once_counts_once(lane: Lane, tables: Tables) -> None:
+    update = lane.update()
+    answers = _at_once(*[lambda: lane.deliver(update)] * 6)
+    assert {answer.text for answer in answers} == {answers[0].text}
+    assert answers[0].json()["state"] == "accepted"
+    assert tables.query("SELECT name, value FROM metrics") == [("loss", 1.0)]
+    assert tables.one("SELECT count(*) FROM uploads") == 1
+    assert tables.one("SELECT count(*) FROM events WHERE kind = 'assignment.accepted'") == 1
+
+
+def test_of_two_deliveries_and_a_submission_at_once_one_counts(lane: Lane, tables: Tables) -> None:
+    ways = [lane.deliver, lane.upload_and_submit, lane.deliver]
+    updates = [lane.update(value) for value in (1.0, 2.0, 3.0)]
+    answers = _at_once(*[functools.partial(way, update) for way, update in zip(ways, updates, strict=True)])
+    accepted = [digest(update) for update, answer in zip(updates, answers, strict=True) if answer.is_success]
+    assert [answer.json()["type"] for answer in answers if not answer.is_success] == [
+        "urn:fedssl:problem:duplicate-update"
+    ] * 2
+    assert accepted == [tables.one("SELECT update_digest FROM assignments")]
+
+
+REFUSED: dict[str, tuple[Callable[[Lane], httpx.Response], int, str, str]] = {
+    "another digest": (lambda it: it.deliver(it.update(), update=OTHER), 422, "artifact-rejected", "have sha256"),
+    "no tensors": (lambda it: it.deliver(b"\x08\0\0\0\0\0\0\0{}      "), 422, "artifact-rejected", "missing"),
+    "no body": (lambda it: it.deliver(b""), 422, "artifact-rejected", "ended within its safetensors header"),
+    "NaN": (lambda it: it.deliver(it.update(float("nan"))), 422, "artifact-rejected", "NaN or infinity"),
+    "bytes that follow": (lambda it: it.deliver(it.update() + b"x"), 422, "artifact-rejected", "were announced"),
+    "too many bytes for a delivery": (
+        lambda it: it.deliver(bytes(DELIVERY_BYTES + 1)), 413, "artifact-too-large", "send it with PUT"),
+    "more images than registered": (
+        lambda it: it.deliver(it.update(), num_examples=1001), 422, "invalid-request", "a registered 1000 images"),
+    "a metric of the coordinator": (
+        lambda it: it.deliver(it.update(), metrics={"update_norm": 0.1}), 422, "invalid-request", "itself measures"),
+    "a metric out of bounds": (
+        lambda it: it.deliver(it.update(), metrics={"loss": 1e31}), 422, "invalid-request", "metrics.loss"),
+    "an unknown key": (lambda it: it.deliver(it.update(), weight=2), 422, "invalid-request", "weight"),
+    "a header that is too long": (
+        lambda it: it.deliver(it.update(), metrics={f"m{i}": 0.0 for i in range(1000)}), 422, "invalid-request",
+        DELIVERY_HEADER),
+    "an assignment that does not exist": (
+        lambda it: it.deliver(it.update(), assignment_id=str(uuid4())), 404, "not-found", "a has no assignment"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused_leaves_one_event_and_nothing_else(lane: Lane, watching: Onlooker, case: str) -> None:
+    send, status, slug, words = REFUSED[case]
+    with watching.nothing_changes() as events:
+        answer = send(lane)
+    assert (answer.status_code, answer.json()["type"]) == (status, f"urn:fedssl:problem:{slug}")
+    assert words in answer.json()["detail"]
+    assert [event.client_id for event in events] == ["a"]
+    assert lane.deliver(lane.update()).json()["state"] == "accepted"
+
+
+def test_somebody_elses_assignment_looks_as_if_it_did_not_exist(lane: Lane, watching: Onlooker) -> None:
+    stranger = Lane(lane.coordinator, "stranger")
+    update = lane.update()
+    with watching.nothing_changes() as events:
+        answer = stranger.deliver(update, assignment_id=str(lane.item.assignment_id))
+    assert answer.status_code == 404
+    assert [(event.kind, event.client_id) for event in events] == [("assignment.foreign", "stranger")]
+
+
+def test_the_header_is_sent_exactly_once_and_is_json(lane: Lane, watching: Onlooker) -> None:
+    update = lane.update()
+    about = json.dumps(lane.submission(update))
+    for headers in ([], [about, about], ["{"], ["[" * 4000], ["null"]):
+        with watching.nothing_changes() as events, lane.coordinator.http(lane.token) as http:
+            sent = [(DELIVERY_HEADER, each) for each in headers]
+            answer = http.post("/v1/work/deliver", content=update, headers=sent)
+        assert (answer.status_code, answer.json()["type"]) == (422, "urn:fedssl:problem:invalid-request")
+        assert len(events) == 1
+
+
+@pytest.mark.parametrize(
+    ("lengths", "status"),
+    [([], 411), (["chunked"], 400), (["7", "8"], 400), (["-1"], 400), (["1e3"], 400)],
+    ids=["none", "chunked", "two", "negative", "not a number"],
+)
+def test_a_delivery_has_one_length(lane: Lane, watching: Onlooker, lengths: list[str], status: int) -> None:
+    lines = [f"Content-Length: {each}" if each != "chunked" else "Transfer-Encoding: chunked" for each in lengths]
+    about = json.dumps(lane.submission(lane.update()))
+    head = "\n".join(["POST /v1/work/deliver HTTP/1.1", "Host: x", f"Authorization: Bearer {lane.token}",
+                      f"{DELIVERY_HEADER}: {about}", *lines]) + "\n"  # fmt: skip
+    with watching.nothing_changes():
+        answer = raw_request(lane.coordinator.url, head, b"", then_close=False)
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.999])
+def test_a_connection_that_breaks_leaves_nothing(lane: Lane, watching: Onlooker, share: float) -> None:
+    update = lane.update()
+    about = json.dumps(lane.submission(update))
+    head = (f"POST /v1/work/deliver HTTP/1.1\nHost: x\nAuthorization: Bearer {lane.token}\n"
+            f"{DELIVERY_HEADER}: {about}\nContent-Length: {len(update)}\n")  # fmt: skip
+    with watching.nothing_changes():
+        raw_request(lane.coordinator.url, head, update[: int(share * len(update))], then_close=True)
+        with socket.socket() as connection:  # the server has seen the end once it answers again
+            host, port = lane.coordinator.url.removeprefix("http://").split(":")
+            connection.connect((host, int(port)))
+    assert lane.deliver(update).json()["state"] == "accepted"
+
+
+def test_a_full_disk_keeps_nothing(lane: Lane, watching: Onlooker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(writer: object, digest: str) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fedssl.artifacts.store.FileWriter.commit", full)
+    with watching.nothing_changes():
+        answer = lane.deliver(lane.update())
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "10")
+    monkeypatch.undo()
+    assert lane.deliver(lane.update()).json()["state"] == "accepted"
+
+
+def test_a_token_that_is_revoked_while_the_bytes_arrive(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedssl_coordinator.storage.artifacts import streaming
+
+    finish = streaming._finish
+
+    def revoke(*arguments: Any) -> None:
+        finish(*arguments)
+        lane.coordinator.client.revoke_client("a")
+
+    monkeypatch.setattr(streaming, "_finish", revoke)
+    assert lane.deliver(lane.update()).status_code == 401
+
+
+Step = Callable[[Lane, Callable[..., httpx.Response]], httpx.Response | None]
+
+
+def _advance(lane: Lane, send: object) -> None:
+    lane.coordinator.advance(lane.run)
+
+
+def _claim(lane: Lane, send: object) -> None:
+    if (item := lane.worker.claim(0)) is not None:
+        lane.items.append(item)
+
+
+def _lapse(lane: Lane, send: object) -> None:
+    from sqlalchemy import text
+
+    from fedssl_coordinator.core.db import transaction
+
+    with transaction() as session:
+        session.execute(
+            text("UPDATE assignments SET lease_expires_at = now() - interval '1 second' "
+                 "WHERE client_id = :name AND state = 'leased'"), {"name": lane.name})  # fmt: skip
+
+
+STEPS: tuple[Step, ...] = (
+    _advance,
+    _claim,
+    _claim,
+    _lapse,
+    lambda lane, send: send(lane.update()),
+    lambda lane, send: send(lane.update(2.0)),
+    lambda lane, send: send(lane.update(), num_examples=1001),
+    lambda lane, send: send(lane.update(), metrics={}),
+    lambda lane, send: send(lane.update(), metrics={"update_norm": 1.0}),
+    lambda lane, send: send(lane.update(float("inf"))),
+    lambda lane, send: send(lane.update()[:-1]),
+    lambda lane, send: send(lane.update(), update=OTHER),
+    lambda lane, send: send(lane.update(), assignment_id=str(uuid4())),
+    lambda lane, send: send(serialised({"encoder.other": torch.zeros(3)})),
+)
+
+
+def _comparable(text: str, lane: Lane) -> str:
+    """What differs between the two clients for other reasons is left out."""
+    for number, item in enumerate(lane.items):
+        text = text.replace(str(item.assignment_id), f"assignment {number}")
+    return text.replace(str(lane.run), "run").replace(lane.name, "client")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_sequence_gets_the_answers_rows_and_events_of_the_old_way(
+    coordinator: Coordinator, tables: Tables, seed: int
+) -> None:
+    lanes = [Lane(coordinator, "client-old"), Lane(coordinator, "client-new")]
+    draw = random.Random(seed)
+    for step in draw.choices(STEPS, k=25):
+        answers = []
+        for lane, send in zip(lanes, (lanes[0].upload_and_submit, lanes[1].deliver), strict=True):
+            answer = step(lane, send)
+            found = None if answer is None else (answer.status_code, answer.json().get("type"), answer.json())
+            unique = json.dumps(found)
+            answers.append(_comparable(unique if "has no assignment" not in unique else "foreign", lane))
+        assert answers[0] == answers[1]
+    states = [
+        tables.query(
+            "SELECT attempt, state, update_digest, num_examples, reason, cause FROM assignments WHERE run_id = %s "
+            "ORDER BY round_number, attempt", lane.run)
+        for lane in lanes
+    ]  # fmt: skip
+    assert states[0] == states[1]
+    metrics = [tables.query("SELECT round_number, name, value FROM metrics WHERE run_id = %s ORDER BY 1, 2", lane.run)
+               for lane in lanes]  # fmt: skip
+    assert metrics[0] == metrics[1]
+    events = [
+        [(kind, number, _comparable(message, lane)) for kind, number, message in tables.query(
+            "SELECT kind, round_number, message FROM events WHERE run_id = %s ORDER BY id", lane.run)]
+        for lane in lanes
+    ]  # fmt: skip
+    assert events[0] == events[1]

@@ -1,0 +1,110 @@
+"""Small updates go out with their submission, in one request, if the coordinator takes that."""
+
+import pytest
+from structlog.testing import capture_logs
+
+from fedssl.protocol.work import DELIVERY_BYTES
+from fedssl_worker import lease
+from fedssl_worker.disclosure.ledger import Ledger, LedgerError
+
+from .conftest import Setting, make_spec
+from .coordinator import Refusal
+
+
+@pytest.fixture(autouse=True)
+def _taken(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "_PROGRESS_SECONDS", 60.0)  # no heartbeat, however slow the machine is
+    setting.coordinator.delivery_bytes = DELIVERY_BYTES
+
+
+def test_one_request_carries_the_update_its_numbers_and_the_anchor(setting: Setting) -> None:
+    setting.offer(make_spec(), 1)
+    agent, reregister = setting.reregistering()
+    reregister()
+    agent.step()
+    coordinator = setting.coordinator
+    assert coordinator.calls == ["register", "claim", "GET artifact", "deliver"]
+    [submission] = coordinator.submissions
+    assert submission.num_examples == 32
+    assert setting.kinds() == ["opened", "receipt", "intent", "sent", "receipt"]
+    assert [anchor.seq for anchor in coordinator.anchors] == [1, 3]
+    *_, sent, _ = setting.ledger()
+    assert (sent["digest"], sent["sent_bytes"], sent["bytes"]) == (
+        submission.update, len(coordinator.artifacts[submission.update]), len(coordinator.artifacts[submission.update])
+    )  # fmt: skip
+    agent.step()  # what is left to be anchored goes with the next update
+    assert coordinator.calls[4:] == ["claim"]
+
+
+def test_a_lost_answer_is_asked_for_again(setting: Setting) -> None:
+    setting.coordinator.drop_answer_of = "deliver"
+    setting.offer(make_spec(), 1)
+    setting.restart().step()
+    assert setting.coordinator.calls.count("deliver") == 2
+    assert len(setting.coordinator.submissions) == 1
+    sent = next(entry for entry in setting.ledger() if entry["kind"] == "sent")
+    assert sent["sent_bytes"] == 2 * sent["bytes"]
+
+
+@pytest.mark.parametrize("status", [400, 404, 405, 411, 413, 414, 431])
+def test_what_a_proxy_or_an_older_coordinator_refuses_goes_the_old_way(setting: Setting, status: int) -> None:
+    def refuse(call: str) -> None:
+        if call == "deliver":
+            raise Refusal("", status)
+
+    setting.coordinator.before = refuse
+    agent = setting.restart()
+    with capture_logs() as logs:
+        for number in (1, 2):
+            setting.offer(make_spec(), number)
+            agent.step()
+    assert [log["event"] for log in logs if log["event"] == "delivery.refused"] == ["delivery.refused"]
+    calls = [call for call in setting.coordinator.calls if call in ("deliver", "PUT artifact", "submit")]
+    assert calls == ["deliver", "PUT artifact", "submit", "PUT artifact", "submit"]
+    first, second = [entry for entry in setting.ledger() if entry["kind"] == "sent"]
+    assert (first["sent_bytes"], second["sent_bytes"]) == (first["bytes"], second["bytes"])
+    assert setting.kinds().count("intent") == 3  # what was refused may have left
+
+
+def test_a_larger_update_is_uploaded(setting: Setting) -> None:
+    setting.coordinator.delivery_bytes = 100
+    setting.offer(make_spec(), 1)
+    setting.restart().step()
+    assert setting.coordinator.calls[-2:] == ["PUT artifact", "submit"]
+
+
+@pytest.mark.parametrize("slug", ["lease-lost", "round-closed"])
+def test_the_coordinators_own_refusal_ends_the_work(setting: Setting, slug: str) -> None:
+    def refuse(call: str) -> None:
+        if call == "deliver":
+            raise Refusal(slug, 410 if slug == "round-closed" else 409)
+
+    setting.coordinator.before = refuse
+    setting.offer(make_spec(), 1)
+    setting.restart().step()
+    assert setting.coordinator.calls[-1] == "deliver"
+    assert setting.kinds()[-1] != "sent"
+
+
+def test_a_ledger_that_fails_after_the_acceptance_keeps_the_state(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The update counts: to decline it now would throw away the state that belongs to it."""
+    append = Ledger.append
+
+    def fail(ledger: Ledger, kind: str, **fields: object) -> object:
+        if kind == "sent":
+            raise LedgerError("no space")
+        return append(ledger, kind, **fields)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Ledger, "append", fail)
+    agent = setting.restart()
+    setting.offer(make_spec(), 1)
+    agent.step()
+    assert setting.coordinator.declined == []
+    assert setting.coordinator.last_accepted is not None
+    monkeypatch.undo()
+    setting.offer(make_spec(), 2)
+    agent.step()
+    assert setting.coordinator.submissions[-1].assignment_id != setting.coordinator.submissions[0].assignment_id
+    assert not any(beat.state_lost for beat in setting.coordinator.heartbeats)
