@@ -6,7 +6,6 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
-from starlette.concurrency import run_in_threadpool
 
 from fedssl.protocol.work import (
     DELIVERY_BYTES,
@@ -29,6 +28,7 @@ from fedssl_coordinator.core.db import DB, transaction
 from fedssl_coordinator.core.metrics import UPLOAD_BYTES
 from fedssl_coordinator.core.openapi import problems
 from fedssl_coordinator.core.settings import settings
+from fedssl_coordinator.core.threads import run_transaction
 from fedssl_coordinator.federation.ledger_anchors import service as anchors
 from fedssl_coordinator.federation.work import service
 from fedssl_coordinator.identity.authentication import Caller, PresentedToken, PresentedWorker, WorkerId
@@ -61,7 +61,7 @@ def register(request: Register, client_id: WorkerId, session: DB) -> Registered:
 @router.post("/heartbeat", responses=problems(404))
 async def heartbeat(request: Heartbeat, token: PresentedWorker) -> HeartbeatReply:
     """Renew a lease and report progress."""
-    return await run_in_threadpool(_heartbeat, token, request)
+    return await run_transaction(_heartbeat, token, request)
 
 
 def _heartbeat(token: PresentedToken, request: Heartbeat) -> HeartbeatReply:
@@ -85,12 +85,12 @@ async def claim(claim: Claim, request: Request, response: Response, token: Prese
     """
     response.headers[OFFER_HEADER] = str(DELIVERY_BYTES)
     end = time.monotonic() + min(claim.wait_seconds, settings().claim_wait_seconds)
-    caller, item = await run_in_threadpool(_claim, token)
+    caller, item = await run_transaction(_claim, token)
     if item is not None:
         return item
     with place_of(caller.token_id), request.app.state.waiting_claims.wait(caller) as woken:
         # It tries again first: work that came before this claim was waiting woke nobody.
-        while (item := (await run_in_threadpool(_claim, token))[1]) is None:
+        while (item := (await run_transaction(_claim, token))[1]) is None:
             is_woken = False
             while not is_woken:
                 left = end - time.monotonic()
@@ -104,7 +104,7 @@ async def claim(claim: Claim, request: Request, response: Response, token: Prese
 @router.post("/submit", responses=problems(404, 409, 410))
 async def submit(request: Submit, token: PresentedWorker) -> Submitted:
     """Submit an uploaded update."""
-    return await run_in_threadpool(_submit, token, request)
+    return await run_transaction(_submit, token, request)
 
 
 def _submit(token: PresentedToken, request: Submit, num_bytes: int | None = None) -> Submitted:
@@ -124,7 +124,7 @@ async def deliver(
     delivery again gets the same answer. If the coordinator has the update already, it does not read the body.
     """
     submit = _parsed(submission, request.headers.getlist(DELIVERY_HEADER))
-    permit = await run_in_threadpool(_permit, token, submit)
+    permit = await run_transaction(_permit, token, submit)
     num_bytes = None
     if permit is not None:
         if content_length is not None and content_length > DELIVERY_BYTES:
@@ -134,7 +134,7 @@ async def deliver(
             raise permit.refusal("artifact-too-large", detail)
         num_bytes = await receive(permit, submit.update, content_length, request.stream())
         UPLOAD_BYTES.inc(num_bytes)
-    return await run_in_threadpool(_submit, token, submit, num_bytes)
+    return await run_transaction(_submit, token, submit, num_bytes)
 
 
 def _parsed(submission: str, lines: list[str]) -> Submit:

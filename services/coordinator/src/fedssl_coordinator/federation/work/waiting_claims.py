@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Iterator
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
-from starlette.concurrency import run_in_threadpool
 
 from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.core.enqueue import WORK_CHANNEL
 from fedssl_coordinator.core.pubsub import Listener, Wakeups, in_background
+from fedssl_coordinator.core.threads import run_transaction
 from fedssl_coordinator.federation.work import repository
 from fedssl_coordinator.identity.authentication import Caller
 from fedssl_coordinator.identity.tokens import repository as tokens
@@ -56,7 +56,7 @@ class WaitingClaims:
                 if not self._waiting:
                     continue
                 try:
-                    found = await run_in_threadpool(_to_wake, list(self._waiting))
+                    found = await run_transaction(_to_wake, list(self._waiting))
                 except SQLAlchemyError as error:
                     log.warning("postgres.unreachable", error=type(error).__name__, consequence="claims wait longer")
                     continue

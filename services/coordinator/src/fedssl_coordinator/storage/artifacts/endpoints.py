@@ -12,6 +12,7 @@ from fedssl.protocol.base import Digest
 from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.core.metrics import UPLOAD_BYTES
 from fedssl_coordinator.core.openapi import problems
+from fedssl_coordinator.core.threads import run_transaction
 from fedssl_coordinator.identity.authentication import Caller, PresentedOperatorOrWorker, PresentedToken
 from fedssl_coordinator.storage.artifacts import service
 from fedssl_coordinator.storage.artifacts.service import UploadPermit, UploadStatus
@@ -66,12 +67,12 @@ async def upload_artifact(
     The header is checked before the body is read, the digest afterwards. The file is sent in one request: if the
     connection breaks, send it again from the first byte. For large files use `/v1/uploads`, which can be resumed.
     """
-    caller, permit, is_there = await run_in_threadpool(_permit, token, assignment, digest)
+    caller, permit, is_there = await run_transaction(_permit, token, assignment, digest)
     if is_there:
         return JSONResponse({"digest": digest}, status_code=status.HTTP_200_OK)
     size = await receive(permit, digest, content_length, request.stream())
     UPLOAD_BYTES.inc(size)
-    await run_in_threadpool(_record, caller, assignment, digest, size)
+    await run_transaction(_record, caller, assignment, digest, size)
     return JSONResponse({"digest": digest}, status_code=status.HTTP_201_CREATED)
 
 
@@ -83,5 +84,5 @@ async def download_artifact(digest: Digest, request: Request, token: PresentedOp
     With `Accept-Direct: 1` the response may be a 307 redirect to a signed address of the object store, which needs no
     token.
     """
-    await run_in_threadpool(_check, digest, token)
+    await run_transaction(_check, digest, token)
     return await run_in_threadpool(artifact_response, digest, request.headers, method=request.method, direct=True)
