@@ -18,6 +18,9 @@ import helm_python as helm
 import pytest
 import yaml
 
+pytestmark = pytest.mark.full
+
+
 ROOT = Path(__file__).parents[2]
 COMMAND = ROOT / ".ci" / "release"
 NAMES = ("fedssl", "fedssl_coordinator", "fedssl_local", "fedssl_worker")

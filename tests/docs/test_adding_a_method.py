@@ -7,6 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.full
+
+
 ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(r"^```(python|diff)\n# (\S+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 

@@ -18,7 +18,7 @@ from PIL import Image
 from fedssl.local import connect
 from support.walkthrough import Walkthrough, run_cells
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.full, pytest.mark.integration, pytest.mark.timeout(480)]
 
 DOCS = Path(__file__).parents[2] / "docs"
 UP = ["fedssl", "up", "--data", "digits", "--clients", "2"]

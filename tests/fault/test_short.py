@@ -2,10 +2,15 @@
 
 import random
 
+import pytest
+
 from fault import audit, specs
 from fault.arena import Arena
 from fault.fault_network import bad_network
 from fault.points import SENDER, Round, before_closing, before_nudge, mid_upload, until_open
+
+pytestmark = pytest.mark.full
+
 
 FAULT_CLASS = "short form"
 

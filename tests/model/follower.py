@@ -304,7 +304,7 @@ def _record_upload(session: Any, assignment_id: UUID, digest: str) -> None:
     from fedssl_coordinator.storage.artifacts import repository
 
     repository.add(session, digest, 1)
-    repository.add_upload(session, assignment_id, digest)
+    repository.add_upload(session, assignment_id, digest, 16)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,9 @@ from model.setups import LARGER, SETUPS
 from model.states import Setup, State
 from support.fuzzing import examples
 
+pytestmark = pytest.mark.full
+
+
 NEVER_TAKEN = {
     (tables.Assignment, "offered", "declined"),  # a worker claims before it declines
     (tables.Assignment, "submitted", "rejected"),  # submitted and accepted in one transaction

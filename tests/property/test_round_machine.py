@@ -342,7 +342,7 @@ def _note_upload(session: Any, assignment_id: UUID, digest: str) -> None:
     from fedssl_coordinator.storage.artifacts import repository
 
     repository.add(session, digest, 1)
-    repository.add_upload(session, assignment_id, digest)
+    repository.add_upload(session, assignment_id, digest, 16)
 
 
 def test_a_run_stays_sound_whatever_happens(coordinator: Coordinator) -> None:

@@ -11,6 +11,8 @@ import pytest
 from fedssl import liveness
 from fedssl.liveness import Health
 
+pytestmark = pytest.mark.full
+
 
 def _ask(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {liveness.VARIABLE: str(path)}

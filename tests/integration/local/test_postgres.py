@@ -21,6 +21,9 @@ from fedssl_local import postgres as postgres_module
 from fedssl_local import unprivileged as unprivileged_module
 from fedssl_local.server import wheel_root
 
+pytestmark = pytest.mark.full
+
+
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root meets folders that its server cannot enter")
 
 CRASHING_PROGRAM = """

@@ -27,6 +27,9 @@ from fedssl_local import (
 )
 from fedssl_local import process as process_module
 
+pytestmark = pytest.mark.full
+
+
 QUICK = RestartPolicy(first_seconds=0.02, max_seconds=0.05, max_quick_deaths=3)
 Find = Callable[[str], list[int]]
 Until = Callable[..., None]

@@ -24,6 +24,8 @@ from fedssl.artifacts.store import DirectPart
 from fedssl.errors import SpecError, StoreUnavailable
 from support.object_store import Moto
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.parametrize(
     "url",

@@ -15,6 +15,9 @@ from fedssl.experiments.scaling import Scale, scaled
 from fedssl.protocol.runs import RunSpec
 from support.methods import method_spec
 
+pytestmark = pytest.mark.full
+
+
 RATES = {64: 8000.0, 128: 2000.0, 256: 500.0, 512: 10.0, 2048: 4.0}
 
 

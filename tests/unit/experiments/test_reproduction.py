@@ -21,6 +21,9 @@ from fedssl.experiments.runs import SILENT, Calls, ComputeSettings
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.runs import RunSpec
 
+pytestmark = pytest.mark.full
+
+
 TINY: dict[str, Any] = {
     "num_rounds": 2,
     "model": {

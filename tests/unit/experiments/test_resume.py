@@ -17,6 +17,9 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.run_files import ENCODER, MODEL
 from support.methods import method_spec
 
+pytestmark = pytest.mark.full
+
+
 JUDGED = {"dataset": "digits", "every": 2, "max_train": 200, "measures": ["knn"]}
 STATEFUL = ["fedbyol", "scaffold", "orchestra", "flesd", "single"]
 

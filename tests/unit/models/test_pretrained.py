@@ -17,6 +17,9 @@ from fedssl.run_files import write_spec
 from support.federation import tiny_spec
 from support.pulled import pulled
 
+pytestmark = pytest.mark.full
+
+
 NORMALISED = {"channels": 1, "image_size": 8, "mean": [0.5], "std": [0.25]}
 
 

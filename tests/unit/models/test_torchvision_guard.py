@@ -3,6 +3,11 @@
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.full
+
+
 PROGRAM = """
 from fedssl.models.torchvision_guard import import_torchvision
 {before}

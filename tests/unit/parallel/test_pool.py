@@ -23,6 +23,9 @@ from support.combinations import ALL_COMBINATIONS, combined_spec
 from support.methods import method_spec, methods_of_this_run, shards
 from support.preloaded import Forked, preloaded
 
+pytestmark = pytest.mark.full
+
+
 SPEC = method_spec("scaffold", num_rounds=3)
 
 

@@ -28,6 +28,9 @@ from fedssl_worker.page.view import View
 from .conftest import make_item, make_spec
 from .ledgers import FIELDS, FIRST, SHORT, filled
 
+pytestmark = pytest.mark.full
+
+
 POLICY = """
 schema = 1
 client = "site"

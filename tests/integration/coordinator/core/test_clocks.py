@@ -17,6 +17,8 @@ from support.environment import coordinator_environment
 from support.federation import tiny_spec
 from support.servers import Servers
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def clocks(tmp_path: Path) -> Clocks:

@@ -18,6 +18,9 @@ from support.environment import coordinator_environment, migrate
 from support.federation import deliver, tiny_spec
 from support.processes import Federation, federation
 
+pytestmark = pytest.mark.full
+
+
 QUICKLY = 1.5  # seconds; on a busy machine
 
 

@@ -22,6 +22,9 @@ from support.environment import coordinator_environment, migrate
 from support.servers import Servers
 from support.tables import Tables
 
+pytestmark = pytest.mark.full
+
+
 DIGEST = "d" * 64
 
 

@@ -66,7 +66,7 @@ class Lane:
             return http.post("/v1/work/deliver", content=content, headers={DELIVERY_HEADER: about})
 
     def upload_and_submit(self, content: bytes, **changes: Any) -> httpx.Response:
-        """In two requests, of which the second is sent only if the first succeeds."""
+        """In two requests. The second is sent only if the first succeeds."""
         about = self.submission(content, **changes)
         with self.coordinator.http(self.token) as http:
             params = {"assignment": about["assignment_id"]}
@@ -301,7 +301,7 @@ STEPS: tuple[Step, ...] = (
 
 
 def _comparable(text: str, lane: Lane) -> str:
-    """What differs between the two clients for other reasons is left out."""
+    """Leave out the names and ids, which differ between the two clients."""
     for number, item in enumerate(lane.items):
         text = text.replace(str(item.assignment_id), f"assignment {number}")
     return text.replace(str(lane.run), "run").replace(lane.name, "client")

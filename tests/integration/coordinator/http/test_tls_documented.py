@@ -19,7 +19,7 @@ from support.certificates import Authority
 from support.environment import coordinator_environment
 from support.servers import Servers
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.full, pytest.mark.integration]
 
 PAGE = Path(__file__).parents[4] / "docs" / "operations" / "access.md"
 

@@ -14,6 +14,9 @@ from support.openid import SignInPlace, Visit, query_of, sign_in_place
 from support.pages import Browser
 from support.servers import Servers
 
+pytestmark = pytest.mark.full
+
+
 _CALLBACK = "/sign-in/oidc/callback"
 
 

