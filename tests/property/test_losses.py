@@ -1,4 +1,4 @@
-"""What holds of the losses whatever the batch."""
+"""Properties of the losses that hold for every batch."""
 
 from collections.abc import Iterator
 

@@ -131,7 +131,7 @@ class Connection:
         max_bytes: int | None = None,
         on_headers: Callable[[Mapping[str, str]], None] = lambda headers: None,
     ) -> bytes:
-        """Send a request, again where that may help, and return the whole answer's body. Raises ClientError.
+        """Send a request, again if that may help, and return the whole answer's body. Raises ClientError.
 
         `on_headers` receives the answer's headers.
         """

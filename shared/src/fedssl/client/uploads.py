@@ -79,7 +79,7 @@ class Delivery:
 def deliver(
     connection: Connection, submission: Submit, source: Path, on_bytes: OnBytes = lambda count: None
 ) -> Delivery:
-    """Send a small file and its submission in one request, again where that may help. Raises ClientError."""
+    """Send a small file and its submission in one request, again if that may help. Raises ClientError."""
     sending = _Upload(connection, submission.update, source, submission.assignment_id, on_bytes)
     try:
         answer = with_retries(partial(sending.send_with, submission), connection.retry)

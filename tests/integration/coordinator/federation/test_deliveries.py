@@ -105,7 +105,7 @@ def test_an_update_is_accepted_and_the_same_again_gets_the_same_answer(lane: Lan
     assert events == []
 
 
-def test_a_claim_says_how_large_a_delivery_may_be(lane: Lane) -> None:
+def test_a_claim_offers_deliveries_up_to_a_size(lane: Lane) -> None:
     with lane.coordinator.http(lane.token) as http:
         assert http.post("/v1/work/claim", json={"wait_seconds": 0}).headers[OFFER_HEADER] == str(DELIVERY_BYTES)
     assert lane.worker.delivery_bytes == DELIVERY_BYTES
@@ -185,7 +185,7 @@ def test_what_is_refused_leaves_one_event_and_nothing_else(lane: Lane, watching:
     assert lane.deliver(lane.update()).json()["state"] == "accepted"
 
 
-def test_somebody_elses_assignment_looks_as_if_it_did_not_exist(lane: Lane, watching: Onlooker) -> None:
+def test_the_assignment_of_another_client_looks_as_if_it_did_not_exist(lane: Lane, watching: Onlooker) -> None:
     stranger = Lane(lane.coordinator, "stranger")
     update = lane.update()
     with watching.nothing_changes() as events:

@@ -78,7 +78,7 @@ def serve(app: ASGIApp, options: ListenOptions) -> None:
         raise ServingError(f"the certificate or its key cannot be used: {error.strerror or error}") from None
     _allow_files(settings().max_connections + _HEALTH_CONNECTIONS + settings().database_connections + _OTHER_FILES)
     gc.collect()
-    gc.freeze()  # what was imported stays: without it, a tenth of the time would go to looking for garbage there
+    gc.freeze()  # what was imported stays, and is not searched for garbage again and again
     server = Server(config)
     with contextlib.suppress(KeyboardInterrupt):
         server.run()

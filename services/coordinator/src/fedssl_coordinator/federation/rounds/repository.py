@@ -280,7 +280,7 @@ def replace_metrics(
 def insert_metrics(
     session: Session, run_id: UUID, round_number: int, client_id: str | None, values: dict[str, float]
 ) -> None:
-    """Do the same where there are none yet."""
+    """Do the same if there are none yet."""
     rows = [
         {"run_id": run_id, "round_number": round_number, "client_id": client_id, "name": name, "value": value}
         for name, value in sorted(values.items())

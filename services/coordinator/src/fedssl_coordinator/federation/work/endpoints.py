@@ -81,7 +81,7 @@ def _claim(token: PresentedToken) -> tuple[Caller, WorkItem | None]:
 async def claim(claim: Claim, request: Request, response: Response, token: PresentedWorker) -> WorkItem | None:
     """Lease an assignment, or wait for one. Holds no database connection while it waits.
 
-    The header `Fedssl-Deliver-Bytes` says up to which size `/v1/work/deliver` takes the update.
+    The header `Fedssl-Deliver-Bytes` is the size up to which `/v1/work/deliver` takes the update.
     """
     response.headers[OFFER_HEADER] = str(DELIVERY_BYTES)
     end = time.monotonic() + min(claim.wait_seconds, settings().claim_wait_seconds)

@@ -84,7 +84,7 @@ def locked(session: Session, assignment_id: UUID, client_id: str) -> tuple[Assig
 
 
 def num_images(session: Session, client_id: str) -> int | None:
-    """Return how many images a client registered, or None if it did not say."""
+    """Return how many images a client registered, or None if it has not registered."""
     return session.scalar(select(Client.num_images).where(Client.id == client_id))
 
 
