@@ -120,7 +120,7 @@ def test_an_update_that_was_uploaded_before_is_submitted_without_its_bytes(lane:
         assert http.post("/v1/work/deliver", headers=headers).json()["state"] == "accepted"
 
 
-def test_the_worker_is_told_how_many_bytes_it_sent(lane: Lane, tmp_path: Path) -> None:
+def test_a_delivery_reports_how_many_bytes_were_sent(lane: Lane, tmp_path: Path) -> None:
     path, update = tmp_path / "update", lane.update()
     path.write_bytes(update)
     reached: list[int] = []
