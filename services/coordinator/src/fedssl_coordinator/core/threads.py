@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 # With the 40 threads of the pool, fifty workers cost the API 1.4 times and Postgres four times the CPU time: threads
 # wait for the interpreter's lock, and transactions for one another's rows (docs/contributing/log.md).
-_NUM_AT_A_TIME = 6
+_NUM_AT_A_TIME = 10
 _limiter: RunVar[CapacityLimiter] = RunVar("transactions")
 
 
