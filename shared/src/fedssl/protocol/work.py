@@ -199,7 +199,7 @@ one request. Older coordinators do not send it."""
 
 DELIVERY_BYTES = 4 << 20
 DELIVERY_CHARACTERS = 8000
-"""The limit of `DELIVERY_HEADER`: the longest `Submit` has less than 7,000. Many proxies refuse longer headers."""
+"""The limit of `DELIVERY_HEADER`: the longest `Submit` has fewer than 7,000. Many proxies refuse longer headers."""
 
 
 class Submitted(StrictModel):

@@ -111,7 +111,7 @@ def test_a_claim_offers_deliveries_up_to_a_size(lane: Lane) -> None:
     assert lane.worker.delivery_bytes == DELIVERY_BYTES
 
 
-def test_an_update_that_was_uploaded_before_is_submitted_without_its_bytes(lane: Lane, tmp_path: Path) -> None:
+def test_an_update_that_was_uploaded_before_is_submitted_without_its_bytes(lane: Lane) -> None:
     update = lane.update()
     with lane.coordinator.http(lane.token) as http:
         params = {"assignment": str(lane.item.assignment_id)}

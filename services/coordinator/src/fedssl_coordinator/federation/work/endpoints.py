@@ -34,7 +34,7 @@ from fedssl_coordinator.federation.work import service
 from fedssl_coordinator.identity.authentication import Caller, PresentedToken, PresentedWorker, WorkerId
 from fedssl_coordinator.identity.concurrency_limit import place_of
 from fedssl_coordinator.storage.artifacts.endpoints import ARTIFACT_BODY, ContentLength
-from fedssl_coordinator.storage.artifacts.service import UpdatePermit, UploadStatus, is_lost, permit_upload
+from fedssl_coordinator.storage.artifacts.service import UpdatePermit, UploadStatus, has_arrived, permit_upload
 from fedssl_coordinator.storage.artifacts.streaming import receive
 
 router = APIRouter(prefix="/v1/work", tags=["work"])
@@ -157,8 +157,7 @@ def _permit(token: PresentedToken, submit: Submit) -> UpdatePermit | None:
         permit, status = permit_upload(session, submit.assignment_id, client_id, submit.update)
         if status is UploadStatus.MISSING:
             service.check_before_delivery(session, permit, submit)
-    is_there = status is not UploadStatus.MISSING and not is_lost(status, submit.update)
-    return None if is_there else permit
+    return None if has_arrived(status, submit.update) else permit
 
 
 @router.post("/ended-runs")

@@ -15,7 +15,7 @@ from fedssl_coordinator.core.openapi import problems
 from fedssl_coordinator.core.threads import run_transaction
 from fedssl_coordinator.identity.authentication import Caller, PresentedOperatorOrWorker, PresentedToken
 from fedssl_coordinator.storage.artifacts import service
-from fedssl_coordinator.storage.artifacts.service import UploadPermit, UploadStatus
+from fedssl_coordinator.storage.artifacts.service import UploadPermit
 from fedssl_coordinator.storage.artifacts.streaming import DOWNLOAD, DOWNLOAD_HEAD, artifact_response, receive
 
 router = APIRouter(prefix="/v1/artifacts", tags=["artifacts"])
@@ -36,7 +36,7 @@ def _permit(token: PresentedToken, assignment: UUID | None, digest: str) -> tupl
             missing = {"type": "missing", "loc": ("query", "assignment"), "msg": "Field required", "input": None}
             raise RequestValidationError([missing])
         permit, upload_status = service.permit_for(session, caller, assignment, digest)
-    return caller, permit, upload_status is not UploadStatus.MISSING and not service.is_lost(upload_status, digest)
+    return caller, permit, service.has_arrived(upload_status, digest)
 
 
 def _record(caller: Caller, assignment: UUID | None, digest: str, size: int) -> None:

@@ -125,6 +125,11 @@ def is_lost(upload_status: UploadStatus, digest: str) -> bool:
     return upload_status is UploadStatus.STORED and digest not in store()
 
 
+def has_arrived(upload_status: UploadStatus, digest: str) -> bool:
+    """Return whether the bytes need not be sent. Do not call this in a transaction either."""
+    return upload_status is not UploadStatus.MISSING and not is_lost(upload_status, digest)
+
+
 def permit_for(
     session: Session, caller: Caller, assignment: UUID | None, digest: str
 ) -> tuple[UploadPermit, UploadStatus]:
