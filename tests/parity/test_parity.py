@@ -74,7 +74,8 @@ def _assert_same_bits(deployed: Tensors, simulated: Tensors) -> None:
 @pytest.mark.full
 def test_a_worker_killed_in_mid_training_and_arrival_in_another_order(servers: Servers, tmp_path: Path) -> None:
     """BYOL, whose target network is client state that must survive the kill; the workers start in reverse order."""
-    spec = _spec({"name": "fedbyol"}, training={"batch_size": 8, "local_epochs": 8}, num_rounds=2)
+    # A worker reports its progress after two seconds; eight epochs took as long.
+    spec = _spec({"name": "fedbyol"}, training={"batch_size": 8, "local_epochs": 24}, num_rounds=2)
     shards = _shards(spec)
     simulated = simulate(spec, shards)
     assert any(not torch.equal(simulated.model[name], simulated.initial[name]) for name in simulated.model)
