@@ -80,11 +80,14 @@ def wait_for(look: Callable[[], object], folder: Path, seconds: float = 90) -> N
 
 
 def finish(coordinator: Coordinator, run_id: UUID, folder: Path) -> None:
+    """Bring the run to its end, and let the worker record the answer to its last update before it is stopped."""
+
     def advanced() -> bool:
         coordinator.advance(run_id)
         return coordinator.client.run(run_id).state is RunState.FINISHED
 
     wait_for(advanced, folder)
+    wait_for(lambda: (folder / "worker.log").read_text().count("update.submitted") == ROUNDS, folder)
 
 
 def ledger(folder: Path, *arguments: str) -> Any:
