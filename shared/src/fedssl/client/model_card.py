@@ -1,30 +1,32 @@
 """The files next to a pulled encoder: a card for people, and for programs its lineage, digest by digest."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedssl.protocol.views import EvaluationView, RoundView, RunView
 from fedssl.run_files import write_json, write_text
-
-if TYPE_CHECKING:
-    from fedssl.client import Client
 
 CARD, LINEAGE = "model-card.md", "lineage.json"
 _AGGREGATED = ("aggregated", "partial")
 _SCORES = ("probe", "knn", "uniformity", "alignment", "effective_rank")
 
 
-def write_card(client: "Client", run: RunView, model: str, encoder: Path, folder: Path) -> dict[str, Path]:
+def write_card(
+    run: RunView,
+    rounds: Iterable[RoundView],
+    evaluations: Iterable[EvaluationView],
+    model: str,
+    encoder: Path,
+    folder: Path,
+) -> dict[str, Path]:
     """Write both files. `model` is the digest of the run's weights, `encoder` the file extracted from them.
 
     Rounds that were closed after `run` was fetched are left out.
     """
-    rounds = [view for view in client.rounds(run.id) if view.number <= run.rounds_closed]
-    evaluations = [
-        row for row in client.evaluations(run.id) if row.state == "completed" and row.round_number <= run.rounds_closed
-    ]
+    rounds = [view for view in rounds if view.number <= run.rounds_closed]
+    evaluations = [row for row in evaluations if row.state == "completed" and row.round_number <= run.rounds_closed]
     lineage = lineage_of(run, rounds, model, hashlib.sha256(encoder.read_bytes()).hexdigest())
     write_json(folder / LINEAGE, lineage)
     write_text(folder / CARD, card(run, rounds, evaluations, lineage))

@@ -3,6 +3,7 @@
 from fedssl.models.complexity import num_multiply_adds
 from fedssl.models.encoders import ConvNet, Encoder, ResNet, build_encoder
 from fedssl.models.heads import build_mlp
+from fedssl.models.initial import LoadingTable, load_initial
 from fedssl.models.initialisation import initialised
 from fedssl.models.pretrained import PretrainedEncoder, encoder_of, load_encoder, loaded
 from fedssl.models.torchvision_guard import import_torchvision
@@ -10,6 +11,7 @@ from fedssl.models.torchvision_guard import import_torchvision
 __all__ = [
     "ConvNet",
     "Encoder",
+    "LoadingTable",
     "PretrainedEncoder",
     "ResNet",
     "build_encoder",
@@ -18,6 +20,7 @@ __all__ = [
     "import_torchvision",
     "initialised",
     "load_encoder",
+    "load_initial",
     "loaded",
     "num_multiply_adds",
 ]
