@@ -15,23 +15,29 @@ from fedssl.aggregation.clustering import (
 from fedssl.aggregation.layerwise import is_batch_norm_buffer, layerwise_divergence_aware
 from fedssl.aggregation.mean import AggregationError, weighted_mean
 from fedssl.aggregation.min_norm import min_norm_weights, min_norm_weights_from_gram
+from fedssl.aggregation.robust import coordinate_median, geometric_median, multi_krum, trimmed_mean
 from fedssl.aggregation.similarity import ensemble_similarity
 from fedssl.aggregation.unified import efficient_unified_aggregation
-from fedssl.aggregation.weights import capped_weights
+from fedssl.aggregation.weights import capped_at_median, capped_weights
 
 __all__ = [
     "AggregationError",
     "Clustering",
     "balanced_kmeans",
+    "capped_at_median",
     "capped_weights",
+    "coordinate_median",
     "efficient_unified_aggregation",
     "ensemble_similarity",
+    "geometric_median",
     "global_centroids",
     "is_batch_norm_buffer",
     "layerwise_divergence_aware",
     "min_norm_weights",
     "min_norm_weights_from_gram",
+    "multi_krum",
     "sinkhorn_assignment",
     "spherical_kmeans",
+    "trimmed_mean",
     "weighted_mean",
 ]

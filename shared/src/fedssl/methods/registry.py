@@ -32,6 +32,7 @@ from fedssl.methods.objectives.protocl import ProtoCL
 from fedssl.methods.objectives.simclr import SimCLR
 from fedssl.methods.objectives.simsiam import SimSiam
 from fedssl.methods.reducers.means import eua, ldawa, mean, none
+from fedssl.methods.reducers.robust import geometric, krum, median, trimmed
 from fedssl.methods.reducers.similarity_distillation import distillation
 from fedssl.protocol.methods import METHOD_CONFIGS
 from fedssl.protocol.methods.composed import ComposedConfig
@@ -85,9 +86,13 @@ MERGES: dict[str, Callable[[Any], Merge]] = {
 REDUCERS: dict[str, Callable[[Any], Reducer]] = {
     "distillation": distillation,
     "eua": eua,
+    "geometric_median": geometric,
     "ldawa": ldawa,
     "mean": mean,
+    "median": median,
+    "multi_krum": krum,
     "none": none,
+    "trimmed_mean": trimmed,
 }
 
 

@@ -45,6 +45,14 @@ class RobustnessConfig(StrictModel):
         "proportion to their weights. With fewer clients than 1 / max_weight_share, all count equally. Null: no limit.",
         le=1,
     )
+    max_examples_ratio: float | None = Field(
+        default=None,
+        ge=1,
+        le=1e6,
+        exclude_if=_is_none,
+        description="Largest number of images with which one client's update counts, as a multiple of the median "
+        "over the round's updates. Null: no limit.",
+    )
     action: Literal["clip", "reject"] = Field(
         default="clip",
         description="If a norm is larger, `clip` scales the difference (or the row) down to it, and `reject` "

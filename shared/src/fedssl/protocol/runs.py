@@ -45,4 +45,5 @@ class RunSpec(StrictModel):
         self.method.check(self.model)
         self.method.check_training(self.training)
         self.method.check_public_data(self.public_data)
+        self.method.check_cohort(self.cohort)
         return self

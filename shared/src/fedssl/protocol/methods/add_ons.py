@@ -13,6 +13,7 @@ class CrossedKLConfig(PartConfig):
     """FedRLC's crossed divergence: both views are assigned to the same trained cluster centers (Eq. 4 to 8)."""
 
     sends: ClassVar[bool] = True
+    averaged_apart: ClassVar[str | None] = "cluster centers"
 
     name: Literal["crossed_kl"] = "crossed_kl"
     num_centers: int = Field(
@@ -199,6 +200,7 @@ class ScaffoldConfig(PartConfig):
 
     needs_others: ClassVar[bool] = True
     sends: ClassVar[bool] = True
+    averaged_apart: ClassVar[str | None] = "control variates"
     restarts_states: ClassVar[bool] = True
 
     name: Literal["scaffold"] = "scaffold"

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 from fedssl.protocol.base import StrictModel
 from fedssl.protocol.data import PublicDataConfig
 from fedssl.protocol.model import ModelConfig
-from fedssl.protocol.training import TrainingConfig
+from fedssl.protocol.training import CohortConfig, TrainingConfig
 
 
 class MethodInfo(BaseModel):
@@ -49,6 +49,9 @@ class MethodConfig(StrictModel):
 
     def check_public_data(self, public_data: PublicDataConfig | None) -> None:
         """Raise ValueError, with what to change, if the method lacks public images or these do not fit."""
+
+    def check_cohort(self, cohort: CohortConfig) -> None:
+        """Raise ValueError, with what to change, if the method cannot work with this cohort."""
 
     @property
     def restarts_states(self) -> bool:

@@ -12,7 +12,7 @@ from fedssl.protocol.methods.merges import AnyMerge, OverwriteConfig
 from fedssl.protocol.methods.parts import DimensionedConfig, Trait
 from fedssl.protocol.methods.reducers import AnyReducer, MeanConfig
 from fedssl.protocol.model import ModelConfig
-from fedssl.protocol.training import TrainingConfig
+from fedssl.protocol.training import CohortConfig, TrainingConfig
 
 
 class ComposedConfig(MethodConfig):
@@ -22,6 +22,9 @@ class ComposedConfig(MethodConfig):
 
     needs_others: ClassVar[bool] = False
     """True if the objective uses more from other clients than initial weights, and so cannot train without them."""
+
+    averaged_apart: ClassVar[str | None] = None
+    """The tensors of the objective that the coordinator averages by itself, in words, or None."""
 
     add_ons: tuple[AnyAddOn, ...] = Field(
         default=(), description="Loss terms and corrections on top of the objective, each at most once."
@@ -47,6 +50,10 @@ class ComposedConfig(MethodConfig):
     def check_public_data(self, public_data: PublicDataConfig | None) -> None:
         for part in (*self.add_ons, self.merge, self.reducer):
             part.check_public_data(public_data)
+
+    def check_cohort(self, cohort: CohortConfig) -> None:
+        for part in (*self.add_ons, self.merge, self.reducer):
+            part.check_cohort(cohort)
 
     def distillation_epochs(self, round_number: int) -> int:
         return sum(part.distillation_epochs(round_number) for part in (*self.add_ons, self.merge, self.reducer))

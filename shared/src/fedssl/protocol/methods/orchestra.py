@@ -25,6 +25,7 @@ class OrchestraConfig(ComposedConfig):
 
     traits: ClassVar[frozenset[Trait]] = frozenset({"views", "projector"})
     needs_others: ClassVar[bool] = True
+    averaged_apart: ClassVar[str | None] = "centroids"
 
     name: Literal["orchestra"] = "orchestra"
     temperature: float = Field(

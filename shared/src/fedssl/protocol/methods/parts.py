@@ -7,7 +7,7 @@ from pydantic import Field
 from fedssl.protocol.base import StrictModel
 from fedssl.protocol.data import PublicDataConfig
 from fedssl.protocol.model import ModelConfig
-from fedssl.protocol.training import TrainingConfig
+from fedssl.protocol.training import CohortConfig, TrainingConfig
 
 Trait = Literal["views", "projector", "symmetric", "predictor", "target", "labels"]
 """What an objective has that a part may need: two views of an image; a projector; a loss that compares the online
@@ -25,6 +25,9 @@ class Host(Protocol):
 
     @property
     def needs_others(self) -> bool: ...
+
+    @property
+    def averaged_apart(self) -> str | None: ...
 
     @property
     def add_ons(self) -> "tuple[PartConfig, ...]": ...
@@ -49,6 +52,9 @@ class PartConfig(StrictModel):
     sends: ClassVar[bool] = False
     """True if the part sends tensors of its own: a head, centers, control variates."""
 
+    averaged_apart: ClassVar[str | None] = None
+    """The tensors of this part that the coordinator averages by itself, in words, or None."""
+
     restarts_states: ClassVar[bool] = False
     """True if every client must start cold after one of them has lost its state, because their states belong
     together."""
@@ -63,6 +69,9 @@ class PartConfig(StrictModel):
 
     def check_public_data(self, public_data: PublicDataConfig | None) -> None:
         """Raise ValueError, with the reason, if the part lacks public images or these do not fit."""
+
+    def check_cohort(self, cohort: CohortConfig) -> None:
+        """Raise ValueError, with the reason, if the part does not fit this cohort."""
 
     def distillation_epochs(self, round_number: int) -> int:
         """Return `MethodConfig.distillation_epochs` of only this part."""
