@@ -134,6 +134,16 @@ OTHERS: dict[str, dict[str, Any]] = {
             "reducer": {"name": "mean", "weighting": "uniform"},
         }
     },
+    "vicreg-of-the-paper-fedx": {
+        "method": {
+            "name": "fedvicreg",
+            "variant": "paper",
+            "invariance_weight": 1.0,
+            "variance_weight": 2.0,
+            "covariance_weight": 0.5,
+            "add_ons": [{"name": "fedx"}],
+        }
+    },
     "resnet18-simsiam-dapu": {
         "method": {"name": "fedsimsiam", "merge": {"name": "dapu"}},
         "model": {"encoder": {"name": "resnet18"}},

@@ -18,7 +18,7 @@ def arguments(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def test_masked_reconstruction_by_hand() -> None:
     # Patch (1, 3) has mean 2 and unbiased variance 2. Its standardised pixels are -+1/sqrt 2: 1/2 each from 0.
-    # Patch (4, 4) standardised is (0, 0); the squared errors of (2, 0) are 2 on average. The visible patch does not count.
+    # Patch (4, 4) standardised is (0, 0); (2, 0) is off by 2 on average. The visible patch does not count.
     patches = torch.tensor([[[1.0, 3.0], [4.0, 4.0], [9.0, -9.0]]])
     prediction, mask = torch.tensor([[[0.0, 0.0], [2.0, 0.0], [0.0, 0.0]]]), torch.tensor([[True, True, False]])
     assert float(masked_reconstruction(prediction, patches, mask)) == pytest.approx((0.5 + 2) / 2, rel=1e-5)
