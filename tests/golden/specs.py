@@ -146,6 +146,16 @@ OTHERS: dict[str, dict[str, Any]] = {
         "partition": {"num_clients": 5, "scheme": "iid"},
     },
     "robust-trimmed-mean": {"method": {**_SIMCLR, "reducer": {"name": "trimmed_mean"}}, "cohort": {"min_updates": 3}},
+    "vicreg-of-the-paper-fedx": {
+        "method": {
+            "name": "fedvicreg",
+            "variant": "paper",
+            "invariance_weight": 1.0,
+            "variance_weight": 2.0,
+            "covariance_weight": 0.5,
+            "add_ons": [{"name": "fedx"}],
+        }
+    },
     "resnet18-simsiam-dapu": {
         "method": {"name": "fedsimsiam", "merge": {"name": "dapu"}},
         "model": {"encoder": {"name": "resnet18"}},

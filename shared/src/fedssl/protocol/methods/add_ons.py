@@ -153,6 +153,11 @@ class HSDConfig(DimensionedConfig):
                 "something else: "
                 "use it with fedalignuniform or fedsimclr"
             )
+        if "dimensions" in host.traits:
+            raise ValueError(
+                f"hsd sets all but the client's own dimensions to 0, and {host.name} asks every dimension to vary: use "
+                "hsd with fedalignuniform or fedsimclr, or dsr with this objective"
+            )
         for add_on in host.add_ons:
             if add_on.name == "dsr":
                 raise ValueError("hsd removes the dimensions that dsr would scale down: choose one of the two")

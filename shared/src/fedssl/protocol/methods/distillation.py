@@ -108,7 +108,7 @@ class DistillationConfig(PartConfig):
         if "views" not in host.traits or "predictor" in host.traits or host.needs_others:
             raise ValueError(
                 f"distillation trains an encoder and a projector, and {host.name} shares more than these: "
-                "use flesd, fedsimclr, fedmoco or fedalignuniform"
+                "use flesd, fedsimclr, fedmoco, fedalignuniform, fedvicreg or fedbarlow"
             )
         if sending := [add_on.name for add_on in host.add_ons if add_on.sends]:
             raise ValueError(
