@@ -1,6 +1,6 @@
 """Configs of the reducers: how the coordinator combines the clients' weights."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -21,6 +21,8 @@ class MeanConfig(PartConfig):
 
 class EUAConfig(PartConfig):
     """FedU2's efficient unified aggregation: a step along the direction on which the clients agree most."""
+
+    why_not_summed: ClassVar[str | None] = "method.reducer eua compares each update with every other one"
 
     name: Literal["eua"] = "eua"
     server_learning_rate: float = Field(
