@@ -1,4 +1,4 @@
-"""What a run does against updates that would move the global model too far at once, or that claim too many images."""
+"""A run's limits on updates that would move the global model too far at once, or that claim too many images."""
 
 from typing import Any, Literal
 

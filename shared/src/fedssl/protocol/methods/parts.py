@@ -60,6 +60,10 @@ class PartConfig(StrictModel):
     """True if every client must start cold after one of them has lost its state, because their states belong
     together."""
 
+    why_not_summed: ClassVar[str | None] = None
+    """Why the coordinator cannot compute this part's result from a weighted sum over the clients, or None if it can, or
+    if the part sends nothing."""
+
     name: str
 
     def check(self, host: Host, model: ModelConfig) -> None:

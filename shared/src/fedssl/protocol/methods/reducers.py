@@ -23,6 +23,8 @@ class MeanConfig(PartConfig):
 class EUAConfig(PartConfig):
     """FedU2's efficient unified aggregation: a step along the direction on which the clients agree most."""
 
+    why_not_summed: ClassVar[str | None] = "method.reducer eua compares each update with every other one"
+
     name: Literal["eua"] = "eua"
     server_learning_rate: float = Field(
         default=8.0,
@@ -48,6 +50,8 @@ class LDAWAConfig(PartConfig):
 
 class RobustReducerConfig(PartConfig):
     """A reducer whose result a minority of dishonest clients cannot move as far as it likes."""
+
+    why_not_summed: ClassVar[str | None] = "a robust reducer compares each update with every other one"
 
     meaning: ClassVar[str]
     """The setting from which `num_needed` follows, for messages."""
