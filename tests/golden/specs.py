@@ -134,6 +134,10 @@ OTHERS: dict[str, dict[str, Any]] = {
             "reducer": {"name": "mean", "weighting": "uniform"},
         }
     },
+    "group-norm-fedema-ldawa": {
+        "method": {"name": "fedema", "merge": {"name": "ema", "variant": "reference"}, "reducer": {"name": "ldawa"}},
+        "model": {"encoder": {"widths": [4, 6], "norm": "group"}},
+    },
     "vicreg-of-the-paper-fedx": {
         "method": {
             "name": "fedvicreg",
