@@ -146,6 +146,10 @@ OTHERS: dict[str, dict[str, Any]] = {
         "partition": {"num_clients": 5, "scheme": "iid"},
     },
     "robust-trimmed-mean": {"method": {**_SIMCLR, "reducer": {"name": "trimmed_mean"}}, "cohort": {"min_updates": 3}},
+    "group-norm-fedema-ldawa": {
+        "method": {"name": "fedema", "merge": {"name": "ema", "variant": "reference"}, "reducer": {"name": "ldawa"}},
+        "model": {"encoder": {"widths": [4, 6], "norm": "group"}},
+    },
     "vicreg-of-the-paper-fedx": {
         "method": {
             "name": "fedvicreg",

@@ -1,11 +1,13 @@
 """Encoders, heads and their initial weights."""
 
 from fedssl.models.complexity import num_multiply_adds
-from fedssl.models.encoders import ConvNet, Encoder, ResNet, build_encoder
+from fedssl.models.convnet import ConvNet
+from fedssl.models.encoders import Encoder, build_encoder
 from fedssl.models.heads import build_mlp
 from fedssl.models.initial import LoadingTable, load_initial
 from fedssl.models.initialisation import initialised
 from fedssl.models.pretrained import PretrainedEncoder, encoder_of, load_encoder, loaded
+from fedssl.models.resnet import ResNet
 from fedssl.models.torchvision_guard import import_torchvision
 
 __all__ = [

@@ -50,7 +50,7 @@ def export_state_dict(encoder: PretrainedEncoder, destination: Path) -> None:
     """
     if not encoder.encoder.is_torchvisions:
         raise ExportError(
-            f"torchvision and timm have no such {encoder.config.name}: load it with fedssl.models.load_encoder, or "
+            f"torchvision and timm have no such {encoder.config}: load it with fedssl.models.load_encoder, or "
             "export it to ONNX"
         )
     save_tensors(encoder.encoder.state_dict(), destination)

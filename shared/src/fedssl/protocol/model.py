@@ -10,6 +10,8 @@ from pydantic import Field
 from fedssl.protocol.base import StrictModel
 
 Width = Annotated[int, Field(ge=1, le=65_536)]
+NormName = Literal["batch", "group"]
+Setting = Literal["stem", "widths", "norm"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +24,16 @@ class EncoderKind:
     """
 
     builder: str
-    settings: tuple[Literal["stem", "widths"], ...] = ()
+    settings: tuple[Setting, ...] = ()
     feature_dim: int | None = None
 
 
 ENCODERS = {
-    "convnet": EncoderKind("fedssl.models.encoders:build_convnet", ("widths",)),
-    "resnet18": EncoderKind("fedssl.models.encoders:build_resnet", ("stem",), 512),
-    "resnet50": EncoderKind("fedssl.models.encoders:build_resnet", ("stem",), 2048),
+    "convnet": EncoderKind("fedssl.models.convnet:build_convnet", ("widths", "norm")),
+    "resnet18": EncoderKind("fedssl.models.resnet:build_resnet", ("stem", "norm"), 512),
+    "resnet34": EncoderKind("fedssl.models.resnet:build_resnet", ("stem", "norm"), 512),
+    "resnet50": EncoderKind("fedssl.models.resnet:build_resnet", ("stem", "norm"), 2048),
+    "resnet101": EncoderKind("fedssl.models.resnet:build_resnet", ("stem", "norm"), 2048),
 }
 """The encoders that a spec can name."""
 
@@ -56,6 +60,12 @@ class EncoderConfig(StrictModel):
         fail_fast=True,
         description="ConvNet only: channels of each stride-2 block; the last is the representation's width.",
     )
+    norm: NormName = Field(
+        default="batch",
+        exclude_if=lambda it: it == "batch",
+        description="BatchNorm, whose statistics are averaged in the federation, or GroupNorm, which has none: its "
+        "layers have 32 groups, or as many as divide both 32 and the number of channels.",
+    )
 
     @property
     def feature_dim(self) -> int:
@@ -78,7 +88,10 @@ class EncoderConfig(StrictModel):
         """
         settings = ENCODERS[self.name].settings
         widths = f" {'-'.join(map(str, self.widths))}" if "widths" in settings else ""
-        return f"{self.name}{widths}" + (f" ({self.stem} stem)" if "stem" in settings else "")
+        details = [f"{self.stem} stem"] if "stem" in settings else []
+        if "norm" in settings and self.norm != "batch":
+            details.append(f"{self.norm} norm")
+        return f"{self.name}{widths}" + (f" ({', '.join(details)})" if details else "")
 
 
 def read_encoder(given: Any) -> Any:
