@@ -208,7 +208,8 @@ class World:
         admin.add_public_dataset("scans", written(folder, public_bytes()))
         admin.add_evaluation_dataset("scans", written(folder, labelled_bytes()))
         admin.add_weights("scans", encoder_file(folder))
-        other = Cast(coordinator, tables, folder, "c", num_rounds=3)
+        # With the same seed its first broadcast would be the one that a and b received in round 1.
+        other = Cast(coordinator, tables, folder, "c", num_rounds=3, seed=1)
         other.claim("c")
         evaluation_id, job_id = uuid4(), uuid4()
         add_embedding_map(tables, self.cast.id, evaluation_id)

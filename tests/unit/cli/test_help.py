@@ -88,13 +88,6 @@ def test_every_command_explains_itself_and_can_write_json(command: list[str]) ->
     assert "--format" in result.stdout
 
 
-def test_a_mistyped_command_is_wrong_usage() -> None:
-    result = CliRunner().invoke(app, ["run", "sumbit"])
-
-    assert result.exit_code == 2
-    assert "submit" in result.stderr
-
-
 @pytest.mark.parametrize("name", METHOD_CONFIGS)
 def test_every_parameter_of_a_method_is_shown_with_its_default(name: str) -> None:
     result = CliRunner().invoke(app, ["method", "show", name])

@@ -83,7 +83,7 @@ def test_a_file_that_is_not_there_or_pickled_is_refused(tmp_path: Path, spec: Pa
         ("weights", "check", tmp_path / "a.pth", spec),
         ("weights", "add", tmp_path / "a.pth", "--as", "a"),
     ):
-        result = fedssl("weights", *command)
+        result = fedssl(*command)
         assert result.exit_code != 0
         assert "weights_only=True" in result.stderr.replace("\n", "")
 

@@ -228,6 +228,8 @@ class Assignment(Base):
     update_digest: Mapped[str | None] = mapped_column(ForeignKey("artifacts.digest"))
     num_examples: Mapped[int | None] = mapped_column(BigInteger)
     progress: Mapped[Json | None]
+    # The newest report of what the worker's process holds of its machine.
+    resources: Mapped[Json | None]
     offered_at: Mapped[datetime] = mapped_column(server_default=func.now())
     leased_at: Mapped[datetime | None]
     lease_expires_at: Mapped[datetime | None]

@@ -205,7 +205,13 @@ def _training(attempt: Attempt) -> tuple[str, str]:
     is_training = progress.get("phase") == "training" and progress.get("num_epochs")
     speed = progress.get("images_per_second") if is_training else None
     pace = f", {formats.number(speed)} images/s" if speed else ""
-    return "running", f"{progress.get('phase', 'training')}{epoch if is_training else ''}{share}{pace}"
+    held = _memory(attempt.resources or {})
+    return "running", f"{progress.get('phase', 'training')}{epoch if is_training else ''}{share}{pace}{held}"
+
+
+def _memory(resources: Mapping[str, int | None]) -> str:
+    named = [(resources.get("memory_bytes"), "memory"), (resources.get("gpu_memory_bytes"), "GPU memory")]
+    return "".join(f", {formats.in_bytes(held)} {name}" for held, name in named if held is not None)
 
 
 def stretches(owned: Sequence[tuple[int, str]]) -> list[tuple[str, int, int]]:

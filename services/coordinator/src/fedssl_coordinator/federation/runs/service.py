@@ -267,6 +267,7 @@ def _assignment_view(row: Assignment) -> AssignmentView:
         num_examples=row.num_examples,
         update=row.update_digest,
         progress=Progress.model_validate(row.progress) if row.progress else None,
+        **(row.resources or {}),
         offered_at=row.offered_at,
         leased_at=row.leased_at,
         closed_at=row.closed_at,

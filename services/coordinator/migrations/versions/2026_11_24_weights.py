@@ -3,8 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "2026_11_24_third"
-down_revision = "2026_11_24_second"
+revision = "2026_11_24_weights"
+down_revision = "2026_11_24_third"
 
 
 def upgrade() -> None:
