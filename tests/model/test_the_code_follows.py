@@ -68,7 +68,7 @@ def spec_of(setup: Setup) -> RunSpec:
     "name", [name if name == FOLLOWED[0] else pytest.param(name, marks=pytest.mark.full) for name in FOLLOWED]
 )
 def test_the_code_follows_the_model(name: str, tables: Tables) -> None:
-    """Every action in every state of run, round and job; with `make explore` also of the assignment that it is about."""
+    """Every action in every state of run, round and job; with `make explore` also of the assignment concerned."""
     most_deaths = getattr(retries, "MOST_DEATHS", 0)
     setup = SETUPS[name]._replace(events=SETUPS[name].events - NOT_FOLLOWED, most_deaths=most_deaths)
     left, rng = Tour(setup, is_long=examples(1) > 1), random.Random(name)

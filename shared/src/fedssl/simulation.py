@@ -27,6 +27,7 @@ from fedssl.engine import (
     run_local_round,
     start_run,
 )
+from fedssl.engine.aggregation import ValueOutOfRange
 from fedssl.engine.devices import devices_of, memory_errors_explained, require_device
 from fedssl.engine.norm_bounding import Norms, TooFewUpdates
 from fedssl.engine.unusual_updates import MOST_ROUNDS, NUM_EXAMPLES, find_unusual
@@ -315,8 +316,8 @@ class _Federation:
                 on_epoch=functools.partial(self._on_distillation, number),
                 restart=restart,
             )
-        except TooFewUpdates as error:
-            if self._spec.cohort.without_quorum != "skip":
+        except (TooFewUpdates, ValueOutOfRange) as error:
+            if isinstance(error, TooFewUpdates) and self._spec.cohort.without_quorum != "skip":
                 raise
             record = make_record(
                 seconds=time.perf_counter() - started,

@@ -100,3 +100,20 @@ def test_every_parameter_of_a_method_is_shown_with_its_default(name: str) -> Non
             assert shown[f"method.{field}"] == str(info.default).lower()
     document = json.loads(CliRunner().invoke(app, ["method", "show", name, "--format", "json"]).stdout)
     assert document["config_schema"]["properties"].keys() == METHOD_CONFIGS[name].model_fields.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("fedbyol", "yes"),
+        ("orchestra", "yes, except centroids"),
+        ("fedu2", "no: method.reducer eua compares each update with every other one"),
+    ],
+)
+def test_a_method_says_whether_its_updates_can_be_summed(name: str, expected: str) -> None:
+    shown = CliRunner().invoke(app, ["method", "show", name]).stdout
+    (line,) = (line for line in shown.splitlines() if line.startswith("can be summed"))
+    assert line.removeprefix("can be summed").strip() == expected
+    document = json.loads(CliRunner().invoke(app, ["method", "show", name, "--format", "json"]).stdout)
+    assert (document["why_not_summed"] is None) == expected.startswith("yes")
+    assert document["sent_apart"] == (["centroids"] if name == "orchestra" else [])

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints, model_validator
 
+from fedssl.protocol.aggregation import AggregationConfig
 from fedssl.protocol.base import StrictModel
 from fedssl.protocol.data import DataConfig, PartitionConfig, PublicDataConfig
 from fedssl.protocol.evaluation import EvaluationConfig
@@ -39,10 +40,26 @@ class RunSpec(StrictModel):
     )
     watch: WatchConfig = WatchConfig()
     robustness: RobustnessConfig = RobustnessConfig()
+    aggregation: AggregationConfig = Field(default=AggregationConfig(), exclude_if=lambda it: it == AggregationConfig())
 
     @model_validator(mode="after")
     def _method_fits_model(self) -> "RunSpec":
         self.method.check(self.model)
         self.method.check_training(self.training)
         self.method.check_public_data(self.public_data)
+        self.method.check_cohort(self.cohort)
         return self
+
+    @model_validator(mode="after")
+    def _fixed_arithmetic_is_possible(self) -> "RunSpec":
+        if self.aggregation.arithmetic == "fixed" and (why := self._why_not_a_sum()) is not None:
+            raise ValueError(f'aggregation.arithmetic = "fixed" needs a coordinator that only adds up updates: {why}')
+        return self
+
+    def _why_not_a_sum(self) -> str | None:
+        if (why := self.method.why_not_summed) is not None:
+            return f'{why}; choose another method or part, or set aggregation.arithmetic = "float"'
+        for bound in ("max_weight_share", "max_examples_ratio"):
+            if getattr(self.robustness, bound) is not None:
+                return f"robustness.{bound} changes each weight by those of all others: leave it out"
+        return None

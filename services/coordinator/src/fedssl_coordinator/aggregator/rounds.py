@@ -18,7 +18,7 @@ from fedssl.artifacts.tensors import Tensors, serialised
 from fedssl.data import ImageData
 from fedssl.data.partitioning import find_public, load_public, read_registered
 from fedssl.engine import run_aggregation, start_run
-from fedssl.engine.aggregation import ServerResult
+from fedssl.engine.aggregation import ServerResult, ValueOutOfRange
 from fedssl.engine.norm_bounding import Norms, TooFewUpdates
 from fedssl.errors import ArtifactDamaged, ArtifactError, ArtifactNotFound, DataError, MethodError, SpecError
 from fedssl.methods import METHODS
@@ -113,6 +113,8 @@ def _computed(run: Run, current: Round, rows: Sequence[Assignment]) -> Callable[
             weights = next_weights(run, current, rows)
     except TooFewUpdates as error:
         return functools.partial(end_without_result, rows=rows, error=error)
+    except ValueOutOfRange as error:
+        return functools.partial(skip_out_of_range, rows=rows, error=error)
     except UpdateLost as error:
         if not (lost := lost_updates(rows, error)):
             raise
@@ -193,6 +195,15 @@ def end_without_result(
     update_norms.record_norms(session, run, current.number, _accepted(rows), error.norms)
     spec = RunSpec.model_validate(run.spec)
     service.end_without_result(session, run, current, spec.cohort, str(error))
+
+
+def skip_out_of_range(
+    session: Session, run: Run, current: Round, rows: Sequence[Assignment], error: ValueOutOfRange
+) -> None:
+    """Close the round without new weights, because a value does not fit the fixed-point scale. Every client continues
+    from its state before the round. The caller holds the run's lock."""
+    update_norms.record_norms(session, run, current.number, _accepted(rows), error.norms)
+    service.skip_round(session, run, current, str(error))
 
 
 def _fail(session: Session, run: Run, current: Round, reason: str) -> None:

@@ -29,7 +29,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedssl.aggregation import weighted_mean
 from fedssl.artifacts.tensors import Tensors
 from fedssl.data.augment import normalize, to_float
 from fedssl.errors import MethodError
@@ -38,7 +37,7 @@ from fedssl.methods.api import Batch, ClientData, Context, Terms, Update
 from fedssl.methods.composition.follower import TARGET
 from fedssl.methods.composition.modules import copy_of
 from fedssl.methods.composition.part import Online, Part, Wire
-from fedssl.methods.composition.weighting import update_weights
+from fedssl.methods.composition.weighting import mean_of, update_weights
 from fedssl.protocol.methods.add_ons import CrossedKLConfig
 
 CENTERS = "centers"
@@ -97,7 +96,7 @@ class CrossedKL(Part):
         sent = [_centers(update) for update in updates]
         if not all(sent):  # every client trains by itself and sends nothing
             return {}
-        return weighted_mean(sent, update_weights(updates, ctx))
+        return mean_of(sent, update_weights(updates, ctx), state, ctx)
 
 
 def _centers(update: Update) -> Tensors:

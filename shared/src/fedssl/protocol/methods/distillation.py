@@ -1,7 +1,7 @@
 """Config of FLESD's reducer: clients send similarities of public images, the coordinator distils them."""
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, TypeAdapter, WrapValidator, model_validator
 
@@ -48,6 +48,8 @@ class ClientDistillationConfig(StrictModel):
 class DistillationConfig(PartConfig):
     """FLESD: clients send their networks' similarities of public images, and no weights; the coordinator trains a
     student to find the same similarities. The student's weights are the global model."""
+
+    why_not_summed: ClassVar[str | None] = "method.reducer distillation uses each client's similarities by themselves"
 
     name: Literal["distillation"] = "distillation"
     packing: Packing = Field(
@@ -108,7 +110,7 @@ class DistillationConfig(PartConfig):
         if "views" not in host.traits or "predictor" in host.traits or host.needs_others:
             raise ValueError(
                 f"distillation trains an encoder and a projector, and {host.name} shares more than these: "
-                "use flesd, fedsimclr, fedmoco or fedalignuniform"
+                "use flesd, fedsimclr, fedmoco, fedalignuniform, fedvicreg or fedbarlow"
             )
         if sending := [add_on.name for add_on in host.add_ons if add_on.sends]:
             raise ValueError(
