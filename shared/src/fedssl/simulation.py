@@ -38,6 +38,7 @@ from fedssl.evaluation.monitoring import find_collapse_alerts
 from fedssl.evaluation.suite import Labelled, evaluate_encoder, load_encoder, load_labelled
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData, ClientState, Context, Metrics, ServerState, Update
+from fedssl.models.start_files import Start, read_start, with_digest
 from fedssl.parallel.pool import ClientProcesses
 from fedssl.protocol.explanation import spec_of
 from fedssl.protocol.measures import UPDATE_NORM
@@ -91,7 +92,8 @@ class Result:
 
     `model`: the last broadcast; `initial`: the one before training. `evaluations`: what `spec.evaluation` asked for, of
     the last round that was judged; `evaluations_by_round`: of all of them, 0 is before training. `chance`: the accuracy
-    without an encoder on the same test images.
+    without an encoder on the same test images. `loaded`: the tensors that were loaded if the encoder did not start from
+    random weights; empty after a simulation was resumed.
     """
 
     spec: RunSpec
@@ -103,6 +105,7 @@ class Result:
     evaluations_by_round: dict[int, dict[str, float]] = field(default_factory=dict)
     server_state: ServerState = field(default_factory=dict)
     chance: Chance | None = None
+    loaded: str = ""
 
     @property
     def rounds_done(self) -> int:
@@ -155,7 +158,8 @@ def simulate(
     have every update, the clients whose updates were accepted, by round (none: it was skipped); with them the
     simulation gives that run's bits. `lost_states`: the clients that had lost their state before a round, by round:
     they start cold, as in a deployed run that has the event `client.state_lost`. Where the spec has an evaluation, the
-    encoder is judged as it says, before training too.
+    encoder is judged as it says, before training too. If the spec has `model.initial`, its file is read, and the
+    digest of its weights is in the result's spec.
 
     `on_progress(round, client, progress)` is called about twice a second, `on_distillation(round, progress)` after
     every epoch of a training on the coordinator, `on_judging(round, what, share or None)` while an encoder is judged
@@ -165,6 +169,8 @@ def simulate(
     spec = spec_of(spec)
     if jobs < 1:
         raise SpecError(f"jobs is {jobs}: give the number of processes that train clients, 1 or more")
+    if (start := read_start(spec)) is not None:
+        spec = with_digest(spec, start)
     require_device(device)
     shards = clients if clients is not None else _partition(spec, data_root)
     names = _participants(spec.cohort, shards)
@@ -189,7 +195,7 @@ def simulate(
         federation = _Federation(
             everywhere, sizes, train, on_progress, on_distillation, cohorts or {}, lost_states or {}
         )
-        result = (checkpoint.load(spec) if checkpoint is not None else None) or federation.start()
+        result = (checkpoint.load(spec) if checkpoint is not None else None) or federation.start(start)
         result.chance = judges.chance
         judges.judge(result)
         for number in range(result.rounds_done + 1, spec.num_rounds + 1):
@@ -251,10 +257,21 @@ class _Federation:
         plan = self._bound.plan
         self._bytes_down, self._bytes_up = file_bytes(plan.broadcast), file_bytes(plan.update)
 
-    def start(self) -> Result:
+    def start(self, start: Start | None) -> Result:
         """Everything as it is before the first round."""
-        first = start_run(self._method, self._everywhere, on_epoch=functools.partial(self._on_distillation, 0))
-        return Result(spec=self._spec, initial=first.broadcast, model=first.broadcast, server_state=first.state)
+        first = start_run(
+            self._method,
+            self._everywhere,
+            on_epoch=functools.partial(self._on_distillation, 0),
+            initial=None if start is None else start.tensors,
+        )
+        return Result(
+            spec=self._spec,
+            initial=first.broadcast,
+            model=first.broadcast,
+            server_state=first.state,
+            loaded=first.loaded,
+        )
 
     def train(self, result: Result, number: int) -> None:
         """One round, put into `result` only once it is finished."""

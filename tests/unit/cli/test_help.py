@@ -64,6 +64,7 @@ GROUPS = {
     "token": ("create", "ls"),
     "public-dataset": ("add", "ls", "show"),
     "evaluation-dataset": ("add", "ls", "show"),
+    "weights": ("add", "check", "ls", "show", "remove"),
 }
 COMMANDS = [
     ["demo"],

@@ -38,6 +38,23 @@ def require_evaluation_images(evaluation: EvaluationConfig | None, root: Path | 
         raise DataError(f"encoders are evaluated on labelled images (evaluation.dataset), but {error}") from None
 
 
+def show_start(spec: RunSpec) -> None:
+    """Print the weights that a simulation starts from, if they are not random.
+
+    Raises SpecError if they cannot be read, or do not fit the encoder.
+    """
+    if spec.model.initial is None:
+        return
+    from fedssl.models import build_encoder, load_initial
+    from fedssl.models.start_files import read_start
+
+    start = read_start(spec)
+    assert start is not None, "the spec names one"
+    encoder = build_encoder(spec.model.encoder, spec.data.channels)
+    table = load_initial(encoder, start.tensors, spec.model.initial.adapt)
+    note(f"the encoder starts from the {spec.model.initial.source}, digest {start.digest}: {table}")
+
+
 def prepare(
     device: str, threads: int, data_root: Path | None, datasets: set[str], jobs: str = "1"
 ) -> "ComputeSettings":

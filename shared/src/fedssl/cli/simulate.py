@@ -11,7 +11,7 @@ from fedssl.cli.arguments import DataFolderOption, DeviceOption, JobsOption, Set
 from fedssl.cli.datasets.fetching import data_folder as default_folder
 from fedssl.cli.datasets.fetching import ensure
 from fedssl.cli.dry_run import DryRunOption, Participant, document_of, show_dry_run
-from fedssl.cli.machine import datasets_of, prepare, require_evaluation_images
+from fedssl.cli.machine import datasets_of, prepare, require_evaluation_images, show_start
 from fedssl.cli.output import Format, FormatOption, duration, note, show_json, show_pairs, size
 from fedssl.cli.scores import baselines_as_json, scores_of, show_scores
 from fedssl.cli.specs import read_spec, require_partition
@@ -20,6 +20,7 @@ from fedssl.errors import Paused
 if TYPE_CHECKING:
     from fedssl.experiments.runs import FinishedRun
     from fedssl.protocol.data import PartitionConfig
+    from fedssl.protocol.initial import InitialConfig
 
 
 def simulate(
@@ -51,6 +52,7 @@ def simulate(
     """
     wanted = read_spec(spec, set_)
     config = require_partition(wanted, spec)
+    show_start(wanted)
     if dry_run:
         require_evaluation_images(wanted.evaluation, data_folder)
         show_dry_run(document_of(wanted, _participants(config, data_folder)), output)
@@ -73,7 +75,7 @@ def simulate(
     except Paused:
         note("to continue after this round, add `--set watch.action=warn` to the command, or change the threshold")
         raise
-    _show(finished, folder, output)
+    _show(finished, folder, output, wanted.model.initial)
 
 
 def _participants(config: "PartitionConfig", root: Path | None) -> list[Participant]:
@@ -86,14 +88,14 @@ def _participants(config: "PartitionConfig", root: Path | None) -> list[Particip
     return [Participant(name, len(part), "" if len(part) else "has no images") for name, part in held.items()]
 
 
-def _show(finished: "FinishedRun", folder: Path, output: Format) -> None:
+def _show(finished: "FinishedRun", folder: Path, output: Format, initial: "InitialConfig | None") -> None:
     names = {"model": files.MODEL, "encoder": files.ENCODER, "history": files.HISTORY, "spec": files.SPEC}
     paths = {what: str(folder / name) for what, name in names.items()}
     best = {name: finished.best(name) for name in ACCURACIES if name in finished.last}
     if output is Format.TABLE:
         show_pairs({**paths, **_pairs(finished)})
         scores = scores_of(finished.last, finished.untrained, finished.chance, best)
-        show_scores(scores, "after the last round", finished.chance)
+        show_scores(scores, "after the last round", finished.chance, initial)
         return
     document = {
         "rounds": finished.num_rounds,

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedssl.protocol.initial import InitialConfig
 from fedssl.protocol.views import EvaluationView, RoundView, RunView
 from fedssl.run_files import write_json, write_text
 
@@ -42,6 +43,7 @@ def lineage_of(run: RunView, rounds: Sequence[RoundView], model: str, encoder: s
         "run": str(run.id),
         "method": {"name": run.method, "version": run.spec.method.info.version},
         "spec_sha256": hashlib.sha256(run.spec.model_dump_json().encode()).hexdigest(),
+        **({} if run.spec.model.initial is None else {"start": _start(run.spec.model.initial)}),
         "initial_model": run.initial_model,
         "rounds": [
             {
@@ -68,10 +70,12 @@ def card(
     info, spec = run.spec.method.info, run.spec
     verdicts = [view.verdict for view in rounds if view.verdict is not None]
     counted = {verdict: verdicts.count(verdict) for verdict in dict.fromkeys(verdicts)}
+    initial = spec.model.initial
+    start = [] if initial is None else [(initial.source, lineage["start"]["digest"])]
     parts = [
         f"---\nlibrary_name: fedssl\ntags: [self-supervised, federated, {run.method}]\n---\n\n# {run.name}",
         f"An encoder, {spec.model.encoder}, trained without labels by {len(_examples(rounds))} data owners who shared "
-        f"no images. Made by fedssl, run `{run.id}`.",
+        f"no images. Made by fedssl, run `{run.id}`.{_began(initial)}",
         '```python\nfrom fedssl.models import load_encoder\n\nencoder = load_encoder(".")  # this folder\n```',
         "## Method",
         f"{info.title} (`{run.method}`, version {info.version}). {info.paper}",
@@ -95,6 +99,7 @@ def card(
             ("file", "sha256"),
             [
                 ("spec", lineage["spec_sha256"]),
+                *start,
                 ("weights before training", lineage["initial_model"]),
                 ("model", lineage["model"]),
                 ("encoder", lineage["encoder"]),
@@ -102,6 +107,17 @@ def card(
         ),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _start(initial: InitialConfig) -> dict[str, Any]:
+    """Return the weights that the encoder started from: their name, or their run and its round, and their digest."""
+    return initial.model_dump(mode="json", exclude_none=True)
+
+
+def _began(initial: InitialConfig | None) -> str:
+    if initial is None:
+        return ""
+    return f" It started from the {initial.source}, so the scores of round 0 are those of the start."
 
 
 def _examples(rounds: Sequence[RoundView]) -> dict[str, int]:

@@ -15,18 +15,21 @@ from fedssl.engine.update_measures import Layout, Step, measure, recorded, why_u
 from fedssl.errors import MethodError
 from fedssl.methods import BoundMethod, Method
 from fedssl.methods.api import Context, Distil, Metrics, ServerState, Update
+from fedssl.methods.composition.start import load_start
 from fedssl.methods.composition.weighting import update_weights
 from fedssl.protocol.measures import WEIGHT_SHARE
 
 
 @dataclass(frozen=True, slots=True)
 class ServerResult:
-    """The state to keep and the broadcast of the next round. `norms` are the measurements of the updates."""
+    """The state to keep and the broadcast of the next round. `norms` are the measurements of the updates. `loaded`
+    describes the weights that a run started from; it is empty if these were random."""
 
     state: ServerState
     broadcast: Tensors
     metrics: Metrics
     norms: Norms = NO_NORMS
+    loaded: str = ""
 
 
 class ValueOutOfRange(MethodError):
@@ -44,16 +47,21 @@ def start_run(
     *,
     on_epoch: OnEpoch = lambda progress: None,
     checkpoint: DistillationCheckpoint | None = None,
+    initial: Tensors | None = None,
 ) -> ServerResult:
-    """Return the state and the broadcast before the first round, from only the run's seed and the public images.
+    """Return the state and the broadcast before the first round, from only the run's seed, the public images and the
+    weights that the spec starts from.
 
-    `on_epoch` and `checkpoint` are for methods that train on the coordinator: see `run_distillation`.
+    `on_epoch` and `checkpoint` are for methods that train on the coordinator: see `run_distillation`. `initial`: the
+    tensors of the spec's `model.initial`. Raises SpecError if they do not fit, and MethodError if they are missing.
     """
     bound = method.bind(ctx.spec)
     check_bound(bound.plan, ctx)
     ctx = dataclasses.replace(ctx, distil=_distil(on_epoch, checkpoint))
-    state = bound.server.initial_state(bound.client.build(ctx), ctx)
-    return _publish(bound, state, {}, ctx)
+    modules = bound.client.build(ctx)
+    loaded = load_start(modules, initial, ctx)
+    state = bound.server.initial_state(modules, ctx)
+    return dataclasses.replace(_publish(bound, state, {}, ctx), loaded=loaded)
 
 
 def run_aggregation(

@@ -13,6 +13,7 @@ from fedssl.errors import ResultsError
 from fedssl.evaluation.baselines import CHANCE_KEY, Chance
 from fedssl.experiments.checkpoints import FolderCheckpoint, code_version, run_key
 from fedssl.locks import FolderLock
+from fedssl.models.start_files import pinned
 from fedssl.protocol.runs import RunSpec
 from fedssl.run_files import (
     CHECKPOINT,
@@ -125,6 +126,7 @@ def run_in_folder(
     Raises ResultsError if the folder is another run's, FolderInUseError if another process works in it, and the errors
     of a simulation.
     """
+    spec = pinned(spec)
     folder.mkdir(parents=True, exist_ok=True)  # with the usual permissions, not those that the lock would set
     lock = FolderLock(folder, LOCK)
     lock.acquire()
@@ -168,7 +170,7 @@ def find_finished(spec: RunSpec, folder: Path) -> FinishedRun | None:
     document = read_json(folder / RESULT)
     if document is None:
         return None
-    if document.get("key") != run_key(spec):
+    if document.get("key") != run_key(pinned(spec)):
         raise ResultsError(
             f"{folder} holds the results of another spec, or of other code: take another folder, or start again with "
             "--restart"
@@ -185,7 +187,7 @@ def is_of(spec: RunSpec, folder: Path) -> bool:
     """Return whether the folder is free for this run, or already its own."""
     manifest = read_json(folder / CHECKPOINT / "manifest.json")
     found = [document for document in (read_json(folder / RESULT), manifest) if document is not None]
-    return all(document.get("key") == run_key(spec) for document in found)
+    return not found or all(document.get("key") == run_key(pinned(spec)) for document in found)
 
 
 def clear(folder: Path) -> None:

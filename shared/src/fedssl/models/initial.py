@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from fedssl.artifacts.weight_files import COUNTER
 from fedssl.artifacts.weight_names import PREFIX, is_classifier
 from fedssl.errors import SpecError
+from fedssl.models.encoders import build_encoder
+from fedssl.protocol.model import EncoderConfig
 
 Fate = Literal["loaded", "adapted", "left out", "missing", "unknown", "misfit"]
 """The fate of a tensor. loaded: taken as it is · adapted: its input channels were summed or repeated · left out: the
@@ -82,6 +84,18 @@ def loading_table(
     return LoadingTable(tuple(rows))
 
 
+def table_for(
+    config: EncoderConfig, channels: int, given: Mapping[str, tuple[int, ...]], adapt: Sequence[str] = ()
+) -> LoadingTable:
+    """Return what becomes of tensors `encoder.*` of these shapes in an encoder, which needs no memory for its weights.
+
+    Raises SpecError if `adapt` names anything but a convolution of the encoder.
+    """
+    with torch.device("meta"):
+        encoder = build_encoder(config, channels)
+    return _table(encoder, {_own_name(name): shape for name, shape in given.items()}, adapt)
+
+
 def load_initial(encoder: nn.Module, tensors: Mapping[str, Tensor], adapt: Sequence[str] = ()) -> LoadingTable:
     """Load the tensors `encoder.*` into the encoder. Others, such as the heads of a run of ours, are ignored.
 
@@ -97,23 +111,27 @@ def load_initial(encoder: nn.Module, tensors: Mapping[str, Tensor], adapt: Seque
     Raises SpecError, with the table, if a tensor is missing, unknown or of another shape, or if `adapt` names anything
     that needs no adapting. Nothing is loaded then.
     """
-    given = {name.removeprefix(PREFIX): each for name, each in tensors.items() if name.startswith(PREFIX)}
-    own = encoder.state_dict()
+    given = {_own_name(name): each for name, each in tensors.items() if name.startswith(PREFIX)}
+    table = _table(encoder, {name: tuple(each.shape) for name, each in given.items()}, adapt)
     kernels = {_kernel(encoder, module) for module in adapt}
-    table = loading_table(
-        {name: tuple(each.shape) for name, each in given.items()},
-        {name: tuple(each.shape) for name, each in own.items()},
-        kernels,
-    )
     if not table.fits:
         raise SpecError(f"the weights do not fit model.encoder: {table}. {_remedy(table)}")
     if unused := sorted(kernels - {row.name for row in table.of("adapted")}):
         raise SpecError(f"model.initial.adapt names {unused[0]}, whose shapes are equal: leave it out")
     with torch.no_grad():
-        for name, target in own.items():
+        for name, target in encoder.state_dict().items():
             if name in given:
                 target.copy_(_adapted(given[name], target.shape[1]) if name in kernels else given[name])
     return table
+
+
+def _table(encoder: nn.Module, given: Mapping[str, tuple[int, ...]], adapt: Sequence[str]) -> LoadingTable:
+    wanted = {name: tuple(each.shape) for name, each in encoder.state_dict().items()}
+    return loading_table(given, wanted, {_kernel(encoder, module) for module in adapt})
+
+
+def _own_name(name: str) -> str:
+    return name.removeprefix(PREFIX)
 
 
 def _kernel(encoder: nn.Module, module: str) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from fedssl.protocol.base import StrictModel
+from fedssl.protocol.initial import InitialConfig
 
 Width = Annotated[int, Field(ge=1, le=65_536)]
 NormName = Literal["batch", "group"]
@@ -138,4 +139,9 @@ class ModelConfig(StrictModel):
     predictor: MLPConfig = Field(
         default=MLPConfig(),
         description="Used by methods that predict (BYOL, SimSiam); its output is as wide as the projector's.",
+    )
+    initial: InitialConfig | None = Field(
+        default=None,
+        description="The weights that the encoder starts from. Null: random ones, from the run's seed.",
+        exclude_if=lambda it: it is None,
     )

@@ -197,8 +197,13 @@ def check_update(path: Path, plan: ArtifactPlan) -> Header:
 
 
 def _work_fields(item: WorkItem) -> dict[str, Any]:
-    """Return the fields of an entry that describe the work."""
-    return {"run": str(item.run_id), "round": item.round_number, "method": item.spec.method.name}
+    """Return the fields of an entry that describe the work. `initial`: the digest of the weights that the run started
+    from, if these were not random."""
+    fields: dict[str, Any] = {"run": str(item.run_id), "round": item.round_number, "method": item.spec.method.name}
+    initial = item.spec.model.initial
+    if initial is not None and initial.digest is not None:
+        fields["initial"] = initial.digest
+    return fields
 
 
 def _update_fields(item: WorkItem, header: Header, numbers: Mapping[str, float]) -> dict[str, Any]:

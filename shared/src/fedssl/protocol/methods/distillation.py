@@ -118,6 +118,11 @@ class DistillationConfig(PartConfig):
             )
         if self.client_encoders == "declared" or self.client_encoders:
             self._check_add_ons(host)
+            if model.initial is not None:
+                raise ValueError(
+                    "model.initial is an encoder for all clients, and client_encoders gives some of them another one, "
+                    "which would start from random weights: use one of the two"
+                )
         if self.client_encoders != "declared":
             for client, encoder in self.client_encoders.items():
                 self._check_encoder(host, model, client, encoder)
