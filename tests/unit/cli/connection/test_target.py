@@ -57,7 +57,7 @@ def test_the_local_token_goes_only_to_its_own_coordinator(folder: Path) -> None:
 
 def test_a_federation_that_is_still_starting_is_named(folder: Path) -> None:
     (folder / "tokens" / "operator").unlink()
-    with pytest.raises(UsageError, match=r"has no token yet: wait until `fedssl up` prints"):
+    with pytest.raises(UsageError, match=r"has no token yet: wait until `fedssl up` reports"):
         find_target(None, None, environment={}, folder=folder)
     assert find_target(None, None, environment={"FEDSSL_TOKEN": "own"}, folder=folder).token == "own"
 

@@ -53,7 +53,7 @@ def find_target(
         if local.operator_token.exists():
             return Target(chosen, read_token(local.operator_token))
         raise UsageError(
-            f"the federation in {folder} has no token yet: wait until `fedssl up` prints that it is up, or start it again"
+            f"the federation in {folder} has no token yet: wait until `fedssl up` reports that it is up, or restart it"
         )
     raise UsageError(f"no token for {chosen}: give --token-file, or set FEDSSL_TOKEN_FILE or FEDSSL_TOKEN")
 
