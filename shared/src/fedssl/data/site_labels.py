@@ -54,7 +54,9 @@ class SiteLabels:
     def is_labelled(self) -> NDArray[np.bool_]:
         """Which images have a label (N,)."""
         is_labelled: NDArray[np.bool_] = self.labels != UNLABELLED
-        return is_labelled.all(axis=1) if self.is_multi_label else is_labelled
+        if self.is_multi_label:
+            is_labelled = np.logical_and.reduce(is_labelled, axis=1)
+        return is_labelled
 
 
 @dataclass(frozen=True, slots=True)
