@@ -144,7 +144,7 @@ def unusable_counts(counts: SiteCounts, config: SitesConfig, measures: Sequence[
 
 
 def _contradiction(counts: MeasureCounts, config: SitesConfig, num_test: int) -> str | None:
-    """Return what does not add up, or None: both tables count the same test images."""
+    """Return what does not add up, or None. Both tables must count the same test images."""
     for row, confusion in enumerate(counts.confusion):
         has = confusion[1] + confusion[3] if config.multi_label else sum(confusion)
         if has != sum(counts.positives[row]) or has + sum(counts.negatives[row]) != num_test:
