@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def datasets_of(spec: RunSpec) -> set[str]:
     """Return the names of the data sets that a simulation of the spec reads."""
-    found = {spec.partition and spec.partition.dataset, spec.evaluation and spec.evaluation.dataset}
+    found = {spec.partition and spec.partition.dataset, spec.central_evaluation and spec.central_evaluation.dataset}
     return {name for name in found if name}
 
 

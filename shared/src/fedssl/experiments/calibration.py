@@ -79,10 +79,10 @@ class _Stopwatch:
 
 def judging_seconds(spec: RunSpec, labelled: Labelled, device: str = "cpu") -> float:
     """Return the seconds that the spec's evaluation of an encoder takes."""
-    assert spec.evaluation is not None, "only called for specs with an evaluation"
+    assert spec.central_evaluation is not None, "only called for specs with an evaluation"
     encoder = initialised(lambda: build_encoder(spec.model.encoder, spec.data.channels), 0)
     started = time.monotonic()
-    evaluate_encoder(encoder, labelled, spec.evaluation, spec.data, device=device)
+    evaluate_encoder(encoder, labelled, spec.central_evaluation, spec.data, device=device)
     return time.monotonic() - started
 
 

@@ -42,6 +42,16 @@ class RunSpec(StrictModel):
     robustness: RobustnessConfig = RobustnessConfig()
     aggregation: AggregationConfig = Field(default=AggregationConfig(), exclude_if=lambda it: it == AggregationConfig())
 
+    @property
+    def central_evaluation(self) -> EvaluationConfig | None:
+        """The evaluation on the coordinator's labelled images, or None if there is none."""
+        return None if self.evaluation is None or self.evaluation.at == "sites" else self.evaluation
+
+    @property
+    def site_evaluation(self) -> EvaluationConfig | None:
+        """The evaluation at the sites, on their own labelled images, or None if there is none."""
+        return None if self.evaluation is None or self.evaluation.sites is None else self.evaluation
+
     @model_validator(mode="after")
     def _method_fits_model(self) -> "RunSpec":
         self.method.check(self.model)

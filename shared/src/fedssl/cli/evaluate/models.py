@@ -35,8 +35,8 @@ class Model:
 
     def dataset(self) -> str:
         """Return the labelled data set that the spec names. Raises UsageError if it names none."""
-        if self.spec.evaluation is not None:
-            return self.spec.evaluation.dataset
+        if self.spec.central_evaluation is not None:
+            return self.spec.central_evaluation.dataset
         if self.spec.partition is not None:
             return self.spec.partition.dataset
         raise UsageError("the spec names no data set: give a labelled one with --data")

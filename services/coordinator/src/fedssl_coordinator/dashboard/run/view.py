@@ -135,7 +135,7 @@ def run_page(session: Session, run_id: UUID) -> RunPage:
         last_event_id=run_queries.last_event_id(session, run_id),
         dimensions=stretches(owned),
         width=wanted.width if wanted is not None else 0,
-        num_classes=run_queries.num_classes(session, spec.evaluation.dataset) if spec.evaluation else None,
+        num_classes=run_queries.num_classes(session, config.dataset) if (config := spec.central_evaluation) else None,
         names=_names(session, run_id, current),
         is_judged=run_queries.is_judged(session, run_id),
     )
