@@ -150,6 +150,11 @@ OTHERS: dict[str, dict[str, Any]] = {
         "method": {"name": "fedema", "merge": {"name": "ema", "variant": "reference"}, "reducer": {"name": "ldawa"}},
         "model": {"encoder": {"widths": [4, 6], "norm": "group"}},
     },
+    "vit-simclr-ldawa": {
+        "method": {**_SIMCLR, "reducer": {"name": "ldawa", "num_plain_rounds": 1}},
+        "model": {"encoder": {"name": "vit-tiny", "patch_size": 4, "pooling": "mean"}},
+        "training": {"optimizer": {"name": "adamw", "learning_rate": 1e-3}},
+    },
     "vicreg-of-the-paper-fedx": {
         "method": {
             "name": "fedvicreg",

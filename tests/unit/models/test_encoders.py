@@ -60,7 +60,7 @@ def test_convolutions_leave_shortcuts_out() -> None:
 @pytest.mark.parametrize("name", ENCODERS)
 def test_every_encoder_of_the_registry_is_as_wide_as_it_says(name: str) -> None:
     config = EncoderConfig(name=name)
-    encoder = build_encoder(config, 1).eval()
+    encoder = build_encoder(config, 1, 32).eval()
     assert encoder(torch.zeros(1, 1, 32, 32)).shape == (1, config.feature_dim)
     assert encoder.feature_dim == config.feature_dim
     assert str(config).startswith(name)

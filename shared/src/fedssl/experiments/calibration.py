@@ -80,7 +80,8 @@ class _Stopwatch:
 def judging_seconds(spec: RunSpec, labelled: Labelled, device: str = "cpu") -> float:
     """Return the seconds that the spec's evaluation of an encoder takes."""
     assert spec.central_evaluation is not None, "only called for specs with an evaluation"
-    encoder = initialised(lambda: build_encoder(spec.model.encoder, spec.data.channels), 0)
+    data = spec.data
+    encoder = initialised(lambda: build_encoder(spec.model.encoder, data.channels, data.image_size), 0)
     started = time.monotonic()
     evaluate_encoder(encoder, labelled, spec.central_evaluation, spec.data, device=device)
     return time.monotonic() - started

@@ -9,6 +9,7 @@ from fedssl.models.initialisation import initialised
 from fedssl.models.pretrained import PretrainedEncoder, encoder_of, load_encoder, loaded
 from fedssl.models.resnet import ResNet
 from fedssl.models.torchvision_guard import import_torchvision
+from fedssl.models.vision_transformer import VisionTransformer
 
 __all__ = [
     "ConvNet",
@@ -16,6 +17,7 @@ __all__ = [
     "LoadingTable",
     "PretrainedEncoder",
     "ResNet",
+    "VisionTransformer",
     "build_encoder",
     "build_mlp",
     "encoder_of",

@@ -38,6 +38,6 @@ class ConvNet(Encoder):
         return features.mean(dim=(2, 3))
 
 
-def build_convnet(config: EncoderConfig, channels: int) -> Encoder:
+def build_convnet(config: EncoderConfig, channels: int, image_size: int | None) -> Encoder:
     """Return the small encoder for CPUs."""
     return ConvNet(channels, config.widths, config.norm)

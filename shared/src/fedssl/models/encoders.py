@@ -13,8 +13,8 @@ class Encoder(nn.Module):
 
     feature_dim: int
 
-    is_torchvisions: bool = False
-    """Whether torchvision and timm have this network under these tensor names."""
+    libraries: tuple[str, ...] = ()
+    """The libraries, `torchvision` and `timm`, that have this network under these tensor names."""
 
     def convolutions(self) -> list[str]:
         """Return the names of the convolution weights, over which FedU and FedEMA measure how far the encoder moved."""
@@ -25,11 +25,13 @@ class Encoder(nn.Module):
         raise NotImplementedError
 
 
-def build_encoder(config: EncoderConfig, channels: int) -> Encoder:
+def build_encoder(config: EncoderConfig, channels: int, image_size: int | None = None) -> Encoder:
     """Return the encoder that `config` names, for images of `channels` channels, with fresh random weights on the CPU.
+
+    Only encoders with position embeddings need `image_size`, the height and width of the images.
 
     Wrap the call in :func:`fedssl.models.initialised` to get the same weights every time.
     """
     module, _, name = ENCODERS[config.name].builder.partition(":")
-    build: Callable[[EncoderConfig, int], Encoder] = getattr(importlib.import_module(module), name)
-    return build(config, channels)
+    build: Callable[[EncoderConfig, int, int | None], Encoder] = getattr(importlib.import_module(module), name)
+    return build(config, channels, image_size)

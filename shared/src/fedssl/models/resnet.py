@@ -31,7 +31,8 @@ class ResNet(Encoder):
                 continue
             self.add_module(child_name, child)
         self.feature_dim = config.feature_dim
-        self.is_torchvisions = config.norm == "batch"  # with GroupNorm, the weights of their network do not fit
+        if config.norm == "batch":
+            self.libraries = ("torchvision", "timm")
 
     def convolutions(self) -> list[str]:
         """Return the names of the convolution weights of the stem and the blocks, but not of the shortcuts (EasyFL)."""
@@ -43,6 +44,6 @@ class ResNet(Encoder):
         return torch.flatten(x, 1)
 
 
-def build_resnet(config: EncoderConfig, channels: int) -> Encoder:
+def build_resnet(config: EncoderConfig, channels: int, image_size: int | None) -> Encoder:
     """Return torchvision's ResNet of the config's name."""
     return ResNet(config, channels)

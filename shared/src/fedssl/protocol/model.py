@@ -12,22 +12,26 @@ from fedssl.protocol.initial import InitialConfig
 
 Width = Annotated[int, Field(ge=1, le=65_536)]
 NormName = Literal["batch", "group"]
-Setting = Literal["stem", "widths", "norm"]
+Setting = Literal["stem", "widths", "norm", "patch_size", "pooling"]
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderKind:
     """A kind of encoder, as far as it is known without building it.
 
-    `builder` is the function that builds it, as "module:function": it takes an `EncoderConfig` and the number of image
-    channels. `settings` are the fields of `EncoderConfig` that it reads. `feature_dim` is the width of its
-    representation; None if that is the last of `widths`.
+    `builder` is the function that builds it, as "module:function": it takes an `EncoderConfig`, the number of image
+    channels and the image size, which is None if it is not known. `settings` are the fields of `EncoderConfig` that it
+    reads. `feature_dim` is the width of its representation; None if that is the last of `widths`. `is_convolutional`:
+    whether its layers are convolutions, over which FedU and FedEMA can measure how far it moved.
     """
 
     builder: str
     settings: tuple[Setting, ...] = ()
     feature_dim: int | None = None
+    is_convolutional: bool = True
 
+
+_VIT = "fedssl.models.vision_transformer:build_vision_transformer"
 
 ENCODERS = {
     "convnet": EncoderKind("fedssl.models.convnet:build_convnet", ("widths", "norm")),
@@ -35,6 +39,9 @@ ENCODERS = {
     "resnet34": EncoderKind("fedssl.models.resnet:build_resnet", ("stem", "norm"), 512),
     "resnet50": EncoderKind("fedssl.models.resnet:build_resnet", ("stem", "norm"), 2048),
     "resnet101": EncoderKind("fedssl.models.resnet:build_resnet", ("stem", "norm"), 2048),
+    "vit-tiny": EncoderKind(_VIT, ("patch_size", "pooling"), 192, is_convolutional=False),
+    "vit-small": EncoderKind(_VIT, ("patch_size", "pooling"), 384, is_convolutional=False),
+    "vit-base": EncoderKind(_VIT, ("patch_size", "pooling"), 768, is_convolutional=False),
 }
 """The encoders that a spec can name."""
 
@@ -48,7 +55,8 @@ class EncoderConfig(StrictModel):
     """The network that the federation trains. Its output h is the representation."""
 
     name: EncoderName = Field(
-        default="convnet", description="`convnet` is the small one for CPUs; the ResNets are torchvision's."
+        default="convnet",
+        description="`convnet` is the small one for CPUs; the ResNets are torchvision's, the ViTs timm's.",
     )
     stem: Literal["cifar", "imagenet"] = Field(
         default="cifar",
@@ -67,6 +75,30 @@ class EncoderConfig(StrictModel):
         description="BatchNorm, whose statistics are averaged in the federation, or GroupNorm, which has none: its "
         "layers have 32 groups, or as many as divide both 32 and the number of channels.",
     )
+    patch_size: Literal[4, 8, 14, 16] = Field(
+        default=16,
+        exclude_if=lambda it: it == 16,
+        description="ViTs only: height and width of a patch in pixels; data.image_size must be a multiple of it.",
+    )
+    pooling: Literal["class_token", "mean"] = Field(
+        default="class_token",
+        exclude_if=lambda it: it == "class_token",
+        description="ViTs only: the representation is the class token or the mean over the patches.",
+    )
+
+    @property
+    def is_convolutional(self) -> bool:
+        """Whether its layers are convolutions."""
+        return ENCODERS[self.name].is_convolutional
+
+    def check_image_size(self, image_size: int) -> None:
+        """Raise ValueError, with what to change, if the encoder cannot take images of this height and width."""
+        if "patch_size" in ENCODERS[self.name].settings and image_size % self.patch_size:
+            larger = -(-image_size // self.patch_size) * self.patch_size
+            raise ValueError(
+                f"{self.name} cuts images into patches of {self.patch_size} pixels, and {image_size} is not a multiple "
+                f"of that: set data.image_size to {larger}, or choose another patch_size (4, 8, 14 or 16)"
+            )
 
     @property
     def feature_dim(self) -> int:
@@ -92,6 +124,8 @@ class EncoderConfig(StrictModel):
         details = [f"{self.stem} stem"] if "stem" in settings else []
         if "norm" in settings and self.norm != "batch":
             details.append(f"{self.norm} norm")
+        if "patch_size" in settings:
+            details.append(f"patches of {self.patch_size}, {self.pooling.replace('_', ' ')}")
         return f"{self.name}{widths}" + (f" ({', '.join(details)})" if details else "")
 
 

@@ -9,6 +9,7 @@ from fedssl.protocol.base import StrictModel
 from fedssl.protocol.data import DataConfig, PartitionConfig, PublicDataConfig
 from fedssl.protocol.evaluation import EvaluationConfig
 from fedssl.protocol.methods import AnyMethod
+from fedssl.protocol.methods.distillation import distillation_of
 from fedssl.protocol.methods.fedalignuniform import FedAlignUniformConfig
 from fedssl.protocol.model import ModelConfig
 from fedssl.protocol.robustness import RobustnessConfig
@@ -54,6 +55,10 @@ class RunSpec(StrictModel):
 
     @model_validator(mode="after")
     def _method_fits_model(self) -> "RunSpec":
+        config = distillation_of(self.method)
+        own = config.client_encoders if config is not None and config.client_encoders != "declared" else {}
+        for encoder in (self.model.encoder, *own.values()):
+            encoder.check_image_size(self.data.image_size)
         self.method.check(self.model)
         self.method.check_training(self.training)
         self.method.check_public_data(self.public_data)

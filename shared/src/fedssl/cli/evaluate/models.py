@@ -64,7 +64,8 @@ class Model:
             )
             return None
         seed = Context(spec=self.spec, round_number=0).seed("model")  # that of a run's own first weights
-        return initialised(lambda: build_encoder(self.spec.model.encoder, self.spec.data.channels), seed)
+        config, data = self.spec.model.encoder, self.spec.data
+        return initialised(lambda: build_encoder(config, data.channels, data.image_size), seed)
 
     def projected(self) -> nn.Module:
         """Return the network from images to the projector's output. Raises UsageError if a part of it is missing."""

@@ -138,8 +138,8 @@ class DistillationConfig(PartConfig):
                 f"the encoder of {client} outputs {host.embedding_width(own)} numbers per image, the others "
                 f"{host.embedding_width(model)}: set model.projector, or choose another packing"
             )
-        for add_on in host.add_ons:
-            add_on.check(host, own)
+        for part in (*host.add_ons, host.merge):
+            part.check(host, own)
 
     def check_public_data(self, public_data: PublicDataConfig | None) -> None:
         if public_data is None:
