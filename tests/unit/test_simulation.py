@@ -164,7 +164,7 @@ def test_clients_evaluate_the_encoder_on_their_own_images() -> None:
     assert simulate(spec, shards(spec)).site_evaluations == result.site_evaluations
 
 
-def test_a_client_with_too_few_images_of_a_class_says_why_and_holds_nothing_up() -> None:
+def test_a_client_with_too_few_images_gives_its_reason_and_holds_nothing_up() -> None:
     sites = {**SITES, "sites": {**SITES["sites"], "min_count": 30}}
     spec = method_spec("fedsimclr", num_rounds=1, evaluation=sites)
 

@@ -27,7 +27,7 @@ def _site(confusion, positives, negatives, classes=(0, 1), num_test=4, **more):
     return SiteCounts(classes=classes, min_count=1, num_train=9, num_test=num_test, measures={"knn": own}, **more)
 
 
-# Four images of a, of which three are right; two of b, of which one is.
+# Four images of a, three of them right; two of b, one of them right.
 FIRST = _site([[3, 1], [1, 1]], [[1, 3], [1, 1]], [[1, 1], [3, 1]], num_test=6)
 # Three images of b and three of c, all of them predicted as c.
 SECOND = _site([[0, 3], [0, 3]], [[3, 0], [0, 3]], [[3, 0], [3, 0]], classes=(1, 2), num_test=6)
@@ -124,6 +124,6 @@ def test_other_measures_than_the_runs_are_refused():
         ({"classes": (0, 100)}, "less than 100"),
     ],
 )
-def test_tables_that_do_not_fit_are_no_counts(changes, message):
+def test_tables_that_do_not_fit_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         SiteCounts.model_validate({**FIRST.model_dump(), **changes})

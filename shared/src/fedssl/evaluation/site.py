@@ -22,7 +22,7 @@ from fedssl.protocol.site_evaluation import MeasureCounts, SiteCounts
 from fedssl.seeding import derive_seed
 
 Indices = NDArray[np.int64]
-_THRESHOLD = 0.5  # of the score from which an image is said to have one of several labels
+_THRESHOLD = 0.5  # the lowest score at which an image is predicted to have one of several labels
 
 
 def evaluate_at_site(
@@ -42,7 +42,7 @@ def evaluate_at_site(
         encoder: from images to (B, H), already on `device`.
         take: returns the site's images at some positions, in the run's shape.
         labels: the labels of the site's images, as numbers of the run's classes.
-        spec: the run's spec, whose `evaluation.sites` says what to count.
+        spec: the run's spec, whose `evaluation.sites` names what to count.
         client_id: the site, whose name draws its split.
         min_count: what the site itself demands, if it is more than the spec does.
         on_progress: called after every batch of images; what it raises ends the evaluation.

@@ -58,7 +58,7 @@ class JudgingConfig(StrictModel):
 
 
 class SitesConfig(StrictModel):
-    """What the labels of the sites mean, and what each site counts on its own labelled images."""
+    """The meaning of the labels of the sites, and the counts that each site makes on its own labelled images."""
 
     classes: tuple[ClassName, ...] = Field(
         min_length=2,
