@@ -26,7 +26,7 @@ class CrossedKLConfig(PartConfig):
     scale: Literal["raw", "unit"] = Field(
         default="raw",
         description="`raw` compares embeddings as they are, as in Eq. 4. If that uses few centers, `unit` compares "
-        "unit vectors, with centers that start from embeddings of images.",
+        "unit vectors, with centers that start as random unit vectors.",
     )
 
     def check(self, host: Host, model: ModelConfig) -> None:
