@@ -125,7 +125,8 @@ class VisionTransformer(Encoder):
         patches: Tensor = self.patch_embed(x)
         tokens = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), patches], dim=1) + self.pos_embed
         tokens = self.blocks(tokens)
-        h: Tensor = self.fc_norm(tokens[:, 1:].mean(dim=1)) if self.pools_patches else self.norm(tokens[:, 0])
+        pooled = tokens[:, 1:].mean(dim=1) if self.pools_patches else tokens[:, 0]
+        h: Tensor = self.get_submodule("fc_norm" if self.pools_patches else "norm")(pooled)
         return h
 
 
