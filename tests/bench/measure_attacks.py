@@ -1,5 +1,7 @@
 """Measure what reducers lose to dishonest clients, and what they cost without any.
 
+A run whose weights are not finite any more counts as NaN.
+
 Ten clients train FedSimCLR on the digits; the last clients' updates are replaced by an attack. The table has the linear
 probe in percent, mean and range over the seeds; `untrained` is the same encoder before the first round.
 Run it with `python tests/bench/measure_attacks.py --seeds 3`; progress goes to stderr, the table to stdout.
