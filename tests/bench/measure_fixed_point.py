@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedssl.aggregation import COUNTED_BITS, EQUAL_BITS, FixedPointSum
+from fedssl.aggregation.fixed_point import COUNTED_BITS, EQUAL_BITS, FixedPointSum
 
 WIDTH = 2000
 FEWEST_IMAGES, MOST_IMAGES = 60, 4039

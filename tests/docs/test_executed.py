@@ -14,8 +14,10 @@ from pathlib import Path
 import matplotlib
 import pytest
 from PIL import Image
+from safetensors.torch import save_file
 
 from fedssl.local import connect
+from fedssl.models import import_torchvision
 from support.walkthrough import Walkthrough, run_cells
 
 pytestmark = [pytest.mark.full, pytest.mark.integration, pytest.mark.timeout(480)]
@@ -73,6 +75,28 @@ def test_the_notebook(here: Path) -> None:
     assert not any(cell.get("outputs") for cell in json.loads(notebook.read_text())["cells"])
 
 
+RUN_FROM_WEIGHTS = """
+num_rounds = 1
+[method]
+name = "fedsimclr"
+[model.encoder]
+name = "resnet18"
+stem = "imagenet"
+[model.initial]
+weights = "imagenet-r18"
+[data]
+channels = 3
+image_size = 16
+[training]
+batch_size = 16
+local_epochs = 1
+[partition]
+dataset = "digits"
+num_clients = 2
+scheme = "iid"
+max_images = 64
+"""
+
 PAGES = [
     "quickstart.md",
     "concepts.md",
@@ -81,6 +105,7 @@ PAGES = [
     "how-to/own-images.md",
     "how-to/search-images.md",
     "how-to/different-encoders.md",
+    "how-to/start-from-weights.md",
     "how-to/disaster.md",
 ]
 
@@ -133,6 +158,8 @@ def test_the_pages(federation: Path, here: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.effect_noise((16, 16), 40 + number).save(path)
     shutil.copy(federation / ".fedssl" / "tokens" / "operator", here / "operator-token")
+    save_file(import_torchvision().models.resnet18(weights=None).state_dict(), here / "resnet18.safetensors")
+    (here / "run.toml").write_text(RUN_FROM_WEIGHTS)
     with connect(federation / ".fedssl") as client:
         url = client.url
     stands_for = {"https://fedssl.example.org": url, "PID": worker_of(federation, "client-0")}

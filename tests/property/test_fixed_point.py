@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from torch import Tensor
 
-from fedssl.aggregation import COUNTED_BITS, EQUAL_BITS, FixedPointSum, fixed_point_mean
+from fedssl.aggregation import fixed_point_mean
+from fedssl.aggregation.fixed_point import COUNTED_BITS, EQUAL_BITS, FixedPointSum
 
 Update = dict[str, Tensor]
 

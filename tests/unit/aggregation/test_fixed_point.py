@@ -8,18 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedssl.aggregation import (
-    COUNTED_BITS,
-    EQUAL_BITS,
-    AggregationError,
-    FixedPointSum,
-    OutOfRange,
-    capped_cosines,
-    fixed_point_mean,
-    fixed_point_words,
-    largest_word,
-    weighted_mean,
-)
+from fedssl.aggregation import AggregationError, OutOfRange, fixed_point_mean, weighted_mean
+from fedssl.aggregation.fixed_point import COUNTED_BITS, EQUAL_BITS, FixedPointSum, fixed_point_words, largest_word
+from fedssl.aggregation.layerwise import capped_cosines
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from fedssl.aggregation import EQUAL_BITS, FixedPointSum, capped_cosines
+from fedssl.aggregation.fixed_point import EQUAL_BITS, FixedPointSum
+from fedssl.aggregation.layerwise import capped_cosines
 from fedssl.artifacts.tensors import Tensors
 from fedssl.engine import run_aggregation, start_run
 from fedssl.engine.aggregation import ServerResult, ValueOutOfRange

@@ -13,16 +13,8 @@ from fedssl.aggregation.clustering import (
     sinkhorn_assignment,
     spherical_kmeans,
 )
-from fedssl.aggregation.fixed_point import (
-    COUNTED_BITS,
-    EQUAL_BITS,
-    FixedPointSum,
-    OutOfRange,
-    fixed_point_mean,
-    fixed_point_words,
-    largest_word,
-)
-from fedssl.aggregation.layerwise import capped_cosines, is_batch_norm_buffer, layerwise_divergence_aware
+from fedssl.aggregation.fixed_point import OutOfRange, fixed_point_mean
+from fedssl.aggregation.layerwise import is_batch_norm_buffer, layerwise_divergence_aware
 from fedssl.aggregation.mean import AggregationError, weighted_mean
 from fedssl.aggregation.min_norm import min_norm_weights, min_norm_weights_from_gram
 from fedssl.aggregation.robust import coordinate_median, geometric_median, multi_krum, trimmed_mean
@@ -31,25 +23,19 @@ from fedssl.aggregation.unified import efficient_unified_aggregation
 from fedssl.aggregation.weights import capped_at_median, capped_weights
 
 __all__ = [
-    "COUNTED_BITS",
-    "EQUAL_BITS",
     "AggregationError",
     "Clustering",
-    "FixedPointSum",
     "OutOfRange",
     "balanced_kmeans",
     "capped_at_median",
-    "capped_cosines",
     "capped_weights",
     "coordinate_median",
     "efficient_unified_aggregation",
     "ensemble_similarity",
     "fixed_point_mean",
-    "fixed_point_words",
     "geometric_median",
     "global_centroids",
     "is_batch_norm_buffer",
-    "largest_word",
     "layerwise_divergence_aware",
     "min_norm_weights",
     "min_norm_weights_from_gram",

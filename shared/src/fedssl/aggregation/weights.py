@@ -62,12 +62,17 @@ def capped_at_median(numbers: Sequence[int], ratio: float) -> list[int]:
         numbers: the number of images of each update, positive.
         ratio: at least 1.
 
+    Returns:
+        A number for each update, in the same order.
+
     Raises:
         AggregationError: the numbers or the ratio do not fit.
 
     Example:
         >>> capped_at_median([100, 120, 10_000_000], 2.5)
         [100, 120, 300]
+
+    Reference: fedssl's own rule; the numbers are those of FedAvg (McMahan et al. 2017), Algorithm 1.
     """
     checked_weights(numbers)
     if not (ratio >= 1 and math.isfinite(ratio)):

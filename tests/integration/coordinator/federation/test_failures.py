@@ -114,10 +114,10 @@ def one_is_too_large(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     start_run = rounds.start_run
     is_short = True
 
-    def start(method: Any, ctx: Any) -> Any:
+    def start(method: Any, ctx: Any, **rest: Any) -> Any:
         if is_short and ctx.spec.name == "too-large":
             raise MemoryError("no room for 154 GB")
-        return start_run(method, ctx)
+        return start_run(method, ctx, **rest)
 
     def relieve() -> None:
         nonlocal is_short
@@ -257,7 +257,7 @@ def test_a_spec_that_this_version_cannot_read_stalls_its_run_alone(
 
 
 def test_a_method_that_cannot_begin_fails_the_run(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise MethodError("this method needs what the spec does not give")
 
     monkeypatch.setattr("fedssl_coordinator.aggregator.rounds.start_run", refuse)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import pytest
@@ -216,9 +216,9 @@ def test_a_run_stopped_while_it_is_prepared(coordinator: Coordinator, monkeypatc
     start_run = rounds.start_run
     run = coordinator.client.create_run(tiny_spec())
 
-    def stop_meanwhile(*arguments: object) -> object:
+    def stop_meanwhile(*arguments: Any, **rest: Any) -> object:
         coordinator.client.stop(run.id)
-        return start_run(*arguments)  # type: ignore[arg-type]
+        return start_run(*arguments, **rest)
 
     monkeypatch.setattr(rounds, "start_run", stop_meanwhile)
     coordinator.advance(run.id)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from fedssl.artifacts.images import MAX_HEADER_BYTES
+from fedssl.artifacts.weight_files import MAX_HEADER_BYTES
 from support.coordinator import Coordinator
 from support.data_sets import labelled_bytes, public_bytes
 from support.servers import Servers
@@ -38,7 +38,8 @@ def _assert_refused(answer: httpx.Response, events: list[Any], status: int, slug
 Change = Callable[[dict[str, Any], bytes], bytes]
 
 TRICKS: dict[str, tuple[bytes | Change, str]] = {
-    "weights": (save({"encoder.weight": np.zeros((4, 4), np.float32)}), "the file is not a data set"),
+    "a header of weights": (lambda h, b: put_together(json.dumps(h) + " " * 8192, b), "has at most 4096 bytes"),
+    "other weights": (save({"projector.weight": np.zeros((4, 4), np.float32)}), "the file is not a data set"),
     "floats": (save({"images": np.zeros((4, 1, 8, 8), np.float32)}), "must be U8 images"),
     "wrong shape": (save({"images": np.zeros((4, 8, 8), np.uint8)}), "must be U8 images"),
     "half a labelled set": (save({"train_images": np.zeros((4, 1, 8, 8), np.uint8)}), "the file is not a data set"),
@@ -79,7 +80,9 @@ def test_what_is_no_data_set(standing: Coordinator, onlooker: Onlooker, case: st
 def test_a_header_that_claims_to_be_huge(standing: Coordinator, onlooker: Onlooker, length: int) -> None:
     with onlooker.nothing_changes() as events:
         answer = _put(standing, put_together(*taken_apart(DATA), length=length))
-    _assert_refused(answer, events, 413, "artifact-too-large", f"the header claims {length} bytes; at most 4096")
+    _assert_refused(
+        answer, events, 413, "artifact-too-large", f"the header claims {length} bytes; at most {MAX_HEADER_BYTES}"
+    )
 
 
 def test_bytes_of_another_digest(standing: Coordinator, onlooker: Onlooker) -> None:

@@ -7,14 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import Tensor
 
-from fedssl.aggregation import (
-    COUNTED_BITS,
-    EQUAL_BITS,
-    capped_at_median,
-    capped_weights,
-    fixed_point_mean,
-    weighted_mean,
-)
+from fedssl.aggregation import capped_at_median, capped_weights, fixed_point_mean, weighted_mean
+from fedssl.aggregation.fixed_point import COUNTED_BITS, EQUAL_BITS
 from fedssl.artifacts.tensors import Tensors
 from fedssl.methods.api import Context, Update
 

@@ -4,13 +4,13 @@ import math
 from collections.abc import Callable, Sequence
 
 from fedssl.aggregation import (
-    EQUAL_BITS,
-    capped_cosines,
     efficient_unified_aggregation,
     fixed_point_mean,
     is_batch_norm_buffer,
     layerwise_divergence_aware,
 )
+from fedssl.aggregation.fixed_point import EQUAL_BITS
+from fedssl.aggregation.layerwise import capped_cosines
 from fedssl.artifacts.tensors import Tensors
 from fedssl.methods.api import Context, Metrics, ServerState, Update
 from fedssl.methods.composition.server import Reducer

@@ -7,11 +7,11 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session
 
-from fedssl.artifacts.header import Header, check_header, max_file_bytes, max_header_bytes
-from fedssl.artifacts.images import data_set_shape
+from fedssl.artifacts import images
+from fedssl.artifacts.header import LENGTH_BYTES, Header, check_header, max_file_bytes, max_header_bytes
 from fedssl.artifacts.weight_files import MAX_HEADER_BYTES, check_registered
 from fedssl.artifacts.weight_names import PREFIX
-from fedssl.errors import ArtifactNotFound
+from fedssl.errors import ArtifactError, ArtifactNotFound
 from fedssl.protocol.plan import ArtifactPlan, TensorSpec
 from fedssl.protocol.states import AssignmentState, RoundState
 from fedssl_coordinator.core.logs import say_about
@@ -106,8 +106,10 @@ class OperatorPermit:
         """Raise ArtifactError unless this is the header of a public or a labelled data set, or of weights."""
         if all(entry.name.startswith(PREFIX) for entry in header.entries):
             check_registered(header)
+        elif header.data_start > LENGTH_BYTES + images.MAX_HEADER_BYTES:
+            raise ArtifactError(f"the header of a data set has at most {images.MAX_HEADER_BYTES} bytes")
         else:
-            data_set_shape(header)
+            images.data_set_shape(header)
 
     def refusal(self, slug: str, detail: str) -> ProblemError:
         """Return the error, with its event, for a file that is neither."""
