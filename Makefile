@@ -51,7 +51,7 @@ fuzz: $(VENV)/.installed-dev ## Fuzz the API, its authorisation and every way in
 
 .PHONY: explore
 explore: $(VENV)/.installed-dev ## Explore the model of the state machines with larger numbers, and lead real runs through all of its steps: about 20 minutes
-	@FEDSSL_FUZZ_FACTOR=40 $(BIN)/python -m pytest tests/model --timeout 3600 $(ARGS)
+	@FEDSSL_FUZZ_FACTOR=40 $(BIN)/python -m pytest tests/model --full --timeout 3600 $(ARGS)
 
 .PHONY: audit
 audit: $(VENV)/.installed-dev ## Check every pinned version for known vulnerabilities (SERVICE=osv uses another database)

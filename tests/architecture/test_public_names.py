@@ -27,6 +27,11 @@ LOSSES = {
     "crossed_kl": "q_online_a, q_online_b, q_target_a, q_target_b",
     "decorrelation": "z_BD",
     "proximal": "parameters, reference, mu",
+    "dino": "student_VBP, teacher_VBP, center_P, student_temperature, teacher_temperature",
+    "dino_center": "center_P, teacher_VBP, momentum",
+    "vicreg": "z1_BD, z2_BD, invariance=25.0, variance=25.0, covariance=1.0, variant=reference",
+    "barlow_twins": "z1_BD, z2_BD, off_diagonal=0.0051",
+    "masked_reconstruction": "prediction_BNP, patches_BNP, mask_BN, normalize=True",
 }
 AGGREGATION = {
     "weighted_mean": "updates, weights",

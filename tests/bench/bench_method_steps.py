@@ -38,6 +38,7 @@ from support.methods import CONFIGS, PUBLIC
 
 NEEDED = {
     "fedalignuniform": (2, 0),
+    "fedbarlow": (2, 0),
     "fedbyol": (2, 2),
     "fedca": (3, 1),  # the public stream by the client's network and by the base model
     "feddecorr": (2, 0),
@@ -50,6 +51,7 @@ NEEDED = {
     "fedsimsiam": (2, 0),
     "fedu": (2, 2),
     "fedu2": (2, 0),
+    "fedvicreg": (2, 0),
     "fedx": (3, 2),  # the references; the teacher on second views and references
     "flesd": (2, 0),
     "ldawa": (2, 0),

@@ -28,8 +28,8 @@ def test_the_page_adds_a_method_that_keeps_the_contract(tmp_path: Path) -> None:
             path.write_text(text)
         else:
             path.write_text(_applied(path.read_text(), text))
-    files = ("tests/unit/methods/objectives/test_barlow.py", "tests/contract/test_methods.py")
-    _pytest(tmp_path, *files, "-k", "barlow", "--full")
+    files = ("tests/unit/methods/objectives/test_spectral.py", "tests/contract/test_methods.py")
+    _pytest(tmp_path, *files, "-k", "spectral", "--full")
 
 
 def _applied(source: str, diff: str) -> str:

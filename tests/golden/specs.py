@@ -134,6 +134,37 @@ OTHERS: dict[str, dict[str, Any]] = {
             "reducer": {"name": "mean", "weighting": "uniform"},
         }
     },
+    "robust-geometric-median": {
+        "method": {**_SIMCLR, "reducer": {"name": "geometric_median", "num_iterations": 4}},
+        "cohort": {"min_updates": 3},
+        "robustness": {"max_examples_ratio": 1.2},
+    },
+    "robust-median": {"method": {**_SIMCLR, "reducer": {"name": "median"}}, "cohort": {"min_updates": 3}},
+    "robust-multi-krum": {
+        "method": {**_SIMCLR, "reducer": {"name": "multi_krum", "num_selected": 3}},
+        "cohort": {"min_clients": 5, "min_updates": 5},
+        "partition": {"num_clients": 5, "scheme": "iid"},
+    },
+    "robust-trimmed-mean": {"method": {**_SIMCLR, "reducer": {"name": "trimmed_mean"}}, "cohort": {"min_updates": 3}},
+    "group-norm-fedema-ldawa": {
+        "method": {"name": "fedema", "merge": {"name": "ema", "variant": "reference"}, "reducer": {"name": "ldawa"}},
+        "model": {"encoder": {"widths": [4, 6], "norm": "group"}},
+    },
+    "vit-simclr-ldawa": {
+        "method": {**_SIMCLR, "reducer": {"name": "ldawa", "num_plain_rounds": 1}},
+        "model": {"encoder": {"name": "vit-tiny", "patch_size": 4, "pooling": "mean"}},
+        "training": {"optimizer": {"name": "adamw", "learning_rate": 1e-3}},
+    },
+    "vicreg-of-the-paper-fedx": {
+        "method": {
+            "name": "fedvicreg",
+            "variant": "paper",
+            "invariance_weight": 1.0,
+            "variance_weight": 2.0,
+            "covariance_weight": 0.5,
+            "add_ons": [{"name": "fedx"}],
+        }
+    },
     "resnet18-simsiam-dapu": {
         "method": {"name": "fedsimsiam", "merge": {"name": "dapu"}},
         "model": {"encoder": {"name": "resnet18"}},

@@ -64,4 +64,4 @@ LARGER: dict[str, Setup] = {
         events=frozenset({"declines", "revocations", "failures"}),
     ),
 }
-"""For `make fuzz` too: some hundred thousand states."""
+"""For `make explore`: some hundred thousand states."""

@@ -25,8 +25,8 @@ from support.fuzzing import examples
 from support.methods import CONFIGS, PUBLIC
 from support.tables import Tables
 
-FOLLOWED = SETUPS if examples(1) > 1 else ("two clients", "two aggregators", "distilled rounds")
-"""With `make fuzz` all."""
+FOLLOWED = tuple(SETUPS) if examples(1) > 1 else ("two clients", "two aggregators", "distilled rounds")
+"""With `make explore` all."""
 
 NOT_FOLLOWED = frozenset({"losses", "useless updates"})
 """These depend on bytes: `make fault` and the aggregator's own tests have them."""
@@ -64,9 +64,11 @@ def spec_of(setup: Setup) -> RunSpec:
     return tiny_spec(**sections)
 
 
-@pytest.mark.parametrize("name", FOLLOWED)
+@pytest.mark.parametrize(
+    "name", [name if name == FOLLOWED[0] else pytest.param(name, marks=pytest.mark.full) for name in FOLLOWED]
+)
 def test_the_code_follows_the_model(name: str, tables: Tables) -> None:
-    """Every action in every state of run, round and job; with `make fuzz` also of the assignment that it is about."""
+    """Every action in every state of run, round and job; with `make explore` also of the assignment concerned."""
     most_deaths = getattr(retries, "MOST_DEATHS", 0)
     setup = SETUPS[name]._replace(events=SETUPS[name].events - NOT_FOLLOWED, most_deaths=most_deaths)
     left, rng = Tour(setup, is_long=examples(1) > 1), random.Random(name)

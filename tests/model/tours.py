@@ -18,6 +18,7 @@ class Tour:
         self._taken: set[tuple[object, ...]] = set()
         self._plan: list[tuple[State, Step]] = []
         self._is_over = False
+        self._known: dict[State, list[tuple[Step, State, State]]] = {}
 
     def __bool__(self) -> bool:
         return not self._is_over
@@ -73,15 +74,22 @@ class Tour:
         seen, waiting = {canonical(beginning)}, deque([beginning])
         while waiting:
             state = waiting.popleft()
-            for action in self._actions:
-                for step, after in action(state, self.setup):
-                    if self._kind(step, state) not in self._taken:
-                        return [*_way(came_from, state), (state, step)]
-                    if (same := canonical(after)) not in seen:
-                        seen.add(same)
-                        came_from[after] = (state, step)
-                        waiting.append(after)
+            for step, after, same in self._steps(state):
+                if self._kind(step, state) not in self._taken:
+                    return [*_way(came_from, state), (state, step)]
+                if same not in seen:
+                    seen.add(same)
+                    came_from[after] = (state, step)
+                    waiting.append(after)
         return []
+
+    def _steps(self, state: State) -> list[tuple[Step, State, State]]:
+        """Return every step from a state, with the next state and its canonical form; each state is worked out once."""
+        if state not in self._known:
+            self._known[state] = [
+                (step, after, canonical(after)) for action in self._actions for step, after in action(state, self.setup)
+            ]
+        return self._known[state]
 
 
 def _way(came_from: dict[State, tuple[State, Step] | None], state: State) -> list[tuple[State, Step]]:

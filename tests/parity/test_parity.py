@@ -59,6 +59,9 @@ def _finished(running: Federation, run_id: Any) -> RunView:
     return run
 
 
+SUMMED_METHODS = [name for name in ALL_METHODS if method_spec(name).method.why_not_summed is None]
+
+
 def _model(running: Federation, run_id: Any) -> Tensors:
     path = running.folder / "model.safetensors"
     running.client.download_model(run_id, path)
@@ -125,6 +128,16 @@ def three_workers(servers: Servers, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.mark.parametrize("name", methods_of_this_run(ALL_METHODS))
 def test_every_method(name: str, three_workers: Federation) -> None:
     spec = method_spec(name, cohort={"min_clients": 3, "clients": sorted(three_workers.clients)})
+    run = three_workers.client.create_run(spec)
+    simulated = simulate(spec, three_workers.clients)
+    _finished(three_workers, run.id)
+    _assert_same_bits(_model(three_workers, run.id), simulated.model)
+
+
+@pytest.mark.parametrize("name", methods_of_this_run(SUMMED_METHODS))
+def test_every_method_in_fixed_point(name: str, three_workers: Federation) -> None:
+    cohort = {"min_clients": 3, "clients": sorted(three_workers.clients)}
+    spec = method_spec(name, cohort=cohort, aggregation={"arithmetic": "fixed"})
     run = three_workers.client.create_run(spec)
     simulated = simulate(spec, three_workers.clients)
     _finished(three_workers, run.id)

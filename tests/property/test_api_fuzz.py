@@ -71,6 +71,7 @@ class World:
             "POST /v1/enrolments": {"token_hash": "0" * 64},
             "POST /v1/public-datasets": {"name": "fuzz", "digest": "0" * 64, "split": "test"},
             "POST /v1/evaluation-datasets": {"name": "fuzz", "digest": "0" * 64},
+            "POST /v1/weights": {"name": "fuzz", "digest": "0" * 64, "family": "fedssl", "source_digest": "0" * 64},
             "POST /v1/work/register": {"worker_version": "1", "methods": {"fedsimclr": 1}, "device": "cpu",
                                        "num_images": 9, "channels": 1, "image_size": 8,
                                        "policy": {"digest": "0" * 64, "allow": [

@@ -29,6 +29,7 @@ from support.judged import add_embedding_map
 from support.openapi import OPEN, api_document, operations
 from support.servers import Servers
 from support.tables import Onlooker, Tables
+from support.weights import encoder_file
 
 OPERATIONS = {str(operation): operation for operation in operations(api_document())}
 ADMINS, OPERATORS, VIEWERS = {"admin"}, {"admin", "operator"}, {"admin", "operator", "viewer"}
@@ -113,6 +114,14 @@ TABLE: dict[str, Row] = {
     "GET /v1/evaluation-datasets": Row(VIEWERS, {200}),
     "POST /v1/evaluation-datasets": Row(OPERATORS, {404}, body=lambda ids: {"name": "walk", "digest": "0" * 64}),
     "GET /v1/evaluation-datasets/{name}": Row(VIEWERS, {200}, ("name",)),
+    "GET /v1/weights": Row(VIEWERS, {200}),
+    "POST /v1/weights": Row(
+        OPERATORS,
+        {404},
+        body=lambda ids: {"name": "walk", "digest": "0" * 64, "family": "fedssl", "source_digest": "0" * 64},
+    ),
+    "GET /v1/weights/{name}": Row(VIEWERS, {200, 404}, ("name",)),  # another caller may have removed them
+    "DELETE /v1/weights/{name}": Row(OPERATORS, {204, 404}, ("name",)),
     "GET /v1/clients": Row(VIEWERS, {200}),
     "GET /v1/clients/{client_id}": Row(VIEWERS, {200}, ("client_id",)),
     "PATCH /v1/clients/{client_id}": Row(OPERATORS, {200}, ("client_id",), body=lambda ids: {"display_name": "Ada"}),
@@ -198,7 +207,9 @@ class World:
         self.cast.claim("a")
         admin.add_public_dataset("scans", written(folder, public_bytes()))
         admin.add_evaluation_dataset("scans", written(folder, labelled_bytes()))
-        other = Cast(coordinator, tables, folder, "c", num_rounds=3)
+        admin.add_weights("scans", encoder_file(folder))
+        # With the same seed its first broadcast would be the one that a and b received in round 1.
+        other = Cast(coordinator, tables, folder, "c", num_rounds=3, seed=1)
         other.claim("c")
         evaluation_id, job_id = uuid4(), uuid4()
         add_embedding_map(tables, self.cast.id, evaluation_id)

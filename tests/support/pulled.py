@@ -12,7 +12,7 @@ from fedssl.run_files import write_spec
 
 def pulled(folder: Path, spec: RunSpec, file: str = "encoder.safetensors") -> torch.nn.Module:
     """Write the folder's files; returns the encoder that is in it, in eval mode."""
-    encoder = build_encoder(spec.model.encoder, spec.data.channels)
+    encoder = build_encoder(spec.model.encoder, spec.data.channels, spec.data.image_size)
     with torch.no_grad():
         for name, buffer in encoder.named_buffers():  # statistics as after training
             if buffer.is_floating_point():

@@ -144,3 +144,38 @@ def test_a_spec_may_be_given_as_keys_and_values() -> None:
     spec = method_spec("fedsimclr")
 
     assert simulate(spec.model_dump(mode="json")).spec == spec
+
+
+SITES = {"at": "sites", "every": 2, "sites": {"classes": [str(digit) for digit in range(10)], "min_count": 2}}
+
+
+def test_clients_evaluate_the_encoder_on_their_own_images() -> None:
+    spec = method_spec("fedsimclr", num_rounds=3, evaluation=SITES)
+
+    result = simulate(spec, shards(spec))
+
+    assert sorted(result.site_evaluations) == [0, 2, 3]
+    for answers in result.site_evaluations.values():
+        assert sorted(answers) == sorted(shards(spec))
+        assert all(
+            not isinstance(counts, str) and set(counts.measures) == {"probe", "knn"} for counts in answers.values()
+        )
+    assert result.evaluations_by_round == {}
+    assert simulate(spec, shards(spec)).site_evaluations == result.site_evaluations
+
+
+def test_a_client_with_too_few_images_gives_its_reason_and_holds_nothing_up() -> None:
+    sites = {**SITES, "sites": {**SITES["sites"], "min_count": 30}}
+    spec = method_spec("fedsimclr", num_rounds=1, evaluation=sites)
+
+    result = simulate(spec, shards(spec))
+
+    assert len(result.history) == 1
+    assert all("a classifier needs 2" in str(answer) for answer in result.site_evaluations[1].values())
+
+
+def test_a_class_that_the_spec_does_not_list_ends_a_simulation_before_it_trains() -> None:
+    spec = method_spec("fedsimclr", evaluation={**SITES, "sites": {"classes": ["0", "1"]}})
+
+    with pytest.raises(DataError, match=r"the images of .*, class 2: '2' is not a class of the run"):
+        simulate(spec, shards(spec))

@@ -17,6 +17,7 @@ from fedssl.artifacts.tensors import Tensors
 from fedssl.data import ImageData
 from fedssl.data.batches import num_trained
 from fedssl.data.partitioning import load_public, partition_dataset, require_images
+from fedssl.data.site_labels import SiteLabels, own_labels, with_run_classes
 from fedssl.dimensions import client_dimensions
 from fedssl.engine import (
     DistillationProgress,
@@ -27,6 +28,7 @@ from fedssl.engine import (
     run_local_round,
     start_run,
 )
+from fedssl.engine.aggregation import ValueOutOfRange
 from fedssl.engine.devices import devices_of, memory_errors_explained, require_device
 from fedssl.engine.norm_bounding import Norms, TooFewUpdates
 from fedssl.engine.unusual_updates import MOST_ROUNDS, NUM_EXAMPLES, find_unusual
@@ -34,13 +36,16 @@ from fedssl.errors import DataError, Paused, SpecError
 from fedssl.evaluation import labels_of
 from fedssl.evaluation.baselines import Chance, chance_of
 from fedssl.evaluation.monitoring import find_collapse_alerts
+from fedssl.evaluation.site import evaluate_at_site
 from fedssl.evaluation.suite import Labelled, evaluate_encoder, load_encoder, load_labelled
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData, ClientState, Context, Metrics, ServerState, Update
+from fedssl.models.start_files import Start, read_start, with_digest
 from fedssl.parallel.pool import ClientProcesses
 from fedssl.protocol.explanation import spec_of
 from fedssl.protocol.measures import UPDATE_NORM
 from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.site_evaluation import SiteCounts
 from fedssl.protocol.training import CohortConfig
 from fedssl.seeding import sample_cohort
 
@@ -90,7 +95,9 @@ class Result:
 
     `model`: the last broadcast; `initial`: the one before training. `evaluations`: what `spec.evaluation` asked for, of
     the last round that was judged; `evaluations_by_round`: of all of them, 0 is before training. `chance`: the accuracy
-    without an encoder on the same test images.
+    without an encoder on the same test images. `site_evaluations`: by round, each client's counts on its own labelled
+    images, or why it has none. `loaded`: the tensors that were loaded if the encoder did not start from random weights;
+    empty after a simulation was resumed.
     """
 
     spec: RunSpec
@@ -102,6 +109,8 @@ class Result:
     evaluations_by_round: dict[int, dict[str, float]] = field(default_factory=dict)
     server_state: ServerState = field(default_factory=dict)
     chance: Chance | None = None
+    site_evaluations: dict[int, dict[str, SiteCounts | str]] = field(default_factory=dict)
+    loaded: str = ""
 
     @property
     def rounds_done(self) -> int:
@@ -154,7 +163,8 @@ def simulate(
     have every update, the clients whose updates were accepted, by round (none: it was skipped); with them the
     simulation gives that run's bits. `lost_states`: the clients that had lost their state before a round, by round:
     they start cold, as in a deployed run that has the event `client.state_lost`. Where the spec has an evaluation, the
-    encoder is judged as it says, before training too.
+    encoder is judged as it says, before training too. If the spec has `model.initial`, its file is read, and the
+    digest of its weights is in the result's spec.
 
     `on_progress(round, client, progress)` is called about twice a second, `on_distillation(round, progress)` after
     every epoch of a training on the coordinator, `on_judging(round, what, share or None)` while an encoder is judged
@@ -164,6 +174,8 @@ def simulate(
     spec = spec_of(spec)
     if jobs < 1:
         raise SpecError(f"jobs is {jobs}: give the number of processes that train clients, 1 or more")
+    if (start := read_start(spec)) is not None:
+        spec = with_digest(spec, start)
     require_device(device)
     shards = clients if clients is not None else _partition(spec, data_root)
     names = _participants(spec.cohort, shards)
@@ -172,6 +184,7 @@ def simulate(
     )
     judges = _Judges(spec, data_root, device, on_judging, on_evaluation)
     require_images(shards, names)
+    sites = _Sites(spec, {name: shards[name] for name in names}, device, on_judging)
     for name in names:
         _require_shape(f"the images of {name}", shards[name], spec)
     sizes = {name: len(shards[name]) for name in names}
@@ -188,9 +201,10 @@ def simulate(
         federation = _Federation(
             everywhere, sizes, train, on_progress, on_distillation, cohorts or {}, lost_states or {}
         )
-        result = (checkpoint.load(spec) if checkpoint is not None else None) or federation.start()
+        result = (checkpoint.load(spec) if checkpoint is not None else None) or federation.start(start)
         result.chance = judges.chance
         judges.judge(result)
+        sites.judge(result)
         for number in range(result.rounds_done + 1, spec.num_rounds + 1):
             with memory_errors_explained(device, spec.training.batch_size):
                 federation.train(result, number)
@@ -198,6 +212,7 @@ def simulate(
                 checkpoint.save(result)
             on_round(result.history[-1])
             judges.judge(result)
+            sites.judge(result)
             if result.history[-1].alarms and spec.watch.action == "pause" and number < spec.num_rounds:
                 raise Paused(f"paused after round {number}: {result.history[-1].alarms[0]}")
     return result
@@ -250,10 +265,21 @@ class _Federation:
         plan = self._bound.plan
         self._bytes_down, self._bytes_up = file_bytes(plan.broadcast), file_bytes(plan.update)
 
-    def start(self) -> Result:
+    def start(self, start: Start | None) -> Result:
         """Everything as it is before the first round."""
-        first = start_run(self._method, self._everywhere, on_epoch=functools.partial(self._on_distillation, 0))
-        return Result(spec=self._spec, initial=first.broadcast, model=first.broadcast, server_state=first.state)
+        first = start_run(
+            self._method,
+            self._everywhere,
+            on_epoch=functools.partial(self._on_distillation, 0),
+            initial=None if start is None else start.tensors,
+        )
+        return Result(
+            spec=self._spec,
+            initial=first.broadcast,
+            model=first.broadcast,
+            server_state=first.state,
+            loaded=first.loaded,
+        )
 
     def train(self, result: Result, number: int) -> None:
         """One round, put into `result` only once it is finished."""
@@ -298,8 +324,8 @@ class _Federation:
                 on_epoch=functools.partial(self._on_distillation, number),
                 restart=restart,
             )
-        except TooFewUpdates as error:
-            if self._spec.cohort.without_quorum != "skip":
+        except (TooFewUpdates, ValueOutOfRange) as error:
+            if isinstance(error, TooFewUpdates) and self._spec.cohort.without_quorum != "skip":
                 raise
             record = make_record(
                 seconds=time.perf_counter() - started,
@@ -357,14 +383,15 @@ class _Judges:
         self._on_judging, self._on_evaluation = on_judging, on_evaluation
         self._labelled: Labelled | None = None
         self.chance: Chance | None = None
-        if (config := spec.evaluation) is not None:  # read before training: a missing data set must not end a run
+        # Read before training: a missing data set must not end a run.
+        if (config := spec.central_evaluation) is not None:
             limits = {"max_train": config.max_train, "max_test": config.max_test}
             self._labelled = load_labelled(config.dataset, spec.data, **limits, seed=spec.seed, root=data_root)
             self.chance = chance_of(labels_of(self._labelled.test).tolist())
 
     def judge(self, result: Result) -> None:
         """Measure the last round's encoder, where that is due and not done."""
-        config, number = self._spec.evaluation, result.rounds_done
+        config, number = self._spec.central_evaluation, result.rounds_done
         if config is None or self._labelled is None:
             return
         if number in result.evaluations_by_round or not config.is_due(number, self._spec.num_rounds):
@@ -381,6 +408,48 @@ class _Judges:
             measures |= {f"{name}_min": _least([each[name] for each in found]) for name in accuracies}
         result.evaluations = result.evaluations_by_round[number] = measures
         self._on_evaluation(number, measures)
+
+
+class _Sites:
+    """Evaluates the encoder of the rounds that the spec names at each client, on its own labelled images."""
+
+    def __init__(self, spec: RunSpec, shards: Mapping[str, ImageData], device: str, on_judging: OnJudging) -> None:
+        self._spec, self._device, self._on_judging = spec, device, on_judging
+        self._config = spec.site_evaluation
+        self._shards = {} if self._config is None else shards
+        self._labels = {name: self._labels_of(name, images) for name, images in self._shards.items()}
+
+    def judge(self, result: Result) -> None:
+        """Evaluate the last round's encoder, if that is due and not done."""
+        number = result.rounds_done
+        if self._config is None or number in result.site_evaluations:
+            return
+        if self._config.is_due(number, self._spec.num_rounds):
+            models = judged_models(result)
+            result.site_evaluations[number] = {
+                name: self._counts(models.get(name, models.get("", {})), name, number) for name in self._shards
+            }
+
+    def _counts(self, model: Tensors, name: str, number: int) -> SiteCounts | str:
+        try:
+            return evaluate_at_site(
+                load_encoder(model, self._spec).to(self._device),
+                self._shards[name].subset,
+                self._labels[name],
+                self._spec,
+                name,
+                device=self._device,
+                on_progress=lambda: self._on_judging(number, f"images of {name}", None),
+            )
+        except DataError as error:
+            return str(error)
+
+    def _labels_of(self, name: str, images: ImageData) -> SiteLabels:
+        config = self._config
+        assert config is not None, "only with an evaluation at the sites"
+        assert config.sites is not None, "validated by the spec"
+        labels = own_labels(images, f"the images of {name}")
+        return with_run_classes(labels, config.sites.classes, multi_label=config.sites.multi_label)
 
 
 def _least(values: list[float]) -> float:

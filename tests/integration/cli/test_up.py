@@ -108,6 +108,7 @@ def assert_one_trace(spans: list[Received], run: str) -> None:
     assert len(deliveries) == 2
 
 
+@pytest.mark.full
 def test_up_trains_stops_without_a_trace_and_continues(folder: Path, started: list[Up], receiver: Receiver) -> None:
     started.append(up := Up(folder, "up", "--spec", "tiny.toml", "--port", "0", "--format", "json"))
     first = up.introduction()

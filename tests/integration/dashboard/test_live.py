@@ -3,11 +3,13 @@
 import base64
 import re
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
 
+from fedssl.protocol.work import Progress, Resources
 from support.cast import Cast
 from support.coordinator import Coordinator
 from support.judged import add_embedding_map
@@ -82,6 +84,33 @@ def test_a_client_that_joins_late_has_a_row_a_reason_and_a_colour(
     news = viewer.get(f"/runs/{fresh.id}/live?shape={_shape(page)}").text
     assert _members(news, "names") == _members(news, "why") == ["late", "x", "y"]
     assert re.findall(r'data-client="([^"]+)" data-slot="(\d)"', news) == [("late", "0"), ("x", "1"), ("y", "2")]
+
+
+def test_memory_and_newest_events_of_each_client_are_shown(viewer: Browser, fresh: Cast, standing: Coordinator) -> None:
+    def row(client: str) -> str:
+        text = viewer.get(f"/runs/{fresh.id}/clients").text
+        return text.partition(f'href="/clients/{client}"')[2].partition("</tr>")[0]
+
+    item = fresh.claim("x")
+    training = Progress(phase="training", epoch=0, num_epochs=2, step=3, num_steps=12, images_per_second=310)
+    held = Resources(memory_bytes=1_500_000_000, gpu_memory_bytes=3_040_000_000)
+    fresh.workers["x"].heartbeat(item.assignment_id, training, resources=held)
+    live = "training, epoch 1 of 2, 25%, 310 images/s, 1.50 GB memory, 3.04 GB GPU memory"
+    assert live in viewer.get(f"/runs/{fresh.id}").text
+    assert live in viewer.get(f"/runs/{fresh.id}/live").text
+    assert ("1.50 GB" in row("x"), "3.04 GB" in row("x")) == (True, True)
+    assert " GB" not in row("y")
+    fresh.deliver("x")
+    fresh.work("y")
+    fresh.advance()
+    second = fresh.claim("x")
+    fresh.workers["x"].heartbeat(second.assignment_id, training, resources=Resources(memory_bytes=2_000_000_000))
+    assert "2.00 GB" in row("x"), "the newest report counts"
+    assert "3.04 GB" not in row("x")
+    events = [event.message for event in standing.client.event_log(fresh.id) if event.client_id == "x"]
+    assert len(events) > 3
+    shown = re.findall(r'<div>.*?<span title="([^"]+)"', row("x"), re.DOTALL)
+    assert [unescape(message) for message in shown] == events[:-4:-1]
 
 
 def test_rows_and_reasons_are_of_the_same_clients_in_the_same_order(viewer: Browser, tables: Tables) -> None:

@@ -15,6 +15,7 @@ from fedssl.data import ImageData, save_npz
 from support.answers import Answers, answering
 from support.federation import tiny_spec
 from support.openapi import api_document, operations
+from support.weights import encoder_file
 
 RUN, JOB, EVALUATION, TOKEN = (str(UUID(int=number)) for number in (1, 2, 3, 4))
 DIGEST = "0" * 64
@@ -77,6 +78,10 @@ COMMANDS = {
     "GET /v1/evaluation-datasets": "evaluation-dataset ls",
     "POST /v1/evaluation-datasets": "evaluation-dataset add held-out images.npz",
     "GET /v1/evaluation-datasets/{name}": "evaluation-dataset show held-out",
+    "GET /v1/weights": "weights ls",
+    "POST /v1/weights": "weights add weights.safetensors --as start",
+    "GET /v1/weights/{name}": "weights show start",
+    "DELETE /v1/weights/{name}": "weights remove start",
     "GET /v1/clients": "client ls",
     "GET /v1/clients/{client_id}": "client show hospital-a",
     "PATCH /v1/clients/{client_id}": "client rename hospital-a Mary",
@@ -134,6 +139,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Answers]
     Path("spec.json").write_text(tiny_spec().model_dump_json())
     images = ImageData(np.zeros((4, 1, 8, 8), dtype=np.uint8), np.array([0, 1, 0, 1]))
     save_npz(Path("images.npz"), images, images)
+    encoder_file(tmp_path).rename("weights.safetensors")
     with answering(dict(_ON_THE_WAY)) as running:
         monkeypatch.setenv("FEDSSL_URL", running.url)
         yield running

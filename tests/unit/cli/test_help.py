@@ -64,6 +64,7 @@ GROUPS = {
     "token": ("create", "ls"),
     "public-dataset": ("add", "ls", "show"),
     "evaluation-dataset": ("add", "ls", "show"),
+    "weights": ("add", "check", "ls", "show", "remove"),
 }
 COMMANDS = [
     ["demo"],
@@ -87,13 +88,6 @@ def test_every_command_explains_itself_and_can_write_json(command: list[str]) ->
     assert "--format" in result.stdout
 
 
-def test_a_mistyped_command_is_wrong_usage() -> None:
-    result = CliRunner().invoke(app, ["run", "sumbit"])
-
-    assert result.exit_code == 2
-    assert "submit" in result.stderr
-
-
 @pytest.mark.parametrize("name", METHOD_CONFIGS)
 def test_every_parameter_of_a_method_is_shown_with_its_default(name: str) -> None:
     result = CliRunner().invoke(app, ["method", "show", name])
@@ -106,3 +100,20 @@ def test_every_parameter_of_a_method_is_shown_with_its_default(name: str) -> Non
             assert shown[f"method.{field}"] == str(info.default).lower()
     document = json.loads(CliRunner().invoke(app, ["method", "show", name, "--format", "json"]).stdout)
     assert document["config_schema"]["properties"].keys() == METHOD_CONFIGS[name].model_fields.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("fedbyol", "yes"),
+        ("orchestra", "yes, except centroids"),
+        ("fedu2", "no: method.reducer eua compares each update with every other one"),
+    ],
+)
+def test_a_method_says_whether_its_updates_can_be_summed(name: str, expected: str) -> None:
+    shown = CliRunner().invoke(app, ["method", "show", name]).stdout
+    (line,) = (line for line in shown.splitlines() if line.startswith("can be summed"))
+    assert line.removeprefix("can be summed").strip() == expected
+    document = json.loads(CliRunner().invoke(app, ["method", "show", name, "--format", "json"]).stdout)
+    assert (document["why_not_summed"] is None) == expected.startswith("yes")
+    assert document["sent_apart"] == (["centroids"] if name == "orchestra" else [])

@@ -96,6 +96,8 @@ FLESD = {"K": 6, "batch": 1024, "lr": 1e-3, "wd": 1e-6, "optimizer": "adam", "sc
         ("ssd-1:SSD@cifar10-k10", SSD),
         ("ssd-1:FedU2@cifar100-k50", {**SSD, "K": 50, "fraction": 0.2}),
         ("ssd-2:L-DAWA@tiny-imagenet-to-cifar10", SSD),
+        ("ssd-1:FedX@cifar10-k10", {**SSD, "lr": 0.01, "wd": 1e-5}),
+        ("ssd-2:FedX@cifar100-to-cifar10", {**SSD, "lr": 0.01, "wd": 1e-5}),
         ("ssd-3:+PD@cifar10-k10", SSD),
         ("ssd-4:noproj +DSR@cifar10-k10", SSD),
         ("ssd-5:SSD MSE@cifar10-k10", SSD),
@@ -137,7 +139,7 @@ def at(config: Any, path: str) -> Any:
         ("fedx-2:localKD+FedProx@cifar10", {"add_ons.1.mu": 0.01}),
         ("ssd-1:SSD@cifar10-k10", {"add_ons.0.gamma": 1, "add_ons.0.alpha": 10, "add_ons.1.delta": 0.1}),
         ("ssd-1:SSD@cifar10-k10", {"reducer.weighting": "batches"}),
-        ("ssd-1:FedX@cifar10-k10", {"name": "fedalignuniform", "add_ons.0.name": "fedx"}),
+        ("ssd-1:FedX@cifar10-k10", {"name": "fedsimclr", "temperature": 0.1, "add_ons.0.name": "fedx"}),
         ("ssd-3:+DSR@cifar10-k10", {"add_ons.0.name": "dsr", "add_ons.__len__": 1}),
         ("ssd-5:SSD MSE@cifar10-k10", {"add_ons.1.variant": "mse"}),
         ("fedrlc-1:FedRLC@cifar100-iid", {"add_ons.0.num_centers": 100, "merge.tau": 0.7}),
@@ -163,6 +165,25 @@ def test_methods_are_the_paper_s(name: str, expected: dict[str, Any]) -> None:
 
     found = {path: len(at(method, path[:-8])) if path.endswith(".__len__") else at(method, path) for path in expected}
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "hidden", "width", "batch_norm"),
+    [
+        ("fedx-1:FedU@cifar10", 4096, 2048, True),
+        ("fedx-4:FedU+FedX@cifar10", 4096, 2048, True),
+        ("fedx-1:FedBYOL@cifar10", 256, 256, True),
+        ("ssd-1:FedX@cifar10-k10", 2048, 512, False),
+        ("ssd-1:SSD@cifar10-k10", 2048, 512, True),
+        ("flesd-1:FLESD@cifar10-a1", 512, 128, False),
+        ("flesd-1:FLESD@imagenet-100-a1", 2048, 128, False),
+    ],
+)
+def test_projectors_are_the_paper_s(name: str, hidden: int, width: int, *, batch_norm: bool) -> None:
+    projector = one(name).spec.model.projector
+
+    assert projector is not None
+    assert (projector.hidden_dims, projector.out_dim, projector.batch_norm) == ((hidden,), width, batch_norm)
 
 
 def test_data_are_the_paper_s() -> None:

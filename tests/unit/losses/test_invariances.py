@@ -13,14 +13,17 @@ from fedssl import losses
 from fedssl.losses import (
     alignment,
     assignment_divergence,
+    barlow_twins,
     byol_regression,
     cluster_assignment,
     cross_view_info_nce,
     crossed_kl,
     decorrelation,
     dimension_scaled,
+    dino,
     flexible_uniform_regularizer,
     info_nce,
+    masked_reconstruction,
     negative_cosine,
     nt_xent,
     projector_distillation,
@@ -31,6 +34,7 @@ from fedssl.losses import (
     student_t_assignment,
     tangent_sliced_wasserstein,
     uniformity,
+    vicreg,
 )
 
 B, D, M = 6, 4, 3
@@ -47,6 +51,7 @@ class Case:
     batched: tuple[int, ...]
     scale_free: tuple[int, ...] = ()
     soft: tuple[int, ...] = ()
+    huge: float = 1e3
 
     def arguments(self, dtype: torch.dtype = torch.float64, seed: int = 0) -> list[Tensor]:
         generator = torch.Generator().manual_seed(seed)
@@ -73,6 +78,10 @@ def _regularizer(z: Tensor) -> Tensor:
 
 def _dimension_scaled(z: Tensor, variant: str) -> Tensor:
     return dimension_scaled(z, torch.tensor([3.0, 1.0, 1.0, 1.0]), variant=variant)  # type: ignore[arg-type]
+
+
+def _dino(s1: Tensor, s2: Tensor, s3: Tensor, t1: Tensor, t2: Tensor, center: Tensor) -> Tensor:
+    return dino([s1, s2, s3], [t1, t2], center, 0.5, 0.25)
 
 
 Z, Q, C, S = (B, D), (5, D), (M, D), (B, M)
@@ -129,6 +138,24 @@ CASES = [
     Case("flexible_uniform_regularizer", _regularizer, (Z,), (0,), (0,), (0,)),
     *(Case(f"decorrelation-{v}", partial(decorrelation, variant=v), (Z,), (0,), (0,)) for v in ("reference", "paper")),
     Case("proximal", _proximal, (Z, Z), (0,), (0, 1)),
+    Case("dino", _dino, (Z, Z, Z, Z, Z, (D,)), (0, 1, 2), (0, 1, 2, 3, 4)),
+    *(
+        # Its gradient grows with the cube of the embeddings: at 1000 the true one exceeds float16.
+        Case(f"vicreg-{v}", partial(vicreg, variant=v), (Z, Z), (0, 1), (0, 1), huge=10)
+        for v in ("reference", "paper")
+    ),
+    Case("barlow_twins", barlow_twins, (Z, Z), (0, 1), (0, 1)),
+    *(
+        Case(
+            f"masked_reconstruction-{'normalized' if normalize else 'raw'}",
+            partial(masked_reconstruction, normalize=normalize),
+            ((B, M, D), (B, M, D), S),
+            (0,),
+            (0, 1, 2),
+            soft=(2,),
+        )
+        for normalize in (True, False)
+    ),
 ]
 
 
@@ -141,7 +168,7 @@ each_case = each_case_but()
 
 
 def test_every_loss_has_a_case() -> None:
-    no_losses = {"target_distribution", "prototype_concentrations"}
+    no_losses = {"target_distribution", "prototype_concentrations", "dino_center"}
     assert {case.name.partition("-")[0] for case in CASES} == set(losses.__all__) - no_losses
 
 
@@ -227,7 +254,7 @@ def test_degenerate_rows_give_no_nan(case: Case, dtype: torch.dtype, rows: str) 
         elif rows == "mixed":
             arguments.append(torch.cat([x[:1] * 0, x[1:2], x[1:2], x[3:]]))
         else:
-            arguments.append({"zero": x * 0, "equal": x[:1].expand_as(x), "huge": x * 1e3}[rows].clone())
+            arguments.append({"zero": x * 0, "equal": x[:1].expand_as(x), "huge": x * case.huge}[rows].clone())
     live = [arguments[i].requires_grad_() for i in case.live]
     value = case.loss(*arguments)
     assert value.isfinite()
@@ -246,7 +273,7 @@ def test_a_row_of_zeros_gets_no_gradient_where_it_is_normalised(case: Case) -> N
         assert gradient[0].abs().max() == 0
 
 
-@each_case_but("proximal")  # takes weights of any shape
+@each_case_but("proximal", "masked_reconstruction")  # the one takes weights of any shape, the other patches
 def test_a_vector_and_an_empty_batch_are_refused(case: Case) -> None:
     arguments = case.arguments()
     with pytest.raises(ValueError, match="must be a matrix with rows and columns"):

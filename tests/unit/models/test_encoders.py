@@ -60,17 +60,18 @@ def test_convolutions_leave_shortcuts_out() -> None:
 @pytest.mark.parametrize("name", ENCODERS)
 def test_every_encoder_of_the_registry_is_as_wide_as_it_says(name: str) -> None:
     config = EncoderConfig(name=name)
-    encoder = build_encoder(config, 1).eval()
+    encoder = build_encoder(config, 1, 32).eval()
     assert encoder(torch.zeros(1, 1, 32, 32)).shape == (1, config.feature_dim)
     assert encoder.feature_dim == config.feature_dim
     assert str(config).startswith(name)
 
 
-def test_imagenet_resnet_is_torchvisions() -> None:
+@pytest.mark.parametrize("name", ["resnet18", "resnet34", "resnet50", "resnet101"])
+def test_imagenet_resnet_is_torchvisions(name: str) -> None:
     """Same weights, same output: the classifier is gone and nothing else."""
-    config = EncoderConfig(name="resnet18", stem="imagenet")
+    config = EncoderConfig(name=name, stem="imagenet")
     encoder = build_encoder(config, 3).eval()
-    theirs = import_torchvision().models.resnet18(weights=None).eval()
+    theirs = getattr(import_torchvision().models, name)(weights=None).eval()
     missing, unexpected = theirs.load_state_dict(encoder.state_dict(), strict=False)
     assert missing == ["fc.weight", "fc.bias"]
     assert unexpected == []
@@ -87,6 +88,31 @@ def test_imagenet_resnet_is_torchvisions() -> None:
 def test_multiply_adds_are_the_published_ones(config: EncoderConfig, shape: tuple[int, int, int], giga: float) -> None:
     digits = len(str(giga).split(".")[1])
     assert round(num_multiply_adds(build_encoder(config, shape[0]), shape) / 1e9, digits) == giga
+
+
+@pytest.mark.parametrize("name", ["convnet", "resnet18"])
+def test_group_norm_makes_images_independent_and_has_no_statistics(name: str) -> None:
+    config = EncoderConfig(name=name, norm="group")
+    encoder = initialised(lambda: build_encoder(config, 3), 0).train()
+    x = torch.rand(4, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(encoder(x)[:1], encoder(x[:1]), rtol=1e-4, atol=1e-5)
+    assert list(encoder.buffers()) == []
+    assert encoder.state_dict().keys() < build_encoder(EncoderConfig(name=name), 3).state_dict().keys()
+
+
+def test_groups_divide_the_channels() -> None:
+    config = EncoderConfig(widths=(4, 24, 31, 128), norm="group")
+    groups = [m.num_groups for m in build_encoder(config, 3).modules() if isinstance(m, torch.nn.GroupNorm)]
+    assert groups == [4, 8, 1, 32]
+
+
+def test_group_norm_counts_for_the_description_and_is_left_out_if_it_is_the_default() -> None:
+    assert str(EncoderConfig(name="resnet18", norm="group")) == "resnet18 (cifar stem, group norm)"
+    assert str(EncoderConfig(widths=(8,), norm="group")) == "convnet 8 (group norm)"
+    assert not EncoderConfig(norm="group").is_same_network(EncoderConfig())
+    assert "norm" not in EncoderConfig().model_dump()
+    assert EncoderConfig.model_validate(EncoderConfig(norm="group").model_dump()).norm == "group"
 
 
 def test_multiply_adds_by_hand() -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
+from fedssl.protocol.aggregation import AggregationConfig
 from fedssl.protocol.base import ClientId, Digest
 from fedssl.protocol.data import AugmentationConfig, DataConfig
 from fedssl.protocol.methods import METHOD_CONFIGS
@@ -176,3 +177,11 @@ def test_a_key_that_came_later_is_left_out_while_it_says_what_was_so_before(
     changed = RunSpec.model_validate(values | {part: values[part] | changes})
     assert changed.model_dump(mode="json")[part][key] == changes[key]
     assert RunSpec.model_validate_json(changed.model_dump_json()) == changed
+
+
+def test_the_arithmetic_is_left_out_of_a_spec_that_computes_in_float() -> None:
+    assert "aggregation" not in RunSpec().model_dump(mode="json")
+    assert "aggregation" not in RunSpec(aggregation=AggregationConfig(arithmetic="float")).model_dump(mode="json")
+    fixed = RunSpec(aggregation=AggregationConfig(arithmetic="fixed"))
+    assert fixed.model_dump(mode="json")["aggregation"] == {"arithmetic": "fixed"}
+    assert RunSpec.model_validate_json(fixed.model_dump_json()) == fixed

@@ -19,6 +19,7 @@ from fedssl.protocol.states import AssignmentState
 from fedssl.protocol.work import (
     DELIVERY_HEADER,
     OFFER_HEADER,
+    RESOURCES_HEADER,
     AcceptedUpdate,
     Claim,
     Decline,
@@ -70,6 +71,8 @@ class FakeCoordinator(LoopbackServer):
         self.gives_receipts = True
         self.delivery_bytes = 0
         """Up to which size it takes an update and its submission in one request. 0: like an older coordinator."""
+        self.takes_resources = False
+        """If not, it refuses `resources` in heartbeats, like an older coordinator."""
         self._key = Ed25519PrivateKey.from_private_bytes(bytes(32))
         self._answers: dict[tuple[UUID, str], Submitted] = {}
         self._lock = threading.Condition()
@@ -178,6 +181,8 @@ class _Handler(Quiet):
             self.send_header("Content-Length", str(len(content)))
             if call == "claim" and self.server.delivery_bytes:
                 self.send_header(OFFER_HEADER, str(self.server.delivery_bytes))
+            if call == "claim" and self.server.takes_resources:
+                self.send_header(RESOURCES_HEADER, "1")
             self.end_headers()
             self.wfile.write(content)
 

@@ -11,6 +11,7 @@ from fedssl.artifacts.store import digest_of
 from fedssl.artifacts.tensors import Tensors, save_tensors
 from fedssl.client import Rejected
 from fedssl.errors import ArtifactError, DigestMismatch, NotFinite, PlanMismatch
+from fedssl.protocol.initial import InitialConfig
 from fedssl.protocol.work import WorkItem
 from fedssl_worker.disclosure.ledger import Ledger, LedgerError
 
@@ -114,9 +115,23 @@ def test_the_ledger_is_written_before_the_first_byte_leaves(setting: Setting, it
         "artifact": ["weights"],
         "tensors": sorted(tensor.name for tensor in item.plan.update),
         "numbers": [],
+        "reported": ["gpu_memory_bytes", "images_per_second", "loss", "memory_bytes"],
         "bytes": path.stat().st_size,
         "digest": digest_of(path),
     }
+
+
+def test_the_ledger_names_the_weights_that_the_run_started_from(setting: Setting, item: WorkItem) -> None:
+    initial = InitialConfig(weights="start", digest="5" * 64)
+    model = item.spec.model.model_copy(update={"initial": initial})
+    started = item.model_copy(update={"spec": item.spec.model_copy(update={"model": model})})
+    path = setting.folder / "update"
+    save_tensors(good_update(), path)
+    send(setting, started, path)
+    assert [(entry["kind"], entry["initial"]) for entry in setting.ledger()[-2:]] == [
+        ("intent", "5" * 64),
+        ("sent", "5" * 64),
+    ]
 
 
 def test_it_is_sent_once_the_coordinator_has_it(setting: Setting, item: WorkItem) -> None:

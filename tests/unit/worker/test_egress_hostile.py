@@ -275,7 +275,8 @@ def test_a_worker_can_only_submit_what_the_protocol_names(setting: Setting) -> N
     known = set(Submit.model_fields)
     assert known == {"assignment_id", "update", "num_examples", "metrics", "anchor"}
     client_calls = {name for name in vars(WorkerClient) if not name.startswith("_")}
-    asks_only = {"enrol", "register", "claim", "delivery_bytes", "heartbeat", "decline", "download", "ended_runs"}
+    asks_only = {"enrol", "register", "claim", "heartbeat", "decline", "download", "ended_runs"}
+    asks_only |= {"delivery_bytes", "takes_resources"}
     assert client_calls == asks_only | {"submit", "upload", "deliver"}
 
 

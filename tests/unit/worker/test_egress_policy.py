@@ -49,10 +49,12 @@ def test_permitted_work_is_done_and_only_permitted_numbers_leave(setting: Settin
     assert submitted.num_examples == 32
     intent = next(body for body in setting.ledger() if body["kind"] == "intent")
     assert intent["numbers"] == ["num_examples=32"]
+    assert intent["reported"] == []
     setting.write_policy(*WEIGHTS, "[metrics]", 'allow = ["loss"]')
     setting.offer(make_spec(), 2, setting.sent())
     setting.restart(path).step()
     assert set(setting.coordinator.submissions[-1].metrics) == {"loss"}
+    assert next(body for body in reversed(setting.ledger()) if body["kind"] == "intent")["reported"] == ["loss"]
 
 
 def test_heartbeats_carry_no_loss_that_may_not_leave(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:

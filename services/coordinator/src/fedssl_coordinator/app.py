@@ -49,6 +49,7 @@ from fedssl_coordinator.notifications import endpoints as notifications
 from fedssl_coordinator.storage.artifacts import endpoints as artifacts
 from fedssl_coordinator.storage.datasets import endpoints as datasets
 from fedssl_coordinator.storage.uploads import endpoints as uploads
+from fedssl_coordinator.storage.weights import endpoints as weights
 
 log = structlog.get_logger(__name__)
 
@@ -104,6 +105,7 @@ def create_app() -> FastAPI:
         artifacts.router,
         uploads.router,
         datasets.router,
+        weights.router,
         health,
         dashboard.router,
     ):

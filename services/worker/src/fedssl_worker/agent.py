@@ -29,7 +29,7 @@ from fedssl.errors import Cancelled, FedSSLError
 from fedssl.liveness import Health, report
 from fedssl.protocol.base import PROTOCOL_VERSION
 from fedssl.protocol.states import AssignmentState, Cause
-from fedssl.protocol.work import AcceptedUpdate, Progress, Register, Registered, WorkItem
+from fedssl.protocol.work import AcceptedUpdate, Progress, Register, Registered, Resources, WorkItem
 from fedssl_worker.backoff import PROXY_REFUSED, TEMPORARY, Refused, is_refusal, retry_until_answered
 from fedssl_worker.causes import cause_of
 from fedssl_worker.disclosure.egress import Egress
@@ -37,6 +37,7 @@ from fedssl_worker.disclosure.ledger import LedgerError
 from fedssl_worker.executor import Executor
 from fedssl_worker.lease import Lease
 from fedssl_worker.metrics import ASSIGNMENTS, TRAINING_SECONDS, UNANSWERED, UPLOAD_BYTES, StepTimer
+from fedssl_worker.resources import measured_resources
 from fedssl_worker.state import ClientStates
 
 log = structlog.get_logger()
@@ -192,7 +193,11 @@ class Agent:
     def _train_and_submit(self, item: WorkItem) -> None:
         started = time.monotonic()
         self._egress.require_permitted(item)
-        with Lease(self._client, item, self._egress.anchoring) as lease:
+
+        def resources() -> Resources | None:
+            return self._egress.permitted_resources(item, measured_resources())
+
+        with Lease(self._client, item, self._egress.anchoring, resources) as lease:
             step_timer = StepTimer()
 
             def report(progress: Progress) -> None:

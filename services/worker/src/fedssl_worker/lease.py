@@ -3,6 +3,7 @@
 import contextvars
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -10,7 +11,7 @@ import structlog
 
 from fedssl.client import ClientError, Gone, LeaseLost, NotFound, Retry, WorkerClient
 from fedssl.errors import Cancelled
-from fedssl.protocol.work import Progress, WorkItem
+from fedssl.protocol.work import Progress, Resources, WorkItem
 from fedssl_worker.backoff import is_refusal
 from fedssl_worker.disclosure.anchoring import Anchoring
 
@@ -32,8 +33,16 @@ def progress_interval(lease_seconds: float) -> float:
 class Lease:
     """A lease that is renewed from entry to exit. An unreachable coordinator does not end the work: it may return."""
 
-    def __init__(self, client: WorkerClient, item: WorkItem, anchoring: Anchoring) -> None:
+    def __init__(
+        self,
+        client: WorkerClient,
+        item: WorkItem,
+        anchoring: Anchoring,
+        resources: Callable[[], Resources | None] = lambda: None,
+    ) -> None:
+        """`resources` returns what each heartbeat reports about this machine; it is called in the lease's thread."""
         self._client = client
+        self._resources = resources
         self._item = item
         self._anchoring = anchoring
         self._interval = item.lease_seconds / _HEARTBEATS_PER_LEASE
@@ -84,6 +93,7 @@ class Lease:
                     self._item.assignment_id,
                     progress,
                     exchange.anchor,
+                    resources=self._resources(),
                     timeout=max(self._interval, 1.0),
                     retry=Retry(seconds=self._interval / 2),
                 )

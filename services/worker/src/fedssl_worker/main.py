@@ -8,6 +8,7 @@ import typer
 from pydantic import ValidationError
 
 from fedssl.cli.lazy_group import Group
+from fedssl.cli.usage import OneLineUsage
 from fedssl.errors import DataError
 from fedssl.liveness import Health, keep_touching, report
 from fedssl_worker.commands import ledger_app, policy_app
@@ -15,9 +16,16 @@ from fedssl_worker.options import describe_mistakes, options_of
 from fedssl_worker.page.command import page
 from fedssl_worker.settings import Settings, SettingsError
 
+
+class WorkerGroup(OneLineUsage, Group):
+    """All commands of the worker."""
+
+    error_prefix = "fedssl-worker"
+
+
 app = typer.Typer(
     name="fedssl-worker",
-    cls=Group,
+    cls=WorkerGroup,
     help="Trains for one data owner of a fedssl federation. Images and labels stay on this machine.",
     no_args_is_help=True,
     rich_markup_mode=None,

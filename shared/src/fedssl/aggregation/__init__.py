@@ -2,7 +2,8 @@
 
 Shape suffixes: N samples, D embedding width, K clients, P parameters, M centers. Updates are mappings from tensor
 names to tensors, which may be loaded on access; results are in name order. Sums are computed in float64, in the order
-given, and rounded once. `AggregationError`, a ValueError, is raised if updates cannot be combined.
+given, and rounded once; those of `fixed_point` are computed in integers, in any order. `AggregationError`, a
+ValueError, is raised if updates cannot be combined.
 """
 
 from fedssl.aggregation.clustering import (
@@ -12,26 +13,49 @@ from fedssl.aggregation.clustering import (
     sinkhorn_assignment,
     spherical_kmeans,
 )
-from fedssl.aggregation.layerwise import is_batch_norm_buffer, layerwise_divergence_aware
+from fedssl.aggregation.fixed_point import (
+    COUNTED_BITS,
+    EQUAL_BITS,
+    FixedPointSum,
+    OutOfRange,
+    fixed_point_mean,
+    fixed_point_words,
+    largest_word,
+)
+from fedssl.aggregation.layerwise import capped_cosines, is_batch_norm_buffer, layerwise_divergence_aware
 from fedssl.aggregation.mean import AggregationError, weighted_mean
 from fedssl.aggregation.min_norm import min_norm_weights, min_norm_weights_from_gram
+from fedssl.aggregation.robust import coordinate_median, geometric_median, multi_krum, trimmed_mean
 from fedssl.aggregation.similarity import ensemble_similarity
 from fedssl.aggregation.unified import efficient_unified_aggregation
-from fedssl.aggregation.weights import capped_weights
+from fedssl.aggregation.weights import capped_at_median, capped_weights
 
 __all__ = [
+    "COUNTED_BITS",
+    "EQUAL_BITS",
     "AggregationError",
     "Clustering",
+    "FixedPointSum",
+    "OutOfRange",
     "balanced_kmeans",
+    "capped_at_median",
+    "capped_cosines",
     "capped_weights",
+    "coordinate_median",
     "efficient_unified_aggregation",
     "ensemble_similarity",
+    "fixed_point_mean",
+    "fixed_point_words",
+    "geometric_median",
     "global_centroids",
     "is_batch_norm_buffer",
+    "largest_word",
     "layerwise_divergence_aware",
     "min_norm_weights",
     "min_norm_weights_from_gram",
+    "multi_krum",
     "sinkhorn_assignment",
     "spherical_kmeans",
+    "trimmed_mean",
     "weighted_mean",
 ]

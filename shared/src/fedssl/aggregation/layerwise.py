@@ -55,12 +55,30 @@ def layerwise_divergence_aware(
 
     Reference: L-DAWA (Rehman et al. 2023). Deviation from the authors' code: BatchNorm statistics are not scaled.
     """
+    return streamed_mean(_uniform(updates, previous), capped_cosines(previous, plain))
+
+
+def capped_cosines(
+    previous: Mapping[str, Tensor], plain: Callable[[str], bool] = is_batch_norm_buffer
+) -> Callable[[str, Tensor], float]:
+    """Return L-DAWA's factor of a client's tensor, min(1, cos(x, previous)), as a function of its name and the tensor.
+
+    The factor is 1 for single numbers, and for tensors whose names are `plain`. It depends on one client only.
+
+    Example:
+        >>> import torch
+        >>> factor = capped_cosines({"w": torch.tensor([1.0, 0.0])})
+        >>> factor("w", torch.tensor([3.0, 4.0]))
+        0.6
+
+    Reference: L-DAWA (Rehman et al. 2023).
+    """
 
     def factor(name: str, tensor: Tensor) -> float:
         scaled = tensor.ndim > 0 and not plain(name)
         return _capped_cosine(tensor, previous[name]) if scaled else 1.0
 
-    return streamed_mean(_uniform(updates, previous), factor)
+    return factor
 
 
 def _uniform(

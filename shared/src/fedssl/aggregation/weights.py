@@ -1,5 +1,7 @@
-"""Weights of a mean, with a bound on each one's share."""
+"""Weights of a mean, with a bound on each of them."""
 
+import math
+import statistics
 from collections.abc import Sequence
 
 from fedssl.aggregation.mean import AggregationError, checked_weights
@@ -48,3 +50,27 @@ def capped_weights(weights: Sequence[float], max_share: float) -> list[float]:
         if largest <= cap:
             return numbers if num_capped == 0 else [min(number, cap) for number in numbers]
     return [1.0] * len(numbers)  # only rounding leads here: the shares are as good as equal
+
+
+def capped_at_median(numbers: Sequence[int], ratio: float) -> list[int]:
+    """Return the numbers of images, each at most `ratio` times their median, rounded down, and at least 1.
+
+    Unlike a bound on shares, this one does not depend on what the largest claim: while less than half of the clients
+    lie, the median lies between honest numbers.
+
+    Args:
+        numbers: the number of images of each update, positive.
+        ratio: at least 1.
+
+    Raises:
+        AggregationError: the numbers or the ratio do not fit.
+
+    Example:
+        >>> capped_at_median([100, 120, 10_000_000], 2.5)
+        [100, 120, 300]
+    """
+    checked_weights(numbers)
+    if not (ratio >= 1 and math.isfinite(ratio)):
+        raise AggregationError(f"ratio must be finite and at least 1, not {ratio}")
+    most = max(1, math.floor(ratio * statistics.median(numbers)))
+    return [min(number, most) for number in numbers]

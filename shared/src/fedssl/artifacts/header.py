@@ -18,6 +18,7 @@ from fedssl.errors import ArtifactError, ArtifactTooLarge, PlanMismatch
 from fedssl.protocol.plan import TensorSpec
 
 LENGTH_BYTES = 8
+_METADATA = "__metadata__"
 _BYTES_PER_ENTRY = 512  # a name of 256, a dtype, eight dimensions and two offsets fit with room to spare
 _NAMES_SHOWN = 5
 _ORDINARY = re.compile(r"[A-Za-z0-9_.]{1,256}")
@@ -66,7 +67,7 @@ def max_file_bytes(tensors: Sequence[TensorSpec]) -> int:
 
 def file_bytes(tensors: Sequence[TensorSpec]) -> int:
     """Return the size of the file that holds exactly these tensors, as the safetensors library writes it."""
-    return len(header_bytes(_in_file_order(tensors))) + sum(num_bytes(t.dtype, t.shape) for t in tensors)
+    return len(header_bytes(in_file_order(tensors))) + sum(num_bytes(t.dtype, t.shape) for t in tensors)
 
 
 def header_length(prefix: bytes, limit: int) -> int:
@@ -79,10 +80,11 @@ def header_length(prefix: bytes, limit: int) -> int:
     return length
 
 
-def parse_header(text: bytes) -> Header:
+def parse_header(text: bytes, *, allow_metadata: bool = False) -> Header:
     """Read a header's JSON. Raises ArtifactError at anything that is not exactly the strict form.
 
-    Whatever it accepts, the safetensors library reads too: what the API lets in never fails an aggregator.
+    Whatever it accepts, the safetensors library reads too: what the API lets in never fails an aggregator. With
+    `allow_metadata`, which is for files of other libraries, metadata is permitted and ignored.
     """
     if text[:1] != b"{":
         raise ArtifactError("the safetensors header is not a JSON object")
@@ -90,24 +92,26 @@ def parse_header(text: bytes) -> Header:
         document = json.loads(text.decode("utf-8"), object_pairs_hook=_no_duplicates, parse_int=_whole_number)
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError, ValueError) as error:
         raise ArtifactError(f"the safetensors header cannot be read: {error}") from None
-    if "__metadata__" in document:
+    if allow_metadata:
+        document.pop(_METADATA, None)
+    if _METADATA in document:
         raise ArtifactError("the safetensors header carries __metadata__, which may not travel: save without it")
     entries = tuple(sorted((_entry(name, value) for name, value in document.items()), key=lambda e: (e.start, e.stop)))
     position = 0
     for entry in entries:
         if entry.start != position:
-            raise ArtifactError(f"tensor {_shown(entry.name)}: its bytes leave a gap or overlap another's")
+            raise ArtifactError(f"tensor {shown_name(entry.name)}: its bytes leave a gap or overlap another's")
         position = entry.stop
     return Header(entries=entries, data_start=LENGTH_BYTES + len(text), text=text)
 
 
-def read_header(file: BinaryIO, limit: int = 64 * 2**20) -> Header:
-    """Read the header at the beginning of an open file."""
+def read_header(file: BinaryIO, limit: int = 64 * 2**20, *, allow_metadata: bool = False) -> Header:
+    """Read the header at the beginning of an open file. `allow_metadata` as for `parse_header`."""
     length = header_length(file.read(LENGTH_BYTES), limit)
     text = file.read(length)
     if len(text) < length:
         raise ArtifactError("the file ends within its header")
-    return parse_header(text)
+    return parse_header(text, allow_metadata=allow_metadata)
 
 
 def header_bytes(tensors: Sequence[TensorSpec]) -> bytes:
@@ -141,24 +145,33 @@ def check_header(header: Header, tensors: Sequence[TensorSpec], what: str) -> No
     if problems:
         shown = "; ".join(problems[:_NAMES_SHOWN]) + ("; ..." if len(problems) > _NAMES_SHOWN else "")
         raise PlanMismatch(f"the {what} does not match the method's artifact plan: {shown}")
-    if header.text != header_bytes(_in_file_order(tensors))[LENGTH_BYTES:]:
+    check_form(header, tensors, what)
+
+
+def check_form(header: Header, tensors: Sequence[TensorSpec], what: str) -> None:
+    """Raise ArtifactError unless the header is written as the safetensors library writes the header of these tensors.
+
+    `what` names the file in the message.
+    """
+    if header.text != header_bytes(in_file_order(tensors))[LENGTH_BYTES:]:
         raise ArtifactError(
             f"the {what}'s header has the right content, but not in the only permitted form: save the tensors with "
             "the safetensors library and change nothing afterwards"
         )
 
 
-def _in_file_order(tensors: Sequence[TensorSpec]) -> list[TensorSpec]:
+def in_file_order(tensors: Sequence[TensorSpec]) -> list[TensorSpec]:
+    """Return the tensors in the order in which the safetensors library writes them."""
     return sorted(tensors, key=lambda tensor: (FILE_ORDER.index(tensor.dtype), tensor.name))
 
 
 def _some(names: Sequence[str]) -> str:
-    return ", ".join(map(_shown, names[:_NAMES_SHOWN])) + (
+    return ", ".join(map(shown_name, names[:_NAMES_SHOWN])) + (
         f" and {len(names) - _NAMES_SHOWN} more" * (len(names) > _NAMES_SHOWN)
     )
 
 
-def _shown(name: str) -> str:
+def shown_name(name: str) -> str:
     """Return a name of unknown origin in a form that is safe in a message."""
     return name if _ORDINARY.fullmatch(name) else repr(name[:80])
 
@@ -182,18 +195,18 @@ def _is_size(value: object) -> bool:
 
 def _entry(name: str, value: object) -> TensorEntry:
     if any("\ud800" <= character <= "\udfff" for character in name):
-        raise ArtifactError(f"tensor {_shown(name)}: its name holds half a character")
+        raise ArtifactError(f"tensor {shown_name(name)}: its name holds half a character")
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
-        raise ArtifactError(f"tensor {_shown(name)}: needs exactly dtype, shape and data_offsets")
+        raise ArtifactError(f"tensor {shown_name(name)}: needs exactly dtype, shape and data_offsets")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEM_SIZES:
-        raise ArtifactError(f"tensor {_shown(name)}: dtype must be one of {', '.join(ITEM_SIZES)}")
+        raise ArtifactError(f"tensor {shown_name(name)}: dtype must be one of {', '.join(ITEM_SIZES)}")
     if not isinstance(shape, list) or len(shape) > 8 or not all(_is_size(size) for size in shape):
-        raise ArtifactError(f"tensor {_shown(name)}: shape must be at most 8 sizes, none negative")
+        raise ArtifactError(f"tensor {shown_name(name)}: shape must be at most 8 sizes, none negative")
     if not _is_size(num_bytes(dtype, [size for size in shape if size])):
-        raise ArtifactError(f"tensor {_shown(name)}: its shape counts more bytes than can be addressed")
+        raise ArtifactError(f"tensor {shown_name(name)}: its shape counts more bytes than can be addressed")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_size(offset) for offset in offsets):
-        raise ArtifactError(f"tensor {_shown(name)}: data_offsets must be two byte positions")
+        raise ArtifactError(f"tensor {shown_name(name)}: data_offsets must be two byte positions")
     if offsets[1] - offsets[0] != num_bytes(dtype, shape):
-        raise ArtifactError(f"tensor {_shown(name)}: its offsets span another size than its dtype and shape")
+        raise ArtifactError(f"tensor {shown_name(name)}: its offsets span another size than its dtype and shape")
     return TensorEntry(name=name, dtype=dtype, shape=tuple(shape), start=offsets[0], stop=offsets[1])

@@ -4,9 +4,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 
 from fedssl.cli.connection.completion import complete_client, complete_run
 from fedssl.cli.errors import UsageError
+from fedssl.protocol.base import RegisteredName
 from fedssl.protocol.tokens import lifetime
 
 UrlOption = Annotated[
@@ -89,3 +91,14 @@ def read_seeds(text: str) -> list[int]:
     if not found:
         raise UsageError(f"--seeds {text}: give whole numbers separated by commas, for example 0,1,2")
     return found
+
+
+def check_name(name: str) -> None:
+    """Raise UsageError if nothing can be registered under the name."""
+    try:
+        TypeAdapter(RegisteredName).validate_python(name)
+    except ValidationError:
+        raise UsageError(
+            f"{name!r} cannot be a name: use at most 63 lower-case letters and digits, with single dots, hyphens or "
+            "underscores between them"
+        ) from None

@@ -10,13 +10,14 @@ import typer
 from fedssl.cli.exit_codes import FAILED, USAGE
 from fedssl.cli.lazy_group import LazyGroup
 from fedssl.cli.output import printable
+from fedssl.cli.usage import OneLineUsage
 from fedssl.errors import FedSSLError
 
 _TRAIN_EXTRA = ("torch", "torchvision", "sklearn", "matplotlib", "PIL")  # what fedssl[train] installs
 
 
-class CommandGroup(LazyGroup):
-    """Turns each error that fedssl raises on purpose into one clear line and an exit code.
+class CommandGroup(OneLineUsage, LazyGroup):
+    """Turns each error that fedssl raises on purpose, and wrong usage, into one clear line and an exit code.
 
     `--connection NAME` is an option of the root that is accepted anywhere on the command line.
     """

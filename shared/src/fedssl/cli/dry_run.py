@@ -93,7 +93,8 @@ def document_of(spec: RunSpec, participants: list[Participant]) -> dict[str, Any
     taking = [each for each in participants if not each.reason]
     asked = cohort.num_asked(len(taking)) if taking else 0
     rounds = range(spec.num_rounds + 1)
-    due = 0 if spec.evaluation is None else sum(spec.evaluation.is_due(n, spec.num_rounds) for n in rounds)
+    config = spec.central_evaluation
+    due = 0 if config is None else sum(config.is_due(n, spec.num_rounds) for n in rounds)
     return {
         "dry_run": True,
         "name": spec.name,

@@ -24,7 +24,7 @@ def export(
     ] = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Convert an encoder to an ONNX graph, or to a state dict for the ResNets of torchvision or timm.
+    """Convert an encoder to an ONNX graph, or to a state dict for torchvision (ResNets) or timm (ResNets, ViTs).
 
     Example: `fedssl export run-1a2b3c4d --to onnx`
 
@@ -45,7 +45,10 @@ def export(
     folder = source if source.is_dir() else source.parent
     path = out or folder / _NAMES[to]
     path.parent.mkdir(parents=True, exist_ok=True)
-    (export_onnx if to == "onnx" else export_state_dict)(encoder, path)
+    if to == "onnx":
+        export_onnx(encoder, path)
+    else:
+        export_state_dict(encoder, path, to)
     shape = [encoder.data.channels, encoder.data.image_size, encoder.data.image_size]
     if output is Format.JSON:
         normalised = {"mean": encoder.data.mean, "std": encoder.data.std}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def datasets_of(spec: RunSpec) -> set[str]:
     """Return the names of the data sets that a simulation of the spec reads."""
-    found = {spec.partition and spec.partition.dataset, spec.evaluation and spec.evaluation.dataset}
+    found = {spec.partition and spec.partition.dataset, spec.central_evaluation and spec.central_evaluation.dataset}
     return {name for name in found if name}
 
 
@@ -36,6 +36,23 @@ def require_evaluation_images(evaluation: EvaluationConfig | None, root: Path | 
             raise DataError(f"the images of {name} have no labels: give it one sub-folder per class in train and test")
     except DataError as error:
         raise DataError(f"encoders are evaluated on labelled images (evaluation.dataset), but {error}") from None
+
+
+def show_start(spec: RunSpec) -> None:
+    """Print the weights that a simulation starts from, if they are not random.
+
+    Raises SpecError if they cannot be read, or do not fit the encoder.
+    """
+    if spec.model.initial is None:
+        return
+    from fedssl.models import build_encoder, load_initial
+    from fedssl.models.start_files import read_start
+
+    start = read_start(spec)
+    assert start is not None, "the spec names one"
+    encoder = build_encoder(spec.model.encoder, spec.data.channels)
+    table = load_initial(encoder, start.tensors, spec.model.initial.adapt)
+    note(f"the encoder starts from the {spec.model.initial.source}, digest {start.digest}: {table}")
 
 
 def prepare(

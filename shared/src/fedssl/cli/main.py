@@ -48,6 +48,7 @@ COMMANDS = {
     "evaluation-dataset": LazyCommand(
         "fedssl.cli.datasets.evaluation:app", "Register labelled images to evaluate encoders on."
     ),
+    "weights": LazyCommand("fedssl.cli.weights:app", "Register weights that runs may start from."),
     "data": LazyCommand("fedssl.cli.datasets.commands:app", "List the data sets on this machine, and download more."),
 }
 

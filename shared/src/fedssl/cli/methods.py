@@ -89,6 +89,7 @@ def show(
             "equations": info.equations,
             "leaves the client": info.leaves_the_client,
             "stays on the client": info.stays_on_the_client,
+            "can be summed": _summed(config),
         }
     )
     show_table(["parameter", "default", "allowed", "meaning"], _parameters(config, everything=everything))
@@ -115,11 +116,22 @@ def _show_remote(name: str, url: str | None, token_file: Path | None, output: Fo
         show_pairs({key.replace("_", " "): value for key, value in view if key != "config_schema"})
 
 
+def _summed(config: type[MethodConfig]) -> str:
+    """Say whether the coordinator needs only sums over the clients, with the method's default parts."""
+    usual = config.model_validate({})
+    if usual.why_not_summed is not None:
+        return f"no: {usual.why_not_summed}"
+    return "yes" + (f", except {', '.join(usual.sent_apart)}" if usual.sent_apart else "")
+
+
 def _document(config: type[MethodConfig]) -> dict[str, Any]:
+    usual = config.model_validate({})
     return {
         "name": config.model_fields["name"].default,
         **config.info.model_dump(),
         "description": (config.__doc__ or "").strip(),
+        "why_not_summed": usual.why_not_summed,
+        "sent_apart": list(usual.sent_apart),
         "config_schema": config.model_json_schema(),
     }
 

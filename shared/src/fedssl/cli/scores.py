@@ -10,6 +10,7 @@ import typer
 from fedssl.cli.accuracies import ACCURACIES
 from fedssl.cli.output import show_table
 from fedssl.evaluation.baselines import Chance
+from fedssl.protocol.initial import InitialConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +43,16 @@ def scores_of(
     ]
 
 
-def show_scores(scores: Sequence[Score], title: str, chance: Chance | None) -> None:
-    """Print the accuracies in percent, and how the chance comes about."""
+def show_scores(
+    scores: Sequence[Score], title: str, chance: Chance | None, initial: InitialConfig | None = None
+) -> None:
+    """Print the accuracies in percent, and how the chance comes about. `initial`: the weights that the run started
+    from, if these were not random: the gain is the gain over them."""
     if not scores:
         return
     bests = any(score.best for score in scores)
-    columns = [title, "#chance", "#untrained", "#trained", "#points gained", *(["best round"] if bests else [])]
+    before = "untrained" if initial is None else "start"
+    columns = [title, "#chance", f"#{before}", "#trained", "#points gained", *(["best round"] if bests else [])]
     rows = []
     for score in scores:
         gained = None if score.untrained is None else 100 * (score.last - score.untrained)
@@ -60,7 +65,8 @@ def show_scores(scores: Sequence[Score], title: str, chance: Chance | None) -> N
     show_table(columns, rows)
     how = "" if chance is None else f"; chance: {chance.how}, without an encoder"
     chosen = "; the best round is chosen on the test set" if bests else ""
-    typer.echo(f"untrained: the encoder before the first round{how}{chosen}")
+    origin = "" if initial is None else f", from the {initial.source}"
+    typer.echo(f"{before}: the encoder before the first round{origin}{how}{chosen}")
 
 
 def baselines_as_json(untrained: Mapping[str, float], chance: Chance | None) -> dict[str, Any]:

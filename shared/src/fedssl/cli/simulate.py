@@ -11,11 +11,13 @@ from fedssl.cli.arguments import DataFolderOption, DeviceOption, JobsOption, Set
 from fedssl.cli.datasets.fetching import data_folder as default_folder
 from fedssl.cli.datasets.fetching import ensure
 from fedssl.cli.dry_run import DryRunOption, Participant, document_of, show_dry_run
-from fedssl.cli.machine import datasets_of, prepare, require_evaluation_images
+from fedssl.cli.machine import datasets_of, prepare, require_evaluation_images, show_start
 from fedssl.cli.output import Format, FormatOption, duration, note, show_json, show_pairs, size
 from fedssl.cli.scores import baselines_as_json, scores_of, show_scores
+from fedssl.cli.site_scores import show_sites, sites_as_json
 from fedssl.cli.specs import read_spec, require_partition
 from fedssl.errors import Paused
+from fedssl.protocol.runs import RunSpec
 
 if TYPE_CHECKING:
     from fedssl.experiments.runs import FinishedRun
@@ -45,14 +47,15 @@ def simulate(
 
     A checkpoint is written after every round. If the command is interrupted, even by kill -9, run it again: it resumes
     and ends with the same bits. If the spec has an [evaluation], the encoder is evaluated before training, as often as
-    the spec asks, and at the end.
+    the spec asks, and at the end; with `evaluation.at = "sites"` or "both" also by each client, on its own images.
 
     Writes model.safetensors, initial.safetensors, encoder.safetensors, history.json, result.json and spec.yaml.
     """
     wanted = read_spec(spec, set_)
     config = require_partition(wanted, spec)
+    show_start(wanted)
     if dry_run:
-        require_evaluation_images(wanted.evaluation, data_folder)
+        require_evaluation_images(wanted.central_evaluation, data_folder)
         show_dry_run(document_of(wanted, _participants(config, data_folder)), output)
         return
     folder = out or Path(f"simulated-{wanted.name.replace(' ', '-')}")
@@ -73,7 +76,7 @@ def simulate(
     except Paused:
         note("to continue after this round, add `--set watch.action=warn` to the command, or change the threshold")
         raise
-    _show(finished, folder, output)
+    _show(finished, wanted, folder, output)
 
 
 def _participants(config: "PartitionConfig", root: Path | None) -> list[Participant]:
@@ -86,14 +89,18 @@ def _participants(config: "PartitionConfig", root: Path | None) -> list[Particip
     return [Participant(name, len(part), "" if len(part) else "has no images") for name, part in held.items()]
 
 
-def _show(finished: "FinishedRun", folder: Path, output: Format) -> None:
+def _show(finished: "FinishedRun", spec: RunSpec, folder: Path, output: Format) -> None:
     names = {"model": files.MODEL, "encoder": files.ENCODER, "history": files.HISTORY, "spec": files.SPEC}
     paths = {what: str(folder / name) for what, name in names.items()}
     best = {name: finished.best(name) for name in ACCURACIES if name in finished.last}
     if output is Format.TABLE:
         show_pairs({**paths, **_pairs(finished)})
         scores = scores_of(finished.last, finished.untrained, finished.chance, best)
-        show_scores(scores, "after the last round", finished.chance)
+        if finished.evaluations or not spec.site_evaluation:
+            show_scores(scores, "after the last round", finished.chance, spec.model.initial)
+        if spec.site_evaluation and finished.site_evaluations:
+            last = finished.site_evaluations[max(finished.site_evaluations)]
+            show_sites(last, spec.site_evaluation, "after the last round")
         return
     document = {
         "rounds": finished.num_rounds,
@@ -106,6 +113,10 @@ def _show(finished: "FinishedRun", folder: Path, output: Format) -> None:
         **{name: getattr(finished, name) for name in ("bytes_down", "bytes_up", "num_images", "seconds")},
         "files": paths,
     }
+    if config := spec.site_evaluation:
+        document["site_evaluations"] = {
+            str(at): sites_as_json(answers, config) for at, answers in finished.site_evaluations.items()
+        }
     show_json(files.finite(document))
 
 

@@ -1,30 +1,33 @@
 """The files next to a pulled encoder: a card for people, and for programs its lineage, digest by digest."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fedssl.protocol.initial import InitialConfig
 from fedssl.protocol.views import EvaluationView, RoundView, RunView
 from fedssl.run_files import write_json, write_text
-
-if TYPE_CHECKING:
-    from fedssl.client import Client
 
 CARD, LINEAGE = "model-card.md", "lineage.json"
 _AGGREGATED = ("aggregated", "partial")
 _SCORES = ("probe", "knn", "uniformity", "alignment", "effective_rank")
 
 
-def write_card(client: "Client", run: RunView, model: str, encoder: Path, folder: Path) -> dict[str, Path]:
+def write_card(
+    run: RunView,
+    rounds: Iterable[RoundView],
+    evaluations: Iterable[EvaluationView],
+    model: str,
+    encoder: Path,
+    folder: Path,
+) -> dict[str, Path]:
     """Write both files. `model` is the digest of the run's weights, `encoder` the file extracted from them.
 
     Rounds that were closed after `run` was fetched are left out.
     """
-    rounds = [view for view in client.rounds(run.id) if view.number <= run.rounds_closed]
-    evaluations = [
-        row for row in client.evaluations(run.id) if row.state == "completed" and row.round_number <= run.rounds_closed
-    ]
+    rounds = [view for view in rounds if view.number <= run.rounds_closed]
+    evaluations = [row for row in evaluations if row.state == "completed" and row.round_number <= run.rounds_closed]
     lineage = lineage_of(run, rounds, model, hashlib.sha256(encoder.read_bytes()).hexdigest())
     write_json(folder / LINEAGE, lineage)
     write_text(folder / CARD, card(run, rounds, evaluations, lineage))
@@ -40,6 +43,7 @@ def lineage_of(run: RunView, rounds: Sequence[RoundView], model: str, encoder: s
         "run": str(run.id),
         "method": {"name": run.method, "version": run.spec.method.info.version},
         "spec_sha256": hashlib.sha256(run.spec.model_dump_json().encode()).hexdigest(),
+        **({} if run.spec.model.initial is None else {"start": _start(run.spec.model.initial)}),
         "initial_model": run.initial_model,
         "rounds": [
             {
@@ -66,10 +70,12 @@ def card(
     info, spec = run.spec.method.info, run.spec
     verdicts = [view.verdict for view in rounds if view.verdict is not None]
     counted = {verdict: verdicts.count(verdict) for verdict in dict.fromkeys(verdicts)}
+    initial = spec.model.initial
+    start = [] if initial is None else [(initial.source, lineage["start"]["digest"])]
     parts = [
         f"---\nlibrary_name: fedssl\ntags: [self-supervised, federated, {run.method}]\n---\n\n# {run.name}",
         f"An encoder, {spec.model.encoder}, trained without labels by {len(_examples(rounds))} data owners who shared "
-        f"no images. Made by fedssl, run `{run.id}`.",
+        f"no images. Made by fedssl, run `{run.id}`.{_began(initial)}",
         '```python\nfrom fedssl.models import load_encoder\n\nencoder = load_encoder(".")  # this folder\n```',
         "## Method",
         f"{info.title} (`{run.method}`, version {info.version}). {info.paper}",
@@ -93,6 +99,7 @@ def card(
             ("file", "sha256"),
             [
                 ("spec", lineage["spec_sha256"]),
+                *start,
                 ("weights before training", lineage["initial_model"]),
                 ("model", lineage["model"]),
                 ("encoder", lineage["encoder"]),
@@ -100,6 +107,17 @@ def card(
         ),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _start(initial: InitialConfig) -> dict[str, Any]:
+    """Return the weights that the encoder started from: their name, or their run and its round, and their digest."""
+    return initial.model_dump(mode="json", exclude_none=True)
+
+
+def _began(initial: InitialConfig | None) -> str:
+    if initial is None:
+        return ""
+    return f" It started from the {initial.source}, so the scores of round 0 are those of the start."
 
 
 def _examples(rounds: Sequence[RoundView]) -> dict[str, int]:

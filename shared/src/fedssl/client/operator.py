@@ -18,6 +18,7 @@ from fedssl.client.pull import OnFetch, PulledRun, pull
 from fedssl.client.retry import DEFAULT_RETRY, Retry, RetryTimer, is_temporary
 from fedssl.client.sse import ServerSentEvent, parse_events
 from fedssl.client.tls import Tls
+from fedssl.client.weights import WeightMethods
 from fedssl.protocol.evaluation import JudgingConfig
 from fedssl.protocol.explanation import spec_of
 from fedssl.protocol.notifications import DestinationKind, Topic
@@ -61,7 +62,7 @@ LAST_EVENT = "run.finished"
 STREAM_SECONDS = 60.0  # the coordinator sends a comment every 15 s, so silence for this long means a dead connection
 
 
-class Client(ArtifactMethods, DatasetMethods, BaseClient):
+class Client(ArtifactMethods, DatasetMethods, WeightMethods, BaseClient):
     """An operator's view of one coordinator.
 
     Args:

@@ -1,20 +1,34 @@
 """Fetching a run: its weights and what describes them, as files."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 from uuid import UUID
 
 from fedssl.client import model_card, model_files
 from fedssl.client.downloads import OnBytes, OnSize
-from fedssl.protocol.views import RunView
-
-if TYPE_CHECKING:
-    from fedssl.client.operator import Client
+from fedssl.protocol.views import EvaluationView, RoundView, RunView
 
 OnFetch = Callable[[], tuple[OnBytes, OnSize]]
 """Called before each download. Returns what is called with its bytes, and with its size once that is known."""
+
+
+class RunSource(Protocol):
+    """The part of :class:`fedssl.client.Client` from which a run is fetched."""
+
+    def run(self, run_id: UUID) -> RunView: ...
+    def rounds(self, run_id: UUID) -> Iterable[RoundView]: ...
+    def evaluations(self, run_id: UUID) -> Iterable[EvaluationView]: ...
+    def download_model(
+        self,
+        run_id: UUID,
+        destination: Path,
+        which: Literal["latest", "initial"],
+        *,
+        on_bytes: OnBytes,
+        on_size: OnSize,
+    ) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +41,7 @@ class PulledRun:
     digest: str
 
 
-def pull(client: "Client", run_id: UUID, folder: Path | None, *, initial: bool, on_fetch: OnFetch) -> PulledRun:
+def pull(client: RunSource, run_id: UUID, folder: Path | None, *, initial: bool, on_fetch: OnFetch) -> PulledRun:
     """Fetch a run into a folder, as :meth:`fedssl.client.Client.pull` describes."""
     view = client.run(run_id)
     folder = folder or Path(f"run-{str(view.id)[:8]}")
@@ -48,5 +62,7 @@ def pull(client: "Client", run_id: UUID, folder: Path | None, *, initial: bool, 
     if not initial:
         encoder = folder / model_files.ENCODER
         model_files.export_encoder(model, encoder)
-        files |= {"encoder": encoder} | model_card.write_card(client, view, digest, encoder, folder)
+        rounds, evaluations = client.rounds(run_id), client.evaluations(run_id)
+        card = model_card.write_card(view, rounds, evaluations, digest, encoder, folder)
+        files |= {"encoder": encoder} | card
     return PulledRun(view, folder, files, digest)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from fedssl.client.base import BaseClient
 from fedssl.client.connection import MALFORMED, parse, summary
 from fedssl.client.downloads import OnBytes, OnSize, download
-from fedssl.client.errors import BadAnswer, UnknownWork
+from fedssl.client.errors import BadAnswer, Rejected, UnknownWork
 from fedssl.client.retry import Retry
 from fedssl.client.uploads import Delivery, deliver, upload
 from fedssl.protocol.ledger import LedgerAnchor
@@ -19,6 +19,7 @@ from fedssl.protocol.states import Cause
 from fedssl.protocol.work import (
     DELIVERY_BYTES,
     OFFER_HEADER,
+    RESOURCES_HEADER,
     Claim,
     Decline,
     EndedQuery,
@@ -30,6 +31,7 @@ from fedssl.protocol.work import (
     Progress,
     Register,
     Registered,
+    Resources,
     StateLost,
     Submit,
     Submitted,
@@ -54,6 +56,7 @@ class WorkerClient(BaseClient):
     """A worker's side of the API. The arguments are those of `Client`, with a worker's token."""
 
     _delivery_bytes = 0
+    _takes_resources = False
 
     def enrol(self, token_hash: str) -> Enrolled:
         """With an enrolment token: make the token valid whose secret has this sha256. Again, it gets the same answer.
@@ -79,7 +82,7 @@ class WorkerClient(BaseClient):
             body=Claim(wait_seconds=wait_seconds),
             timeout=self._connection.timeout + wait_seconds,
             max_bytes=_WORK_BYTES,
-            on_headers=self._read_offer,
+            on_headers=self._read_offers,
         )
         if not content:  # 204
             return None
@@ -101,16 +104,37 @@ class WorkerClient(BaseClient):
         progress: Progress | None = None,
         anchor: LedgerAnchor | None = None,
         *,
+        resources: Resources | None = None,
         state_lost: StateLost | None = None,
         timeout: float | None = None,
         retry: Retry | None = None,
     ) -> HeartbeatReply:
         """Renew a lease, or just say that the worker lives. `timeout` (seconds), `retry`: None, the client's own.
 
-        `state_lost`: what the reply decides about, before the training begins.
+        `resources` are left out unless the coordinator of the last claim reads them. `state_lost`: what the reply
+        decides about, before the training begins.
         """
-        body = Heartbeat(assignment_id=assignment_id, progress=progress, anchor=anchor, state_lost=state_lost)
-        return self._call("/v1/work/heartbeat", HeartbeatReply, body, timeout=timeout, retry=retry)
+        body = Heartbeat(
+            assignment_id=assignment_id,
+            progress=progress,
+            anchor=anchor,
+            resources=resources if self._takes_resources else None,
+            state_lost=state_lost,
+        )
+        try:
+            return self._call("/v1/work/heartbeat", HeartbeatReply, body, timeout=timeout, retry=retry)
+        except Rejected:
+            if body.resources is None:
+                raise
+            # Another process of the coordinator has answered this claim, and an older one this heartbeat.
+            self._takes_resources = False
+            older = body.model_copy(update={"resources": None})
+            return self._call("/v1/work/heartbeat", HeartbeatReply, older, timeout=timeout, retry=retry)
+
+    @property
+    def takes_resources(self) -> bool:
+        """Return whether the coordinator of the last claim reads reports about the worker's memory."""
+        return self._takes_resources
 
     def submit(self, submission: Submit) -> Submitted:
         """Hand in an uploaded update. Sent again, it gets the same answer. Raises LeaseLost, DuplicateUpdate, Gone."""
@@ -175,7 +199,8 @@ class WorkerClient(BaseClient):
         """
         return upload(self._connection, digest, source, assignment_id=assignment_id, on_bytes=on_bytes)
 
-    def _read_offer(self, headers: Mapping[str, str]) -> None:
+    def _read_offers(self, headers: Mapping[str, str]) -> None:
+        self._takes_resources = RESOURCES_HEADER in headers
         offer = headers.get(OFFER_HEADER, "")
         self._delivery_bytes = min(int(offer), DELIVERY_BYTES) if _OFFER.fullmatch(offer) else 0
 

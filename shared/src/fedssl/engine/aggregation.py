@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedssl.aggregation import AggregationError
+from fedssl.aggregation import AggregationError, OutOfRange
 from fedssl.artifacts.tensors import Tensors, check_tensors, in_name_order
 from fedssl.engine.distillation import DistillationCheckpoint, OnEpoch, run_distillation
 from fedssl.engine.norm_bounding import NO_NORMS, Norms, bounded, check_bound, is_bounded
@@ -15,18 +15,30 @@ from fedssl.engine.update_measures import Layout, Step, measure, recorded, why_u
 from fedssl.errors import MethodError
 from fedssl.methods import BoundMethod, Method
 from fedssl.methods.api import Context, Distil, Metrics, ServerState, Update
+from fedssl.methods.composition.start import load_start
 from fedssl.methods.composition.weighting import update_weights
 from fedssl.protocol.measures import WEIGHT_SHARE
 
 
 @dataclass(frozen=True, slots=True)
 class ServerResult:
-    """The state to keep and the broadcast of the next round. `norms` are the measurements of the updates."""
+    """The state to keep and the broadcast of the next round. `norms` are the measurements of the updates. `loaded`
+    describes the weights that a run started from; it is empty if these were random."""
 
     state: ServerState
     broadcast: Tensors
     metrics: Metrics
     norms: Norms = NO_NORMS
+    loaded: str = ""
+
+
+class ValueOutOfRange(MethodError):
+    """A value of an update does not fit the public scale of `aggregation.arithmetic = "fixed"`. The round has no
+    result, so that nothing is clipped. `norms` has the measurements of the updates."""
+
+    def __init__(self, message: str, norms: Norms) -> None:
+        super().__init__(message)
+        self.norms = norms
 
 
 def start_run(
@@ -35,16 +47,21 @@ def start_run(
     *,
     on_epoch: OnEpoch = lambda progress: None,
     checkpoint: DistillationCheckpoint | None = None,
+    initial: Tensors | None = None,
 ) -> ServerResult:
-    """Return the state and the broadcast before the first round, from only the run's seed and the public images.
+    """Return the state and the broadcast before the first round, from only the run's seed, the public images and the
+    weights that the spec starts from.
 
-    `on_epoch` and `checkpoint` are for methods that train on the coordinator: see `run_distillation`.
+    `on_epoch` and `checkpoint` are for methods that train on the coordinator: see `run_distillation`. `initial`: the
+    tensors of the spec's `model.initial`. Raises SpecError if they do not fit, and MethodError if they are missing.
     """
     bound = method.bind(ctx.spec)
     check_bound(bound.plan, ctx)
     ctx = dataclasses.replace(ctx, distil=_distil(on_epoch, checkpoint))
-    state = bound.server.initial_state(bound.client.build(ctx), ctx)
-    return _publish(bound, state, {}, ctx)
+    modules = bound.client.build(ctx)
+    loaded = load_start(modules, initial, ctx)
+    state = bound.server.initial_state(modules, ctx)
+    return dataclasses.replace(_publish(bound, state, {}, ctx), loaded=loaded)
 
 
 def run_aggregation(
@@ -64,8 +81,8 @@ def run_aggregation(
 
     `on_epoch` and `checkpoint` are for methods that train on the coordinator: see `run_distillation`. `restart`: all
     clients will start cold, because one of them has lost its state (`MethodConfig.restarts_states`). Raises
-    TooFewUpdates if too few updates are left, and MethodError if there are none, two of one client, or the result is
-    not finite although every update is.
+    TooFewUpdates if too few updates are left, ValueOutOfRange if one does not fit the fixed-point scale, and
+    MethodError if there are none, two of one client, or the result is not finite although every update is.
     """
     ordered = sorted(updates, key=lambda update: update.client_id)
     if not ordered:
@@ -80,12 +97,14 @@ def run_aggregation(
     within, norms = bounded(ordered, before, bound.plan, ctx) if is_screened else (ordered, NO_NORMS)
     try:
         return _aggregated(bound, known, before, ordered, within, norms, ctx, restart=restart)
-    except MethodError:
+    except MethodError as error:
         if is_screened:
             raise
         # A further read of the updates finds those that cannot be used. If all can, the error stands.
         within, norms = bounded(ordered, before, bound.plan, ctx)
         if not norms.rejected:
+            if isinstance(error, ValueOutOfRange):
+                raise ValueOutOfRange(str(error), norms) from error
             raise
     return _aggregated(bound, known, before, ordered, within, norms, ctx, restart=restart)
 
@@ -104,6 +123,8 @@ def _aggregated(
     """Return the result of the updates `within`, and measurements of all of them. `before`: what clients received."""
     try:
         state, metrics = bound.server.aggregate(known, within, ctx)
+    except OutOfRange as error:
+        raise ValueOutOfRange(f"out of range: {error}", norms) from error
     except AggregationError as error:
         raise MethodError(f"the updates cannot be aggregated: {error}") from error
     if restart:

@@ -1,10 +1,13 @@
-"""What a process holds of GPUs, for its metrics."""
+"""The GPU memory that a process holds, for its metrics and reports."""
 
 import sys
 
 
 def gpu_bytes() -> float:
-    """Of all GPUs; 0 where none is used yet. Without loading torch: who has not needed it holds nothing."""
+    """Return the reserved memory, summed over all GPUs, or 0 if this process has not used a GPU.
+
+    Does not import torch: a process that never imported it holds no GPU memory.
+    """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return 0.0

@@ -49,3 +49,24 @@ def knn_accuracy(
         votes.scatter_add_(1, train_labels[index], weights)
         num_right += (votes.argmax(dim=1) == test_labels[start : start + chunk]).sum()
     return int(num_right) / len(test_NH)
+
+
+def knn_scores(
+    train_features: Tensor, presence_NC: Tensor, test_features: Tensor, k: int = 200, temperature: float = 0.1
+) -> Tensor:
+    """Return for each test image (Q, C) the share of its neighbours' votes, 0..1, that have each label.
+
+    Args:
+        train_features, test_features: float (N, H) and (Q, H), on one device; they are normalised here.
+        presence_NC: 1 for each label that a training image has, else 0.
+        k, temperature: see :func:`knn_accuracy`.
+    """
+    train_NH, test_NH = (F.normalize(x.detach().float(), dim=1) for x in (train_features, test_features))
+    presence_NC = presence_NC.to(train_NH)
+    k, parts = min(k, len(train_NH)), [presence_NC[:0]]
+    chunk = max(1, min(_CHUNK, _MAX_COSINES // max(len(train_NH), k * presence_NC.shape[1])))
+    for start in range(0, len(test_NH), chunk):
+        cosine, index = (test_NH[start : start + chunk] @ train_NH.T).topk(k, dim=1)
+        weights = ((cosine - 1) / temperature).exp()
+        parts.append((weights[:, :, None] * presence_NC[index]).sum(dim=1) / weights.sum(dim=1, keepdim=True))
+    return torch.cat(parts)

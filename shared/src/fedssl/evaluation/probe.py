@@ -144,10 +144,7 @@ def linear_probe(
     require_finite(train_x, test_x)
     train_y, test_y = train_labels.to(train_x.device), test_labels.to(train_x.device)
     if settings.standardise:
-        mean, std = train_x.mean(dim=0), train_x.std(dim=0, correction=0)
-        # A dead feature has no information: dividing by its deviation would only enlarge rounding errors.
-        scale = torch.where(std > 1e-6 * std.max(), 1 / std, torch.zeros_like(std))
-        train_x, test_x = (train_x - mean) * scale, (test_x - mean) * scale
+        train_x, test_x = _standardised(train_x, test_x)
     num_classes = int(max(train_y.max(), test_y.max())) + 1
     classifier = _zero_linear(train_x.shape[1], num_classes, train_x.device)
     if settings.optimizer == "lbfgs":
@@ -161,6 +158,36 @@ def linear_probe(
         accuracies.append(_accuracy(classifier, test_x, test_y))
         on_progress((epoch + 1) / settings.epochs)
     return _result(accuracies, _accuracy(classifier, train_x, train_y))
+
+
+def probe_scores(train_features: Tensor, targets: Tensor, test_features: Tensor) -> Tensor:
+    """Train the classifier of `PROBES["fast"]`, and return its probabilities (N, C) for the test images.
+
+    Args:
+        train_features, test_features: float (N, H), on one device, where everything is computed.
+        targets: class numbers (N,), for probabilities that add up to 1; or the presence (N, C) of several labels, of 0
+            and 1, each with a probability of its own, by the mean over images of the sum of binary cross-entropies.
+
+    Raises:
+        ValueError: the features are not finite.
+    """
+    train_x, test_x = train_features.detach().float(), test_features.detach().float()
+    require_finite(train_x, test_x)
+    settings, targets = PROBES["fast"], targets.to(train_x.device)
+    train_x, test_x = _standardised(train_x, test_x)
+    num_classes = targets.shape[1] if targets.ndim == 2 else int(targets.max()) + 1
+    classifier = _zero_linear(train_x.shape[1], num_classes, train_x.device)
+    if targets.ndim == 1:
+        _solve(classifier, train_x, targets, settings)
+    else:
+        _solve(classifier, train_x, targets.float(), settings, _binary_cross_entropies, 4.0)
+    with torch.no_grad():
+        logits_NC: Tensor = classifier(test_x)
+    return logits_NC.softmax(dim=1) if targets.ndim == 1 else logits_NC.sigmoid()
+
+
+def _binary_cross_entropies(logits_NC: Tensor, targets_NC: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(logits_NC, targets_NC, reduction="none").sum(dim=1).mean()
 
 
 def probe_encoder(
@@ -211,6 +238,14 @@ def _result(accuracies: list[float], train_accuracy: float) -> ProbeResult:
     return ProbeResult(accuracies[-1], best, accuracies.index(best) + 1, train_accuracy, len(accuracies))
 
 
+def _standardised(train_NH: Tensor, test_NH: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both sets less the training set's mean, divided by its standard deviation."""
+    mean, std = train_NH.mean(dim=0), train_NH.std(dim=0, correction=0)
+    # A dead feature has no information: dividing by its deviation would only enlarge rounding errors.
+    scale = torch.where(std > 1e-6 * std.max(), 1 / std, torch.zeros_like(std))
+    return (train_NH - mean) * scale, (test_NH - mean) * scale
+
+
 def _zero_linear(in_dim: int, out_dim: int, device: torch.device) -> nn.Linear:
     # Created without values first, because torch would draw the usual first weights from the global generator.
     classifier = nn.Linear(in_dim, out_dim, device="meta").to_empty(device=device)
@@ -219,15 +254,23 @@ def _zero_linear(in_dim: int, out_dim: int, device: torch.device) -> nn.Linear:
     return classifier
 
 
-def _solve(classifier: nn.Linear, x_NH: Tensor, labels_N: Tensor, settings: ProbeSettings) -> int:
+def _solve(
+    classifier: nn.Linear,
+    x_NH: Tensor,
+    labels_N: Tensor,
+    settings: ProbeSettings,
+    cross_entropy: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+    flatness: float | None = None,
+) -> int:
     """Minimise the mean cross-entropy + (l2 / 2N) ||W||^2, and return the number of iterations.
 
     It uses coordinates in which the Hessian at zero weights, X^T X / NK + l2 / N for every class, is the identity.
-    Otherwise correlated features make L-BFGS slow. The minimum is the same.
+    Otherwise correlated features make L-BFGS slow. The minimum is the same. `flatness` takes the place of K for another
+    cross-entropy than that of K classes.
     """
     l2 = settings.l2 / len(x_NH)
     eigenvalues, vectors = torch.linalg.eigh((x_NH.T @ x_NH).double() / len(x_NH))
-    curvature_H = eigenvalues.clamp_min(0) / classifier.out_features + max(l2, 1e-9)
+    curvature_H = eigenvalues.clamp_min(0) / (flatness or classifier.out_features) + max(l2, 1e-9)
     basis_HH = (vectors * curvature_H.rsqrt()).float()
     rotated_NH = x_NH @ basis_HH
     optimizer = optimizers.LBFGS(
@@ -242,7 +285,7 @@ def _solve(classifier: nn.Linear, x_NH: Tensor, labels_N: Tensor, settings: Prob
     def closure() -> Tensor:
         optimizer.zero_grad()
         penalty = (classifier.weight @ basis_HH.T).square().sum()
-        loss: Tensor = F.cross_entropy(classifier(rotated_NH), labels_N) + l2 / 2 * penalty
+        loss: Tensor = cross_entropy(classifier(rotated_NH), labels_N) + l2 / 2 * penalty
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
 

@@ -110,7 +110,7 @@ def load_labelled(
 
 def load_encoder(tensors: Mapping[str, Tensor], spec: RunSpec) -> nn.Module:
     """Load the encoder from a model's tensors. Raises SpecError if they do not hold the one that the spec describes."""
-    return encoder_of(tensors, spec.model.encoder, spec.data.channels)
+    return encoder_of(tensors, spec.model.encoder, spec.data)
 
 
 def load_projected(tensors: Mapping[str, Tensor], spec: RunSpec) -> nn.Module:

@@ -115,7 +115,7 @@ class Speeds:
 
     def judging(self, spec: RunSpec) -> float:
         """Return the seconds that one evaluation of an encoder takes."""
-        config = spec.evaluation
+        config = spec.central_evaluation
         assert config is not None, "every cell has an evaluation"
         known = KNOWN.get(config.dataset)
         num_classes = 10 if known is None else known.num_classes
@@ -219,8 +219,8 @@ def _factor(parts: Sequence[_Parts], kind: str) -> float:
 
 def num_evaluations(spec: RunSpec) -> int:
     """Return how often a run's encoder is evaluated, including before training."""
-    assert spec.evaluation is not None, "every cell has an evaluation"
-    return sum(spec.evaluation.is_due(number, spec.num_rounds) for number in range(spec.num_rounds + 1))
+    assert spec.central_evaluation is not None, "every cell has an evaluation"
+    return sum(spec.central_evaluation.is_due(number, spec.num_rounds) for number in range(spec.num_rounds + 1))
 
 
 def training_seconds(cell: TableCell, spec: RunSpec, speeds: Speeds) -> float:

@@ -79,10 +79,11 @@ class _Stopwatch:
 
 def judging_seconds(spec: RunSpec, labelled: Labelled, device: str = "cpu") -> float:
     """Return the seconds that the spec's evaluation of an encoder takes."""
-    assert spec.evaluation is not None, "only called for specs with an evaluation"
-    encoder = initialised(lambda: build_encoder(spec.model.encoder, spec.data.channels), 0)
+    assert spec.central_evaluation is not None, "only called for specs with an evaluation"
+    data = spec.data
+    encoder = initialised(lambda: build_encoder(spec.model.encoder, data.channels, data.image_size), 0)
     started = time.monotonic()
-    evaluate_encoder(encoder, labelled, spec.evaluation, spec.data, device=device)
+    evaluate_encoder(encoder, labelled, spec.central_evaluation, spec.data, device=device)
     return time.monotonic() - started
 
 
@@ -101,7 +102,8 @@ def noise(spec: RunSpec, num_train: int, num_test: int, num_classes: int) -> Lab
 def _quick(spec: RunSpec, device: str) -> RunSpec:
     """Return a spec with the same step, with nothing expensive before it, that lasts longer than the measurement."""
     # Compilation would take longer than the measurement, and pays off only in a long run.
-    values: Values = {"training": {"local_epochs": 10_000, "gpu_steps": "recorded"}}
+    # The speed does not depend on the weights, which may be registered with a coordinator only.
+    values: Values = {"training": {"local_epochs": 10_000, "gpu_steps": "recorded"}, "model": {"initial": None}}
     if isinstance(spec.method, FedCAConfig):
         values["method"] = {"num_base_epochs": 1}
     if device == "cpu" and spec.model.encoder.name != "convnet":

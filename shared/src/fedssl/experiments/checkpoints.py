@@ -7,6 +7,7 @@ replaced; files that it no longer lists are removed afterwards. Therefore a proc
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from fedssl.errors import ResultsError
 from fedssl.files import replaced_file, write_atomically
 from fedssl.protocol.methods import METHOD_CONFIGS
 from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.site_evaluation import SiteCounts
 from fedssl.simulation import Result, RoundRecord
 
 MANIFEST = "manifest.json"
@@ -44,6 +46,24 @@ def run_key(spec: RunSpec) -> str:
     """
     text = json.dumps([_FORMAT, spec.model_dump(mode="json", exclude={"watch"}), code_version(spec)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def dumped_sites(result: Result) -> dict[str, dict[str, Any]]:
+    """Return each site's counts by round, as JSON has them, or why the site has none."""
+    return {
+        str(at): {
+            name: counts if isinstance(counts, str) else counts.model_dump(mode="json")
+            for name, counts in sites.items()
+        }
+        for at, sites in result.site_evaluations.items()
+    }
+
+
+def parse_sites(sites: Mapping[str, Any]) -> dict[str, SiteCounts | str]:
+    """Return one round of what :func:`dumped_sites` returns."""
+    return {
+        name: counts if isinstance(counts, str) else SiteCounts.model_validate(counts) for name, counts in sites.items()
+    }
 
 
 class FolderCheckpoint:
@@ -99,6 +119,7 @@ class FolderCheckpoint:
             "files": files,
             "history": [dataclasses.asdict(record) for record in result.history],
             "evaluations": {str(at): measures for at, measures in result.evaluations_by_round.items()},
+            "site_evaluations": dumped_sites(result),
         }
         _replace_durably(self._folder / MANIFEST, json.dumps(manifest))
         self._files = files
@@ -126,6 +147,9 @@ class FolderCheckpoint:
             evaluations=evaluations[max(evaluations)] if evaluations else {},
             evaluations_by_round=evaluations,
             server_state=tensors.get("server", tensors["model"]),
+            site_evaluations={
+                int(at): parse_sites(sites) for at, sites in manifest.get("site_evaluations", {}).items()
+            },
         )
 
     def _remove_others(self) -> None:

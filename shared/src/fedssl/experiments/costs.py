@@ -68,7 +68,7 @@ def passes(method: ComposedConfig) -> Passes:
 def multiply_adds(encoder: EncoderConfig, channels: int, image_size: int) -> int:
     """Return the multiply-adds of one image's forward pass."""
     with torch.device("meta"):  # shapes are enough: nothing is drawn or computed
-        network = build_encoder(encoder, channels)
+        network = build_encoder(encoder, channels, image_size)
     return num_multiply_adds(network, (channels, image_size, image_size))
 
 

@@ -53,10 +53,10 @@ def tuning_images(cell: TableCell, spec: RunSpec) -> float:
     """Return the number of images that the cell's fine-tunings train on, counting repetitions."""
     total = 0.0
     for measure in cell.measures.values():
-        if measure.kind in _TUNINGS and spec.evaluation is not None:
-            name = spec.evaluation.dataset
+        if measure.kind in _TUNINGS and spec.central_evaluation is not None:
+            name = spec.central_evaluation.dataset
             held = KNOWN[name].num_train if name in KNOWN else 50_000
-            labelled = min(held, spec.evaluation.max_train or held) * (measure.share or 1.0)
+            labelled = min(held, spec.central_evaluation.max_train or held) * (measure.share or 1.0)
             total += labelled * settings_of(measure).epochs
     return total
 
@@ -111,7 +111,7 @@ def _from_models(measure: Measure, spec: RunSpec, folder: Path, machine: Compute
 
 
 def _labelled(spec: RunSpec, machine: ComputeSettings) -> Labelled:
-    config = spec.evaluation
+    config = spec.central_evaluation
     assert config is not None, "every cell has an evaluation"
     return load_labelled(
         config.dataset,
@@ -135,7 +135,7 @@ def _classifier_accuracy(spec: RunSpec, labelled: Labelled, folder: Path, device
 
 def _key(measure: Measure, spec: RunSpec) -> str:
     """Return a digest of everything that determines the measure of a given run."""
-    config = spec.evaluation
+    config = spec.central_evaluation
     limits = None if config is None else [config.dataset, config.max_train, config.max_test]
     settings = dataclasses.asdict(settings_of(measure)) if measure.kind in _TUNINGS else None
     text = json.dumps([measure.model_dump(mode="json"), settings, limits], sort_keys=True, default=str)

@@ -223,7 +223,7 @@ def _changed(spec: RunSpec, values: Values) -> RunSpec:
 def _datasets(task: Task) -> set[str]:
     """Return the known data sets that a task reads."""
     spec = task.spec
-    found = {part.dataset for part in (spec.partition, spec.evaluation) if part is not None}
+    found = {part.dataset for part in (spec.partition, spec.central_evaluation) if part is not None}
     if spec.public_data is not None and task.cell.public_client is None:
         found.add(spec.public_data.dataset)
     return {name for name in found if name in KNOWN}

@@ -3,7 +3,7 @@
 import math
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,11 @@ from fedssl.artifacts.tensors import Tensors, save_tensors
 from fedssl.data import ImageData
 from fedssl.errors import ResultsError
 from fedssl.evaluation.baselines import CHANCE_KEY, Chance
-from fedssl.experiments.checkpoints import FolderCheckpoint, code_version, run_key
+from fedssl.experiments.checkpoints import FolderCheckpoint, code_version, dumped_sites, parse_sites, run_key
 from fedssl.locks import FolderLock
+from fedssl.models.start_files import pinned
 from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.site_evaluation import SiteCounts
 from fedssl.run_files import (
     CHECKPOINT,
     ENCODER,
@@ -38,6 +40,7 @@ from fedssl.simulation import (
     simulate,
 )
 
+SITES_KEY = "site_evaluations"
 _PREFIX = "encoder."
 
 
@@ -50,6 +53,7 @@ class FinishedRun:
         megabytes_by_round: 10^6 bytes that all clients sent and received up to and including a round.
         losses: one loss per round.
         chance: the accuracy without an encoder; None if the run was not evaluated, or by an older version.
+        site_evaluations: by round, each site's counts on its own labelled images, or why it has none.
     """
 
     num_rounds: int
@@ -61,6 +65,7 @@ class FinishedRun:
     megabytes_by_round: dict[int, float]
     losses: list[float | None]
     chance: Chance | None = None
+    site_evaluations: dict[int, dict[str, SiteCounts | str]] = field(default_factory=dict)
 
     @property
     def last(self) -> dict[str, float]:
@@ -125,6 +130,7 @@ def run_in_folder(
     Raises ResultsError if the folder is another run's, FolderInUseError if another process works in it, and the errors
     of a simulation.
     """
+    spec = pinned(spec)
     folder.mkdir(parents=True, exist_ok=True)  # with the usual permissions, not those that the lock would set
     lock = FolderLock(folder, LOCK)
     lock.acquire()
@@ -168,7 +174,7 @@ def find_finished(spec: RunSpec, folder: Path) -> FinishedRun | None:
     document = read_json(folder / RESULT)
     if document is None:
         return None
-    if document.get("key") != run_key(spec):
+    if document.get("key") != run_key(pinned(spec)):
         raise ResultsError(
             f"{folder} holds the results of another spec, or of other code: take another folder, or start again with "
             "--restart"
@@ -185,7 +191,7 @@ def is_of(spec: RunSpec, folder: Path) -> bool:
     """Return whether the folder is free for this run, or already its own."""
     manifest = read_json(folder / CHECKPOINT / "manifest.json")
     found = [document for document in (read_json(folder / RESULT), manifest) if document is not None]
-    return all(document.get("key") == run_key(spec) for document in found)
+    return not found or all(document.get("key") == run_key(pinned(spec)) for document in found)
 
 
 def clear(folder: Path) -> None:
@@ -216,6 +222,7 @@ def parse_result(document: Mapping[str, Any]) -> FinishedRun:
             megabytes_by_round={int(at): value for at, value in document["megabytes_by_round"].items()},
             losses=list(document["losses"]),
             chance=_chance(document.get(CHANCE_KEY)),
+            site_evaluations={int(at): parse_sites(sites) for at, sites in document.get(SITES_KEY, {}).items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ResultsError(f"result.json is not a run's result ({error!r}): start again with --restart") from error
@@ -245,6 +252,7 @@ def _write(result: Result, folder: Path) -> FinishedRun:
         megabytes_by_round=megabytes,
         losses=[record.loss for record in history],
         chance=result.chance,
+        site_evaluations=result.site_evaluations,
     )
     for name, tensors in ((MODEL, result.model), (INITIAL, result.initial), (ENCODER, _encoder(result.model))):
         save_tensors(tensors, folder / name)
@@ -255,6 +263,7 @@ def _write(result: Result, folder: Path) -> FinishedRun:
     write_json(folder / HISTORY, [_entry(record, result) for record in history])
     names = [name for name in FinishedRun.__slots__ if name != "__weakref__"]
     document = {name: getattr(finished, name) for name in names}
+    document[SITES_KEY] = dumped_sites(result)
     document[CHANCE_KEY] = None if finished.chance is None else finished.chance.as_json()
     write_json(folder / RESULT, {"key": run_key(result.spec), "code": code_version(result.spec), **document})
     return finished

@@ -179,5 +179,5 @@ def _power_of_two(limit: float) -> int:
 
 def _num_weights(encoder: EncoderConfig, spec: RunSpec) -> int:
     with torch.device("meta"):
-        network = build_encoder(encoder, spec.data.channels)
+        network = build_encoder(encoder, spec.data.channels, spec.data.image_size)
     return sum(parameter.numel() for parameter in network.parameters())

@@ -99,10 +99,12 @@ def build_spec(values: Mapping[str, Any]) -> RunSpec:
         raise SpecError("; ".join(reasons[:3])) from None
     if spec.partition is None:
         raise SpecError("a comparison needs images: add a [partition] section to the spec")
-    if spec.evaluation is not None:
+    if spec.central_evaluation is not None:
         return spec
     every = max(1, spec.num_rounds // NUM_EVALUATIONS)
-    return spec.model_copy(update={"evaluation": EvaluationConfig(dataset=spec.partition.dataset, every=every)})
+    own: Values = {"every": every} if spec.evaluation is None else {**spec.evaluation.model_dump(), "at": "both"}
+    config = EvaluationConfig.model_validate({**own, "dataset": spec.partition.dataset})
+    return spec.model_copy(update={"evaluation": config})
 
 
 def _with_add_on(method: Values, name: str, parameters: Mapping[str, Any]) -> Values:

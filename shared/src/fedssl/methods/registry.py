@@ -22,6 +22,7 @@ from fedssl.methods.merges.local import Local
 from fedssl.methods.merges.overwrite import OVERWRITE
 from fedssl.methods.merges.similarity_client import SimilarityClient
 from fedssl.methods.objectives.align_uniform import AlignUniform
+from fedssl.methods.objectives.barlow_twins import BarlowTwins
 from fedssl.methods.objectives.byol import BYOL
 from fedssl.methods.objectives.cross_entropy import CrossEntropy
 from fedssl.methods.objectives.cross_view import CrossView
@@ -31,18 +32,22 @@ from fedssl.methods.objectives.orchestra import orchestra
 from fedssl.methods.objectives.protocl import ProtoCL
 from fedssl.methods.objectives.simclr import SimCLR
 from fedssl.methods.objectives.simsiam import SimSiam
+from fedssl.methods.objectives.vicreg import VICReg
 from fedssl.methods.reducers.means import eua, ldawa, mean, none
+from fedssl.methods.reducers.robust import geometric, krum, median, trimmed
 from fedssl.methods.reducers.similarity_distillation import distillation
 from fedssl.protocol.methods import METHOD_CONFIGS
 from fedssl.protocol.methods.composed import ComposedConfig
 from fedssl.protocol.methods.distillation import distillation_of
 from fedssl.protocol.methods.fedalignuniform import FedAlignUniformConfig
+from fedssl.protocol.methods.fedbarlow import FedBarlowConfig
 from fedssl.protocol.methods.fedbyol import BYOLConfig
 from fedssl.protocol.methods.fedca import FedCAConfig
 from fedssl.protocol.methods.fedmoco import FedMoCoConfig
 from fedssl.protocol.methods.fedprotocl import FedProtoCLConfig
 from fedssl.protocol.methods.fedsimclr import FedSimCLRConfig
 from fedssl.protocol.methods.fedsimsiam import FedSimSiamConfig
+from fedssl.protocol.methods.fedvicreg import FedVICRegConfig
 from fedssl.protocol.methods.flesd import FLESDConfig
 from fedssl.protocol.methods.orchestra import OrchestraConfig
 from fedssl.protocol.methods.supervised import SupervisedConfig
@@ -52,11 +57,13 @@ OBJECTIVES: dict[type[ComposedConfig], Callable[[Any], Objective]] = {
     BYOLConfig: BYOL,
     FLESDConfig: CrossView,
     FedAlignUniformConfig: AlignUniform,
+    FedBarlowConfig: BarlowTwins,
     FedCAConfig: DictionaryContrast,
     FedMoCoConfig: MomentumContrast,
     FedProtoCLConfig: ProtoCL,
     FedSimCLRConfig: SimCLR,
     FedSimSiamConfig: SimSiam,
+    FedVICRegConfig: VICReg,
     OrchestraConfig: orchestra,
     SupervisedConfig: CrossEntropy,
 }
@@ -85,9 +92,13 @@ MERGES: dict[str, Callable[[Any], Merge]] = {
 REDUCERS: dict[str, Callable[[Any], Reducer]] = {
     "distillation": distillation,
     "eua": eua,
+    "geometric_median": geometric,
     "ldawa": ldawa,
     "mean": mean,
+    "median": median,
+    "multi_krum": krum,
     "none": none,
+    "trimmed_mean": trimmed,
 }
 
 

@@ -6,9 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedssl.models.vision_transformer import Attention
+
+_COUNTED = (nn.Conv2d, nn.Linear, Attention)
+
 
 def num_multiply_adds(module: nn.Module, input_shape: Sequence[int]) -> int:
-    """Return the multiply-adds of one example's forward pass, counted in convolutions and linear layers.
+    """Return the multiply-adds of one example's forward pass, counted in convolutions, linear layers and attention.
 
     Args:
         module: any network; its parameters, buffers and training flags do not change.
@@ -24,8 +28,10 @@ def num_multiply_adds(module: nn.Module, input_shape: Sequence[int]) -> int:
             total += output.numel() * layer.weight[0].numel()
         elif isinstance(layer, nn.Linear):
             total += output.numel() * layer.in_features
+        elif isinstance(layer, Attention):
+            total += 2 * output.numel() * output.shape[1]  # each token with each other one: scores, then values
 
-    handles = [m.register_forward_hook(count) for m in module.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    handles = [m.register_forward_hook(count) for m in module.modules() if isinstance(m, _COUNTED)]
     training = {m: m.training for m in module.modules()}
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     try:

@@ -1,4 +1,4 @@
-"""Exports a trained encoder for other programs: as an ONNX graph, or as a state dict with torchvision's names."""
+"""Exports a trained encoder for other programs: as an ONNX graph, or as a state dict with another library's names."""
 
 import importlib.util
 import logging
@@ -41,17 +41,17 @@ def export_onnx(encoder: PretrainedEncoder, destination: Path) -> None:
         )
 
 
-def export_state_dict(encoder: PretrainedEncoder, destination: Path) -> None:
-    """Write the network's tensors as safetensors with torchvision's names, which are also timm's.
+def export_state_dict(encoder: PretrainedEncoder, destination: Path, library: str = "timm") -> None:
+    """Write the network's tensors as safetensors with the names of the library, `torchvision` or `timm`.
 
-    They load into torchvision's or timm's network of that name without its classifier (`strict=False`). If the encoder
-    has the `cifar` stem or one channel, that network needs the same `conv1`. Raises ExportError if torchvision has no
-    such network.
+    They load into that library's network of that name without its classifier (`strict=False`). If the encoder has the
+    `cifar` stem or one channel, a ResNet needs the same `conv1`; a ViT the same patch and image size, and pooling.
+    Raises ExportError if the library has no such network.
     """
-    if not encoder.encoder.is_torchvisions:
+    if library not in encoder.encoder.libraries:
         raise ExportError(
-            f"torchvision and timm have no such {encoder.config.name}: load it with fedssl.models.load_encoder, or "
-            "export it to ONNX"
+            f"{library} has no such {encoder.config}: load it with fedssl.models.load_encoder, or export it to "
+            + (f"{' or '.join(encoder.encoder.libraries)} or ONNX" if encoder.encoder.libraries else "ONNX")
         )
     save_tensors(encoder.encoder.state_dict(), destination)
 

@@ -68,7 +68,7 @@ def load_encoder(path: Path | str) -> PretrainedEncoder:
     except (SafetensorError, OSError) as error:
         raise SpecError(f"{place} cannot be read: {str(error).splitlines()[0]}") from None
     config = spec.model.encoder
-    return PretrainedEncoder(encoder_of(tensors, config, spec.data.channels), config, spec.data).eval()
+    return PretrainedEncoder(encoder_of(tensors, config, spec.data), config, spec.data).eval()
 
 
 def weights_file(path: Path) -> Path:
@@ -96,9 +96,9 @@ def read_listed(path: Path) -> Tensors:
         raise ArtifactDamaged(message) from error
 
 
-def encoder_of(tensors: Mapping[str, Tensor], config: EncoderConfig, channels: int) -> Encoder:
-    """Load the encoder from a model's tensors. Raises SpecError if they do not hold the encoder that is described."""
-    return loaded(initialised(lambda: build_encoder(config, channels), 0), "encoder", tensors)
+def encoder_of(tensors: Mapping[str, Tensor], config: EncoderConfig, data: DataConfig) -> Encoder:
+    """Load the encoder for such images from a model's tensors. Raises SpecError if they do not hold it."""
+    return loaded(initialised(lambda: build_encoder(config, data.channels, data.image_size), 0), "encoder", tensors)
 
 
 def loaded(module: M, name: str, tensors: Mapping[str, Tensor]) -> M:

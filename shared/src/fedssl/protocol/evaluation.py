@@ -1,15 +1,24 @@
-"""How a run's encoder is judged while it trains. Labels serve this alone: no client is asked for any."""
+"""How a run's encoder is evaluated while it trains: on the coordinator's labelled images, at the sites, or both.
 
-from typing import Annotated, Literal
+Labels serve only this purpose, and those of a site never leave it.
+"""
 
-from pydantic import Field, field_validator
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field, field_validator, model_validator
 
 from fedssl.protocol.base import StrictModel
 
 Settings = Literal["fast", "fedx", "fedu", "ssd", "fedrlc", "flesd", "orchestra"]
 Measure = Literal["probe", "knn", "geometry"]
+SiteMeasure = Literal["probe", "knn"]
 MapMethod = Literal["pca", "tsne"]
 DatasetName = Annotated[str, Field(min_length=1, max_length=1000)]
+ClassName = Annotated[str, Field(min_length=1, max_length=100)]
+
+MOST_CLASSES = 100
+MOST_SCORE_BINS = 50
+DEFAULT_MIN_COUNT = 10
 
 
 class JudgingConfig(StrictModel):
@@ -48,9 +57,59 @@ class JudgingConfig(StrictModel):
         return value
 
 
+class SitesConfig(StrictModel):
+    """The meaning of the labels of the sites, and the counts that each site makes on its own labelled images."""
+
+    classes: tuple[ClassName, ...] = Field(
+        min_length=2,
+        max_length=MOST_CLASSES,
+        description="The names of the classes that the federation agrees on. A site need not have all of them.",
+    )
+    multi_label: bool = Field(default=False, description="Whether an image may have several labels, or none of them.")
+    test_share: float = Field(
+        default=0.2,
+        gt=0,
+        lt=1,
+        description="Share of a site's labelled images that judge its classifiers, drawn by the seed and by group. A "
+        "site's own split takes precedence.",
+    )
+    min_count: int = Field(
+        default=DEFAULT_MIN_COUNT,
+        ge=1,
+        le=10**9,
+        description="A site leaves out each class with fewer training or test images. Its policy may demand more.",
+    )
+    score_bins: int = Field(
+        default=20, ge=2, le=MOST_SCORE_BINS, description="Number of bins of the scores from which AUROC is computed."
+    )
+
+    @field_validator("classes")
+    @classmethod
+    def _each_class_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(value)) != len(value):
+            raise ValueError("evaluation.sites.classes names a class twice")
+        return value
+
+
 class EvaluationConfig(JudgingConfig):
     """How a run's encoder is evaluated while the run trains, and how often. It changes no weight."""
 
+    dataset: str = Field(
+        default="",
+        max_length=1000,
+        exclude_if=lambda it: not it,
+        description="A labelled data set with a training and a test split: its name, or a folder or .npz file. For a "
+        "deployed run the name under which it was registered with the coordinator. Only the sites' evaluation needs "
+        "none.",
+    )
+    at: Literal["coordinator", "sites", "both"] = Field(
+        default="coordinator",
+        exclude_if=lambda it: it == "coordinator",
+        description="Where the encoder is evaluated: on `dataset`, on the sites' own labelled images, or on both.",
+    )
+    sites: SitesConfig | None = Field(
+        default=None, exclude_if=lambda it: it is None, description="The evaluation at the sites."
+    )
     every: int = Field(
         default=10,
         ge=0,
@@ -60,3 +119,22 @@ class EvaluationConfig(JudgingConfig):
     def is_due(self, round_number: int, num_rounds: int) -> bool:
         """Return whether the encoder is evaluated after this round; round 0 is before training."""
         return round_number == num_rounds or (self.every > 0 and round_number % self.every == 0)
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> "EvaluationConfig":
+        if self.at != "sites" and not self.dataset:
+            raise ValueError('evaluation.dataset is missing: name a labelled data set, or set evaluation.at to "sites"')
+        if self.at == "sites" and self.dataset:
+            raise ValueError('evaluation.dataset is not used by the sites: set evaluation.at to "both", or remove it')
+        if (self.at == "coordinator") != (self.sites is None):
+            raise ValueError('evaluation.sites and evaluation.at = "sites" or "both" belong together: give both')
+        if self.sites is not None and not self.site_measures:
+            raise ValueError("evaluation.measures needs probe or knn, because sites measure nothing else")
+        if self.at == "sites" and self.settings != "fast":
+            raise ValueError('evaluation.settings must be "fast": sites train no other linear probe')
+        return self
+
+    @property
+    def site_measures(self) -> tuple[SiteMeasure, ...]:
+        """The measures that sites take, in a fixed order."""
+        return tuple(measure for measure in get_args(SiteMeasure) if measure in self.measures)

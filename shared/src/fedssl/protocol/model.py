@@ -8,28 +8,40 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from fedssl.protocol.base import StrictModel
+from fedssl.protocol.initial import InitialConfig
 
 Width = Annotated[int, Field(ge=1, le=65_536)]
+NormName = Literal["batch", "group"]
+Setting = Literal["stem", "widths", "norm", "patch_size", "pooling"]
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderKind:
     """A kind of encoder, as far as it is known without building it.
 
-    `builder` is the function that builds it, as "module:function": it takes an `EncoderConfig` and the number of image
-    channels. `settings` are the fields of `EncoderConfig` that it reads. `feature_dim` is the width of its
-    representation; None if that is the last of `widths`.
+    `builder` is the function that builds it, as "module:function": it takes an `EncoderConfig`, the number of image
+    channels and the image size, which is None if it is not known. `settings` are the fields of `EncoderConfig` that it
+    reads. `feature_dim` is the width of its representation; None if that is the last of `widths`. `is_convolutional`:
+    whether its layers are convolutions, over which FedU and FedEMA can measure how far it moved.
     """
 
     builder: str
-    settings: tuple[Literal["stem", "widths"], ...] = ()
+    settings: tuple[Setting, ...] = ()
     feature_dim: int | None = None
+    is_convolutional: bool = True
 
+
+_VIT = "fedssl.models.vision_transformer:build_vision_transformer"
 
 ENCODERS = {
-    "convnet": EncoderKind("fedssl.models.encoders:build_convnet", ("widths",)),
-    "resnet18": EncoderKind("fedssl.models.encoders:build_resnet", ("stem",), 512),
-    "resnet50": EncoderKind("fedssl.models.encoders:build_resnet", ("stem",), 2048),
+    "convnet": EncoderKind("fedssl.models.convnet:build_convnet", ("widths", "norm")),
+    "resnet18": EncoderKind("fedssl.models.resnet:build_resnet", ("stem", "norm"), 512),
+    "resnet34": EncoderKind("fedssl.models.resnet:build_resnet", ("stem", "norm"), 512),
+    "resnet50": EncoderKind("fedssl.models.resnet:build_resnet", ("stem", "norm"), 2048),
+    "resnet101": EncoderKind("fedssl.models.resnet:build_resnet", ("stem", "norm"), 2048),
+    "vit-tiny": EncoderKind(_VIT, ("patch_size", "pooling"), 192, is_convolutional=False),
+    "vit-small": EncoderKind(_VIT, ("patch_size", "pooling"), 384, is_convolutional=False),
+    "vit-base": EncoderKind(_VIT, ("patch_size", "pooling"), 768, is_convolutional=False),
 }
 """The encoders that a spec can name."""
 
@@ -43,7 +55,8 @@ class EncoderConfig(StrictModel):
     """The network that the federation trains. Its output h is the representation."""
 
     name: EncoderName = Field(
-        default="convnet", description="`convnet` is the small one for CPUs; the ResNets are torchvision's."
+        default="convnet",
+        description="`convnet` is the small one for CPUs; the ResNets are torchvision's, the ViTs timm's.",
     )
     stem: Literal["cifar", "imagenet"] = Field(
         default="cifar",
@@ -56,6 +69,36 @@ class EncoderConfig(StrictModel):
         fail_fast=True,
         description="ConvNet only: channels of each stride-2 block; the last is the representation's width.",
     )
+    norm: NormName = Field(
+        default="batch",
+        exclude_if=lambda it: it == "batch",
+        description="BatchNorm, whose statistics are averaged in the federation, or GroupNorm, which has none: its "
+        "layers have 32 groups, or as many as divide both 32 and the number of channels.",
+    )
+    patch_size: Literal[4, 8, 14, 16] = Field(
+        default=16,
+        exclude_if=lambda it: it == 16,
+        description="ViTs only: height and width of a patch in pixels; data.image_size must be a multiple of it.",
+    )
+    pooling: Literal["class_token", "mean"] = Field(
+        default="class_token",
+        exclude_if=lambda it: it == "class_token",
+        description="ViTs only: the representation is the class token or the mean over the patches.",
+    )
+
+    @property
+    def is_convolutional(self) -> bool:
+        """Whether its layers are convolutions."""
+        return ENCODERS[self.name].is_convolutional
+
+    def check_image_size(self, image_size: int) -> None:
+        """Raise ValueError, with what to change, if the encoder cannot take images of this height and width."""
+        if "patch_size" in ENCODERS[self.name].settings and image_size % self.patch_size:
+            larger = -(-image_size // self.patch_size) * self.patch_size
+            raise ValueError(
+                f"{self.name} cuts images into patches of {self.patch_size} pixels, and {image_size} is not a multiple "
+                f"of that: set data.image_size to {larger}, or choose another patch_size (4, 8, 14 or 16)"
+            )
 
     @property
     def feature_dim(self) -> int:
@@ -78,7 +121,12 @@ class EncoderConfig(StrictModel):
         """
         settings = ENCODERS[self.name].settings
         widths = f" {'-'.join(map(str, self.widths))}" if "widths" in settings else ""
-        return f"{self.name}{widths}" + (f" ({self.stem} stem)" if "stem" in settings else "")
+        details = [f"{self.stem} stem"] if "stem" in settings else []
+        if "norm" in settings and self.norm != "batch":
+            details.append(f"{self.norm} norm")
+        if "patch_size" in settings:
+            details.append(f"patches of {self.patch_size}, {self.pooling.replace('_', ' ')}")
+        return f"{self.name}{widths}" + (f" ({', '.join(details)})" if details else "")
 
 
 def read_encoder(given: Any) -> Any:
@@ -125,4 +173,9 @@ class ModelConfig(StrictModel):
     predictor: MLPConfig = Field(
         default=MLPConfig(),
         description="Used by methods that predict (BYOL, SimSiam); its output is as wide as the projector's.",
+    )
+    initial: InitialConfig | None = Field(
+        default=None,
+        description="The weights that the encoder starts from. Null: random ones, from the run's seed.",
+        exclude_if=lambda it: it is None,
     )

@@ -1,4 +1,4 @@
-"""What a run does against updates that would move the global model too far at once, or that claim too many images."""
+"""A run's limits on updates that would move the global model too far at once, or that claim too many images."""
 
 from typing import Any, Literal
 
@@ -44,6 +44,14 @@ class RobustnessConfig(StrictModel):
         "Largest share of one client's update in a weighted mean; what it has beyond is divided among the others in "
         "proportion to their weights. With fewer clients than 1 / max_weight_share, all count equally. Null: no limit.",
         le=1,
+    )
+    max_examples_ratio: float | None = Field(
+        default=None,
+        ge=1,
+        le=1e6,
+        exclude_if=_is_none,
+        description="Largest number of images with which one client's update counts, as a multiple of the median "
+        "over the round's updates. Null: no limit.",
     )
     action: Literal["clip", "reject"] = Field(
         default="clip",

@@ -4,10 +4,12 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints, model_validator
 
+from fedssl.protocol.aggregation import AggregationConfig
 from fedssl.protocol.base import StrictModel
 from fedssl.protocol.data import DataConfig, PartitionConfig, PublicDataConfig
 from fedssl.protocol.evaluation import EvaluationConfig
 from fedssl.protocol.methods import AnyMethod
+from fedssl.protocol.methods.distillation import distillation_of
 from fedssl.protocol.methods.fedalignuniform import FedAlignUniformConfig
 from fedssl.protocol.model import ModelConfig
 from fedssl.protocol.robustness import RobustnessConfig
@@ -39,10 +41,40 @@ class RunSpec(StrictModel):
     )
     watch: WatchConfig = WatchConfig()
     robustness: RobustnessConfig = RobustnessConfig()
+    aggregation: AggregationConfig = Field(default=AggregationConfig(), exclude_if=lambda it: it == AggregationConfig())
+
+    @property
+    def central_evaluation(self) -> EvaluationConfig | None:
+        """The evaluation on the coordinator's labelled images, or None if there is none."""
+        return None if self.evaluation is None or self.evaluation.at == "sites" else self.evaluation
+
+    @property
+    def site_evaluation(self) -> EvaluationConfig | None:
+        """The evaluation at the sites, on their own labelled images, or None if there is none."""
+        return None if self.evaluation is None or self.evaluation.sites is None else self.evaluation
 
     @model_validator(mode="after")
     def _method_fits_model(self) -> "RunSpec":
+        config = distillation_of(self.method)
+        own = config.client_encoders if config is not None and config.client_encoders != "declared" else {}
+        for encoder in (self.model.encoder, *own.values()):
+            encoder.check_image_size(self.data.image_size)
         self.method.check(self.model)
         self.method.check_training(self.training)
         self.method.check_public_data(self.public_data)
+        self.method.check_cohort(self.cohort)
         return self
+
+    @model_validator(mode="after")
+    def _fixed_arithmetic_is_possible(self) -> "RunSpec":
+        if self.aggregation.arithmetic == "fixed" and (why := self._why_not_a_sum()) is not None:
+            raise ValueError(f'aggregation.arithmetic = "fixed" needs a coordinator that only adds up updates: {why}')
+        return self
+
+    def _why_not_a_sum(self) -> str | None:
+        if (why := self.method.why_not_summed) is not None:
+            return f'{why}; choose another method or part, or set aggregation.arithmetic = "float"'
+        for bound in ("max_weight_share", "max_examples_ratio"):
+            if getattr(self.robustness, bound) is not None:
+                return f"robustness.{bound} changes each weight by those of all others: leave it out"
+        return None

@@ -21,6 +21,7 @@ MetricValue = Annotated[float, Field(strict=True, ge=-1e30, le=1e30)]
 Metrics = Annotated[dict[MetricName, MetricValue], Field(max_length=64)]
 ShortText = Annotated[str, Field(max_length=500)]
 Count = Annotated[int, Field(strict=True, ge=0, le=10**12)]
+MemoryBytes = Annotated[int, Field(strict=True, ge=0, le=2**50)]
 NumImages = Annotated[int, Field(strict=True, ge=1, le=10**9)]
 """A client's number of images. No client has more, and one that claims more would outweigh all others."""
 
@@ -148,6 +149,15 @@ class Progress(StrictModel):
     images_per_second: float | None = Field(default=None, ge=0)
 
 
+class Resources(StrictModel):
+    """The memory that a worker's process holds, in bytes. Null: unknown, or not to be reported."""
+
+    memory_bytes: MemoryBytes | None = Field(default=None, description="Resident memory.")
+    gpu_memory_bytes: MemoryBytes | None = Field(
+        default=None, description="Memory that is reserved on all GPUs. Null if it uses none."
+    )
+
+
 class StateLost(StrictModel):
     """The client state that was stored with the newest accepted update cannot be used any more."""
 
@@ -161,6 +171,11 @@ class Heartbeat(StrictModel):
     assignment_id: UUID | None = None
     progress: Progress | None = None
     anchor: Anchor = None
+    resources: Resources | None = Field(
+        default=None,
+        exclude_if=lambda it: it is None,
+        description="Sent only if the answer to the claim had the header `Fedssl-Resources`.",
+    )
     state_lost: StateLost | None = Field(
         default=None,
         exclude_if=lambda it: it is None,
@@ -196,6 +211,10 @@ DELIVERY_HEADER = "Fedssl-Submission"
 OFFER_HEADER = "Fedssl-Deliver-Bytes"
 """The header of a claim's answer: the size in bytes up to which the coordinator takes an update and its submission in
 one request. Older coordinators do not send it."""
+
+RESOURCES_HEADER = "Fedssl-Resources"
+"""The header of a claim's answer, with any value: the coordinator reads `resources` in heartbeats. Older ones do not
+send it, and refuse such heartbeats."""
 
 DELIVERY_BYTES = 4 << 20
 DELIVERY_CHARACTERS = 8000

@@ -11,7 +11,7 @@ import pytest
 
 from fedssl.client import NotAuthenticated, NotFound
 from fedssl.protocol.states import Outcome, RunState, Verdict
-from fedssl.protocol.work import Progress, Submit
+from fedssl.protocol.work import RESOURCES_HEADER, Progress, Resources, Submit
 from fedssl_coordinator.federation.work import waiting_claims
 from fedssl_coordinator.federation.work.waiting_claims import POLL_SECONDS
 from support.cast import Cast
@@ -102,6 +102,32 @@ def test_a_heartbeat_renews_the_lease_and_reports(cast: Cast) -> None:
     assert cast.round.assignments[0].progress == progress
     cast.advance()
     assert cast.states() == [("a", 1, "leased"), ("b", 1, "offered")]
+
+
+def test_a_heartbeat_reports_the_memory_of_the_workers_process(cast: Cast) -> None:
+    item = cast.claim("a")
+    assert cast.workers["a"].takes_resources
+    held = Resources(memory_bytes=1_500_000_000, gpu_memory_bytes=3_000_000_000)
+    cast.workers["a"].heartbeat(item.assignment_id, resources=held)
+    cast.workers["a"].heartbeat(item.assignment_id)  # without news the last ones stay
+    first, other = cast.round.assignments
+    assert (first.memory_bytes, first.gpu_memory_bytes) == (1_500_000_000, 3_000_000_000)
+    assert (other.memory_bytes, other.gpu_memory_bytes) == (None, None)
+
+
+@pytest.mark.parametrize("value", [-1, 2**60, 1.5, "much"])
+def test_an_impossible_memory_is_refused(cast: Cast, value: object) -> None:
+    item = cast.claim("a")
+    with cast.coordinator.http(cast.coordinator.worker_token("a")) as http:
+        body = {"assignment_id": str(item.assignment_id), "resources": {"memory_bytes": value}}
+        answer = http.post("/v1/work/heartbeat", json=body)
+    assert answer.status_code == 422
+    assert "memory_bytes" in answer.text
+
+
+def test_a_claim_offers_to_read_resources(cast: Cast) -> None:
+    with cast.coordinator.http(cast.coordinator.worker_token("a")) as http:
+        assert RESOURCES_HEADER in http.post("/v1/work/claim", json={"wait_seconds": 0}).headers
 
 
 def test_a_heartbeat_without_an_assignment_shows_that_the_worker_lives(cast: Cast) -> None:

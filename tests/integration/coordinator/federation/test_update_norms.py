@@ -198,3 +198,26 @@ def test_a_share_that_makes_no_sense(standing: Coordinator, share: object) -> No
         answer = http.post("/v1/runs", json={"spec": {"robustness": {"max_weight_share": share}}})
     assert answer.status_code == 422
     assert "robustness.max_weight_share" in answer.json()["detail"]
+
+
+def test_a_round_out_of_range_in_fixed_point_is_skipped_and_names_the_tensor(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    cast = Cast(coordinator, tables, tmp_path, "abc", aggregation={"arithmetic": "fixed"}, num_rounds=3)
+    cast.work("a", "b", "c", value=0.0)
+    cast.advance()
+    first = cast.run.model
+    cast.work("a", "b", value=0.0)
+    cast.work("c", value=1e9)
+    cast.advance()
+    second = cast.rounds[1]
+    assert second.verdict == "skipped"
+    assert str(second.reason).startswith("out of range: encoder.")
+    assert cast.run.model == first
+    assert {m.client_id for m in coordinator.client.metrics(cast.id, "update_norm")} == set("abc")
+    assert [cast.claim(name).last_accepted.round_number for name in "abc"] == [1, 1, 1]  # type: ignore[union-attr]
+    for name in "abc":
+        cast.deliver(name, 0.1)
+    cast.advance()
+    assert cast.rounds[2].verdict == "aggregated"
+    assert cast.run.outcome == "completed"

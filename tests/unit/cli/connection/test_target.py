@@ -55,6 +55,13 @@ def test_the_local_token_goes_only_to_its_own_coordinator(folder: Path) -> None:
         find_target(OTHER, None, environment={}, folder=folder)
 
 
+def test_a_federation_that_is_still_starting_is_named(folder: Path) -> None:
+    (folder / "tokens" / "operator").unlink()
+    with pytest.raises(UsageError, match=r"has no token yet: wait until `fedssl up` reports"):
+        find_target(None, None, environment={}, folder=folder)
+    assert find_target(None, None, environment={"FEDSSL_TOKEN": "own"}, folder=folder).token == "own"
+
+
 def test_if_nothing_names_a_coordinator_the_error_lists_the_ways(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--url.*FEDSSL_URL.*fedssl up"):
         find_target(None, None, environment={}, folder=tmp_path / ".fedssl")

@@ -221,3 +221,17 @@ def test_the_untrained_encoder_and_chance_are_next_to_the_scores(folder: Path, t
         "accuracy": 37 / 360, "num_classes": 10, "how": "the share of the largest of 10 classes"
     }  # fmt: skip
     assert document(folder / MODEL, *few, "--no-baselines")["baselines"]["untrained"] is None
+
+
+def test_an_encoder_that_had_a_start_is_not_compared_with_random_weights(folder: Path, tmp_path: Path) -> None:
+    few = ("--measures", "knn", "--num-labels", "200")
+    spec = read_spec(str(folder / SPEC), ["model.initial.weights=start"])
+    write_spec(spec, tmp_path / SPEC)
+    (tmp_path / MODEL).write_bytes((folder / MODEL).read_bytes())
+    assert document(tmp_path / MODEL, *few)["baselines"]["untrained"] is None
+    result = fedssl("evaluate", tmp_path / MODEL, "--data", "digits", *few)
+    assert "started from the weights start, and there is no" in result.stderr.replace("\n", " ")
+    (tmp_path / INITIAL).write_bytes((folder / INITIAL).read_bytes())
+    assert document(tmp_path / MODEL, *few)["baselines"]["untrained"] is not None
+    shown = fedssl("evaluate", tmp_path / MODEL, "--data", "digits", *few).stdout
+    assert "start: the encoder before the first round, from the weights start" in shown

@@ -217,13 +217,17 @@ def test_in_a_clients_first_round_and_after_a_missed_one_everything_is_global() 
         assert float(received.modules["ema"].epsilon) == 0
 
 
-def test_the_fallback_starts_from_embeddings_in_the_first_round_only() -> None:
-    spec = _spec({"scale": "unit"})
-    first = training(spec, number=1).modules["centers"].mu
-    torch.testing.assert_close(first.norm(dim=1), torch.ones(5))
-    assert not torch.equal(first, training(spec, "client-1").modules["centers"].mu)
-    assert torch.equal(training(spec, number=2).modules["centers"].mu, start(spec).broadcast["centers.mu"])
-    assert torch.equal(training(_spec()).modules["centers"].mu, start(_spec()).broadcast["centers.mu"])
+@pytest.mark.parametrize("scale", ["raw", "unit"])
+def test_every_client_starts_from_the_centers_of_the_coordinator(scale: str) -> None:
+    """Algorithm 1, line 1. Centers with one index mean one cluster at all clients, so that their mean means it too."""
+    spec = _spec({"scale": scale})
+    sent = start(spec).broadcast["centers.mu"]
+    for client in ("client-0", "client-1"):
+        assert torch.equal(training(spec, client, number=1).modules["centers"].mu, sent)
+
+
+def test_centers_at_unit_scale_start_with_unit_length() -> None:
+    torch.testing.assert_close(start(_spec({"scale": "unit"})).broadcast["centers.mu"].norm(dim=1), torch.ones(5))
 
 
 def test_fedx_goes_onto_fedrlc() -> None:

@@ -19,7 +19,19 @@ Matrix = np.ndarray[Any, Any]
 
 ALL = {"nt_xent", "local_relational", "global_contrastive", "global_relational"}
 LOCAL_ONLY: dict[str, Any] = {"global_contrastive": 0, "global_relational": 0}
-HOSTS = ("fedalignuniform", "fedbyol", "fedca", "fedmoco", "fedprotocl", "fedrlc", "fedsimsiam", "fedu", "orchestra")
+HOSTS = (
+    "fedalignuniform",
+    "fedbarlow",
+    "fedbyol",
+    "fedca",
+    "fedmoco",
+    "fedprotocl",
+    "fedrlc",
+    "fedsimsiam",
+    "fedu",
+    "fedvicreg",
+    "orchestra",
+)
 
 
 def _spec(host: str = "fedx", *others: dict[str, Any], **fedx: Any) -> RunSpec:

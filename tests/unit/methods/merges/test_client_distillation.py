@@ -218,7 +218,11 @@ def test_add_ons_that_need_the_global_weights_are_refused(encoders: Any) -> None
     ("encoders", "place", "words"),
     [
         ("declard", (), 'a table of encoders by client, or "declared"'),
-        ({"client-1": {"name": "resnet19"}}, ("client-1", "name"), "'convnet', 'resnet18' or 'resnet50'"),
+        (
+            {"client-1": {"name": "resnet19"}},
+            ("client-1", "name"),
+            "'resnet101', 'vit-tiny', 'vit-small' or 'vit-base'",
+        ),
         ({"client_1": {}}, ("client_1", "[key]"), "should match pattern"),
         (5, (), "valid dictionary"),
     ],

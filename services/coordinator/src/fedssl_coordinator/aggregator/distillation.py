@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from fedssl import tracing
 from fedssl.engine.norm_bounding import TooFewUpdates
-from fedssl.errors import Cancelled, CheckpointMismatch, DataError, MethodError
+from fedssl.errors import Cancelled, CheckpointMismatch, DataError, MethodError, SpecError
 from fedssl.protocol.states import Outcome, RoundState
 from fedssl_coordinator.aggregator import rounds as rounds_compute
 from fedssl_coordinator.aggregator.device import chosen_device, free_cached, set_threads
@@ -62,7 +62,7 @@ def distil(connection: Connection, job_id: UUID) -> None:
             service.drop_checkpoint(session, job_id, str(error))
     except TooFewUpdates as error:
         _end_without_result(connection, job_id, rows, error)
-    except MethodError as error:
+    except (MethodError, SpecError) as error:
         _fail(connection, job_id, str(error))
     except DataError as error:
         if current is not None:  # missing images may come back, and with them the weights of weeks of training

@@ -18,9 +18,9 @@ from fedssl.artifacts.tensors import Tensors, serialised
 from fedssl.data import ImageData
 from fedssl.data.partitioning import find_public, load_public, read_registered
 from fedssl.engine import run_aggregation, start_run
-from fedssl.engine.aggregation import ServerResult
+from fedssl.engine.aggregation import ServerResult, ValueOutOfRange
 from fedssl.engine.norm_bounding import Norms, TooFewUpdates
-from fedssl.errors import ArtifactDamaged, ArtifactError, ArtifactNotFound, DataError, MethodError
+from fedssl.errors import ArtifactDamaged, ArtifactError, ArtifactNotFound, DataError, MethodError, SpecError
 from fedssl.methods import METHODS
 from fedssl.methods.api import CPU, ClientData, Context, Metrics, Update
 from fedssl.protocol.data import DataConfig, PublicDataConfig
@@ -59,21 +59,26 @@ class UpdateLost(ArtifactError):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The result of a round: the server's state and the next broadcast, which are in the store, and metrics."""
+    """The result of a round: the server's state and the next broadcast, which are in the store, and metrics. `loaded`:
+    the weights that the run started from, if these are the first."""
 
     state: StoredArtifact
     broadcast: StoredArtifact
     metrics: Metrics
     norms: Norms
+    loaded: str = ""
 
 
 def prepare(run_id: UUID) -> None:
-    """Make the run's plan and first weights from its seed. Repeated, it gives the same bits."""
+    """Make the run's plan and first weights, from its seed and the weights that it starts from.
+
+    Repeated, it gives the same bits.
+    """
     with transaction() as session:
         run = run_rows.get_one(session, run_id)
     try:
         weights = first_weights(run)
-    except (MethodError, DataError) as error:
+    except (MethodError, DataError, SpecError) as error:
         with transaction() as session:
             if (unprepared := run_rows.locked(session, run_id)) is not None and unprepared.state != RunState.FINISHED:
                 service.end_run(session, unprepared, Outcome.FAILED, str(error))
@@ -108,6 +113,8 @@ def _computed(run: Run, current: Round, rows: Sequence[Assignment]) -> Callable[
             weights = next_weights(run, current, rows)
     except TooFewUpdates as error:
         return functools.partial(end_without_result, rows=rows, error=error)
+    except ValueOutOfRange as error:
+        return functools.partial(skip_out_of_range, rows=rows, error=error)
     except UpdateLost as error:
         if not (lost := lost_updates(rows, error)):
             raise
@@ -118,9 +125,14 @@ def _computed(run: Run, current: Round, rows: Sequence[Assignment]) -> Callable[
 
 
 def first_weights(run: Run, device: torch.device = CPU, **training: Any) -> Weights:
-    """Return the weights from which a run starts. `training` goes to `start_run`. Raises MethodError and DataError."""
+    """Return the weights from which a run starts. `training` goes to `start_run`.
+
+    Raises MethodError, DataError, SpecError if the weights of `model.initial` do not fit, and the errors of
+    `read_stored`.
+    """
     spec = RunSpec.model_validate(run.spec)
-    return _stored(start_run(METHODS[spec.method.name], _context(spec, 0, device), **training))
+    method, ctx = METHODS[spec.method.name], _context(spec, 0, device)
+    return _stored(start_run(method, ctx, initial=_start(run, spec), **training))
 
 
 def next_weights(
@@ -148,8 +160,11 @@ def publish_first(session: Session, run: Run, weights: Weights) -> None:
     run_rows.set_first_weights(
         session, run, plan.model_dump(mode="json"), weights.state.digest, weights.broadcast.digest
     )
-    message = f"initial weights made from seed {spec.seed}"
-    record(session, "run.prepared", message, run_id=run.id, data={"broadcast": weights.broadcast.digest})
+    message, data = f"initial weights made from seed {spec.seed}", {"broadcast": weights.broadcast.digest}
+    if (initial := spec.model.initial) is not None and run.initial_weights is not None:
+        message = f"encoder from {initial.source}: {weights.loaded}; heads made from seed {spec.seed}"
+        data["initial_weights"] = run.initial_weights
+    record(session, "run.prepared", message, run_id=run.id, data=data)
     evaluations.queue_due(session, run, 0)
 
 
@@ -180,6 +195,15 @@ def end_without_result(
     update_norms.record_norms(session, run, current.number, _accepted(rows), error.norms)
     spec = RunSpec.model_validate(run.spec)
     service.end_without_result(session, run, current, spec.cohort, str(error))
+
+
+def skip_out_of_range(
+    session: Session, run: Run, current: Round, rows: Sequence[Assignment], error: ValueOutOfRange
+) -> None:
+    """Close the round without new weights, because a value does not fit the fixed-point scale. Every client continues
+    from its state before the round. The caller holds the run's lock."""
+    update_norms.record_norms(session, run, current.number, _accepted(rows), error.norms)
+    service.skip_round(session, run, current, str(error))
 
 
 def _fail(session: Session, run: Run, current: Round, reason: str) -> None:
@@ -213,6 +237,14 @@ def _context(spec: RunSpec, round_number: int, device: torch.device) -> Context:
         images = torch.from_numpy(_public_images(spec.public_data, spec.data).images)
         public = ClientData(images.to(device))
     return Context(spec=spec, round_number=round_number, device=device, public=public)
+
+
+def _start(run: Run, spec: RunSpec) -> Tensors | None:
+    """Return the tensors of the encoder that the run starts from, or None if it starts from random weights."""
+    if spec.model.initial is None:
+        return None
+    assert run.initial_weights is not None, "set when the run was created"
+    return stored_tensors(run.initial_weights, f"start of the run, {spec.model.initial.source}")
 
 
 def _public_images(config: PublicDataConfig, data: DataConfig) -> ImageData:
@@ -272,7 +304,7 @@ def _mean_loss(session: Session, current: Round, used: Sequence[Assignment]) -> 
 
 
 def _stored(result: ServerResult) -> Weights:
-    return Weights(put(result.state), put(result.broadcast), result.metrics, result.norms)
+    return Weights(put(result.state), put(result.broadcast), result.metrics, result.norms, result.loaded)
 
 
 def _record_artifacts(session: Session, weights: Weights) -> None:

@@ -7,12 +7,13 @@ import typer
 from pydantic import ValidationError
 
 from fedssl.cli.lazy_group import Group
+from fedssl.cli.usage import OneLineUsage
 from fedssl.protocol.validation import validation_problems
 
 _PASSWORD = re.compile(r"//([^:/@\s]+):[^@\s]+@")
 
 
-class OneLineErrorGroup(Group):
+class OneLineErrorGroup(OneLineUsage, Group):
     """A group of commands that report expected errors in one line on stderr and exit with status 2."""
 
     def invoke(self, ctx: Any) -> Any:

@@ -155,6 +155,8 @@ class Run(Base):
     initial_broadcast: Mapped[str | None] = mapped_column(ForeignKey("artifacts.digest"))
     server_state: Mapped[str | None] = mapped_column(ForeignKey("artifacts.digest"))
     broadcast: Mapped[str | None] = mapped_column(ForeignKey("artifacts.digest"))
+    # The weights of the spec's model.initial, which stay stored for as long as the run exists.
+    initial_weights: Mapped[str | None] = mapped_column(ForeignKey("artifacts.digest"))
     # Begins with the project's name and a space, unless that is `default`: a key is unique in its project.
     idempotency_key: Mapped[str | None] = mapped_column(unique=True)
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
@@ -232,6 +234,8 @@ class Assignment(Base):
     update_digest: Mapped[str | None] = mapped_column(ForeignKey("artifacts.digest"))
     num_examples: Mapped[int | None] = mapped_column(BigInteger)
     progress: Mapped[Json | None]
+    # The newest report of what the worker's process holds of its machine.
+    resources: Mapped[Json | None]
     offered_at: Mapped[datetime] = mapped_column(server_default=func.now())
     leased_at: Mapped[datetime | None]
     lease_expires_at: Mapped[datetime | None]
@@ -324,6 +328,22 @@ class EvaluationDataset(Base):
     num_classes: Mapped[int]
     channels: Mapped[int]
     image_size: Mapped[int]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class RegisteredWeights(Base):
+    """Weights that runs may start from, as one file in the store. The weights of a name never change."""
+
+    __tablename__ = "registered_weights"
+    __table_args__ = (CheckConstraint("family IN ('fedssl', 'torchvision', 'huggingface')", name="family_known"),)
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    project: Mapped[str] = _project()
+    digest: Mapped[str] = mapped_column(ForeignKey("artifacts.digest"))
+    family: Mapped[str]
+    source_digest: Mapped[str]
+    num_tensors: Mapped[int]
+    num_parameters: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 

@@ -29,6 +29,7 @@ from fedssl_coordinator.core.models import (
     NotificationDestination,
     Project,
     PublicDataset,
+    RegisteredWeights,
     Round,
     Run,
     Token,
@@ -99,7 +100,7 @@ def _criteria(project: str) -> tuple[LoaderCriteriaOption, ...]:
         Event: Event.run_id.in_(runs) | (Event.run_id.is_(None) & Event.client_id.in_(clients)),
         NotificationDelivery: NotificationDelivery.destination_id.in_(destinations),
     }
-    for table in (Run, Client, PublicDataset, EvaluationDataset, NotificationDestination):
+    for table in (Run, Client, PublicDataset, EvaluationDataset, RegisteredWeights, NotificationDestination):
         conditions[table] = table.project == project
     for part in (Round, Assignment, DimensionAssignment, DistillationJob, Evaluation, Metric):
         conditions[part] = part.run_id.in_(runs)

@@ -14,7 +14,7 @@ from fedssl.client import WorkerClient
 from fedssl.errors import ArtifactError, DigestMismatch
 from fedssl.protocol.ledger import LedgerAnchor
 from fedssl.protocol.plan import ArtifactPlan
-from fedssl.protocol.work import Metrics, Progress, Registered, Submit, Submitted, WorkItem
+from fedssl.protocol.work import Metrics, Progress, Registered, Resources, Submit, Submitted, WorkItem
 from fedssl_worker.disclosure.anchoring import Anchoring
 from fedssl_worker.disclosure.ledger import Ledger, LedgerEntry, LedgerError
 from fedssl_worker.disclosure.policy import NotPermitted, PolicyEnforcer
@@ -69,6 +69,10 @@ class Egress:
     def permitted_progress(self, item: WorkItem, progress: Progress) -> Progress:
         """Return the progress without the metrics that may not leave."""
         return self._enforcer.permitted_progress(item, progress)
+
+    def permitted_resources(self, item: WorkItem, resources: Resources) -> Resources | None:
+        """Return the numbers about this machine that may leave, or None if none may or the coordinator reads none."""
+        return self._enforcer.permitted_resources(item, resources) if self._client.takes_resources else None
 
     def permitted_metrics(self, item: WorkItem, metrics: Metrics) -> Metrics:
         """Return the metrics that may leave."""
@@ -148,7 +152,8 @@ class Egress:
             self._enforcer.require_permitted(item)
             self._require_within_totals(item, header.total_bytes, digest)
         about = {**_work_fields(item), "digest": digest, "bytes": header.total_bytes}
-        return self._ledger.append("intent", **about, **_update_fields(item, header, numbers)), about
+        fields = {**_update_fields(item, header, numbers), "reported": self._enforcer.reportable(item)}
+        return self._ledger.append("intent", **about, **fields), about
 
     def submit(self, item: WorkItem, finished: Finished) -> Submitted:
         """Submit an update that was sent, with the metrics that may leave. Raises ClientError."""
@@ -192,8 +197,13 @@ def check_update(path: Path, plan: ArtifactPlan) -> Header:
 
 
 def _work_fields(item: WorkItem) -> dict[str, Any]:
-    """Return the fields of an entry that describe the work."""
-    return {"run": str(item.run_id), "round": item.round_number, "method": item.spec.method.name}
+    """Return the fields of an entry that describe the work. `initial`: the digest of the weights that the run started
+    from, if these were not random."""
+    fields: dict[str, Any] = {"run": str(item.run_id), "round": item.round_number, "method": item.spec.method.name}
+    initial = item.spec.model.initial
+    if initial is not None and initial.digest is not None:
+        fields["initial"] = initial.digest
+    return fields
 
 
 def _update_fields(item: WorkItem, header: Header, numbers: Mapping[str, float]) -> dict[str, Any]:

@@ -16,11 +16,15 @@ from fedssl.protocol.base import ClientId, StrictModel
 from fedssl.protocol.methods import METHOD_CONFIGS
 from fedssl.protocol.policy import AllowRule, Pattern, PolicyNotice
 from fedssl.protocol.validation import describe_problems
-from fedssl.protocol.work import Metrics, Progress, WorkItem
+from fedssl.protocol.work import Metrics, Progress, Resources, WorkItem
 from fedssl_worker.settings import SettingsError
 
 NO_POLICY = "none"
 """Takes the place of the policy's digest if there is no policy."""
+
+PROGRESS_METRICS = ("loss", "images_per_second")
+REPORTED = (*PROGRESS_METRICS, *Resources.model_fields)
+"""The numbers of heartbeats that leave only if the policy allows metrics of these names."""
 
 _MAX_BYTES = 1 << 20
 _PORTS = {"http": 80, "https": 443}
@@ -192,8 +196,17 @@ class PolicyEnforcer:
 
     def permitted_progress(self, item: WorkItem, progress: Progress) -> Progress:
         """Return the progress without the loss and the speed, unless metrics of these names may leave."""
-        removed = [name for name in ("loss", "images_per_second") if not self._permits_metric(item, name)]
+        removed = [name for name in PROGRESS_METRICS if not self._permits_metric(item, name)]
         return progress.model_copy(update=dict.fromkeys(removed)) if removed else progress
+
+    def permitted_resources(self, item: WorkItem, resources: Resources) -> Resources | None:
+        """Return the numbers about this machine that may leave as metrics of these names, or None if none may."""
+        held = {name: value for name, value in resources if value is not None and self._permits_metric(item, name)}
+        return Resources(**held) if held else None
+
+    def reportable(self, item: WorkItem) -> list[str]:
+        """Return the names of the numbers that heartbeats may report during this work, sorted."""
+        return sorted(name for name in REPORTED if self._permits_metric(item, name))
 
     def _permits_metric(self, item: WorkItem, name: str) -> bool:
         return self.notice is None or permits_metric(self.notice, item.spec.method.name, name)

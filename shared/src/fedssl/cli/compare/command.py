@@ -94,7 +94,7 @@ def compare(
     entries = comparison.plan(base, variants, read_seeds(seeds), folder)
     for entry in entries:
         if entry.spec is not None and (restart or not (entry.folder / RESULT).exists()):
-            require_evaluation_images(entry.spec.evaluation, data_folder)
+            require_evaluation_images(entry.spec.central_evaluation, data_folder)
     if dry_run:
         report.show_plan(entries, output)
         return

@@ -49,8 +49,12 @@ def find_target(
     if token := given or _token_of(named):
         return Target(chosen, token)
     # The local token goes to its own coordinator only: never send a secret to another one to see whether it fits.
-    if local_url is not None and chosen.rstrip("/") == local_url and local.operator_token.exists():
-        return Target(chosen, read_token(local.operator_token))
+    if local_url is not None and chosen.rstrip("/") == local_url:
+        if local.operator_token.exists():
+            return Target(chosen, read_token(local.operator_token))
+        raise UsageError(
+            f"the federation in {folder} has no token yet: wait until `fedssl up` reports that it is up, or restart it"
+        )
     raise UsageError(f"no token for {chosen}: give --token-file, or set FEDSSL_TOKEN_FILE or FEDSSL_TOKEN")
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from fedssl.cli.arguments import ProjectOption, TokenFileOption, UrlOption
+from fedssl.cli.arguments import ProjectOption, TokenFileOption, UrlOption, check_name
 from fedssl.cli.connection.choice import CONNECTION_HINT
 from fedssl.cli.connection.connect import connect
 from fedssl.cli.datasets.registration import (
@@ -15,7 +15,6 @@ from fedssl.cli.datasets.registration import (
     SeedOption,
     SourceArgument,
     check_channels,
-    check_name,
     read_split,
     temporary_file,
 )

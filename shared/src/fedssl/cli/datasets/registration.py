@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from pydantic import TypeAdapter, ValidationError
 
 from fedssl.cli.datasets.fetching import data_folder, ensure
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import note
-from fedssl.protocol.base import RegisteredName
 
 if TYPE_CHECKING:
     from fedssl.data import ImageData
@@ -37,17 +35,6 @@ REGISTRATION_HELP = (
     "You can register the same images under the same name again; other images under that name are refused. The images "
     "are first written to a temporary file (in TMPDIR), and only what the coordinator lacks is sent."
 )
-
-
-def check_name(name: str) -> None:
-    """Raise UsageError if no data set can be registered under the name."""
-    try:
-        TypeAdapter(RegisteredName).validate_python(name)
-    except ValidationError:
-        raise UsageError(
-            f"{name!r} cannot be a name: use at most 63 lower-case letters and digits, with single dots, hyphens or "
-            "underscores between them"
-        ) from None
 
 
 def check_channels(given: int | None) -> Literal[1, 3] | None:

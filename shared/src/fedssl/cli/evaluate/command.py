@@ -16,7 +16,7 @@ NUM_MAPPED = 3000
 
 # The keys of `fedssl.evaluation.FINE_TUNINGS`, which a test compares: importing that would import torch for `--help`.
 TuningName = Literal["fast", "fedx", "fedu", "fedu-reference", "ssd", "fedrlc"]
-PlainEncoder = Literal["resnet18", "resnet50"]
+PlainEncoder = Literal["resnet18", "resnet34", "resnet50", "resnet101"]
 
 
 def evaluate(

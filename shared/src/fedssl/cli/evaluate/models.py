@@ -35,8 +35,8 @@ class Model:
 
     def dataset(self) -> str:
         """Return the labelled data set that the spec names. Raises UsageError if it names none."""
-        if self.spec.evaluation is not None:
-            return self.spec.evaluation.dataset
+        if self.spec.central_evaluation is not None:
+            return self.spec.central_evaluation.dataset
         if self.spec.partition is not None:
             return self.spec.partition.dataset
         raise UsageError("the spec names no data set: give a labelled one with --data")
@@ -48,14 +48,24 @@ class Model:
         except SpecError as error:
             raise UsageError(f"{self.path}: {error}") from None
 
-    def untrained(self) -> nn.Module:
-        """Return the encoder before training: that of `initial.safetensors` next to the file, else a random one."""
+    def untrained(self) -> nn.Module | None:
+        """Return the encoder before training: that of `initial.safetensors` next to the file, else a random one.
+
+        Returns None, with a remark, if it was not random and there is no such file.
+        """
         path = self.path.with_name(INITIAL)
         if path.is_file():
             with suppress(SpecError, SafetensorError, ArtifactError):
                 return load_encoder(read_listed(path), self.spec)
+        if (initial := self.spec.model.initial) is not None:
+            note(
+                f"the encoder started from the {initial.source}, and there is no {path} with these weights: its "
+                "gain is not shown (`fedssl run pull --initial --out FOLDER` fetches them)"
+            )
+            return None
         seed = Context(spec=self.spec, round_number=0).seed("model")  # that of a run's own first weights
-        return initialised(lambda: build_encoder(self.spec.model.encoder, self.spec.data.channels), seed)
+        config, data = self.spec.model.encoder, self.spec.data
+        return initialised(lambda: build_encoder(config, data.channels, data.image_size), seed)
 
     def projected(self) -> nn.Module:
         """Return the network from images to the projector's output. Raises UsageError if a part of it is missing."""

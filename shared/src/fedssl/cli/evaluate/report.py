@@ -20,7 +20,7 @@ def show(findings: Findings, output: Format) -> None:
     if found := rows(findings):
         show_table(["measure", "#value", "how"], found)
     scores = scores_of(findings.results, findings.untrained, findings.chance)
-    show_scores(scores, "next to its baselines", findings.chance)
+    show_scores(scores, "next to its baselines", findings.chance, findings.initial)
     request = findings.request
     show_pairs(
         {

@@ -35,6 +35,7 @@ from fedssl.evaluation import (
 from fedssl.evaluation.baselines import Chance, chance_of
 from fedssl.evaluation.suite import Labelled, detailed_evaluation, evaluate_encoder, load_labelled
 from fedssl.protocol.evaluation import EvaluationConfig, MapMethod, Measure, Settings
+from fedssl.protocol.initial import InitialConfig
 
 Report = Callable[[str, float | None], None]
 """Called with the name of the current step, and the share of it that is done, 0..1, if that is known."""
@@ -79,7 +80,8 @@ class Findings:
     """The results of an evaluation.
 
     `width`: H of the representations; `semi`: by the share of labels; `untrained`: the accuracies of an untrained
-    encoder; `chance`: that of a classifier without an encoder.
+    encoder; `chance`: that of a classifier without an encoder. `initial`: the weights that the encoder started from,
+    if these were not random.
     """
 
     request: Request
@@ -93,6 +95,7 @@ class Findings:
     angles: Angles | None = None
     untrained: dict[str, float] = field(default_factory=dict)
     chance: Chance | None = None
+    initial: InitialConfig | None = None
 
 
 def carry_out(request: Request, model: Model, root: Path | None) -> Findings:
@@ -112,6 +115,7 @@ def carry_out(request: Request, model: Model, root: Path | None) -> Findings:
         chosen = choose_images(len(everything.train), request.num_labels, spec.seed)
         labelled = Labelled(everything.train.subset(chosen), everything.test)
         findings = Findings(request, len(labelled.train), len(labelled.test), spec.model.encoder.feature_dim)
+        findings.initial = spec.model.initial
         if request.measures:
             findings.results, findings.probe = _measure(request, model, labelled, report)
             findings.chance = chance_of(labels_of(labelled.test).tolist())
@@ -147,10 +151,10 @@ def _measure_untrained(
     def on_progress(what: str, share: float | None) -> None:
         report(f"untrained: {what}", share)
 
+    if (encoder := model.untrained()) is None:
+        return {}
     config = request.config.model_copy(update={"measures": measures})
-    return evaluate_encoder(
-        model.untrained(), images, config, model.spec.data, device=request.device, on_progress=on_progress
-    )
+    return evaluate_encoder(encoder, images, config, model.spec.data, device=request.device, on_progress=on_progress)
 
 
 def _tune(request: Request, model: Model, images: Labelled, share: float, report: Report) -> FineTuneResult:

@@ -63,7 +63,7 @@ def select_cells(what: str | None) -> list[TableCell]:
 def run(request: Request) -> list[CellResult]:
     """Run the cells. Raises UsageError if they would take more than an hour and that was not allowed."""
     cells = select_cells(request.what)
-    datasets = {part.dataset for each in cells for part in (each.spec.partition, each.spec.evaluation) if part}
+    datasets = {part.dataset for each in cells for part in (each.spec.partition, each.spec.central_evaluation) if part}
     machine = prepare_machine(request.device, request.threads, request.data_folder, datasets, request.jobs)
     speeds = Speeds(request.device, on_measuring=lambda text: note(f"measuring {text}"))
     tasks = read_tasks(request.what, request.changes)

@@ -119,7 +119,7 @@ def show(
             return
         losses = [metric for metric in client.metrics(view.id, "loss") if metric.client_id is None]
     show_pairs(_summary(view) | {"last losses": ", ".join(f"{loss.value:.4f}" for loss in losses[-8:])})
-    show_run_scores(scores)
+    show_run_scores(scores, view.spec.model.initial)
     if view.current_round is not None:
         _show_round(view.current_round)
 

@@ -167,7 +167,8 @@ def best_rounds(rows: Sequence[EvaluationView]) -> tuple[dict[Any, list[str]], l
 
 def _config(spec: RunSpec, given: dict[str, Any], limits: dict[str, int | None]) -> JudgingConfig:
     """Return the evaluation of the run's spec, changed by what is given. Raises UsageError."""
-    wanted = {} if spec.evaluation is None else spec.evaluation.model_dump(exclude={"every"})
+    config = spec.central_evaluation
+    wanted = {} if config is None else config.model_dump(exclude={"every", "at", "sites"})
     wanted |= {name: value for name, value in given.items() if value is not None}
     wanted |= {name: value or None for name, value in limits.items() if value is not None}  # 0: no limit
     if "dataset" not in wanted:

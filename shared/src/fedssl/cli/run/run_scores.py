@@ -9,6 +9,7 @@ from uuid import UUID
 from fedssl.cli.accuracies import ACCURACIES
 from fedssl.cli.scores import baselines_as_json, scores_of, show_scores
 from fedssl.evaluation.baselines import Chance
+from fedssl.protocol.initial import InitialConfig
 from fedssl.protocol.views import EvaluationView
 
 if TYPE_CHECKING:
@@ -45,11 +46,11 @@ def find_scores(client: "Client", run_id: UUID) -> list[RunScores]:
     return [_scores(rows, chance(rows[0].dataset)) for rows in groups.values()]
 
 
-def show_run_scores(found: Sequence[RunScores]) -> None:
-    """Print a table for each data set and settings."""
+def show_run_scores(found: Sequence[RunScores], initial: InitialConfig | None) -> None:
+    """Print a table for each data set and settings. `initial`: the weights that the run started from, if any."""
     for each in found:
         title = f"{each.dataset}, round {each.last_round}"
-        show_scores(scores_of(each.last, each.untrained, each.chance, each.best), title, each.chance)
+        show_scores(scores_of(each.last, each.untrained, each.chance, each.best), title, each.chance, initial)
 
 
 def scores_as_json(found: Sequence[RunScores]) -> list[dict[str, Any]]:

@@ -12,8 +12,9 @@ M is `num_centers`, e is `exponent`, N the batch. Default e = -1/2 as printed; D
 labels. Eq. 6 prints q^{a,T} for q^{alpha,T}; its sum over i is over the batch.
 
 `scale` "raw" (default, Eq. 4) takes embeddings as they are and centers that start standard normal. In 2048 dimensions,
-this gives a nearly uniform q: check the metric centers_used. "unit" is a fallback if few centers are used: embeddings
-of unit length, and centers that start, in the first round, from target embeddings of random images of the client.
+this gives a nearly uniform q: check the metric centers_used. "unit" takes embeddings of unit length, and centers that
+start as random unit vectors. In both cases the coordinator draws the first centers and every client starts from them
+(Algorithm 1, line 1): the mean of centers that each client draws by itself combines centers of different clusters.
 
 The coordinator averages centers by the clients' numbers of images, as the paper does, whatever its reducer does with
 the weights: a scaled center (L-DAWA) or a common direction of centers (EUA) means nothing.
@@ -29,16 +30,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedssl.aggregation import weighted_mean
 from fedssl.artifacts.tensors import Tensors
-from fedssl.data.augment import normalize, to_float
 from fedssl.errors import MethodError
 from fedssl.losses import crossed_kl, student_t_assignment
-from fedssl.methods.api import Batch, ClientData, Context, Terms, Update
-from fedssl.methods.composition.follower import TARGET
-from fedssl.methods.composition.modules import copy_of
+from fedssl.methods.api import Batch, Context, Terms, Update
 from fedssl.methods.composition.part import Online, Part, Wire
-from fedssl.methods.composition.weighting import update_weights
+from fedssl.methods.composition.weighting import mean_of, update_weights
 from fedssl.protocol.methods.add_ons import CrossedKLConfig
 
 CENTERS = "centers"
@@ -50,9 +47,10 @@ class Centers(nn.Module):
 
     def __init__(self, config: CrossedKLConfig, width: int) -> None:
         super().__init__()
-        self.mu = nn.Parameter(torch.randn(config.num_centers, width))
         self._exponent = config.exponent
         self._unit = config.scale == "unit"
+        mu_MD = torch.randn(config.num_centers, width)
+        self.mu = nn.Parameter(F.normalize(mu_MD, dim=1) if self._unit else mu_MD)
 
     def embed(self, z_BD: Tensor) -> Tensor:
         """Return z at the scale at which it is compared with the centers."""
@@ -77,10 +75,6 @@ class CrossedKL(Part):
             raise MethodError("crossed_kl needs a projector")  # the spec's check refuses this earlier
         return {CENTERS: Centers(self.config, projector.out_dim)}
 
-    def begin(self, modules: nn.ModuleDict, broadcast: Tensors, data: ClientData, ctx: Context) -> None:
-        if self.config.scale == "unit" and ctx.round_number == 1:
-            _start_from_embeddings(modules, data, ctx)
-
     def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Terms:
         centers = modules[CENTERS]
         with torch.no_grad():
@@ -97,7 +91,7 @@ class CrossedKL(Part):
         sent = [_centers(update) for update in updates]
         if not all(sent):  # every client trains by itself and sends nothing
             return {}
-        return weighted_mean(sent, update_weights(updates, ctx))
+        return mean_of(sent, update_weights(updates, ctx), state, ctx)
 
 
 def _centers(update: Update) -> Tensors:
@@ -113,15 +107,3 @@ def num_used(q_BM: Tensor) -> Tensor:
     shares_M = counts_M / len(q_BM)
     entropy: Tensor = torch.special.entr(shares_M).sum()
     return entropy.exp()
-
-
-@torch.no_grad()
-def _start_from_embeddings(modules: nn.ModuleDict, data: ClientData, ctx: Context) -> None:
-    centers = modules[CENTERS]
-    assert isinstance(centers, Centers)
-    generator = torch.Generator().manual_seed(ctx.seed("centers"))
-    chosen = torch.randint(len(data), (len(centers.mu),), generator=generator).to(data.images.device)
-    images = normalize(to_float(data.images[chosen]), ctx.spec.data)
-    # Copies in training mode use the batch's statistics: there are no others yet, and these must not be kept.
-    encoder, projector = (copy_of(module) for module in TARGET.network(modules))
-    centers.mu.copy_(centers.embed(projector(encoder(images))))

@@ -35,12 +35,12 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from fedssl.aggregation import weighted_mean
 from fedssl.artifacts.tensors import DTYPES, Tensors
 from fedssl.methods.api import ClientData, Context, Schedule, Update
 from fedssl.methods.composition.modules import learning_rate
 from fedssl.methods.composition.part import Part, Wire
 from fedssl.methods.composition.snapshots import Snapshot, snapshot, trained_parameters
+from fedssl.methods.composition.weighting import equal_mean_of
 from fedssl.protocol.methods.add_ons import ScaffoldConfig
 from fedssl.protocol.plan import ArtifactPlan, TensorSpec
 from fedssl.protocol.runs import RunSpec
@@ -123,7 +123,7 @@ class ControlVariates(Part):
 
     def _aggregate(self, state: Tensors, updates: Sequence[Update], ctx: Context) -> Tensors:
         names = [name.removeprefix(f"{CONTROL}.") for name in state if name.startswith(f"{CONTROL}.")]
-        means = weighted_mean((_changes(update, names) for update in updates), [1] * len(updates))
+        means = equal_mean_of((_changes(update, names) for update in updates), len(updates), None, ctx)
         share = _share(ctx.spec, len(updates))
         return {f"{CONTROL}.{name}": state[f"{CONTROL}.{name}"].add(means[name], alpha=share) for name in names}
 

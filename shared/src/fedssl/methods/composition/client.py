@@ -82,7 +82,8 @@ class ClientAlgorithm:
     def modules(self, ctx: Context) -> nn.ModuleDict:
         """Return all modules with fresh weights, drawn from torch's default generator, on torch's default device."""
         model = ctx.spec.model
-        encoder = build_encoder(self.encoder(ctx), ctx.spec.data.channels)
+        data = ctx.spec.data
+        encoder = build_encoder(self.encoder(ctx), data.channels, data.image_size)
         modules = nn.ModuleDict({ENCODER: encoder})
         if PROJECTOR in self.host.shared and model.projector is not None:
             modules[PROJECTOR] = build_mlp(model.projector, encoder.feature_dim)

@@ -118,7 +118,7 @@ class Part:
         """Prepare what training needs, such as teachers and reference weights."""
 
     def schedule(self, schedule: Schedule, num_images: int, ctx: Context) -> Schedule:
-        """Return how much this client trains in this round, from what the spec says."""
+        """Return how much this client trains in this round, from the spec."""
         return schedule
 
     def begin_epoch(self, modules: nn.ModuleDict, data: ClientData, epoch: int, ctx: Context) -> None:

@@ -1,15 +1,62 @@
-"""The weights of updates in a mean. Everything that weights by a number that a client reports takes them from here."""
+"""The weights of updates in a mean, and the mean in the spec's arithmetic.
 
-from collections.abc import Callable, Sequence
+Everything that weights by a number that a client reports, and everything that averages tensors, takes it from here.
+"""
 
-from fedssl.aggregation import capped_weights
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from torch import Tensor
+
+from fedssl.aggregation import (
+    COUNTED_BITS,
+    EQUAL_BITS,
+    capped_at_median,
+    capped_weights,
+    fixed_point_mean,
+    weighted_mean,
+)
+from fedssl.artifacts.tensors import Tensors
 from fedssl.methods.api import Context, Update
 
 
 def update_weights(
     updates: Sequence[Update], ctx: Context, weight_of: Callable[[int], int] = lambda num_examples: num_examples
 ) -> Sequence[float]:
-    """Return a weight for each update, from its number of images, within the spec's `robustness.max_weight_share`."""
-    weights = [weight_of(update.num_examples) for update in updates]
-    max_share = ctx.spec.robustness.max_weight_share
+    """Return a weight for each update, from its number of images, within the spec's `robustness`."""
+    robustness = ctx.spec.robustness
+    numbers = [update.num_examples for update in updates]
+    if robustness.max_examples_ratio is not None:
+        numbers = capped_at_median(numbers, robustness.max_examples_ratio)
+    weights = [weight_of(number) for number in numbers]
+    max_share = robustness.max_weight_share
     return weights if max_share is None else capped_weights(weights, max_share)
+
+
+def mean_of(
+    tensors: Iterable[Mapping[str, Tensor]], weights: Sequence[float], base: Mapping[str, Tensor], ctx: Context
+) -> Tensors:
+    """Return the weighted mean of the clients' tensors, in the arithmetic of the spec.
+
+    `weights` are numbers of images or batches. `base` has the tensors that were broadcast.
+    """
+    if not is_fixed(ctx):
+        return weighted_mean(tensors, weights)
+    return fixed_point_mean(tensors, weights, base, fraction_bits=COUNTED_BITS)
+
+
+def equal_mean_of(
+    tensors: Iterable[Mapping[str, Tensor]], num_updates: int, base: Mapping[str, Tensor] | None, ctx: Context
+) -> Tensors:
+    """Return the mean of the clients' tensors with equal weights, in the arithmetic of the spec.
+
+    `base` is None if the clients send differences.
+    """
+    ones = [1] * num_updates
+    if not is_fixed(ctx):
+        return weighted_mean(tensors, ones)
+    return fixed_point_mean(tensors, ones, base, fraction_bits=EQUAL_BITS)
+
+
+def is_fixed(ctx: Context) -> bool:
+    """Return whether the spec asks for sums of integers."""
+    return ctx.spec.aggregation.arithmetic == "fixed"

@@ -4,15 +4,17 @@ import math
 from collections.abc import Callable, Sequence
 
 from fedssl.aggregation import (
+    EQUAL_BITS,
+    capped_cosines,
     efficient_unified_aggregation,
+    fixed_point_mean,
     is_batch_norm_buffer,
     layerwise_divergence_aware,
-    weighted_mean,
 )
 from fedssl.artifacts.tensors import Tensors
 from fedssl.methods.api import Context, Metrics, ServerState, Update
 from fedssl.methods.composition.server import Reducer
-from fedssl.methods.composition.weighting import update_weights
+from fedssl.methods.composition.weighting import equal_mean_of, is_fixed, mean_of, update_weights
 from fedssl.protocol.methods.reducers import EUAConfig, LDAWAConfig, MeanConfig, NoReducerConfig
 
 _BY_BATCHES = MeanConfig(weighting="batches")
@@ -24,7 +26,7 @@ def eua(config: EUAConfig) -> Reducer:
     def reduce(updates: Sequence[Update], state: ServerState, ctx: Context) -> tuple[Tensors, Metrics]:
         tensors = [update.load() for update in updates]
         previous = {name: state[name] for name in tensors[0]}
-        weights = _weights(_BY_BATCHES, updates, ctx)
+        weights = _counts(_BY_BATCHES, updates, ctx)
         return efficient_unified_aggregation(tensors, previous, weights, config.server_learning_rate), {}
 
     return Reducer(reduce)
@@ -35,9 +37,12 @@ def ldawa(config: LDAWAConfig) -> Reducer:
 
     def reduce(updates: Sequence[Update], state: ServerState, ctx: Context) -> tuple[Tensors, Metrics]:
         if ctx.round_number <= config.num_plain_rounds:
-            return weighted_mean((update.load() for update in updates), [1] * len(updates)), {}
-        previous = {name: state[name] for name in updates[0].load()}
-        return layerwise_divergence_aware((update.load() for update in updates), previous, _plain(config)), {}
+            return equal_mean_of((update.load() for update in updates), len(updates), state, ctx), {}
+        previous, loaded = {name: state[name] for name in updates[0].load()}, (update.load() for update in updates)
+        if not is_fixed(ctx):
+            return layerwise_divergence_aware(loaded, previous, _plain(config)), {}
+        ones, factor = [1] * len(updates), capped_cosines(previous, _plain(config))
+        return fixed_point_mean(loaded, ones, previous, fraction_bits=EQUAL_BITS, factor=factor), {}
 
     return Reducer(reduce)
 
@@ -50,7 +55,10 @@ def mean(config: MeanConfig) -> Reducer:
     """FedAvg (McMahan et al. 2017): the mean, weighted by images, by batches, or equally."""
 
     def reduce(updates: Sequence[Update], state: ServerState, ctx: Context) -> tuple[Tensors, Metrics]:
-        return weighted_mean((update.load() for update in updates), _weights(config, updates, ctx)), {}
+        loaded = (update.load() for update in updates)
+        if config.weighting == "uniform":
+            return equal_mean_of(loaded, len(updates), state, ctx), {}
+        return mean_of(loaded, _counts(config, updates, ctx), state, ctx), {}
 
     return Reducer(reduce, declares=None)
 
@@ -64,11 +72,10 @@ def none(config: NoReducerConfig) -> Reducer:
     return Reducer(reduce, declares="keep")
 
 
-def _weights(config: MeanConfig, updates: Sequence[Update], ctx: Context) -> Sequence[float]:
+def _counts(config: MeanConfig, updates: Sequence[Update], ctx: Context) -> Sequence[float]:
+    """Return the weights by numbers of images or batches."""
     if config.weighting == "examples":
         return update_weights(updates, ctx)
-    if config.weighting == "uniform":
-        return [1] * len(updates)
     training = ctx.spec.training
     rounding = math.floor if training.drop_last else math.ceil
     return update_weights(updates, ctx, lambda num_examples: max(1, rounding(num_examples / training.batch_size)))

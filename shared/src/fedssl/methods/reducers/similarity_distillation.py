@@ -76,7 +76,7 @@ def network(config: EncoderConfig, weights: Tensors, what: str, ctx: Context) ->
     """Return an encoder, and the projector if `weights` have one, with these weights. `what` names them in an error."""
 
     def build() -> nn.ModuleDict:
-        encoder = build_encoder(config, ctx.spec.data.channels)
+        encoder = build_encoder(config, ctx.spec.data.channels, ctx.spec.data.image_size)
         modules = nn.ModuleDict({ENCODER: encoder})
         if ctx.spec.model.projector is not None and any(name.startswith(f"{PROJECTOR}.") for name in weights):
             modules[PROJECTOR] = build_mlp(ctx.spec.model.projector, encoder.feature_dim)

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from fedssl.protocol.methods.base import MethodConfig
 from fedssl.protocol.methods.fedalignuniform import FedAlignUniformConfig
+from fedssl.protocol.methods.fedbarlow import FedBarlowConfig
 from fedssl.protocol.methods.fedbyol import FedBYOLConfig
 from fedssl.protocol.methods.fedca import FedCAConfig
 from fedssl.protocol.methods.feddecorr import FedDecorrConfig
@@ -21,6 +22,7 @@ from fedssl.protocol.methods.fedsimclr import FedSimCLRConfig
 from fedssl.protocol.methods.fedsimsiam import FedSimSiamConfig
 from fedssl.protocol.methods.fedu import FedUConfig
 from fedssl.protocol.methods.fedu2 import FedU2Config
+from fedssl.protocol.methods.fedvicreg import FedVICRegConfig
 from fedssl.protocol.methods.fedx import FedXMethodConfig
 from fedssl.protocol.methods.flesd import FLESDConfig
 from fedssl.protocol.methods.ldawa import LDAWAMethodConfig
@@ -32,6 +34,7 @@ from fedssl.protocol.methods.supervised import SupervisedConfig
 
 AnyMethod = Annotated[
     FedAlignUniformConfig
+    | FedBarlowConfig
     | FedBYOLConfig
     | FedCAConfig
     | FedDecorrConfig
@@ -44,6 +47,7 @@ AnyMethod = Annotated[
     | FedSimSiamConfig
     | FedU2Config
     | FedUConfig
+    | FedVICRegConfig
     | FedXMethodConfig
     | FLESDConfig
     | LDAWAMethodConfig

@@ -13,6 +13,7 @@ class CrossedKLConfig(PartConfig):
     """FedRLC's crossed divergence: both views are assigned to the same trained cluster centers (Eq. 4 to 8)."""
 
     sends: ClassVar[bool] = True
+    averaged_apart: ClassVar[str | None] = "cluster centers"
 
     name: Literal["crossed_kl"] = "crossed_kl"
     num_centers: int = Field(
@@ -25,7 +26,7 @@ class CrossedKLConfig(PartConfig):
     scale: Literal["raw", "unit"] = Field(
         default="raw",
         description="`raw` compares embeddings as they are, as in Eq. 4. If that uses few centers, `unit` compares "
-        "unit vectors, with centers that start from embeddings of images.",
+        "unit vectors, with centers that start as random unit vectors.",
     )
 
     def check(self, host: Host, model: ModelConfig) -> None:
@@ -152,6 +153,11 @@ class HSDConfig(DimensionedConfig):
                 "something else: "
                 "use it with fedalignuniform or fedsimclr"
             )
+        if "dimensions" in host.traits:
+            raise ValueError(
+                f"hsd sets all but the client's own dimensions to 0, and {host.name} asks every dimension to vary: use "
+                "hsd with fedalignuniform or fedsimclr, or dsr with this objective"
+            )
         for add_on in host.add_ons:
             if add_on.name == "dsr":
                 raise ValueError("hsd removes the dimensions that dsr would scale down: choose one of the two")
@@ -199,6 +205,7 @@ class ScaffoldConfig(PartConfig):
 
     needs_others: ClassVar[bool] = True
     sends: ClassVar[bool] = True
+    averaged_apart: ClassVar[str | None] = "control variates"
     restarts_states: ClassVar[bool] = True
 
     name: Literal["scaffold"] = "scaffold"

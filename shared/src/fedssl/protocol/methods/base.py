@@ -8,7 +8,8 @@ from pydantic import BaseModel, ConfigDict
 from fedssl.protocol.base import StrictModel
 from fedssl.protocol.data import PublicDataConfig
 from fedssl.protocol.model import ModelConfig
-from fedssl.protocol.training import TrainingConfig
+from fedssl.protocol.plan import Kind
+from fedssl.protocol.training import CohortConfig, TrainingConfig
 
 
 class MethodInfo(BaseModel):
@@ -49,6 +50,19 @@ class MethodConfig(StrictModel):
 
     def check_public_data(self, public_data: PublicDataConfig | None) -> None:
         """Raise ValueError, with what to change, if the method lacks public images or these do not fit."""
+
+    def check_cohort(self, cohort: CohortConfig) -> None:
+        """Raise ValueError, with what to change, if the method cannot work with this cohort."""
+
+    @property
+    def why_not_summed(self) -> str | None:
+        """Why the coordinator cannot compute its result from weighted sums over the clients, or None if it can."""
+        return None
+
+    @property
+    def sent_apart(self) -> tuple[Kind, ...]:
+        """What leaves besides the tensors that are summed, and stays each client's own at the coordinator."""
+        return ()
 
     @property
     def restarts_states(self) -> bool:

@@ -12,7 +12,8 @@ from fedssl.protocol.methods.merges import AnyMerge, OverwriteConfig
 from fedssl.protocol.methods.parts import DimensionedConfig, Trait
 from fedssl.protocol.methods.reducers import AnyReducer, MeanConfig
 from fedssl.protocol.model import ModelConfig
-from fedssl.protocol.training import TrainingConfig
+from fedssl.protocol.plan import Kind
+from fedssl.protocol.training import CohortConfig, TrainingConfig
 
 
 class ComposedConfig(MethodConfig):
@@ -22,6 +23,15 @@ class ComposedConfig(MethodConfig):
 
     needs_others: ClassVar[bool] = False
     """True if the objective uses more from other clients than initial weights, and so cannot train without them."""
+
+    averaged_apart: ClassVar[str | None] = None
+    """The tensors of the objective that the coordinator averages by itself, in words, or None."""
+
+    objective_not_summed: ClassVar[str | None] = None
+    """`PartConfig.why_not_summed` of the objective."""
+
+    objective_sends_apart: ClassVar[tuple[Kind, ...]] = ()
+    """`MethodConfig.sent_apart` of the objective: kinds that may be sent next to a sum, as means of several images."""
 
     add_ons: tuple[AnyAddOn, ...] = Field(
         default=(), description="Loss terms and corrections on top of the objective, each at most once."
@@ -48,8 +58,21 @@ class ComposedConfig(MethodConfig):
         for part in (*self.add_ons, self.merge, self.reducer):
             part.check_public_data(public_data)
 
+    def check_cohort(self, cohort: CohortConfig) -> None:
+        for part in (*self.add_ons, self.merge, self.reducer):
+            part.check_cohort(cohort)
+
     def distillation_epochs(self, round_number: int) -> int:
         return sum(part.distillation_epochs(round_number) for part in (*self.add_ons, self.merge, self.reducer))
+
+    @property
+    def why_not_summed(self) -> str | None:
+        reasons = (self.objective_not_summed, *(p.why_not_summed for p in (*self.add_ons, self.merge, self.reducer)))
+        return next((reason for reason in reasons if reason is not None), None)
+
+    @property
+    def sent_apart(self) -> tuple[Kind, ...]:
+        return self.objective_sends_apart
 
     @property
     def restarts_states(self) -> bool:

@@ -1,7 +1,7 @@
 """Config of FLESD's reducer: clients send similarities of public images, the coordinator distils them."""
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, TypeAdapter, WrapValidator, model_validator
 
@@ -48,6 +48,8 @@ class ClientDistillationConfig(StrictModel):
 class DistillationConfig(PartConfig):
     """FLESD: clients send their networks' similarities of public images, and no weights; the coordinator trains a
     student to find the same similarities. The student's weights are the global model."""
+
+    why_not_summed: ClassVar[str | None] = "method.reducer distillation uses each client's similarities by themselves"
 
     name: Literal["distillation"] = "distillation"
     packing: Packing = Field(
@@ -108,7 +110,7 @@ class DistillationConfig(PartConfig):
         if "views" not in host.traits or "predictor" in host.traits or host.needs_others:
             raise ValueError(
                 f"distillation trains an encoder and a projector, and {host.name} shares more than these: "
-                "use flesd, fedsimclr, fedmoco or fedalignuniform"
+                "use flesd, fedsimclr, fedmoco, fedalignuniform, fedvicreg or fedbarlow"
             )
         if sending := [add_on.name for add_on in host.add_ons if add_on.sends]:
             raise ValueError(
@@ -116,6 +118,11 @@ class DistillationConfig(PartConfig):
             )
         if self.client_encoders == "declared" or self.client_encoders:
             self._check_add_ons(host)
+            if model.initial is not None:
+                raise ValueError(
+                    "model.initial is an encoder for all clients, and client_encoders gives some of them another one, "
+                    "which would start from random weights: use one of the two"
+                )
         if self.client_encoders != "declared":
             for client, encoder in self.client_encoders.items():
                 self._check_encoder(host, model, client, encoder)
@@ -131,8 +138,8 @@ class DistillationConfig(PartConfig):
                 f"the encoder of {client} outputs {host.embedding_width(own)} numbers per image, the others "
                 f"{host.embedding_width(model)}: set model.projector, or choose another packing"
             )
-        for add_on in host.add_ons:
-            add_on.check(host, own)
+        for part in (*host.add_ons, host.merge):
+            part.check(host, own)
 
     def check_public_data(self, public_data: PublicDataConfig | None) -> None:
         if public_data is None:

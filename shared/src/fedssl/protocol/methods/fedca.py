@@ -22,6 +22,8 @@ class FedCAConfig(ComposedConfig):
     )
 
     needs_others: ClassVar[bool] = True
+    averaged_apart: ClassVar[str | None] = "dictionary"
+    objective_not_summed: ClassVar[str | None] = "fedca collects the embeddings of single images from each client"
 
     name: Literal["fedca"] = "fedca"
     temperature: float = Field(default=0.5, gt=0, le=100, description="tau of the contrast (FedCA: 0.5, from memory).")

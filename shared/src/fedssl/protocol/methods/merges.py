@@ -8,6 +8,15 @@ from fedssl.protocol.methods.parts import Host, PartConfig
 from fedssl.protocol.model import ModelConfig
 
 
+def _check_convolutions(setting: str, model: ModelConfig) -> None:
+    """Raise ValueError if the distance of EasyFL's code, a mean over convolutions, is undefined for the encoder."""
+    if not model.encoder.is_convolutional:
+        raise ValueError(
+            f"method.merge.{setting} reference is a mean over an encoder's convolutions, and {model.encoder.name} has "
+            f"none: set method.merge.{setting} to paper, which takes all weights"
+        )
+
+
 class DAPUConfig(PartConfig):
     """FedU: the encoder is overwritten, the predictor only if the client drifted little (FedU Eq. 3)."""
 
@@ -39,6 +48,8 @@ class DAPUConfig(PartConfig):
             raise ValueError(
                 f"dapu decides about a predictor, and {host.name} does not have one: set method.merge to overwrite"
             )
+        if self.distance == "reference":
+            _check_convolutions("distance", model)
         if "target" not in host.traits and (self.aggregate, self.update) != ("online", "online"):
             raise ValueError(
                 f"{host.name} has no target network: method.merge.aggregate and method.merge.update must be online"
@@ -67,6 +78,10 @@ class DivergenceAwareConfig(PartConfig):
         description="A client that missed the previous round takes the global network, also as its target network.",
     )
 
+    def check(self, host: Host, model: ModelConfig) -> None:
+        if self.variant == "reference":
+            _check_convolutions("variant", model)
+
 
 class CenterMergeConfig(DivergenceAwareConfig):
     """FedRLC: FedEMA's rule for the network, and a mix by their divergence for the cluster centers (Eq. 10 to 12)."""
@@ -79,6 +94,7 @@ class CenterMergeConfig(DivergenceAwareConfig):
     )
 
     def check(self, host: Host, model: ModelConfig) -> None:
+        super().check(host, model)
         if all(add_on.name != "crossed_kl" for add_on in host.add_ons):
             raise ValueError(
                 "method.merge centers mixes the centers of crossed_kl: add crossed_kl to method.add_ons, or use ema"

@@ -9,6 +9,7 @@ from fedssl.protocol.methods.composed import ComposedConfig
 from fedssl.protocol.methods.parts import Trait
 from fedssl.protocol.methods.reducers import AnyReducer, MeanConfig
 from fedssl.protocol.model import ModelConfig
+from fedssl.protocol.plan import Kind
 
 
 class OrchestraConfig(ComposedConfig):
@@ -25,6 +26,8 @@ class OrchestraConfig(ComposedConfig):
 
     traits: ClassVar[frozenset[Trait]] = frozenset({"views", "projector"})
     needs_others: ClassVar[bool] = True
+    averaged_apart: ClassVar[str | None] = "centroids"
+    objective_sends_apart: ClassVar[tuple[Kind, ...]] = ("centroids",)
 
     name: Literal["orchestra"] = "orchestra"
     temperature: float = Field(

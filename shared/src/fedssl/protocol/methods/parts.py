@@ -7,11 +7,12 @@ from pydantic import Field
 from fedssl.protocol.base import StrictModel
 from fedssl.protocol.data import PublicDataConfig
 from fedssl.protocol.model import ModelConfig
-from fedssl.protocol.training import TrainingConfig
+from fedssl.protocol.training import CohortConfig, TrainingConfig
 
-Trait = Literal["views", "projector", "symmetric", "predictor", "target", "labels"]
+Trait = Literal["views", "projector", "symmetric", "dimensions", "predictor", "target", "labels"]
 """What an objective has that a part may need: two views of an image; a projector; a loss that compares the online
-network's embeddings only with one another; a predictor; a target network that stays with the client; labels."""
+network's embeddings only with one another; a loss that needs every dimension to vary over the batch; a predictor; a
+target network that stays with the client; labels."""
 
 
 class Host(Protocol):
@@ -25,6 +26,9 @@ class Host(Protocol):
 
     @property
     def needs_others(self) -> bool: ...
+
+    @property
+    def averaged_apart(self) -> str | None: ...
 
     @property
     def add_ons(self) -> "tuple[PartConfig, ...]": ...
@@ -49,9 +53,16 @@ class PartConfig(StrictModel):
     sends: ClassVar[bool] = False
     """True if the part sends tensors of its own: a head, centers, control variates."""
 
+    averaged_apart: ClassVar[str | None] = None
+    """The tensors of this part that the coordinator averages by itself, in words, or None."""
+
     restarts_states: ClassVar[bool] = False
     """True if every client must start cold after one of them has lost its state, because their states belong
     together."""
+
+    why_not_summed: ClassVar[str | None] = None
+    """Why the coordinator cannot compute this part's result from a weighted sum over the clients, or None if it can, or
+    if the part sends nothing."""
 
     name: str
 
@@ -63,6 +74,9 @@ class PartConfig(StrictModel):
 
     def check_public_data(self, public_data: PublicDataConfig | None) -> None:
         """Raise ValueError, with the reason, if the part lacks public images or these do not fit."""
+
+    def check_cohort(self, cohort: CohortConfig) -> None:
+        """Raise ValueError, with the reason, if the part does not fit this cohort."""
 
     def distillation_epochs(self, round_number: int) -> int:
         """Return `MethodConfig.distillation_epochs` of only this part."""

@@ -26,6 +26,7 @@ from fedssl.protocol.views.rounds import AssignmentView, RoundView
 from fedssl.protocol.views.runs import DimensionAssignmentView, RunCreate, RunEdit, RunSummary, RunView
 from fedssl.protocol.views.tokens import EnrolmentCreate, TokenCreate, TokenCreated, TokenView
 from fedssl.protocol.views.uploads import UploadPart, UploadParts
+from fedssl.protocol.views.weights import WeightsCreate, WeightsView
 
 __all__ = [
     "AssignmentView",
@@ -68,4 +69,6 @@ __all__ = [
     "UploadPart",
     "UploadParts",
     "View",
+    "WeightsCreate",
+    "WeightsView",
 ]

@@ -25,6 +25,12 @@ class AssignmentView(View):
     num_examples: int | None
     update: Digest | None
     progress: Progress | None
+    memory_bytes: int | None = Field(
+        default=None, description="Resident memory of the worker's process at its last heartbeat. Null: not reported."
+    )
+    gpu_memory_bytes: int | None = Field(
+        default=None, description="GPU memory that this process had reserved. Null: none, or not reported."
+    )
     offered_at: datetime
     leased_at: datetime | None
     closed_at: datetime | None

@@ -41,6 +41,7 @@ _SECTIONS = (
     "data",
     "watch",
     "robustness",
+    "aggregation",
     "public_data",
     "partition",
 )

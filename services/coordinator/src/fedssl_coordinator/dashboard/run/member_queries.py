@@ -110,11 +110,27 @@ def members_after(session: Session, run_id: UUID, after: str, limit: int) -> lis
     return [Member._make(row) for row in session.execute(statement)]
 
 
-def last_events(session: Session, run_id: UUID, client_ids: Sequence[str]) -> dict[str, Event]:
-    """Return the newest event of the run about each of these clients."""
-    newest = select(func.max(Event.id)).where(Event.run_id == run_id, Event.client_id.in_(client_ids))
-    statement = select(Event).where(Event.id.in_(newest.group_by(Event.client_id)))
-    return {row.client_id: row for row in session.scalars(statement) if row.client_id is not None}
+def last_events(session: Session, run_id: UUID, client_ids: Sequence[str], limit: int) -> dict[str, list[Event]]:
+    """Return the newest events of the run about each of these clients, at most `limit` each, newest first."""
+    place = func.row_number().over(partition_by=Event.client_id, order_by=Event.id.desc()).label("place")
+    numbered = select(Event.id, place).where(Event.run_id == run_id, Event.client_id.in_(client_ids)).subquery()
+    newest = select(numbered.c.id).where(numbered.c.place <= limit)
+    found: dict[str, list[Event]] = {}
+    for row in session.scalars(select(Event).where(Event.id.in_(newest)).order_by(Event.id.desc())):
+        if row.client_id is not None:
+            found.setdefault(row.client_id, []).append(row)
+    return found
+
+
+def resources(session: Session, run_id: UUID, client_ids: Sequence[str]) -> dict[str, dict[str, int | None]]:
+    """Return what each of these clients' workers last reported, in this run, to hold of its machine."""
+    statement = (
+        select(Assignment.client_id, Assignment.resources)
+        .where(Assignment.run_id == run_id, Assignment.client_id.in_(client_ids), Assignment.resources.is_not(None))
+        .ext(distinct_on(Assignment.client_id))
+        .order_by(Assignment.client_id, Assignment.round_number.desc(), Assignment.attempt.desc())
+    )
+    return {client: held for client, held in session.execute(statement) if held is not None}
 
 
 def display_names(session: Session, client_ids: Sequence[str]) -> dict[str, str]:

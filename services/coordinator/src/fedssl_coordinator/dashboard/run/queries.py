@@ -57,6 +57,7 @@ class Attempt(NamedTuple):
     reason: str | None
     cause: str | None
     progress: dict[str, Any] | None
+    resources: dict[str, Any] | None
     num_examples: int | None
     offered_at: datetime
     leased_at: datetime | None
@@ -164,6 +165,7 @@ def attempts(
             Assignment.reason,
             Assignment.cause,
             Assignment.progress,
+            Assignment.resources,
             Assignment.num_examples,
             Assignment.offered_at,
             Assignment.leased_at,

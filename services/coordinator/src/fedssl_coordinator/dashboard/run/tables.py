@@ -31,6 +31,7 @@ from fedssl_coordinator.storage.artifacts.streaming import artifact_response
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 PAGE = 100
+_EVENTS_PER_CLIENT = 3
 _ROWS_AT_ONCE = 5_000
 
 Before = Annotated[int | None, Query(ge=1, lt=2**63)]
@@ -84,7 +85,8 @@ def list_members(run_id: UUID, visitor: Viewing, session: DB, after: After = "")
     return render(
         "run_clients.html", visitor, tab="clients", rows=rows[:PAGE], names=names, more=more,
         devices=member_queries.devices(session, ids), shown_as=member_queries.display_names(session, ids),
-        last=member_queries.last_events(session, run_id, ids), **context,
+        held=member_queries.resources(session, run_id, ids),
+        last=member_queries.last_events(session, run_id, ids, _EVENTS_PER_CLIENT), **context,
     )  # fmt: skip
 
 

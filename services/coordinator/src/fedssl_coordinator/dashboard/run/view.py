@@ -135,7 +135,7 @@ def run_page(session: Session, run_id: UUID) -> RunPage:
         last_event_id=run_queries.last_event_id(session, run_id),
         dimensions=stretches(owned),
         width=wanted.width if wanted is not None else 0,
-        num_classes=run_queries.num_classes(session, spec.evaluation.dataset) if spec.evaluation else None,
+        num_classes=run_queries.num_classes(session, config.dataset) if (config := spec.central_evaluation) else None,
         names=_names(session, run_id, current),
         is_judged=run_queries.is_judged(session, run_id),
     )
@@ -205,7 +205,13 @@ def _training(attempt: Attempt) -> tuple[str, str]:
     is_training = progress.get("phase") == "training" and progress.get("num_epochs")
     speed = progress.get("images_per_second") if is_training else None
     pace = f", {formats.number(speed)} images/s" if speed else ""
-    return "running", f"{progress.get('phase', 'training')}{epoch if is_training else ''}{share}{pace}"
+    held = _memory(attempt.resources or {})
+    return "running", f"{progress.get('phase', 'training')}{epoch if is_training else ''}{share}{pace}{held}"
+
+
+def _memory(resources: Mapping[str, int | None]) -> str:
+    named = [(resources.get("memory_bytes"), "memory"), (resources.get("gpu_memory_bytes"), "GPU memory")]
+    return "".join(f", {formats.in_bytes(held)} {name}" for held, name in named if held is not None)
 
 
 def stretches(owned: Sequence[tuple[int, str]]) -> list[tuple[str, int, int]]:

@@ -146,8 +146,8 @@ def scores(session: Session, run_ids: Sequence[UUID]) -> dict[UUID, list[Score]]
 
 
 def _setting(config: Mapping[str, Any]) -> str:
-    """Return the settings that results must share to be comparable: without interval, measures and map."""
-    but = ("every", "measures", "embedding_map")
+    """Return the settings that results must share to be comparable: without interval, measures, map and sites."""
+    but = ("every", "measures", "embedding_map", "at", "sites")
     return json.dumps({name: value for name, value in config.items() if name not in but}, sort_keys=True)
 
 

@@ -39,7 +39,7 @@ def queue_due(session: Session, run: Run, round_number: int) -> None:
     The caller holds the run's lock.
     """
     spec = RunSpec.model_validate(run.spec)
-    config = spec.evaluation
+    config = spec.central_evaluation
     if config is None or not config.is_due(round_number, run.num_rounds):
         return
     if (why := _why_impossible(run)) is None:
@@ -109,7 +109,7 @@ def complete(
     kept = {} if embedding_map is None else {"embedding_map": dict(embedding_map)}
     jobs.end(session, row, JobState.COMPLETED, message, data, results=results, reason=None, **kept)
     spec = RunSpec.model_validate(run_rows.get_one(session, row.run_id).spec)
-    is_own = spec.evaluation is not None and row.config == _dumped(_own_config(spec))
+    is_own = spec.central_evaluation is not None and row.config == _dumped(_own_config(spec))
     known = {f"evaluation/{name}": value for name, value in results.items() if value is not None}
     repository.add_metrics(session, row.run_id, row.round_number, known, replace=is_own)
 
@@ -212,8 +212,9 @@ def _why_impossible(run: Run) -> str | None:
 
 def _own_config(spec: RunSpec) -> JudgingConfig:
     """Return the evaluation that the run's own spec asks for."""
-    assert spec.evaluation is not None
-    return _in_order(JudgingConfig.model_validate(spec.evaluation.model_dump(exclude={"every"})))
+    assert spec.central_evaluation is not None
+    values = spec.central_evaluation.model_dump(exclude={"every", "at", "sites"})
+    return _in_order(JudgingConfig.model_validate(values))
 
 
 def _in_order(config: JudgingConfig) -> JudgingConfig:

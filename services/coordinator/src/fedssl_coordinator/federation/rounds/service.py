@@ -147,6 +147,11 @@ def end_without_result(session: Session, run: Run, current: Round, cohort: Cohor
     if cohort.without_quorum != "skip":
         end_run(session, run, Outcome.FAILED, f"round {current.number}: {reason}")
         return
+    skip_round(session, run, current, reason)
+
+
+def skip_round(session: Session, run: Run, current: Round, reason: str) -> None:
+    """Close a round without new weights, and continue with the next one. The caller holds the run's lock."""
     close_round(session, current, Verdict.SKIPPED, reason)
     run_rows.count_round(session, run)
     if run.rounds_closed == run.num_rounds:  # the last round is evaluated even if it did not change the weights

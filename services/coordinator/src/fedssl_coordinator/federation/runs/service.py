@@ -21,7 +21,7 @@ from fedssl_coordinator.federation.distillation import service as distillation
 from fedssl_coordinator.federation.rounds import declines, fitness, policies, unattended
 from fedssl_coordinator.federation.rounds import repository as rounds
 from fedssl_coordinator.federation.rounds import service as rounds_service
-from fedssl_coordinator.federation.runs import declared_encoders
+from fedssl_coordinator.federation.runs import declared_encoders, starts
 from fedssl_coordinator.federation.transitions import transition
 from fedssl_coordinator.identity import clients
 from fedssl_coordinator.identity.projects import service as projects
@@ -41,7 +41,8 @@ def create(session: Session, request: RunCreate, idempotency_key: str | None) ->
     project = projects.chosen(session, request.project)
     if idempotency_key is not None and (same := _existing(session, project, idempotency_key, request.spec)) is not None:
         return same
-    spec = declared_encoders.pinned(session, project, datasets.pinned(session, project, request.spec))
+    spec = starts.pinned(session, project, datasets.pinned(session, project, request.spec))
+    spec = declared_encoders.pinned(session, project, spec)
     fitness.require_fit(session, project, spec)
     run = run_rows.add(
         session,
@@ -52,6 +53,7 @@ def create(session: Session, request: RunCreate, idempotency_key: str | None) ->
         state=RunState.CREATED,
         spec=spec.model_dump(mode="json"),
         num_rounds=spec.num_rounds,
+        initial_weights=None if spec.model.initial is None else spec.model.initial.digest,
         idempotency_key=None if idempotency_key is None else run_rows.stored_key(project, idempotency_key),
     )
     if run is None:
@@ -227,9 +229,9 @@ def _existing(session: Session, project: str, key: str, spec: RunSpec) -> RunVie
 
 
 def _matches(asked: RunSpec, stored: RunSpec) -> bool:
-    """Return whether a run created from `asked` has the spec `stored`: the digest of the public images and the clients'
+    """Return whether a run created from `asked` has the spec `stored`: digests, the round of a start and the clients'
     encoders may have been filled in."""
-    stored = declared_encoders.as_asked(asked, stored)
+    stored = starts.as_asked(asked, declared_encoders.as_asked(asked, stored))
     if asked.public_data is not None and stored.public_data is not None and asked.public_data.digest is None:
         without = stored.public_data.model_copy(update={"digest": None})
         stored = stored.model_copy(update={"public_data": without})
@@ -265,6 +267,7 @@ def _assignment_view(row: Assignment) -> AssignmentView:
         num_examples=row.num_examples,
         update=row.update_digest,
         progress=Progress.model_validate(row.progress) if row.progress else None,
+        **(row.resources or {}),
         offered_at=row.offered_at,
         leased_at=row.leased_at,
         closed_at=row.closed_at,

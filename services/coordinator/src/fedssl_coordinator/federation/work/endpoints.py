@@ -12,6 +12,7 @@ from fedssl.protocol.work import (
     DELIVERY_CHARACTERS,
     DELIVERY_HEADER,
     OFFER_HEADER,
+    RESOURCES_HEADER,
     Claim,
     Decline,
     EndedQuery,
@@ -85,9 +86,10 @@ def _claim(token: PresentedToken) -> tuple[Caller, WorkItem | None]:
 async def claim(claim: Claim, request: Request, response: Response, token: PresentedWorker) -> WorkItem | None:
     """Lease an assignment, or wait for one. Holds no database connection while it waits.
 
-    The header `Fedssl-Deliver-Bytes` is the size up to which `/v1/work/deliver` takes the update.
+    The header `Fedssl-Deliver-Bytes` is the size up to which `/v1/work/deliver` takes the update. With the header
+    `Fedssl-Resources`, heartbeats may contain `resources`.
     """
-    response.headers[OFFER_HEADER] = str(DELIVERY_BYTES)
+    response.headers.update({OFFER_HEADER: str(DELIVERY_BYTES), RESOURCES_HEADER: "1"})
     end = time.monotonic() + min(claim.wait_seconds, settings().claim_wait_seconds)
     caller, item = await run_transaction(_claim, token)
     if item is not None:

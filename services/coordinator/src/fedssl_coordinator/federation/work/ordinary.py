@@ -44,7 +44,7 @@ def heartbeat(session: Session, secret_hash: str, request: Heartbeat) -> SeenWor
     """Renew a lease, and return its worker. Needs no transaction: it is one statement."""
     if request.assignment_id is None or request.state_lost is not None or request.anchor is not None:
         return None
-    renewal = repository.renew(session, secret_hash, request.assignment_id, request.progress)
+    renewal = repository.renew(session, secret_hash, request.assignment_id, request.progress, request.resources)
     if renewal is None:
         return None
     say_about(client=renewal.worker.client_id, run=str(renewal.run_id), round=renewal.round_number)

@@ -14,7 +14,7 @@ from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.states import AssignmentState, RoundState, Verdict
-from fedssl.protocol.work import Progress, Submit
+from fedssl.protocol.work import Progress, Resources, Submit
 from fedssl_coordinator.core.models import Artifact, Assignment, Client, Metric, Round, Run, Token, Upload, table_of
 from fedssl_coordinator.federation.work.repository import is_open
 from fedssl_coordinator.identity.tokens.repository import SEEN, SeenWorker, is_workers
@@ -61,12 +61,15 @@ class Renewal(NamedTuple):
     round_number: int
 
 
-def renew(session: Session, secret_hash: str, assignment_id: UUID, progress: Progress | None) -> Renewal | None:
+def renew(
+    session: Session, secret_hash: str, assignment_id: UUID, progress: Progress | None, resources: Resources | None
+) -> Renewal | None:
     """Record that a worker was seen, and renew its lease. Returns None if the token or the lease is not valid."""
     values = {
         "secret": secret_hash,
         "assignment": assignment_id,
         "reported": None if progress is None else progress.model_dump(mode="json"),
+        "held": None if resources is None else resources.model_dump(mode="json"),
     }
     row = session.execute(_RENEW, values).one_or_none()
     return None if row is None or row[2] is None else Renewal(SeenWorker(row[0], row[1]), row[2], row[3])
@@ -167,7 +170,7 @@ def _lease() -> Any:
 
 def _renew() -> Any:
     seen = SEEN.cte("seen")
-    reported = bindparam("reported", type_=JSONB(none_as_null=True))
+    reported, held = (bindparam(name, type_=JSONB(none_as_null=True)) for name in ("reported", "held"))
     renewed = (
         update(_assignments)
         .where(
@@ -176,7 +179,11 @@ def _renew() -> Any:
             _a.state == AssignmentState.LEASED,
             _run.id == _a.run_id,
         )
-        .values(lease_expires_at=_end, progress=func.coalesce(reported, _a.progress))
+        .values(
+            lease_expires_at=_end,
+            progress=func.coalesce(reported, _a.progress),
+            resources=func.coalesce(held, _a.resources),
+        )
         .returning(_a.run_id, _a.round_number)
         .cte("renewed")
     )

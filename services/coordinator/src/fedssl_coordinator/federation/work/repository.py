@@ -9,7 +9,7 @@ from sqlalchemy import func, or_, select, update
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.states import AssignmentState, RoundState, RunState, Verdict
-from fedssl.protocol.work import Progress
+from fedssl.protocol.work import Progress, Resources
 from fedssl_coordinator.core.db import among
 from fedssl_coordinator.core.models import Assignment, Client, Round, Run, table_of
 from fedssl_coordinator.federation.retries import is_over
@@ -95,12 +95,20 @@ def lease_end(seconds: float) -> object:
     return func.now() + timedelta(seconds=seconds)
 
 
-def renew(session: Session, assignment_id: UUID, client_id: str, progress: Progress | None) -> Renewed | None:
-    """Extend this client's lease as its run's spec says, and store the progress. Returns None if it is not leased."""
+def renew(
+    session: Session,
+    assignment_id: UUID,
+    client_id: str,
+    progress: Progress | None = None,
+    resources: Resources | None = None,
+) -> Renewed | None:
+    """Extend this client's lease as its run's spec says, and store its reports. Returns None if it is not leased."""
     seconds = func.make_interval(0, 0, 0, 0, 0, 0, Run.spec["cohort"]["lease_seconds"].as_float())
     values: dict[str, object] = {"lease_expires_at": func.now() + seconds}
     if progress is not None:
         values["progress"] = progress.model_dump(mode="json")
+    if resources is not None:
+        values["resources"] = resources.model_dump(mode="json")
     statement = (
         update(Assignment)
         .where(

@@ -77,7 +77,7 @@ def claim(session: Session, client_id: str) -> WorkItem | None:
     say_about(run=str(run.id), round=current.number)
     spec = RunSpec.model_validate(run.spec)
     if assignment.state == AssignmentState.LEASED:
-        repository.renew(session, assignment.id, client_id, None)
+        repository.renew(session, assignment.id, client_id)
         assignment.lost_round = None  # the worker reports it again if the state has not come back
         _record(session, "assignment.resumed", f"{client_id} has resumed the assignment", assignment)
     else:
@@ -99,7 +99,7 @@ def heartbeat(session: Session, client_id: str, request: Heartbeat) -> Heartbeat
         assignment, *_ = own_assignment(session, request.assignment_id, client_id)
         if (reply := _record_loss(session, assignment, request.state_lost)) is not None:
             return reply
-    renewed = repository.renew(session, request.assignment_id, client_id, request.progress)
+    renewed = repository.renew(session, request.assignment_id, client_id, request.progress, request.resources)
     if renewed is not None:
         say_about(run=str(renewed.run_id), round=renewed.round_number)
         return HeartbeatReply()

@@ -18,6 +18,7 @@ from fedssl_coordinator.core.models import (
     EvaluationDataset,
     PartialUpload,
     PublicDataset,
+    RegisteredWeights,
     Round,
     Run,
     Token,
@@ -133,7 +134,8 @@ def is_referred_to(session: Session, digest: str) -> bool:
     """Return whether a run or a data set that the caller may see refers to an artifact."""
     columns = (
         Run.initial_broadcast, Run.server_state, Run.broadcast, Round.broadcast, Assignment.update_digest,
-        Evaluation.model, DistillationJob.checkpoint, PublicDataset.digest, EvaluationDataset.digest,
+        Run.initial_weights, Evaluation.model, DistillationJob.checkpoint, PublicDataset.digest,
+        EvaluationDataset.digest, RegisteredWeights.digest,
     )  # fmt: skip
     return any(session.scalar(select(column).where(column == digest).limit(1)) for column in columns)
 
@@ -147,6 +149,7 @@ def runs_in_need_of(session: Session, digest: str) -> Sequence[UUID | None]:
         Run.server_state == digest,
         Run.broadcast == digest,
         Run.spec["public_data"]["digest"].astext == digest,
+        (Run.initial_weights == digest) & Run.plan.is_(None),
         current.where(Round.broadcast == digest).exists(),
         update_.where(
             Assignment.run_id == Run.id,

@@ -8,7 +8,9 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from fedssl.artifacts.header import Header, check_header, max_file_bytes, max_header_bytes
-from fedssl.artifacts.images import MAX_HEADER_BYTES, data_set_shape
+from fedssl.artifacts.images import data_set_shape
+from fedssl.artifacts.weight_files import MAX_HEADER_BYTES, check_registered
+from fedssl.artifacts.weight_names import PREFIX
 from fedssl.errors import ArtifactNotFound
 from fedssl.protocol.plan import ArtifactPlan, TensorSpec
 from fedssl.protocol.states import AssignmentState, RoundState
@@ -102,19 +104,22 @@ class UpdatePermit:
 
 
 @dataclass(frozen=True, slots=True)
-class DatasetPermit:
-    """The permit of an operator: the file of a data set, which is registered afterwards."""
+class OperatorPermit:
+    """The permit of an operator: the file of a data set or of weights, which is registered afterwards."""
 
     max_bytes: int
     max_header_bytes: ClassVar[int] = MAX_HEADER_BYTES
     limit: ClassVar[str] = "FEDSSL_MAX_DATASET_BYTES"
 
     def check(self, header: Header) -> None:
-        """Raise ArtifactError unless this is the header of a public or a labelled data set."""
-        data_set_shape(header)
+        """Raise ArtifactError unless this is the header of a public or a labelled data set, or of weights."""
+        if all(entry.name.startswith(PREFIX) for entry in header.entries):
+            check_registered(header)
+        else:
+            data_set_shape(header)
 
     def refusal(self, slug: str, detail: str) -> ProblemError:
-        """Return the error, with its event, for a file that is not a data set."""
+        """Return the error, with its event, for a file that is neither."""
         return ProblemError(slug, detail, audit_event=AuditEvent("artifact.refused", detail))
 
 
@@ -144,17 +149,19 @@ def permit_for(
 ) -> tuple[UploadPermit, UploadStatus]:
     """Return what the caller may send, and whether it has arrived before. Raises ProblemError.
 
-    Workers send the update of an assignment; operators send data sets, without an assignment.
+    Workers send the update of an assignment; operators send data sets and weights, without an
+    assignment.
     """
     if caller.client_id is None:
         if assignment is not None:
             detail = (
-                "an assignment's update needs a worker's token; yours is an operator's, which may only send data sets"
+                "an assignment's update needs a worker's token; yours is an operator's, which may only send data sets "
+                "and weights"
             )
             raise ProblemError("forbidden", detail)
         is_there = repository.touch(session, digest) and is_of_project(session, digest)
         upload_status = UploadStatus.STORED if is_there else UploadStatus.MISSING
-        return DatasetPermit(settings().max_dataset_bytes), upload_status
+        return OperatorPermit(settings().max_dataset_bytes), upload_status
     assert assignment is not None, "workers send only updates"
     return permit_upload(session, assignment, caller.client_id, digest)
 

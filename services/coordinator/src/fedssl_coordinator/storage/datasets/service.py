@@ -1,13 +1,10 @@
 """Registers and shows data sets, and pins the specs of runs to them. The images of a name never change."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping
 
 from sqlalchemy.orm import Session
 
 from fedssl.artifacts.images import map_labelled, map_public
-from fedssl.errors import ArtifactError, ArtifactNotFound
 from fedssl.protocol.data import KNOWN_DATASETS, PublicDataConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.views import (
@@ -20,11 +17,8 @@ from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import EvaluationDataset, PublicDataset
 from fedssl_coordinator.core.problems import AuditEvent, ProblemError
 from fedssl_coordinator.core.settings import settings
-from fedssl_coordinator.core.store import store
 from fedssl_coordinator.identity.projects import service as projects
-from fedssl_coordinator.storage.artifacts import repository as artifacts
-from fedssl_coordinator.storage.artifacts.damage import set_aside
-from fedssl_coordinator.storage.artifacts.service import is_of_project
+from fedssl_coordinator.storage.artifacts.registration import path_of, rejections, require_uploaded
 from fedssl_coordinator.storage.datasets import repository
 
 
@@ -32,7 +26,7 @@ def known_public(session: Session, request: PublicDatasetCreate) -> PublicDatase
     """Return the data set if the same images have this name, or None if the name is free. Raises ProblemError."""
     if repository.is_taken(session, PublicDataset, request.name):
         return _same_public(_named(session, PublicDataset, request.name), request)
-    _require_uploaded(session, request.digest)
+    require_uploaded(session, request.digest)
     return None
 
 
@@ -41,8 +35,8 @@ def about_public(digest: str) -> dict[str, int]:
 
     The file may have to be fetched, so do not call this in a transaction.
     """
-    with _rejections(digest):
-        num_images, channels, size, _ = map_public(_path(digest)).shape
+    with rejections(digest):
+        num_images, channels, size, _ = map_public(path_of(digest)).shape
     return {"num_images": num_images, "channels": channels, "image_size": size}
 
 
@@ -50,7 +44,7 @@ def register_public(
     session: Session, request: PublicDatasetCreate, about: Mapping[str, int]
 ) -> tuple[PublicDatasetView, bool]:
     """Register uploaded images, and return whether they are newly registered. Raises ProblemError."""
-    _require_uploaded(session, request.digest)
+    require_uploaded(session, request.digest)
     row = _add(session, PublicDataset, request, about)
     if row is None:
         return _same_public(_named(session, PublicDataset, request.name), request), False
@@ -63,14 +57,14 @@ def known_evaluation(session: Session, request: EvaluationDatasetCreate) -> Eval
     """Do the same as `known_public` for labelled images."""
     if repository.is_taken(session, EvaluationDataset, request.name):
         return _same_evaluation(_named(session, EvaluationDataset, request.name), request)
-    _require_uploaded(session, request.digest)
+    require_uploaded(session, request.digest)
     return None
 
 
 def about_evaluation(digest: str) -> dict[str, int]:
     """Do the same as `about_public` for labelled images."""
-    with _rejections(digest):
-        found = map_labelled(_path(digest))
+    with rejections(digest):
+        found = map_labelled(path_of(digest))
     num_train, channels, size, _ = found.train_images.shape
     return {
         "num_train": num_train,
@@ -85,7 +79,7 @@ def register_evaluation(
     session: Session, request: EvaluationDatasetCreate, about: Mapping[str, int]
 ) -> tuple[EvaluationDatasetView, bool]:
     """Do the same as `register_public` for labelled images."""
-    _require_uploaded(session, request.digest)
+    require_uploaded(session, request.digest)
     row = _add(session, EvaluationDataset, request, about)
     if row is None:
         return _same_evaluation(_named(session, EvaluationDataset, request.name), request), False
@@ -136,7 +130,13 @@ def of_project(session: Session, table: type[repository.Row], project: str, name
 
 
 def _check_evaluation(session: Session, project: str, spec: RunSpec) -> None:
-    config = spec.evaluation
+    if spec.site_evaluation is not None:
+        raise _invalid(
+            "evaluation.at",
+            "this coordinator cannot ask sites for an evaluation yet, only `fedssl simulate` can: remove evaluation.at "
+            "and evaluation.sites, and name a registered data set in evaluation.dataset, or leave evaluation out",
+        )
+    config = spec.central_evaluation
     if config is not None and of_project(session, EvaluationDataset, project, config.dataset) is None:
         raise _invalid(
             "evaluation.dataset",
@@ -174,37 +174,6 @@ def _check_unregistered(config: PublicDataConfig) -> None:
             f"no public data set {config.dataset} is registered: register it (`fedssl public-dataset add NAME SOURCE`) "
             f"and give its name, or use one that every machine knows: {', '.join(KNOWN_DATASETS)}",
         )
-
-
-@contextmanager
-def _rejections(digest: str) -> Iterator[None]:
-    """Turn the error for bytes that are not a data set, or not those that were sent, into the caller's problem."""
-    try:
-        yield
-    except ArtifactError as error:
-        if set_aside(digest):
-            raise _not_uploaded(digest) from None
-        raise ProblemError("artifact-rejected", str(error)) from None
-
-
-def _path(digest: str) -> Path:
-    try:
-        return store().path(digest)
-    except ArtifactNotFound:
-        raise _not_uploaded(digest) from None
-
-
-def _require_uploaded(session: Session, digest: str) -> None:
-    """Raise ProblemError unless the images are stored, and were sent by the caller's project.
-
-    If they are stored, they stay until the transaction ends.
-    """
-    if not artifacts.hold(session, digest) or not is_of_project(session, digest):
-        raise _not_uploaded(digest)
-
-
-def _not_uploaded(digest: str) -> ProblemError:
-    return ProblemError("not-found", f"no artifact {digest} has been uploaded: PUT it to /v1/artifacts first")
 
 
 def _add(

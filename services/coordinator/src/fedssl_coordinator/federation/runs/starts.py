@@ -1,0 +1,100 @@
+"""Pins the spec of a new run to the weights that it starts from: registered ones, or those of a finished run."""
+
+from sqlalchemy.orm import Session
+
+from fedssl.protocol.initial import InitialConfig
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.states import RunState
+from fedssl_coordinator.core.models import Run
+from fedssl_coordinator.core.problems import AuditEvent, ProblemError
+from fedssl_coordinator.federation import run_rows
+from fedssl_coordinator.storage.artifacts import repository as artifacts
+from fedssl_coordinator.storage.weights import service as weights
+
+
+def pinned(session: Session, project: str, spec: RunSpec) -> RunSpec:
+    """Return the spec of a new run with the digest of the weights that it starts from, and the round of their run.
+
+    The weights stay stored until the transaction ends; the run's row refers to them from then on. Raises ProblemError
+    if they do not exist in the project, are no longer stored, or differ from what the spec states.
+    """
+    config = spec.model.initial
+    if config is None:
+        return spec
+    config = _of_run(session, project, spec, config) if config.run else _registered(session, project, config)
+    assert config.digest is not None, "both have set it"
+    if not artifacts.hold(session, config.digest):
+        key = "run" if config.run else "weights"
+        raise _invalid(key, f"the weights of {config.source} are no longer stored: start from others")
+    return _with_initial(spec, config)
+
+
+def as_asked(asked: RunSpec, stored: RunSpec) -> RunSpec:
+    """Return `stored`, without the digest and the round of its start that `asked` leaves open."""
+    before, after = asked.model.initial, stored.model.initial
+    if before is None or after is None:
+        return stored
+    left_open = {name: None for name in ("digest", "round") if getattr(before, name) is None}
+    return _with_initial(stored, after.model_copy(update=left_open))
+
+
+def _registered(session: Session, project: str, config: InitialConfig) -> InitialConfig:
+    assert config.weights is not None, "a start is a run or weights"
+    found = weights.of_project(session, project, config.weights)
+    if found is None:
+        raise _invalid(
+            "weights",
+            f"no weights {config.weights} are registered: register them (`fedssl weights add FILE --as NAME`) and give "
+            "their name",
+        )
+    _require_digest(config, found.digest)
+    return config.model_copy(update={"digest": found.digest})
+
+
+def _of_run(session: Session, project: str, spec: RunSpec, config: InitialConfig) -> InitialConfig:
+    assert config.run is not None, "a start is a run or weights"
+    run = run_rows.get(session, config.run)
+    if run is None or run.project != project:
+        raise _invalid("run", f"there is no run {config.run}: it does not exist, or was deleted")
+    if run.state != RunState.FINISHED or run.broadcast is None:
+        raise _invalid("run", f"run {run.id} is {run.state}: only a finished run that has weights can be a start")
+    number = run.rounds_closed if config.round is None else config.round
+    if number > run.rounds_closed:
+        raise _invalid("round", f"run {run.id} has {run.rounds_closed} rounds: there are no weights after {number}")
+    _require_same_network(run, spec, config)
+    digest = run_rows.weights_after(session, run, number)
+    _require_digest(config, digest)
+    return config.model_copy(update={"digest": digest, "round": number})
+
+
+def _require_same_network(run: Run, spec: RunSpec, config: InitialConfig) -> None:
+    theirs = RunSpec.model_validate(run.spec)
+    if not theirs.model.encoder.is_same_network(spec.model.encoder):
+        raise _invalid(
+            "run",
+            f"run {run.id} trained the encoder {theirs.model.encoder}, and this one has {spec.model.encoder}: set "
+            "model.encoder to the other run's",
+        )
+    if theirs.data.channels != spec.data.channels and not config.adapt:
+        raise _invalid(
+            "adapt",
+            f"run {run.id} trained on images of {theirs.data.channels} channels, and these have {spec.data.channels}: "
+            "name the first convolution here, or change data.channels",
+        )
+
+
+def _require_digest(config: InitialConfig, digest: str) -> None:
+    if config.digest not in (None, digest):
+        raise _invalid("digest", f"the weights of {config.source} have digest {digest}: leave it out")
+
+
+def _with_initial(spec: RunSpec, config: InitialConfig) -> RunSpec:
+    return spec.model_copy(update={"model": spec.model.model_copy(update={"initial": config})})
+
+
+def _invalid(key: str, message: str) -> ProblemError:
+    """Return a 422 that names a key of the spec's start."""
+    loc = ["spec", "model", "initial", key]
+    detail = f"nothing was changed; correct this and send it again: {'.'.join(loc)}"
+    audit_event = AuditEvent("request.refused", f"POST /v1/runs: {'.'.join(loc)}: {message}")
+    return ProblemError("invalid-request", detail, errors=[{"loc": loc, "msg": message}], audit_event=audit_event)

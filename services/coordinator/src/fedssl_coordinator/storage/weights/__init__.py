@@ -1,0 +1,1 @@
+"""Weights that runs may start from, registered under names."""

@@ -1,0 +1,257 @@
+"""Weighted means as sums of integers on a public scale: the order of the updates changes no bit."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from fedssl.aggregation.mean import (
+    AggregationError,
+    averages_as_float,
+    check_like,
+    check_names,
+    checked_weights,
+    chunks,
+    rounded,
+)
+
+COUNTED_BITS = 24
+"""Fractional bits of a difference that is multiplied by a number of images or batches."""
+
+EQUAL_BITS = 40
+"""Fractional bits if every weight is 1, which leaves 16 bits more for the fraction."""
+
+LARGEST_EXACT = 1 << 53
+"""Every integer up to this size is exact in float64. 1,023 of them fit into the sum of 64 bits."""
+
+_WORD_LIMIT = (1 << 63) - 1
+
+Factor = Callable[[str, Tensor], float]
+"""Returns the number by which a client's own floating-point tensor is multiplied, from its name and the tensor."""
+
+
+class OutOfRange(AggregationError):
+    """A value of an update does not fit into its word on the public scale. `tensor` names where it is."""
+
+    def __init__(self, tensor: str, why: str) -> None:
+        super().__init__(f"{tensor}: {why}")
+        self.tensor = tensor
+
+
+def largest_word(num_clients: int) -> int:
+    """Return the largest absolute value of one client's words: the sum of all clients' fits into 64 bits.
+
+    Example:
+        >>> largest_word(1000) == 2**53, largest_word(2000) < 2**53
+        (True, True)
+    """
+    return min(LARGEST_EXACT, _WORD_LIMIT // max(1, num_clients))
+
+
+def fixed_point_words(
+    name: str,
+    tensor: Tensor,
+    base: Tensor | None,
+    weight: int,
+    *,
+    fraction_bits: int,
+    num_clients: int,
+    factor: float = 1.0,
+) -> Tensor:
+    """Return one client's words of one tensor: its weighted difference from the broadcast, rounded once.
+
+        q = rint((a x - base) w 2^f)    of floating-point tensors, in float64;    q = (x - base) w    of integer tensors
+
+    Args:
+        name: the tensor's name, for the error.
+        tensor: x, the client's tensor after training.
+        base: the broadcast's tensor of this name, or None if the client sends a difference already.
+        weight: w, the client's number of images or batches, or 1.
+        fraction_bits: f. The scale 2^-f is public, so that all clients use the same one.
+        num_clients: the largest number of clients whose words are added.
+        factor: a, by which the update's own floating-point tensor is scaled (L-DAWA).
+
+    Returns:
+        int64, of the tensor's shape.
+
+    Raises:
+        OutOfRange: a word would be larger than `largest_word(num_clients)`, or the value is not finite. Nothing is
+            clipped.
+
+    Example:
+        >>> import torch
+        >>> fixed_point_words("w", torch.tensor([1.5]), torch.tensor([1.0]), 3, fraction_bits=2, num_clients=2)
+        tensor([6])
+
+    Reference: fedssl's own arithmetic, described in docs/methods.md.
+    """
+    is_float = averages_as_float(name, tensor)
+    words = torch.empty(tensor.shape, dtype=torch.int64, device=tensor.device)
+    pieces = (words, tensor) if base is None else (words, tensor, base)
+    scale = math.ldexp(float(weight), fraction_bits if is_float else 0)
+    largest = largest_word(num_clients)
+    for word, piece, *origin in chunks(*pieces):
+        exact = piece.double() if factor == 1.0 or not is_float else piece.double() * factor
+        moved = exact - origin[0].double() if origin else exact
+        scaled = (moved * scale).round_()
+        if not bool((scaled.abs() <= largest).all()):  # a NaN is not within either
+            raise OutOfRange(name, _why(scaled, scale, largest))
+        if is_float:
+            word.copy_(scaled)
+        else:
+            whole = piece.to(torch.int64)
+            word.copy_((whole - origin[0].to(torch.int64) if origin else whole) * weight)
+    return words
+
+
+def _why(scaled: Tensor, scale: float, largest: int) -> str:
+    if not bool(scaled.isfinite().all()):
+        return "a value is not finite"
+    return (
+        f"a value is {float(scaled.abs().max()) / scale:.6g} from the broadcast, and with its weight at most "
+        f"{largest / scale:.6g} can be summed: lower training.optimizer.learning_rate, or set "
+        'aggregation.arithmetic = "float"'
+    )
+
+
+def _whole(weights: Sequence[float]) -> list[int]:
+    numbers = checked_weights(weights)
+    if fractions := [number for number in numbers if not number.is_integer()]:
+        raise AggregationError(f"a weight in fixed point must be a whole number, not {fractions[0]}")
+    return [int(number) for number in numbers]
+
+
+class FixedPointSum:
+    """The sum of clients' words and weights. Adding is exact, so any order and any tree of partial sums is equal.
+
+    `base`: the tensors that were broadcast, or None if the clients send differences. `num_clients`: the largest number
+    of clients that are added.
+    """
+
+    def __init__(self, base: Mapping[str, Tensor] | None, *, fraction_bits: int, num_clients: int) -> None:
+        self._base, self._fraction_bits, self._num_clients = base, fraction_bits, num_clients
+        self._words: dict[str, Tensor] = {}
+        self._like: dict[str, Tensor] = {}
+        self._count = self._weight = 0
+
+    def add(self, update: Mapping[str, Tensor], weight: int, factor: Factor | None = None) -> None:
+        """Add one client's update with its weight, a positive integer. `factor` is as in `fixed_point_mean`."""
+        names, where = sorted(update), f"update {self._count}"
+        check_names(self._words.keys() if self._count else names, names, where)
+        if self._base is not None and (unknown := sorted(set(names) - self._base.keys())):
+            raise AggregationError(f"{where} has names that were not broadcast: {unknown}")
+        for name in names:
+            tensor, base = update[name], None if self._base is None else self._base[name]
+            check_like(name, self._like.get(name, tensor if base is None else base), tensor, where)
+            scales = factor is not None and averages_as_float(name, tensor)
+            words = fixed_point_words(
+                name,
+                tensor,
+                base,
+                weight,
+                fraction_bits=self._fraction_bits,
+                num_clients=self._num_clients,
+                factor=factor(name, tensor) if factor is not None and scales else 1.0,
+            )
+            if name in self._words:
+                self._words[name] += words
+            else:
+                self._words[name], self._like[name] = words, torch.empty_like(tensor, device="meta")
+            del tensor
+        self._count, self._weight = self._count + 1, self._weight + weight
+        self._require_room()
+
+    def merge(self, other: Self) -> None:
+        """Add the sum of other clients, made with the same base, scale and number of clients."""
+        if not other._count:
+            return
+        check_names(self._words.keys() if self._count else other._words.keys(), other._words.keys(), "a partial sum")
+        for name, words in other._words.items():
+            self._words[name] = self._words[name] + words if name in self._words else words.clone()
+        self._like |= other._like
+        self._count, self._weight = self._count + other._count, self._weight + other._weight
+        self._require_room()
+
+    def mean(self) -> dict[str, Tensor]:
+        """Return base + words / (weight 2^f), rounded to each tensor's dtype; integer tensors are rounded half to even.
+
+        Raises AggregationError if nothing was added.
+        """
+        if not self._count:
+            raise AggregationError("there are no updates")
+        return {name: self._decoded(name, words) for name, words in sorted(self._words.items())}
+
+    def _decoded(self, name: str, words: Tensor) -> Tensor:
+        like, base = self._like[name], None if self._base is None else self._base[name]
+        if like.is_floating_point():
+            exact = words.double() / math.ldexp(float(self._weight), self._fraction_bits)
+            return rounded(exact if base is None else exact + base.double(), like.dtype)
+        floor = words.div(self._weight, rounding_mode="floor")
+        rest = 2 * (words - floor * self._weight)
+        lower = floor if base is None else floor + base.to(torch.int64)
+        is_above = (rest > self._weight) | ((rest == self._weight) & (lower % 2 == 1))
+        return (lower + is_above.long()).to(like.dtype)
+
+    def _require_room(self) -> None:
+        if self._count > self._num_clients:
+            raise AggregationError(f"{self._count} clients were added to a sum that has room for {self._num_clients}")
+
+
+def fixed_point_mean(
+    updates: Iterable[Mapping[str, Tensor]],
+    weights: Sequence[float],
+    base: Mapping[str, Tensor] | None,
+    *,
+    fraction_bits: int = COUNTED_BITS,
+    factor: Factor | None = None,
+) -> dict[str, Tensor]:
+    """Return the weighted mean of every tensor over the updates, by integers on a public scale.
+
+        mean = base + 2^-f / W sum_k rint((a_k x_k - base) w_k 2^f),    W = sum_k w_k
+
+    Each client's term depends on nothing of another client, and their sum is exact: the mean has the same bits in any
+    order and for any tree of partial sums. Its error is at most K 2^-(f+1) / W from the K roundings, the rounding of
+    the differences to float64, and one rounding to the tensor's dtype. Integer tensors are averaged exactly and rounded
+    half to even.
+
+    Args:
+        updates: mappings from names to tensors, consumed once and one at a time.
+        weights: a positive whole number for each update.
+        base: the tensors that were broadcast, by the same names (it may have others), with the same dtypes and shapes;
+            None stands for zeros.
+        fraction_bits: f, `COUNTED_BITS`, or `EQUAL_BITS` if all weights are 1.
+        factor: returns a_k for a floating-point tensor, by its name and the tensor; None stands for 1.
+
+    Returns:
+        The mean of each tensor, in name order, with the dtypes and shapes of the updates.
+
+    Raises:
+        OutOfRange: a value does not fit into its word; the message names the tensor.
+        AggregationError: as `weighted_mean`.
+
+    Example:
+        >>> import torch
+        >>> base = {"w": torch.tensor([1.0]), "steps": torch.tensor(0)}
+        >>> updates = [{"w": torch.tensor([2.0]), "steps": torch.tensor(3)},
+        ...            {"w": torch.tensor([6.0]), "steps": torch.tensor(4)}]
+        >>> fixed_point_mean(updates, [3, 1], base)
+        {'steps': tensor(3), 'w': tensor([3.])}
+
+    Reference: FedAvg (McMahan et al. 2017), Algorithm 1, in the fixed point of secure aggregation (Bonawitz et al.
+    2017), without its clipping.
+    """
+    numbers = _whole(weights)
+    total = FixedPointSum(base, fraction_bits=fraction_bits, num_clients=len(weights))
+    count = 0
+    with torch.no_grad():
+        for update in updates:
+            if count == len(weights):
+                raise AggregationError(f"there are more updates than the {len(weights)} weights")
+            total.add(update, numbers[count], factor)
+            count += 1
+            del update  # before the next one is opened: an update may be as large as memory allows
+    if 0 < count < len(weights):
+        raise AggregationError(f"there are {count} updates for {len(weights)} weights")
+    return total.mean()

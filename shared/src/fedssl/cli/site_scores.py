@@ -1,0 +1,64 @@
+"""Results of evaluations at the sites: a table with a row per site, the worst, the mean and the pooled ones; JSON."""
+
+import math
+from collections.abc import Mapping
+
+from fedssl.cli.output import note, show_table
+from fedssl.evaluation.site_results import METRICS, Results, SiteSummary, summarise_sites
+from fedssl.protocol.evaluation import EvaluationConfig
+from fedssl.protocol.site_evaluation import SiteCounts
+
+Answers = Mapping[str, SiteCounts | str]
+"""Per site its counts, or why it has none."""
+
+
+def summary_of(answers: Answers, config: EvaluationConfig) -> SiteSummary:
+    """Return the results of the sites that have counts."""
+    assert config.sites is not None, "the spec has an evaluation at the sites"
+    counts = {name: answer for name, answer in answers.items() if not isinstance(answer, str)}
+    return summarise_sites(counts, config.sites, config.site_measures)
+
+
+def show_sites(answers: Answers, config: EvaluationConfig, title: str) -> None:
+    """Print one round's results, in percent."""
+    summary = summary_of(answers, config)
+    names = [f"{measure}/{metric}" for measure in config.site_measures for metric in METRICS]
+    rows = [[site, *(_shown(results[name]) for name in names)] for site, results in summary.by_site.items()]
+    if summary.by_site:
+        rows.append(["worst site", *(_shown(summary.worst[name].value) for name in names)])
+        rows.append(["mean", *(_shown(summary.mean[name]) for name in names)])
+        rows.append(["pooled", *(_shown(summary.pooled[name]) for name in names)])
+    show_table([title, *(f"#{_heading(name)}" for name in names)], rows)
+    for site, answer in sorted(answers.items()):
+        if isinstance(answer, str):
+            note(f"{site} has no result: {answer}")
+
+
+def sites_as_json(answers: Answers, config: EvaluationConfig) -> dict[str, object]:
+    """Return one round's results; a number that is not defined is None."""
+    summary = summary_of(answers, config)
+    return {
+        "sites": {site: _finite(results) for site, results in summary.by_site.items()},
+        "worst": {
+            name: {"client": each.client_id, "value": _known(each.value)} for name, each in summary.worst.items()
+        },
+        "mean": _finite(summary.mean),
+        "pooled": _finite(summary.pooled),
+        "without_result": {site: answer for site, answer in answers.items() if isinstance(answer, str)},
+    }
+
+
+def _finite(results: Results) -> dict[str, float | None]:
+    return {name: _known(value) for name, value in results.items()}
+
+
+def _heading(name: str) -> str:
+    return name.replace("_", " ").replace("/", " ")
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _shown(value: float) -> str:
+    return f"{100 * value:.2f} %" if math.isfinite(value) else "-"

@@ -1,0 +1,146 @@
+"""The evaluation of an encoder at one site, on its own labelled images: counts per class, never anything per image.
+
+The same function runs in a simulation and at a worker, so that both give the same counts.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedssl.data import ImageData, choose_images
+from fedssl.data.site_labels import LabelSplit, SiteLabels, split_labels
+from fedssl.errors import DataError
+from fedssl.evaluation.features import extract_features
+from fedssl.evaluation.neighbours import knn_scores
+from fedssl.evaluation.probe import probe_scores
+from fedssl.protocol.evaluation import SiteMeasure, SitesConfig
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.site_evaluation import MeasureCounts, SiteCounts
+from fedssl.seeding import derive_seed
+
+Indices = NDArray[np.int64]
+_THRESHOLD = 0.5  # the lowest score at which an image is predicted to have one of several labels
+
+
+def evaluate_at_site(
+    encoder: nn.Module,
+    take: Callable[[Indices], ImageData],
+    labels: SiteLabels,
+    spec: RunSpec,
+    client_id: str,
+    *,
+    min_count: int = 1,
+    device: torch.device | str = "cpu",
+    on_progress: Callable[[], None] = lambda: None,
+) -> SiteCounts:
+    """Return the counts of classifiers that are trained on a site's own labels.
+
+    Args:
+        encoder: from images to (B, H), already on `device`.
+        take: returns the site's images at some positions, in the run's shape.
+        labels: the labels of the site's images, as numbers of the run's classes.
+        spec: the run's spec, whose `evaluation.sites` names what to count.
+        client_id: the site, whose name draws its split.
+        min_count: what the site itself demands, if it is more than the spec does.
+        on_progress: called after every batch of images; what it raises ends the evaluation.
+
+    Equal arguments give equal counts on one CPU thread. Raises DataError if too few classes have enough images.
+    """
+    config = spec.site_evaluation
+    assert config is not None, "the run's spec has an evaluation at the sites"
+    assert config.sites is not None, "validated by the spec"
+    split = split_labels(labels, config.sites.test_share, derive_seed(spec.seed, 0, client_id, "site labels"))
+    limits = (config.max_train, config.max_test)
+    train, test = (
+        part[choose_images(len(part), limit, spec.seed)]
+        for part, limit in zip((split.train, split.test), limits, strict=True)
+    )
+    fewest = max(min_count, config.sites.min_count)
+    classes, split = _evaluated(labels, LabelSplit(train, test), fewest)
+
+    def represent(positions: Indices) -> Tensor:
+        images = take(positions)
+        return extract_features(encoder, images, spec.data, device, on_progress=lambda share: on_progress())
+
+    train_NH, test_NH = represent(split.train), represent(split.test)
+    measures = {}
+    if bool(train_NH.isfinite().all() & test_NH.isfinite().all()):
+        targets = tuple(_targets(labels, part, classes) for part in (split.train, split.test))
+        for measure in config.site_measures:
+            scores = _scores(measure, train_NH, targets[0], test_NH, len(classes))
+            measures[measure] = count_predictions(scores.cpu(), targets[1], config.sites)
+    return SiteCounts(
+        classes=tuple(classes.tolist()),
+        min_count=fewest,
+        num_train=len(split.train),
+        num_test=len(split.test),
+        measures=measures,
+    )
+
+
+def count_predictions(scores_NC: Tensor, targets: Tensor, config: SitesConfig) -> MeasureCounts:
+    """Return the counts of a classifier's scores, 0..1, for images with the class numbers (N,) or labels (N, C)."""
+    num_classes, num_bins = scores_NC.shape[1], config.score_bins
+    several = targets.ndim == 2
+    presence_NC = targets if several else torch.nn.functional.one_hot(targets, num_classes)
+    bins_NC = (scores_NC * num_bins).floor().clamp(0, num_bins - 1).long()
+    confusion = (
+        [
+            torch.bincount(presence_NC[:, c] + 2 * (scores_NC[:, c] >= _THRESHOLD).long(), minlength=4).tolist()
+            for c in range(num_classes)
+        ]
+        if several
+        else torch.bincount(targets * num_classes + scores_NC.argmax(dim=1), minlength=num_classes**2)
+        .view(num_classes, num_classes)
+        .tolist()
+    )
+
+    def counted(wanted: int) -> list[list[int]]:
+        return [
+            torch.bincount(bins_NC[presence_NC[:, c] == wanted, c], minlength=num_bins).tolist()
+            for c in range(num_classes)
+        ]
+
+    return MeasureCounts.model_validate({"confusion": confusion, "positives": counted(1), "negatives": counted(0)})
+
+
+def _evaluated(labels: SiteLabels, split: LabelSplit, fewest: int) -> tuple[Indices, LabelSplit]:
+    """Return the numbers of the classes with enough images, and the images that have them. Raises DataError.
+
+    With several labels per image, a label needs that many images with it and that many without it, and no image is
+    left out.
+    """
+    num_classes = len(labels.class_names)
+    enough = np.ones(num_classes, np.bool_)
+    for part in (split.train, split.test):
+        own = labels.labels[part]
+        if labels.is_multi_label:
+            enough &= (own.sum(axis=0) >= fewest) & ((1 - own).sum(axis=0) >= fewest)
+        else:
+            enough &= np.bincount(own, minlength=num_classes) >= fewest
+    classes, needed = np.flatnonzero(enough), 1 if labels.is_multi_label else 2
+    if len(classes) < needed:
+        raise DataError(
+            f"{len(classes)} of the run's {num_classes} classes have at least {fewest} training and {fewest} test "
+            f"images at this site, and a classifier needs {needed}: label more images, or lower min_count"
+        )
+    if labels.is_multi_label:
+        return classes, split
+    kept = (part[np.isin(labels.labels[part], classes)] for part in (split.train, split.test))
+    return classes, LabelSplit(*kept)
+
+
+def _targets(labels: SiteLabels, positions: Indices, classes: Indices) -> Tensor:
+    """Return class numbers (N,) among the evaluated classes, or the presence (N, K) of several labels."""
+    own = labels.labels[positions]
+    return torch.from_numpy(own[:, classes] if labels.is_multi_label else np.searchsorted(classes, own))
+
+
+def _scores(measure: SiteMeasure, train_NH: Tensor, targets: Tensor, test_NH: Tensor, num_classes: int) -> Tensor:
+    if measure == "probe":
+        return probe_scores(train_NH, targets, test_NH)
+    presence_NC = targets if targets.ndim == 2 else torch.nn.functional.one_hot(targets, num_classes)
+    return knn_scores(train_NH, presence_NC, test_NH)

@@ -1,0 +1,23 @@
+"""The first weights of a run that starts from an encoder that exists."""
+
+from torch import nn
+
+from fedssl.artifacts.tensors import Tensors
+from fedssl.errors import MethodError
+from fedssl.methods.api import Context
+from fedssl.methods.composition.part import ENCODER
+from fedssl.models import load_initial
+
+
+def load_start(modules: nn.ModuleDict, tensors: Tensors | None, ctx: Context) -> str:
+    """Load the encoder that the spec's `model.initial` names into freshly built modules. The heads stay as they are.
+
+    Returns what was loaded, for people: empty if the spec names no encoder. Raises SpecError if the tensors do not fit,
+    and MethodError if they are missing: a run must never start from random weights unless its spec does.
+    """
+    config = ctx.spec.model.initial
+    if config is None:
+        return ""
+    if tensors is None:
+        raise MethodError(f"the run starts from {config.source}, and these weights were not given")
+    return f"{load_initial(modules[ENCODER], tensors, config.adapt)}"

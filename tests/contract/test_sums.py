@@ -1,0 +1,151 @@
+"""A composition declares whether its coordinator needs only sums over the clients, and the coordinator keeps to it.
+
+Two cohorts with the same sums and other updates show it: if the coordinator uses only sums, it finds the same weights.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from fedssl.artifacts.tensors import TORCH_DTYPES, Tensors
+from fedssl.engine import run_aggregation
+from fedssl.methods import METHODS
+from fedssl.methods.api import Update
+from fedssl.methods.registry import ADD_ONS, MERGES, OBJECTIVES, REDUCERS
+from fedssl.protocol.methods import METHOD_CONFIGS
+from fedssl.protocol.plan import TensorSpec
+from fedssl.protocol.runs import RunSpec
+from support.methods import CONFIGS, PUBLIC, context, method_spec
+
+PER_IMAGE = frozenset({"dictionary", "similarity", "representations"})
+"""Kinds of tensors with an entry per image, which no sum over clients can carry."""
+
+GRID = 2.0**-10
+NUM_CLIENTS = 3
+
+USUAL_OBJECTIVES = ("fedbyol", "fedca", "orchestra")
+"""Together they have every part that sends tensors of its own. Pytest visits the others if it is called with --full."""
+
+objectives = pytest.mark.parametrize(
+    "objective",
+    [
+        name if name in USUAL_OBJECTIVES else pytest.param(name, marks=pytest.mark.full)
+        for name in sorted(str(config.model_fields["name"].default) for config in OBJECTIVES)
+    ],
+)
+add_ons = pytest.mark.parametrize("add_on", ["", *sorted(ADD_ONS)])
+
+
+def _spec(objective: str, add_on: str, merge: str, reducer: str, **changes: Any) -> RunSpec | None:
+    """Return the composition's spec, or None if its parts do not fit each other."""
+    combines = CONFIGS["flesd"]["reducer"] if reducer == "distillation" else {"name": reducer}
+    config = {
+        **CONFIGS.get(objective, {}),
+        **({"num_global_steps": 2} if objective == "orchestra" else {}),
+        "name": objective,
+        "add_ons": [{"name": add_on}] if add_on else [],
+        "merge": {"name": merge},
+        "reducer": combines,
+    }
+    uses_public = objective in ("fedca", "flesd") or reducer == "distillation"
+    public = {**PUBLIC, "num_images": 128} if uses_public else None
+    try:
+        cohort = {"min_clients": 3, "min_updates": 5 if reducer == "multi_krum" else 3}
+        return method_spec("fedsimclr", method=config, public_data=public, cohort=cohort, **changes)
+    except ValidationError:
+        return None
+
+
+@objectives
+@add_ons
+def test_every_composition_declares_whether_it_is_a_sum(objective: str, add_on: str) -> None:
+    visited = 0
+    for merge in MERGES:
+        for reducer in REDUCERS:
+            spec = _spec(objective, add_on, merge, reducer)
+            if spec is not None:
+                visited += 1
+                _check(spec, _spec(objective, add_on, merge, reducer, aggregation={"arithmetic": "fixed"}))
+    assert visited or not any(_spec(objective, add_on, m, r) for m in MERGES for r in REDUCERS)
+
+
+@pytest.mark.parametrize("name", sorted(METHOD_CONFIGS))
+def test_every_method_declares_whether_it_is_a_sum(name: str) -> None:
+    spec = method_spec(name)
+    fixed = None
+    if spec.method.why_not_summed is None:
+        fixed = method_spec(name, aggregation={"arithmetic": "fixed"})
+    _check(spec, fixed)
+
+
+@pytest.mark.parametrize("name", ["fedca", "fedu2", "flesd"])
+def test_a_spec_that_is_not_a_sum_is_refused_with_the_reason(name: str) -> None:
+    why = method_spec(name).method.why_not_summed
+    assert why is not None
+    with pytest.raises(ValidationError) as refused:
+        method_spec(name, aggregation={"arithmetic": "fixed"})
+    assert f'aggregation.arithmetic = "fixed" needs a coordinator that only adds up updates: {why}' in str(
+        refused.value
+    )
+
+
+def test_bounded_shares_of_the_weight_are_not_a_sum() -> None:
+    with pytest.raises(ValidationError, match="max_weight_share changes each weight by those of all others"):
+        method_spec("fedsimclr", aggregation={"arithmetic": "fixed"}, robustness={"max_weight_share": 0.4})
+
+
+def _check(spec: RunSpec, fixed: RunSpec | None) -> None:
+    plan, method = METHODS[spec.method.name].bind(spec).plan, spec.method
+    kinds = {tensor.kind for tensor in plan.update}
+    assert (fixed is None) == (method.why_not_summed is not None)
+    if kinds & PER_IMAGE:
+        assert fixed is None
+        return
+    apart = tuple(sorted(kinds & {"centroids"}))
+    if plan.update:
+        assert tuple(sorted(method.sent_apart)) == apart
+    one, two = _results(fixed or spec)
+    if fixed is not None:
+        assert all(torch.equal(one[name], two[name]) for name in one)
+    else:
+        assert max(float((one[name].double() - two[name].double()).abs().max()) for name in one) > GRID
+
+
+def _results(spec: RunSpec) -> tuple[Tensors, Tensors]:
+    """Return the coordinator's tensors after a round, for two cohorts with the same sums."""
+    method, plan = METHODS[spec.method.name], METHODS[spec.method.name].bind(spec).plan
+    state = {tensor.name: _on_grid(tensor, seed) for seed, tensor in enumerate(plan.broadcast)}
+    first = [
+        {tensor.name: _moved(tensor, state, 1000 * client + seed) for seed, tensor in enumerate(plan.update)}
+        for client in range(NUM_CLIENTS)
+    ]
+    second = [dict(update) for update in first]
+    for seed, tensor in enumerate(plan.update):
+        if tensor.kind not in spec.method.sent_apart:
+            shift = _on_grid(tensor, 10_000 + seed)
+            second[0][tensor.name] = first[0][tensor.name] + shift
+            second[1][tensor.name] = first[1][tensor.name] - shift
+    return _aggregated(method, state, first, spec), _aggregated(method, state, second, spec)
+
+
+def _aggregated(method: Any, state: Tensors, sent: list[Tensors], spec: RunSpec) -> Tensors:
+    updates = [
+        Update(f"client-{index}", 40, lambda tensors=tensors: tensors)  # type: ignore[misc]
+        for index, tensors in enumerate(sent)
+    ]
+    return run_aggregation(method, state, updates, context(spec, 1)).state
+
+
+def _on_grid(tensor: TensorSpec, seed: int) -> torch.Tensor:
+    """Draw values whose sums and differences are exact in float32."""
+    drawn = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    if not TORCH_DTYPES[tensor.dtype].is_floating_point:
+        return (drawn * 4).round().to(TORCH_DTYPES[tensor.dtype])
+    return ((drawn / GRID).round() * GRID).to(TORCH_DTYPES[tensor.dtype])
+
+
+def _moved(tensor: TensorSpec, state: Tensors, seed: int) -> torch.Tensor:
+    shift = _on_grid(tensor, 100_000 + seed)
+    return state[tensor.name] + shift if tensor.name in state else shift

@@ -1,0 +1,54 @@
+"""A run that starts from registered weights gives the bits of a simulation that starts from their file."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedssl.artifacts.tensors import load_tensors
+from fedssl.protocol.model import EncoderConfig
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.states import Outcome, RunState
+from fedssl.protocol.views import RunView
+from fedssl.simulation import simulate
+from support.methods import method_spec, shards
+from support.processes import federation
+from support.servers import Servers
+from support.weights import encoder_file
+
+pytestmark = [pytest.mark.parity, pytest.mark.full]
+
+
+def test_a_run_from_registered_weights_equals_its_simulation(servers: Servers, tmp_path: Path) -> None:
+    """FedBYOL keeps a target network on each client, which must follow from the start, too."""
+    spec = method_spec("fedbyol", cohort={"min_clients": 3})
+    file = encoder_file(tmp_path, EncoderConfig(widths=(8, 16)))
+    values = spec.model_dump(mode="json")
+    values["model"]["initial"] = {"weights": str(file)}
+    clients = shards(spec)
+    simulated = simulate(RunSpec.model_validate(values), clients)
+    random = simulate(spec, clients).model
+    assert any(not torch.equal(random[name], tensor) for name, tensor in simulated.model.items())
+    values["model"]["initial"] = {"weights": "start"}
+    with (
+        servers.database() as database,
+        federation(database, servers.redis_url, tmp_path / "run", clients) as running,
+    ):
+        digest = running.client.add_weights("start", file).digest
+        for name in clients:
+            running.start(name)
+        created = running.client.create_run(RunSpec.model_validate(values))
+
+        def look() -> RunView | None:
+            run = running.client.run(created.id)
+            return run if run.state is RunState.FINISHED else None
+
+        done = running.wait_for(look, "the run's end", 100)
+        assert done.outcome is Outcome.COMPLETED, done.reason
+        running.client.download_model(created.id, tmp_path / "model.safetensors")
+    assert simulated.spec.model.initial is not None
+    assert done.spec.model.initial is not None
+    assert simulated.spec.model.initial.digest == done.spec.model.initial.digest == digest
+    deployed = load_tensors(tmp_path / "model.safetensors")
+    assert deployed.keys() == simulated.model.keys()
+    assert [name for name in deployed if not torch.equal(deployed[name], simulated.model[name])] == []

@@ -1,0 +1,84 @@
+"""Means in fixed point are exact for all updates, in any order and for any tree of partial sums."""
+
+from fractions import Fraction
+
+import numpy as np
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from torch import Tensor
+
+from fedssl.aggregation import COUNTED_BITS, EQUAL_BITS, FixedPointSum, fixed_point_mean
+
+Update = dict[str, Tensor]
+
+quick = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+numbers = st.floats(-1e4, 1e4, width=32)
+whole = st.integers(-(2**31), 2**31 - 1)
+
+
+@st.composite
+def cohorts(draw: st.DrawFn) -> tuple[Update, list[Update], list[int], int]:
+    """A broadcast, up to 9 updates of it, their weights and the scale."""
+    count, width = draw(st.integers(1, 9)), draw(st.integers(1, 6))
+
+    def tensors() -> Update:
+        floats = draw(arrays.arrays(np.float32, width, elements=numbers))
+        integers = draw(arrays.arrays(np.int64, width, elements=whole))
+        return {"w": torch.from_numpy(floats), "n": torch.from_numpy(integers)}
+
+    bits = draw(st.sampled_from([COUNTED_BITS, 32]))
+    weights = st.integers(1, 1000) if bits == COUNTED_BITS else st.just(1)
+    return tensors(), [tensors() for _ in range(count)], draw(st.lists(weights, min_size=count, max_size=count)), bits
+
+
+def total_of(tree: list[list[int]], cohort: tuple[Update, list[Update], list[int], int]) -> FixedPointSum:
+    """Add up each branch, and then the branches."""
+    base, updates, weights, bits = cohort
+    total = FixedPointSum(base, fraction_bits=bits, num_clients=len(updates))
+    for branch in tree:
+        part = FixedPointSum(base, fraction_bits=bits, num_clients=len(updates))
+        for index in branch:
+            part.add(updates[index], weights[index])
+        total.merge(part)
+    return total
+
+
+@quick
+@given(cohorts(), st.data())
+def test_any_order_and_any_tree_of_partial_sums_gives_the_same_bits(
+    cohort: tuple[Update, list[Update], list[int], int], data: st.DataObject
+) -> None:
+    base, updates, weights, bits = cohort
+    order = data.draw(st.permutations(range(len(updates))))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(updates)), max_size=4)))
+    tree = [list(order[a:b]) for a, b in zip([0, *cuts], [*cuts, len(updates)], strict=True)]
+    expected = fixed_point_mean(updates, weights, base, fraction_bits=bits)
+    found = total_of(tree, cohort).mean()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@quick
+@given(cohorts())
+def test_the_mean_is_the_exact_one_up_to_the_documented_error(
+    cohort: tuple[Update, list[Update], list[int], int],
+) -> None:
+    base, updates, weights, bits = cohort
+    mean, total = fixed_point_mean(updates, weights, base, fraction_bits=bits), sum(weights)
+    for index in range(len(base["w"])):
+        exact = sum(w * Fraction(float(u["w"][index])) for w, u in zip(weights, updates, strict=True)) / total
+        rounding = Fraction(float(np.spacing(np.float32(abs(float(exact)))))) / 2
+        bound = Fraction(len(updates), total) / 2 ** (bits + 1) + rounding + Fraction(1, 10**10)
+        assert abs(Fraction(float(mean["w"][index])) - exact) <= bound
+        whole_sum = sum(w * int(u["n"][index]) for w, u in zip(weights, updates, strict=True))
+        assert int(mean["n"][index]) == round(Fraction(whole_sum, total))  # half to even, as Python's round
+
+
+@quick
+@given(cohorts())
+def test_updates_that_did_not_move_give_the_broadcast(cohort: tuple[Update, list[Update], list[int], int]) -> None:
+    base, updates, weights, _ = cohort
+    for bits in (COUNTED_BITS, EQUAL_BITS):
+        mean = fixed_point_mean([base] * len(updates), weights, base, fraction_bits=bits)
+        assert all(torch.equal(mean[name], base[name]) for name in base)

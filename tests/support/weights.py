@@ -1,0 +1,23 @@
+"""Files of weights, ready to be registered."""
+
+from pathlib import Path
+
+from fedssl.artifacts.tensors import Tensors, save_tensors
+from fedssl.models import build_encoder, initialised
+from fedssl.protocol.model import EncoderConfig
+
+TINY_ENCODER = EncoderConfig(widths=(4, 8))
+"""The encoder of `support.federation.tiny_spec`."""
+
+
+def encoder_tensors(config: EncoderConfig = TINY_ENCODER, channels: int = 1, seed: int = 9) -> Tensors:
+    """The tensors of an encoder with random weights, under the names that it has in a model."""
+    encoder = initialised(lambda: build_encoder(config, channels), seed)
+    return {f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
+
+
+def encoder_file(folder: Path, config: EncoderConfig = TINY_ENCODER, channels: int = 1, seed: int = 9) -> Path:
+    """A file of them."""
+    path = folder / f"encoder-{seed}.safetensors"
+    save_tensors(encoder_tensors(config, channels, seed), path)
+    return path

@@ -1,0 +1,64 @@
+"""Wrong usage of `fedssl`, `fedssl-worker` and `fedssl-coordinator` is one line, in the style of all other errors."""
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from fedssl.cli.main import app as fedssl
+from fedssl_coordinator.main import app as coordinator
+from fedssl_worker.main import app as worker
+
+APPS = {"fedssl": fedssl, "fedssl-worker": worker, "fedssl-coordinator": coordinator}
+
+MISTAKES = {
+    "fedssl run sumbit": "error: no such command 'sumbit'. Did you mean 'submit'? See `fedssl run --help`",
+    "fedssl run submit": "error: missing argument 'SPEC'. See `fedssl run submit --help`",
+    "fedssl --nope": "error: no such option: --nope. See `fedssl --help`",
+    "fedssl run watch a b": "error: got unexpected extra argument(s) (b). See `fedssl run watch --help`",
+    "fedssl up --clients few": (
+        "error: invalid value for '--clients': should be a valid integer, not 'few'. See `fedssl up --help`"
+    ),
+    "fedssl run ls --format xml": (
+        "error: invalid value for '--format': 'xml' is not one of 'table', 'json'. See `fedssl run ls --help`"
+    ),
+    "fedssl-worker rnu": "fedssl-worker: no such command 'rnu'. Did you mean 'run'? See `fedssl-worker --help`",
+    "fedssl-worker policy check": ("fedssl-worker: missing argument 'POLICY'. See `fedssl-worker policy check --help`"),
+    "fedssl-coordinator api --port 70000": (
+        "error: invalid value for '--port': should be less than or equal to 65535, not '70000'. "
+        "See `fedssl-coordinator api --help`"
+    ),
+}
+
+
+def outcome(line: str) -> tuple[int, str, str]:
+    name, *arguments = line.split()
+    result = CliRunner().invoke(APPS[name], arguments, prog_name=name)
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_wrong_usage_is_one_line_that_names_the_help(line: str) -> None:
+    assert outcome(line) == (2, "", f"{MISTAKES[line]}\n")
+
+
+@pytest.mark.parametrize("line", ["fedssl", "fedssl run", "fedssl-worker", "fedssl-coordinator token"])
+def test_a_group_without_a_command_shows_its_help(line: str) -> None:
+    code, stdout, stderr = outcome(line)
+
+    assert code == 2
+    assert (stdout + stderr).startswith(f"Usage: {line} ")
+    assert "error" not in (stdout + stderr)[:6]
+
+
+def test_an_error_of_typer_without_a_command_is_one_line() -> None:
+    app = typer.Typer(cls=type(typer.main.get_command(fedssl)), rich_markup_mode=None)
+
+    @app.callback()
+    def root() -> None: ...
+
+    @app.command()
+    def fail() -> None:
+        raise typer.TyperException("The file\x1b[2J is gone")
+
+    result = CliRunner().invoke(app, ["fail"])
+    assert (result.exit_code, result.stderr) == (1, "error: the file?[2J is gone\n")

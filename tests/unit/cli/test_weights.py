@@ -1,0 +1,108 @@
+"""`fedssl weights check`, and simulations that start from a file."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from fedssl.artifacts.tensors import load_tensors, save_tensors
+from fedssl.cli.main import app
+from fedssl.protocol.model import EncoderConfig
+from support.weights import encoder_file, encoder_tensors
+
+SPEC = """
+name = "tiny"
+num_rounds = 1
+[model.encoder]
+widths = [4, 8]
+[model.projector]
+hidden_dims = [8]
+out_dim = 4
+[data]
+channels = 1
+image_size = 8
+[training]
+batch_size = 64
+[partition]
+dataset = "digits"
+num_clients = 2
+scheme = "iid"
+max_images = 200
+[evaluation]
+dataset = "digits"
+measures = ["knn"]
+max_train = 100
+[watch]
+num_images = 0
+"""
+
+
+def fedssl(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.toml"
+    path.write_text(SPEC)
+    return path
+
+
+def test_the_table_shows_the_fate_of_each_tensor(tmp_path: Path, spec: Path) -> None:
+    tensors = {name.removeprefix("encoder."): each for name, each in encoder_tensors().items()}
+    save_tensors(tensors | {"fc.weight": torch.zeros(3, 8)}, tmp_path / "a.safetensors")
+    result = fedssl("weights", "check", tmp_path / "a.safetensors", spec, "--format", "json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    fates = {row["name"]: row["fate"] for row in document["tensors"]}
+    assert document["fits"]
+    assert fates.pop("fc.weight") == "left out"
+    assert fates == dict.fromkeys(tensors, "loaded")
+    shown = fedssl("weights", "check", tmp_path / "a.safetensors", spec)
+    assert "4 x 1 x 3 x 3" in shown.stdout
+    assert "these weights fit: 12 tensors loaded; 1 left out (fc.weight)" in shown.stderr
+
+
+def test_weights_that_do_not_fit_exit_with_one(tmp_path: Path, spec: Path) -> None:
+    file = encoder_file(tmp_path, EncoderConfig(widths=(4, 9)))
+    result = fedssl("weights", "check", file, spec)
+    assert result.exit_code == 1
+    assert "these weights do not fit: 7 tensors loaded; 5 misfit" in result.stderr
+    colour = encoder_file(tmp_path, channels=3, seed=3)
+    assert fedssl("weights", "check", colour, spec).exit_code == 1
+    adapted = ("--set", "model.initial.weights=x", "--set", 'model.initial.adapt=["blocks.0.conv"]')
+    assert fedssl("weights", "check", colour, spec, *adapted).exit_code == 0
+
+
+def test_a_file_that_is_not_there_or_pickled_is_refused(tmp_path: Path, spec: Path) -> None:
+    assert "there is no file" in fedssl("weights", "check", tmp_path / "none", spec).stderr
+    torch.save({}, tmp_path / "a.pth")
+    for command in (
+        ("weights", "check", tmp_path / "a.pth", spec),
+        ("weights", "add", tmp_path / "a.pth", "--as", "a"),
+    ):
+        result = fedssl(*command)
+        assert result.exit_code != 0
+        assert "weights_only=True" in result.stderr.replace("\n", "")
+
+
+def test_a_simulation_shows_what_it_starts_from_and_its_gain(tmp_path: Path, spec: Path) -> None:
+    start = ("--set", f"model.initial.weights={encoder_file(tmp_path)}")
+    result = fedssl("simulate", spec, *start, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "12 tensors loaded" in result.stderr
+    assert "start: the encoder before the first round, from the weights" in result.stdout.replace("\n", " ")
+    initial = load_tensors(tmp_path / "out" / "initial.safetensors")
+    assert all(torch.equal(initial[name], each) for name, each in encoder_tensors().items())
+    assert "digest: " in (tmp_path / "out" / "spec.yaml").read_text()
+    again = fedssl("simulate", spec, *start, "--out", tmp_path / "out")
+    assert "finished: nothing to do" in again.stderr.replace("\n", " ")
+
+
+def test_a_start_that_does_not_fit_ends_a_dry_run(tmp_path: Path, spec: Path) -> None:
+    file = encoder_file(tmp_path, EncoderConfig(widths=(4, 9)))
+    result = fedssl("simulate", spec, "--dry-run", "--set", f"model.initial.weights={file}")
+    assert result.exit_code != 0
+    assert "the weights do not fit model.encoder" in result.stderr.replace("\n", " ")

@@ -1,0 +1,126 @@
+"""Evaluation at one site: equal to the evaluation of the same images in one place, and nothing about small classes."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from fedssl.data import ImageData
+from fedssl.data.site_labels import UNLABELLED, SiteLabels, split_labels
+from fedssl.errors import DataError
+from fedssl.evaluation import extract_features, knn_accuracy, linear_probe, probe_scores
+from fedssl.evaluation.site import evaluate_at_site
+from fedssl.evaluation.site_results import measure_results
+from fedssl.protocol.runs import RunSpec
+from fedssl.seeding import derive_seed
+
+CLASSES = ("a", "b", "c")
+
+
+def _spec(sites=None, **changes):
+    sites = {"classes": CLASSES, "min_count": 3, **(sites or {})}
+    evaluation = {"at": "sites", "max_train": None, "sites": sites, **changes}
+    return RunSpec.model_validate({"seed": 5, "data": {"channels": 1, "image_size": 8}, "evaluation": evaluation})
+
+
+class _Encoder(torch.nn.Module):
+    """The mean of each row and of each column."""
+
+    def forward(self, x_BCHW):
+        return torch.cat([x_BCHW.mean(dim=(1, 2)), x_BCHW.mean(dim=(1, 3))], dim=1)
+
+
+def _images(labels, seed=0):
+    rng = np.random.default_rng(seed)
+    pixels = rng.integers(0, 256, (len(labels), 1, 8, 8)).astype(np.uint8)
+    pixels[np.arange(len(labels)), 0, labels] //= 2
+    return ImageData(pixels)
+
+
+def _labels(numbers, **more):
+    return SiteLabels(np.asarray(numbers), CLASSES, ("", "", ""), **more)
+
+
+def test_counts_give_the_accuracies_of_the_same_images_in_one_place():
+    numbers = np.arange(300) % 3
+    images, labels, spec = _images(numbers), _labels(numbers), _spec()
+    counts = evaluate_at_site(_Encoder(), images.subset, labels, spec, "hospital-a")
+    split = split_labels(labels, 0.2, derive_seed(5, 0, "hospital-a", "site labels"))
+    sides = []
+    for part in (split.train, split.test):
+        sides += [extract_features(_Encoder(), images.subset(part), spec.data), torch.from_numpy(numbers[part])]
+    found = {name: measure_results(own, spec.evaluation.sites) for name, own in counts.measures.items()}
+    assert found["probe"]["accuracy"] == linear_probe(*sides).accuracy
+    assert found["knn"]["accuracy"] == knn_accuracy(*sides)
+    assert (counts.num_train, counts.num_test) == (240, 60)
+    assert counts == evaluate_at_site(_Encoder(), images.subset, labels, spec, "hospital-a")
+    assert counts != evaluate_at_site(_Encoder(), images.subset, labels, spec, "hospital-b")
+
+
+def test_images_of_small_classes_are_counted_nowhere():
+    numbers = np.array([0] * 50 + [1] * 50 + [2] * 12 + [UNLABELLED] * 9)
+    labels = _labels(numbers)
+    counts = evaluate_at_site(_Encoder(), _images(numbers % 3).subset, labels, _spec(), "x")
+    assert (counts.classes, counts.num_train, counts.num_test) == ((0, 1), 80, 20)  # c has two test images
+    assert all(len(own.confusion) == 2 for own in counts.measures.values())
+
+
+def test_the_site_may_demand_more_images_per_class_than_the_run():
+    numbers = np.array([0] * 50 + [1] * 50 + [2] * 20)
+    counts = evaluate_at_site(_Encoder(), _images(numbers).subset, _labels(numbers), _spec(), "x", min_count=5)
+    assert (counts.classes, counts.min_count) == ((0, 1), 5)
+    with pytest.raises(DataError, match="0 of the run's 3 classes have at least 11 training and 11 test images"):
+        evaluate_at_site(_Encoder(), _images(numbers).subset, _labels(numbers), _spec(), "x", min_count=11)
+
+
+def test_one_class_is_not_enough():
+    numbers = np.zeros(100, np.int64)
+    with pytest.raises(DataError, match=r"1 of the run's 3 classes have at least 3 .* a classifier needs 2"):
+        evaluate_at_site(_Encoder(), _images(numbers).subset, _labels(numbers), _spec(), "x")
+
+
+def test_several_labels_are_each_judged_by_themselves():
+    rng = np.random.default_rng(2)
+    rows = rng.integers(0, 2, (200, 3))
+    rows[:, 2] = 0
+    rows[0, 2] = 1  # too few images have this label
+    pixels = rng.integers(0, 256, (200, 1, 8, 8)).astype(np.uint8)
+    pixels[:, 0, 0] = pixels[:, 0, 0] // 4 + 128 * rows[:, [0]]
+    spec = _spec({"multi_label": True}, measures=["knn", "probe"])
+    counts = evaluate_at_site(_Encoder(), ImageData(pixels).subset, _labels(rows), spec, "x")
+    assert counts.classes == (0, 1)
+    for own in counts.measures.values():
+        assert [sum(row) for row in own.confusion] == [counts.num_test] * 2
+    tn, fn, fp, tp = counts.measures["probe"].confusion[0]
+    assert (tn + tp) > 10 * (fn + fp)
+
+
+def test_a_diverged_encoder_gives_no_measures():
+    class Diverged(torch.nn.Module):
+        def forward(self, x_BCHW):
+            return x_BCHW.flatten(1) * float("nan")
+
+    numbers = np.arange(300) % 3
+    counts = evaluate_at_site(Diverged(), _images(numbers).subset, _labels(numbers), _spec(), "x")
+    assert counts.measures == {}
+
+
+def test_limits_of_the_spec_choose_images():
+    numbers = np.arange(300) % 3
+    spec = _spec(max_train=90, max_test=30)
+    counts = evaluate_at_site(_Encoder(), _images(numbers).subset, _labels(numbers), spec, "x")
+    assert (counts.num_train, counts.num_test) == (90, 30)
+
+
+def test_probabilities_of_several_labels_agree_with_scikit_learn():
+    generator = torch.Generator().manual_seed(0)
+    train, test = torch.randn(400, 6, generator=generator), torch.randn(50, 6, generator=generator)
+    noise = torch.randn(400, 2, generator=generator)
+    targets = (train[:, :2] + noise > 0.3).long()
+    found = probe_scores(train, targets, test)
+    mean, std = train.mean(dim=0), train.std(dim=0, correction=0)
+    for label in range(2):
+        reference = LogisticRegression(C=1 / 30, tol=1e-8, max_iter=1000)
+        reference.fit(((train - mean) / std).numpy(), targets[:, label].numpy())
+        expected = reference.predict_proba(((test - mean) / std).numpy())[:, 1]
+        assert np.abs(found[:, label].numpy() - expected).max() < 2e-3
