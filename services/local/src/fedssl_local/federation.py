@@ -184,7 +184,7 @@ def _own_shape(dealing: Dealing, on_step: Callable[[str], None]) -> DataConfig:
         on_step(f"the clients' images differ in shape: all are converted to {channels} channels of {size} pixels")
     elif size != own:
         on_step(f"the images of {own} pixels are scaled to {size}: give --spec with a data.image_size for another size")
-    return DataConfig(channels=1 if channels == 1 else 3, image_size=size)
+    return DataConfig(channels=channels, image_size=size)
 
 
 def _shape_of(name: str, root: Path | None) -> tuple[int, int]:

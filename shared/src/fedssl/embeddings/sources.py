@@ -4,7 +4,7 @@ import hashlib
 import os
 from collections.abc import Generator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
@@ -14,8 +14,11 @@ from PIL import Image
 from fedssl.data import KNOWN, ImageData, Split, conform, load_dataset
 from fedssl.data.contents import readable
 from fedssl.data.datasets import find_path, list_files
-from fedssl.data.decoding import ImageFiles, decode_batches, thumbnail
+from fedssl.data.decode_file import thumbnail
+from fedssl.data.decoding import decode_batches
 from fedssl.data.folders import list_all
+from fedssl.data.image_files import ImageFiles
+from fedssl.data.reading import Reading
 from fedssl.data.trees import FolderTree
 from fedssl.errors import DataError
 from fedssl.protocol.data import DataConfig
@@ -136,7 +139,8 @@ class FileSource:
         return digest.hexdigest()
 
     def batches(self, data: DataConfig, batch_size: int, start: int) -> Generator[Batch]:
-        with closing(decode_batches(self.files, data.channels, data.image_size, batch_size, start)) as batches:
+        files = replace(self.files, reading=Reading.of(data))
+        with closing(decode_batches(files, data.channels, data.image_size, batch_size, start)) as batches:
             for parts in batches:
                 names = self.files.names[start : start + sum(len(part.images) for part in parts)]
                 reasons = {name: why for part in parts for name, why in part.damaged}

@@ -8,8 +8,10 @@ from fedssl.artifacts.images import MAX_SIZE
 from fedssl.cli.doctor.findings import Check, Found
 from fedssl.data import load_dataset
 from fedssl.data.contents import readable
-from fedssl.data.decoding import LEAST_HIGHEST, DecodedFile, ImageFiles, examine, low_range
+from fedssl.data.decode_file import DecodedFile, examine
+from fedssl.data.decoding import LEAST_HIGHEST, low_range
 from fedssl.data.folders import list_folder
+from fedssl.data.image_files import ImageFiles
 from fedssl.errors import DataError
 
 NUM_SAMPLED = 200

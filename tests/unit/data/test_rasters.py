@@ -1,0 +1,166 @@
+"""Files of more than 8 bits and of any number of channels, through a window: TIFF, PNG and arrays."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+from numpy.typing import NDArray
+from PIL import Image
+
+from fedssl.data import ImageData, load_conformed, load_dataset, save_npz
+from fedssl.data.decode_file import examine, thumbnail
+from fedssl.data.folders import list_folder
+from fedssl.data.rasters import MAX_BYTES, read_raster
+from fedssl.errors import DataError
+from fedssl.protocol.data import DataConfig, WindowConfig
+
+_RAMP = np.arange(64, dtype=np.uint16).reshape(8, 8) * 65  # 0..4,095: 12 bits in 16
+_TWELVE = WindowConfig(values=(0, 4095))
+
+
+def _load(folder: Path, channels: int = 1, window: WindowConfig | None = _TWELVE, size: int = 8) -> NDArray[np.generic]:
+    return load_conformed(str(folder), "train", DataConfig(channels=channels, image_size=size, window=window)).images
+
+
+def _expected(values: NDArray[np.generic], low: float = 0, high: float = 4095) -> NDArray[np.int16]:
+    return np.rint(np.clip((values.astype(float) - low) / (high - low), 0, 1) * 32_767).astype(np.int16)
+
+
+@pytest.mark.parametrize("name", ["1.png", "1.tif", "1.npy", "deflate.tif", "tiled.tif", "big.tif", "lzw.tif"])
+def test_12_bits_in_16_keep_their_values_through_a_window(tmp_path: Path, name: str) -> None:
+    path, values = tmp_path / name, np.kron(_RAMP, np.ones((4, 4), np.uint16))
+    if name == "1.npy":
+        np.save(path, values)
+    elif name == "1.png":
+        Image.fromarray(values).save(path)
+    elif name == "lzw.tif":
+        Image.fromarray(values).save(path, compression="tiff_lzw")
+    else:
+        options = {
+            "deflate.tif": {"compression": "zlib"},
+            "tiled.tif": {"tile": (16, 16)},
+            "big.tif": {"bigtiff": True},
+        }
+        tifffile.imwrite(path, values, **options.get(name, {}))  # type: ignore[arg-type]
+    found = _load(tmp_path, size=32)
+    assert found.dtype == np.int16
+    assert np.abs(found[0, 0].astype(int) - _expected(values)).max() <= 1
+
+
+def test_images_of_8_bits_through_their_whole_range_are_themselves(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "1.png")
+    found = _load(tmp_path, 3, WindowConfig(stored=True, bits=8))
+    assert found.dtype == np.uint8
+    assert np.array_equal(found, _load(tmp_path, 3, None))
+
+
+def test_floating_point_and_signed_tiff(tmp_path: Path) -> None:
+    values = np.linspace(-1000, 1000, 64).reshape(8, 8)
+    for number, dtype in enumerate((np.float32, np.float64, np.int16, np.int32)):
+        tifffile.imwrite(tmp_path / f"{number}.tif", values.astype(dtype))
+    found = _load(tmp_path, window=WindowConfig(values=(-1000, 1000)))
+    assert np.abs(found[:2, 0].astype(int) - _expected(values, -1000, 1000)).max() <= 1
+    assert np.abs(found[2:, 0].astype(int) - _expected(values.astype(np.int16), -1000, 1000)).max() <= 1
+
+
+@pytest.mark.parametrize("num", [2, 5, 16])
+def test_channels_of_tiff_pages_and_arrays_keep_their_order(tmp_path: Path, num: int) -> None:
+    values = np.random.default_rng(0).integers(0, 4096, (num, 8, 8)).astype(np.uint16)
+    tifffile.imwrite(tmp_path / "0.tif", values, photometric="minisblack")
+    tifffile.imwrite(tmp_path / "1.tif", values, photometric="minisblack", metadata={"axes": "CYX"})
+    tifffile.imwrite(tmp_path / "2.tif", np.moveaxis(values, 0, -1), photometric="minisblack", planarconfig="contig")
+    np.save(tmp_path / "3.npy", values)
+    np.save(tmp_path / "4.npy", np.moveaxis(values, 0, -1))
+    found = _load(tmp_path, num)
+    assert found.shape == (5, num, 8, 8)
+    assert np.abs(found.astype(int) - _expected(values)).max() <= 1
+    with pytest.raises(DataError, match=r"cannot decode .*5 of 5 images"):
+        _load(tmp_path, 7)
+
+
+def test_inverted_tiff_is_inverted_back(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "1.tif", 65_535 - _RAMP, photometric="miniswhite")
+    Image.fromarray(65_535 - _RAMP).save(tmp_path / "2.tif", tiffinfo={262: 0})
+    found = _load(tmp_path)
+    assert np.abs(found[:, 0].astype(int) - _expected(_RAMP)).max() <= 1
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_every_orientation_is_turned_as_pil_turns_it(tmp_path: Path, orientation: int) -> None:
+    values = _RAMP.copy()
+    Image.fromarray(values).save(tmp_path / "pil.tif", tiffinfo={274: orientation})
+    tifffile.imwrite(
+        tmp_path / "two.tif", np.stack([values, values]), photometric="minisblack",
+        extratags=[(274, "H", 1, orientation, True)],
+    )  # fmt: skip
+    by_pil = read_raster(tmp_path / "pil.tif", "pil.tif", 1).values[:, :, 0]
+    by_tifffile = read_raster(tmp_path / "two.tif", "two.tif", 2).values[:, :, 0]
+    assert np.array_equal(by_pil, by_tifffile)
+
+
+@pytest.mark.parametrize("kind", ["bmp", "npy", "tif"])
+def test_bombs_are_refused_before_they_are_decoded(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    side = 32_000
+    if kind == "npy":
+        header = io.BytesIO()
+        np.lib.format.write_array_header_1_0(header, {"descr": "<u2", "fortran_order": False, "shape": (side, side)})
+        with (tmp_path / "1.npy").open("wb") as file:
+            file.write(header.getvalue())
+            file.truncate(len(header.getvalue()) + 2 * side * side)  # sparse
+    elif kind == "tif":
+        tifffile.imwrite(tmp_path / "1.tif", shape=(6, side, 8000), dtype="uint16", photometric="minisblack")
+        monkeypatch.setattr(tifffile.TiffPageSeries, "asarray", lambda *_, **__: pytest.fail("decoded"))
+    else:
+        Image.new("L", (16, 16)).save(tmp_path / "1.bmp")
+        content = bytearray((tmp_path / "1.bmp").read_bytes())
+        content[18:26] = np.array([13_300, 13_400], "<u4").tobytes()
+        (tmp_path / "1.bmp").write_bytes(content)
+        monkeypatch.setattr("fedssl.data.rasters.MAX_BYTES", 1 << 20)
+    assert MAX_BYTES == 1 << 29
+    with pytest.raises(DataError, match=r"GB; at most|exceeds limit|could be decompression bomb"):
+        _load(tmp_path, 6 if kind == "tif" else 1)
+
+
+@pytest.mark.parametrize(
+    ("content", "name"), [(b"", "1.npy"), (b"\x93NUMPY", "1.npy"), (b"II*\0", "1.tif"), (b"", "1.tif"), (b"x", "1.png")]
+)
+def test_damaged_files_are_named(tmp_path: Path, content: bytes, name: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=rf"cannot decode .*{name}"):
+        _load(tmp_path)
+
+
+def test_objects_in_arrays_are_never_unpickled(tmp_path: Path) -> None:
+    np.save(tmp_path / "1.npy", np.array([{"a": 1}], object), allow_pickle=True)
+    with pytest.raises(DataError, match=r"cannot decode .*1\.npy"):
+        _load(tmp_path)
+
+
+def test_a_folder_of_deep_images_without_a_window_says_what_to_set(tmp_path: Path) -> None:
+    np.save(tmp_path / "1.npy", _RAMP)
+    with pytest.raises(DataError, match=r"uint16: choose which values become black and white with \[data\.window\]"):
+        load_dataset(str(tmp_path), "train")
+
+
+def test_pictures_for_people_need_no_window(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "1.tif", _RAMP.astype(np.float32))
+    files = list_folder(tmp_path, "train")
+    assert np.asarray(thumbnail(files, "1.tif", 8)).max() == 255
+    found = examine(files, "1.tif")
+    assert (found.size, found.mode, found.num_bits, found.highest) == ((8, 8), "float32 with 1 channel", 32, 4095)
+
+
+def test_arrays_of_16_bits_go_through_the_window_once(tmp_path: Path) -> None:
+    np.savez(tmp_path / "raw.npz", images=_RAMP[np.newaxis])
+    found = _load(tmp_path / "raw.npz")
+    assert np.array_equal(found[0, 0], _expected(_RAMP))
+    assert found.dtype == np.int16
+    save_npz(tmp_path / "prepared.npz", ImageData(found), window=_TWELVE)  # type: ignore[arg-type]
+    assert np.array_equal(_load(tmp_path / "prepared.npz"), found)
+    with pytest.raises(DataError, match=r"prepared with data\.window = .*4095.*, but the run's is not set"):
+        _load(tmp_path / "prepared.npz", window=None)
+    with pytest.raises(DataError, match="saved with the window"):
+        save_npz(tmp_path / "none.npz", ImageData(found))  # type: ignore[arg-type]
