@@ -7,7 +7,7 @@ from sqlalchemy import delete, exists, func, literal, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from fedssl.protocol.states import AssignmentState, RoundState, RunState
+from fedssl.protocol.states import AssignmentState, RoundState, RunState, SiteEvaluationState
 from fedssl_coordinator.core.models import (
     Artifact,
     Assignment,
@@ -19,6 +19,7 @@ from fedssl_coordinator.core.models import (
     RegisteredWeights,
     Round,
     Run,
+    SiteEvaluation,
     Token,
     Upload,
 )
@@ -169,6 +170,13 @@ def is_broadcast_to(session: Session, digest: str, client_id: str) -> bool:
         )
     )
     return bool(session.scalar(statement))
+
+
+def is_evaluated_by(session: Session, digest: str, client_id: str) -> bool:
+    """Return whether these weights are offered to this client for an evaluation."""
+    offered = (SiteEvaluation.client_id == client_id) & (SiteEvaluation.state == SiteEvaluationState.OFFERED)
+    found = select(SiteEvaluation.id).where(offered, SiteEvaluation.model == digest)
+    return bool(session.scalar(select(exists(found))))
 
 
 def is_public_for(session: Session, digest: str, client_id: str) -> bool:
