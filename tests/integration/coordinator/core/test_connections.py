@@ -65,8 +65,8 @@ def test_waiting_claims_hold_no_connection_and_ask_nothing(
     """However many wait: one look for all of them every so often, of two statements."""
     look, all_wait = waiting_claims._to_wake, threading.Event()
 
-    def look_and_count(callers: list[Caller]) -> list[Caller]:
-        found = look(callers)
+    def look_and_count(callers: list[Caller], evaluating: set[Caller]) -> list[Caller]:
+        found = look(callers, evaluating)
         if len(callers) == _WAITING:
             all_wait.set()
         return found
@@ -107,11 +107,11 @@ def test_a_look_that_fails_for_whatever_reason_is_not_the_last(
 ) -> None:
     look, has_failed = waiting_claims._to_wake, threading.Event()
 
-    def fail_once(callers: list[Caller]) -> list[Caller]:
+    def fail_once(callers: list[Caller], evaluating: set[Caller]) -> list[Caller]:
         if not has_failed.is_set():
             has_failed.set()
             raise ValueError("not of the database")
-        return look(callers)
+        return look(callers, evaluating)
 
     monkeypatch.setattr(waiting_claims, "POLL_SECONDS", 0.1)
     monkeypatch.setattr(waiting_claims, "_to_wake", fail_once)
