@@ -1,6 +1,7 @@
 """The state machines: every pair of states, allowed or not, on a real database."""
 
 from collections.abc import Callable, Iterator
+from enum import StrEnum
 from itertools import product
 from typing import Any
 
@@ -8,20 +9,21 @@ import pytest
 from sqlalchemy import func
 from sqlalchemy.orm import Session
 
-from fedssl.protocol.states import AssignmentState, JobState, RoundState, RunState
-from fedssl_coordinator.core.models import Assignment, DistillationJob, Evaluation, Round, Run
+from fedssl.protocol.states import AssignmentState, JobState, RoundState, RunState, SiteEvaluationState
+from fedssl_coordinator.core.models import Assignment, DistillationJob, Evaluation, Round, Run, SiteEvaluation
 from fedssl_coordinator.federation.transitions import TRANSITIONS, IllegalTransition, Row, transition
 from support.coordinator import Coordinator
 from support.servers import Servers
 from support.tables import Tables
 
 DIGEST = "d" * 64
-STATES: dict[type[Row], type[RunState] | type[RoundState] | type[AssignmentState] | type[JobState]] = {
+STATES: dict[type[Row], type[StrEnum]] = {
     Run: RunState,
     Round: RoundState,
     Assignment: AssignmentState,
     DistillationJob: JobState,
     Evaluation: JobState,
+    SiteEvaluation: SiteEvaluationState,
 }
 JOBS = (DistillationJob, Evaluation)
 PAIRS = [(table, before, after) for table, states in STATES.items() for before, after in product(states, states)]
@@ -38,6 +40,9 @@ NEEDS: dict[str, dict[str, Any]] = {
 
 
 def _needs(table: type[Row], state: str) -> dict[str, Any]:
+    if table is SiteEvaluation:
+        ended = {} if state == "offered" else {"ended_at": func.now()}
+        return ended | ({"counts": {}} if state == "completed" else {})
     results = {"results": {}} if table is Evaluation and state == "completed" else {}
     if (table, state) in ((Run, "running"), (Round, "open")):  # also of a failed run that is resumed
         return {"outcome": None} if table is Run else {"verdict": None}
@@ -86,6 +91,9 @@ def make(session: Session) -> Make:
             which = {"model": DIGEST, "dataset": "held-out", "dataset_digest": DIGEST, "config": {}}
             row = Evaluation(run_id=run.id, round_number=1, **which, **values)
             session.add(row)
+        elif table is SiteEvaluation:
+            row = SiteEvaluation(run_id=run.id, round_number=1, client_id="a", model=DIGEST, **values)
+            session.add(row)
         elif table is not Run:
             place = {"run_id": run.id, "number": 1, "broadcast": DIGEST, "deadline": func.now()}
             round_ = Round(**place, **_or(table is Round, values, "open"))
@@ -128,6 +136,7 @@ def test_final_states_have_no_transitions() -> None:
         Assignment: {"rejected", "expired", "declined"},  # an accepted one may be lost or left out
         DistillationJob: {"completed", "failed", "cancelled"},
         Evaluation: {"completed"},  # the others may be asked for again
+        SiteEvaluation: {"completed", "refused", "expired"},
     }
 
 
@@ -160,11 +169,12 @@ def test_every_pair_of_states_is_a_transition_or_refused(
     assert (event.kind, event.message) == (TRANSITIONS[table][before, after], "why")
     assert event.run_id == (row.id if isinstance(row, Run) else row.run_id)
     assert event.round_number == (None if table is Run else 1)
-    assert event.client_id == ("a" if table is Assignment else None)
+    assert event.client_id == ("a" if table in (Assignment, SiteEvaluation) else None)
     assert event.data["more"] == 1
     assert event.data.get("assignment") == (str(row_id) if table is Assignment else None)
     assert event.data.get("job") == (str(row_id) if table is DistillationJob else None)
     assert event.data.get("evaluation") == (str(row_id) if table is Evaluation else None)
+    assert event.data.get("site_evaluation") == (str(row_id) if table is SiteEvaluation else None)
 
 
 LEGAL = [(table, *pair) for table, pairs in TRANSITIONS.items() for pair in pairs]
@@ -177,7 +187,13 @@ def test_a_lost_race_changes_nothing(
     """If another transaction moved the row since it was read: False, no event, and the row shows its new state."""
     row = make(table, before)
     others = [state for state in STATES[table] if state not in (before, after)]
-    ended = {"failed", "cancelled"} if table in JOBS else {state for state in STATES[table] if state not in NEEDS}
+    ended = (
+        {"failed", "cancelled"}
+        if table in JOBS
+        else {"refused", "expired"}
+        if table is SiteEvaluation
+        else {state for state in STATES[table] if state not in NEEDS}
+    )
     other = next(state for state in others if state in ended)
     [(changed,)] = database.query(
         {
@@ -187,6 +203,7 @@ def test_a_lost_race_changes_nothing(
             DistillationJob: "UPDATE distillation_jobs SET state = %s, finished_at = now() WHERE id = %s "
             "RETURNING state",
             Evaluation: "UPDATE evaluations SET state = %s, finished_at = now() WHERE id = %s RETURNING state",
+            SiteEvaluation: "UPDATE site_evaluations SET state = %s, ended_at = now() WHERE id = %s RETURNING state",
         }[table],  # type: ignore[arg-type]
         other,
         row.id,

@@ -15,6 +15,7 @@ FAULT_CLASS = "network"
 
 SHARE = 0.5
 _CHANCE = 0.4  # of a request to be hit
+_MOST_RUNS = 5  # of four rounds, in which only some of the workers send updates by the way that is disturbed
 
 
 @contextmanager
@@ -47,7 +48,12 @@ def test_requests_at_random(method: str, arena: Arena, rng: random.Random, num_f
 )
 def test_one_kind_of_request(path: str, arena: Arena, rng: random.Random) -> None:
     """Everything that can happen to it, one after the other: what is sent again meets the next."""
-    spec = specs.spec(rng.choice(specs.METHODS), num_rounds=4, seed=rng.randrange(10**6))  # no broadcast is known yet
     rules = [arena.proxy.once(path, action, times=2) for action in rng.sample(ACTIONS, k=len(ACTIONS))]
-    audit.completed(arena, arena.begin(spec), spec)
+    for _ in range(_MOST_RUNS):
+        spec = specs.spec(
+            rng.choice(specs.METHODS), num_rounds=4, seed=rng.randrange(10**6)
+        )  # no broadcast is known yet
+        audit.completed(arena, arena.begin(spec), spec)
+        if not any(rule.times > 0 for rule in rules):
+            break
     assert [rule.action for rule in rules if rule.times > 0] == []

@@ -20,6 +20,8 @@ from support.tables import Tables
 LIVE = (AssignmentState.OFFERED, AssignmentState.LEASED, AssignmentState.SUBMITTED)
 UNFINISHED = (JobState.QUEUED, JobState.RUNNING)
 
+EVALUATIONS = (models.Evaluation, models.SiteEvaluation)
+
 _LIFE = {
     "run.created",
     "run.prepared",
@@ -30,7 +32,7 @@ _LIFE = {
     "distillation.resumed",
     "distillation.stalled",
     "assignment.resumed",
-    *(kind for table, changes in TRANSITIONS.items() if table is not models.Evaluation for kind in changes.values()),
+    *(kind for table, changes in TRANSITIONS.items() if table not in EVALUATIONS for kind in changes.values()),
 }
 """Events that only a run which has not ended may have. Evaluations and refusals may come later."""
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fedssl.artifacts.permission import refusal
+from fedssl.artifacts.permission import evaluation_rule, refusal
 from fedssl.methods import METHODS
 from fedssl.protocol.plan import ArtifactPlan, TensorSpec
 from fedssl.protocol.policy import PolicyNotice
@@ -109,3 +109,14 @@ def test_what_this_version_cannot_do_is_never_passed_over() -> None:
     assert refusal(notice(rule(secure="required"), rule()), spec, plan) is None
     why = refusal(notice(rule(), privacy="example"), spec, plan)
     assert "requires differential privacy (example), which this version does not have" in (why or "")
+
+
+def test_an_evaluation_needs_a_rule_of_its_own() -> None:
+    spec = method_spec("fedbyol")
+    allowed = notice(rule(), rule("evaluation", ("fedbyol",), min_count=3))
+    found, why = evaluation_rule(allowed, spec, 1)
+    assert (found, why) == (allowed.allow[1], "")
+    for denied in (notice(rule()), notice(rule("evaluation", ("fedsimclr",)))):
+        assert evaluation_rule(denied, spec, 1) == (None, "no rule allows evaluation of fedbyol")
+    _, why = evaluation_rule(notice(rule("evaluation"), privacy="example"), spec, 1)
+    assert "requires differential privacy" in why

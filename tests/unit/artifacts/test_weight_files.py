@@ -156,7 +156,8 @@ def test_a_file_of_another_size_than_its_header_states_is_refused(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("name", "converted", "legacy"), [("it's.pth", "it's", False), ("a.safetensors", "a-converted", True)]
+    ("name", "converted", "legacy"),
+    [("it's.pth", "it's", False), pytest.param("a.safetensors", "a-converted", True, marks=pytest.mark.full)],
 )
 def test_the_command_in_the_refusal_converts_a_pickled_file(
     tmp_path: Path, name: str, converted: str, *, legacy: bool

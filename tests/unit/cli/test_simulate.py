@@ -105,6 +105,7 @@ def test_the_results_can_be_evaluated(out: Path) -> None:
     assert "linear probe" in fedssl("evaluate", out / "model.safetensors", "--data", "digits").stdout
 
 
+@pytest.mark.full
 def test_a_killed_simulation_resumes_and_reports_it(spec: Path, tmp_path: Path) -> None:
     long = ("simulate", str(spec), "--set", "num_rounds=60", "--set", "training.local_epochs=2")
     folder = tmp_path / "out"

@@ -90,8 +90,8 @@ def test_without_settings_a_process_says_which(tmp_path: Path) -> None:
     "arguments",
     [
         ("--role", "worker"),
-        ("--role", "root"),
-        ("--role", "worker", "--client", "No Name"),
+        pytest.param(("--role", "root"), marks=pytest.mark.full),
+        pytest.param(("--role", "worker", "--client", "No Name"), marks=pytest.mark.full),
         ("--role", "viewer", "--expires", "soon"),
     ],
 )

@@ -136,7 +136,7 @@ module.embed(open_source(str(folder), None, None), load_model(run), "run", out, 
 """
 
 
-@FORMATS
+@pytest.mark.parametrize("suffix", [".npz", pytest.param(".parquet", marks=pytest.mark.full)])
 def test_a_killed_process_is_continued_to_equal_bytes(
     tmp_path: Path, model: Model, photos: Photos, suffix: str
 ) -> None:
@@ -243,6 +243,7 @@ for number, folder in enumerate(sys.argv[2:]):
 """
 
 
+@pytest.mark.full
 def test_memory_does_not_grow_with_the_number_of_images(tmp_path: Path, model: Model, photos: Photos) -> None:
     """In a process of its own, since what threads of other tests allocate would be counted here."""
     folders = []

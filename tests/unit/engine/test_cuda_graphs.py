@@ -128,7 +128,8 @@ def test_a_recording_serves_other_batches_rounds_and_clients(name: str, programs
         assert one.metrics == pytest.approx(two.metrics, rel=1e-6)
 
 
-@pytest.mark.parametrize("name", methods_of_this_run(ALL_COMBINATIONS))
+@pytest.mark.full
+@pytest.mark.parametrize("name", ALL_COMBINATIONS)
 def test_a_rounding_changes_no_course(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else tests/gpu could not tell a wrong step from another order of additions."""
     spec = two_rounds_spec(name)

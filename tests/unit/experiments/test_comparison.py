@@ -200,6 +200,7 @@ def test_what_is_finished_is_not_run_again_and_more_can_be_added(compared: tuple
         comparison.require_own(other)
 
 
+@pytest.mark.full
 def test_processes_give_the_same_bits(compared: tuple[Path, Any, Any], tmp_path: Path) -> None:
     _, _, outcomes = compared
     base = overlay(JUDGED, {"model": {"projector": {"out_dim": 16}}})

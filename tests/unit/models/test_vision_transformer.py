@@ -118,7 +118,7 @@ def test_settings_are_in_the_description_and_left_out_if_they_are_the_defaults()
     assert EncoderConfig.model_validate(config.model_dump(mode="json")) == config
 
 
-@pytest.mark.parametrize("name", ["fedsimclr", "fedema"])
+@pytest.mark.parametrize("name", ["fedsimclr", pytest.param("fedema", marks=pytest.mark.full)])
 def test_it_trains_in_a_federation(name: str) -> None:
     model = {**method_spec(name).model.model_dump(), "encoder": {"name": "vit-tiny", "patch_size": 4}}
     spec = method_spec(name, model=model, num_rounds=1)

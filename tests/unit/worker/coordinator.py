@@ -15,7 +15,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel
 
 from fedssl.protocol.ledger import AnchorReceipt, LedgerAnchor, receipt_message
-from fedssl.protocol.states import AssignmentState
+from fedssl.protocol.site_work import EVALUATIONS_HEADER, SiteAnswer, SiteAnswered, SiteEvaluationItem
+from fedssl.protocol.states import AssignmentState, SiteEvaluationState
 from fedssl.protocol.work import (
     DELIVERY_HEADER,
     OFFER_HEADER,
@@ -73,6 +74,11 @@ class FakeCoordinator(LoopbackServer):
         """Up to which size it takes an update and its submission in one request. 0: like an older coordinator."""
         self.takes_resources = False
         """If not, it refuses `resources` in heartbeats, like an older coordinator."""
+        self.evaluations: deque[SiteEvaluationItem] | None = None
+        """The evaluations for this site, or None like an older coordinator, which refuses claims that ask for them."""
+        self.asks_for_evaluations = False
+        """Set by each claim."""
+        self.site_answers: list[SiteAnswer] = []
         self._key = Ed25519PrivateKey.from_private_bytes(bytes(32))
         self._answers: dict[tuple[UUID, str], Submitted] = {}
         self._lock = threading.Condition()
@@ -93,6 +99,15 @@ class FakeCoordinator(LoopbackServer):
             if self.leased is None and self.queue:
                 self.leased = self.queue.popleft().model_copy(update={"last_accepted": self.last_accepted})
             return self.leased
+
+    def answer_evaluation(self, answer: SiteAnswer) -> SiteAnswered:
+        assert self.evaluations is not None
+        if not self.evaluations or self.evaluations[0].evaluation_id != answer.evaluation_id:
+            raise Refusal("conflict", 409, "It is answered already.")
+        self.evaluations.popleft()
+        self.site_answers.append(answer)
+        state = SiteEvaluationState.REFUSED if answer.counts is None else SiteEvaluationState.COMPLETED
+        return SiteAnswered(evaluation_id=answer.evaluation_id, state=state)
 
     def submit(self, submit: Submit) -> Submitted:
         key = (submit.assignment_id, submit.update)
@@ -183,6 +198,10 @@ class _Handler(Quiet):
                 self.send_header(OFFER_HEADER, str(self.server.delivery_bytes))
             if call == "claim" and self.server.takes_resources:
                 self.send_header(RESOURCES_HEADER, "1")
+            if call == "claim" and self.server.evaluations is not None:
+                self.send_header(
+                    EVALUATIONS_HEADER, str(int(bool(self.server.evaluations) and self.server.asks_for_evaluations))
+                )
             self.end_headers()
             self.wfile.write(content)
 
@@ -196,7 +215,17 @@ class _Handler(Quiet):
                 receipt = coordinator.anchor(introduction.anchor)
                 answer = Registered(client_id=coordinator.client_id, receipt=receipt)
             case "claim":
-                answer = coordinator.claim(Claim.model_validate_json(body))
+                claim = Claim.model_validate_json(body)
+                if claim.site_evaluations and coordinator.evaluations is None:
+                    raise Refusal("invalid-request", 422, "site_evaluations: there is no such key.")
+                coordinator.asks_for_evaluations = claim.site_evaluations
+                answer = coordinator.claim(claim)
+            case "site-evaluations" if last == "claim":
+                answer = coordinator.evaluations[0] if coordinator.evaluations else None
+            case "site-evaluations":
+                site_answer = SiteAnswer.model_validate_json(body)
+                answered = coordinator.answer_evaluation(site_answer)
+                answer = answered.model_copy(update={"receipt": coordinator.anchor(site_answer.anchor)})
             case "heartbeat":
                 beat = Heartbeat.model_validate_json(body)
                 coordinator.heartbeats.append(beat)

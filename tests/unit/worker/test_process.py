@@ -139,8 +139,13 @@ def output_until_it_stays(process: subprocess.Popen[str]) -> str:
     [
         ("FEDSSL_WORKER_DATA", "/no/such/images", "/no/such/images"),
         ("FEDSSL_WORKER_COORDINATOR", "", "--coordinator: must be given"),
-        ("FEDSSL_WORKER_COORDINATOR", "http://fed.example", "over http the token would be readable on the way"),
-        ("FEDSSL_WORKER_POLICY", "/no/policy.toml", "cannot read the policy"),
+        pytest.param(
+            "FEDSSL_WORKER_COORDINATOR",
+            "http://fed.example",
+            "over http the token would be readable on the way",
+            marks=pytest.mark.full,
+        ),
+        pytest.param("FEDSSL_WORKER_POLICY", "/no/policy.toml", "cannot read the policy", marks=pytest.mark.full),
     ],
 )
 def test_what_another_start_would_repeat_leaves_an_unhealthy_process(

@@ -35,7 +35,9 @@ from fedssl_coordinator.federation.evaluations import endpoints as evaluations
 from fedssl_coordinator.federation.events import endpoints as events
 from fedssl_coordinator.federation.ledger_anchors import endpoints as anchors
 from fedssl_coordinator.federation.runs import endpoints as runs
+from fedssl_coordinator.federation.site_evaluations import endpoints as site_evaluations
 from fedssl_coordinator.federation.work import endpoints as work
+from fedssl_coordinator.federation.work import site_evaluation_endpoints as site_evaluation_work
 from fedssl_coordinator.federation.work.waiting_claims import WaitingClaims
 from fedssl_coordinator.health import router as health
 from fedssl_coordinator.http.body_limit import BodyLimit
@@ -94,6 +96,8 @@ def create_app() -> FastAPI:
         distillation.router,
         estimates.router,
         evaluations.router,
+        site_evaluations.router,
+        site_evaluation_work.router,
         events.router,
         methods.router,
         clients.router,

@@ -156,7 +156,7 @@ def _deal(folder: Folder, dealing: Dealing, on_step: Callable[[str], None]) -> R
         on_step(f"reading the images of {len(dealing.sources)} clients")
         data = dealing.data or _own_shape(dealing, on_step)
         return folder.copy_sources(dealing.sources, data, dealing.data_root)
-    on_step(f"partitioning {dealing.partition.dataset} among {dealing.partition.num_clients} clients")
+    on_step(f"partitioning {dealing.partition.dataset}, number of clients: {dealing.partition.num_clients}")
     data = dealing.data or _own_shape(dealing, on_step)
     return folder.partition_dataset(dealing.partition, data, dealing.data_root)
 
@@ -256,7 +256,7 @@ class _Starter:
         self._start_service("api", arguments, env, ready=self._api_answers)
 
     def _start_workers(self) -> None:
-        self._on_step(f"starting {len(self._record.clients)} workers")
+        self._on_step("starting the workers")
         since = datetime.now(UTC)
         with self._federation.client() as client:
             revoked = {known.id for known in client.clients() if known.revoked_at is not None}

@@ -73,6 +73,7 @@ class Agent:
         backoff: Backoff | None = None,
         reregister: Callable[[], object] = lambda: None,
         on_idle: Callable[[], None] = lambda: None,
+        evaluate: Callable[[], None] = lambda: None,
         shown: Callable[[WorkItem], AbstractContextManager[None]] = lambda item: nullcontext(),
     ) -> None:
         """Set up an agent.
@@ -81,6 +82,7 @@ class Agent:
             claim_seconds: how long one claim waits for work.
             reregister: registers this worker again, which reports a changed policy to the coordinator.
             on_idle: is called while there is no work.
+            evaluate: answers an evaluation at this site. It is called while there is one, and no work.
             shown: shows claimed work to the data owner until it has ended.
         """
         self._client = client
@@ -91,6 +93,7 @@ class Agent:
         self._backoff = backoff or Backoff()
         self._reregister = reregister
         self._on_idle = on_idle
+        self._evaluate = evaluate
         self._shown = shown
 
     def run(self) -> None:
@@ -126,6 +129,9 @@ class Agent:
             self._backoff.reset()
             self._send_anchor()
             self._run_idle_tasks()
+            if self._client.has_site_evaluations:
+                self._evaluate()
+                return
             if time.monotonic() - asked < _IDLE_SECONDS:
                 time.sleep(_IDLE_SECONDS)
             return

@@ -23,10 +23,12 @@ from fedssl_worker.disclosure.policy import PolicyEnforcer
 from fedssl_worker.enrolment import enrolled_token, stored_token
 from fedssl_worker.executor import Executor, choose_device, describe_device
 from fedssl_worker.files import exclusive_folder
+from fedssl_worker.labels import OwnLabels, load_own_labels
 from fedssl_worker.memory import total_memory_bytes
 from fedssl_worker.metrics import serve
 from fedssl_worker.public_cache import PublicCache
 from fedssl_worker.settings import Settings, SettingsError
+from fedssl_worker.site_evaluations import SiteEvaluations
 from fedssl_worker.state import ClientStates
 from fedssl_worker.state_gc import StateCollector
 
@@ -50,6 +52,7 @@ def run_worker(settings: Settings) -> int:
         enrolment = None if given_token else _enrolment(settings, folder)
         # Before the enrolment token is spent: a worker that cannot read its images could not use it again.
         images = load_images(settings.data, device, image_size=settings.image_size, channels=settings.channels)
+        labels = load_own_labels(settings.data, settings.labels, settings.label_names, len(images))
         log.info("images.loaded", num_images=len(images), channels=images.channels, image_size=images.image_size)
         try:
             token = given_token or _enrolled_token(settings, folder, enrolment, enforcer)
@@ -60,7 +63,7 @@ def run_worker(settings: Settings) -> int:
         with _client(settings, token, enforcer) as client:
             egress = Egress(client, _ledger(folder, enforcer), enforcer)
             try:
-                _work(settings, folder, client, egress, images, device)
+                _work(settings, folder, client, egress, images, labels, device)
             except Refused as error:
                 log.error("worker.refused", reason=str(error))
                 report(Health.UNREADY, str(error))
@@ -69,7 +72,13 @@ def run_worker(settings: Settings) -> int:
 
 
 def _work(
-    settings: Settings, folder: Path, client: WorkerClient, egress: Egress, images: OwnImages, device: torch.device
+    settings: Settings,
+    folder: Path,
+    client: WorkerClient,
+    egress: Egress,
+    images: OwnImages,
+    labels: OwnLabels | None,
+    device: torch.device,
 ) -> None:
     """Register, then work until an exception. Raises Refused."""
     backoff = Backoff()
@@ -95,6 +104,7 @@ def _work(
         encoder=settings.encoder,
         max_artifact_bytes=settings.max_artifact_bytes or total_memory_bytes() // 4,
     )
+    evaluations = SiteEvaluations(client, executor, egress, images, labels, device, backoff)
     collector = StateCollector(client, states, settings.keep_ended_seconds)
 
     def on_idle() -> None:
@@ -110,6 +120,7 @@ def _work(
         backoff=backoff,
         reregister=reregister,
         on_idle=on_idle,
+        evaluate=evaluations.answer_next,
         shown=CurrentWork(folder).shown,
     )
     agent.run()

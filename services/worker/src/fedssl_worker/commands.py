@@ -123,13 +123,13 @@ def check(
     except PolicyError as error:
         typer.echo(f"fedssl-worker: {error}", err=True)
         raise typer.Exit(EXIT_UNUSABLE) from None
-    notice = read.notice(digest)
+    notice = read.described(digest)
     if output is Format.JSON:
         show_json(notice)
     else:
         stores = _joined(read.stores) or "none: all artifacts pass through the coordinator"
         show_pairs({"client": read.client, "coordinator": read.coordinator, "stores": stores, "digest": digest})
-        columns = ["artifact", "methods", "tensors", "data sets", "secure", "#max bytes", "#max rounds"]
+        columns = ["artifact", "methods", "tensors", "data sets", "secure", "#max bytes", "#max rounds", "#min count"]
         show_table(columns, ([_joined(value) for value in rule.model_dump().values()] for rule in notice.allow))
 
 

@@ -1,6 +1,6 @@
 """Trains one work item: takes a broadcast, returns an update. Only this module uses the device."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import structlog
@@ -17,6 +17,8 @@ from fedssl.methods import METHODS, Method
 from fedssl.methods.api import Context
 from fedssl.protocol.methods.distillation import distillation_of
 from fedssl.protocol.model import EncoderConfig
+from fedssl.protocol.plan import TensorSpec
+from fedssl.protocol.site_work import SiteEvaluationItem
 from fedssl.protocol.states import Cause
 from fedssl.protocol.work import Progress, StateLost, WorkItem
 from fedssl_worker.causes import CannotTrain, from_coordinator
@@ -94,6 +96,14 @@ class Executor:
             raise
         return self._states.keep(item, work, result, lost)
 
+    def weights_of(self, item: SiteEvaluationItem) -> Tensors:
+        """Return the weights that this site is to evaluate. Raises CannotTrain, ArtifactError and ClientError."""
+        if (why := self._too_large("weights", item.plan.broadcast)) is not None:
+            raise CannotTrain(why)
+        self._method_of(item)
+        with from_coordinator():
+            return self._fetch(item, lambda _: None)
+
     def _state_of(self, item: WorkItem, *, keeps_state: bool) -> tuple[Tensors | None, StateLost | None]:
         """Return the client's state, or None for a cold start, and the state that is lost if that is the reason.
 
@@ -138,14 +148,19 @@ class Executor:
     def _check_sizes(self, item: WorkItem) -> None:
         """Raise CannotTrain if the broadcast or the update is too large for this machine."""
         for name, tensors in (("broadcast", item.plan.broadcast), ("update", item.plan.update)):
-            size, most = max_file_bytes(tensors), self._max_artifact_bytes
-            if most is not None and size > most:
-                raise CannotTrain(
-                    f"the run's {name} has up to {size} bytes, and this worker accepts {most}: use a smaller model, or "
-                    "raise the worker's --max-artifact-bytes"
-                )
+            if (why := self._too_large(name, tensors)) is not None:
+                raise CannotTrain(why)
 
-    def _method_of(self, item: WorkItem) -> Method:
+    def _too_large(self, name: str, tensors: Sequence[TensorSpec]) -> str | None:
+        size, most = max_file_bytes(tensors), self._max_artifact_bytes
+        if most is None or size <= most:
+            return None
+        return (
+            f"the run's {name} has up to {size} bytes, and this worker accepts {most}: use a smaller model, or "
+            "raise the worker's --max-artifact-bytes"
+        )
+
+    def _method_of(self, item: WorkItem | SiteEvaluationItem) -> Method:
         """Return the method if its version is the coordinator's, and the plan is the one of this installation."""
         name = item.spec.method.name
         method = METHODS.get(name)
@@ -180,7 +195,7 @@ class Executor:
                 Cause.SPEC,
             )
 
-    def _fetch(self, item: WorkItem, on_bytes: Callable[[int], None]) -> Tensors:
+    def _fetch(self, item: WorkItem | SiteEvaluationItem, on_bytes: Callable[[int], None]) -> Tensors:
         """Return the broadcast, from the cache if it is complete there. The cache has one file, or a part of one."""
         self._broadcasts.mkdir(exist_ok=True)
         path = self._broadcasts / f"{item.broadcast}.safetensors"

@@ -32,6 +32,14 @@ class Settings(BaseSettings):
         description="The images: a folder (with one sub-folder per class, or without), an .npz file, or the name of a "
         "known data set."
     )
+    labels: Annotated[str | None, WhenUnset("none, and evaluations at the sites are refused")] = Field(
+        default=None,
+        description="The labels of the images, for evaluations at the sites: a CSV file (path,label[,group]), or own "
+        "for those of the folders or of the file. Only counts per class are sent.",
+    )
+    label_names: Path | None = Field(
+        default=None, description="CSV file (own,federation) with a run's names for the classes of --labels."
+    )
     state: Path = Field(description="Folder for this worker's own files. Keep it between starts.")
     enrolment_token: SecretStr | None = None
     enrolment_token_file: Path | None = Field(

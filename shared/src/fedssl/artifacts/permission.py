@@ -18,11 +18,8 @@ _GROUPS_SHOWN = 5
 
 def refusal(policy: PolicyNotice, spec: RunSpec, plan: ArtifactPlan, round_number: int = 1) -> str | None:
     """Why the policy keeps the update of this run and round back; None: it lets it leave."""
-    if policy.privacy != "none":
-        return (
-            f"it requires differential privacy ({policy.privacy}), which this version does not have: "
-            'no work is accepted until [dp] require is "none"'
-        )
+    if (why := _privacy_obstacle(policy)) is not None:
+        return why
     kept: dict[str, list[str]] = {}
     used: dict[int, int] = {}
     for tensor in plan.update:
@@ -46,6 +43,28 @@ def permits_metric(policy: PolicyNotice, method: str, name: str) -> bool:
     return any(_any(rule.methods, method) and _any(rule.tensors, name) for rule in rules)
 
 
+def evaluation_rule(policy: PolicyNotice, spec: RunSpec, round_number: int) -> tuple[AllowRule | None, str]:
+    """Return the first rule that allows this site's evaluation of a round, or None and the reason."""
+    if (why := _privacy_obstacle(policy)) is not None:
+        return None, why
+    nearest = f"no rule allows evaluation of {spec.method.name}"
+    for rule in policy.allow:
+        if rule.artifact == "evaluation" and _any(rule.methods, spec.method.name):
+            if (obstacle := _limit_obstacle(rule, spec, round_number)) is None:
+                return rule, ""
+            nearest = obstacle
+    return None, nearest
+
+
+def _privacy_obstacle(policy: PolicyNotice) -> str | None:
+    if policy.privacy == "none":
+        return None
+    return (
+        f"it requires differential privacy ({policy.privacy}), which this version does not have: "
+        'no work is accepted until [dp] require is "none"'
+    )
+
+
 def _rule_for(
     rules: Sequence[AllowRule], tensor: TensorSpec, spec: RunSpec, round_number: int
 ) -> tuple[int | None, str]:
@@ -64,13 +83,20 @@ def _rule_for(
     return None, nearest
 
 
-def _obstacle(rule: AllowRule, spec: RunSpec, round_number: int) -> str | None:
-    """What stands against a rule that fits by kind, method and name."""
+def _limit_obstacle(rule: AllowRule, spec: RunSpec, round_number: int) -> str | None:
+    """Return why a rule that fits by kind and method does not allow this round, or None if it does."""
     if rule.secure == "required":
         return f"{rule.artifact} may leave only inside a secure aggregation, which this version does not have"
     rounds = max(spec.num_rounds, round_number)
     if rule.max_rounds is not None and rounds > rule.max_rounds:
         return f"the run has {rounds} rounds, max_rounds allows {rule.max_rounds}"
+    return None
+
+
+def _obstacle(rule: AllowRule, spec: RunSpec, round_number: int) -> str | None:
+    """What stands against a rule that fits by kind, method and name."""
+    if (why := _limit_obstacle(rule, spec, round_number)) is not None:
+        return why
     public = spec.public_data
     if public is not None and not _any(rule.datasets, _name_of(public)):
         return f"the run uses the public images {public.dataset}, and datasets does not list {_name_of(public)}"

@@ -23,12 +23,12 @@ def show_sites(answers: Answers, config: EvaluationConfig, title: str) -> None:
     """Print one round's results, in percent."""
     summary = summary_of(answers, config)
     names = [f"{measure}/{metric}" for measure in config.site_measures for metric in METRICS]
-    rows = [[site, *(_shown(results[name]) for name in names)] for site, results in summary.by_site.items()]
+    rows = [[site, *(percent(results[name]) for name in names)] for site, results in summary.by_site.items()]
     if summary.by_site:
-        rows.append(["worst site", *(_shown(summary.worst[name].value) for name in names)])
-        rows.append(["mean", *(_shown(summary.mean[name]) for name in names)])
-        rows.append(["pooled", *(_shown(summary.pooled[name]) for name in names)])
-    show_table([title, *(f"#{_heading(name)}" for name in names)], rows)
+        rows.append(["worst site", *(percent(summary.worst[name].value) for name in names)])
+        rows.append(["mean", *(percent(summary.mean[name]) for name in names)])
+        rows.append(["pooled", *(percent(summary.pooled[name]) for name in names)])
+    show_table([title, *(f"#{heading(name)}" for name in names)], rows)
     for site, answer in sorted(answers.items()):
         if isinstance(answer, str):
             note(f"{site} has no result: {answer}")
@@ -52,7 +52,8 @@ def _finite(results: Results) -> dict[str, float | None]:
     return {name: _known(value) for name, value in results.items()}
 
 
-def _heading(name: str) -> str:
+def heading(name: str) -> str:
+    """Return the heading of a result's column, such as `probe macro f1`."""
     return name.replace("_", " ").replace("/", " ")
 
 
@@ -60,5 +61,6 @@ def _known(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _shown(value: float) -> str:
-    return f"{100 * value:.2f} %" if math.isfinite(value) else "-"
+def percent(value: float | None) -> str:
+    """Return a share, 0..1, in percent, or a dash if it is not defined."""
+    return f"{100 * value:.2f} %" if value is not None and math.isfinite(value) else "-"

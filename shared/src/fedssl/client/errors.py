@@ -8,7 +8,8 @@ FedSSLError
     ├── Untrusted             a certificate of one side that the other does not accept
     ├── StoreUnreachable      an object store that may not or cannot be used; ask the coordinator for the bytes
     ├── BadAnswer             an answer that cannot be parsed
-    │   └── UnknownWork       a work item that this version does not understand; it can be declined
+    │   ├── UnknownWork       a work item that this version does not understand; it can be declined
+    │   └── UnknownEvaluation an evaluation at this site that this version does not understand; it can be refused
     └── ApiError              the coordinator refused; `problem` is its explanation
         ├── NotAuthenticated  401, the token is missing, wrong, expired or revoked
         ├── NotAllowed        403, the token's role may not do this
@@ -90,6 +91,15 @@ class UnknownWork(BadAnswer):
     def __init__(self, assignment_id: UUID, message: str) -> None:
         super().__init__(message)
         self.assignment_id = assignment_id
+
+
+class UnknownEvaluation(BadAnswer):
+    """An evaluation at this site that this version does not understand. Refuse `evaluation_id`."""
+
+    def __init__(self, evaluation_id: UUID, round_number: int, message: str) -> None:
+        super().__init__(message)
+        self.evaluation_id = evaluation_id
+        self.round_number = round_number
 
 
 class ApiError(ClientError):

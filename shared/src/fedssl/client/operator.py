@@ -51,6 +51,7 @@ from fedssl.protocol.views import (
     RunEdit,
     RunSummary,
     RunView,
+    SiteRoundView,
     TokenCreate,
     TokenCreated,
     TokenView,
@@ -218,6 +219,10 @@ class Client(ArtifactMethods, DatasetMethods, WeightMethods, BaseClient):
     def evaluations(self, run_id: UUID) -> Iterator[EvaluationView]:
         """The judgements of a run's encoders, by round."""
         return self._connection.pages(f"/v1/runs/{run_id}/evaluations", EvaluationView)
+
+    def site_evaluations(self, run_id: UUID) -> Iterator[SiteRoundView]:
+        """The evaluations of a run's encoders at the sites, by round."""
+        return self._connection.pages(f"/v1/runs/{run_id}/site-evaluations", SiteRoundView)
 
     def evaluation(self, evaluation_id: UUID) -> EvaluationView:
         """One judgement of an encoder."""

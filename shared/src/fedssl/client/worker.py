@@ -11,10 +11,11 @@ from pydantic import BaseModel, ValidationError
 from fedssl.client.base import BaseClient
 from fedssl.client.connection import MALFORMED, parse, summary
 from fedssl.client.downloads import OnBytes, OnSize, download
-from fedssl.client.errors import BadAnswer, Rejected, UnknownWork
+from fedssl.client.errors import BadAnswer, Rejected, UnknownEvaluation, UnknownWork
 from fedssl.client.retry import Retry
 from fedssl.client.uploads import Delivery, deliver, upload
 from fedssl.protocol.ledger import LedgerAnchor
+from fedssl.protocol.site_work import EVALUATIONS_HEADER, SiteAnswer, SiteAnswered, SiteEvaluationItem
 from fedssl.protocol.states import Cause
 from fedssl.protocol.work import (
     DELIVERY_BYTES,
@@ -52,11 +53,19 @@ class _Claimed(BaseModel):
     assignment_id: UUID
 
 
+class _Offered(BaseModel):
+    """The part of an evaluation that is needed to refuse it, if this version does not understand the rest."""
+
+    evaluation_id: UUID
+    round_number: int
+
+
 class WorkerClient(BaseClient):
     """A worker's side of the API. The arguments are those of `Client`, with a worker's token."""
 
     _delivery_bytes = 0
     _takes_resources = False
+    _site_evaluations: str | None = None  # the header of the last claim's answer
 
     def enrol(self, token_hash: str) -> Enrolled:
         """With an enrolment token: make the token valid whose secret has this sha256. Again, it gets the same answer.
@@ -76,14 +85,15 @@ class WorkerClient(BaseClient):
         A worker that comes back gets the assignment that it still holds. Raises UnknownWork, with the assignment to
         decline, for an item that this version does not understand.
         """
-        content = self._connection.send(
-            "POST",
-            "/v1/work/claim",
-            body=Claim(wait_seconds=wait_seconds),
-            timeout=self._connection.timeout + wait_seconds,
-            max_bytes=_WORK_BYTES,
-            on_headers=self._read_offers,
-        )
+        claim = Claim(wait_seconds=wait_seconds, site_evaluations=self._site_evaluations is not None)
+        try:
+            content = self._send_claim(claim)
+        except Rejected:
+            if not claim.site_evaluations:
+                raise
+            # Another process of the coordinator has answered the last claim, and an older one this claim.
+            self._site_evaluations = None
+            content = self._send_claim(Claim(wait_seconds=wait_seconds))
         if not content:  # 204
             return None
         try:
@@ -97,6 +107,51 @@ class WorkerClient(BaseClient):
             raise UnknownWork(claimed.assignment_id, message) from None
         except MALFORMED:
             return parse(WorkItem, content, "POST /v1/work/claim")
+
+    def _send_claim(self, claim: Claim) -> bytes:
+        return self._connection.send(
+            "POST",
+            "/v1/work/claim",
+            body=claim,
+            timeout=self._connection.timeout + claim.wait_seconds,
+            max_bytes=_WORK_BYTES,
+            on_headers=self._read_offers,
+        )
+
+    @property
+    def has_site_evaluations(self) -> bool:
+        """Return whether there was an evaluation for this site, and no other work, at the last claim."""
+        return self._site_evaluations == "1"
+
+    def claim_site_evaluation(self) -> SiteEvaluationItem | None:
+        """Return the oldest evaluation that this site has not answered, or None if there is none.
+
+        Raises UnknownEvaluation for one that this version does not understand.
+        """
+        path = "/v1/work/site-evaluations/claim"
+        content = self._connection.send("POST", path, max_bytes=_WORK_BYTES)
+        if not content:  # 204
+            return None
+        try:
+            return SiteEvaluationItem.model_validate_json(content)
+        except ValidationError as error:
+            try:
+                offered = _Offered.model_validate_json(content)
+            except ValidationError:
+                return parse(SiteEvaluationItem, content, f"POST {path}")  # raises BadAnswer
+            message = f"this worker does not understand the evaluation: {summary(error)}. A newer worker may."
+            raise UnknownEvaluation(offered.evaluation_id, offered.round_number, message) from None
+        except MALFORMED:
+            return parse(SiteEvaluationItem, content, f"POST {path}")
+
+    def answer_site_evaluation(self, answer: SiteAnswer) -> SiteAnswered:
+        """Send a site's counts, or why it has none. The same answer again gets the same reply. Raises Conflict."""
+        answered = self._call("/v1/work/site-evaluations/submit", SiteAnswered, answer)
+        if answered.evaluation_id != answer.evaluation_id:
+            raise BadAnswer(
+                f"the coordinator answered about {answered.evaluation_id}, but was asked for {answer.evaluation_id}"
+            )
+        return answered
 
     def heartbeat(
         self,
@@ -201,6 +256,7 @@ class WorkerClient(BaseClient):
 
     def _read_offers(self, headers: Mapping[str, str]) -> None:
         self._takes_resources = RESOURCES_HEADER in headers
+        self._site_evaluations = headers.get(EVALUATIONS_HEADER)
         offer = headers.get(OFFER_HEADER, "")
         self._delivery_bytes = min(int(offer), DELIVERY_BYTES) if _OFFER.fullmatch(offer) else 0
 

@@ -24,7 +24,10 @@ _ABOUT_ARTIFACTS = ("datasets", "secure", "max_bytes", "max_rounds")
 class AllowRule(StrictModel):
     """One thing that may leave. What no rule allows stays."""
 
-    artifact: Kind | Literal["metrics"] = Field(description="What the tensors are, or `metrics` for plain numbers.")
+    artifact: Kind | Literal["metrics", "evaluation"] = Field(
+        description="What the tensors are; `metrics` for plain numbers; `evaluation` for counts per class of an "
+        "evaluation on the site's own labelled images."
+    )
     methods: tuple[Pattern, ...] = Field(
         min_length=1, max_length=64, fail_fast=True, description="In runs of these methods."
     )
@@ -51,6 +54,22 @@ class AllowRule(StrictModel):
     max_rounds: int | None = Field(
         default=None, ge=1, lt=2**53, description="Number of rounds of the longest permitted run."
     )
+
+    min_count: int | None = Field(
+        default=None,
+        ge=1,
+        le=10**9,
+        exclude_if=lambda it: it is None,
+        description="Only for `evaluation`: classes with fewer training or test images are left out. Default: 10.",
+    )
+
+    @model_validator(mode="after")
+    def _fields_fit_evaluations(self) -> "AllowRule":
+        if self.artifact != "evaluation" and self.min_count is not None:
+            raise ValueError("only a rule for evaluation has min_count")
+        if self.artifact == "evaluation" and (self.tensors != ("*",) or self.datasets):
+            raise ValueError("a rule for evaluation has no tensors and no datasets: it allows counts per class")
+        return self
 
     @model_validator(mode="after")
     def _metrics_have_names_alone(self) -> "AllowRule":

@@ -50,6 +50,17 @@ class AssignmentState(StrEnum):
     DECLINED = "declined"
 
 
+class SiteEvaluationState(StrEnum):
+    """offered -> completed | refused | expired, of one round's evaluation at one site."""
+
+    OFFERED = "offered"
+    COMPLETED = "completed"
+    REFUSED = "refused"
+    """The site cannot evaluate, or its data owner's policy refuses."""
+    EXPIRED = "expired"
+    """The round's weights were removed, or the client was revoked, before the site answered."""
+
+
 class Cause(StrEnum):
     """The cause of a declined assignment: whose problem it is."""
 

@@ -135,6 +135,12 @@ class Claim(StrictModel):
     """A request for an assignment. The coordinator waits up to `wait_seconds` for one."""
 
     wait_seconds: float = Field(default=25, ge=0, le=60)
+    site_evaluations: bool = Field(
+        default=False,
+        exclude_if=lambda it: not it,
+        description="Also stop waiting if there is an evaluation for this site. Sent only to coordinators whose answer "
+        "to a claim had the header `Fedssl-Site-Evaluations`.",
+    )
 
 
 class Progress(StrictModel):

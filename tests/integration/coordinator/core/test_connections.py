@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import QueuePool, event, text
 
 from fedssl.client import Retry, WorkerClient
 from fedssl.client.errors import Unavailable
@@ -33,6 +33,17 @@ def _connections(tables: Tables) -> int:
     return found
 
 
+def _close_connections(seconds: float = 5) -> None:
+    """Close this process's connections once no request uses one. One that is in use would stay open in the old pool."""
+    deadline = time.monotonic() + seconds
+    pool = engine().pool
+    assert isinstance(pool, QueuePool)
+    while pool.checkedout() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    engine().dispose()
+    assert not pool.checkedout()
+
+
 @contextmanager
 def _statements() -> Iterator[list[str]]:
     """What this process asks Postgres in the block."""
@@ -52,14 +63,24 @@ def test_waiting_claims_hold_no_connection_and_ask_nothing(
     coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many wait: one look for all of them every so often, of two statements."""
+    look, all_wait = waiting_claims._to_wake, threading.Event()
+
+    def look_and_count(callers: list[Caller]) -> list[Caller]:
+        found = look(callers)
+        if len(callers) == _WAITING:
+            all_wait.set()
+        return found
+
     monkeypatch.setattr(waiting_claims, "POLL_SECONDS", 0.5)
+    monkeypatch.setattr(waiting_claims, "_to_wake", look_and_count)
     secrets = [coordinator.worker_token(f"c{number}") for number in range(_WAITING)]
     clients = [WorkerClient(coordinator.url, secret, retry=Retry(seconds=0)) for secret in secrets]
     with ThreadPoolExecutor(_WAITING) as pool:
-        waiting = [pool.submit(client.claim, 5) for client in clients]
-        time.sleep(2.5)  # everybody has looked once
+        waiting = [pool.submit(client.claim, 6) for client in clients]
+        assert all_wait.wait(4)
+        time.sleep(1)  # each has checked once by itself, too
         assert not any(claim.done() for claim in waiting)
-        engine().dispose()
+        _close_connections()
         with _statements() as asked:
             time.sleep(1.2)
             assert _connections(tables) == 1

@@ -178,7 +178,8 @@ SERVER_STATE = {
 }
 
 
-@pytest.mark.parametrize("name", ["scaffold", pytest.param("orchestra", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["scaffold", "orchestra"])
 def test_an_aggregator_killed_in_mid_aggregation(
     running: Federation, looking: Tables, database: str, name: str
 ) -> None:

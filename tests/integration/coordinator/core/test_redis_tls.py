@@ -75,6 +75,7 @@ def _every_client(url: str, ca_file: Path, store: Path) -> subprocess.CompletedP
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=140)
 
 
+@pytest.mark.full
 def test_every_client_of_redis_trusts_the_authority_and_no_other(servers: Servers, tmp_path: Path) -> None:
     authority, other = Authority(tmp_path), Authority(tmp_path, "other")
     pair = authority.sign("redis", "127.0.0.1")

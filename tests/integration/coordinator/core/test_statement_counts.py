@@ -79,4 +79,6 @@ def test_a_claim_without_work_asks_twice_and_then_waits(
 ) -> None:
     cast = Cast(coordinator, tables, tmp_path, num_rounds=1)
     cast.work("a")
-    assert _cost(lambda: cast.workers["a"].claim(0)) == (4, 2)
+    worker = coordinator.worker("a", register=False)
+    assert _cost(lambda: worker.claim(0)) == (4, 2)
+    assert _cost(lambda: worker.claim(0)) == (5, 2)  # it asks for evaluations at its site, too

@@ -87,7 +87,7 @@ def _spec(method: str, **changes: Any) -> RunSpec:
     return method_spec(method, num_rounds=4, cohort={"min_clients": 3, **changes})
 
 
-@pytest.mark.parametrize("how", ["flipped", "gone"])
+@pytest.mark.parametrize("how", ["flipped", pytest.param("gone", marks=pytest.mark.full)])
 def test_scaffolds_c_is_the_mean_of_the_variates_again(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, how: str
 ) -> None:
@@ -151,6 +151,7 @@ def test_a_paused_run_resumes_with_the_restored_state(coordinator: Coordinator, 
     workers.assert_simulated(simulate(workers.spec, shards(workers.spec)))
 
 
+@pytest.mark.full
 def test_a_run_that_is_resumed_without_the_state_accepts_the_loss(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:

@@ -108,7 +108,10 @@ def test_the_protocol_has_no_message_that_these_tests_do_not_know(coordinator: C
     assert {path for path in paths if path.startswith("/v1/work/")} == {*JSON, DELIVERY}
 
 
-@pytest.mark.parametrize("with_policy", [False, True], ids=["without a policy", "with a policy"])
+@pytest.mark.parametrize(
+    "with_policy",
+    [pytest.param(False, id="without a policy", marks=pytest.mark.full), pytest.param(True, id="with a policy")],
+)
 def test_every_byte_that_left_is_in_the_ledger_or_small_json(
     coordinator: Coordinator,
     tmp_path: Path,

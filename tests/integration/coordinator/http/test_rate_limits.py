@@ -178,6 +178,7 @@ def test_a_revoked_token_is_a_stranger_s(make: Make) -> None:
         assert [http.get("/v1/runs").status_code for _ in range(3)] == [401, 401, 429]
 
 
+@pytest.mark.full
 def test_two_hundred_workers_behind_one_address_are_within_the_defaults(make: Make) -> None:
     defaults = dict.fromkeys((name.removeprefix("FEDSSL_").lower() for name in UNLIMITED), "")
     from fedssl_coordinator.core.settings import Settings

@@ -194,12 +194,6 @@ def test_a_worker_fetches_the_public_images_of_its_own_work_alone(
     assert may("a", scans.digest)
 
 
-def test_a_run_that_sites_should_evaluate_is_refused(coordinator: Coordinator) -> None:
-    evaluation = {"at": "sites", "sites": {"classes": ["a", "b"]}}
-    with pytest.raises(Rejected, match="cannot ask sites for an evaluation yet"):
-        coordinator.client.create_run(tiny_spec(evaluation=evaluation))
-
-
 def test_no_worker_ever_reads_an_evaluation_set(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     """Not even one that knows the digest, and takes part in the run that is judged on it."""
     labelled = coordinator.client.add_evaluation_dataset("held-out", written(tmp_path, labelled_bytes()))

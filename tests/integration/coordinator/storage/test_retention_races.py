@@ -44,6 +44,7 @@ def over_and_over(work: Callable[[], object]) -> Iterator[None]:
     looping.result()
 
 
+@pytest.mark.full
 def test_the_same_updates_every_round(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     """Each client sends the same bytes in every round: they are superfluous, and wanted, all the time."""
     cast = Cast(coordinator, tables, tmp_path, num_rounds=ROUNDS)

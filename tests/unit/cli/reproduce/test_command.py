@@ -63,6 +63,7 @@ SMALLER = [
 ]  # fmt: skip
 
 
+@pytest.mark.full
 def test_a_budget_scales_a_row_down_and_shows_what_differs(root: Path, tmp_path: Path, fast: None) -> None:
     asked = ("reproduce", "fedx-1:SimCLR+FedX@cifar10", "--budget", "5m", "--data-folder", root, "--out", tmp_path)
     result = fedssl(*asked, *SMALLER)

@@ -24,7 +24,16 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from fedssl.protocol.notifications import DeliveryState, DestinationKind
-from fedssl.protocol.states import AssignmentState, Cause, JobState, Outcome, RoundState, RunState, Verdict
+from fedssl.protocol.states import (
+    AssignmentState,
+    Cause,
+    JobState,
+    Outcome,
+    RoundState,
+    RunState,
+    SiteEvaluationState,
+    Verdict,
+)
 from fedssl.protocol.tokens import Role
 
 Json = dict[str, Any]
@@ -424,6 +433,33 @@ class Evaluation(_JobColumns, Base):
 
 
 Job = DistillationJob | Evaluation
+
+
+class SiteEvaluation(Base):
+    """The evaluation of a round's encoder by one client, on its own labelled images. Nothing waits for it."""
+
+    __tablename__ = "site_evaluations"
+    __table_args__ = (
+        _one_of("state", SiteEvaluationState),
+        CheckConstraint("(state = 'completed') = (counts IS NOT NULL)", name="counts_when_completed"),
+        CheckConstraint("(state = 'offered') = (ended_at IS NULL)", name="ended_at_its_end"),
+        UniqueConstraint("run_id", "round_number", "client_id"),
+        Index("ix_site_evaluations_offered", "client_id", "created_at", postgresql_where=text("state = 'offered'")),
+        Index("ix_site_evaluations_model", "model"),
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
+    run_id: Mapped[UUID] = mapped_column(ForeignKey("runs.id"))
+    # 0: before the first round.
+    round_number: Mapped[int]
+    client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"))
+    model: Mapped[str] = mapped_column(ForeignKey("artifacts.digest"))
+    state: Mapped[str]
+    reason: Mapped[str | None]
+    # What the site has counted, as it sent it: up to hundreds of kilobytes.
+    counts: Mapped[Json | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    ended_at: Mapped[datetime | None]
 
 
 class Metric(Base):

@@ -32,6 +32,7 @@ from fedssl_coordinator.core.models import (
     RegisteredWeights,
     Round,
     Run,
+    SiteEvaluation,
     Token,
 )
 
@@ -102,7 +103,7 @@ def _criteria(project: str) -> tuple[LoaderCriteriaOption, ...]:
     }
     for table in (Run, Client, PublicDataset, EvaluationDataset, RegisteredWeights, NotificationDestination):
         conditions[table] = table.project == project
-    for part in (Round, Assignment, DimensionAssignment, DistillationJob, Evaluation, Metric):
+    for part in (Round, Assignment, DimensionAssignment, DistillationJob, Evaluation, SiteEvaluation, Metric):
         conditions[part] = part.run_id.in_(runs)
     return tuple(
         with_loader_criteria(table, condition, include_aliases=True) for table, condition in conditions.items()

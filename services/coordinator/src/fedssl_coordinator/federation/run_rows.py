@@ -24,6 +24,7 @@ from fedssl_coordinator.core.models import (
     PartialUpload,
     Round,
     Run,
+    SiteEvaluation,
     Upload,
 )
 from fedssl_coordinator.core.problems import ProblemError
@@ -182,7 +183,7 @@ def delete_all(session: Session, run_id: UUID) -> None:
     for uploads in (Upload, PartialUpload):
         session.execute(delete(uploads).where(uploads.assignment_id.in_(of_rounds)))
     # Evaluations before metrics: this waits for one that completes at this moment, and by then it has written metrics.
-    for table in (Evaluation, Metric, DistillationJob, DimensionAssignment, Assignment, Round):
+    for table in (Evaluation, SiteEvaluation, Metric, DistillationJob, DimensionAssignment, Assignment, Round):
         session.execute(delete(table).where(table.run_id == run_id))
     session.execute(delete(Run).where(Run.id == run_id))
 

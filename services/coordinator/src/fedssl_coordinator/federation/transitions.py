@@ -14,10 +14,11 @@ from fedssl.protocol.states import AssignmentState as A
 from fedssl.protocol.states import JobState as J
 from fedssl.protocol.states import RoundState as R
 from fedssl.protocol.states import RunState as S
+from fedssl.protocol.states import SiteEvaluationState as E
 from fedssl_coordinator.core.audit import record
-from fedssl_coordinator.core.models import Assignment, DistillationJob, Evaluation, Job, Round, Run
+from fedssl_coordinator.core.models import Assignment, DistillationJob, Evaluation, Job, Round, Run, SiteEvaluation
 
-Row = Run | Round | Assignment | Job
+Row = Run | Round | Assignment | Job | SiteEvaluation
 Changes = MappingProxyType[tuple[str, str], str]
 
 
@@ -76,6 +77,13 @@ TRANSITIONS: MappingProxyType[type[Row], Changes] = MappingProxyType(
             _job_changes(Evaluation)
             | {(J.FAILED, J.QUEUED): "evaluation.queued", (J.CANCELLED, J.QUEUED): "evaluation.queued"}
         ),
+        SiteEvaluation: MappingProxyType(
+            {
+                (E.OFFERED, E.COMPLETED): "site_evaluation.completed",
+                (E.OFFERED, E.REFUSED): "site_evaluation.refused",
+                (E.OFFERED, E.EXPIRED): "site_evaluation.expired",
+            }
+        ),
     }
 )
 """The machines: each legal change, and the type of the event that reports it."""
@@ -88,7 +96,7 @@ class IllegalTransition(AssertionError):
 class Passed(NamedTuple):
     """A state that a row passes on its way to another, and the event of it."""
 
-    state: S | R | A | J
+    state: S | R | A | J | E
     message: str
     data: dict[str, Any] | None = None
 
@@ -96,7 +104,7 @@ class Passed(NamedTuple):
 def transition(
     session: Session,
     row: Row,
-    after: S | R | A | J,
+    after: S | R | A | J | E,
     message: str,
     *,
     via: Passed | None = None,
@@ -163,6 +171,8 @@ def about(row: Row, data: dict[str, Any] | None = None) -> dict[str, Any]:
     subject = {"run_id": row.run_id, "round_number": row.round_number}
     if isinstance(row, Assignment):
         return about_assignment(row.id, row.run_id, row.round_number, row.client_id, data)
+    if isinstance(row, SiteEvaluation):
+        return {**subject, "client_id": row.client_id, "data": {"site_evaluation": str(row.id), **(data or {})}}
     name = "evaluation" if isinstance(row, Evaluation) else "job"
     return {**subject, "data": {name: str(row.id), **(data or {})}}
 

@@ -1,9 +1,11 @@
 """The one way out: every artifact and metric that leaves this machine is checked and recorded in the ledger here."""
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import structlog
 
@@ -14,13 +16,17 @@ from fedssl.client import WorkerClient
 from fedssl.errors import ArtifactError, DigestMismatch
 from fedssl.protocol.ledger import LedgerAnchor
 from fedssl.protocol.plan import ArtifactPlan
+from fedssl.protocol.site_evaluation import SiteCounts
+from fedssl.protocol.site_work import SiteAnswer, SiteAnswered, SiteEvaluationItem
 from fedssl.protocol.work import Metrics, Progress, Registered, Resources, Submit, Submitted, WorkItem
 from fedssl_worker.disclosure.anchoring import Anchoring
-from fedssl_worker.disclosure.ledger import Ledger, LedgerEntry, LedgerError
+from fedssl_worker.disclosure.ledger import EVALUATION, Ledger, LedgerEntry, LedgerError
 from fedssl_worker.disclosure.policy import NotPermitted, PolicyEnforcer
 from fedssl_worker.state import Finished
 
 log = structlog.get_logger()
+
+_REASON_CHARACTERS = 500
 
 
 class Egress:
@@ -171,6 +177,53 @@ class Egress:
             anchor=anchor,
         )
 
+    def evaluation_min_count(self, item: SiteEvaluationItem) -> int:
+        """Return the fewest images that a class needs to be counted in an evaluation.
+
+        Raise NotPermitted if the counts could not leave. Is called before anything is fetched or computed.
+        """
+        with self._evaluation_refusals(_work_fields(item)):
+            return self._enforcer.evaluation_min_count(item)
+
+    def send_counts(self, item: SiteEvaluationItem, counts: SiteCounts) -> SiteAnswered:
+        """Record the counts of an evaluation in the ledger, then send them.
+
+        Raises NotPermitted or LedgerError before the first byte has left, and ClientError.
+        """
+        body = counts.model_dump_json().encode()
+        about = {**_work_fields(item), "digest": hashlib.sha256(body).hexdigest(), "bytes": len(body)}
+        with self._evaluation_refusals(about):
+            fewest = self._enforcer.evaluation_min_count(item, len(body))
+            if counts.min_count < fewest:
+                raise NotPermitted(f"the policy has changed: it counts classes with {fewest} images or more")
+        shown = {**_shown_counts(counts), "tensors": [], "artifact": [EVALUATION]}
+        intent = self._ledger.append("intent", **about, **shown)
+        answered = self._answer(
+            SiteAnswer(evaluation_id=item.evaluation_id, round_number=item.round_number, counts=counts)
+        )
+        self._note_delivered(**about, intent=intent.seq, sent_bytes=len(body))
+        return answered
+
+    def refuse_evaluation(self, evaluation_id: UUID, round_number: int, reason: str) -> SiteAnswered:
+        """Report to the coordinator why this site does not evaluate a round. Raises ClientError."""
+        refusal = reason[:_REASON_CHARACTERS]
+        return self._answer(SiteAnswer(evaluation_id=evaluation_id, round_number=round_number, refusal=refusal))
+
+    def _answer(self, answer: SiteAnswer) -> SiteAnswered:
+        with self.anchoring.exchange() as exchange:
+            answered = self._client.answer_site_evaluation(answer.model_copy(update={"anchor": exchange.anchor}))
+            exchange.receipt = answered.receipt
+        return answered
+
+    @contextmanager
+    def _evaluation_refusals(self, about: Mapping[str, Any]) -> Iterator[None]:
+        """Record why the counts of an evaluation may not leave."""
+        try:
+            yield
+        except NotPermitted as refused:
+            self._ledger.append("refused", **about, artifact=[EVALUATION], reason=str(refused))
+            raise
+
     def _require_within_totals(self, item: WorkItem, num_bytes: int, digest: str | None = None) -> None:
         if (limits := self._enforcer.total_limits) is not None:
             self._ledger.totals().require_within(limits, item, num_bytes, digest)
@@ -196,7 +249,7 @@ def check_update(path: Path, plan: ArtifactPlan) -> Header:
     return header
 
 
-def _work_fields(item: WorkItem) -> dict[str, Any]:
+def _work_fields(item: WorkItem | SiteEvaluationItem) -> dict[str, Any]:
     """Return the fields of an entry that describe the work. `initial`: the digest of the weights that the run started
     from, if these were not random."""
     fields: dict[str, Any] = {"run": str(item.run_id), "round": item.round_number, "method": item.spec.method.name}
@@ -204,6 +257,18 @@ def _work_fields(item: WorkItem) -> dict[str, Any]:
     if initial is not None and initial.digest is not None:
         fields["initial"] = initial.digest
     return fields
+
+
+def _shown_counts(counts: SiteCounts) -> dict[str, Any]:
+    """Return the fields of an entry that describe an evaluation. The digest identifies the rest."""
+    found = {
+        "classes": len(counts.classes),
+        "measures": "+".join(counts.measures),
+        "min_count": counts.min_count,
+        "num_test": counts.num_test,
+        "num_train": counts.num_train,
+    }
+    return {"numbers": [f"{name}={value}" for name, value in found.items()]}
 
 
 def _update_fields(item: WorkItem, header: Header, numbers: Mapping[str, float]) -> dict[str, Any]:

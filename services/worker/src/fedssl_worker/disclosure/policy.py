@@ -10,11 +10,13 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
-from fedssl.artifacts.permission import permits_metric, refusal
+from fedssl.artifacts.permission import evaluation_rule, permits_metric, refusal
 from fedssl.errors import FedSSLError
 from fedssl.protocol.base import ClientId, StrictModel
+from fedssl.protocol.evaluation import DEFAULT_MIN_COUNT
 from fedssl.protocol.methods import METHOD_CONFIGS
 from fedssl.protocol.policy import AllowRule, Pattern, PolicyNotice
+from fedssl.protocol.site_work import SiteEvaluationItem
 from fedssl.protocol.validation import describe_problems
 from fedssl.protocol.work import Metrics, Progress, Resources, WorkItem
 from fedssl_worker.settings import SettingsError
@@ -113,12 +115,21 @@ class Policy(StrictModel):
                     raise ValueError(f"there is no method {name}: `fedssl method ls` lists them")
         return self
 
-    def notice(self, digest: str) -> PolicyNotice:
-        """Return what the worker reports of the policy to the coordinator."""
+    def described(self, digest: str) -> PolicyNotice:
+        """Return all that the policy allows."""
         allow = self.allow
         if names := self.metrics.allow:
             allow += (AllowRule(artifact="metrics", methods=("*",), tensors=names),)
         return PolicyNotice(digest=digest, allow=allow, privacy=self.dp.require)
+
+    def notice(self, digest: str) -> PolicyNotice:
+        """Return what the worker reports of the policy to the coordinator.
+
+        Rules for evaluations are left out: older coordinators would refuse the registration, and no round depends on
+        them.
+        """
+        whole = self.described(digest)
+        return whole.model_copy(update={"allow": tuple(r for r in whole.allow if r.artifact != "evaluation")})
 
 
 def read_policy(path: Path) -> tuple[Policy, str]:
@@ -177,6 +188,20 @@ class PolicyEnforcer:
             return
         if (why := refusal(self.notice, item.spec, item.plan, item.round_number)) is not None:
             raise NotPermitted(f"the data owner's policy ({self.digest[:8]}) does not permit this work: {why}")
+
+    def evaluation_min_count(self, item: SiteEvaluationItem, num_bytes: int = 0) -> int:
+        """Return the fewest images that a class needs to be counted in an evaluation.
+
+        Raise NotPermitted unless counts of this size, in bytes, may leave.
+        """
+        if self._policy is None:
+            return 1
+        rule, why = evaluation_rule(self._policy.described(self.digest), item.spec, item.round_number)
+        if rule is not None and rule.max_bytes is not None and num_bytes > rule.max_bytes:
+            why = f"the counts take {num_bytes} bytes, max_bytes allows {rule.max_bytes}"
+        if rule is None or why:
+            raise NotPermitted(f"the data owner's policy ({self.digest[:8]}) does not permit this evaluation: {why}")
+        return DEFAULT_MIN_COUNT if rule.min_count is None else rule.min_count
 
     @property
     def total_limits(self) -> TotalLimits | None:

@@ -29,7 +29,7 @@ from fedssl.cli.output import (
     show_table,
     show_table_by_project,
 )
-from fedssl.cli.run import dimensions, distillations, embedding, evaluations, metrics, pull, state
+from fedssl.cli.run import dimensions, distillations, embedding, evaluations, metrics, pull, site_evaluations, state
 from fedssl.cli.specs import read_spec
 from fedssl.protocol.states import RunState
 from fedssl.protocol.views import RoundView, RunView
@@ -360,4 +360,5 @@ app.command("cancel-distillation")(distillations.cancel_distillation)
 app.command("evaluate")(evaluations.request_evaluation)
 app.command("evaluations")(evaluations.list_evaluations)
 app.command("embedding")(embedding.draw_embedding)
+app.command("site-evaluations")(site_evaluations.list_site_evaluations)
 app.command("cancel-evaluation")(evaluations.cancel_evaluation)

@@ -24,6 +24,7 @@ from fedssl.protocol.views.notifications import DeliveryView, DestinationCreate,
 from fedssl.protocol.views.projects import ProjectCreate, ProjectView
 from fedssl.protocol.views.rounds import AssignmentView, RoundView
 from fedssl.protocol.views.runs import DimensionAssignmentView, RunCreate, RunEdit, RunSummary, RunView
+from fedssl.protocol.views.site_evaluations import SiteEvaluationView, SiteRoundView, WorstSiteView
 from fedssl.protocol.views.tokens import EnrolmentCreate, TokenCreate, TokenCreated, TokenView
 from fedssl.protocol.views.uploads import UploadPart, UploadParts
 from fedssl.protocol.views.weights import WeightsCreate, WeightsView
@@ -63,6 +64,8 @@ __all__ = [
     "RunEdit",
     "RunSummary",
     "RunView",
+    "SiteEvaluationView",
+    "SiteRoundView",
     "TokenCreate",
     "TokenCreated",
     "TokenView",
@@ -71,4 +74,5 @@ __all__ = [
     "View",
     "WeightsCreate",
     "WeightsView",
+    "WorstSiteView",
 ]

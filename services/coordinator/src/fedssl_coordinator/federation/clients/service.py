@@ -10,6 +10,7 @@ from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import Client
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.federation.rounds import repository as rounds
+from fedssl_coordinator.federation.site_evaluations import service as site_evaluations
 from fedssl_coordinator.federation.transitions import transition
 from fedssl_coordinator.identity import clients
 
@@ -48,6 +49,7 @@ def revoke(session: Session, client_id: str) -> ClientView:
         message = f"{client_id}: {reason}"
         transition(session, assignment, AssignmentState.EXPIRED, message, reason=reason, closed_at=func.now())
         enqueue.advance(session, assignment.run_id)
+    site_evaluations.expire_of_client(session, client_id, reason)
     enqueue.wake_watchers(session)
     enqueue.wake_workers(session)  # ends the claim with which it waits
     return view(client)

@@ -25,6 +25,7 @@ from fedssl_coordinator.federation.evaluations import repository
 from fedssl_coordinator.federation.jobs import repository as job_rows
 from fedssl_coordinator.federation.jobs import service as jobs
 from fedssl_coordinator.federation.jobs.service import StartedJob
+from fedssl_coordinator.federation.site_evaluations import service as site_evaluations
 from fedssl_coordinator.federation.transitions import about, transition
 from fedssl_coordinator.storage.artifacts import repository as artifacts
 from fedssl_coordinator.storage.datasets import service as datasets
@@ -39,13 +40,26 @@ def queue_due(session: Session, run: Run, round_number: int) -> None:
     The caller holds the run's lock.
     """
     spec = RunSpec.model_validate(run.spec)
-    config = spec.central_evaluation
+    config = spec.evaluation
     if config is None or not config.is_due(round_number, run.num_rounds):
         return
     if (why := _why_impossible(run)) is None:
-        _queue(session, run, round_number, _own_config(spec))
+        if spec.central_evaluation is not None:
+            _queue(session, run, round_number, _own_config(spec))
+        if spec.site_evaluation is not None and round_number > 0:
+            site_evaluations.offer(session, run, round_number, spec)
     elif round_number == 0 or not config.every:  # one event is enough
         record(session, "evaluation.impossible", why, run_id=run.id, round_number=round_number)
+
+
+def ask_sites_before_training(session: Session, run: Run, spec: RunSpec) -> None:
+    """Offer the evaluation of the first weights to the sites, if the spec asks for it. The caller holds the run's lock.
+
+    That is when the first round opens: when the weights are made, it may be that no client has registered.
+    """
+    config = spec.site_evaluation
+    if config is not None and config.is_due(0, run.num_rounds) and _why_impossible(run) is None:
+        site_evaluations.offer(session, run, 0, spec)
 
 
 def request(session: Session, run_id: UUID, asked: EvaluationCreate) -> tuple[EvaluationView, bool]:

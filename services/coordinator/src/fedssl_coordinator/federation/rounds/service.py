@@ -274,6 +274,8 @@ def _open(session: Session, run: Run, spec: RunSpec) -> Step:
         message = f"not offered to {shortened(refused)}"
         record(session, "policy.refuses", message, run_id=run.id, round_number=number, data={"clients": refused})
     fitness.record_left_out(session, run, number, unfit)
+    if number == 1:
+        evaluations.ask_sites_before_training(session, run, spec)
     enqueue.wake_workers(session)
     enqueue.wake_watchers(session)
     return Step.WAIT

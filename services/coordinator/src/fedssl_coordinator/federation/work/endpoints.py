@@ -1,12 +1,14 @@
 """`/v1/work`: only for workers."""
 
+import functools
 import time
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
+from fedssl.protocol.site_work import EVALUATIONS_HEADER
 from fedssl.protocol.work import (
     DELIVERY_BYTES,
     DELIVERY_CHARACTERS,
@@ -31,6 +33,7 @@ from fedssl_coordinator.core.openapi import problems
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.core.threads import run_transaction
 from fedssl_coordinator.federation.ledger_anchors import service as anchors
+from fedssl_coordinator.federation.site_evaluations import repository as site_evaluations
 from fedssl_coordinator.federation.work import ordinary, service
 from fedssl_coordinator.identity.authentication import Caller, PresentedToken, PresentedWorker, WorkerId
 from fedssl_coordinator.identity.concurrency_limit import place_of
@@ -76,10 +79,22 @@ def _heartbeat(token: PresentedToken, request: Heartbeat) -> HeartbeatReply:
         return reply.model_copy(update={"receipt": anchors.record_anchor(session, client_id, request.anchor)})
 
 
-def _claim(token: PresentedToken) -> tuple[Caller, WorkItem | None]:
+class _Claimed(NamedTuple):
+    """The result of a claim. `evaluates`: there is no assignment, and an evaluation for this site."""
+
+    caller: Caller
+    item: WorkItem | None
+    evaluates: bool = False
+
+
+def _claim(token: PresentedToken, *, checks_evaluations: bool = False) -> _Claimed:
     with transaction() as session:
         caller = token.working(session)
-        return caller, service.claim(session, _client_of(caller))
+        client_id = _client_of(caller)
+        if (item := service.claim(session, client_id)) is not None:
+            return _Claimed(caller, item)
+        evaluates = checks_evaluations and bool(site_evaluations.offered_to(session, [client_id]))
+        return _Claimed(caller, None, evaluates)
 
 
 @router.post("/claim", responses={204: {"description": "There is no work now: claim again."}})
@@ -87,24 +102,29 @@ async def claim(claim: Claim, request: Request, response: Response, token: Prese
     """Lease an assignment, or wait for one. Holds no database connection while it waits.
 
     The header `Fedssl-Deliver-Bytes` is the size up to which `/v1/work/deliver` takes the update. With the header
-    `Fedssl-Resources`, heartbeats may contain `resources`.
+    `Fedssl-Resources`, heartbeats may contain `resources`. A claim with `site_evaluations` ends, with the
+    header `Fedssl-Site-Evaluations: 1`, if there is no assignment and an evaluation for this site.
     """
-    response.headers.update({OFFER_HEADER: str(DELIVERY_BYTES), RESOURCES_HEADER: "1"})
+    response.headers.update({OFFER_HEADER: str(DELIVERY_BYTES), RESOURCES_HEADER: "1", EVALUATIONS_HEADER: "0"})
     end = time.monotonic() + min(claim.wait_seconds, settings().claim_wait_seconds)
-    caller, item = await run_transaction(_claim, token)
-    if item is not None:
-        return item
-    with place_of(caller.token_id), request.app.state.waiting_claims.wait(caller) as woken:
+    found = await run_transaction(_claim, token)
+    if found.item is not None:
+        return found.item
+    caller = found.caller
+    waiting = request.app.state.waiting_claims.wait(caller, site_evaluations=claim.site_evaluations)
+    with place_of(caller.token_id), waiting as woken:
         # It tries again first: work that came before this claim was waiting woke nobody.
-        while (item := (await run_transaction(_claim, token))[1]) is None:
+        again = functools.partial(_claim, checks_evaluations=claim.site_evaluations)
+        while (found := await run_transaction(again, token)).item is None:
             is_woken = False
             while not is_woken:
-                left = end - time.monotonic()
+                left = 0 if found.evaluates else end - time.monotonic()
                 if left <= 0 or await request.is_disconnected():
                     # FastAPI would send `null`.
-                    return Response(status_code=204)  # type: ignore[return-value]
+                    headers = {EVALUATIONS_HEADER: str(int(found.evaluates))}
+                    return Response(status_code=204, headers=headers)  # type: ignore[return-value]
                 is_woken = await woken.wait(min(left, _GONE_SECONDS))
-    return item
+    return found.item
 
 
 @router.post("/submit", responses=problems(404, 409, 410))

@@ -1,7 +1,7 @@
 """The claims that this process holds open. One query to Postgres serves all of them."""
 
 import contextlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator
 
 import structlog
@@ -11,6 +11,7 @@ from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.core.enqueue import WORK_CHANNEL
 from fedssl_coordinator.core.pubsub import Listener, Wakeups, in_background
 from fedssl_coordinator.core.threads import run_transaction
+from fedssl_coordinator.federation.site_evaluations import repository as site_evaluations
 from fedssl_coordinator.federation.work import repository
 from fedssl_coordinator.identity.authentication import Caller
 from fedssl_coordinator.identity.tokens import repository as tokens
@@ -30,18 +31,24 @@ class WaitingClaims:
     def __init__(self, wakeups: Wakeups) -> None:
         self._wakeups = wakeups
         self._waiting: defaultdict[Caller, set[Listener]] = defaultdict(set)
+        self._evaluating: Counter[Caller] = Counter()
 
     @contextlib.contextmanager
-    def wait(self, caller: Caller) -> Iterator[Listener]:
-        """Yield a listener that is woken when the caller should check for work. It checks once at first, too."""
+    def wait(self, caller: Caller, *, site_evaluations: bool = False) -> Iterator[Listener]:
+        """Yield a listener that is woken when the caller should check for work. It checks once at first, too.
+
+        `site_evaluations`: it is also woken for an evaluation at its site.
+        """
         listener = Listener()
         self._waiting[caller].add(listener)
+        self._evaluating[caller] += site_evaluations
         try:
             yield listener
         finally:
             self._waiting[caller].discard(listener)
+            self._evaluating[caller] -= site_evaluations
             if not self._waiting[caller]:
-                del self._waiting[caller]
+                del self._waiting[caller], self._evaluating[caller]
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -56,7 +63,7 @@ class WaitingClaims:
                 if not self._waiting:
                     continue
                 try:
-                    found = await run_transaction(_to_wake, list(self._waiting))
+                    found = await run_transaction(_to_wake, list(self._waiting), set(+self._evaluating))
                 except SQLAlchemyError as error:
                     log.warning("postgres.unreachable", error=type(error).__name__, consequence="claims wait longer")
                     continue
@@ -68,10 +75,18 @@ class WaitingClaims:
                         listener.wake()
 
 
-def _to_wake(callers: list[Caller]) -> list[Caller]:
-    """Return the callers whose token has ended and those that have an assignment to claim."""
+def _to_wake(callers: list[Caller], evaluating: set[Caller]) -> list[Caller]:
+    """Return the callers whose token has ended and those that have an assignment, or an evaluation, to claim."""
     with transaction() as session:
         valid = tokens.still_valid(session, [caller.token_id for caller in callers])
         clients = {caller.client_id for caller in callers if caller.client_id is not None}
         offered = repository.with_work(session, sorted(clients))
-    return [caller for caller in callers if caller.token_id not in valid or caller.client_id in offered]
+        sites = {caller.client_id for caller in evaluating if caller.client_id is not None}
+        evaluated = site_evaluations.offered_to(session, sorted(sites)) if sites else set()
+    return [
+        caller
+        for caller in callers
+        if caller.token_id not in valid
+        or caller.client_id in offered
+        or (caller in evaluating and caller.client_id in evaluated)
+    ]

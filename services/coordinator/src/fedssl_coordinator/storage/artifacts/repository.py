@@ -8,7 +8,7 @@ from sqlalchemy import BindParameter, bindparam, delete, exists, func, literal, 
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from fedssl.protocol.states import AssignmentState, RoundState, RunState
+from fedssl.protocol.states import AssignmentState, RoundState, RunState, SiteEvaluationState
 from fedssl_coordinator.core.models import (
     Artifact,
     Assignment,
@@ -21,6 +21,7 @@ from fedssl_coordinator.core.models import (
     RegisteredWeights,
     Round,
     Run,
+    SiteEvaluation,
     Token,
     Upload,
     table_of,
@@ -201,6 +202,13 @@ def _worker_of_artifact() -> Any:
 
 
 _WORKER_OF_ARTIFACT = _worker_of_artifact()
+
+
+def is_evaluated_by(session: Session, digest: str, client_id: str) -> bool:
+    """Return whether these weights are offered to this client for an evaluation."""
+    offered = (SiteEvaluation.client_id == client_id) & (SiteEvaluation.state == SiteEvaluationState.OFFERED)
+    found = select(SiteEvaluation.id).where(offered, SiteEvaluation.model == digest)
+    return bool(session.scalar(select(exists(found))))
 
 
 def is_public_for(session: Session, digest: str, client_id: str) -> bool:

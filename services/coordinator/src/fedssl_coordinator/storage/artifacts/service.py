@@ -277,12 +277,14 @@ def may_fetch(session: Session, digest: str, caller: Caller) -> None:
     """Raise ProblemError unless the caller may fetch the artifact, as if it did not exist.
 
     Operators may fetch any artifact, or those of their project if they are restricted to one. Workers may fetch what
-    was broadcast to them, and the public images of runs whose assignments they have held.
+    was broadcast to them, what they are asked to evaluate, and the public images of runs whose assignments they have
+    held.
     """
     found = (
         (repository.is_known(session, digest) if caller.project is None else repository.is_referred_to(session, digest))
         if caller.client_id is None
         else repository.is_broadcast_to(session, digest, caller.client_id)
+        or repository.is_evaluated_by(session, digest, caller.client_id)
         or repository.is_public_for(session, digest, caller.client_id)
     )
     if not found:

@@ -130,12 +130,6 @@ def of_project(session: Session, table: type[repository.Row], project: str, name
 
 
 def _check_evaluation(session: Session, project: str, spec: RunSpec) -> None:
-    if spec.site_evaluation is not None:
-        raise _invalid(
-            "evaluation.at",
-            "this coordinator cannot ask sites for an evaluation yet, only `fedssl simulate` can: remove evaluation.at "
-            "and evaluation.sites, and name a registered data set in evaluation.dataset, or leave evaluation out",
-        )
     config = spec.central_evaluation
     if config is not None and of_project(session, EvaluationDataset, project, config.dataset) is None:
         raise _invalid(

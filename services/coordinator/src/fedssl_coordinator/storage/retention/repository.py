@@ -14,8 +14,8 @@ from sqlalchemy import Column, ColumnElement, Float, case, delete, func, or_, se
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
-from fedssl.protocol.states import AssignmentState, JobState, RoundState
-from fedssl_coordinator.core.models import Artifact, Assignment, Base, Evaluation, Round, Upload
+from fedssl.protocol.states import AssignmentState, JobState, RoundState, SiteEvaluationState
+from fedssl_coordinator.core.models import Artifact, Assignment, Base, Evaluation, Round, SiteEvaluation, Upload
 
 UPDATE, BROADCAST, UNREFERENCED = "update", "broadcast", "unreferenced"
 AnyColumn = InstrumentedAttribute[Any] | Column[Any]
@@ -133,7 +133,14 @@ def _conditions(keep: RetentionPeriods) -> dict[Column[Any], ColumnElement[bool]
     }
     delivering = select(Assignment.id).where(Assignment.id == Upload.assignment_id, Assignment.state.in_(_DELIVERING))
     unfinished = Evaluation.state.in_((JobState.QUEUED, JobState.RUNNING))
-    others = {Upload.digest: delivering.exists(), Evaluation.model: unfinished | _is_best()}
+    awaited = (SiteEvaluation.state == SiteEvaluationState.OFFERED) & (
+        SiteEvaluation.created_at > _ago(keep.broadcasts)
+    )
+    others = {
+        Upload.digest: delivering.exists(),
+        Evaluation.model: unfinished | _is_best(),
+        SiteEvaluation.model: awaited,
+    }
     return {column.property.columns[0]: condition for column, condition in (by_round | others).items()}
 
 

@@ -12,7 +12,7 @@ chain's end was cut off; if `head` was changed too, only a comparison with an an
 """
 
 from fedssl_worker.disclosure.ledger.chain import Point
-from fedssl_worker.disclosure.ledger.entries import LedgerEntry, LedgerError
+from fedssl_worker.disclosure.ledger.entries import EVALUATION, LedgerEntry, LedgerError
 from fedssl_worker.disclosure.ledger.journal import Ledger
 
-__all__ = ["Ledger", "LedgerEntry", "LedgerError", "Point"]
+__all__ = ["EVALUATION", "Ledger", "LedgerEntry", "LedgerError", "Point"]

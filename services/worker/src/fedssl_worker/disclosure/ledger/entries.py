@@ -14,6 +14,9 @@ Kind = Literal["opened", "policy", "intent", "sent", "refused", "receipt", "reco
 arrived · refused: an artifact may not leave · receipt: the coordinator holds an anchor of this ledger · recovered: a
 crash had cut the last line short · rotated: a new segment begins."""
 
+EVALUATION = "evaluation"
+"""The kind of artifact of a site's counts, which are not an update."""
+
 GENESIS = "0" * 64
 """The previous hash of the first entry."""
 

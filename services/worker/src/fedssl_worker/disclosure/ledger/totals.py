@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from fedssl.protocol.work import WorkItem
-from fedssl_worker.disclosure.ledger.entries import LedgerEntry
+from fedssl_worker.disclosure.ledger.entries import EVALUATION, LedgerEntry
 from fedssl_worker.disclosure.policy import NotPermitted, TotalLimits
 
 
@@ -12,7 +12,8 @@ class Totals:
     """The rounds and the bytes of all updates that have left, or may have: those with an entry `intent`.
 
     An update that was sent again after an interruption, or after a restart, counts once. The first entry of a segment
-    has the totals before it, because earlier segments may be archived or deleted.
+    has the totals before it, because earlier segments may be archived or deleted. Counts of an evaluation are not an
+    update.
     """
 
     is_known: bool = False
@@ -34,7 +35,7 @@ class Totals:
         elif entry.kind == "rotated" and not self.is_known and not self._updates and "rounds_total" in body:
             self.is_known = True
             self._rounds_before, self.num_bytes = int(body["rounds_total"]), int(body["bytes_total"])
-        elif entry.kind == "intent":
+        elif entry.kind == "intent" and body.get("artifact") != [EVALUATION]:
             at = (str(body["run"]), int(body["round"]))
             self._rounds.add(at)
             if (update := (*at, str(body.get("digest")))) not in self._updates:

@@ -1,0 +1,88 @@
+"""Reads and writes evaluations at the sites."""
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from sqlalchemy import select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from fedssl.protocol.states import SiteEvaluationState
+from fedssl_coordinator.core.db import among
+from fedssl_coordinator.core.models import Client, Run, SiteEvaluation
+
+_is_offered = SiteEvaluation.state == SiteEvaluationState.OFFERED
+
+
+def offer(session: Session, run_id: UUID, round_number: int, model: str, client_ids: Sequence[str]) -> Sequence[str]:
+    """Offer a round's evaluation to clients, and return those to which it was not offered before."""
+    shared = {
+        "run_id": run_id,
+        "round_number": round_number,
+        "model": model,
+        "state": SiteEvaluationState.OFFERED,
+    }
+    statement = (
+        insert(SiteEvaluation)
+        .values([{**shared, "client_id": client_id} for client_id in client_ids])
+        .on_conflict_do_nothing(index_elements=["run_id", "round_number", "client_id"])
+        .returning(SiteEvaluation.client_id)
+    )
+    return sorted(session.scalars(statement))
+
+
+def oldest_offered(session: Session, client_id: str) -> tuple[SiteEvaluation, Run] | None:
+    """Return the evaluation that the client should do next, locked, and its run."""
+    statement = (
+        select(SiteEvaluation, Run)
+        .join(Run, Run.id == SiteEvaluation.run_id)
+        .where(SiteEvaluation.client_id == client_id, _is_offered)
+        .order_by(SiteEvaluation.created_at, SiteEvaluation.id)
+        .limit(1)
+        .with_for_update(of=SiteEvaluation, key_share=True, skip_locked=True)
+    )
+    found = session.execute(statement).one_or_none()
+    return None if found is None else (found[0], found[1])
+
+
+def offered_to(session: Session, client_ids: Sequence[str]) -> set[str]:
+    """Return which of the clients have an evaluation to do."""
+    statement = select(SiteEvaluation.client_id).where(among(SiteEvaluation.client_id, client_ids), _is_offered)
+    return set(session.scalars(statement.distinct()))
+
+
+def locked(session: Session, evaluation_id: UUID, client_id: str) -> tuple[SiteEvaluation, Run, Client] | None:
+    """Return this client's evaluation, locked until the transaction ends, with its run and the client."""
+    statement = (
+        select(SiteEvaluation, Run, Client)
+        .join(Run, Run.id == SiteEvaluation.run_id)
+        .join(Client, Client.id == SiteEvaluation.client_id)
+        .where(SiteEvaluation.id == evaluation_id, SiteEvaluation.client_id == client_id)
+        .with_for_update(of=SiteEvaluation, key_share=True)
+        .execution_options(populate_existing=True)
+    )
+    found = session.execute(statement).one_or_none()
+    return None if found is None else (found[0], found[1], found[2])
+
+
+def locked_offered(session: Session, client_id: str) -> Sequence[SiteEvaluation]:
+    """Return all evaluations that are offered to a client, locked."""
+    statement = select(SiteEvaluation).where(SiteEvaluation.client_id == client_id, _is_offered)
+    return session.scalars(statement.order_by(SiteEvaluation.id).with_for_update(key_share=True)).all()
+
+
+def rounds(session: Session, run_id: UUID, limit: int, after: int | None) -> Sequence[int]:
+    """Return the numbers of the rounds that sites were to evaluate, in order."""
+    number = SiteEvaluation.round_number
+    statement = select(number).where(SiteEvaluation.run_id == run_id).distinct().order_by(number).limit(limit)
+    return session.scalars(statement if after is None else statement.where(number > after)).all()
+
+
+def of_round(session: Session, run_id: UUID, round_number: int) -> Sequence[SiteEvaluation]:
+    """Return a round's evaluations, by client."""
+    statement = (
+        select(SiteEvaluation)
+        .where(SiteEvaluation.run_id == run_id, SiteEvaluation.round_number == round_number)
+        .order_by(SiteEvaluation.client_id)
+    )
+    return session.scalars(statement).all()

@@ -1,0 +1,69 @@
+"""The results of a round at all sites, from the counts that they have sent."""
+
+import math
+from collections.abc import Mapping, Sequence
+from uuid import UUID
+
+from sqlalchemy.orm import Session
+
+from fedssl.evaluation.site_results import SiteSummary, summarise_sites
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.site_evaluation import SiteCounts
+from fedssl.protocol.views import Results, SiteEvaluationView, SiteRoundView, WorstSiteView
+from fedssl_coordinator.core.models import Run, SiteEvaluation
+from fedssl_coordinator.federation import run_rows
+from fedssl_coordinator.federation.site_evaluations import repository
+
+
+def rounds(session: Session, run_id: UUID, limit: int, after: int | None) -> list[SiteRoundView]:
+    """Return the evaluated rounds of a run. Raises ProblemError if there is no such run."""
+    run = run_rows.require(session, run_id)
+    numbers = repository.rounds(session, run_id, limit, after)
+    return [_view(run, number, repository.of_round(session, run_id, number)) for number in numbers]
+
+
+def _view(run: Run, number: int, rows: Sequence[SiteEvaluation]) -> SiteRoundView:
+    counts = {row.client_id: SiteCounts.model_validate(row.counts) for row in rows if row.counts is not None}
+    summary = _summary(run, counts)
+    return SiteRoundView(
+        run_id=run.id,
+        round_number=number,
+        model=rows[0].model,
+        sites=tuple(_site(row, counts.get(row.client_id), summary) for row in rows),
+        mean=_known(summary.mean),
+        pooled=_known(summary.pooled),
+        worst={
+            name: WorstSiteView(client_id=each.client_id, value=_finite(each.value))
+            for name, each in summary.worst.items()
+        },
+    )
+
+
+def _summary(run: Run, counts: Mapping[str, SiteCounts]) -> SiteSummary:
+    config = RunSpec.model_validate(run.spec).site_evaluation
+    assert config is not None, "only such runs have evaluations at the sites"
+    assert config.sites is not None, "validated by the spec"
+    return summarise_sites(counts, config.sites, config.site_measures)
+
+
+def _site(row: SiteEvaluation, counts: SiteCounts | None, summary: SiteSummary) -> SiteEvaluationView:
+    return SiteEvaluationView(
+        id=row.id,
+        client_id=row.client_id,
+        state=row.state,
+        reason=row.reason,
+        classes=None if counts is None else counts.classes,
+        num_train=None if counts is None else counts.num_train,
+        num_test=None if counts is None else counts.num_test,
+        results=None if counts is None else _known(summary.by_site[row.client_id]),
+        created_at=row.created_at,
+        ended_at=row.ended_at,
+    )
+
+
+def _known(results: Mapping[str, float]) -> Results:
+    return {name: _finite(value) for name, value in results.items()}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,154 @@
+"""Offers evaluations to the sites and keeps their answers.
+
+There is no lease, because no round waits for a site: an evaluation stays offered until its client answers, and the
+first answer stays.
+"""
+
+from typing import Any
+
+from sqlalchemy import func
+from sqlalchemy.orm import Session
+
+from fedssl.evaluation.site_results import unusable_counts
+from fedssl.protocol.evaluation import EvaluationConfig
+from fedssl.protocol.plan import ArtifactPlan
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.site_evaluation import SiteCounts
+from fedssl.protocol.site_work import SiteAnswer, SiteAnswered, SiteEvaluationItem
+from fedssl.protocol.states import SiteEvaluationState
+from fedssl_coordinator.core import enqueue
+from fedssl_coordinator.core.audit import record
+from fedssl_coordinator.core.logs import say_about
+from fedssl_coordinator.core.models import Client, Run, SiteEvaluation
+from fedssl_coordinator.core.problems import AuditEvent, ProblemError, printable
+from fedssl_coordinator.federation import run_rows
+from fedssl_coordinator.federation.site_evaluations import repository
+from fedssl_coordinator.federation.transitions import transition
+from fedssl_coordinator.identity import clients
+from fedssl_coordinator.storage.artifacts import repository as artifacts
+
+
+def offer(session: Session, run: Run, round_number: int, spec: RunSpec) -> None:
+    """Offer the evaluation of a round to every client of the run, whether or not it took part in the round."""
+    model = run_rows.weights_after(session, run, round_number)
+    eligible = clients.eligible(session, run.project, spec.cohort.clients)
+    offered = repository.offer(session, run.id, round_number, model, eligible) if eligible else []
+    if not offered:
+        return
+    message = f"{_when(round_number)}: offered to {len(offered)} sites"
+    data = {"clients": list(offered)}
+    record(session, "site_evaluations.offered", message, run_id=run.id, round_number=round_number, data=data)
+    enqueue.wake_workers(session)
+    enqueue.wake_watchers(session)
+
+
+def claim(session: Session, client_id: str) -> SiteEvaluationItem | None:
+    """Return the client's oldest evaluation that it has not answered, or None. The same one until it is answered."""
+    while (found := repository.oldest_offered(session, client_id)) is not None:
+        row, run = found
+        if artifacts.hold(session, row.model):
+            return _item(row, run)
+        _expire(session, row, "the weights were removed before this site answered")
+    return None
+
+
+def answer(session: Session, client_id: str, given: SiteAnswer) -> SiteAnswered:
+    """Keep a site's counts or its refusal. The same answer again gets the same reply. Raises ProblemError."""
+    row, run, client = _locked_own(session, client_id, given)
+    if row.state != SiteEvaluationState.OFFERED:
+        return _answered_before(row, given)
+    config = RunSpec.model_validate(run.spec).site_evaluation
+    assert config is not None, "only such runs have evaluations at the sites"
+    if given.counts is None:
+        reason = printable(given.refusal or "")
+        _end(session, row, SiteEvaluationState.REFUSED, reason, reason=reason)
+    else:
+        _require_usable(row, client, given.counts, config)
+        counts = given.counts
+        message = f"{counts.num_test} test images of {len(counts.classes)} classes"
+        _end(session, row, SiteEvaluationState.COMPLETED, message, counts=counts.model_dump(mode="json"))
+    return SiteAnswered(evaluation_id=given.evaluation_id, state=SiteEvaluationState(row.state))
+
+
+def expire_of_client(session: Session, client_id: str, reason: str) -> None:
+    """End what is offered to a client that will never answer."""
+    for row in repository.locked_offered(session, client_id):
+        _expire(session, row, reason)
+
+
+def _item(row: SiteEvaluation, run: Run) -> SiteEvaluationItem:
+    say_about(run=str(run.id), round=row.round_number)
+    return SiteEvaluationItem(
+        evaluation_id=row.id,
+        run_id=run.id,
+        round_number=row.round_number,
+        client_id=row.client_id,
+        spec=RunSpec.model_validate(run.spec),
+        method_version=run.method_version,
+        plan=ArtifactPlan.model_validate(run.plan),
+        broadcast=row.model,
+    )
+
+
+def _locked_own(session: Session, client_id: str, given: SiteAnswer) -> tuple[SiteEvaluation, Run, Client]:
+    """Return what the answer is about, locked. Raises ProblemError if it is not this client's, or of another round."""
+    found = repository.locked(session, given.evaluation_id, client_id)
+    if found is None:
+        detail = f"{client_id} has no evaluation {given.evaluation_id}: claim one and use the id that it carries"
+        event = AuditEvent("site_evaluation.foreign", detail, client_id=client_id)
+        raise ProblemError("not-found", detail, audit_event=event)
+    row = found[0]
+    say_about(run=str(row.run_id), round=row.round_number)
+    if row.round_number != given.round_number:
+        detail = (
+            f"evaluation {row.id} is of round {row.round_number}, and this answer of round {given.round_number}: "
+            "answer the evaluation that was claimed"
+        )
+        raise _refusal(row, "invalid-request", detail)
+    return found
+
+
+def _answered_before(row: SiteEvaluation, given: SiteAnswer) -> SiteAnswered:
+    """Return the reply to an answer that was given before. Raises ProblemError if this is another one."""
+    counts = None if given.counts is None else given.counts.model_dump(mode="json")
+    reason = None if given.refusal is None else printable(given.refusal)
+    if row.state != SiteEvaluationState.EXPIRED and (row.counts, row.reason) == (counts, reason):
+        return SiteAnswered(evaluation_id=row.id, state=SiteEvaluationState(row.state))
+    why = f" ({row.reason})" if row.reason else ""
+    detail = f"{_when(row.round_number)}: the evaluation is already {row.state}{why} and stays so: claim the next one"
+    raise _refusal(row, "conflict", detail)
+
+
+def _require_usable(row: SiteEvaluation, client: Client, counts: SiteCounts, config: EvaluationConfig) -> None:
+    """Raise ProblemError if these cannot be the counts of this site's images."""
+    assert config.sites is not None, "validated by the spec"
+    if (why := unusable_counts(counts, config.sites, config.site_measures)) is not None:
+        raise _refusal(row, "invalid-request", f"{row.client_id}: {why}")
+    num_images = counts.num_train + counts.num_test
+    if client.num_images is not None and num_images > client.num_images:
+        detail = (
+            f"{row.client_id} counts {num_images} images, and registered {client.num_images}: register again if there "
+            "are more images now"
+        )
+        raise _refusal(row, "invalid-request", detail)
+
+
+def _refusal(row: SiteEvaluation, slug: str, detail: str) -> ProblemError:
+    data = {"site_evaluation": str(row.id)}
+    event = AuditEvent("site_evaluation.answer_refused", detail, row.run_id, row.round_number, row.client_id, data)
+    return ProblemError(slug, detail, audit_event=event)
+
+
+def _expire(session: Session, row: SiteEvaluation, reason: str) -> None:
+    _end(session, row, SiteEvaluationState.EXPIRED, reason, reason=reason)
+
+
+def _end(session: Session, row: SiteEvaluation, state: SiteEvaluationState, message: str, **values: Any) -> None:
+    text = f"{row.client_id}, {_when(row.round_number)}: {message}"
+    won = transition(session, row, state, text, ended_at=func.now(), **values)
+    assert won, "the row is locked"
+    enqueue.wake_watchers(session)
+
+
+def _when(round_number: int) -> str:
+    return f"round {round_number}" if round_number else "before training"

@@ -1,0 +1,52 @@
+"""The labels of this client's images. They are read here, and only counts per class are computed from them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from fedssl.data.label_files import load_site_labels, read_label_names
+from fedssl.data.site_labels import SiteLabels, with_run_classes
+from fedssl.errors import DataError
+from fedssl.protocol.evaluation import SitesConfig
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class OwnLabels:
+    """The labels of all images of this client, and the run's names for its classes that differ."""
+
+    labels: SiteLabels
+    renamed: Mapping[str, str]
+
+    def for_run(self, config: SitesConfig) -> SiteLabels:
+        """Return the labels as numbers of the run's classes. Raises DataError, without names of this machine."""
+        try:
+            return with_run_classes(self.labels, config.classes, multi_label=config.multi_label, renamed=self.renamed)
+        except DataError as error:  # the coordinator must not learn the names of files
+            log.error("labels.unusable", reason=str(error))
+            raise DataError("this site's labels do not fit the run's classes: see its worker's log") from error
+
+
+def load_own_labels(data: str, source: str | None, names: Path | None, num_images: int) -> OwnLabels | None:
+    """Return the labels of the worker's images, or None if it has none.
+
+    Args:
+        data: the images, as the worker reads them.
+        source: `own`, or a CSV file of labels.
+        names: a CSV file with the run's names for the site's own.
+        num_images: how many images there are.
+
+    Raises DataError.
+    """
+    if source is None:
+        if names is not None:
+            raise DataError("--label-names renames classes of --labels: give both")
+        return None
+    labels = load_site_labels(data, source)
+    if len(labels) != num_images:
+        raise DataError(f"{source} has labels of {len(labels)} images, and {data} has {num_images}: correct the labels")
+    log.info("labels.loaded", num_labelled=int(labels.is_labelled.sum()), num_classes=len(labels.class_names))
+    return OwnLabels(labels, {} if names is None else read_label_names(names.expanduser()))

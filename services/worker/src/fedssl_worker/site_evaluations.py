@@ -1,0 +1,142 @@
+"""Evaluates a round's encoder on this client's own labelled images, while there is no training to do."""
+
+from uuid import UUID
+
+import structlog
+import torch
+from structlog.contextvars import bound_contextvars
+
+from fedssl import tracing
+from fedssl.backoff import Backoff
+from fedssl.client import (
+    ApiError,
+    ClientError,
+    Conflict,
+    NotAllowed,
+    NotAuthenticated,
+    NotFound,
+    UnknownEvaluation,
+    WorkerClient,
+)
+from fedssl.data import ImageData
+from fedssl.errors import DataError, FedSSLError
+from fedssl.evaluation.site import Indices, evaluate_at_site
+from fedssl.evaluation.suite import load_encoder
+from fedssl.protocol.site_evaluation import SiteCounts
+from fedssl.protocol.site_work import SiteEvaluationItem
+from fedssl_worker.backoff import TEMPORARY
+from fedssl_worker.data import OwnImages
+from fedssl_worker.disclosure.egress import Egress
+from fedssl_worker.disclosure.ledger import LedgerError
+from fedssl_worker.executor import Executor
+from fedssl_worker.labels import OwnLabels
+
+log = structlog.get_logger()
+
+
+class SiteEvaluations:
+    """Answers the evaluations that the coordinator has for this site, one by one."""
+
+    def __init__(
+        self,
+        client: WorkerClient,
+        executor: Executor,
+        egress: Egress,
+        images: OwnImages,
+        labels: OwnLabels | None,
+        device: torch.device,
+        backoff: Backoff,
+    ) -> None:
+        self._client = client
+        self._executor = executor
+        self._egress = egress
+        self._images = images
+        self._labels = labels
+        self._device = device
+        self._backoff = backoff
+
+    def answer_next(self) -> None:
+        """Answer the oldest evaluation, if there is one.
+
+        Raises the errors of requests that may succeed later. The evaluation stays offered until then.
+        """
+        try:
+            item = self._client.claim_site_evaluation()
+        except UnknownEvaluation as error:
+            self._refuse(error.evaluation_id, error.round_number, str(error))
+            return
+        if item is None:
+            return
+        with (
+            bound_contextvars(run=str(item.run_id), round=item.round_number),
+            tracing.round_span("site evaluation", item.run_id, item.round_number, client=item.client_id),
+        ):
+            self._answer(item)
+
+    def _answer(self, item: SiteEvaluationItem) -> None:
+        log.info("site_evaluation.claimed", evaluation=str(item.evaluation_id))
+        try:
+            fewest = self._egress.evaluation_min_count(item)
+            counts = self._counts(item, fewest)
+            answered = self._egress.send_counts(item, counts)
+            log.info("site_evaluation.answered", state=answered.state.value, num_test=counts.num_test)
+            self._backoff.reset()
+        except (NotAuthenticated, NotAllowed, *TEMPORARY):
+            raise
+        except (NotFound, Conflict) as error:  # it was answered before, or its weights were removed
+            if not error.slug:
+                raise
+            log.warning("site_evaluation.ended", reason=str(error))
+            self._backoff.wait()
+        except ClientError as error:
+            if not (isinstance(error, ApiError) and error.slug):
+                raise  # a proxy has answered
+            self._refuse_item(item, str(error))
+        except (LedgerError, OSError) as error:  # the owner can repair that, so the evaluation stays offered
+            log.error("site_evaluation.delayed", reason=str(error))
+            self._backoff.wait()
+        except FedSSLError as error:
+            self._refuse_item(item, str(error))
+        except Exception as error:  # the process loop: an error in one evaluation must not end the worker
+            log.exception("site_evaluation.failed")
+            # The message may quote files of this machine, so the reason has only the error's type.
+            self._refuse_item(item, f"the worker failed unexpectedly ({type(error).__name__}): see its log")
+            if isinstance(error, torch.AcceleratorError):
+                raise  # this process can no longer use the device; a new one can
+
+    def _counts(self, item: SiteEvaluationItem, fewest: int) -> SiteCounts:
+        """Return this site's counts. Raises DataError, CannotTrain, ArtifactError and ClientError."""
+        config = item.spec.site_evaluation
+        if config is None or config.sites is None:
+            raise DataError("the run's spec has no evaluation at the sites")
+        if self._labels is None:
+            raise DataError("this site has no labels: its worker was started without --labels")
+        labels = self._labels.for_run(config.sites)
+        images = self._images.prepared(item.spec.data).data.images
+
+        def take(positions: Indices) -> ImageData:
+            return ImageData(images[torch.from_numpy(positions).to(images.device)].cpu().numpy())
+
+        encoder = load_encoder(self._executor.weights_of(item), item.spec).to(self._device)
+        try:
+            return evaluate_at_site(
+                encoder, take, labels, item.spec, item.client_id, min_count=fewest, device=self._device
+            )
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()
+            raise DataError(
+                f"out of memory on {self._device.type}: lower evaluation.max_train and evaluation.max_test"
+            ) from error
+
+    def _refuse_item(self, item: SiteEvaluationItem, reason: str) -> None:
+        self._refuse(item.evaluation_id, item.round_number, reason)
+
+    def _refuse(self, evaluation_id: UUID, round_number: int, reason: str) -> None:
+        log.warning("site_evaluation.refused", reason=reason)
+        try:
+            self._egress.refuse_evaluation(evaluation_id, round_number, reason)
+        except (NotFound, Conflict) as error:
+            if not error.slug:
+                raise
+            log.info("site_evaluation.ended", reason=str(error))

@@ -1,0 +1,62 @@
+"""The requests and answers of evaluations at the sites.
+
+There is no lease: the first answer stays.
+"""
+
+from typing import Annotated
+from uuid import UUID
+
+from pydantic import Field, model_validator
+
+from fedssl.protocol.base import ClientId, Digest, StrictModel
+from fedssl.protocol.plan import ArtifactPlan
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.site_evaluation import SiteCounts
+from fedssl.protocol.states import SiteEvaluationState
+from fedssl.protocol.work import Anchor, Count, Receipt, ShortText
+
+EVALUATIONS_HEADER = "Fedssl-Site-Evaluations"
+"""The header of a claim's answer: 1 if there is an evaluation for this site, which the claim has asked for with
+`site_evaluations`, otherwise 0. Older coordinators do not send it, and refuse claims that ask for it."""
+
+ANSWER_BYTES = 1 << 19
+"""The limit of an answer. Two measures of 100 classes and 50 score bins have 40,000 counts."""
+
+EvaluatedRound = Annotated[int, Field(ge=0, le=100_000, description="0 is the model before training.")]
+
+
+class SiteEvaluationItem(StrictModel):
+    """The encoder of one round, to be evaluated by one site on its own labelled images."""
+
+    evaluation_id: UUID
+    run_id: UUID
+    round_number: EvaluatedRound
+    client_id: ClientId
+    spec: RunSpec
+    method_version: Count
+    plan: ArtifactPlan
+    broadcast: Digest = Field(description="The weights after the round.")
+
+
+class SiteAnswer(StrictModel):
+    """A site's counts, or why it has none."""
+
+    evaluation_id: UUID
+    round_number: EvaluatedRound
+    counts: SiteCounts | None = None
+    refusal: ShortText | None = Field(default=None, description="Why this site does not evaluate this round.")
+    anchor: Anchor = None
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> "SiteAnswer":
+        if (self.counts is None) == (self.refusal is None):
+            raise ValueError("give either counts or refusal")
+        return self
+
+
+class SiteAnswered(StrictModel):
+    """The coordinator keeps the answer. The same answer again gets the same reply."""
+
+    evaluation_id: UUID
+    state: SiteEvaluationState
+    receipt: Receipt = None

@@ -1,0 +1,48 @@
+"""Evaluations at the sites, as the API shows them."""
+
+from datetime import datetime
+from uuid import UUID
+
+from pydantic import Field
+
+from fedssl.protocol.base import ClientId, Digest
+from fedssl.protocol.states import SiteEvaluationState
+from fedssl.protocol.views.base import View
+from fedssl.protocol.views.evaluations import Results
+
+
+class SiteEvaluationView(View):
+    """One site's evaluation of one round's encoder."""
+
+    id: UUID
+    client_id: ClientId
+    state: SiteEvaluationState
+    reason: str | None = Field(description="Why the site has no results.")
+    classes: tuple[int, ...] | None = Field(
+        description="The numbers of the evaluated classes; the others have too few images at this site. Null if the "
+        "site has no results."
+    )
+    num_train: int | None
+    num_test: int | None
+    results: Results | None = Field(description="By name, such as `probe/accuracy`. Null if the site has none.")
+    created_at: datetime
+    ended_at: datetime | None
+
+
+class WorstSiteView(View):
+    """The site with the lowest value of a result; null stands for NaN, which is worse than all others."""
+
+    client_id: ClientId
+    value: float | None
+
+
+class SiteRoundView(View):
+    """The evaluations of one round's encoder at all sites. Only sites that have answered count in the results."""
+
+    run_id: UUID
+    round_number: int = Field(description="The round, or 0 before training.")
+    model: Digest
+    sites: tuple[SiteEvaluationView, ...]
+    mean: Results = Field(description="The mean over the sites.")
+    pooled: Results = Field(description="The results of the sums of all sites' counts.")
+    worst: dict[str, WorstSiteView]

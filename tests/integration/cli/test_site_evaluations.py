@@ -1,0 +1,45 @@
+"""Evaluations at the sites, from the command line."""
+
+import json
+
+import pytest
+
+from fedssl.protocol.site_work import SiteAnswer
+from support.commands import Fedssl
+from support.coordinator import Coordinator
+from support.site_counts import counts, sites_spec
+
+pytestmark = pytest.mark.integration
+
+
+def test_the_sites_the_worst_the_mean_and_the_pooled_are_shown(coordinator: Coordinator, fedssl: Fedssl) -> None:
+    workers = {name: coordinator.worker(name) for name in "abcd"}
+    run = coordinator.client.create_run(sites_spec())
+    assert "there are none" in fedssl("run", "site-evaluations", run.id).stderr
+    coordinator.advance(run.id)
+    for name, (right, wrong) in {"a": (3, 1), "b": (1, 3)}.items():
+        item = workers[name].claim_site_evaluation()
+        assert item is not None
+        answer = SiteAnswer(evaluation_id=item.evaluation_id, round_number=0, counts=counts(right, wrong))
+        workers[name].answer_site_evaluation(answer)
+    item = workers["c"].claim_site_evaluation()
+    assert item is not None
+    refusal = SiteAnswer(evaluation_id=item.evaluation_id, round_number=0, refusal="the policy says no")
+    workers["c"].answer_site_evaluation(refusal)
+    shown = fedssl("run", "site-evaluations", run.id)
+    assert shown.exit_code == 0, shown.output
+    rows = [line.split() for line in shown.stdout.splitlines() if "%" in line]
+    assert [row[:3] for row in rows[:2]] == [["a", "8", "75.00"], ["b", "8", "25.00"]]
+    assert [" ".join(row).split(" %")[0] for row in rows[2:]] == [
+        "worst site - 25.00",
+        "mean - 50.00",
+        "pooled - 50.00",
+    ]
+    assert "c has no result: the policy says no" in shown.stderr
+    assert "d has no result: it has not answered yet" in shown.stderr
+    document = fedssl("run", "site-evaluations", run.id, "--round", "0", "--format", "json")
+    [view] = json.loads(document.stdout)
+    assert view["worst"]["knn/accuracy"] == {"client_id": "b", "value": 0.25}
+    missing = fedssl("run", "site-evaluations", run.id, "--round", "1")
+    assert missing.exit_code != 0
+    assert "the sites were not asked about round 1" in missing.output

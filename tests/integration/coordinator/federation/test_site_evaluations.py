@@ -1,0 +1,300 @@
+"""Evaluations at the sites: offered to every client of a run, answered once, and refused if they cannot be right."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from fedssl.client import Conflict, NotFound, Rejected, WorkerClient
+from fedssl.protocol.site_work import ANSWER_BYTES, SiteAnswer, SiteEvaluationItem
+from fedssl.protocol.states import SiteEvaluationState
+from support.coordinator import Coordinator
+from support.federation import deliver
+from support.site_counts import counts, counts_json, sites_spec
+from support.tables import Onlooker, Tables
+
+SUBMIT = "/v1/work/site-evaluations/submit"
+
+
+@pytest.fixture
+def watching(coordinator: Coordinator, tables: Tables) -> Onlooker:
+    return Onlooker(tables, coordinator.store)
+
+
+def _prepared(coordinator: Coordinator, **changes: Any) -> tuple[UUID, dict[str, WorkerClient]]:
+    workers = {name: coordinator.worker(name) for name in "ab"}
+    run = coordinator.client.create_run(sites_spec(**changes))
+    coordinator.advance(run.id)
+    return run.id, workers
+
+
+def _claimed(worker: WorkerClient) -> SiteEvaluationItem:
+    item = worker.claim_site_evaluation()
+    assert item is not None
+    return item
+
+
+def _finish(coordinator: Coordinator, run_id: UUID, workers: dict[str, WorkerClient], folder: Path) -> None:
+    """Train all rounds of a run."""
+    while coordinator.client.run(run_id).outcome is None:
+        for worker in workers.values():
+            work = worker.claim(0)
+            assert work is not None
+            deliver(worker, work, folder, value=float(work.round_number))
+        coordinator.advance(run_id)
+
+
+def _answer(item: SiteEvaluationItem, right: int = 3, wrong: int = 1, **changes: Any) -> SiteAnswer:
+    own = counts(right, wrong, **changes)
+    return SiteAnswer(evaluation_id=item.evaluation_id, round_number=item.round_number, counts=own)
+
+
+def _refusal(item: SiteEvaluationItem, reason: str = "no labels") -> SiteAnswer:
+    return SiteAnswer(evaluation_id=item.evaluation_id, round_number=item.round_number, refusal=reason)
+
+
+def test_each_client_of_the_run_is_asked_before_training_and_after_each_round(
+    coordinator: Coordinator, tmp_path: Path
+) -> None:
+    coordinator.worker("c")  # registered as well, so it is asked too
+    run_id, workers = _prepared(coordinator, num_rounds=1)
+    before = {name: _claimed(worker) for name, worker in workers.items()}
+    assert {item.round_number for item in before.values()} == {0}
+    assert {name: item.client_id for name, item in before.items()} == {"a": "a", "b": "b"}
+    for name, worker in workers.items():
+        assert _claimed(worker) == before[name]  # the same one until it is answered
+        worker.answer_site_evaluation(_answer(before[name]))
+        assert worker.claim_site_evaluation() is None
+    for worker in [*workers.values(), coordinator.worker("c")]:
+        if (work := worker.claim(0)) is not None:
+            deliver(worker, work, tmp_path)
+    coordinator.advance(run_id)
+    after = _claimed(workers["a"])
+    assert after.round_number == 1
+    assert after.broadcast == coordinator.client.run(run_id).model != before["a"].broadcast
+    workers["a"].download(after.broadcast, tmp_path / "weights")  # no round broadcasts the last weights
+    views = list(coordinator.client.site_evaluations(run_id))
+    assert [(view.round_number, [site.client_id for site in view.sites]) for view in views] == [
+        (0, ["a", "b", "c"]),
+        (1, ["a", "b", "c"]),
+    ]
+
+
+def test_results_are_shown_per_site_pooled_and_of_the_worst_site(coordinator: Coordinator) -> None:
+    run_id, workers = _prepared(coordinator)
+    for name, (right, wrong) in {"a": (3, 1), "b": (1, 3)}.items():
+        workers[name].answer_site_evaluation(_answer(_claimed(workers[name]), right, wrong))
+    [view] = coordinator.client.site_evaluations(run_id)
+    assert {site.client_id: (site.state, (site.results or {})["knn/accuracy"]) for site in view.sites} == {
+        "a": ("completed", 0.75),
+        "b": ("completed", 0.25),
+    }
+    assert (view.mean["knn/accuracy"], view.pooled["knn/accuracy"]) == (0.5, 0.5)
+    assert (view.worst["knn/accuracy"].client_id, view.worst["knn/accuracy"].value) == ("b", 0.25)
+    assert [site.num_test for site in view.sites] == [8, 8]
+
+
+def test_an_offline_site_and_a_refusal_hold_nothing_up(coordinator: Coordinator, tmp_path: Path) -> None:
+    run_id, workers = _prepared(coordinator, num_rounds=1)
+    reply = workers["a"].answer_site_evaluation(_refusal(_claimed(workers["a"]), "the policy says no"))
+    assert reply.state == SiteEvaluationState.REFUSED
+    for worker in workers.values():
+        work = worker.claim(0)
+        assert work is not None
+        deliver(worker, work, tmp_path)
+    coordinator.advance(run_id)
+    assert coordinator.client.run(run_id).outcome == "completed"
+    first, _ = coordinator.client.site_evaluations(run_id)
+    assert [(site.state, site.reason, site.results) for site in first.sites] == [
+        ("refused", "the policy says no", None),
+        ("offered", None, None),
+    ]
+    assert (first.mean, first.pooled, first.worst) == ({}, {}, {})
+
+
+def test_the_first_answer_stays_and_the_same_again_gets_the_same_reply(
+    coordinator: Coordinator, watching: Onlooker
+) -> None:
+    _, workers = _prepared(coordinator)
+    item = _claimed(workers["a"])
+    reply = workers["a"].answer_site_evaluation(_answer(item))
+    assert workers["a"].answer_site_evaluation(_answer(item)) == reply
+    for other in (_answer(item, 4, 0), _refusal(item)):
+        with watching.nothing_changes() as events, pytest.raises(Conflict, match="already completed and stays so"):
+            workers["a"].answer_site_evaluation(other)
+        assert [event.kind for event in events] == ["site_evaluation.answer_refused"]
+    refused = _claimed(workers["b"])
+    reply = workers["b"].answer_site_evaluation(_refusal(refused))
+    assert workers["b"].answer_site_evaluation(_refusal(refused)) == reply
+    with pytest.raises(Conflict, match="already refused"):
+        workers["b"].answer_site_evaluation(_answer(refused))
+
+
+def test_the_evaluation_of_another_client_does_not_exist(coordinator: Coordinator, watching: Onlooker) -> None:
+    _, workers = _prepared(coordinator)
+    item = _claimed(workers["a"])
+    unknown = _answer(item).model_copy(update={"evaluation_id": uuid4()})
+    for answer in (_answer(item), unknown):
+        with watching.nothing_changes() as events, pytest.raises(NotFound, match="b has no evaluation"):
+            workers["b"].answer_site_evaluation(answer)
+        assert [(event.kind, event.client_id) for event in events] == [("site_evaluation.foreign", "b")]
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "more images than registered": ({"num_train": 993}, "a counts 1001 images, and registered 1000"),
+    "an unknown class": ({"classes": [0, 2]}, "there is a class 2, but the run has 2"),
+    "a lower min_count": ({"min_count": 1}, "min_count is 1, and the run's is 2"),
+    "tables that differ": ({"num_test": 9}, "do not count the same 9 images"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_counts_that_cannot_be_right_are_refused(coordinator: Coordinator, watching: Onlooker, name: str) -> None:
+    changes, words = WRONG[name]
+    _, workers = _prepared(coordinator)
+    item = _claimed(workers["a"])
+    with watching.nothing_changes() as events, pytest.raises(Rejected, match=words):
+        workers["a"].answer_site_evaluation(_answer(item, **changes))
+    [event] = events
+    assert (event.kind, event.client_id, event.round_number) == ("site_evaluation.answer_refused", "a", 0)
+    workers["a"].answer_site_evaluation(_answer(item))  # it may still be answered
+
+
+def test_an_answer_about_another_round_is_refused(coordinator: Coordinator, watching: Onlooker) -> None:
+    _, workers = _prepared(coordinator)
+    answer = _answer(_claimed(workers["a"])).model_copy(update={"round_number": 1})
+    with (
+        watching.nothing_changes() as events,
+        pytest.raises(Rejected, match="is of round 0, and this answer of"),
+    ):
+        workers["a"].answer_site_evaluation(answer)
+    assert [event.kind for event in events] == ["site_evaluation.answer_refused"]
+
+
+@pytest.mark.parametrize(
+    "measures",
+    [
+        '{"knn": {"confusion": [[NaN, 1], [1, 3]], "positives": [[4], [4]], "negatives": [[4], [4]]}}',
+        '{"knn": {"confusion": [[-3, 1], [1, 3]], "positives": [[4], [4]], "negatives": [[4], [4]]}}',
+        '{"knn": {"confusion": [[1e400, 1], [1, 3]], "positives": [[4], [4]], "negatives": [[4], [4]]}}',
+        '{"knn": {"confusion": [[2.5, 1], [1, 3]], "positives": [[4], [4]], "negatives": [[4], [4]]}}',
+        '{"guess": {"confusion": [], "positives": [], "negatives": []}}',
+        "[]",
+    ],
+)
+def test_counts_that_are_not_whole_numbers_are_refused(
+    coordinator: Coordinator, watching: Onlooker, measures: str
+) -> None:
+    _, _ = _prepared(coordinator)
+    token = coordinator.worker_token("a")
+    item = WorkerClient(coordinator.url, token).claim_site_evaluation()
+    assert item is not None
+    own = json.dumps(counts_json(measures=0)).replace('"measures": 0', f'"measures": {measures}')
+    body = f'{{"evaluation_id": "{item.evaluation_id}", "round_number": 0, "counts": {own}}}'
+    with coordinator.http(token) as http, watching.nothing_changes() as events:
+        reply = http.post(SUBMIT, content=body, headers={"Content-Type": "application/json"})
+    assert reply.status_code == 422
+    assert [event.kind for event in events] == ["request.refused"]
+
+
+def test_an_answer_is_limited_to_half_a_mebibyte(coordinator: Coordinator) -> None:
+    _prepared(coordinator)
+    with coordinator.http(coordinator.worker_token("a")) as http:
+        small, large = (http.post(SUBMIT, content=b" " * size) for size in (ANSWER_BYTES, ANSWER_BYTES + 1))
+    assert (small.status_code, large.status_code) == (422, 413)
+
+
+def test_only_workers_answer(coordinator: Coordinator) -> None:
+    with coordinator.http() as http:
+        assert http.post(SUBMIT, json={}).status_code == 403
+        assert http.post("/v1/work/site-evaluations/claim").status_code == 403
+
+
+def test_a_claim_ends_at_once_for_an_evaluation_if_the_worker_asks_for_that(
+    coordinator: Coordinator, tmp_path: Path
+) -> None:
+    """The first claim does not ask, because an older coordinator would refuse it, so it waits for its whole time."""
+    _, workers = _prepared(coordinator, num_rounds=1)
+    worker = workers["a"]
+    work = worker.claim(0)
+    assert work is not None
+    assert not worker.has_site_evaluations  # training comes first
+    deliver(worker, work, tmp_path)
+    begin = time.monotonic()
+    assert worker.claim(20) is None
+    assert time.monotonic() - begin < 10
+    assert worker.has_site_evaluations
+    worker.answer_site_evaluation(_answer(_claimed(worker)))
+    assert worker.claim(0) is None
+    assert not worker.has_site_evaluations
+
+
+def test_revoking_a_client_ends_what_was_offered_to_it(coordinator: Coordinator) -> None:
+    run_id, workers = _prepared(coordinator)
+    workers["b"].answer_site_evaluation(_answer(_claimed(workers["b"])))
+    for name in "ab":
+        coordinator.client.revoke_client(name)
+    [view] = coordinator.client.site_evaluations(run_id)
+    assert [(site.state, site.reason) for site in view.sites] == [
+        ("expired", "the client was revoked"),
+        ("completed", None),
+    ]
+
+
+def test_an_evaluation_expires_with_its_weights(coordinator: Coordinator, tables: Tables) -> None:
+    run_id, workers = _prepared(coordinator)
+    tables.execute("UPDATE artifacts SET collected_at = now() WHERE digest IN (SELECT model FROM site_evaluations)")
+    assert workers["a"].claim_site_evaluation() is None
+    [view] = coordinator.client.site_evaluations(run_id)
+    assert (view.sites[0].state, view.sites[0].reason) == (
+        "expired",
+        "the weights were removed before this site answered",
+    )
+
+
+def test_weights_stay_for_a_site_as_long_as_for_everyone(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    """The weights of round 1 are neither the first nor the last, so nothing else needs them after a month."""
+    from fedssl_coordinator.storage.retention import collection
+
+    run_id, workers = _prepared(coordinator, num_rounds=2)
+    _finish(coordinator, run_id, workers, tmp_path)
+    workers["a"].answer_site_evaluation(_answer(_claimed(workers["a"])))
+    item = _claimed(workers["a"])
+    assert item.round_number == 1
+    month = "interval '31 days'"
+    tables.execute(f"UPDATE rounds SET closed_at = closed_at - {month}")  # type: ignore[arg-type]
+    tables.execute(f"UPDATE artifacts SET touched_at = touched_at - {month}")  # type: ignore[arg-type]
+    collection.collect()
+    workers["a"].download(item.broadcast, tmp_path / "weights")
+    tables.execute(f"UPDATE site_evaluations SET created_at = created_at - {month}")  # type: ignore[arg-type]
+    collection.collect()
+    following = _claimed(workers["a"])
+    assert following.round_number == 2
+    assert [site.state for site in list(coordinator.client.site_evaluations(run_id))[1].sites] == ["expired", "offered"]
+
+
+def test_a_deleted_run_takes_its_evaluations_along(coordinator: Coordinator, tables: Tables) -> None:
+    run_id, workers = _prepared(coordinator)
+    item = _claimed(workers["a"])
+    coordinator.client.stop(run_id)
+    coordinator.client.delete_run(run_id)
+    assert tables.query("SELECT count(*) FROM site_evaluations") == [(0,)]
+    with pytest.raises(NotFound):
+        workers["a"].answer_site_evaluation(_answer(item))
+
+
+def test_the_rounds_are_listed_in_pages(coordinator: Coordinator, tmp_path: Path) -> None:
+    run_id, workers = _prepared(coordinator, num_rounds=2)
+    _finish(coordinator, run_id, workers, tmp_path)
+    path = f"/v1/runs/{run_id}/site-evaluations"
+    with coordinator.http() as http:
+        first = http.get(path, params={"limit": 2}).json()
+        rest = http.get(path, params={"limit": 2, "cursor": first["next_cursor"]}).json()
+        assert http.get(f"/v1/runs/{uuid4()}/site-evaluations").status_code == 404
+    assert [view["round_number"] for view in first["items"] + rest["items"]] == [0, 1, 2]
+    assert rest["next_cursor"] is None

@@ -1,0 +1,77 @@
+"""Evaluations at the sites give the same counts in a simulation and in a federation of real processes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedssl.data.partitioning import partition_dataset
+from fedssl.evaluation.site_results import summarise_sites
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.site_evaluation import SiteCounts
+from fedssl.protocol.states import RunState
+from fedssl.protocol.views import SiteRoundView
+from fedssl.simulation import simulate
+from support.methods import method_spec
+from support.processes import federation
+from support.servers import Servers
+from support.tables import Tables
+
+pytestmark = pytest.mark.parity
+
+CLASSES = [str(digit) for digit in range(10)]
+
+
+def _spec() -> RunSpec:
+    return method_spec(
+        "fedsimclr",
+        num_rounds=2,
+        cohort={"min_clients": 3, "lease_seconds": 30},
+        partition={"dataset": "digits", "num_clients": 3, "alpha": 1.0},
+        evaluation={"at": "sites", "every": 1, "sites": {"classes": CLASSES, "min_count": 2}},
+    )
+
+
+def test_sites_count_in_deployment_as_in_a_simulation(servers: Servers, tmp_path: Path) -> None:
+    """One of three sites has no labels, and refuses. The others give the counts of the simulation, in every round."""
+    spec = _spec()
+    assert spec.partition is not None
+    shards = partition_dataset(spec.partition, spec.data).by_client
+    simulated = simulate(spec, shards).site_evaluations
+    unlabelled = sorted(shards)[-1]
+    with (
+        servers.database() as database,
+        federation(database, servers.redis_url, tmp_path / "run", shards) as running,
+        Tables(database) as tables,
+    ):
+        run = running.client.create_run(spec)
+        for name in shards:
+            running.start(name, **({} if name == unlabelled else {"FEDSSL_WORKER_LABELS": "own"}))
+
+        def answered() -> list[SiteRoundView] | None:
+            rounds = list(running.client.site_evaluations(run.id))
+            is_done = all(site.state != "offered" for view in rounds for site in view.sites)
+            is_finished = running.client.run(run.id).state == RunState.FINISHED
+            return rounds if is_finished and is_done else None
+
+        rounds = running.wait_for(answered, "the answers of all sites", 150)
+        stored = tables.query("SELECT round_number, client_id, counts FROM site_evaluations WHERE counts IS NOT NULL")
+    counts = {(number, name): SiteCounts.model_validate_json(json.dumps(value)) for number, name, value in stored}
+    labelled = set(shards) - {unlabelled}
+    assert counts.keys() == {(number, name) for number in (0, 1, 2) for name in labelled}
+    assert all(counts[number, name] == simulated[number][name] for number, name in counts)
+    assert [view.round_number for view in rounds] == [0, 1, 2]
+    config = spec.site_evaluation
+    assert config is not None
+    assert config.sites is not None
+    for view in rounds:
+        expected = {name: counts[view.round_number, name] for name in labelled}
+        summary = summarise_sites(expected, config.sites, config.site_measures)
+        assert view.pooled == summary.pooled
+        assert view.mean == summary.mean
+        assert {name: (each.client_id, each.value) for name, each in view.worst.items()} == {
+            name: (each.client_id, each.value) for name, each in summary.worst.items()
+        }
+        [refused] = [site for site in view.sites if site.client_id == unlabelled]
+        assert (refused.state, refused.results) == ("refused", None)
+        assert refused.reason == "this site has no labels: its worker was started without --labels"

@@ -1,0 +1,236 @@
+"""A worker's evaluations on its own labelled images: what leaves, what is refused, and what is recorded."""
+
+import json
+from collections import deque
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from fedssl.backoff import Backoff
+from fedssl.client import Unavailable
+from fedssl.errors import DataError
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.site_evaluation import SiteCounts
+from fedssl.protocol.site_work import SiteEvaluationItem
+from fedssl_worker.disclosure.policy import PolicyEnforcer, PolicyError
+from fedssl_worker.labels import OwnLabels, load_own_labels
+from fedssl_worker.site_evaluations import SiteEvaluations
+
+from .conftest import CPU, Setting, make_spec, write_images
+from .coordinator import Refusal
+
+CLASSES = [str(number) for number in range(10)]
+ALLOWED = ("[[allow]]", 'artifact = "evaluation"', 'methods = ["fedbyol"]')
+
+
+def _spec(**sites: Any) -> RunSpec:
+    sites = {"classes": CLASSES, "min_count": 1, "test_share": 0.5, **sites}
+    return make_spec(evaluation={"at": "sites", "measures": ["knn"], "sites": sites})
+
+
+def _labels(folder: Path) -> OwnLabels:
+    labels = load_own_labels(str(write_images(folder / "own.npz")), "own", None, 32)
+    assert labels is not None
+    return labels
+
+
+def _offer(setting: Setting, spec: RunSpec | None = None, **changes: Any) -> SiteEvaluationItem:
+    work = setting.item(spec or _spec(), 1)
+    shared = {
+        name: getattr(work, name) for name in ("run_id", "client_id", "spec", "plan", "method_version", "broadcast")
+    }
+    item = SiteEvaluationItem(**{"evaluation_id": uuid4(), "round_number": 1, **shared, **changes})
+    setting.coordinator.evaluations = deque([*(setting.coordinator.evaluations or ()), item])
+    return item
+
+
+def _evaluations(setting: Setting, policy: Path | None = None, *, labelled: bool = True) -> SiteEvaluations:
+    labels = _labels(setting.folder) if labelled else None
+    backoff = Backoff(first=0.01, longest=0.05)
+    executor = setting.executor()
+    return SiteEvaluations(setting.client, executor, setting.egress(policy), setting.images, labels, CPU, backoff)
+
+
+def _refusal(setting: Setting) -> str:
+    [answer] = setting.coordinator.site_answers
+    assert answer.counts is None
+    assert answer.refusal is not None
+    return answer.refusal
+
+
+def test_counts_are_sent_after_their_ledger_entry(setting: Setting) -> None:
+    item = _offer(setting)
+    _evaluations(setting).answer_next()
+    [answer] = setting.coordinator.site_answers
+    counts = answer.counts
+    assert counts is not None
+    assert (answer.evaluation_id, counts.num_train + counts.num_test) == (item.evaluation_id, 32)
+    intent, sent = [body for body in setting.ledger() if body["kind"] in ("intent", "sent")]
+    assert intent["artifact"] == ["evaluation"]
+    assert (intent["run"], intent["round"], intent["method"]) == (str(item.run_id), 1, "fedbyol")
+    assert f"num_test={counts.num_test}" in intent["numbers"]
+    assert intent["bytes"] == len(counts.model_dump_json()) == sent["sent_bytes"]
+    assert sent["intent"] == intent["seq"]
+
+
+def test_a_worker_without_labels_refuses_before_anything_is_fetched(setting: Setting) -> None:
+    _offer(setting)
+    _evaluations(setting, labelled=False).answer_next()
+    assert _refusal(setting) == "this site has no labels: its worker was started without --labels"
+    assert "GET artifact" not in setting.coordinator.calls
+
+
+def test_a_policy_denies_evaluations_by_default(setting: Setting) -> None:
+    _offer(setting)
+    policy = setting.write_policy("[[allow]]", 'artifact = "weights"', 'methods = ["*"]')
+    _evaluations(setting, policy).answer_next()
+    assert "does not permit this evaluation: no rule allows evaluation of fedbyol" in _refusal(setting)
+    assert "GET artifact" not in setting.coordinator.calls
+    [refused] = [body for body in setting.ledger() if body["kind"] == "refused"]
+    assert refused["artifact"] == ["evaluation"]
+
+
+def test_a_policy_demands_ten_images_per_class_by_default(setting: Setting) -> None:
+    _offer(setting)
+    _offer(setting)
+    _evaluations(setting, setting.write_policy(*ALLOWED)).answer_next()
+    assert "0 of the run's 10 classes have at least 10 training and 10 test images" in _refusal(setting)
+    _evaluations(setting, setting.write_policy(*ALLOWED, "min_count = 2")).answer_next()
+    counts = setting.coordinator.site_answers[1].counts
+    assert counts is not None
+    assert counts.min_count == 2
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ('secure = "required"', "may leave only inside a secure aggregation"),
+        ("max_rounds = 2", "the run has 3 rounds, max_rounds allows 2"),
+        ("max_bytes = 10", "max_bytes allows 10"),
+    ],
+)
+def test_the_limits_of_a_rule_hold_for_evaluations(setting: Setting, rule: str, words: str) -> None:
+    _offer(setting)
+    _evaluations(setting, setting.write_policy(*ALLOWED, "min_count = 1", rule)).answer_next()
+    assert words in _refusal(setting)
+    assert "intent" not in setting.kinds()
+
+
+def test_the_coordinator_is_not_sent_rules_that_older_ones_do_not_know(setting: Setting) -> None:
+    policy = setting.write_policy("[[allow]]", 'artifact = "weights"', 'methods = ["*"]', *ALLOWED, "min_count = 3")
+    notice = PolicyEnforcer(policy, setting.coordinator.url).notice
+    assert notice is not None
+    assert [rule.artifact for rule in notice.allow] == ["weights"]
+    assert "min_count" not in notice.model_dump_json()
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (('artifact = "weights"', "min_count = 3"), "only a rule for evaluation has min_count"),
+        (('artifact = "evaluation"', 'tensors = ["knn"]'), "a rule for evaluation has no tensors"),
+        (('artifact = "evaluation"', "min_count = 0"), "min_count"),
+    ],
+)
+def test_rules_that_mean_nothing_are_refused(setting: Setting, lines: tuple[str, ...], words: str) -> None:
+    policy = setting.write_policy("[[allow]]", 'methods = ["*"]', *lines)
+    with pytest.raises(PolicyError, match=words):
+        PolicyEnforcer(policy, setting.coordinator.url)
+
+
+def test_evaluations_do_not_count_as_updates(setting: Setting) -> None:
+    policy = setting.write_policy("max_rounds_total = 1", "max_bytes_total = 1", *ALLOWED, "min_count = 1")
+    for _ in range(2):
+        _offer(setting)
+        _evaluations(setting, policy).answer_next()
+    assert [answer.refusal for answer in setting.coordinator.site_answers] == [None, None]
+    assert setting.egress(policy)._ledger.totals().num_rounds == 0
+
+
+def test_labels_that_do_not_fit_are_refused_without_the_names_of_files(setting: Setting) -> None:
+    _offer(setting, _spec(classes=["cat", "dog"]))
+    _evaluations(setting).answer_next()
+    assert _refusal(setting) == "this site's labels do not fit the run's classes: see its worker's log"
+    assert str(setting.folder) not in json.dumps(setting.ledger())
+
+
+def test_a_missing_coordinator_leaves_the_evaluation_open(setting: Setting) -> None:
+    item = _offer(setting)
+    evaluations = _evaluations(setting)
+
+    def down(call: str) -> None:
+        if call == "site-evaluations":
+            raise Refusal("unavailable", 503)
+
+    setting.coordinator.before = down
+    with pytest.raises(Unavailable):
+        evaluations.answer_next()
+    setting.coordinator.before = lambda call: None
+    evaluations.answer_next()
+    [answer] = setting.coordinator.site_answers
+    assert answer.evaluation_id == item.evaluation_id
+
+
+def test_a_lost_reply_leads_to_the_same_bytes_again(setting: Setting) -> None:
+    _offer(setting)
+    counted: list[SiteCounts | None] = []
+    for _ in range(2):
+        _evaluations(setting).answer_next()
+        counted.append(setting.coordinator.site_answers[-1].counts)
+        _offer(setting)
+    assert counted[0] == counted[1]
+
+
+def test_work_of_another_version_is_refused_with_the_reason(setting: Setting) -> None:
+    _offer(setting, method_version=99)
+    _evaluations(setting).answer_next()
+    assert "the run needs fedbyol version 99" in _refusal(setting)
+
+
+def test_an_evaluation_that_was_answered_before_is_left(setting: Setting) -> None:
+    _offer(setting)
+    evaluations = _evaluations(setting)
+    setting.coordinator.before = lambda call: None
+    served = setting.coordinator.evaluations
+    assert served is not None
+
+    def answered(call: str) -> None:
+        if setting.coordinator.calls.count("site-evaluations") == 2:
+            served.clear()
+
+    setting.coordinator.before = answered
+    evaluations.answer_next()
+    assert setting.coordinator.site_answers == []
+    evaluations.answer_next()  # there is nothing left
+
+
+def test_an_agent_evaluates_when_there_is_no_work(setting: Setting) -> None:
+    _offer(setting)
+    agent = setting.restart(evaluate=_evaluations(setting).answer_next)
+    agent.step()  # only its answer shows that the coordinator knows evaluations
+    assert setting.coordinator.site_answers == []
+    agent.step()
+    assert len(setting.coordinator.site_answers) == 1
+    agent.step()
+    assert setting.coordinator.calls.count("site-evaluations") == 2  # one claim, one answer
+
+
+def test_an_older_coordinator_gets_claims_that_it_understands(setting: Setting) -> None:
+    _offer(setting)
+    for has_evaluations in (False, True):
+        assert setting.client.claim(0) is None
+        assert setting.client.has_site_evaluations is has_evaluations
+    setting.coordinator.evaluations = None  # another process of it, of the version before
+    assert setting.client.claim(0) is None
+    assert not setting.client.has_site_evaluations
+
+
+def test_labels_of_other_images_stop_the_worker(tmp_path: Path) -> None:
+    data = str(write_images(tmp_path / "own.npz"))
+    with pytest.raises(DataError, match=r"has labels of 32 images, and .* has 31: correct the labels"):
+        load_own_labels(data, "own", None, 31)
+    with pytest.raises(DataError, match="--label-names renames classes of --labels: give both"):
+        load_own_labels(data, None, tmp_path / "names.csv", 32)
+    assert load_own_labels(data, None, None, 32) is None
