@@ -20,6 +20,7 @@ import pytest
 from pydantic import BaseModel
 
 from fedssl.data import ImageData, save_npz
+from fedssl.protocol.site_work import SiteAnswer
 from fedssl.protocol.states import RunState
 from fedssl.protocol.work import DELIVERY_HEADER, Claim, Decline, EndedQuery, Heartbeat, Register, Submit
 from support.coordinator import Coordinator
@@ -35,7 +36,9 @@ JSON: dict[str, type[BaseModel]] = {
     "/v1/work/submit": Submit,
     "/v1/work/decline": Decline,
     "/v1/work/ended-runs": EndedQuery,  # asked when a worker has nothing else to do
+    "/v1/work/site-evaluations/submit": SiteAnswer,  # compared with the ledger by the worker's unit tests
 }
+EVALUATION_CLAIM = "/v1/work/site-evaluations/claim"  # has no body
 DELIVERY = "/v1/work/deliver"
 LONGEST_JSON = 8192
 LONGEST_HEAD = 1024  # without the submission in a delivery's head
@@ -105,7 +108,7 @@ def check_json(request: Request) -> BaseModel:
 
 def test_the_protocol_has_no_message_that_these_tests_do_not_know(coordinator: Coordinator) -> None:
     paths = httpx.get(f"{coordinator.url}/openapi.json").json()["paths"]
-    assert {path for path in paths if path.startswith("/v1/work/")} == {*JSON, DELIVERY}
+    assert {path for path in paths if path.startswith("/v1/work/")} == {*JSON, DELIVERY, EVALUATION_CLAIM}
 
 
 @pytest.mark.parametrize(
