@@ -13,6 +13,7 @@ from fedssl.errors import ArtifactError, Cancelled, DigestMismatch
 from fedssl.methods import METHODS
 from fedssl.protocol.plan import ArtifactPlan, TensorSpec
 from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.site_work import SiteAnswer
 from fedssl.protocol.work import Progress, Submit, WorkItem
 from fedssl_worker.causes import CannotTrain
 from fedssl_worker.data import PublicImages
@@ -276,8 +277,10 @@ def test_a_worker_can_only_submit_what_the_protocol_names(setting: Setting) -> N
     assert known == {"assignment_id", "update", "num_examples", "metrics", "anchor"}
     client_calls = {name for name in vars(WorkerClient) if not name.startswith("_")}
     asks_only = {"enrol", "register", "claim", "heartbeat", "decline", "download", "ended_runs"}
-    asks_only |= {"delivery_bytes", "takes_resources"}
-    assert client_calls == asks_only | {"submit", "upload", "deliver"}
+    asks_only |= {"delivery_bytes", "takes_resources", "claim_site_evaluation", "has_site_evaluations"}
+    assert client_calls == asks_only | {"submit", "upload", "deliver", "answer_site_evaluation"}
+    # Its counts are an artifact of their own for policy and ledger: see test_site_evaluations.py.
+    assert set(SiteAnswer.model_fields) == {"evaluation_id", "round_number", "counts", "refusal", "anchor"}
 
 
 def test_a_reason_does_not_name_the_folder_of_public_images(setting: Setting) -> None:
