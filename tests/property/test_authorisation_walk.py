@@ -98,6 +98,7 @@ TABLE: dict[str, Row] = {
     "POST /v1/runs/{run_id}/evaluations": Row(
         OPERATORS, {200, 201, 409, 422}, ("run_id",), body=lambda ids: {"config": {"dataset": ids["name"]}}
     ),
+    "GET /v1/runs/{run_id}/site-evaluations": Row(VIEWERS, {200}, ("run_id",)),
     "POST /v1/runs/{run_id}/start": Row(OPERATORS, {200, 409}, ("run_id",)),
     "POST /v1/runs/{run_id}/pause": Row(OPERATORS, {200, 409}, ("run_id",)),
     "POST /v1/runs/{run_id}/resume": Row(OPERATORS, {200, 409}, ("run_id",)),
@@ -152,6 +153,13 @@ TABLE: dict[str, Row] = {
     "POST /v1/work/register": Row(WORKERS, {200}, body=lambda ids: REGISTER),
     "POST /v1/work/claim": Row(WORKERS, {200, 204}, body=lambda ids: {"wait_seconds": 0}),
     "POST /v1/work/ended-runs": Row(WORKERS, {200}, body=lambda ids: {"run_ids": [ids["run_id"], ids["deleted"]]}),
+    "POST /v1/work/site-evaluations/claim": Row(WORKERS, {200, 204}),
+    # No site of this walk has one: tests/integration/coordinator/federation/test_site_evaluations.py has foreign ones.
+    "POST /v1/work/site-evaluations/submit": Row(
+        WORKERS,
+        {404},
+        body=lambda ids: {"evaluation_id": ids["evaluation_id"], "round_number": 1, "refusal": "no labels"},
+    ),
     "POST /v1/work/heartbeat": Row(
         WORKERS, {200}, ("assignment",), "assignment", body=lambda ids: {"assignment_id": ids["assignment"]}
     ),
