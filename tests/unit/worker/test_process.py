@@ -251,6 +251,8 @@ def test_settings_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch,
 _VARIABLES: dict[str, tuple[str, object]] = {
     "coordinator": ("https://fed.example", "https://fed.example"),
     "data": ("pets", "pets"),
+    "labels": ("own", "own"),
+    "label_names": ("/names.csv", Path("/names.csv")),
     "state": ("/state", Path("/state")),
     "enrolment_token_file": ("/enrolment", Path("/enrolment")),
     "token_file": ("/token", Path("/token")),
