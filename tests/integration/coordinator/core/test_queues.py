@@ -122,8 +122,9 @@ def test_a_distillation_whose_worker_is_asked_to_end_and_killed(running: Federat
     _assert_simulated(running, run_id, spec)
     first, second = (event.data["epoch"] for event in _events(running, run_id, "distillation.resumed"))
     assert 5 <= first < second < 80
-    [stalled] = _events(running, run_id, "distillation.stalled")  # the kill: an end on request is not a failure
-    assert "the aggregator ended while it computed" in stalled.message
+    stalls = [event.message for event in _events(running, run_id, "distillation.stalled")]
+    # Only the kill: an end on request is not a failure. While a process starts slowly, nobody takes the job, too.
+    assert sum("the aggregator ended while it computed" in message for message in stalls) == 1
     assert len(_events(running, run_id, "distillation.started")) == 1
 
 
