@@ -50,9 +50,8 @@ def test_one_kind_of_request(path: str, arena: Arena, rng: random.Random) -> Non
     """Everything that can happen to it, one after the other: what is sent again meets the next."""
     rules = [arena.proxy.once(path, action, times=2) for action in rng.sample(ACTIONS, k=len(ACTIONS))]
     for _ in range(_MOST_RUNS):
-        spec = specs.spec(
-            rng.choice(specs.METHODS), num_rounds=4, seed=rng.randrange(10**6)
-        )  # no broadcast is known yet
+        # With another seed, no broadcast is known yet.
+        spec = specs.spec(rng.choice(specs.METHODS), num_rounds=4, seed=rng.randrange(10**6))
         audit.completed(arena, arena.begin(spec), spec)
         if not any(rule.times > 0 for rule in rules):
             break
