@@ -1,7 +1,7 @@
 """The worker's client: what the process of a data owner asks of the coordinator."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TypeVar
 from uuid import UUID
@@ -21,6 +21,7 @@ from fedssl.protocol.work import (
     DELIVERY_BYTES,
     OFFER_HEADER,
     RESOURCES_HEADER,
+    SHORT_TEXT_CHARACTERS,
     Claim,
     Decline,
     EndedQuery,
@@ -40,8 +41,8 @@ from fedssl.protocol.work import (
 )
 
 M = TypeVar("M", bound=BaseModel)
+P = TypeVar("P", bound=BaseModel)
 
-_REASON_CHARACTERS = 500
 _ANSWER_BYTES = 1 << 16
 _WORK_BYTES = 16 << 20  # a spec may name 100,000 clients
 _OFFER = re.compile(r"[0-9]{1,18}")
@@ -58,6 +59,24 @@ class _Offered(BaseModel):
 
     evaluation_id: UUID
     round_number: int
+
+
+def _understood(
+    model: type[M], content: bytes, request: str, what: str, part: type[P], unknown: Callable[[P, str], Exception]
+) -> M:
+    """Return an answer, or raise `unknown` of its part if only the rest is of another version. Raises BadAnswer."""
+    try:
+        return model.model_validate_json(content)
+    except ValidationError as error:
+        try:
+            known = part.model_validate_json(content)
+        except ValidationError:
+            return parse(model, content, request)  # raises BadAnswer
+        raise unknown(
+            known, f"this worker does not understand the {what}: {summary(error)}. A newer worker may."
+        ) from None
+    except MALFORMED:
+        return parse(model, content, request)
 
 
 class WorkerClient(BaseClient):
@@ -96,17 +115,10 @@ class WorkerClient(BaseClient):
             content = self._send_claim(Claim(wait_seconds=wait_seconds))
         if not content:  # 204
             return None
-        try:
-            return WorkItem.model_validate_json(content)
-        except ValidationError as error:
-            try:
-                claimed = _Claimed.model_validate_json(content)
-            except ValidationError:
-                return parse(WorkItem, content, "POST /v1/work/claim")  # raises BadAnswer
-            message = f"this worker does not understand the work: {summary(error)}. A newer worker may."
-            raise UnknownWork(claimed.assignment_id, message) from None
-        except MALFORMED:
-            return parse(WorkItem, content, "POST /v1/work/claim")
+        return _understood(
+            WorkItem, content, "POST /v1/work/claim", "work", _Claimed,
+            lambda claimed, message: UnknownWork(claimed.assignment_id, message),
+        )  # fmt: skip
 
     def _send_claim(self, claim: Claim) -> bytes:
         return self._connection.send(
@@ -132,17 +144,10 @@ class WorkerClient(BaseClient):
         content = self._connection.send("POST", path, max_bytes=_WORK_BYTES)
         if not content:  # 204
             return None
-        try:
-            return SiteEvaluationItem.model_validate_json(content)
-        except ValidationError as error:
-            try:
-                offered = _Offered.model_validate_json(content)
-            except ValidationError:
-                return parse(SiteEvaluationItem, content, f"POST {path}")  # raises BadAnswer
-            message = f"this worker does not understand the evaluation: {summary(error)}. A newer worker may."
-            raise UnknownEvaluation(offered.evaluation_id, offered.round_number, message) from None
-        except MALFORMED:
-            return parse(SiteEvaluationItem, content, f"POST {path}")
+        return _understood(
+            SiteEvaluationItem, content, f"POST {path}", "evaluation", _Offered,
+            lambda offered, message: UnknownEvaluation(offered.evaluation_id, offered.round_number, message),
+        )  # fmt: skip
 
     def answer_site_evaluation(self, answer: SiteAnswer) -> SiteAnswered:
         """Send a site's counts, or why it has none. The same answer again gets the same reply. Raises Conflict."""
@@ -212,7 +217,7 @@ class WorkerClient(BaseClient):
 
     def decline(self, assignment_id: UUID, reason: str, cause: Cause | None = None) -> Submitted:
         """Give an assignment back, with the reason (cut to 500 characters) and whose problem it is."""
-        body = Decline(assignment_id=assignment_id, reason=reason[:_REASON_CHARACTERS], cause=cause)
+        body = Decline(assignment_id=assignment_id, reason=reason[:SHORT_TEXT_CHARACTERS], cause=cause)
         return self._about(assignment_id, self._call("/v1/work/decline", Submitted, body))
 
     def ended_runs(self, run_ids: Collection[UUID]) -> set[UUID]:

@@ -19,7 +19,8 @@ MetricValue = Annotated[float, Field(strict=True, ge=-1e30, le=1e30)]
 """Far beyond any loss, and small enough that a mean of them cannot overflow."""
 
 Metrics = Annotated[dict[MetricName, MetricValue], Field(max_length=64)]
-ShortText = Annotated[str, Field(max_length=500)]
+SHORT_TEXT_CHARACTERS = 500
+ShortText = Annotated[str, Field(max_length=SHORT_TEXT_CHARACTERS)]
 Count = Annotated[int, Field(strict=True, ge=0, le=10**12)]
 MemoryBytes = Annotated[int, Field(strict=True, ge=0, le=2**50)]
 NumImages = Annotated[int, Field(strict=True, ge=1, le=10**9)]

@@ -18,15 +18,22 @@ from fedssl.protocol.ledger import LedgerAnchor
 from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.site_evaluation import SiteCounts
 from fedssl.protocol.site_work import SiteAnswer, SiteAnswered, SiteEvaluationItem
-from fedssl.protocol.work import Metrics, Progress, Registered, Resources, Submit, Submitted, WorkItem
+from fedssl.protocol.work import (
+    SHORT_TEXT_CHARACTERS,
+    Metrics,
+    Progress,
+    Registered,
+    Resources,
+    Submit,
+    Submitted,
+    WorkItem,
+)
 from fedssl_worker.disclosure.anchoring import Anchoring
 from fedssl_worker.disclosure.ledger import EVALUATION, Ledger, LedgerEntry, LedgerError
 from fedssl_worker.disclosure.policy import NotPermitted, PolicyEnforcer
 from fedssl_worker.state import Finished
 
 log = structlog.get_logger()
-
-_REASON_CHARACTERS = 500
 
 
 class Egress:
@@ -206,7 +213,7 @@ class Egress:
 
     def refuse_evaluation(self, evaluation_id: UUID, round_number: int, reason: str) -> SiteAnswered:
         """Report to the coordinator why this site does not evaluate a round. Raises ClientError."""
-        refusal = reason[:_REASON_CHARACTERS]
+        refusal = reason[:SHORT_TEXT_CHARACTERS]
         return self._answer(SiteAnswer(evaluation_id=evaluation_id, round_number=round_number, refusal=refusal))
 
     def _answer(self, answer: SiteAnswer) -> SiteAnswered:
