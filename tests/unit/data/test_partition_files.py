@@ -148,6 +148,7 @@ def test_a_pooled_run_does_not_read_the_file(tmp_path: Path) -> None:
         ({"scheme": "iid", "file": "a.json"}, "partition.file is not used by the scheme iid"),
         ({"file": "a.json"}, "partition.file is not used by the scheme dirichlet"),
         ({"scheme": "file", "file": "a.json", "max_images": 5}, "leave out partition.max_images"),
+        ({"scheme": "file", "file": "a.json", "hold_out": 0.1}, "leave out partition.hold_out"),
         ({"scheme": "file", "file": ""}, "at least 1 character"),
         ({"scheme": "file", "file": "a" * 1001}, "at most 1000 characters"),
     ],

@@ -21,6 +21,7 @@ from fedssl.data import (
 from fedssl.data.dataset_files import has_digest, read_public
 from fedssl.data.datasets import count_images, may_have_labels
 from fedssl.data.partition_files import read_partition
+from fedssl.data.partitions import stratified_share
 from fedssl.errors import DataError
 from fedssl.protocol.data import DataConfig, PartitionConfig, PublicDataConfig
 
@@ -65,7 +66,9 @@ def assign_images(
     num_images: int | None = None,
     root: Path | None = None,
 ) -> PartitionPlan:
-    """Assign images to clients by the labels (N,): choose images, partition them, and keep `share` of each part.
+    """Assign images to clients by the labels (N,).
+
+    Hold images out, choose some of the rest, partition these, and keep `share` of each part.
 
     Images without labels count as one class; `num_images` is their number. A partition's file is searched for as given,
     then in the folder `root`. Raises DataError if the scheme needs labels, or the file cannot be used.
@@ -75,7 +78,8 @@ def assign_images(
             raise _needs_labels(config)
         labels, class_names = np.zeros(num_images, np.int64), (UNLABELLED,)
     names = client_names(1 if config.pooled else config.num_clients)
-    chosen = choose_images(len(labels), config.max_images, config.seed)
+    pool = remaining_images(config, labels)
+    chosen = pool[choose_images(len(pool), config.max_images, config.seed)]
     if config.pooled:
         parts = [np.arange(len(chosen))]
     elif config.scheme == "file":
@@ -101,9 +105,34 @@ def partition_dataset(config: PartitionConfig, data: DataConfig, root: Path | No
     return Shards({name: images.subset(part) for name, part in held.by_client.items()}, held.counts)
 
 
+def remaining_images(config: PartitionConfig, labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the sorted indices of the images that are not held out. Raises DataError if none are left."""
+    everything = np.arange(len(labels), dtype=np.int64)
+    if not config.hold_out:
+        return everything
+    rest = np.setdiff1d(everything, held_out_images(config, labels), assume_unique=True)
+    if not len(rest):
+        raise DataError(f"partition.hold_out = {config.hold_out:g} leaves no image of {config.dataset}: hold out fewer")
+    return rest
+
+
+def held_out_images(
+    config: PartitionConfig, labels: NDArray[np.int64], share: float | None = None
+) -> NDArray[np.int64]:
+    """Return the sorted indices of the images that no client gets because they are held out.
+
+    Args:
+        labels: class numbers (N,) of the whole training split.
+        share: if given, only this share of each class, which must not exceed `hold_out`.
+    """
+    share = config.hold_out if share is None else share
+    assert 0 < share <= config.hold_out, "only a part of what is held out"
+    return stratified_share(labels, share, config.seed)
+
+
 def needs_labels(config: PartitionConfig) -> bool:
     """Return whether the partition depends on the images' classes."""
-    return not config.pooled and config.scheme not in ("iid", "file")
+    return config.hold_out > 0 or (not config.pooled and config.scheme not in ("iid", "file"))
 
 
 def _partition_file(config: PartitionConfig, root: Path | None) -> Path:
@@ -113,6 +142,10 @@ def _partition_file(config: PartitionConfig, root: Path | None) -> Path:
 
 
 def _needs_labels(config: PartitionConfig) -> DataError:
+    if config.hold_out:
+        return DataError(
+            f"{config.dataset} has no labels, which partition.hold_out needs for its share of each class: leave it out"
+        )
     return DataError(
         f"{config.dataset} has no labels, which the partition scheme {config.scheme} needs: set partition.scheme to "
         '"iid" (`--scheme iid`), or give files with labels or one folder per class'

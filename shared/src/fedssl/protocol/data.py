@@ -164,6 +164,22 @@ class PartitionConfig(StrictModel):
         'the clients\' names, `{"site-a": [0, 7], "site-b": [3]}`. Indices count the training images from 0.',
     )
 
+    hold_out: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        exclude_if=lambda it: it == 0,
+        description="Share of each class's training images that no client gets, drawn by the seed before anything "
+        "else: those with labels in FedU's and FedRLC's semi-supervised tables.",
+    )
+
+    @field_validator("hold_out")
+    @classmethod
+    def _file_names_all_images(cls, value: float, info: ValidationInfo) -> float:
+        if value and info.data.get("scheme") == "file" and not info.data.get("pooled"):
+            raise ValueError("partition.file names the images that clients have: leave out partition.hold_out")
+        return value
+
     @field_validator("file")
     @classmethod
     def _file_is_only_for_its_scheme(cls, value: str | None, info: ValidationInfo) -> str | None:

@@ -57,6 +57,8 @@ def describe(config: PartitionConfig) -> str:
         parts = [{"iid": "iid", "classes": "whole classes"}[config.scheme]]
     if config.scheme != "file" or config.pooled or config.share < 1:
         parts.append(f"seed {config.seed}")
+    if config.hold_out:
+        parts.append(f"{100 * config.hold_out:.4g}% of each class held out")
     if config.max_images is not None:
         parts.append(f"at most {config.max_images:,} images")
     if config.share < 1:
