@@ -101,8 +101,14 @@ def up(
         raise UsageError("--set changes a key of a spec: give the spec with --spec")
     if partition_file is not None and scheme is None:
         scheme = "file"
-    options = {"num_clients": clients, "scheme": scheme, "alpha": alpha, "seed": seed, "max_images": max_images}
-    options["file"] = partition_file
+    options: dict[str, object] = {
+        "num_clients": clients,
+        "scheme": scheme,
+        "alpha": alpha,
+        "file": partition_file,
+        "seed": seed,
+        "max_images": max_images,
+    }
     given = {name: value for name, value in options.items() if value is not None}
     wanted = read_spec(spec, set_) if spec is not None else None
     sources = sources_of(data or [])
