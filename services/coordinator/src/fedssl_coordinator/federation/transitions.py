@@ -82,6 +82,8 @@ TRANSITIONS: MappingProxyType[type[Row], Changes] = MappingProxyType(
                 (E.OFFERED, E.COMPLETED): "site_evaluation.completed",
                 (E.OFFERED, E.REFUSED): "site_evaluation.refused",
                 (E.OFFERED, E.EXPIRED): "site_evaluation.expired",
+                (E.REFUSED, E.OFFERED): "site_evaluation.offered",  # on request: the owner may have removed the cause
+                (E.EXPIRED, E.OFFERED): "site_evaluation.offered",
             }
         ),
     }
