@@ -20,6 +20,7 @@ from fedssl.data import (
 )
 from fedssl.data.dataset_files import has_digest, read_public
 from fedssl.data.datasets import count_images, may_have_labels
+from fedssl.data.windowing import WindowMissing
 from fedssl.errors import DataError
 from fedssl.protocol.data import DataConfig, PartitionConfig, PublicDataConfig
 
@@ -147,7 +148,13 @@ def load_public(config: PublicDataConfig, data: DataConfig, root: Path | None = 
 
     `root` is a folder in which to search for the data set before the usual places.
     """
-    images = load_dataset(config.dataset, config.split, root)
+    try:
+        images = load_dataset(config.dataset, config.split, root)
+    except WindowMissing as error:
+        raise DataError(
+            f"the run's public images, {config.dataset}, have more than 8 bits per value: data.window is only for the "
+            "clients' own images, so convert the public ones to 8 bits"
+        ) from error
     if config.digest is not None and not has_digest(images, config.digest):
         raise DataError(
             f"the {config.split} split of {config.dataset} here is not what was registered with the coordinator under "
