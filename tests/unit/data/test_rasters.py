@@ -84,6 +84,49 @@ def test_channels_of_tiff_pages_and_arrays_keep_their_order(tmp_path: Path, num:
         _load(tmp_path, 7)
 
 
+def test_three_grey_pages_are_not_the_colours_of_rgb(tmp_path: Path) -> None:
+    pages = np.random.default_rng(0).integers(0, 4096, (3, 8, 8)).astype(np.uint16)
+    tifffile.imwrite(tmp_path / "1.tif", pages, photometric="minisblack")
+    with pytest.raises(DataError, match=r"1\.tif: it has 3 grey pages, which are not taken for .* RGB; save it as RGB"):
+        _load(tmp_path, 3)
+    with pytest.raises(DataError, match=r"1\.tif: it has 3 pages, and the run needs 1 channel \(data\.channels\)"):
+        _load(tmp_path, 1)
+    with pytest.raises(DataError, match=r"1\.tif: it has 3 pages, and only the first would be read"):
+        _load(tmp_path, 3, None)
+    with pytest.raises(DataError, match=r"1\.tif: it has 3 pages; save each page as a file"):
+        file_shape(str(tmp_path), "train")
+    tifffile.imwrite(tmp_path / "1.tif", pages, photometric="minisblack", metadata={"axes": "CYX"})
+    assert np.abs(_load(tmp_path, 3)[0].astype(int) - _expected(pages)).max() <= 1  # the file calls them channels
+
+
+def test_8_bits_under_a_window_of_other_values_are_refused(tmp_path: Path) -> None:
+    Image.new("L", (8, 8), 200).save(tmp_path / "1.png")
+    with pytest.raises(DataError, match=r"1\.png: the window of the spec is from 0 to 4,095, but values of 8 bits are"):
+        _load(tmp_path)
+    with pytest.raises(DataError, match=r"1\.png: the window of the spec is from -160 to 239, but"):
+        _load(tmp_path, window=WindowConfig(center=40, width=400))
+    for window in (WindowConfig(values=(0, 200)), WindowConfig(center=128, width=256), WindowConfig(stored=True)):
+        assert _load(tmp_path, window=window).max() > 25_000
+
+
+def test_16_bit_colour_png_is_refused_with_the_formats_that_keep_it(tmp_path: Path) -> None:
+    (tmp_path / "1.png").write_bytes(_rgb_png_of_16_bits())
+    with pytest.raises(DataError, match=r"1\.png: its colours have 16 bits, and only 8 would be read; save it as TIFF"):
+        _load(tmp_path, 3)
+    assert _load(tmp_path, 3, None).max() == 0xAB  # the upper 8 bits, as before there were windows
+
+
+def _rgb_png_of_16_bits() -> bytes:
+    """Return a PNG file of 2 x 2 pixels, which PIL cannot write."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+
+    header = (2).to_bytes(4, "big") * 2 + bytes([16, 2, 0, 0, 0])
+    rows = (b"\0" + b"\xab\xcd" * 6) * 2
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
 def test_inverted_tiff_is_inverted_back(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "1.tif", 65_535 - _RAMP, photometric="miniswhite")
     Image.fromarray(65_535 - _RAMP).save(tmp_path / "2.tif", tiffinfo={262: 0})
@@ -216,7 +259,7 @@ def test_content_decides_over_a_wrong_suffix(tmp_path: Path) -> None:
         _load(tmp_path)
 
 
-@pytest.mark.parametrize("window", [None, _TWELVE])
+@pytest.mark.parametrize("window", [None, WindowConfig(stored=True)])
 def test_files_with_other_channels_are_named(tmp_path: Path, window: WindowConfig | None) -> None:
     np.save(tmp_path / "1.npy", np.zeros((8, 8, 4), np.uint8))
     np.save(tmp_path / "2.npy", np.zeros((8, 8, 2), np.uint8))

@@ -16,9 +16,8 @@ from fedssl.data.decoding import log
 from fedssl.data.folders import list_folder, read_folder, report_left_out
 from fedssl.data.formats import StoredArrays, read_npz, read_stored
 from fedssl.data.image_files import ImageFiles
-from fedssl.data.images import ImageData, conform
+from fedssl.data.images import ImageData, conform, through_window
 from fedssl.data.reading import AS_STORED, Reading
-from fedssl.data.windowing import window_arrays
 from fedssl.errors import DataError
 from fedssl.protocol.data import DataConfig
 
@@ -168,10 +167,7 @@ def _load_known(
     path = Path() if known.find is None else _require(known, split, root)
     if known.listing is None:
         assert known.read is not None, "a known set has `listing` or `read`"
-        images = known.read(path, split)
-        if reading.window is None:
-            return images
-        return replace(images, images=window_arrays(images.images, reading.window))
+        return through_window(known.read(path, split), reading.window)
     files = replace(known.listing(path, split), reading=reading)
     pixels = decoded(files, channels or known.channels, image_size or known.image_size)
     return ImageData(pixels, files.labels, files.class_names)

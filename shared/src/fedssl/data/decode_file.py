@@ -25,7 +25,7 @@ from fedssl.data.rasters import (
 )
 from fedssl.data.windowing import NEEDS_WINDOW, NeedsWindow, Pixels, Range, quantised, to_unit, with_channels
 from fedssl.errors import DataError
-from fedssl.protocol.data import WindowConfig
+from fedssl.protocol.data import WindowConfig, channels_in_words
 
 _GREY = ("1", "L", "LA")
 _DRAWN = WindowConfig(percentiles=(0.5, 99.5), bits=8)  # in pictures for people, if the spec has no window
@@ -103,7 +103,7 @@ def examine(files: ImageFiles, name: str) -> DecodedFile:
     height, width, channels = values.shape
     if not np.isfinite(highest := values.max()):
         raise Damaged(files.tree.path / name, "it has values that are not finite numbers; replace them")
-    mode = f"{values.dtype} with {channels} channel{'s' * (channels > 1)}"
+    mode = f"{values.dtype} with {channels_in_words(channels)}"
     return DecodedFile(
         (width, height), mode, 8 * values.dtype.itemsize, int(highest), needs_window=values.dtype != np.uint8
     )

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedssl.data.windowing import FULL, Pixels
+from fedssl.data.windowing import FULL, Pixels, window_arrays
 from fedssl.errors import DataError
-from fedssl.protocol.data import DataConfig
+from fedssl.protocol.data import DataConfig, WindowConfig
 
 _LUMA = (0.299, 0.587, 0.114)
 _CHUNK = 2048
@@ -70,6 +70,23 @@ class ImageData:
         """Return the images at `indices`, in that order."""
         labels = None if self.labels is None else self.labels[indices]
         return replace(self, images=self.images[indices], labels=labels)
+
+
+def prepare(data: ImageData, config: DataConfig) -> ImageData:
+    """Return images of 8 bits as a run needs them: :func:`through_window`, then :func:`conform`. Raises DataError.
+
+    Registered and public data sets are prepared so.
+    """
+    return conform(through_window(data, config.window), config)
+
+
+def through_window(data: ImageData, window: WindowConfig | None) -> ImageData:
+    """Return images of 8 bits through a window. Raises DataError if it has values that they do not hold."""
+    if window is None:
+        return data
+    if (refusal := window.refusal_of_8_bits()) is not None:
+        raise DataError(f"the images have 8 bits per value: {refusal}")
+    return replace(data, images=window_arrays(data.images, window))
 
 
 def conform(data: ImageData, config: DataConfig) -> ImageData:

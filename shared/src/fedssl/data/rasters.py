@@ -14,6 +14,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from fedssl.data.formats import ARRAY_ERRORS
 from fedssl.data.windowing import Range, range_of
+from fedssl.protocol.data import channels_in_words
 
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF")
 """The formats that PIL may read."""
@@ -69,7 +70,10 @@ def read_raster(source: Path | io.BytesIO, name: str, channels: int | None) -> R
             if image.format != "TIFF":
                 if num_bits(image) == 8:
                     return _read_by_pil(image)
-                raise ValueError("its colours have 16 bits, and only 8 would be read; save it as TIFF, or as .npy")
+                raise ValueError(
+                    "its colours have 16 bits, and only 8 would be read; save it as TIFF (uncompressed or by Deflate) "
+                    "or as .npy, which are read in full"
+                )
     except UnidentifiedImageError:
         if not name.lower().endswith((".tif", ".tiff")):
             raise
@@ -176,15 +180,7 @@ def _read_series(file: Any, channels: int | None) -> Raster:
     kept = [(axis, length) for axis, length in found if length > 1 or axis in "YX"]
     axes = "".join(axis for axis, _ in kept)
     others = [(axis, length) for axis, length in kept if axis not in "YX"]
-    if len(others) > 1 or any(axis not in "SC" and length != channels for axis, length in others):
-        pages = " x ".join(str(length) for axis, length in others if axis != "S")
-        if channels is not None or len(others) > 1:
-            wanted = f"{channels or 1} channel{'s' * ((channels or 1) > 1)} (data.channels)"
-            raise ValueError(f"it has {pages} pages, and the run needs {wanted}; save each page as a file")
-        raise ValueError(
-            f"it has {pages} pages: if they are channels, ask for {pages} channels (worker: --channels, spec: "
-            "data.channels), or else save each page as a file"
-        )
+    _require_channels(others, channels)
     _require_bounded(file, series)
     values = np.asarray(series.asarray()).reshape([length for _, length in kept])
     values = values.transpose([axes.index(axis) for axis in "YX"] + [axes.index(axis) for axis, _ in others])
@@ -198,6 +194,29 @@ def _read_series(file: Any, channels: int | None) -> Raster:
         values = (int(declared[1]) - values).astype(values.dtype)
     turn = _ORIENTATIONS.get(page.tags.valueof(274, 1), lambda a: a)
     return Raster(np.ascontiguousarray(turn(values)), declared)
+
+
+def _require_channels(others: list[tuple[str, int]], channels: int | None) -> None:
+    """Raise ValueError unless the axes other than height and width are channels.
+
+    They are if the file declares that. Pages without a declaration are channels only if the run needs as many, and more
+    than the three of RGB: three grey pages may just as well be three images.
+    """
+    undeclared = [length for axis, length in others if axis not in "SC"]
+    if len(others) <= 1 and all(length == channels and channels not in (1, 3) for length in undeclared):
+        return
+    num = " x ".join(str(length) for axis, length in others if axis != "S")
+    if channels == 3 and undeclared == [3]:
+        raise ValueError(
+            "it has 3 grey pages, which are not taken for the colours of RGB; save it as RGB, or each page as a file"
+        )
+    if channels is None and len(others) == 1 and undeclared != [3]:
+        raise ValueError(
+            f"it has {num} pages: if they are channels, ask for {num} channels (worker: --channels, spec: "
+            "data.channels), or else save each page as a file"
+        )
+    wanted = "" if channels is None else f", and the run needs {channels_in_words(channels)} (data.channels)"
+    raise ValueError(f"it has {num} pages{wanted}; save each page as a file")
 
 
 def _require_bounded(file: Any, series: Any) -> None:

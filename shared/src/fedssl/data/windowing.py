@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedssl.errors import DataError
-from fedssl.protocol.data import WindowConfig
+from fedssl.protocol.data import WindowConfig, channels_in_words
 
 Pixels = NDArray[np.uint8 | np.int16]
 """Prepared pixels, of one of the two types."""
@@ -56,7 +56,8 @@ def to_unit(
         config: the window. Without one, the values must be of 8 bits.
         declared: the values that the file declares as black and white, or None if it does not.
 
-    Raises ValueError if there is no window for these values, or a value is not a number.
+    Raises ValueError if there is no window for these values, if values of 8 bits are outside of the window's units (see
+    :meth:`~fedssl.protocol.data.WindowConfig.refusal_of_8_bits`), or if a value is not a number.
     """
     if values_HWC.dtype.kind == "f" and not np.isfinite(values_HWC).all():
         raise ValueError("it has values that are not finite numbers; replace them")
@@ -64,6 +65,8 @@ def to_unit(
         if values_HWC.dtype != np.uint8:
             raise NeedsWindow(f"its values are {values_HWC.dtype}: {NEEDS_WINDOW}")
         return _between(values_HWC, 0, 255)
+    if values_HWC.dtype == np.uint8 and (refusal := config.refusal_of_8_bits()) is not None:
+        raise ValueError(refusal)
     if config.center is not None and config.width is not None:
         return window(values_HWC, config.center, config.width).astype(np.float32)
     if config.values is not None:
@@ -101,7 +104,7 @@ def with_channels(unit_HWC: NDArray[np.float32], channels: int) -> NDArray[np.fl
         return np.repeat(unit_HWC, 3, axis=2)
     if (found, channels) == (3, 1):
         return (unit_HWC @ _LUMA)[:, :, np.newaxis]
-    raise ValueError(f"it has {found} channel{'s' * (found > 1)}, and the run needs {channels} (data.channels)")
+    raise ValueError(f"it has {channels_in_words(found)}, and the run needs {channels} (data.channels)")
 
 
 def quantised(unit: NDArray[np.float32], bits: int) -> Pixels:

@@ -101,6 +101,27 @@ class WindowConfig(StrictModel):
             raise ValueError("data.window.per_channel is for percentiles: set them, or leave it out")
         return self
 
+    @property
+    def limits(self) -> tuple[float, float] | None:
+        """The values that become black and white, or None if each image decides about them."""
+        if self.center is not None and self.width is not None:
+            half = (self.width - 1) / 2
+            return self.center - 0.5 - half, self.center - 0.5 + half
+        return self.values
+
+    def refusal_of_8_bits(self) -> str | None:
+        """Return why images of 8 bits cannot be used, or None if they can.
+
+        They cannot if the window has values that they do not hold: they would all be nearly black, or grey.
+        """
+        if self.limits is None or (self.limits[0] >= 0 and self.limits[1] <= 255):
+            return None
+        low, high = self.limits
+        return (
+            f"the window of the spec is from {low:,g} to {high:,g}, but values of 8 bits are 0 to 255: use files of "
+            "more bits, or data.window.percentiles"
+        )
+
 
 class DataConfig(StrictModel):
     """The shape and preparation of the images, the same at every client."""
@@ -147,7 +168,7 @@ class ServedShapes(StrictModel):
 
     @property
     def _channels(self) -> str:
-        return "1 or 3 channels" if self.max_channels == 3 else _channels_in_words(self.max_channels)
+        return "1 or 3 channels" if self.max_channels == 3 else channels_in_words(self.max_channels)
 
     def refusal(self, data: DataConfig) -> str | None:
         """Return why images cannot be prepared for a run, or None if they can."""
@@ -187,10 +208,15 @@ def shape_in_words(channels: int, size: int) -> str:
     >>> shape_in_words(3, 32)
     '3 channels and 32 x 32 pixels'
     """
-    return f"{_channels_in_words(channels)} and {size} x {size} pixels"
+    return f"{channels_in_words(channels)} and {size} x {size} pixels"
 
 
-def _channels_in_words(channels: int) -> str:
+def channels_in_words(channels: int) -> str:
+    """Return a number of channels for a message.
+
+    >>> channels_in_words(1), channels_in_words(5)
+    ('1 channel', '5 channels')
+    """
     return "1 channel" if channels == 1 else f"{channels} channels"
 
 
