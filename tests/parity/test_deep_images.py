@@ -92,3 +92,16 @@ def test_a_run_without_a_window_shows_why_workers_declined(running: Federation) 
     running.client.stop(run.id)
     words = "more than 8 bits per value: set [data.window] in the run's spec"
     assert all(words in reason for reason in reasons), reasons
+
+
+def test_a_run_of_other_channels_shows_why_no_client_takes_part(running: Federation) -> None:
+    data = {"channels": 5, "image_size": 8, "window": WINDOW}
+    run = running.client.create_run(method_spec("fedbyol", data=data, cohort={"min_clients": 3}, partition=None))
+
+    def reason() -> str | None:
+        return running.client.run(run.id).reason
+
+    found = running.wait_for(reason, "a reason", 60)
+    running.client.stop(run.id)
+    for name in ("client-0", "client-1", "client-2"):
+        assert f"{name}: the run needs images of 5 channels and 8 x 8 pixels, but this client serves 1 or 3" in found
