@@ -166,7 +166,7 @@ def test_a_spec_requires_its_whole_partition_and_the_images_shape() -> None:
     dealing = dealing_of(spec, {"num_clients": 2})
 
     assert dealing.partition == PartitionConfig(dataset="digits", seed=3, num_clients=2)
-    assert dealing.required == dealing.partition.model_dump() | {"channels": 1, "image_size": 8}
+    assert dealing.required == dealing.partition.model_dump() | {"channels": 1, "image_size": 8, "window": None}
 
 
 def test_a_partition_s_file_is_an_option_like_others(folder: Folder, tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_own_images_and_a_spec_s_partition_contradict_each_other() -> None:
         dealing_of_sources(tiny_spec(partition={"dataset": "digits"}), {"a": "x", "b": "y"}, {})
 
     dealing = dealing_of_sources(tiny_spec(partition=None), {"a": "x", "b": "y"}, {})
-    assert dealing.required == {"sources": {"a": "x", "b": "y"}, "channels": 1, "image_size": 8}
+    assert dealing.required == {"sources": {"a": "x", "b": "y"}, "channels": 1, "image_size": 8, "window": None}
 
 
 def test_own_images_are_converted_to_one_shape_and_one_numbering_of_classes(folder: Folder, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from fedssl.data import (
     DATASETS,
     ImageData,
     choose_images,
-    conform,
     keep_share,
     load_conformed,
     load_dataset,
@@ -20,8 +19,10 @@ from fedssl.data import (
 )
 from fedssl.data.dataset_files import has_digest, read_public
 from fedssl.data.datasets import count_images, may_have_labels
+from fedssl.data.images import prepare
 from fedssl.data.partition_files import read_partition
 from fedssl.data.partitions import stratified_share
+from fedssl.data.windowing import WindowMissing
 from fedssl.errors import DataError
 from fedssl.protocol.data import DataConfig, PartitionConfig, PublicDataConfig
 
@@ -192,7 +193,13 @@ def load_public(config: PublicDataConfig, data: DataConfig, root: Path | None = 
 
     `root` is a folder in which to search for the data set before the usual places.
     """
-    images = load_dataset(config.dataset, config.split, root)
+    try:
+        images = load_dataset(config.dataset, config.split, root)
+    except WindowMissing as error:
+        raise DataError(
+            f"the run's public images, {config.dataset}, have more than 8 bits per value: public images must have 8, "
+            "so convert them, for example with fedssl.data.window"
+        ) from error
     if config.digest is not None and not has_digest(images, config.digest):
         raise DataError(
             f"the {config.split} split of {config.dataset} here is not what was registered with the coordinator under "
@@ -203,7 +210,7 @@ def load_public(config: PublicDataConfig, data: DataConfig, root: Path | None = 
 
 def choose_public(images: ImageData, config: PublicDataConfig, data: DataConfig) -> ImageData:
     """Return the images of a whole set that the run uses, without labels, in its shape. Raises DataError."""
-    return conform(ImageData(images.images[_chosen_public(len(images), config)]), data)
+    return prepare(ImageData(images.images[_chosen_public(len(images), config)]), data)
 
 
 def read_registered(path: Path, config: PublicDataConfig, data: DataConfig) -> ImageData:
@@ -212,7 +219,7 @@ def read_registered(path: Path, config: PublicDataConfig, data: DataConfig) -> I
     Raises ArtifactDamaged unless the digest is the file's, ArtifactError if it is not a public set, and DataError.
     """
     assert config.digest is not None, "a registered set has a digest"
-    return conform(read_public(path, config.digest, lambda count: _chosen_public(count, config)), data)
+    return prepare(read_public(path, config.digest, lambda count: _chosen_public(count, config)), data)
 
 
 def _chosen_public(num_images: int, config: PublicDataConfig) -> NDArray[np.int64]:

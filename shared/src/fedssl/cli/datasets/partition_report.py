@@ -87,7 +87,7 @@ def _write_shards(spec: RunSpec, config: PartitionConfig, folder: Path) -> None:
     for client, images in partition_dataset(config, spec.data, data_folder()).by_client.items():
         path = folder / client / "images.npz"
         with replaced_file(path) as incoming:
-            save_npz(incoming, images)
+            save_npz(incoming, images, window=spec.data.window)
     note(f"the clients' images are in {folder}")
 
 
