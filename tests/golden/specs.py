@@ -130,6 +130,10 @@ OTHERS: dict[str, dict[str, Any]] = {
         "method": {**_SIMCLR, "add_ons": [{"name": "hsd"}, {"name": "pd", "variant": "mse"}]},
         "model": WIDE_PROJECTOR,
     },
+    "hsd-projection": {
+        "method": {**_SIMCLR, "add_ons": [{"name": "hsd", "variant": "projection"}]},
+        "model": WIDE_PROJECTOR,
+    },
     "local-simsiam": {"method": {"name": "fedsimsiam", "merge": {"name": "local"}, "reducer": {"name": "none"}}},
     "orchestra-target-kept": {
         "method": {
