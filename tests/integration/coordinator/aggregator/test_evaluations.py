@@ -112,7 +112,7 @@ def test_registered_images_without_the_values_of_the_runs_window_are_not_evaluat
     cast = Cast(coordinator, tables, tmp_path, "a", num_rounds=1, data=data)
     cast.work("a")
     cast.advance()
-    with pytest.raises(Rejected, match="of digits have 8 bits per value: the window .* use `fedssl evaluate` where"):
+    with pytest.raises(Rejected, match=r"of digits have 8 bits per value: the window .* use `fedssl evaluate` where"):
         coordinator.client.request_evaluation(cast.id, few())
     assert list(coordinator.client.evaluations(cast.id)) == []
 
