@@ -22,7 +22,7 @@ from fedssl_worker import main
 from fedssl_worker.bootstrap import EXIT_REFUSED, run_worker
 from fedssl_worker.files import exclusive_folder
 from fedssl_worker.main import app
-from fedssl_worker.settings import Settings, SettingsError
+from fedssl_worker.settings import Settings, SettingsError, read_settings
 
 from .conftest import Setting, make_spec, write_images
 from .coordinator import TOKEN, FakeCoordinator, Refusal, wait_until
@@ -282,7 +282,7 @@ def test_every_option_can_be_set_by_a_variable(monkeypatch: pytest.MonkeyPatch) 
     assert set(_VARIABLES) == set(inspect.signature(main.run).parameters)
     for name, (text, _) in _VARIABLES.items():
         monkeypatch.setenv(f"FEDSSL_WORKER_{name.upper()}", text)
-    settings = main._settings({})
+    settings = read_settings({})
     assert {name: getattr(settings, name) for name in _VARIABLES} == {
         name: value for name, (_, value) in _VARIABLES.items()
     }

@@ -141,7 +141,9 @@ class Folder(FederationFolder):
                 f"partitioned: leave out {', '.join(other)} to continue with this one, or choose another folder with "
                 "--directory"
             )
-        different = [f"{name} is {dealt[name]}, not {value}" for name, value in wanted.items() if dealt[name] != value]
+        different = [
+            f"{name} is {dealt.get(name)}, not {value}" for name, value in wanted.items() if dealt.get(name) != value
+        ]
         if different:
             raise SpecError(
                 f"{self.root} was partitioned differently: {'; '.join(different)}. That cannot be changed: choose "

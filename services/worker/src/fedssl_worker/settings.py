@@ -2,14 +2,14 @@
 
 import stat
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, SecretStr
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from fedssl.errors import FedSSLError
 from fedssl.protocol.model import EncoderConfig, read_encoder
-from fedssl_worker.options import WhenUnset
+from fedssl_worker.options import WhenUnset, describe_mistakes
 
 
 class SettingsError(FedSSLError):
@@ -134,6 +134,14 @@ class Settings(BaseSettings):
         if self.enrolment_token_file is None or not self.enrolment_token_file.exists():
             return None
         return _read_private(self.enrolment_token_file)
+
+
+def read_settings(options: dict[str, Any]) -> Settings:
+    """Return the settings of the options that were given, and of the environment. Raises SettingsError."""
+    try:
+        return Settings(**{name: value for name, value in options.items() if value is not None})
+    except ValidationError as error:
+        raise SettingsError(describe_mistakes(error, Settings)) from None
 
 
 def _secret(given: SecretStr | None) -> str:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, FiniteFloat, model_validator
+from pydantic import Field, FiniteFloat, ValidationInfo, field_validator, model_validator
 
 from fedssl.protocol.base import Digest, StrictModel
 
@@ -18,7 +18,7 @@ KNOWN_DATASETS = (
 )
 """Those of `fedssl.data.DATASETS`: every machine finds them by name. Other names are paths, or were registered."""
 
-Scheme = Literal["iid", "classes", "dirichlet"]
+Scheme = Literal["iid", "classes", "dirichlet", "file"]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Strength = Annotated[float, Field(ge=0, le=1)]
 Percentile = Annotated[float, Field(ge=0, le=100)]
@@ -248,6 +248,43 @@ class PartitionConfig(StrictModel):
         description="Share of its images that each client keeps after the partition (FedX Table 3a).",
     )
     seed: int = Field(default=0, ge=0, lt=2**63)
+    file: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1000,
+        validate_default=True,
+        exclude_if=lambda it: it is None,
+        description="For scheme `file`: a JSON file with a list of image indices per client, `[[0, 7], [3]]`, or with "
+        'the clients\' names, `{"site-a": [0, 7], "site-b": [3]}`. Indices count the training images from 0.',
+    )
+
+    hold_out: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        exclude_if=lambda it: it == 0,
+        description="Share of each class's training images that no client gets, drawn by the seed before anything "
+        "else: those with labels in FedU's and FedRLC's semi-supervised tables.",
+    )
+
+    @field_validator("hold_out")
+    @classmethod
+    def _file_names_all_images(cls, value: float, info: ValidationInfo) -> float:
+        if value and info.data.get("scheme") == "file" and not info.data.get("pooled"):
+            raise ValueError("partition.file names the images that clients have: leave out partition.hold_out")
+        return value
+
+    @field_validator("file")
+    @classmethod
+    def _file_is_only_for_its_scheme(cls, value: str | None, info: ValidationInfo) -> str | None:
+        scheme = info.data.get("scheme")  # missing if it is not valid, which is an error of its own
+        if scheme == "file" and value is None:
+            raise ValueError('partition.scheme = "file" needs partition.file, a JSON file of image indices per client')
+        if scheme is not None and scheme != "file" and value is not None:
+            raise ValueError(f'partition.file is not used by the scheme {scheme}: set partition.scheme = "file"')
+        if value is not None and info.data.get("max_images") is not None and not info.data.get("pooled"):
+            raise ValueError("partition.file names images of the whole training split: leave out partition.max_images")
+        return value
 
 
 class PublicDataConfig(StrictModel):
