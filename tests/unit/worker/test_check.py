@@ -2,6 +2,7 @@
 
 import json
 import ssl
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from fedssl.engine import run_local_round
 from fedssl.errors import MethodError
 from fedssl_worker.check import trial
 from fedssl_worker.main import app
@@ -18,6 +20,7 @@ from support.answers import Answers, answering
 from support.certificates import Authority
 from support.connect_proxy import ConnectProxy
 from support.federation import tiny_spec
+from support.methods import method_spec
 
 HEALTHY = {("GET", "/healthz"): {"status": "ok"}, ("GET", "/readyz"): {"status": "ok", "checks": {}}}
 SITES = {"classes": ["cat", "dog", "owl"], "min_count": 2, "score_bins": 4}
@@ -214,6 +217,26 @@ def test_a_slow_training_is_timed_by_the_steps_so_far(
     checks = _by_name(_check(server.url, site, "--spec", _spec(site)))
     assert checks["training"][1].startswith("1 steps, ")
     assert "metrics" not in checks
+
+
+def test_the_time_that_building_takes_is_not_part_of_a_step(
+    server: Answers, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(*arguments: Any) -> Any:
+        time.sleep(1)
+        return run_local_round(*arguments)
+
+    monkeypatch.setattr(trial, "run_local_round", slow)
+    what = _by_name(_check(server.url, site, "--spec", _spec(site)))["training"][1]
+    assert float(what.split(" steps, ")[1].split(" s per step")[0]) < 0.05
+
+
+def test_methods_that_need_labels_or_begin_with_a_round_without_training_are_timed(server: Answers, site: Path) -> None:
+    for name in ("supervised", "orchestra"):
+        changes = {"data": {"channels": 1, "image_size": 8}, "training": {"batch_size": 16}, "num_rounds": 2}
+        (site / "spec.json").write_text(method_spec(name, **changes).model_dump_json())
+        found = _check(server.url, site, "--spec", site / "spec.json")
+        assert found["seconds_per_round"] > 0, name
 
 
 @pytest.mark.parametrize(
