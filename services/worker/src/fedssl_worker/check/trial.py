@@ -102,7 +102,7 @@ def check_training(
 
 
 def _train(settings: Settings, ctx: Context) -> tuple[Metrics, _Clock]:
-    """Train on a sample from random weights. Return the metrics, if there was time for all steps, and the steps' times."""
+    """Train on a sample from random weights. Return the metrics, or none if the time was up, and the steps' clock."""
     spec = ctx.spec
     batch_size = spec.training.batch_size
     images = sample_images(settings.data, spec.data, max(batch_size, min(_NUM_SAMPLED, NUM_STEPS * batch_size)))
