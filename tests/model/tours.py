@@ -13,7 +13,7 @@ _OF_CLIENTS = frozenset(
 """The actions whose steps are about a client. The others' `who` is a process."""
 
 _MOST_PLANS = 100
-"""The number of ways that were to end with one kind of step, after which the code is taken never to take it."""
+"""The number of plans for one kind of step after which the code is taken never to take it."""
 
 
 class _Edge(NamedTuple):

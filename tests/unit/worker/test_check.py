@@ -78,6 +78,17 @@ def _by_name(found: dict[str, Any]) -> dict[str, tuple[str, str]]:
     return {check["name"]: (check["found"], check["what"]) for check in found["checks"]}
 
 
+def test_images_of_more_than_8_bits_go_through_the_window_of_the_run(server: Answers, site: Path) -> None:
+    random = np.random.default_rng(0)
+    for path in (site / "images").rglob("*.png"):
+        Image.fromarray(random.integers(0, 4096, (8, 8)).astype(np.uint16)).save(path)
+    data = {**tiny_spec().data.model_dump(), "window": {"values": (0, 4095)}}
+    found = _check(server.url, site, "--spec", _spec(site, data=data))
+    assert _by_name(found)["training"][0] == "ok"
+    found = _check(server.url, site, "--spec", _spec(site), code=1)
+    assert "[data.window]" in _by_name(found)["training"][1]
+
+
 def test_a_site_that_is_ready_gets_sizes_and_times(server: Answers, site: Path) -> None:
     found = _check(server.url, site, "--spec", _spec(site, num_rounds=5))
     checks = _by_name(found)

@@ -321,11 +321,18 @@ def test_an_option_with_another_kind_of_value(option: str, text: str, words: str
     assert words in output
 
 
-@pytest.mark.parametrize("text", ["2", "grey", "-1"])
-def test_channels_that_are_neither_1_nor_3(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("0", "greater than or equal to 1"),
+        ("17", "less than or equal to 16"),
+        ("grey", "a valid integer, unable to parse string as an integer"),
+    ],
+)
+def test_channels_that_no_image_has(monkeypatch: pytest.MonkeyPatch, text: str, words: str) -> None:
     monkeypatch.setenv("FEDSSL_WORKER_CHANNELS", text)
     code, output = invoke("--coordinator", "http://127.0.0.1:1", "--data", "digits", "--state", "/state")
-    assert (code, output.strip()) == (2, "fedssl-worker: --channels: Input should be 1 or 3")
+    assert (code, output.strip()) == (2, f"fedssl-worker: --channels: Input should be {words}")
 
 
 def test_one_state_folder_one_worker(tmp_path: Path) -> None:

@@ -16,11 +16,6 @@ class SettingsError(FedSSLError):
     """The worker cannot start with these settings."""
 
 
-def _number(value: object) -> object:
-    """Return the text of an environment variable as a number, because a Literal accepts no text in its place."""
-    return int(value) if isinstance(value, str) and value.strip().isdecimal() else value
-
-
 class Settings(BaseSettings):
     """Every setting of a worker. Each is an option as well, except secrets: a command line is visible to others."""
 
@@ -73,8 +68,12 @@ class Settings(BaseSettings):
         le=512,
         description="Largest height and width in pixels that a run may ask for. Photographs above 512 need it.",
     )
-    channels: Annotated[Literal[1, 3] | None, BeforeValidator(_number), WhenUnset("whatever a run asks for")] = Field(
-        default=None, description="Most channels that a run may ask for: 1 for grey, 3 for grey or RGB."
+    channels: Annotated[int | None, WhenUnset("whatever a run asks for")] = Field(
+        default=None,
+        ge=1,
+        le=16,
+        description="Most channels that a run may ask for: 1 for grey, 3 for grey or RGB. Another number is for images "
+        "with exactly that number; TIFF files with a page per channel need it.",
     )
     public_data: Path | None = Field(
         default=None,

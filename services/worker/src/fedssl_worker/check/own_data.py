@@ -14,6 +14,7 @@ from fedssl.cli.output import size
 from fedssl.data import ImageData, conform, load_dataset
 from fedssl.data.datasets import count_images, find_path, list_files
 from fedssl.data.decoding import decode_to_memory
+from fedssl.data.reading import Reading
 from fedssl.data.site_labels import SiteLabels, with_run_classes
 from fedssl.errors import DataError
 from fedssl.evaluation.site import evaluated_images
@@ -46,7 +47,9 @@ def check_images(settings: Settings, spec: RunSpec | None) -> ImagesFound:
     except DataError as error:
         return ImagesFound(Check("data", Found.WRONG, str(error), "correct --data"), 0)
     if spec is not None and check.found is not Found.WRONG:
-        serves = ServedShapes(max_image_size=settings.image_size or MAX_SIZE, max_channels=settings.channels or 3)
+        # Without --channels, a worker whose images have another number than 1 or 3 serves that: the trial decodes them.
+        most = settings.channels or max(3, spec.data.channels)
+        serves = ServedShapes(max_image_size=settings.image_size or MAX_SIZE, max_channels=most)
         if (why := serves.refusal(spec.data)) is not None:
             return ImagesFound(Check("data", Found.WRONG, f"{check.what}; {why}", "correct --image-size"), 0)
     return ImagesFound(check, num_images)
@@ -56,10 +59,11 @@ def sample_images(name_or_path: str, config: DataConfig, most: int) -> ImageData
     """Return at most `most` images, spread evenly over all, in the shape of a run. Raises DataError."""
     if (files := list_files(name_or_path, "train")) is not None:
         positions = _spread(len(files), most)
-        sampled = replace(files, names=tuple(files.names[position] for position in positions), labels=None)
+        names = tuple(files.names[position] for position in positions)
+        sampled = replace(files, names=names, labels=None, reading=Reading.of(config))
         labels = None if files.labels is None else files.labels[positions]
         return ImageData(decode_to_memory(sampled, config.channels, config.image_size), labels)
-    images = load_dataset(name_or_path, "train")
+    images = load_dataset(name_or_path, "train", reading=Reading.of(config))
     positions = _spread(len(images), most)
     labels = None if images.labels is None else images.labels[positions]
     return conform(ImageData(np.array(images.images[positions]), labels), config)

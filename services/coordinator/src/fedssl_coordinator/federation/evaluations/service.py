@@ -154,12 +154,12 @@ def storable(results: Mapping[str, float]) -> Results:
 def _queue(session: Session, run: Run, number: int, config: JudgingConfig) -> tuple[Evaluation, bool]:
     found = datasets.of_project(session, EvaluationDataset, run.project, config.dataset)
     if found is None:
-        message = (
+        raise _invalid(
             f"no evaluation data set {config.dataset} is registered: register it "
             "(`fedssl evaluation-dataset add NAME SOURCE`) and give its name"
         )
-        detail = f"nothing was changed; correct this and send it again: config.dataset: {message}"
-        raise ProblemError("invalid-request", detail, errors=[{"loc": ["config", "dataset"], "msg": message}])
+    if (why := datasets.why_unfit(found.name, RunSpec.model_validate(run.spec).data)) is not None:
+        raise _invalid(f"{why}; or use `fedssl evaluate` where the files are")
     model = run_rows.weights_after(session, run, number)
     evaluable.require_kept(session, model, number)
     row, is_new = repository.add(
@@ -176,6 +176,11 @@ def _queue(session: Session, run: Run, number: int, config: JudgingConfig) -> tu
         enqueue.evaluate(session, row.id)
         enqueue.wake_watchers(session)
     return row, is_new
+
+
+def _invalid(message: str) -> ProblemError:
+    detail = f"nothing was changed; correct this and send it again: config.dataset: {message}"
+    return ProblemError("invalid-request", detail, errors=[{"loc": ["config", "dataset"], "msg": message}])
 
 
 def _queue_again(session: Session, row: Evaluation) -> bool:
