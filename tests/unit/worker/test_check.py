@@ -2,9 +2,9 @@
 
 import json
 import ssl
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from fedssl.engine import run_local_round
+from fedssl.engine import LocalProgress
 from fedssl.errors import MethodError
 from fedssl_worker.check import trial
 from fedssl_worker.main import app
@@ -230,16 +230,22 @@ def test_a_slow_training_is_timed_by_the_steps_so_far(
     assert "metrics" not in checks
 
 
-def test_the_time_that_building_takes_is_not_part_of_a_step(
-    server: Answers, site: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def slow(*arguments: Any) -> Any:
-        time.sleep(1)
-        return run_local_round(*arguments)
+def test_the_time_of_a_step_leaves_out_what_comes_before_the_first_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 15.0, 16.0, 18.0])
+    monkeypatch.setattr("fedssl_worker.check.trial.time", SimpleNamespace(monotonic=lambda: next(times)))
+    clock = trial.StepClock(images_per_step=16)
+    clock.on_progress(_progress(step=20, images_per_second=1000.0))
+    assert clock.seconds_per_step == 0.016  # of a single note: its own speed
+    clock = trial.StepClock(images_per_step=16)
+    clock.on_progress(_progress(step=5))
+    times = iter([20.0])
+    clock.on_progress(_progress(step=9))
+    assert clock.seconds_per_step == 0.5
+    assert clock.num_steps == 9
 
-    monkeypatch.setattr(trial, "run_local_round", slow)
-    what = _by_name(_check(server.url, site, "--spec", _spec(site)))["training"][1]
-    assert float(what.split(" steps, ")[1].split(" s per step")[0]) < 0.05
+
+def _progress(step: int, images_per_second: float = 1.0) -> LocalProgress:
+    return LocalProgress(1, 1, step, 20, None, images_per_second)
 
 
 def test_methods_that_need_labels_or_begin_with_a_round_without_training_are_timed(server: Answers, site: Path) -> None:

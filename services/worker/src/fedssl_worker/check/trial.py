@@ -37,7 +37,7 @@ class TrialFound:
     seconds_per_round: float | None = None
 
 
-class _Clock:
+class StepClock:
     """Notes when steps were done. Between two notes, nothing is built or warmed up."""
 
     def __init__(self, images_per_step: int) -> None:
@@ -101,7 +101,7 @@ def check_training(
     return _timed(clock, schedule, device, [_numbers(spec, metrics, outgoing)] if metrics else [])
 
 
-def _train(settings: Settings, ctx: Context) -> tuple[Metrics, _Clock]:
+def _train(settings: Settings, ctx: Context) -> tuple[Metrics, StepClock]:
     """Train on a sample from random weights. Return the metrics, or none if the time was up, and the steps' clock."""
     spec = ctx.spec
     batch_size = spec.training.batch_size
@@ -112,7 +112,7 @@ def _train(settings: Settings, ctx: Context) -> tuple[Metrics, _Clock]:
     short = dataclasses.replace(ctx, spec=_shortened(spec, _schedule(len(data), ctx)))
     start = Context(spec=short.spec, round_number=0, device=ctx.device, public=ctx.public)
     broadcast = start_run(method, start).broadcast
-    clock = _Clock(min(batch_size, len(data)))
+    clock = StepClock(min(batch_size, len(data)))
     try:
         return run_local_round(method, broadcast, None, data, short, clock.on_progress).metrics, clock
     except Cancelled:
@@ -132,7 +132,7 @@ def _shortened(spec: RunSpec, schedule: Schedule) -> RunSpec:
     return RunSpec.model_validate(values)
 
 
-def _timed(clock: _Clock, schedule: Schedule, device: torch.device, numbers: list[Check]) -> TrialFound:
+def _timed(clock: StepClock, schedule: Schedule, device: torch.device, numbers: list[Check]) -> TrialFound:
     num_steps = schedule.num_epochs * schedule.steps_per_epoch
     held = ""
     if device.type == "cuda":
