@@ -4,6 +4,7 @@ import json
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from fedssl.engine import LocalProgress
 from fedssl.errors import MethodError
 from fedssl_worker.check import trial
 from fedssl_worker.main import app
@@ -18,6 +20,7 @@ from support.answers import Answers, answering
 from support.certificates import Authority
 from support.connect_proxy import ConnectProxy
 from support.federation import tiny_spec
+from support.methods import method_spec
 
 HEALTHY = {("GET", "/healthz"): {"status": "ok"}, ("GET", "/readyz"): {"status": "ok", "checks": {}}}
 SITES = {"classes": ["cat", "dog", "owl"], "min_count": 2, "score_bins": 4}
@@ -225,6 +228,32 @@ def test_a_slow_training_is_timed_by_the_steps_so_far(
     checks = _by_name(_check(server.url, site, "--spec", _spec(site)))
     assert checks["training"][1].startswith("1 steps, ")
     assert "metrics" not in checks
+
+
+def test_the_time_of_a_step_leaves_out_what_comes_before_the_first_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 15.0, 16.0, 18.0])
+    monkeypatch.setattr("fedssl_worker.check.trial.time", SimpleNamespace(monotonic=lambda: next(times)))
+    clock = trial.StepClock(images_per_step=16)
+    clock.on_progress(_progress(step=20, images_per_second=1000.0))
+    assert clock.seconds_per_step == 0.016  # of a single note: its own speed
+    clock = trial.StepClock(images_per_step=16)
+    clock.on_progress(_progress(step=5))
+    times = iter([20.0])
+    clock.on_progress(_progress(step=9))
+    assert clock.seconds_per_step == 0.5
+    assert clock.num_steps == 9
+
+
+def _progress(step: int, images_per_second: float = 1.0) -> LocalProgress:
+    return LocalProgress(1, 1, step, 20, None, images_per_second)
+
+
+def test_methods_that_need_labels_or_begin_with_a_round_without_training_are_timed(server: Answers, site: Path) -> None:
+    for name in ("supervised", "orchestra"):
+        changes = {"data": {"channels": 1, "image_size": 8}, "training": {"batch_size": 16}, "num_rounds": 2}
+        (site / "spec.json").write_text(method_spec(name, **changes).model_dump_json())
+        found = _check(server.url, site, "--spec", site / "spec.json")
+        assert found["seconds_per_round"] > 0, name
 
 
 @pytest.mark.parametrize(

@@ -58,11 +58,15 @@ def check_images(settings: Settings, spec: RunSpec | None) -> ImagesFound:
 def sample_images(name_or_path: str, config: DataConfig, most: int) -> ImageData:
     """Return at most `most` images, spread evenly over all, in the shape of a run. Raises DataError."""
     if (files := list_files(name_or_path, "train")) is not None:
-        names = tuple(files.names[position] for position in _spread(len(files), most))
+        positions = _spread(len(files), most)
+        names = tuple(files.names[position] for position in positions)
         sampled = replace(files, names=names, labels=None, reading=Reading.of(config))
-        return ImageData(decode_to_memory(sampled, config.channels, config.image_size))
-    images = load_dataset(name_or_path, "train", reading=Reading.of(config)).images
-    return conform(ImageData(np.array(images[_spread(len(images), most)])), config)
+        labels = None if files.labels is None else files.labels[positions]
+        return ImageData(decode_to_memory(sampled, config.channels, config.image_size), labels)
+    images = load_dataset(name_or_path, "train", reading=Reading.of(config))
+    positions = _spread(len(images), most)
+    labels = None if images.labels is None else images.labels[positions]
+    return conform(ImageData(np.array(images.images[positions]), labels), config)
 
 
 def check_labels(

@@ -37,30 +37,33 @@ class TrialFound:
     seconds_per_round: float | None = None
 
 
-class _Clock:
+class StepClock:
     """Notes when steps were done. Between two notes, nothing is built or warmed up."""
 
-    def __init__(self) -> None:
+    def __init__(self, images_per_step: int) -> None:
+        self._images_per_step = images_per_step
         self._start = time.monotonic()
-        self._notes: list[tuple[int, float]] = []
+        self._notes: list[tuple[float, LocalProgress]] = []
 
     def on_progress(self, progress: LocalProgress) -> None:
         """Note a step. Raises Cancelled once the time is up."""
         now = time.monotonic()
-        self._notes.append((progress.step, now))
+        self._notes.append((now, progress))
         if now - self._start > MOST_SECONDS and progress.step < progress.num_steps:
             raise Cancelled("the time for a trial is up")
 
     @property
     def num_steps(self) -> int:
-        return self._notes[-1][0] if self._notes else 0
+        """The number of steps that were done."""
+        return self._notes[-1][1].step if self._notes else 0
 
     @property
     def seconds_per_step(self) -> float:
-        """The time between the first and the last note, or since the start if there is only one."""
-        first = (0, self._start) if len(self._notes) == 1 else self._notes[0]
-        last = self._notes[-1]
-        return (last[1] - first[1]) / (last[0] - first[0])
+        """The time between the first and the last note. If there is only one, all steps count."""
+        (first_time, first), (last_time, last) = self._notes[0], self._notes[-1]
+        if first.step == last.step:
+            return self._images_per_step / last.images_per_second
+        return (last_time - first_time) / (last.step - first.step)
 
 
 def check_training(
@@ -77,10 +80,12 @@ def check_training(
     wanted = spec.method.dimensions_wanted(spec.model)
     dimensions = None if wanted is None else tuple(range(wanted.width))
     ctx = Context(spec=spec, round_number=1, client_id=client_id, device=device, dimensions=dimensions, public=public)
-    clock = _Clock()
+    schedule = _schedule(num_images, ctx)
+    if not schedule.num_epochs and spec.num_rounds > 1:  # Orchestra's first round only clusters
+        ctx = dataclasses.replace(ctx, round_number=2)
+        schedule = _schedule(num_images, ctx)
     try:
-        schedule = METHODS[spec.method.name].bind(spec).client.schedule(num_images, ctx)
-        metrics = _train(settings, ctx, clock)
+        metrics, clock = _train(settings, ctx)
     except (torch.OutOfMemoryError, MemoryError):
         return _out_of_memory(spec, device)
     except RuntimeError as error:
@@ -96,21 +101,26 @@ def check_training(
     return _timed(clock, schedule, device, [_numbers(spec, metrics, outgoing)] if metrics else [])
 
 
-def _train(settings: Settings, ctx: Context, clock: _Clock) -> Metrics:
-    """Train on a sample from random weights, and return the metrics, or none if the time was up."""
+def _train(settings: Settings, ctx: Context) -> tuple[Metrics, StepClock]:
+    """Train on a sample from random weights. Return the metrics, or none if the time was up, and the steps' clock."""
     spec = ctx.spec
     batch_size = spec.training.batch_size
     images = sample_images(settings.data, spec.data, max(batch_size, min(_NUM_SAMPLED, NUM_STEPS * batch_size)))
-    data = ClientData(torch.from_numpy(images.images).to(ctx.device))
+    labels = None if images.labels is None else torch.from_numpy(images.labels).to(ctx.device)
+    data = ClientData(torch.from_numpy(images.images).to(ctx.device), labels)
     method = METHODS[spec.method.name]
-    schedule = method.bind(spec).client.schedule(len(data), ctx)
-    short = dataclasses.replace(ctx, spec=_shortened(spec, schedule))
+    short = dataclasses.replace(ctx, spec=_shortened(spec, _schedule(len(data), ctx)))
     start = Context(spec=short.spec, round_number=0, device=ctx.device, public=ctx.public)
     broadcast = start_run(method, start).broadcast
+    clock = StepClock(min(batch_size, len(data)))
     try:
-        return run_local_round(method, broadcast, None, data, short, clock.on_progress).metrics
+        return run_local_round(method, broadcast, None, data, short, clock.on_progress).metrics, clock
     except Cancelled:
-        return {}
+        return {}, clock
+
+
+def _schedule(num_images: int, ctx: Context) -> Schedule:
+    return METHODS[ctx.spec.method.name].bind(ctx.spec).client.schedule(num_images, ctx)
 
 
 def _shortened(spec: RunSpec, schedule: Schedule) -> RunSpec:
@@ -122,7 +132,7 @@ def _shortened(spec: RunSpec, schedule: Schedule) -> RunSpec:
     return RunSpec.model_validate(values)
 
 
-def _timed(clock: _Clock, schedule: Schedule, device: torch.device, numbers: list[Check]) -> TrialFound:
+def _timed(clock: StepClock, schedule: Schedule, device: torch.device, numbers: list[Check]) -> TrialFound:
     num_steps = schedule.num_epochs * schedule.steps_per_epoch
     held = ""
     if device.type == "cuda":

@@ -1,0 +1,131 @@
+"""A worker or the API is killed while a site evaluates: the counts stay those of a simulation."""
+
+import json
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from uuid import UUID
+
+import pytest
+
+from fault import audit, specs
+from fault.arena import Arena
+from fault.gates import commits_held
+from fault.injected import Injected
+from fault.points import SENDER
+from fault.proxy import Held
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.site_evaluation import SiteCounts
+from fedssl.protocol.views import EventView
+from fedssl.simulation import simulate
+from fedssl_worker.disclosure.ledger import EVALUATION
+from fedssl_worker.disclosure.ledger.verification import read_entries
+
+FAULT_CLASS = "evaluations at the sites"
+
+CLAIM = "^POST /v1/work/site-evaluations/claim"
+ANSWER = "^POST /v1/work/site-evaluations/submit"
+_CLASSES = [str(digit) for digit in range(10)]
+_EVALUATION = {"at": "sites", "every": 1, "sites": {"classes": _CLASSES, "min_count": 2}}
+
+Point = Callable[[Arena, UUID, str], None]
+
+
+@pytest.fixture(scope="module")
+def arena(injected: Injected, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
+    """A federation whose sites have labels."""
+
+    def labels(name: str) -> dict[str, str]:
+        return {"FEDSSL_WORKER_LABELS": "own"} if name in specs.CLIENTS else {}
+
+    with Arena(tmp_path_factory.mktemp("sites"), injected, environment_of=labels) as running:
+        yield running
+
+
+def claimed(arena: Arena, run_id: UUID, victim: str) -> None:
+    """The coordinator has answered the claim, and the site has not read the answer."""
+    _crash_holder(arena, arena.proxy.once(CLAIM, "hold-answer").held, victim, "after the claim of an evaluation")
+
+
+def evaluated(arena: Arena, run_id: UUID, victim: str) -> None:
+    """The site has counted, and its ledger has the entry; no count has left."""
+    with arena.proxy.holding(ANSWER) as held:
+        _crash_holder(arena, held, victim, "before the counts leave")
+
+
+def sending(arena: Arena, run_id: UUID, victim: str) -> None:
+    """Half of the counts have been sent."""
+    with arena.proxy.holding(ANSWER, "hold-body") as held:
+        _crash_holder(arena, held, victim, "while the counts are sent")
+
+
+def committing(arena: Arena, run_id: UUID, victim: str) -> None:
+    """The counts are written and not yet committed."""
+    with arena.proxy.holding(ANSWER) as held:
+        held.wait_until_there()
+        with commits_held(arena, run_id) as gate:
+            held.release()
+            gate.wait("the commit of the counts")
+            name = arena.owner(held.token) if victim == SENDER else victim
+            arena.crash(name, "at the commit of the counts")
+    _revive(arena, name)
+
+
+def answered(arena: Arena, run_id: UUID, victim: str) -> None:
+    """The counts are kept, and the site does not know it."""
+    _crash_holder(arena, arena.proxy.once(ANSWER, "hold-answer").held, victim, "after the counts were kept")
+
+
+POINTS: tuple[Point, ...] = (claimed, evaluated, sending, committing, answered)
+
+
+@pytest.mark.parametrize("victim", [SENDER, "api"])
+def test_killed_at_every_point_of_an_evaluation(victim: str, arena: Arena, rng: random.Random) -> None:
+    """One point after the other, in an order that is drawn. Each site has more evaluations than there are points."""
+    spec = specs.spec("fedbyol", num_rounds=len(POINTS), evaluation=_EVALUATION, seed=rng.randrange(2**32))
+    run_id = arena.begin(spec)
+    for point in rng.sample(POINTS, len(POINTS)):
+        point(arena, run_id, victim)
+    _all_answered(arena, run_id, spec)
+    audit.completed(arena, run_id, spec)
+
+
+def _crash_holder(arena: Arena, held: Held, victim: str, point: str) -> None:
+    held.wait_until_there()
+    name = arena.owner(held.token) if victim == SENDER else victim
+    arena.crash(name, point)
+    held.release()
+    _revive(arena, name)
+
+
+def _revive(arena: Arena, name: str) -> None:
+    """Start it again, and wait for the API: a request that no coordinator answers cannot be held halfway."""
+    arena.revive(name)
+    arena.until(arena.client.health, "the API")
+
+
+def _all_answered(arena: Arena, run_id: UUID, spec: RunSpec) -> None:
+    """Each site gave each round's counts once: those of the simulation, and no others ever left."""
+    expected = simulate(spec, specs.images()).site_evaluations
+    assert expected.keys() == set(range(spec.num_rounds + 1))
+    num_answers = len(expected) * len(specs.CLIENTS)
+    statement = "SELECT round_number, client_id, counts FROM site_evaluations WHERE run_id = %s AND state = 'completed'"
+    rows = arena.until(
+        lambda: found if len(found := arena.query(statement, run_id)) == num_answers else None, "all answers", 120
+    )
+    counts = {(number, name): SiteCounts.model_validate_json(json.dumps(value)) for number, name, value in rows}
+    assert counts == {(number, name): own for number, sites in expected.items() for name, own in sites.items()}
+    kept = Counter((event.round_number, event.client_id) for event in _events(arena, run_id))
+    assert kept == dict.fromkeys(counts, 1)
+    digests = defaultdict(set)
+    for name in specs.CLIENTS:
+        for entry in read_entries(arena.state(name) / "ledger"):
+            body = entry.body
+            if body["kind"] == "intent" and body["artifact"] == [EVALUATION] and body["run"] == str(run_id):
+                digests[body["round"], name].add(body["digest"])
+    assert digests.keys() == counts.keys()
+    assert {len(found) for found in digests.values()} == {1}
+
+
+def _events(arena: Arena, run_id: UUID) -> list[EventView]:
+    return list(arena.client.event_log(run_id, "site_evaluation.completed"))
