@@ -1,6 +1,7 @@
 """SSD: soft and hard separation, projector distillation."""
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from pydantic import ValidationError
 
 from fedssl.errors import MethodError
+from fedssl.losses import dimension_scaled
 from fedssl.methods.add_ons.dimension_separation import own_dimensions, random_rotation
 from fedssl.methods.composition.part import Online
 from fedssl.protocol.runs import RunSpec
@@ -183,6 +185,66 @@ def test_hard_separation_stops_the_other_dimensions_gradient() -> None:
     assert bool((last[owned] != 0).any())
 
 
+def test_a_projection_is_the_term_of_the_clients_own_columns() -> None:
+    client = training(_spec({"name": "hsd", "variant": "projection", "gamma": 0.7}), "client-1")
+    batch = client.batch()
+    losses = client.values(batch)
+    (_, z1), (_, z2) = client.outputs(batch)
+    assert client.ctx.dimensions is not None
+    q_k = client.modules["hsd"].rotation.double().numpy()[:, list(client.ctx.dimensions)]
+    align, uniform = _align_uniform(z1, z2)
+    distances = []
+    for z in (z1, z2):
+        u = _unit(z)
+        distances.append(np.linalg.norm(u - _unit(u @ q_k @ q_k.T)) / len(z))
+    assert losses.keys() == {"alignment", "uniformity", "hsd"}
+    assert losses["hsd"] == pytest.approx(0.7 * np.mean(distances), rel=1e-4)
+    assert losses["alignment"] == pytest.approx(align, rel=1e-4), "on the whole z"
+    assert losses["uniformity"] == pytest.approx(uniform, rel=1e-4)
+
+
+def test_a_projection_by_hand() -> None:
+    # The first dimension is the client's own. (0.6, 0.8) is projected to (0.6, 0), of unit length (1, 0): distance
+    # sqrt(0.16 + 0.64). (0, 1) has the projection (0, 0), and (1, 0) is its own: distances 1 and 0.
+    z = torch.tensor([[3.0, 4.0], [0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
+    own = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    assert float(dimension_scaled(z, own, torch.eye(2))) == pytest.approx(math.sqrt(0.8 + 1) / 3, rel=1e-12)
+
+
+def test_a_projection_is_the_limit_of_dsr() -> None:
+    z = torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    own = (torch.arange(WIDTH) < 4).double()
+    rotation = random_rotation(WIDTH, 1)
+    limit = float(dimension_scaled(z, own, rotation))
+    apart = [abs(float(dimension_scaled(z, 1 + (alpha - 1) * own, rotation)) - limit) for alpha in (10, 100, 1e4, 1e6)]
+    assert apart == sorted(apart, reverse=True)
+    assert apart[-1] < 1e-5
+
+
+def test_projecting_moves_embeddings_into_the_clients_own_columns() -> None:
+    def inside(add_on: dict[str, Any]) -> float:
+        client = training(_spec(add_on), "client-1")
+        assert client.ctx.dimensions is not None
+        optimizer = torch.optim.SGD(client.modules.parameters(), lr=0.1)
+        batch = client.batch()
+        for _ in range(30):
+            optimizer.zero_grad()
+            torch.stack(list(client.losses(batch).values())).sum().backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        q_k = client.modules["hsd"].rotation.double().numpy()[:, list(client.ctx.dimensions)]
+        return float(np.square(_unit(client.outputs(batch)[0][1]) @ q_k).sum())
+
+    weak, strong = ({"name": "hsd", "variant": "projection", "gamma": gamma} for gamma in (0.0, 30.0))
+    assert inside(strong) > 1.5 * inside(weak)
+
+
+def test_masked_specs_are_written_as_before() -> None:
+    (masked,) = _spec({"name": "hsd"}).method.model_dump(mode="json")["add_ons"]
+    assert masked == {"name": "hsd", "num_clients": None}
+    (projected,) = _spec({"name": "hsd", "variant": "projection", "gamma": 2}).method.model_dump(mode="json")["add_ons"]
+    assert projected == {"name": "hsd", "num_clients": None, "variant": "projection", "gamma": 2.0}
+
+
 def test_without_a_projector_dsr_works_on_the_representation() -> None:
     client = training(_spec({"name": "dsr"}, model=BARE))
     assert set(client.losses(client.batch())) == {"alignment", "uniformity", "dsr"}
@@ -209,6 +271,8 @@ def test_nothing_of_the_separation_is_sent_or_kept() -> None:
         ),
         ("fedalignuniform", WIDE, [{"name": "dsr", "num_clients": 17}], "16 dimensions among 17 clients"),
         ("fedalignuniform", WIDE, [{"name": "hsd"}, {"name": "dsr"}], "choose one"),
+        ("fedsimclr", WIDE, [{"name": "hsd", "variant": "projection"}, {"name": "dsr"}], "choose one"),
+        ("fedsimclr", WIDE, [{"name": "hsd", "gamma": 2}], "gamma of hsd weighs the term"),
         ("fedbyol", WIDE, [{"name": "hsd"}], "fedbyol compares them with something else"),
         ("supervised", WIDE, [{"name": "hsd"}], "supervised compares them with something else"),
         ("fedalignuniform", WIDE, [{"name": "dsr"}, {"name": "dsr"}], "'dsr' twice"),
@@ -234,6 +298,7 @@ def test_a_client_without_dimensions_is_refused() -> None:
         ("fedalignuniform", [{"name": "pd", "variant": "mse"}]),
         ("fedsimclr", [{"name": "dsr"}, {"name": "pd"}]),
         ("fedsimclr", [{"name": "hsd"}, {"name": "pd"}, {"name": "proximal"}]),
+        ("fedbyol", [{"name": "hsd", "variant": "projection"}, {"name": "fedx"}]),
         ("fedbyol", [{"name": "dsr"}, {"name": "pd"}, {"name": "scaffold"}]),
         ("supervised", [{"name": "dsr"}]),
     ],

@@ -13,8 +13,14 @@ which every client makes from the run's seed. The gradient of "reference" is abo
 weak term with "reference" and may dominate with "paper". For Eq. 7, z is the unit vector, as in Eq. 3 to 5: with raw z,
 the stretched copy would grow away from z.
 
-HSD (Section 4.2, without public code): every loss of z sees n(z m_k), m_k the indicator of S_k. Only the projector's
-distillation sees z as the projector returned it.
+HSD (Section 4.2, without public code) has two readings, by `variant`. "mask", the default: every loss of z sees
+n(z m_k), m_k the indicator of S_k; only the projector's distillation sees z as the projector returned it. "projection":
+the losses see the whole z, and gamma times the mean over the views of
+
+    || n(Z) - n(sg(n(Z) Q diag(m_k) Q^T)) ||_F / B
+
+is added: the limit of DSR's "reference" for a large alpha. SSD's code describes its basis as (D, k), which would be a
+client's k columns of Q, and that term with it. Which reading Figure 6b shows is open; docs/methods.md has a command.
 
 Deviations: SSD's code assigns subspaces by the position in the round's sample, so under partial participation a
 client's subspace changes every round; here it belongs to the client, as in the paper's Algorithm 1. SSD's code scales
@@ -64,8 +70,7 @@ class DimensionScaledRegularisation(Part):
         own = modules[_DSR].get_buffer("scale")
         own.copy_(torch.where(own_dimensions(ctx), self.config.alpha, 1.0))
         if self.config.variant == "reference":
-            seed = dataclasses.replace(ctx, round_number=0, client_id="").seed("dsr-rotation")
-            modules[_DSR].get_buffer("rotation").copy_(random_rotation(len(own), seed))
+            modules[_DSR].get_buffer("rotation").copy_(_run_rotation(ctx))
 
     def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Terms:
         if self.config.variant == "reference":
@@ -79,17 +84,30 @@ class DimensionScaledRegularisation(Part):
 
 @dataclass(frozen=True)
 class HardSeparation(Part):
-    """Let the losses see only the client's own dimensions."""
+    """Let the losses see only the client's own dimensions, or pull embeddings into them."""
 
     config: HSDConfig
 
     def heads(self, modules: nn.ModuleDict, ctx: Context) -> dict[str, nn.Module]:
-        return {_HSD: _Buffers(mask=torch.ones(_width(ctx)))}
+        width = _width(ctx)
+        rotation = {"rotation": torch.zeros(width, width)} if self.config.variant == "projection" else {}
+        return {_HSD: _Buffers(mask=torch.ones(width), **rotation)}
 
     def begin(self, modules: nn.ModuleDict, broadcast: Tensors, data: ClientData, ctx: Context) -> None:
         modules[_HSD].get_buffer("mask").copy_(own_dimensions(ctx))
+        if self.config.variant == "projection":
+            modules[_HSD].get_buffer("rotation").copy_(_run_rotation(ctx))
+
+    def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Terms:
+        if self.config.variant == "mask":
+            return {}, {}
+        mask, rotation = (modules[_HSD].get_buffer(name) for name in ("mask", "rotation"))
+        losses = [dimension_scaled(z, mask, rotation) for z in online.z]
+        return {"hsd": self.config.gamma * torch.stack(losses).mean()}, {}
 
     def transform(self, online: Online, modules: nn.ModuleDict, ctx: Context) -> Online:
+        if self.config.variant == "projection":
+            return online
         mask = modules[_HSD].get_buffer("mask")
 
         def masked(z: Tensor) -> Tensor:
@@ -112,6 +130,12 @@ def random_rotation(width: int, seed: int) -> Tensor:
     # Q R is unique, and Q uniform, once the diagonal of R is positive (Mezzadri 2007).
     signs = 1.0 - 2.0 * (r.diagonal() < 0).double()
     return torch.mul(q, signs)
+
+
+def _run_rotation(ctx: Context) -> Tensor:
+    """Return the run's Q, the same at every client and in every round."""
+    seed = dataclasses.replace(ctx, round_number=0, client_id="").seed("dsr-rotation")
+    return random_rotation(_width(ctx), seed)
 
 
 def own_dimensions(ctx: Context) -> Tensor:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedssl.protocol.methods.parts import DimensionedConfig, Host, PartConfig
 from fedssl.protocol.model import MLPConfig, ModelConfig
@@ -98,6 +98,18 @@ class FedXConfig(PartConfig):
         description="Direction of Eq. 7's and 11's divergences: `reference` is FedX's code, KL(m || r), `paper` is "
         "KL(r || m) as printed.",
     )
+    variant: Literal["reference", "paper"] = Field(
+        default="reference",
+        exclude_if=lambda it: it == "reference",
+        description="Eq. 9: `reference` is FedX's code, NT-Xent with both networks' embeddings as anchors and the "
+        "positive in the denominator; `paper` is as printed, with local anchors and without the positive there.",
+    )
+    relational: Literal["projections", "predictions"] = Field(
+        default="projections",
+        exclude_if=lambda it: it == "projections",
+        description="z of Eq. 6 if the objective has a predictor (BYOL, SimSiam): the projector's outputs, or, as Eq. "
+        "5 defines z, the predictor's.",
+    )
     predictor: MLPConfig | None = Field(
         default=None,
         description="h of Eq. 9. None is FedX's code: Linear, ReLU, Linear, all as wide as the embedding, without "
@@ -111,7 +123,12 @@ class FedXConfig(PartConfig):
             )
         if model.projector is None:
             raise ValueError("fedx compares the outputs of projectors: describe model.projector")
-        if any(add_on.name == "hsd" for add_on in host.add_ons):
+        if self.relational == "predictions" and "predictor" not in host.traits:
+            raise ValueError(
+                f'fedx with relational = "predictions" compares the outputs of a predictor, and {host.name} has none: '
+                'set "projections"'
+            )
+        if any(isinstance(add_on, HSDConfig) and add_on.variant == "mask" for add_on in host.add_ons):
             raise ValueError(
                 "hsd masks the embeddings of views, but not those that fedx compares them with: choose one of the two"
             )
@@ -141,12 +158,37 @@ class FURConfig(PartConfig):
 
 
 class HSDConfig(DimensionedConfig):
-    """Hard separation, SSD's counterpart: the losses see only the client's own dimensions."""
+    """Hard separation, SSD's counterpart: each client's embeddings lie in its own dimensions only."""
 
     name: Literal["hsd"] = "hsd"
+    variant: Literal["mask", "projection"] = Field(
+        default="mask",
+        exclude_if=lambda it: it == "mask",
+        description="`mask`: the losses see only the client's own dimensions. `projection`: they see all, and a term "
+        "pulls each embedding to its projection onto the client's own dimensions, the limit of dsr for a large alpha.",
+    )
+    gamma: float = Field(
+        default=1.0,
+        ge=0,
+        le=1e6,
+        exclude_if=lambda it: it == 1,
+        description="Weight of the term of `projection`, as dsr's.",
+    )
+
+    @model_validator(mode="after")
+    def _only_a_projection_has_a_weight(self) -> "HSDConfig":
+        if self.variant == "mask" and self.gamma != 1:
+            raise ValueError('gamma of hsd weighs the term of variant = "projection": leave it out, or set the variant')
+        return self
 
     def check(self, host: Host, model: ModelConfig) -> None:
         super().check(host, model)
+        if any(add_on.name == "dsr" for add_on in host.add_ons):
+            raise ValueError("hsd removes the dimensions that dsr would scale down: choose one of the two")
+        if self.variant == "mask":
+            self._check_mask(host)
+
+    def _check_mask(self, host: Host) -> None:
         if "symmetric" not in host.traits:
             raise ValueError(
                 f"hsd masks both sides of a comparison of embeddings, and {host.name} compares them with "
@@ -158,13 +200,10 @@ class HSDConfig(DimensionedConfig):
                 f"hsd sets all but the client's own dimensions to 0, and {host.name} asks every dimension to vary: use "
                 "hsd with fedalignuniform or fedsimclr, or dsr with this objective"
             )
-        for add_on in host.add_ons:
-            if add_on.name == "dsr":
-                raise ValueError("hsd removes the dimensions that dsr would scale down: choose one of the two")
-            if add_on.name == "fedx":
-                raise ValueError(
-                    "hsd masks embeddings and fedx compares them with a teacher's unmasked ones: choose one of the two"
-                )
+        if any(add_on.name == "fedx" for add_on in host.add_ons):
+            raise ValueError(
+                "hsd masks embeddings and fedx compares them with a teacher's unmasked ones: choose one of the two"
+            )
 
 
 class PDConfig(PartConfig):
