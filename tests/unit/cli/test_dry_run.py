@@ -65,6 +65,27 @@ def test_a_simulation_is_described_with_its_true_numbers(spec: Path) -> None:
     assert "dry run: nothing was started" in shown.stderr
 
 
+def test_frozen_tensors_are_shown_and_not_counted_among_the_bytes_that_are_sent(spec: Path) -> None:
+    """The first block has 9 * 4 weights, and 4 * 4 numbers and a counter of BatchNorm."""
+    whole = json.loads(fedssl("simulate", spec, "--dry-run", "--format", "json").stdout)
+    frozen = ("simulate", spec, "--dry-run", "--set", 'model.trainable=["blocks.1.*"]')
+    found = json.loads(fedssl(*frozen, "--format", "json").stdout)
+    assert "trainable" not in whole
+    assert (found["trainable"], found["frozen_bytes"]) == (["blocks.1.*"], 4 * (9 * 4 + 4 * 4) + 8)
+    up, down = (f"bytes_{way}_per_client_and_round" for way in ("up", "down"))
+    assert found[down] == whole[down]
+    assert whole[up] - found[up] > found["frozen_bytes"]  # and their names in the file's header
+    shown = " ".join(fedssl(*frozen).stdout.split())
+    assert "of the encoder blocks.1.*; the frozen rest, 216 bytes, is not sent" in shown
+
+
+def test_a_pattern_that_matches_nothing_is_refused(spec: Path) -> None:
+    arguments = ["simulate", str(spec), "--dry-run", "--set", 'model.trainable=["blocks.2.*"]']
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert "matches no parameter of the encoder: near ones are blocks.1.*" in " ".join(result.stderr.split())
+
+
 def test_a_comparison_lists_its_runs_and_what_is_not_possible(spec: Path) -> None:
     arguments = ("compare", spec, "--methods", "fedsimclr,flesd", "--baselines", "--dry-run")
     found = json.loads(fedssl(*arguments, "--format", "json").stdout)["runs"]

@@ -1,13 +1,13 @@
 """Dry runs: the numbers of a run that are known before it starts. Nothing is trained or submitted."""
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedssl.artifacts.header import file_bytes
+from fedssl.artifacts.header import file_bytes, num_bytes
 from fedssl.cli.output import Format, duration, note, show_json, show_pairs, show_table, size
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.views import ClientView
@@ -57,6 +57,16 @@ def plan_of(spec: RunSpec) -> "ArtifactPlan | None":
     from fedssl.methods import METHODS
 
     return METHODS[spec.method.name].bind(spec).plan
+
+
+def frozen_bytes_of(spec: RunSpec) -> int | None:
+    """Return the bytes of the encoder's frozen tensors, which no update has; None without torch."""
+    plan = plan_of(spec)
+    if plan is None or spec.model.trainable is None:
+        return None if plan is None else 0
+    sent = {tensor.name for tensor in plan.update}
+    frozen = [each for each in plan.broadcast if each.name.startswith("encoder.") and each.name not in sent]
+    return sum(num_bytes(tensor.dtype, tensor.shape) for tensor in frozen)
 
 
 def participants_of(client: "Client", spec: RunSpec, project: str | None = None) -> list[Participant]:
@@ -109,6 +119,7 @@ def document_of(spec: RunSpec, participants: list[Participant]) -> dict[str, Any
         "bytes_up_per_client_and_round": None if traffic is None else traffic.up,
         "bytes_in_total": None if traffic is None else spec.num_rounds * asked * (traffic.down + traffic.up),
         "evaluations": due,
+        **({} if (trainable := spec.model.trainable) is None else _frozen(trainable, spec)),
     }
 
 
@@ -125,6 +136,7 @@ def show_dry_run(document: Mapping[str, Any], output: Format) -> None:
         "each client receives": _per_round(document["bytes_down_per_client_and_round"]),
         "each client sends": _per_round(document["bytes_up_per_client_and_round"]),
         "in total": _size(document["bytes_in_total"]),
+        **({"trained": _trained(document)} if "trainable" in document else {}),
         **_time(document),
         "evaluations": document["evaluations"],
     }
@@ -152,6 +164,15 @@ def _participant(name: str, view: ClientView | None, spec: RunSpec, plan: "Artif
 
 def _per_round(num_bytes: int | None) -> str:
     return _size(num_bytes) if num_bytes is None else f"{size(num_bytes)} per round"
+
+
+def _frozen(trainable: Sequence[str], spec: RunSpec) -> dict[str, Any]:
+    return {"trainable": list(trainable), "frozen_bytes": frozen_bytes_of(spec)}
+
+
+def _trained(document: Mapping[str, Any]) -> str:
+    patterns, frozen = ", ".join(document["trainable"]), _size(document["frozen_bytes"])
+    return f"of the encoder {patterns}; the frozen rest, {frozen}, is not sent"
 
 
 def _time(document: Mapping[str, Any]) -> dict[str, str]:

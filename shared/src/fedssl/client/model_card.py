@@ -85,6 +85,7 @@ def card(
                 ("rounds", f"{run.rounds_closed} of {run.num_rounds}: {_counts(counted)}"),
                 ("local epochs, batch size", f"{spec.training.local_epochs}, {spec.training.batch_size}"),
                 ("seed", str(spec.seed)),
+                *([] if spec.model.trainable is None else [("trained of the encoder", _trained(spec.model.trainable))]),
                 ("left the clients", info.leaves_the_client),
                 ("stayed on the clients", info.stays_on_the_client),
             ],
@@ -112,6 +113,10 @@ def card(
 def _start(initial: InitialConfig) -> dict[str, Any]:
     """Return the weights that the encoder started from: their name, or their run and its round, and their digest."""
     return initial.model_dump(mode="json", exclude_none=True)
+
+
+def _trained(patterns: Sequence[str]) -> str:
+    return f"{', '.join(f'`{pattern}`' for pattern in patterns)}; the rest is that of the start, and was not sent"
 
 
 def _began(initial: InitialConfig | None) -> str:

@@ -3,6 +3,7 @@
 from fedssl.models.complexity import num_multiply_adds
 from fedssl.models.convnet import ConvNet
 from fedssl.models.encoders import Encoder, build_encoder
+from fedssl.models.freezing import freeze, frozen_tensors
 from fedssl.models.heads import build_mlp
 from fedssl.models.initial import LoadingTable, load_initial
 from fedssl.models.initialisation import initialised
@@ -21,6 +22,8 @@ __all__ = [
     "build_encoder",
     "build_mlp",
     "encoder_of",
+    "freeze",
+    "frozen_tensors",
     "import_torchvision",
     "initialised",
     "load_encoder",

@@ -5,13 +5,16 @@ import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints, field_validator
 
 from fedssl.protocol.base import StrictModel
 from fedssl.protocol.initial import InitialConfig
 
 Width = Annotated[int, Field(ge=1, le=65_536)]
 NormName = Literal["batch", "group"]
+ParameterPattern = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.*]+$", max_length=256)]
+"""A parameter's name, in which `*` stands for any characters."""
+
 Setting = Literal["stem", "widths", "norm", "patch_size", "pooling"]
 
 
@@ -179,3 +182,23 @@ class ModelConfig(StrictModel):
         description="The weights that the encoder starts from. Null: random ones, from the run's seed.",
         exclude_if=lambda it: it is None,
     )
+    trainable: tuple[ParameterPattern, ...] | None = Field(
+        default=None,
+        max_length=64,
+        description="The encoder's parameters that are trained, by name, such as `layer4.*`, where `*` stands for any "
+        "characters; the heads always are. All others are frozen: they stay those of the start and are not sent, and "
+        "BatchNorms without a trained parameter use the start's statistics. Null: all are trained.",
+        exclude_if=lambda it: it is None,
+    )
+
+    @field_validator("trainable")
+    @classmethod
+    def _trains_something(cls, patterns: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if patterns is not None and not patterns:
+            raise ValueError(
+                "model.trainable is empty, and no encoder would be trained: name the parameters that are, such as "
+                '"layer4.*", or leave it out to train all of them'
+            )
+        if patterns is not None and len(set(patterns)) != len(patterns):
+            raise ValueError("model.trainable lists a pattern twice: list each once")
+        return patterns

@@ -15,7 +15,7 @@ from fedssl.methods.api import Batch, ClientData, ClientState, Context, Schedule
 from fedssl.methods.composition.modules import declare, learning_rate, load_modules, run_online, tensors_of
 from fedssl.methods.composition.part import ENCODER, PROJECTOR, Merge, Objective, Part, Wire
 from fedssl.methods.composition.streams import ROTATED, draw_streams, turned
-from fedssl.models import build_encoder, build_mlp, initialised
+from fedssl.models import Encoder, build_encoder, build_mlp, freeze, frozen_tensors, initialised
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.runs import RunSpec
@@ -81,9 +81,7 @@ class ClientAlgorithm:
 
     def modules(self, ctx: Context) -> nn.ModuleDict:
         """Return all modules with fresh weights, drawn from torch's default generator, on torch's default device."""
-        model = ctx.spec.model
-        data = ctx.spec.data
-        encoder = build_encoder(self.encoder(ctx), data.channels, data.image_size)
+        model, encoder = ctx.spec.model, self._fresh_encoder(ctx)
         modules = nn.ModuleDict({ENCODER: encoder})
         if PROJECTOR in self.host.shared and model.projector is not None:
             modules[PROJECTOR] = build_mlp(model.projector, encoder.feature_dim)
@@ -93,6 +91,14 @@ class ClientAlgorithm:
                     raise MethodError(f"two parts of the method bring a module {name!r}")
                 modules[name] = module
         return modules
+
+    def _fresh_encoder(self, ctx: Context) -> Encoder:
+        """Return a new encoder, partly frozen if the spec asks for it."""
+        data, trainable = ctx.spec.data, ctx.spec.model.trainable
+        encoder = build_encoder(self.encoder(ctx), data.channels, data.image_size)
+        if trainable is not None:
+            freeze(encoder, trainable)
+        return encoder
 
     def schedule(self, num_images: int, ctx: Context) -> Schedule:
         """Return how many epochs and steps this client trains in this round, and at what learning rate."""
@@ -193,16 +199,27 @@ class ClientAlgorithm:
         schedule = self.schedule(len(data), ctx)
         for part in self.parts:
             part.end(modules, data, schedule, ctx)
-        update = self._module_update(modules) if self.sends_modules else {}
+        update = self._module_update(modules, ctx) if self.sends_modules else {}
         for part in self.parts:
             update.update(part.extra_update(modules, data, ctx))
         return update, tensors_of(modules, self._kept(modules, ctx))
 
-    def _module_update(self, modules: nn.ModuleDict) -> Tensors:
-        sources = {name: modules[self.merge_rule.source(name)] for name in self.sent(modules)}
+    def _module_update(self, modules: nn.ModuleDict, ctx: Context) -> Tensors:
+        sources, frozen = {name: modules[self.merge_rule.source(name)] for name in self.sent(modules)}, self.frozen(ctx)
         return {
-            f"{name}.{key}": value for name, module in sources.items() for key, value in module.state_dict().items()
+            f"{name}.{key}": value
+            for name, module in sources.items()
+            for key, value in module.state_dict().items()
+            if f"{name}.{key}" not in frozen
         }
+
+    def frozen(self, ctx: Context) -> frozenset[str]:
+        """Return the names of the encoder's tensors that no client changes or sends. They are broadcast as they are."""
+        if ctx.spec.model.trainable is None:
+            return frozenset()
+        with torch.device("meta"):
+            encoder = self._fresh_encoder(ctx)
+        return frozenset(f"{ENCODER}.{name}" for name in frozen_tensors(encoder))
 
     def sent(self, modules: nn.ModuleDict) -> tuple[str, ...]:
         """Return the names of the shared modules: they are always broadcast, and sent back if `sends_modules`."""
@@ -214,7 +231,7 @@ class ClientAlgorithm:
             modules = self.modules(ctx)
         apart = {name for wire in self.wires for name in wire.combines}
         names = [name for name in self.sent(modules) if name not in apart]
-        return frozenset(f"{name}.{key}" for name in names for key in modules[name].state_dict())
+        return frozenset(f"{name}.{key}" for name in names for key in modules[name].state_dict()) - self.frozen(ctx)
 
     def _kept(self, modules: nn.ModuleDict, ctx: Context) -> tuple[str, ...]:
         kept = tuple(name for part in self.parts for name in part.kept)
@@ -231,10 +248,12 @@ class ClientAlgorithm:
             for module in sorted(self.sent(modules))
             for name, tensor in sorted(modules[module].state_dict().items())
         )
-        extra = [wire.plan(modules, ctx) for wire in self.wires]
+        frozen, extra = self.frozen(ctx), [wire.plan(modules, ctx) for wire in self.wires]
+        weights = tuple(each.model_copy(update={"reduce": "keep"}) if each.name in frozen else each for each in weights)
         if not self.merge_rule.sends and any(plan.update for plan in extra):
             raise MethodError("a merge rule that sends nothing cannot be combined with a part that must send tensors")
         return ArtifactPlan(
             broadcast=weights + tuple(spec for plan in extra for spec in plan.broadcast),
-            update=(weights if self.sends_modules else ()) + tuple(spec for plan in extra for spec in plan.update),
+            update=tuple(each for each in weights if self.sends_modules and each.name not in frozen)
+            + tuple(spec for plan in extra for spec in plan.update),
         )

@@ -40,11 +40,14 @@ class ServerAlgorithm:
         plan, rule = self.client.plan(spec), self.reducer.declares
         if rule is None:
             return plan
+        frozen = self.client.frozen(Context(spec=spec, round_number=0))
         apart = () if rule == "keep" else tuple(f"{n}." for wire in self.client.wires for n in wire.combines)
 
         def ruled(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
             return tuple(
-                tensor if tensor.name.startswith(apart) else tensor.model_copy(update={"reduce": rule})
+                tensor
+                if tensor.name.startswith(apart) or tensor.name in frozen
+                else tensor.model_copy(update={"reduce": rule})
                 for tensor in tensors
             )
 

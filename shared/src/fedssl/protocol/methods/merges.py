@@ -9,11 +9,16 @@ from fedssl.protocol.model import ModelConfig
 
 
 def _check_convolutions(setting: str, model: ModelConfig) -> None:
-    """Raise ValueError if the distance of EasyFL's code, a mean over convolutions, is undefined for the encoder."""
+    """Raise ValueError if the distance of EasyFL's code, a mean over trained convolutions, is undefined."""
     if not model.encoder.is_convolutional:
         raise ValueError(
             f"method.merge.{setting} reference is a mean over an encoder's convolutions, and {model.encoder.name} has "
             f"none: set method.merge.{setting} to paper, which takes all weights"
+        )
+    if model.trainable is not None:
+        raise ValueError(
+            f"method.merge.{setting} reference is a mean over an encoder's convolutions, and model.trainable freezes "
+            f"some of them: set method.merge.{setting} to paper, which takes all weights"
         )
 
 

@@ -1,0 +1,66 @@
+"""A run that trains a part of its encoder gives the bits of its simulation, and sends only that part."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedssl.artifacts.header import file_bytes
+from fedssl.artifacts.tensors import load_tensors
+from fedssl.client.model_card import CARD
+from fedssl.methods import METHODS
+from fedssl.models import load_encoder
+from fedssl.protocol.model import EncoderConfig
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.states import Outcome, RunState
+from fedssl.protocol.views import RunView
+from fedssl.simulation import simulate
+from support.methods import method_spec, shards
+from support.processes import federation
+from support.servers import Servers
+from support.weights import encoder_file, encoder_tensors
+
+pytestmark = [pytest.mark.parity, pytest.mark.full]
+
+ENCODER = EncoderConfig(widths=(8, 16))
+
+
+def test_a_partly_frozen_run_equals_its_simulation_and_sends_less(servers: Servers, tmp_path: Path) -> None:
+    """FedBYOL keeps a target network on each client. The same part of it is frozen."""
+    file = encoder_file(tmp_path, ENCODER)
+    values = method_spec("fedbyol", cohort={"min_clients": 3}).model_dump(mode="json")
+    values["model"] |= {"initial": {"weights": str(file)}, "trainable": ["blocks.1.*"]}
+    spec = RunSpec.model_validate(values)
+    clients = shards(spec)
+    simulated = simulate(spec, clients)
+    values["model"]["initial"] = {"weights": "start"}
+    with (
+        servers.database() as database,
+        federation(database, servers.redis_url, tmp_path / "run", clients) as running,
+    ):
+        running.client.add_weights("start", file)
+        for name in clients:
+            running.start(name)
+        created = running.client.create_run(RunSpec.model_validate(values))
+
+        def look() -> RunView | None:
+            run = running.client.run(created.id)
+            return run if run.state is RunState.FINISHED else None
+
+        done = running.wait_for(look, "the run's end", 100)
+        assert done.outcome is Outcome.COMPLETED, done.reason
+        updates = [a.update for view in running.client.rounds(created.id) for a in view.assignments if a.update]
+        for number, digest in enumerate(updates):
+            running.client.download_artifact(digest, tmp_path / f"update-{number}")
+        running.client.pull(created.id, tmp_path / "pulled")
+    deployed = load_tensors(tmp_path / "pulled" / "model.safetensors")
+    assert deployed.keys() == simulated.model.keys()
+    assert [name for name in deployed if not torch.equal(deployed[name], simulated.model[name])] == []
+    plan = METHODS["fedbyol"].bind(spec).plan
+    assert len(updates) == 6
+    assert {(tmp_path / f"update-{number}").stat().st_size for number in range(6)} == {file_bytes(plan.update)}
+    # All weights of the pulled encoder are there: the frozen ones are those of the registered file.
+    pulled = load_encoder(tmp_path / "pulled").encoder.state_dict()
+    for name, tensor in encoder_tensors(ENCODER).items():
+        assert torch.equal(pulled[name.removeprefix("encoder.")], tensor) == name.startswith("encoder.blocks.0."), name
+    assert "`blocks.1.*`; the rest is that of the start" in (tmp_path / "pulled" / CARD).read_text()
