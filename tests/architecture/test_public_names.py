@@ -15,6 +15,7 @@ import fedssl.simulation
 LOSSES = {
     "nt_xent": "z1_BD, z2_BD, temperature",
     "info_nce": "query_BD, key_BD, queue_QD, temperature",
+    "cross_model_contrast": "local_BD, global_BD, temperature",
     "cross_view_info_nce": "z1_BD, z2_BD, temperature",
     "byol_regression": "prediction_BD, target_BD",
     "relational_divergence": "a_BD, b_BD, references_RD, temperature, variant=reference",

@@ -36,6 +36,7 @@ from support.tables import Tables
 
 MODELS: dict[str, dict[str, Any]] = {
     "tiny": {"name": "convnet", "widths": [4, 8]},
+    "400kb": {"name": "convnet", "widths": [16, 32, 64, 128]},
     "small": {"name": "convnet", "widths": [32, 64, 128, 256]},
     "resnet18": {"name": "resnet18"},
 }

@@ -41,7 +41,7 @@ NEEDS: dict[str, dict[str, Any]] = {
 
 def _needs(table: type[Row], state: str) -> dict[str, Any]:
     if table is SiteEvaluation:
-        ended = {} if state == "offered" else {"ended_at": func.now()}
+        ended = {"ended_at": None if state == "offered" else func.now()}
         return ended | ({"counts": {}} if state == "completed" else {})
     results = {"results": {}} if table is Evaluation and state == "completed" else {}
     if (table, state) in ((Run, "running"), (Round, "open")):  # also of a failed run that is resumed
@@ -136,7 +136,7 @@ def test_final_states_have_no_transitions() -> None:
         Assignment: {"rejected", "expired", "declined"},  # an accepted one may be lost or left out
         DistillationJob: {"completed", "failed", "cancelled"},
         Evaluation: {"completed"},  # the others may be asked for again
-        SiteEvaluation: {"completed", "refused", "expired"},
+        SiteEvaluation: {"completed"},  # the others may be asked for again
     }
 
 

@@ -85,6 +85,12 @@ OTHERS: dict[str, dict[str, Any]] = {
         "cohort": {"fraction": 0.67},
         "seed": 0,  # its cohorts are {1, 2}, {1, 2}, {0, 1}
     },
+    "fedbyol-fedx-of-the-paper": {
+        "method": {
+            "name": "fedbyol",
+            "add_ons": [{"name": "fedx", "rel_kl": "paper", "variant": "paper", "relational": "predictions"}],
+        }
+    },
     "fedmoco-v1-fedx-scaffold": {
         "method": {
             "name": "fedmoco",

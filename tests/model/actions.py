@@ -220,7 +220,7 @@ def publish(state: State, setup: Setup) -> Successors:
         elif not _is_still_due(state, computation) or _has_changed(state, process):
             yield Step("publish", process, "no longer due"), done
         else:
-            for detail, closed in _new_weights(state, done, process):
+            for detail, closed in _new_weights(state, done, process, setup):
                 yield Step("publish", process, detail), closed
 
 
@@ -327,7 +327,7 @@ def complete_job(state: State, setup: Setup) -> Successors:
         return
     if state.unclosed is None or (state.unclosed.number, state.unclosed.state) != (number, RoundState.DISTILLING):
         raise Violation("a job is unfinished, and its round is not distilling")
-    for detail, closed in _new_weights(state, done, DISTILLER):
+    for detail, closed in _new_weights(state, done, DISTILLER, setup):
         yield Step("complete_job", None, detail), closed
 
 
@@ -606,13 +606,13 @@ def _one_more(num_deaths: int, setup: Setup) -> int:
     return min(num_deaths + 1, setup.most_deaths) if _QUARANTINES else 0
 
 
-def _new_weights(state: State, done: State, process: int) -> Branches:
+def _new_weights(state: State, done: State, process: int, setup: Setup) -> Branches:
     """`aggregator.rounds.publish_next`: the round closes with the weights of the updates that the process has read."""
     assert state.round is not None
     used = {index for index, member in enumerate(state.members) if process in member.read_by}
     if used != state.accepted:
         raise Violation(f"accepted are {sorted(state.accepted)}, and the weights contain {sorted(used)}")
-    for num_rejected in range(len(used) if _REJECTS else 1):
+    for num_rejected in range(len(used) if _REJECTS and setup.rejects_updates else 1):
         for rejected in map(set, itertools.combinations(sorted(used), num_rejected)):
             yield _label(rejected), _with_weights(state, done, used - rejected, rejected)
 

@@ -28,6 +28,9 @@ class Setup(NamedTuple):
     most_deaths: int = 2
     """The number of deadly tries after which a computation is quarantined. The code's is larger."""
 
+    rejects_updates: bool = True
+    """Any accepted updates but not all may be rejected by name when the new weights are published."""
+
     events: frozenset[str] = frozenset()
     """Names of optional actions: see `actions.OPTIONAL`."""
 

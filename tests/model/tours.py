@@ -1,100 +1,144 @@
 """Ways through the model on which every kind of step is taken."""
 
-from collections import deque
+from collections import Counter, deque
+from typing import NamedTuple
 
 from model import actions
 from model.actions import Step
 from model.states import Setup, State, canonical, first
+
+_OF_CLIENTS = frozenset(
+    {"register", "claim", "heartbeat", "submit", "decline", "revoke", "lease_ends", "pause_ends", "update_is_damaged"}
+)
+"""The actions whose steps are about a client. The others' `who` is a process."""
+
+_MOST_PLANS = 100
+"""The number of plans for one kind of step after which the code is taken never to take it."""
+
+
+class _Edge(NamedTuple):
+    """A step from one state: its action and kind, and the number of the state that follows."""
+
+    action: str
+    kind: int
+    after: int
 
 
 class Tour:
     """The kinds of steps that are left, in one exploration's actions."""
 
     def __init__(self, setup: Setup, *, is_long: bool) -> None:
-        """A kind of step is an action in the states of run, round and job, and if `is_long`, also of the assignment."""
+        """A kind of step is an action in the states of run, round and job.
+
+        If `is_long`, it is an action in the states of run, round, job and assignment, with the states that follow.
+        """
         self.setup = setup
         self._actions = actions.actions(setup)
         self._is_long = is_long
-        self._taken: set[tuple[object, ...]] = set()
-        self._plan: list[tuple[State, Step]] = []
         self._is_over = False
-        self._known: dict[State, list[tuple[Step, State, State]]] = {}
+        self._taken: set[int] = set()
+        self._plan: list[tuple[int, _Edge]] = []
+        self._num_plans: Counter[int] = Counter()
+        # Kinds and states have numbers, because a search compares millions of them. Each state's edges are worked out
+        # once. States that differ only in the order of their clients are one.
+        self._kinds: dict[tuple[object, ...], int] = {}
+        self._numbers: dict[State, int] = {}
+        self._states: list[State] = []
+        self._edges: dict[int, list[_Edge]] = {}
 
     def __bool__(self) -> bool:
         return not self._is_over
 
     def next_step(self, state: State) -> Step | None:
         """Return the next step on the way to one that was not taken yet, or None if none can be reached from here."""
-        if not self._plan or self._plan[0][0] != state:  # the code went another way than was planned
-            self._plan = self._way_to_new(state)
+        here = self._number(state)
+        if not self._plan or self._plan[0][0] != here:  # the code went another way than was planned
+            self._plan = self._way_to_new(here)
+            self._count_plan()
         if not self._plan:
-            self._is_over = canonical(state) == canonical(first(self.setup))
+            self._is_over = here == self._number(first(self.setup))
             return None
-        return self._plan.pop(0)[1]
+        _, edge = self._plan.pop(0)
+        return next(step for step, after in self._steps(state) if self._edge(step, state, after) == edge)
 
-    def took(self, step: Step, state: State) -> None:
-        """Record a step."""
-        self._taken.add(self._kind(step, state))
+    def took(self, step: Step, state: State, after: State) -> None:
+        """Record a step from a state to another."""
+        self._taken.add(self._edge(step, state, after).kind)
 
     def after(self, step: Step, state: State) -> list[State]:
         """Return the states that may follow a step. Which of several ways it goes is the code's choice."""
         is_chosen = step.action in ("register", "pause_ends")
-        return [
-            after
-            for action in self._actions
-            for other, after in action(state, self.setup)
-            if (other == step if is_chosen else other[:2] == step[:2])
-        ]
+        return [after for other, after in self._steps(state) if (other == step if is_chosen else other[:2] == step[:2])]
 
     def is_futile(self, request: Step, state: State) -> bool:
         """Return whether a request belongs to this exploration, and must change nothing now."""
         names = {action.__name__ for action in self._actions}
         return request.action in names and not self.after(request, state)
 
-    def _kind(self, step: Step, state: State) -> tuple[object, ...]:
-        current, job = state.round, state.job
-        states = (state.run.state, current and current.state, job and job.state)
-        if not self._is_long:
-            return (step.action, *states)
-        who = step.who if step.who is not None and step.who < len(state.members) else None
-        member = None if who is None else state.members[who]
-        about = member and (member.assignment, member.waits, member.is_revoked)
-        return (
-            step.action,
-            step.detail,
-            *states,
-            state.run.outcome,
-            current and (current.number, current.attempt),
-            about,
-        )
+    def _count_plan(self) -> None:
+        """Raise AssertionError if the code never takes the kind of step that a new plan ends with."""
+        if self._plan:
+            kind = self._plan[-1][1].kind
+            self._num_plans[kind] += 1
+            if self._num_plans[kind] > _MOST_PLANS:
+                raise AssertionError(f"the model has a kind of step that the code never takes: {[*self._kinds][kind]}")
 
-    def _way_to_new(self, beginning: State) -> list[tuple[State, Step]]:
+    def _steps(self, state: State) -> list[tuple[Step, State]]:
+        return [found for action in self._actions for found in action(state, self.setup)]
+
+    def _number(self, state: State) -> int:
+        same = canonical(state)
+        number = self._numbers.setdefault(same, len(self._states))
+        if number == len(self._states):
+            self._states.append(same)
+        return number
+
+    def _edge(self, step: Step, state: State, after: State) -> _Edge:
+        kind: tuple[object, ...] = (step.action, *_states(state))
+        if self._is_long:
+            kind = (step.action, *_details(step, state), *_details(step, after))
+        return _Edge(step.action, self._kinds.setdefault(kind, len(self._kinds)), self._number(after))
+
+    def _edges_of(self, number: int) -> list[_Edge]:
+        if number not in self._edges:
+            state = self._states[number]
+            edges = (self._edge(step, state, after) for step, after in self._steps(state))
+            self._edges[number] = list(dict.fromkeys(edges))
+        return self._edges[number]
+
+    def _way_to_new(self, beginning: int) -> list[tuple[int, _Edge]]:
         """Return a shortest way from here whose last step is new."""
-        came_from: dict[State, tuple[State, Step] | None] = {beginning: None}
-        seen, waiting = {canonical(beginning)}, deque([beginning])
+        came_from: dict[int, tuple[int, _Edge] | None] = {beginning: None}
+        waiting = deque([beginning])
         while waiting:
-            state = waiting.popleft()
-            for step, after, same in self._steps(state):
-                if self._kind(step, state) not in self._taken:
-                    return [*_way(came_from, state), (state, step)]
-                if same not in seen:
-                    seen.add(same)
-                    came_from[after] = (state, step)
-                    waiting.append(after)
+            number = waiting.popleft()
+            for edge in self._edges_of(number):
+                if edge.kind not in self._taken:
+                    return [*_way(came_from, number), (number, edge)]
+                if edge.after not in came_from:
+                    came_from[edge.after] = (number, edge)
+                    waiting.append(edge.after)
         return []
 
-    def _steps(self, state: State) -> list[tuple[Step, State, State]]:
-        """Return every step from a state, with the next state and its canonical form; each state is worked out once."""
-        if state not in self._known:
-            self._known[state] = [
-                (step, after, canonical(after)) for action in self._actions for step, after in action(state, self.setup)
-            ]
-        return self._known[state]
+
+def _states(state: State) -> tuple[object, ...]:
+    return state.run.state, state.round and state.round.state, state.job and state.job.state
 
 
-def _way(came_from: dict[State, tuple[State, Step] | None], state: State) -> list[tuple[State, Step]]:
-    way: list[tuple[State, Step]] = []
-    while (before := came_from[state]) is not None:
+def _details(step: Step, state: State) -> tuple[object, ...]:
+    """Return what a long tour distinguishes of a state before or after a step."""
+    member = None if step.who is None or step.action not in _OF_CLIENTS else state.members[step.who]
+    return (
+        *_states(state),
+        state.run.outcome,
+        state.round and (state.round.number, state.round.attempt),
+        member and (member.assignment, member.waits, member.is_revoked),
+    )
+
+
+def _way(came_from: dict[int, tuple[int, _Edge] | None], number: int) -> list[tuple[int, _Edge]]:
+    way: list[tuple[int, _Edge]] = []
+    while (before := came_from[number]) is not None:
         way.append(before)
-        state = before[0]
+        number = before[0]
     return way[::-1]

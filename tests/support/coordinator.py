@@ -2,6 +2,7 @@
 
 import functools
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -19,6 +20,7 @@ from fedssl.protocol.methods import METHOD_CONFIGS
 from fedssl.protocol.views import TokenCreate
 from fedssl.protocol.work import Register
 from support.environment import coordinator_environment
+from support.tables import Tables
 
 # Most tests send more requests, and more with invalid tokens, than the limits allow.
 UNLIMITED = {
@@ -83,6 +85,21 @@ class Coordinator:
         os.environ.clear()
         os.environ.update(self._before)
         forget()
+
+    def empty(self, tables: Tables) -> None:
+        """Remove everything from the database and the store but the tokens that the coordinator began with."""
+        kept = tables.query(
+            "SELECT DISTINCT ON (role) role, secret_hash FROM tokens WHERE role IN ('admin', 'operator') "
+            "ORDER BY role, created_at"
+        )
+        tables.clear()
+        for row in kept:
+            tables.execute(
+                "INSERT INTO tokens (id, role, label, secret_hash) VALUES (gen_random_uuid(), %s, '', %s)", *row
+            )
+        for path in self.store.glob("*"):
+            if path.name != "incoming":
+                shutil.rmtree(path)
 
     def http(self, token: str | None = None, *, verify: Any = False) -> httpx.Client:
         """A bare HTTP client, an admin's by default, for requests that the typed ones would never send."""

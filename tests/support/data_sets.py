@@ -6,7 +6,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from fedssl.data import ImageData, load_dataset
-from fedssl.data.dataset_files import own_shape, write_public
+from fedssl.data.dataset_files import registered_shape, write_public
 
 
 def public_bytes(num_images: int = 12, size: int = 8, seed: int = 0) -> bytes:
@@ -38,5 +38,5 @@ def written(folder: Path, content: bytes) -> Path:
 def digits_file(folder: Path, split: str) -> Path:
     """One split of the digits, all of them."""
     images: ImageData = load_dataset("digits", "test" if split == "test" else "train")
-    write_public(images, folder / "digits.safetensors", own_shape(images))
+    write_public(images, folder / "digits.safetensors", registered_shape(images))
     return folder / "digits.safetensors"

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -31,7 +31,7 @@ class Federation:
     forks = True  # from a process that has imported the libraries; otherwise each is a new interpreter
 
     def __init__(
-        self, database_url: str, redis_url: str, folder: Path, clients: dict[str, ImageData], **settings: str
+        self, database_url: str, redis_url: str, folder: Path, clients: Mapping[str, ImageData | Path], **settings: str
     ) -> None:
         self.folder = folder
         self.clients = clients
@@ -52,7 +52,8 @@ class Federation:
             self.client = Client(self.url, self._operator_token, retry=Retry(seconds=30))
             self.wait_for(lambda: self.client.ready().status == "ok", "the API")
             for name, images in self.clients.items():
-                save_npz(self._data(name), images)
+                if isinstance(images, ImageData):
+                    save_npz(self._data(name), images)
                 self._tokens[name] = self.client.create_token("worker", name).secret
         except BaseException:
             self.__exit__(*sys.exc_info())
@@ -140,14 +141,18 @@ class Federation:
         ]  # fmt: skip
 
     def _data(self, name: str) -> Path:
-        return self.folder / f"{name}.npz"
+        images = self.clients[name]
+        return images if isinstance(images, Path) else self.folder / f"{name}.npz"
 
 
 @contextlib.contextmanager
 def federation(
-    database_url: str, redis_url: str, folder: Path, clients: dict[str, ImageData], **settings: str
+    database_url: str, redis_url: str, folder: Path, clients: Mapping[str, ImageData | Path], **settings: str
 ) -> Iterator[Federation]:
-    """A running federation without its workers: start them as the test wants. `settings`: the coordinator's."""
+    """A running federation without its workers: start them as the test wants.
+
+    Each client has images, or the path of its own. `settings`: the coordinator's.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with Federation(database_url, redis_url, folder, clients, **settings) as running:
         yield running

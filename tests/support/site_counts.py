@@ -9,9 +9,9 @@ from support.federation import tiny_spec
 SITES = {"classes": ["a", "b"], "min_count": 2, "score_bins": 4}
 
 
-def sites_spec(**changes: Any) -> RunSpec:
-    """Return the spec of a tiny run of two clients that sites evaluate before training and after each round."""
-    evaluation = {"at": "sites", "every": 1, "measures": ["knn"], "sites": SITES}
+def sites_spec(every: int = 1, **changes: Any) -> RunSpec:
+    """Return the spec of a tiny run of two clients that sites evaluate before training and after every few rounds."""
+    evaluation = {"at": "sites", "every": every, "measures": ["knn"], "sites": SITES}
     return tiny_spec(evaluation=evaluation, cohort={"min_clients": 2}, **changes)
 
 

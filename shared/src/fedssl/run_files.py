@@ -18,10 +18,14 @@ HISTORY, RESULT, CHECKPOINT, LOCK = "history.json", "result.json", "checkpoint",
 
 def write_spec(spec: "RunSpec", destination: Path) -> None:
     """Write a spec as YAML, which `fedssl run submit` and `fedssl simulate` can read."""
+    write_text(destination, spec_as_yaml(spec))
+
+
+def spec_as_yaml(spec: "RunSpec") -> str:
+    """Return a whole spec as YAML. Not as TOML, which has no null."""
     import yaml
 
-    text = yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-    write_text(destination, text)
+    return str(yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
 
 
 def write_json(destination: Path, value: Any) -> None:

@@ -43,3 +43,29 @@ def test_the_sites_the_worst_the_mean_and_the_pooled_are_shown(coordinator: Coor
     missing = fedssl("run", "site-evaluations", run.id, "--round", "1")
     assert missing.exit_code != 0
     assert "the sites were not asked about round 1" in missing.output
+
+
+def test_the_sites_are_asked_by_a_command(coordinator: Coordinator, fedssl: Fedssl) -> None:
+    worker = coordinator.worker("a")
+    coordinator.worker("b")
+    run = coordinator.client.create_run(sites_spec(every=0))
+    coordinator.advance(run.id)
+    assert worker.claim_site_evaluation() is None
+    asked = fedssl("run", "evaluate", run.id, "--at", "sites", "--format", "json")
+    assert asked.exit_code == 0, asked.output
+    view = json.loads(asked.stdout)
+    assert (view["round_number"], [site["state"] for site in view["sites"]]) == (0, ["offered", "offered"])
+    item = worker.claim_site_evaluation()
+    assert item is not None
+    worker.answer_site_evaluation(SiteAnswer(evaluation_id=item.evaluation_id, round_number=0, counts=counts()))
+    again = fedssl("run", "evaluate", run.id, "--at", "sites", "--round", "0")
+    assert "75.00 %" in again.stdout
+    assert "b has no result: it has not answered yet" in again.stderr
+    for options, words in (
+        (["--round", "1"], "is not closed yet"),
+        (["--data", "x", "--num-test", "5"], "--at sites does not take --data and --num-test"),
+        (["--wait"], "a site that is offline answers when it is back"),
+    ):
+        wrong = fedssl("run", "evaluate", run.id, "--at", "sites", *options)
+        assert wrong.exit_code != 0
+        assert words in wrong.stderr

@@ -1,6 +1,5 @@
 """One coordinator a module: started once, and emptied for every test that asks for a fresh one."""
 
-import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -49,16 +48,7 @@ def coordinator(standing: Coordinator, onlooker: Onlooker, request: pytest.Fixtu
     Where runs are driven, the events of every run must be a path of the state machines that leads to the rows.
     """
     tables = onlooker.tables
-    kept = tables.query(
-        "SELECT DISTINCT ON (role) role, secret_hash FROM tokens WHERE role IN ('admin', 'operator') "
-        "ORDER BY role, created_at"
-    )
-    tables.clear()
-    for row in kept:
-        tables.execute("INSERT INTO tokens (id, role, label, secret_hash) VALUES (gen_random_uuid(), %s, '', %s)", *row)
-    for path in standing.store.glob("*"):
-        if path.name != "incoming":
-            shutil.rmtree(path)
+    standing.empty(tables)
     yield standing
     if request.path.parent.name in _RUNS_ARE_DRIVEN and request.node.get_closest_marker("changes_states") is None:
         try:

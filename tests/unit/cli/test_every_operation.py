@@ -69,6 +69,7 @@ COMMANDS = {
     "POST /v1/distillation-jobs/{job_id}/cancel": f"run cancel-distillation {RUN}",
     "GET /v1/runs/{run_id}/evaluations": f"run evaluations {RUN}",
     "GET /v1/runs/{run_id}/site-evaluations": f"run site-evaluations {RUN}",
+    "POST /v1/runs/{run_id}/site-evaluations": f"run evaluate {RUN} --at sites",
     "POST /v1/runs/{run_id}/evaluations": f"run evaluate {RUN} --data held-out",
     "GET /v1/evaluations/{evaluation_id}": f"run evaluate {RUN} --data held-out --wait",
     "GET /v1/evaluations/{evaluation_id}/map": f"run embedding {RUN}",

@@ -1,5 +1,6 @@
 """`fedssl simulate` and `fedssl evaluate`, in this process."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -7,13 +8,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import tifffile
 import torch
+from PIL import Image
 from typer.testing import CliRunner, Result
 
 from fedssl.artifacts.tensors import load_tensors
 from fedssl.cli.main import app
 from fedssl.cli.specs import read_spec
+from fedssl.data.partitioning import partition_dataset
 from fedssl.simulation import simulate
 
 SPEC = """
@@ -225,3 +230,32 @@ def test_the_reason_of_a_pause_is_printed_once(spec: Path, tmp_path: Path) -> No
     assert result.exit_code == 1, result.output
     assert result.stderr.count("is below") == 1
     assert "error: paused after round 1" in result.stderr
+
+
+@pytest.mark.parametrize(("suffix", "channels"), [(".tif", 1), (".png", 1), (".tif", 5)])
+def test_images_of_16_bits_are_trained_on_through_a_window(tmp_path: Path, suffix: str, channels: int) -> None:
+    rng = np.random.default_rng(0)
+    for split, number in itertools.product(("train", "test"), range(8)):
+        path = tmp_path / "images" / split / "ab"[number % 2] / f"{number}{suffix}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        values = rng.integers(0, 4096, (9, 12, channels)).astype(np.uint16)
+        if suffix == ".png":
+            Image.fromarray(values[:, :, 0]).save(path)
+        else:
+            tifffile.imwrite(path, np.moveaxis(values, -1, 0), photometric="minisblack")
+    text = SPEC.replace('"digits"', f'"{tmp_path / "images"}"').replace("channels = 1", f"channels = {channels}")
+    text = text.replace("image_size = 16", "image_size = 8").replace("max_images = 200", "")
+    (tmp_path / "spec.toml").write_text(text)
+    refused = fedssl("simulate", tmp_path / "spec.toml", "--out", tmp_path / "out")
+    assert refused.exit_code == 2, refused.output
+    assert "choose which values become black and white with [data.window] in the spec" in refused.stderr.lower()
+    (tmp_path / "spec.toml").write_text(f"{text}\n[data.window]\nvalues = [0, 4095]\n")
+    result = fedssl("simulate", tmp_path / "spec.toml", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    written = read_spec(tmp_path / "out" / "spec.yaml")
+    assert written.data.window is not None
+    assert written.data.window.values == (0, 4095)
+    assert written.partition is not None
+    simulated = simulate(written, partition_dataset(written.partition, written.data).by_client)
+    found = load_tensors(tmp_path / "out" / "model.safetensors")
+    assert all(torch.equal(found[name], tensor) for name, tensor in simulated.model.items())

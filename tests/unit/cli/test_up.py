@@ -113,6 +113,7 @@ def test_the_same_partition_again_is_accepted(folder: Folder) -> None:
         ({"dataset": "fashion-mnist", "num_clients": 4}, "dataset is digits, not fashion-mnist; num_clients is 3, not"),
         ({"image_size": 28}, "image_size is 16, not 28"),
         ({"alpha": 0.1}, "alpha is None, not 0.1"),
+        ({"scheme": "file", "file": "a.json"}, "scheme is iid, not file; file is None, not a.json"),
     ],
 )
 def test_a_different_partition_is_refused_and_names_the_difference(
@@ -165,7 +166,20 @@ def test_a_spec_requires_its_whole_partition_and_the_images_shape() -> None:
     dealing = dealing_of(spec, {"num_clients": 2})
 
     assert dealing.partition == PartitionConfig(dataset="digits", seed=3, num_clients=2)
-    assert dealing.required == dealing.partition.model_dump() | {"channels": 1, "image_size": 8}
+    assert dealing.required == dealing.partition.model_dump() | {"channels": 1, "image_size": 8, "window": None}
+
+
+def test_a_partition_s_file_is_an_option_like_others(folder: Folder, tmp_path: Path) -> None:
+    path = tmp_path / "split.json"
+    path.write_text('{"site-a": [0, 2], "site-b": [5]}')
+
+    dealing = dealing_of(None, {"dataset": "digits", "num_clients": 2, "scheme": "file", "file": str(path)})
+    record = folder.partition_dataset(dealing.partition, GREY, None)
+
+    assert record.num_images == {"site-a": 2, "site-b": 1}
+    folder.require_same(record, dealing.required)
+    with pytest.raises(UsageError, match=r"^--partition-file: .* needs partition\.file"):
+        dealing_of(None, {"scheme": "file"})
 
 
 def test_an_impossible_option_is_named() -> None:
@@ -253,7 +267,7 @@ def test_own_images_and_a_spec_s_partition_contradict_each_other() -> None:
         dealing_of_sources(tiny_spec(partition={"dataset": "digits"}), {"a": "x", "b": "y"}, {})
 
     dealing = dealing_of_sources(tiny_spec(partition=None), {"a": "x", "b": "y"}, {})
-    assert dealing.required == {"sources": {"a": "x", "b": "y"}, "channels": 1, "image_size": 8}
+    assert dealing.required == {"sources": {"a": "x", "b": "y"}, "channels": 1, "image_size": 8, "window": None}
 
 
 def test_own_images_are_converted_to_one_shape_and_one_numbering_of_classes(folder: Folder, tmp_path: Path) -> None:

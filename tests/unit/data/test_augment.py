@@ -248,3 +248,25 @@ def test_to_float_and_normalize() -> None:
     expected = torch.stack([(x[:, 0] - 0.1) / 0.5, (x[:, 1] - 0.2) / 0.25, x[:, 2] - 0.3], dim=1)
     assert torch.allclose(normalize(x, config), expected)
     assert torch.allclose(normalize(x, DataConfig(std=(0.5, 0.5, 0.5))), 2 * x)
+
+
+def test_channels_that_are_not_colours_keep_their_own_means() -> None:
+    """Contrast is about each channel's mean; saturation, hue and greyscale do nothing to five channels."""
+    x_BCHW = torch.rand(6, 5, 16, 16, generator=torch.Generator().manual_seed(0)) * 0.2 + 0.4
+    config = AugmentationConfig(
+        crop="none", flip=0, jitter=1, brightness=0, contrast=0.4, saturation=1, hue=0.5, greyscale=1
+    )
+    view = random_view(x_BCHW, config, torch.Generator().manual_seed(1))
+    assert view.shape == x_BCHW.shape
+    assert not torch.equal(view, x_BCHW)
+    torch.testing.assert_close(view.mean(dim=(2, 3)), x_BCHW.mean(dim=(2, 3)))
+    factor = (view - view.mean(dim=(2, 3), keepdim=True)) / (x_BCHW - x_BCHW.mean(dim=(2, 3), keepdim=True))
+    torch.testing.assert_close(factor, factor[:, :1, :1, :1].expand_as(factor), rtol=1e-2, atol=1e-2)
+
+
+def test_a_single_channel_is_jittered_as_one_of_several_is() -> None:
+    x_BCHW = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    config = AugmentationConfig(crop="none", flip=0, jitter=1)
+    one = random_view(x_BCHW, config, torch.Generator().manual_seed(1))
+    five = random_view(x_BCHW.repeat(1, 5, 1, 1), config, torch.Generator().manual_seed(1))
+    torch.testing.assert_close(five[:, 3:4], one)

@@ -15,12 +15,13 @@ from fedssl.data.dataset_files import (
     own_shape,
     read_labelled,
     read_public,
+    registered_shape,
     write_labelled,
     write_public,
 )
 from fedssl.data.partitioning import load_public, read_registered
 from fedssl.errors import ArtifactDamaged, ArtifactError, ArtifactTooLarge, DataError
-from fedssl.protocol.data import KNOWN_DATASETS, DataConfig, PublicDataConfig
+from fedssl.protocol.data import KNOWN_DATASETS, DataConfig, PublicDataConfig, WindowConfig
 
 RNG = np.random.default_rng(0)
 IMAGES = ImageData(RNG.integers(0, 256, (30, 3, 16, 16), np.uint8), np.arange(30) % 4, ("a", "b", "c", "d"))
@@ -31,9 +32,9 @@ def test_the_api_knows_the_names_that_every_machine_knows() -> None:
 
 
 def test_a_public_set_loses_its_labels_and_nothing_else(tmp_path: Path) -> None:
-    digest = write_public(IMAGES, tmp_path / "a", own_shape(IMAGES))
+    digest = write_public(IMAGES, tmp_path / "a", registered_shape(IMAGES))
     assert digest == digest_of(tmp_path / "a")
-    assert write_public(IMAGES, tmp_path / "b", own_shape(IMAGES)) == digest
+    assert write_public(IMAGES, tmp_path / "b", registered_shape(IMAGES)) == digest
     back = read_public(tmp_path / "a", digest)
     assert np.array_equal(back.images, IMAGES.images)
     assert back.labels is None
@@ -116,14 +117,17 @@ def test_a_set_goes_through_in_parts(tmp_path: Path) -> None:
     assert (num_read, same_digest) == ("100", "True")
 
 
+@pytest.mark.parametrize("window", [None, WindowConfig(percentiles=(2, 98)), WindowConfig(values=(0, 200), bits=8)])
 @pytest.mark.parametrize("num_images", [50, 360])
-def test_registered_images_are_chosen_as_those_found_by_name(tmp_path: Path, num_images: int) -> None:
+def test_registered_images_are_chosen_as_those_found_by_name(
+    tmp_path: Path, num_images: int, window: WindowConfig | None
+) -> None:
     """A run with a digest therefore equals the simulation without one."""
     whole = load_dataset("digits", "test")
-    digest = write_public(whole, tmp_path / "written", own_shape(whole))
+    digest = write_public(whole, tmp_path / "written", registered_shape(whole))
     config = PublicDataConfig(dataset="digits", split="test", num_images=num_images, seed=3)
     for size in (8, 16):
-        data = DataConfig(channels=1, image_size=size)
+        data = DataConfig(channels=1, image_size=size, window=window)
         by_name = load_public(config, data).images
         pinned = config.model_copy(update={"digest": digest})
         assert np.array_equal(read_registered(tmp_path / "written", pinned, data).images, by_name)

@@ -17,7 +17,8 @@ from fedssl.cache import cache_folder
 from fedssl.data import decoded as module
 from fedssl.data import load_dataset
 from fedssl.data.decoded import decoded
-from fedssl.data.decoding import ImageFiles, decode_chunks, decode_to_memory
+from fedssl.data.decoding import decode_chunks, decode_to_memory
+from fedssl.data.image_files import ImageFiles
 from fedssl.data.trees import FolderTree
 from fedssl.errors import DataError
 

@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedssl.data import ImageData, conform
-from fedssl.protocol.data import DataConfig
+from fedssl.data.images import prepare
+from fedssl.errors import DataError
+from fedssl.protocol.data import DataConfig, WindowConfig
 
 Array = NDArray[np.uint8]
 LAYOUTS: dict[str, Callable[[Array], Array]] = {
@@ -41,3 +43,18 @@ def test_grey_images_of_the_right_size_become_three_equal_channels() -> None:
     grey = np.arange(2 * 8 * 8, dtype=np.uint8).reshape(2, 1, 8, 8)
     conformed = conform(ImageData(grey), DataConfig(channels=3, image_size=8)).images
     assert np.array_equal(conformed, np.repeat(grey, 3, axis=1))
+
+
+def test_registered_images_go_through_the_window_before_they_are_scaled() -> None:
+    images = ImageData(np.random.default_rng(0).integers(0, 256, (3, 1, 20, 20), np.uint8))
+    whole = DataConfig(channels=1, image_size=20, window=WindowConfig(values=(50, 150)))
+    expected = np.rint(np.clip((images.images.astype(float) - 50) / 100, 0, 1) * 32_767)
+    assert np.abs(prepare(images, whole).images - expected).max() <= 1
+    small = DataConfig(channels=1, image_size=10, window=WindowConfig(values=(50, 150)))
+    assert np.array_equal(prepare(images, small).images, conform(prepare(images, whole), small).images)
+
+
+def test_registered_images_have_no_values_beyond_8_bits() -> None:
+    data = DataConfig(channels=1, image_size=8, window=WindowConfig(values=(0, 4095)))
+    with pytest.raises(DataError, match="images have 8 bits per value: the window of the spec is from 0 to 4,095"):
+        prepare(ImageData(np.zeros((1, 1, 8, 8), np.uint8)), data)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fedssl.data import PARTITIONS, ImageData, save_npz
-from fedssl.data.partitioning import assign_images, partition_dataset, partition_plan
+from fedssl.data.partitioning import assign_images, held_out_images, partition_dataset, partition_plan
 from fedssl.errors import DataError
 from fedssl.protocol.data import DataConfig, PartitionConfig
 
@@ -25,6 +25,7 @@ configs = st.builds(
     alpha=st.sampled_from([0.5, 1.0, 100.0]),
     share=st.sampled_from([0.1, 0.25, 0.5, 1.0]),
     max_images=st.sampled_from([None, 1500, 3000, 9999]),
+    hold_out=st.sampled_from([0.0, 0.01, 0.1]),
     pooled=st.booleans(),
     seed=st.integers(0, 2**63 - 1),
 )
@@ -40,7 +41,8 @@ def test_nothing_twice_and_nothing_lost(config: PartitionConfig) -> None:
     assert all(bool((np.diff(part) > 0).all()) for part in parts)
     assert len(parts) == (1 if config.pooled else config.num_clients)
     assert held.counts.sum(axis=1).tolist() == [len(part) for part in parts]
-    expected = min(config.max_images or len(LABELS), len(LABELS))
+    pool = len(LABELS) - round(config.hold_out * 300) * 10
+    expected = min(config.max_images or pool, pool)
     if config.scheme != "dirichlet" or config.variant != "flesd":
         assert abs(len(together) - config.share * expected) <= config.num_clients
     again = assign_images(config, LABELS)
@@ -100,6 +102,34 @@ def test_dealing_gives_what_was_allotted(tmp_path: Path) -> None:
         assert np.array_equal(shard.images, whole.images[part])
         assert np.array_equal(shard.labels, whole.labels[part])
         assert shard.images.flags.writeable, "torch shares memory with it"
+
+
+@settings(max_examples=30, deadline=None)
+@given(config=configs, share=st.sampled_from([0.01, 0.1, 0.4]))
+def test_no_client_has_a_held_out_image(config: PartitionConfig, share: float) -> None:
+    config = config.model_copy(update={"hold_out": share})
+    held_out = held_out_images(config, LABELS)
+    assert np.bincount(LABELS[held_out]).tolist() == [round(share * 300)] * 10
+    assert np.isin(held_out_images(config, LABELS, share / 2), held_out).all()
+    for part in assign_images(config, LABELS).by_client.values():
+        assert not np.isin(part, held_out).any()
+
+
+def test_without_a_hold_out_nothing_changes() -> None:
+    config = PartitionConfig(num_clients=3, alpha=1.0, seed=17)
+    assert "hold_out" not in config.model_dump(mode="json")
+    held = assign_images(PartitionConfig(num_clients=1, scheme="iid", hold_out=0.5, seed=3), np.repeat([0, 1], 4))
+    assert held.by_client["client-0"].tolist() == [0, 1, 4, 6]
+
+
+def test_a_hold_out_needs_labels_and_leaves_images(tmp_path: Path) -> None:
+    save_npz(tmp_path / "set.npz", ImageData(np.zeros((40, 1, 16, 16), np.uint8)))
+    config = PartitionConfig(dataset="set.npz", scheme="iid", hold_out=0.1)
+    for look in (lambda: partition_plan(config, tmp_path), lambda: partition_dataset(config, SHAPE, tmp_path)):
+        with pytest.raises(DataError, match=r"no labels, which partition\.hold_out needs"):
+            look()
+    with pytest.raises(DataError, match=r"partition\.hold_out = 0\.1 leaves no image"):
+        assign_images(config, np.arange(5))
 
 
 def test_a_class_that_was_not_drawn_is_still_counted(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def test_all_tables_of_the_five_papers_are_here() -> None:
         "fedu-1", "fedu-2", "fedu-3", "fedu-4",
         "flesd-1",
     ]  # fmt: skip
-    assert len(ALL) == 369
+    assert len(ALL) == 395
     assert sum(len(cell.published) for cell in ALL) == 578
     assert all(table["source"] and table["title"] for table in published().values())
 
@@ -108,7 +108,7 @@ FLESD = {"K": 6, "batch": 1024, "lr": 1e-3, "wd": 1e-6, "optimizer": "adam", "sc
         ("fedrlc-4:Single@cifar100-dir0.5", {**EASYFL, "scheme": "dirichlet", "alpha": 0.5}),
         ("fedu-1:FedU R18@cifar10-class", {**EASYFL, "scheme": "classes", "encoder": "resnet18"}),
         ("fedu-1:FedSimSiam R50@cifar100-iid", {**EASYFL, "scheme": "iid", "encoder": "resnet50"}),
-        ("fedu-2:FedU R50@cifar10-iid", {**EASYFL, "encoder": "resnet50"}),
+        ("fedu-2:FedU R50@cifar10-iid-1%", {**EASYFL, "encoder": "resnet50"}),
         ("fedu-3:FedU@cifar100-class", {**EASYFL, "scheme": "classes", "encoder": "resnet50"}),
         ("fedu-4:target to both@local", {**EASYFL, "R": 800, "E": 1, "scheme": "classes", "encoder": "resnet50"}),
         ("flesd-1:FLESD@cifar10-a1", {**FLESD, "R": 2, "E": 100, "alpha": 1.0, "encoder": "resnet18"}),
@@ -254,3 +254,19 @@ def test_a_selection_needs_no_exact_spelling() -> None:
 def test_a_wrong_selection_says_what_there_is(text: str, said: str) -> None:
     with pytest.raises(SpecError, match=said):
         select(text)
+
+
+def test_labelled_images_of_a_semi_supervised_table_belong_to_no_client() -> None:
+    """FedU, 4.3: "We first obtain the representations using FedU and other methods without the labeled data"."""
+    for cell in (*cells("fedu-2"), *cells("fedrlc-3"), *cells("fedrlc-4")):
+        partition, (name,) = cell.spec.partition, cell.published
+        assert partition is not None
+        if name == "accuracy":  # supervised: its clients train on the labelled images, and on nothing else
+            assert (partition.hold_out, partition.max_images) == (0, 500 if cell.column.endswith("-1%") else 5000)
+            continue
+        assert partition.hold_out == cell.measures[name].share == {"1%": 0.01, "10%": 0.1}[name]
+        assert cell.spec.central_evaluation is not None
+        assert cell.spec.central_evaluation.dataset == partition.dataset
+        assert cell.table != "fedu-2" or cell.column.endswith(f"-{name}")
+    others = [cell for cell in ALL if cell.table not in ("fedu-2", "fedrlc-3", "fedrlc-4")]
+    assert all(cell.spec.partition is not None and cell.spec.partition.hold_out == 0 for cell in others)

@@ -125,14 +125,37 @@ def test_fine_tuning_is_measured_once_and_kept(root: Path, tmp_path: Path, monke
 def test_a_table_that_needs_the_same_run_does_not_train_it_again(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    quick = dataclasses.replace(measures.FINE_TUNINGS["ssd"], epochs=1, hidden_dim=None)
+    monkeypatch.setattr(measures, "FINE_TUNINGS", {"ssd": quick})
+    changes = {"partition": {"num_clients": 3}}
+    first = run(tiny("ssd-1:FedAlignUniform@cifar10-k10", root, **changes), root, tmp_path)
+    second = run(tiny("ssd-3:FedAlignUniform@cifar10-k10", root, **changes), root, tmp_path)
+
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+    assert first.measured["1%"] == second.measured["1%"]
+
+
+def test_a_semi_supervised_cell_is_tuned_on_images_that_no_client_had(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     quick = dataclasses.replace(measures.FINE_TUNINGS["fedrlc"], epochs=1, hidden_dim=None)
     monkeypatch.setattr(measures, "FINE_TUNINGS", {"fedrlc": quick})
+    sizes = []
+    tune = measures.fine_tune
+
+    def spy(encoder: Any, train: ImageData, *args: Any, **options: Any) -> Any:
+        sizes.append(len(train))
+        return tune(encoder, train, *args, **options)
+
+    monkeypatch.setattr(measures, "fine_tune", spy)
     linear = run(tiny("fedrlc-1:Single@cifar10-class", root), root, tmp_path)
     tuned = run(tiny("fedrlc-3:Single@cifar10-class", root), root, tmp_path)
 
-    assert len(list((tmp_path / "runs").iterdir())) == 1
     assert (linear.measured.keys(), tuned.measured.keys()) == ({"probe"}, {"10%"})
-    assert len(list((tmp_path / "runs").glob("*/encoder-client-*.safetensors"))) == 5
+    assert len(list((tmp_path / "runs").iterdir())) == 2, "they train on different images"
+    assert len(list((tmp_path / "runs").glob("*/encoder-client-*.safetensors"))) == 10
+    assert len(sizes) == 5
+    assert set(sizes) == {30}, "10 % of max_train"
 
 
 def test_a_supervised_run_s_own_classifier_is_tested(root: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedssl.losses import cross_view_info_nce, info_nce, nt_xent
+from fedssl.losses import cross_model_contrast, cross_view_info_nce, info_nce, nt_xent
 
 AXES = torch.eye(2)
 
@@ -37,6 +37,38 @@ def test_cross_view_info_nce_by_hand() -> None:
     # Logits 1 for the positive and 0 for the one negative: log(1 + 1/e); swapped: log(1 + e).
     assert float(cross_view_info_nce(AXES, AXES, 1.0)) == pytest.approx(0.3132616875182228, rel=1e-6)
     assert float(cross_view_info_nce(AXES, AXES.flip(0), 1.0)) == pytest.approx(1.3132616875182228, rel=1e-6)
+
+
+def test_cross_model_contrast_by_hand() -> None:
+    # Positive at cosine 1; the other sample's prediction and teacher at 0: log(1 + 1) - 1.
+    assert float(cross_model_contrast(AXES, AXES, 1.0)) == pytest.approx(-0.3068528194400547, rel=1e-6)
+    # Teacher swapped: positive at 0, the other prediction at 0, the other teacher at 1: log(1 + e).
+    assert float(cross_model_contrast(AXES, AXES.flip(0), 1.0)) == pytest.approx(1.3132616875182228, rel=1e-6)
+    # Half the temperature: log(2) - 2.
+    assert float(cross_model_contrast(AXES, AXES, 0.5)) == pytest.approx(-1.3068528194400547, rel=1e-6)
+    # Predictions alike, teachers apart. First anchor: positive 1, the other prediction 1, the other teacher 0:
+    # log(e + 1) - 1. Second: positive 0, the other prediction 1, the other teacher 1: log(2 e) - 0.
+    first, second = 0.3132616875182228, 1.6931471805599454
+    alike = torch.tensor([[1.0, 0.0], [2.0, 0.0]])
+    assert float(cross_model_contrast(alike, AXES, 1.0)) == pytest.approx((first + second) / 2, rel=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("temperature", [0.07, 0.5])
+def test_cross_model_contrast_equals_its_equation(seed: int, temperature: float) -> None:
+    local, other = normal(5, 4, seed=seed), normal(5, 4, seed=seed + 100)
+    p, g = local.numpy(), other.numpy()
+    total = 0.0
+    for i in range(5):
+        negatives = [z[k] for z in (p, g) for k in range(5) if k != i]
+        denominator = sum(np.exp(cosine(p[i], z) / temperature) for z in negatives)
+        total -= np.log(np.exp(cosine(p[i], g[i]) / temperature) / denominator)
+    assert float(cross_model_contrast(local, other, temperature)) == pytest.approx(total / 5, rel=1e-12)
+
+
+def test_cross_model_contrast_has_only_local_anchors() -> None:
+    local, other = normal(5, 4, seed=1), normal(5, 4, seed=2)
+    assert abs(float(cross_model_contrast(local, other, 0.1) - cross_model_contrast(other, local, 0.1))) > 1e-3
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -84,7 +116,7 @@ def test_equal_views_are_the_best_views() -> None:
         assert float(loss(z, z, 0.1)) < float(loss(z, z + 0.5 * normal(6, 4, seed=1), 0.1))
 
 
-@pytest.mark.parametrize("loss", [nt_xent, cross_view_info_nce])
+@pytest.mark.parametrize("loss", [nt_xent, cross_view_info_nce, cross_model_contrast])
 def test_a_batch_of_one_has_no_negatives(loss) -> None:
     z1, z2 = normal(1, 4, seed=0).requires_grad_(), normal(1, 4, seed=1).requires_grad_()
     value = loss(z1, z2, 0.1)

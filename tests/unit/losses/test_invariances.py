@@ -16,6 +16,7 @@ from fedssl.losses import (
     barlow_twins,
     byol_regression,
     cluster_assignment,
+    cross_model_contrast,
     cross_view_info_nce,
     crossed_kl,
     decorrelation,
@@ -88,6 +89,7 @@ Z, Q, C, S = (B, D), (5, D), (M, D), (B, M)
 CASES = [
     Case("nt_xent", partial(nt_xent, temperature=0.5), (Z, Z), (0, 1), (0, 1), (0, 1)),
     Case("info_nce", partial(info_nce, temperature=0.5), (Z, Z, Q), (0,), (0, 1), (0, 1, 2)),
+    Case("cross_model_contrast", partial(cross_model_contrast, temperature=0.5), (Z, Z), (0, 1), (0, 1), (0, 1)),
     Case("cross_view_info_nce", partial(cross_view_info_nce, temperature=0.5), (Z, Z), (0, 1), (0, 1), (0, 1)),
     Case("byol_regression", byol_regression, (Z, Z), (0,), (0, 1), (0, 1)),
     Case("negative_cosine", negative_cosine, (Z, Z), (0,), (0, 1), (0, 1)),

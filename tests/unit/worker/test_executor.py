@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tifffile
 import torch
 from PIL import Image
 
@@ -12,7 +13,7 @@ from fedssl.artifacts.tensors import Tensors
 from fedssl.client import NotFound
 from fedssl.data import ImageData
 from fedssl.errors import ArtifactTooLarge, Cancelled, DataError, DigestMismatch, MethodError, PlanMismatch
-from fedssl.protocol.data import DataConfig
+from fedssl.protocol.data import DataConfig, WindowConfig
 from fedssl.protocol.plan import TensorSpec
 from fedssl.protocol.work import Progress, WorkItem
 from fedssl_worker import data as data_module
@@ -237,3 +238,46 @@ def test_photographs_without_a_size_are_refused_before_they_are_decoded(
     monkeypatch.setattr("fedssl.data.folders.decode_to_memory", lambda *_: pytest.fail("decoded"))
     with pytest.raises(DataError, match="520 pixels wide: give --image-size, between 8 and 512"):
         load_images(str(tmp_path), CPU)
+
+
+def test_deep_images_are_registered_and_the_run_sets_their_window(tmp_path: Path) -> None:
+    for number in range(4):
+        pixels = np.linspace(0, 4000 - number, 256).astype(np.uint16).reshape(16, 16)
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+    images = load_images(str(tmp_path), CPU)
+    assert (len(images), images.channels, images.image_size) == (4, 1, 16)
+    with pytest.raises(DataError, match=r"more than 8 bits per value: set \[data\.window\] in the run's spec"):
+        images.prepared(DataConfig(channels=1, image_size=16))
+    prepared = images.prepared(DataConfig(channels=1, image_size=16, window=WindowConfig(values=(0, 4000))))
+    assert prepared.data.images.dtype == torch.int16
+    assert prepared.data.images[0].max() == 32_767
+    other = images.prepared(DataConfig(channels=1, image_size=16, window=WindowConfig(values=(0, 8000))))
+    assert other.data.images[0].max() == 16_384
+    assert other.fingerprint != prepared.fingerprint
+
+
+def test_images_of_five_channels_serve_only_five(tmp_path: Path) -> None:
+    np.save(tmp_path / "1.npy", np.zeros((16, 16, 5), np.uint8))
+    images = load_images(str(tmp_path), CPU)
+    assert images.serves.max_channels == images.channels == 5
+    assert images.prepared(DataConfig(channels=5, image_size=16)).data.images.shape == (1, 5, 16, 16)
+    with pytest.raises(DataError, match="this client serves 5 channels"):
+        images.prepared(DataConfig(channels=3, image_size=16))
+    with pytest.raises(DataError, match="this client serves 1 or 3 channels"):
+        load_images(str(_random_files(tmp_path / "rgb")), CPU).prepared(DataConfig(channels=5, image_size=16))
+
+
+def test_pages_of_tiff_files_are_channels_if_that_number_is_set(tmp_path: Path) -> None:
+    for number in range(2):
+        tifffile.imwrite(tmp_path / f"{number}.tif", np.full((5, 16, 16), 900, np.uint16), photometric="minisblack")
+    with pytest.raises(DataError, match="it has 5 pages: if they are channels, ask for 5 channels"):
+        load_images(str(tmp_path), CPU)
+    images = load_images(str(tmp_path), CPU, channels=5)
+    assert (images.channels, images.serves.max_channels) == (5, 5)
+    window = WindowConfig(values=(0, 1800))
+    assert images.prepared(DataConfig(channels=5, image_size=16, window=window)).data.images.unique().tolist() == [
+        16_384
+    ]
+    Image.new("L", (16, 16)).save(tmp_path / "2.png")
+    with pytest.raises(DataError, match=r"2\.png: it has 1 channel, and the run needs 5"):
+        load_images(str(tmp_path), CPU, channels=5)

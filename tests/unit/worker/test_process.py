@@ -22,7 +22,7 @@ from fedssl_worker import main
 from fedssl_worker.bootstrap import EXIT_REFUSED, run_worker
 from fedssl_worker.files import exclusive_folder
 from fedssl_worker.main import app
-from fedssl_worker.settings import Settings, SettingsError
+from fedssl_worker.settings import Settings, SettingsError, read_settings
 
 from .conftest import Setting, make_spec, write_images
 from .coordinator import TOKEN, FakeCoordinator, Refusal, wait_until
@@ -282,7 +282,7 @@ def test_every_option_can_be_set_by_a_variable(monkeypatch: pytest.MonkeyPatch) 
     assert set(_VARIABLES) == set(inspect.signature(main.run).parameters)
     for name, (text, _) in _VARIABLES.items():
         monkeypatch.setenv(f"FEDSSL_WORKER_{name.upper()}", text)
-    settings = main._settings({})
+    settings = read_settings({})
     assert {name: getattr(settings, name) for name in _VARIABLES} == {
         name: value for name, (_, value) in _VARIABLES.items()
     }
@@ -321,11 +321,18 @@ def test_an_option_with_another_kind_of_value(option: str, text: str, words: str
     assert words in output
 
 
-@pytest.mark.parametrize("text", ["2", "grey", "-1"])
-def test_channels_that_are_neither_1_nor_3(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("0", "greater than or equal to 1"),
+        ("17", "less than or equal to 16"),
+        ("grey", "a valid integer, unable to parse string as an integer"),
+    ],
+)
+def test_channels_that_no_image_has(monkeypatch: pytest.MonkeyPatch, text: str, words: str) -> None:
     monkeypatch.setenv("FEDSSL_WORKER_CHANNELS", text)
     code, output = invoke("--coordinator", "http://127.0.0.1:1", "--data", "digits", "--state", "/state")
-    assert (code, output.strip()) == (2, "fedssl-worker: --channels: Input should be 1 or 3")
+    assert (code, output.strip()) == (2, f"fedssl-worker: --channels: Input should be {words}")
 
 
 def test_one_state_folder_one_worker(tmp_path: Path) -> None:

@@ -184,17 +184,16 @@ def _own_shape(dealing: Dealing, on_step: Callable[[str], None]) -> DataConfig:
         on_step(f"the clients' images differ in shape: all are converted to {channels} channels of {size} pixels")
     elif size != own:
         on_step(f"the images of {own} pixels are scaled to {size}: give --spec with a data.image_size for another size")
-    return DataConfig(channels=1 if channels == 1 else 3, image_size=size)
+    return DataConfig(channels=channels, image_size=size)
 
 
 def _shape_of(name: str, root: Path | None) -> tuple[int, int]:
     """Return the channels and the shorter side of a data set's images."""
-    from fedssl.data import load_dataset
-    from fedssl.data.datasets import file_shape
+    from fedssl.data.datasets import file_shape, load_arrays
 
     if (found := file_shape(name, "train", root)) is not None:
         return found
-    shape = load_dataset(name, "train", root).images.shape
+    shape = load_arrays(name, "train", root).pixels.shape
     return shape[1], min(shape[2:])
 
 

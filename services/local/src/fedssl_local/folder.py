@@ -11,13 +11,13 @@ from fedssl.errors import LocalError, SpecError
 from fedssl.files import write_private
 from fedssl.local import FederationFolder
 from fedssl.protocol.base import StrictModel
-from fedssl.protocol.data import DataConfig, PartitionConfig
+from fedssl.protocol.data import DataConfig, PartitionConfig, WindowConfig
 from fedssl.protocol.model import EncoderConfig
 
 if TYPE_CHECKING:
     from fedssl.data import ImageData
 
-_SHAPE = ("channels", "image_size")
+_SHAPE = ("channels", "image_size", "window")
 
 
 class Record(StrictModel):
@@ -26,8 +26,9 @@ class Record(StrictModel):
     format: Literal[1] = 1
     partition: PartitionConfig | None = None  # null if each client has its own images, from `sources`
     sources: dict[str, str] = Field(default={}, exclude_if=lambda sources: not sources)
-    channels: Literal[1, 3]
+    channels: int
     image_size: int
+    window: WindowConfig | None = Field(default=None, exclude_if=lambda window: window is None)
     num_images: dict[str, int]
     port: int | None = None
     encoders: dict[str, EncoderConfig] = {}  # of the clients whose workers declare one
@@ -118,12 +119,13 @@ class Folder(FederationFolder):
         shutil.rmtree(self.shards, ignore_errors=True)  # of a dealing that was cut short
         self.shards.mkdir(mode=0o700)
         for client, images in by_client.items():
-            save_npz(self.shard(client), images)
+            save_npz(self.shard(client), images, window=data.window)
             self.shard(client).chmod(0o600)
         record = Record(
             **origin,
             channels=data.channels,
             image_size=data.image_size,
+            window=data.window,
             num_images={client: len(images) for client, images in by_client.items()},
         )
         self.write(record)
@@ -139,7 +141,9 @@ class Folder(FederationFolder):
                 f"partitioned: leave out {', '.join(other)} to continue with this one, or choose another folder with "
                 "--directory"
             )
-        different = [f"{name} is {dealt[name]}, not {value}" for name, value in wanted.items() if dealt[name] != value]
+        different = [
+            f"{name} is {dealt.get(name)}, not {value}" for name, value in wanted.items() if dealt.get(name) != value
+        ]
         if different:
             raise SpecError(
                 f"{self.root} was partitioned differently: {'; '.join(different)}. That cannot be changed: choose "

@@ -60,7 +60,7 @@ def run_worker(settings: Settings) -> int:
             log.error("worker.enrolment_refused", reason=str(error))
             report(Health.UNREADY, str(error))
             return EXIT_REFUSED
-        with _client(settings, token, enforcer) as client:
+        with client_of(settings, token, enforcer) as client:
             egress = Egress(client, _ledger(folder, enforcer), enforcer)
             try:
                 _work(settings, folder, client, egress, images, labels, device)
@@ -143,7 +143,7 @@ def _enrolled_token(settings: Settings, folder: Path, enrolment: str | None, enf
     """Return the token of this worker, which enrols if necessary. Raises Refused, and SettingsError."""
 
     def enrol(enrolment: str, token_hash: str) -> Enrolled:
-        with _client(settings, enrolment, enforcer) as client:
+        with client_of(settings, enrolment, enforcer) as client:
             return retry_until_answered(lambda: client.enrol(token_hash), Backoff())
 
     token = enrolled_token(folder, enrolment, enrol)
@@ -164,7 +164,8 @@ def _registration(settings: Settings, images: OwnImages, device: torch.device) -
     )
 
 
-def _client(settings: Settings, token: str, enforcer: PolicyEnforcer) -> WorkerClient:
+def client_of(settings: Settings, token: str, enforcer: PolicyEnforcer) -> WorkerClient:
+    """Return a client for the coordinator of the settings. Raises SettingsError if its address cannot be used."""
     tls = Tls(
         ca_file=settings.ca_file,
         client_cert=settings.client_cert,

@@ -10,18 +10,21 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import structlog
 import torch
 
 from fedssl.artifacts.images import MAX_SIZE
-from fedssl.data import ImageData, conform
+from fedssl.data import KNOWN, ImageData, conform
 from fedssl.data.dataset_files import load_own, own_shape
+from fedssl.data.datasets import find_path
+from fedssl.data.formats import prepared_window
 from fedssl.data.partitioning import find_public, load_public, read_registered
+from fedssl.data.reading import Reading
+from fedssl.data.windowing import WindowMissing
 from fedssl.errors import DataError
 from fedssl.methods.api import ClientData
-from fedssl.protocol.data import DataConfig, PublicDataConfig, ServedShapes, shape_in_words
+from fedssl.protocol.data import DataConfig, PublicDataConfig, ServedShapes, WindowConfig, shape_in_words
 from fedssl_worker.public_cache import PublicCache
 
 log = structlog.get_logger()
@@ -30,6 +33,9 @@ _ABSOLUTE_PATH = re.compile(r"(?<![\w:/])[/~]\S")
 
 
 _KEPT_SHAPES = 2  # two runs of different shapes may take turns
+_ANY_WINDOW = WindowConfig(percentiles=(0, 100))
+
+_Key = tuple[int, int, WindowConfig | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +46,7 @@ class PreparedImages:
     """
 
     data: ClientData
-    channels: Literal[1, 3]
+    channels: int
     image_size: int
     fingerprint: str
 
@@ -54,16 +60,21 @@ class OwnImages:
     """
 
     def __init__(
-        self, name_or_path: str, device: torch.device, registered: PreparedImages, serves: ServedShapes
+        self,
+        name_or_path: str,
+        device: torch.device,
+        registered: PreparedImages,
+        serves: ServedShapes,
+        window: WindowConfig | None = None,
     ) -> None:
         self.channels = registered.channels
         self.image_size = registered.image_size
         self.serves = serves
+        self._config = DataConfig(channels=registered.channels, image_size=registered.image_size, window=window)
         self._name_or_path = name_or_path
         self._device = device
         self._num_images = len(registered.data)
-        self._kept: OrderedDict[tuple[int, int], PreparedImages] = OrderedDict()
-        self._keep(registered)
+        self._kept: OrderedDict[_Key, PreparedImages] = OrderedDict({_key(self._config): registered})
 
     def __len__(self) -> int:
         return self._num_images
@@ -71,12 +82,12 @@ class OwnImages:
     @property
     def data(self) -> ClientData:
         """The images in the registered shape."""
-        return self.prepared(DataConfig(channels=self.channels, image_size=self.image_size)).data
+        return self.prepared(self._config).data
 
     @property
     def fingerprint(self) -> str:
         """The fingerprint of the images in the registered shape."""
-        return self.prepared(DataConfig(channels=self.channels, image_size=self.image_size)).fingerprint
+        return self.prepared(self._config).fingerprint
 
     def check_fit(self, config: DataConfig) -> None:
         """Raise DataError if this worker does not serve the shape that a run needs."""
@@ -86,18 +97,23 @@ class OwnImages:
     def prepared(self, config: DataConfig) -> PreparedImages:
         """Return the images in the shape that a run needs. Raises DataError."""
         self.check_fit(config)
-        shape = (config.channels, config.image_size)
-        if shape in self._kept:
-            self._kept.move_to_end(shape)
-            return self._kept[shape]
+        key = _key(config)
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
         log.info("images.preparing", channels=config.channels, image_size=config.image_size)
         while len(self._kept) >= _KEPT_SHAPES:
             self._kept.popitem(last=False)
         try:
             found = self._read(config)
+        except WindowMissing as error:
+            log.error("images.unusable", reason=str(error))
+            raise DataError(
+                "this client's images have more than 8 bits per value: set [data.window] in the run's spec"
+            ) from error
         except (DataError, MemoryError) as error:  # the coordinator must not learn the names of files
             log.error("images.unusable", reason=str(error) or type(error).__name__)
-            wanted = shape_in_words(*shape)
+            wanted = shape_in_words(config.channels, config.image_size)
             raise DataError(f"this client's images cannot be prepared with {wanted}: see its worker's log") from error
         if len(found.data) != self._num_images:
             log.error("images.changed", num_images=len(found.data), num_registered=self._num_images)
@@ -105,11 +121,17 @@ class OwnImages:
                 f"this client's images have changed: {self._num_images} were registered, and now there are "
                 f"{len(found.data)}; restart the worker"
             )
-        self._keep(found)
+        self._kept[key] = found
         return found
 
     def _read(self, config: DataConfig) -> PreparedImages:
-        images = load_own(self._name_or_path, "train", image_size=config.image_size, channels=config.channels)
+        images = load_own(
+            self._name_or_path,
+            "train",
+            image_size=config.image_size,
+            channels=config.channels,
+            reading=Reading.of(config),
+        )
         images = conform(images, config)
         try:
             return _on_device(images, self._device)
@@ -117,12 +139,9 @@ class OwnImages:
             self._kept.clear()  # images in another shape take the memory
             return _on_device(images, self._device)
 
-    def _keep(self, images: PreparedImages) -> None:
-        self._kept[images.channels, images.image_size] = images
-
 
 def load_images(
-    name_or_path: str, device: torch.device, *, image_size: int | None = None, channels: Literal[1, 3] | None = None
+    name_or_path: str, device: torch.device, *, image_size: int | None = None, channels: int | None = None
 ) -> OwnImages:
     """Read the training images and put them on the device, in the shape that the worker registers with.
 
@@ -134,12 +153,35 @@ def load_images(
     Raises DataError if there are no images, if they do not fit into memory, or if they are not square or larger than
     512 pixels and no size is given.
     """
-    images = load_own(name_or_path, "train", image_size=image_size, channels=channels)
+    window = _prepared_window(name_or_path)
+    try:
+        images = load_own(
+            name_or_path, "train", image_size=image_size, channels=channels, reading=Reading(window=window)
+        )
+    except WindowMissing as error:
+        # Runs choose the window. To register, only the number and the shape of the images count.
+        log.warning("images.need_window", reason=str(error))
+        window = _ANY_WINDOW
+        images = load_own(
+            name_or_path, "train", image_size=image_size, channels=channels, reading=Reading(window=window)
+        )
     if not len(images):
         raise DataError(f"{name_or_path} has no images: a worker needs at least one")
     registered = _on_device(_square(images, image_size, channels), device)
-    serves = ServedShapes(max_image_size=image_size or MAX_SIZE, max_channels=channels or 3)
-    return OwnImages(name_or_path, device, registered, serves)
+    most = channels or (3 if registered.channels in (1, 3) else registered.channels)
+    serves = ServedShapes(max_image_size=image_size or MAX_SIZE, max_channels=most)
+    return OwnImages(name_or_path, device, registered, serves, window)
+
+
+def _prepared_window(name_or_path: str) -> WindowConfig | None:
+    """Return the window of an `.npz` file whose images are prepared already."""
+    if name_or_path in KNOWN or (path := find_path(name_or_path, None)).is_dir():
+        return None
+    return prepared_window(path)
+
+
+def _key(config: DataConfig) -> _Key:
+    return config.channels, config.image_size, config.window
 
 
 def _on_device(images: ImageData, device: torch.device) -> PreparedImages:
@@ -155,7 +197,7 @@ def _on_device(images: ImageData, device: torch.device) -> PreparedImages:
         raise DataError(
             f"{gigabytes:.1f} GB of images do not fit on {device}: use --device cpu or fewer images"
         ) from None
-    return PreparedImages(data, 1 if channels == 1 else 3, size, _fingerprint(images))
+    return PreparedImages(data, channels, size, _fingerprint(images))
 
 
 class PublicImages:
@@ -212,7 +254,7 @@ def _without_paths(error: DataError, dataset: str) -> DataError:
     return DataError(f"this worker cannot use the run's public images, {dataset}: see its log")
 
 
-def _square(images: ImageData, image_size: int | None, channels: Literal[1, 3] | None) -> ImageData:
+def _square(images: ImageData, image_size: int | None, channels: int | None) -> ImageData:
     own_channels, size = own_shape(images, image_size, channels)
     return conform(images, DataConfig(channels=own_channels, image_size=size))
 

@@ -5,16 +5,17 @@ import time
 from typing import Any
 
 import typer
-from pydantic import ValidationError
 
 from fedssl.cli.lazy_group import Group
 from fedssl.cli.usage import OneLineUsage
 from fedssl.errors import DataError
 from fedssl.liveness import Health, keep_touching, report
+from fedssl_worker.check.command import EPILOG as CHECK_EPILOG
+from fedssl_worker.check.command import check
 from fedssl_worker.commands import ledger_app, policy_app
-from fedssl_worker.options import describe_mistakes, options_of
+from fedssl_worker.options import options_of
 from fedssl_worker.page.command import page
-from fedssl_worker.settings import Settings, SettingsError
+from fedssl_worker.settings import Settings, SettingsError, read_settings
 
 
 class WorkerGroup(OneLineUsage, Group):
@@ -35,6 +36,7 @@ app = typer.Typer(
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(policy_app, name="policy")
 app.command("page")(page)
+app.command("check", epilog=CHECK_EPILOG)(check)
 
 EXIT_SETTINGS = 2
 STAY_VARIABLE = "FEDSSL_STAY_UNHEALTHY"
@@ -72,8 +74,7 @@ def run(**options: Any) -> None:
     report(Health.STARTING, "the worker is still starting")  # first, because an empty file means ready
     keep_touching()
     try:
-        settings = _settings({name: value for name, value in options.items() if value is not None})
-        code = _run(settings)
+        code = _run(read_settings(options))
     except (SettingsError, DataError) as error:
         typer.echo(f"fedssl-worker: {error}", err=True)
         report(Health.UNREADY, str(error))
@@ -93,13 +94,6 @@ def _stay_until_stopped() -> None:
                 time.sleep(3600)
     except ShutdownRequested:
         return
-
-
-def _settings(options: dict[str, Any]) -> Settings:
-    try:
-        return Settings(**options)
-    except ValidationError as error:
-        raise SettingsError(describe_mistakes(error, Settings)) from None
 
 
 def _run(settings: Settings) -> int:

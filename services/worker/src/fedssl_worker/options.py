@@ -27,8 +27,8 @@ class WhenUnset:
     shown: str
 
 
-def options_of(model: type[BaseModel]) -> Callable[[F], F]:
-    """Give a command, which takes `**options`, one option per field of the model.
+def options_of(model: type[BaseModel], *more: inspect.Parameter) -> Callable[[F], F]:
+    """Give a command, which takes `**options`, one option per field of the model, and `more` options of its own.
 
     The command receives None for an option that is not given. Its environment variable, or the default, then applies.
     """
@@ -36,7 +36,7 @@ def options_of(model: type[BaseModel]) -> Callable[[F], F]:
     def decorate(command: F) -> F:
         fields = {name: field for name, field in model.model_fields.items() if _value_type(field) is not SecretStr}
         parameters = [_parameter(name, field) for name, field in fields.items()]
-        command.__dict__["__signature__"] = inspect.Signature(parameters)
+        command.__dict__["__signature__"] = inspect.Signature([*parameters, *more])
         return command
 
     return decorate

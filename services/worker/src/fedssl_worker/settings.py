@@ -2,23 +2,18 @@
 
 import stat
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, SecretStr
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from fedssl.errors import FedSSLError
 from fedssl.protocol.model import EncoderConfig, read_encoder
-from fedssl_worker.options import WhenUnset
+from fedssl_worker.options import WhenUnset, describe_mistakes
 
 
 class SettingsError(FedSSLError):
     """The worker cannot start with these settings."""
-
-
-def _number(value: object) -> object:
-    """Return the text of an environment variable as a number, because a Literal accepts no text in its place."""
-    return int(value) if isinstance(value, str) and value.strip().isdecimal() else value
 
 
 class Settings(BaseSettings):
@@ -73,8 +68,12 @@ class Settings(BaseSettings):
         le=512,
         description="Largest height and width in pixels that a run may ask for. Photographs above 512 need it.",
     )
-    channels: Annotated[Literal[1, 3] | None, BeforeValidator(_number), WhenUnset("whatever a run asks for")] = Field(
-        default=None, description="Most channels that a run may ask for: 1 for grey, 3 for grey or RGB."
+    channels: Annotated[int | None, WhenUnset("whatever a run asks for")] = Field(
+        default=None,
+        ge=1,
+        le=16,
+        description="Most channels that a run may ask for: 1 for grey, 3 for grey or RGB. Another number is for images "
+        "with exactly that number; TIFF files with a page per channel need it.",
     )
     public_data: Path | None = Field(
         default=None,
@@ -135,6 +134,14 @@ class Settings(BaseSettings):
         if self.enrolment_token_file is None or not self.enrolment_token_file.exists():
             return None
         return _read_private(self.enrolment_token_file)
+
+
+def read_settings(options: dict[str, Any]) -> Settings:
+    """Return the settings of the options that were given, and of the environment. Raises SettingsError."""
+    try:
+        return Settings(**{name: value for name, value in options.items() if value is not None})
+    except ValidationError as error:
+        raise SettingsError(describe_mistakes(error, Settings)) from None
 
 
 def _secret(given: SecretStr | None) -> str:

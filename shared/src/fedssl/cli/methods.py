@@ -57,6 +57,10 @@ def show(
         bool,
         typer.Option("--all", help="Show the parameters of every part, not only of the method's default parts."),
     ] = False,
+    spec: Annotated[
+        bool,
+        typer.Option("--spec", help="Show a whole spec with the settings of the paper, as YAML or JSON."),
+    ] = False,
     remote: RemoteOption = False,
     url: UrlOption = None,
     token_file: TokenFileOption = None,
@@ -66,7 +70,12 @@ def show(
 
     Example: `fedssl method show fedbyol`. With --remote, the parameters are shown only with `--format json`, as a JSON
     schema.
+
+    `fedssl method show ssd --spec | fedssl simulate -` trains with the settings of the paper: its network, images,
+    partition, rounds and evaluation. Comments name the table's cell, and what differs from the paper.
     """
+    if spec and (remote or everything):
+        raise UsageError("--spec shows a spec of this installation: leave out --remote and --all")
     if remote:
         _show_remote(name, url, token_file, output)
         return
@@ -75,6 +84,9 @@ def show(
         close = get_close_matches(name, METHOD_CONFIGS, n=1)
         known = f"did you mean {close[0]}?" if close else f"known methods: {', '.join(METHOD_CONFIGS)}"
         raise UsageError(f"there is no method {name!r}; {known}")
+    if spec:
+        _show_spec(name, output)
+        return
     if output is Format.JSON:
         show_json(_document(config))
         return
@@ -114,6 +126,29 @@ def _show_remote(name: str, url: str | None, token_file: Path | None, output: Fo
         show_json(view)
     else:
         show_pairs({key.replace("_", " "): value for key, value in view if key != "config_schema"})
+
+
+def _show_spec(name: str, output: Format) -> None:
+    """Show a run of the papers' tables that trains the method. Raises UsageError if there is none."""
+    from fedssl.experiments.papers import method_cell
+    from fedssl.run_files import spec_as_yaml
+
+    cell = method_cell(name)
+    if cell is None:
+        raise UsageError(
+            f"none of the papers' tables trains {name} by itself, so there are no settings of a paper to show: "
+            f"`fedssl method show {name}` shows the defaults, and `fedssl reproduce --list` the rows of the tables"
+        )
+    if output is Format.JSON:
+        show_json(cell.spec)
+        return
+    notes = list(cell.notes)
+    if cell.public_client is not None:
+        notes.append(
+            f"here the public images are drawn from all training images, not those of {cell.public_client}: "
+            f"`fedssl reproduce {cell.name}` takes those"
+        )
+    typer.echo("\n".join([f"# {cell.name}", *(f"# {note}" for note in notes), spec_as_yaml(cell.spec)]), nl=False)
 
 
 def _summed(config: type[MethodConfig]) -> str:

@@ -37,7 +37,7 @@ ThreadsOption = Annotated[
 ]
 
 _CLIENT = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")  # as fedssl.protocol.base.ClientId
-_OPTIONS = {"num_clients": "clients", "dataset": "data"}
+_OPTIONS = {"num_clients": "clients", "dataset": "data", "file": "partition-file"}
 _ROUTINE_EVENTS = ("started (pid", "stopping", "stopped")
 
 
@@ -61,6 +61,10 @@ def up(
         Scheme | None, typer.Option(help="How images are partitioned among clients.  [default: dirichlet]")
     ] = None,
     alpha: Annotated[float | None, typer.Option(help="Concentration of the dirichlet scheme.  [default: 0.1]")] = None,
+    partition_file: Annotated[
+        str | None,
+        typer.Option(metavar="JSON", help="Partition by the indices in this file: the scheme `file`."),
+    ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the partition.  [default: 0]")] = None,
     max_images: Annotated[int | None, typer.Option(min=1, help="Use only this many images.  [default: all]")] = None,
     port: PortOption = None,
@@ -95,7 +99,16 @@ def up(
     require_launcher()
     if set_ and spec is None:
         raise UsageError("--set changes a key of a spec: give the spec with --spec")
-    options = {"num_clients": clients, "scheme": scheme, "alpha": alpha, "seed": seed, "max_images": max_images}
+    if partition_file is not None and scheme is None:
+        scheme = "file"
+    options: dict[str, object] = {
+        "num_clients": clients,
+        "scheme": scheme,
+        "alpha": alpha,
+        "file": partition_file,
+        "seed": seed,
+        "max_images": max_images,
+    }
     given = {name: value for name, value in options.items() if value is not None}
     wanted = read_spec(spec, set_) if spec is not None else None
     sources = sources_of(data or [])

@@ -135,7 +135,10 @@ def _data(run: RunView, rounds: Sequence[RoundView]) -> str:
     data, examples = run.spec.data, _examples(rounds)
     shape = f"{data.channels} x {data.image_size} x {data.image_size}"
     normalised = "not normalised" if data.mean is None else f"normalised by mean {data.mean} and std {data.std}"
-    text = f"Images of {shape}, values 0..1, {normalised}; each client's own, {sum(examples.values()):,} in total."
+    window = "" if data.window is None else data.window.model_dump_json(exclude_defaults=True)
+    through = f" through the window {window}" if window else ""
+    total = f"{sum(examples.values()):,} in total"
+    text = f"Images of {shape}, values 0..1{through}, {normalised}; each client's own, {total}."
     if run.spec.partition is not None:
         text += f" They are a partition of `{run.spec.partition.dataset}`."
     rows = [(name, f"{count:,}") for name, count in sorted(examples.items())]

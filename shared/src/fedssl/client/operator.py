@@ -51,6 +51,7 @@ from fedssl.protocol.views import (
     RunEdit,
     RunSummary,
     RunView,
+    SiteEvaluationsCreate,
     SiteRoundView,
     TokenCreate,
     TokenCreated,
@@ -223,6 +224,15 @@ class Client(ArtifactMethods, DatasetMethods, WeightMethods, BaseClient):
     def site_evaluations(self, run_id: UUID) -> Iterator[SiteRoundView]:
         """The evaluations of a run's encoders at the sites, by round."""
         return self._connection.pages(f"/v1/runs/{run_id}/site-evaluations", SiteRoundView)
+
+    def request_site_evaluations(self, run_id: UUID, round_number: int | None = None) -> SiteRoundView:
+        """Ask the sites to evaluate the encoder of a round, by default the newest. A repeated request changes nothing.
+
+        Sites that refused it, or missed it, are asked again. Raises Conflict if the round is not closed yet, or if the
+        run has no evaluation at its sites.
+        """
+        body = request_body(SiteEvaluationsCreate, round_number=round_number)
+        return self._connection.call("POST", f"/v1/runs/{run_id}/site-evaluations", SiteRoundView, body=body)
 
     def evaluation(self, evaluation_id: UUID) -> EvaluationView:
         """One judgement of an encoder."""

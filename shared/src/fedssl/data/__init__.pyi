@@ -25,6 +25,7 @@ from .partitions import (
     partition,
 )
 from .presets import AUGMENTATIONS, NORMALIZATIONS, PARTITIONS
+from .windowing import window
 
 __all__ = [
     "AUGMENTATIONS",
@@ -57,4 +58,5 @@ __all__ = [
     "random_view",
     "save_npz",
     "to_float",
+    "window",
 ]

@@ -39,8 +39,8 @@ _MOST_TAPS = 5  # with 7 taps a grouped convolution is as fast on a CPU, with 23
 
 
 def to_float(images: Tensor) -> Tensor:
-    """Convert uint8 pixels 0..255 of any shape to float32 values 0..1."""
-    return images.to(torch.float32).mul_(1 / 255)
+    """Convert prepared pixels of any shape, uint8 0..255 or int16 0..32,767, to float32 values 0..1."""
+    return images.to(torch.float32).mul_(1 / (255 if images.dtype == torch.uint8 else torch.iinfo(torch.int16).max))
 
 
 def normalize(images_BCHW: Tensor, config: DataConfig) -> Tensor:
@@ -63,7 +63,7 @@ def random_view(
     """Return one random view of every image.
 
     Args:
-        images_BCHW: float32 values 0..1, of one or three channels, on any device. They are not changed.
+        images_BCHW: float32 values 0..1, of any number of channels, on any device. They are not changed.
         config: the operations and their strengths.
         generator: the source of all randomness: one draw of (B, 15) uniform numbers, whatever the config is. Its
             device may differ from that of the images; a CPU generator gives the same views on every device.
@@ -155,7 +155,7 @@ def _colour(x_BCHW: Tensor, config: AugmentationConfig, draw: dict[str, Tensor])
     channels = x_BCHW.shape[1]
     strengths = (config.brightness, config.contrast, *((config.saturation, config.hue) if channels == 3 else ()))
     jittered = config.jitter > 0 and any(strengths)
-    if not jittered and (config.greyscale == 0 or channels == 1):
+    if not jittered and (config.greyscale == 0 or channels != 3):
         return x_BCHW
     brightness = _factor("brightness", config.brightness, config, draw)
     contrast = _factor("contrast", config.contrast, config, draw)
@@ -163,6 +163,10 @@ def _colour(x_BCHW: Tensor, config: AugmentationConfig, draw: dict[str, Tensor])
         mean = x_BCHW.mean(dim=(1, 2, 3))
         scale, offset = brightness * contrast, brightness * (1 - contrast) * mean
         return torch.addcmul(offset.view(-1, 1, 1, 1), x_BCHW, scale.view(-1, 1, 1, 1)).clamp_(0, 1)
+    if channels != 3:  # not colours: each channel keeps its own mean
+        mean_BC = x_BCHW.mean(dim=(2, 3))
+        scale_B1, offset_BC = (brightness * contrast)[:, None], (brightness * (1 - contrast))[:, None] * mean_BC
+        return torch.addcmul(offset_BC[..., None, None], x_BCHW, scale_B1[..., None, None]).clamp_(0, 1)
     flat_BCP = x_BCHW.flatten(2)
     luma_C = _constant(_LUMA, x_BCHW.device, x_BCHW.dtype)
     offset = brightness * (1 - contrast) * (flat_BCP.mean(dim=2) @ luma_C)

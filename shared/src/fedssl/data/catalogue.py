@@ -11,8 +11,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fedssl.data.decoding import ImageFiles
 from fedssl.data.formats import read_cifar, read_idx_pair
+from fedssl.data.image_files import ImageFiles
 from fedssl.data.imagenet import (
     find_imagenet100,
     find_mini,

@@ -22,7 +22,7 @@ _FORMATS_NOT_READ = {
     **dict.fromkeys(
         (".gif", ".heic", ".heif", ".avif", ".jp2", ".j2k", ".jxl", ".jfif", ".ppm", ".pgm", ".pbm", ".tga", ".psd",
          ".svg", ".raw", ".dng", ".cr2", ".nef", ".arw", ".exr", ".hdr", ".svs", ".ndpi", ".czi", ".mrxs", ".vsi",
-         ".scn", ".npy"),
+         ".scn"),
         _CONVERT,
     ),
     **dict.fromkeys((".npz", ".zip", ".tar", ".tgz", ".tar.gz", ".7z", ".rar", ".h5", ".hdf5", ".parquet",

@@ -28,6 +28,7 @@ from fedssl.artifacts.images import (
 )
 from fedssl.data import ImageData, choose_images, conform, load_dataset
 from fedssl.data.datasets import file_shape
+from fedssl.data.reading import AS_STORED, Reading
 from fedssl.errors import DataError
 from fedssl.protocol.data import DataConfig
 
@@ -54,25 +55,39 @@ def load_own(
     root: Path | None = None,
     *,
     image_size: int | None = None,
-    channels: Literal[1, 3] | None = None,
+    channels: int | None = None,
+    reading: Reading = AS_STORED,
 ) -> ImageData:
     """Call :func:`fedssl.data.load_dataset` for images that are written in their own shape, see :func:`own_shape`.
 
     Raises DataError, for photographs without an `image_size` before they are decoded.
     """
-    if image_size is None and (found := file_shape(name_or_path, split, root)) is not None:
+    if image_size is None and (found := file_shape(name_or_path, split, root, channels)) is not None:
         _require_size(found[1])
-    return load_dataset(name_or_path, split, root, image_size=image_size, channels=channels)
+    return load_dataset(name_or_path, split, root, image_size=image_size, channels=channels, reading=reading)
 
 
-def own_shape(images: ImageData, image_size: int | None = None, channels: Literal[1, 3] | None = None) -> Shape:
+def own_shape(images: ImageData, image_size: int | None = None, channels: int | None = None) -> tuple[int, int]:
     """Return the given shape, or the images' own. Raises DataError if they are not square and no size is given."""
     _, own_channels, height, width = images.images.shape
     if image_size is None and height != width:
         raise DataError(f"the images are {height} x {width} pixels: give --image-size to have squares cut out of them")
     size = image_size or height
     _require_size(size)
-    return channels or (1 if own_channels == 1 else 3), size
+    return channels or own_channels, size
+
+
+def registered_shape(images: ImageData, image_size: int | None = None, channels: Literal[1, 3] | None = None) -> Shape:
+    """Return :func:`own_shape` for images that are registered with a coordinator.
+
+    Raises DataError also if they are neither grey nor RGB.
+    """
+    found, size = own_shape(images, image_size, channels)
+    if found == 1:
+        return 1, size
+    if found == 3:
+        return 3, size
+    raise DataError(f"images of {found} channels cannot be registered with a coordinator: only grey and RGB images")
 
 
 def _require_size(size: int) -> None:
@@ -172,5 +187,8 @@ def _parts(
     config = DataConfig(channels=channels, image_size=size)
     for start in range(0, len(chosen), _CHUNK):
         part = chosen[start : start + _CHUNK]
-        yield conform(ImageData(images.images[part]), config).images
+        pixels = conform(ImageData(images.images[part]), config).images
+        if pixels.dtype != np.uint8:
+            raise DataError("images of 16 bits cannot be registered with a coordinator: save them with 8 bits")
+        yield pixels.astype(np.uint8, copy=False)
         on_images(start + len(part))

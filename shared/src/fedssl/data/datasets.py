@@ -2,19 +2,22 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedssl.cache import cache_folder
 from fedssl.data.catalogue import KNOWN, KnownDataset, Split
+from fedssl.data.decode_file import shape_of_first
 from fedssl.data.decoded import decoded
-from fedssl.data.decoding import ImageFiles, log, shape_of_first
+from fedssl.data.decoding import log
 from fedssl.data.folders import list_folder, read_folder, report_left_out
-from fedssl.data.formats import read_npz
-from fedssl.data.images import ImageData, conform
+from fedssl.data.formats import StoredArrays, read_npz, read_stored
+from fedssl.data.image_files import ImageFiles
+from fedssl.data.images import ImageData, conform, through_window
+from fedssl.data.reading import AS_STORED, Reading
 from fedssl.errors import DataError
 from fedssl.protocol.data import DataConfig
 
@@ -33,7 +36,8 @@ def load_dataset(
     root: Path | None = None,
     *,
     image_size: int | None = None,
-    channels: Literal[1, 3] | None = None,
+    channels: int | None = None,
+    reading: Reading = AS_STORED,
 ) -> ImageData:
     """Read one split of a data set.
 
@@ -45,7 +49,8 @@ def load_dataset(
             `/usr/share/datasets`. A set may be in the folder itself or in a sub-folder with its name.
         image_size: for images stored as files: the size to decode to; None means the set's own, or that of a folder's
             first image. Arrays keep their own size; :func:`fedssl.data.conform` changes it.
-        channels: for images stored as files: 1 or 3; None means the set's own, or those of a folder's first image.
+        channels: for images stored as files: 1 to 16; None means the set's own, or those of a folder's first image.
+        reading: how values become pixels.
 
     The images of a known set that are stored as files (ImageNet's subsets) are decoded once and then memory-mapped.
 
@@ -54,31 +59,44 @@ def load_dataset(
     """
     _require_split(split)
     if (known := KNOWN.get(name_or_path)) is not None:
-        data = _load_known(known, split, root, image_size, channels)
+        data = _load_known(known, split, root, image_size, channels, reading)
         _compare(known, split, len(data))
         return data
     path = find_path(name_or_path, root)
     if path.is_dir():
-        return read_folder(path, split, image_size, channels)
-    return read_npz(path, split)
+        return read_folder(path, split, image_size, channels, reading)
+    return read_npz(path, split, reading.window)
 
 
 def load_conformed(name_or_path: str, split: Split, data: DataConfig, root: Path | None = None) -> ImageData:
     """Read one split of a data set with the size and channels of a run. Image files are decoded to that size."""
-    images = load_dataset(name_or_path, split, root, image_size=data.image_size, channels=data.channels)
+    images = load_dataset(
+        name_or_path, split, root, image_size=data.image_size, channels=data.channels, reading=Reading.of(data)
+    )
     return conform(images, data)
 
 
-def file_shape(name_or_path: str, split: Split, root: Path | None = None) -> tuple[int, int] | None:
+def load_arrays(name_or_path: str, split: Split, root: Path | None = None) -> StoredArrays:
+    """Return a known set or an `.npz` file as it is stored, before any window. Raises DataError."""
+    if name_or_path not in KNOWN:
+        return read_stored(find_path(name_or_path, root), split)
+    images = load_dataset(name_or_path, split, root)
+    return StoredArrays(Path(name_or_path), images.images, images.labels, images.class_names)
+
+
+def file_shape(
+    name_or_path: str, split: Split, root: Path | None = None, channels: int | None = None
+) -> tuple[int, int] | None:
     """Return the default (channels, shorter side in pixels) to which :func:`load_dataset` decodes image files.
 
-    Opens only the first image. Returns None if the images are arrays. Raises DataError.
+    `channels` is the number that is asked for, if any. Opens only the first image. Returns None if the images are
+    arrays. Raises DataError.
     """
     _require_split(split)
     if (known := KNOWN.get(name_or_path)) is not None:
-        return None if known.listing is None else (known.channels, known.image_size)
+        return None if known.listing is None else (channels or known.channels, known.image_size)
     path = find_path(name_or_path, root)
-    return shape_of_first(list_folder(path, split), None, None) if path.is_dir() else None
+    return shape_of_first(list_folder(path, split), None, channels) if path.is_dir() else None
 
 
 def load_labels(
@@ -88,8 +106,8 @@ def load_labels(
     if (files := list_files(name_or_path, split, root)) is not None:
         report_left_out(files)
         return files.labels, files.class_names
-    images = load_dataset(name_or_path, split, root)
-    return images.labels, images.class_names
+    stored = load_arrays(name_or_path, split, root)
+    return stored.labels, stored.class_names
 
 
 def list_files(name_or_path: str, split: Split, root: Path | None = None) -> ImageFiles | None:
@@ -117,7 +135,7 @@ def count_images(name_or_path: str, split: Split, root: Path | None = None) -> i
     path = None if name_or_path in KNOWN else find_path(name_or_path, root)
     if path is not None and path.is_dir():
         return len(list_folder(path, split))
-    return len(load_dataset(name_or_path, split, root))
+    return len(load_arrays(name_or_path, split, root).pixels)
 
 
 def find_dataset(name: str, split: Split = "train", root: Path | None = None) -> Path | None:
@@ -144,15 +162,15 @@ def how_to_get(known: KnownDataset) -> str:
 
 
 def _load_known(
-    known: KnownDataset, split: Split, root: Path | None, image_size: int | None, channels: Literal[1, 3] | None
+    known: KnownDataset, split: Split, root: Path | None, image_size: int | None, channels: int | None, reading: Reading
 ) -> ImageData:
     path = Path() if known.find is None else _require(known, split, root)
     if known.listing is None:
         assert known.read is not None, "a known set has `listing` or `read`"
-        return known.read(path, split)
-    files = known.listing(path, split)
-    images = decoded(files, channels or known.channels, image_size or known.image_size)
-    return ImageData(images, files.labels, files.class_names)
+        return through_window(known.read(path, split), reading.window)
+    files = replace(known.listing(path, split), reading=reading)
+    pixels = decoded(files, channels or known.channels, image_size or known.image_size)
+    return ImageData(pixels, files.labels, files.class_names)
 
 
 def _require(known: KnownDataset, split: Split, root: Path | None) -> Path:

@@ -1,6 +1,6 @@
 """Decoded images of public data sets, kept as memory maps so that the second start is quick and memory stays bounded.
 
-Each set of images is in `decoded/<key>/` below the cache folder, as `images.npy` (uint8, (N, C, H, W)) with a
+Each set of images is in `decoded/<key>/` below the cache folder, as `images.npy` ((N, C, H, W)) with a
 description in `about.json`. The key is a sha256 over the files' names and contents (checksums in an archive, size and
 time of change in a folder), the shape, and the decoder. A change of the pixels therefore changes the key, and nothing
 here is ever out of date. Everything here can be removed at any time.
@@ -12,13 +12,15 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import PIL
-from numpy.typing import NDArray
 
 from fedssl.cache import cache_folder
-from fedssl.data.decoding import ImageFiles, decode_chunks, log
+from fedssl.data.decoding import decode_chunks, log
+from fedssl.data.image_files import ImageFiles
+from fedssl.data.windowing import Pixels, prepared_type
 from fedssl.errors import DataError
 from fedssl.locks import lock, try_lock
 
@@ -26,7 +28,7 @@ _VERSION = 2  # the version of the decoding
 _IMAGES, _ABOUT = "images.npy", "about.json"
 
 
-def decoded(files: ImageFiles, channels: int, size: int) -> NDArray[np.uint8]:
+def decoded(files: ImageFiles, channels: int, size: int) -> Pixels:
     """Return all images, (N, channels, size, size), read-only and memory-mapped; decode them if that was not done yet.
 
     One process decodes; other processes that need the same images wait for it. What a killed process has written is not
@@ -36,16 +38,17 @@ def decoded(files: ImageFiles, channels: int, size: int) -> NDArray[np.uint8]:
         DataError: an image cannot be decoded, or the decoded images cannot be stored.
     """
     shape = (len(files), channels, size, size)
+    dtype = prepared_type(files.reading.window)
     place = cache_folder() / "decoded" / _key(files, channels, size)
-    images = _kept(place, shape)
+    images = _kept(place, shape, dtype)
     if images is not None:
         return images
     try:
         with _locked(place):
-            images = _kept(place, shape)  # another process may have decoded them in the meantime
+            images = _kept(place, shape, dtype)  # another process may have decoded them in the meantime
             if images is None:
                 _decode_into(place, files, shape)
-                images = _kept(place, shape)
+                images = _kept(place, shape, dtype)
     except OSError as error:
         raise DataError(
             f"decoded images of {files.title} cannot be stored in {place.parent} ({error.strerror}): "
@@ -58,18 +61,20 @@ def decoded(files: ImageFiles, channels: int, size: int) -> NDArray[np.uint8]:
 
 def _key(files: ImageFiles, channels: int, size: int) -> str:
     digest = hashlib.sha256(f"{_VERSION}\n{PIL.__version__}\n{channels}\n{size}\n".encode())
+    if files.reading.window is not None:
+        digest.update(f"window {files.reading.window.model_dump_json()}\n".encode())
     for name in files.names:
         digest.update(f"{name}\n{files.tree.stamp(name)}\n".encode())
     return digest.hexdigest()[:32]
 
 
-def _kept(place: Path, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
+def _kept(place: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Pixels | None:
     """Return the images in a folder of the cache, or None if they are missing or damaged."""
     try:
         images = np.load(place / _IMAGES, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
-    return images if images.dtype == np.uint8 and images.shape == shape else None
+    return images if images.dtype == dtype and images.shape == shape else None
 
 
 @contextmanager
@@ -85,7 +90,8 @@ def _locked(place: Path) -> Iterator[None]:
 
 def _decode_into(place: Path, files: ImageFiles, shape: tuple[int, int, int, int]) -> None:
     """Write the images to a temporary folder next to their place, and then rename it, so that they appear complete."""
-    num_bytes = int(np.prod(shape, dtype=np.int64))
+    dtype = prepared_type(files.reading.window)
+    num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     free = shutil.disk_usage(place.parent).free
     if num_bytes > free:
         raise DataError(
@@ -99,7 +105,7 @@ def _decode_into(place: Path, files: ImageFiles, shape: tuple[int, int, int, int
     try:
         # Written, not mapped, so that a full disk raises an error and does not kill the process.
         with (partial / _IMAGES).open("wb") as file:
-            np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+            np.lib.format.write_array_header_1_0(file, {"descr": dtype.str, "fortran_order": False, "shape": shape})
             for chunk in decode_chunks(files, *shape[1:3]):
                 file.write(chunk.data)
         about = {"images": files.title, "from": str(files.tree.path), "shape": shape, "decoder": PIL.__version__}

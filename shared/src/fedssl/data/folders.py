@@ -1,18 +1,28 @@
 """Image folders: one sub-folder per class, with images at any depth, or loose images without labels."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from fedssl.data.contents import Contents, read_contents, readable
-from fedssl.data.decoding import ImageFiles, decode_to_memory, log, shape_of_first
+from fedssl.data.decode_file import shape_of_first
+from fedssl.data.decoding import decode_to_memory, log
+from fedssl.data.image_files import ImageFiles
 from fedssl.data.images import ImageData
+from fedssl.data.reading import AS_STORED, Reading
 from fedssl.data.trees import SUFFIXES, FolderTree
 from fedssl.errors import DataError
 
 
-def read_folder(folder: Path, split: str, image_size: int | None = None, channels: int | None = None) -> ImageData:
+def read_folder(
+    folder: Path,
+    split: str,
+    image_size: int | None = None,
+    channels: int | None = None,
+    reading: Reading = AS_STORED,
+) -> ImageData:
     """Decode all images below a folder into memory. A data owner's own images are not copied to any other place.
 
     What is not used is logged.
@@ -22,12 +32,13 @@ def read_folder(folder: Path, split: str, image_size: int | None = None, channel
         split: "train" or "test".
         image_size: the shorter side after scaling, in pixels; the middle square is cut out. None means the shorter side
             of the first image.
-        channels: 3 or 1; None means 1 if the first image is grey, else 3.
+        channels: 1 to 16; None means those of the first image, of 8 bits: 1 if it is grey, else 3.
+        reading: how the files become pixels.
 
     Raises:
         DataError: there are no images, or one cannot be decoded; the message names it.
     """
-    files = list_folder(folder, split)
+    files = replace(list_folder(folder, split), reading=reading)
     shape = shape_of_first(files, image_size, channels)
     images = ImageData(decode_to_memory(files, *shape), files.labels, files.class_names)
     report_left_out(files)

@@ -5,13 +5,17 @@ import textwrap
 import tokenize
 import zipfile
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from fedssl.data.images import ImageData, memory_bytes
+from fedssl.data.windowing import FULL, NEEDS_WINDOW, Pixels, WindowMissing, window_arrays
 from fedssl.errors import DataError
+from fedssl.protocol.data import WindowConfig
 
 _IDX_UINT8 = 8  # the format's code for unsigned bytes, the only type used by image sets
 # What reading an `.npz` file raises. numpy parses a header as a literal of Python, and repairs those of Python 2 with
@@ -20,6 +24,8 @@ ARRAY_ERRORS = (OSError, EOFError, ValueError, KeyError, MemoryError, RuntimeErr
                  zipfile.BadZipFile, zlib.error)  # fmt: skip
 _MAX_REASON = 200  # numpy's errors quote the whole header
 _MAX_BYTES = 1 << 30  # the largest size of one idx or CIFAR file, uncompressed: five times the largest that exists
+_WINDOW = "window"  # the key of a file whose images have been through a window, with its JSON
+
 _GZIP = 31  # zlib's code for a gzip stream
 
 
@@ -105,11 +111,68 @@ def _class_names(path: Path | None) -> tuple[str, ...]:
         return ()
 
 
-def read_npz(path: Path, split: str) -> ImageData:
+@dataclass(frozen=True, slots=True)
+class StoredArrays:
+    """One split of an `.npz` file as it is stored, before any window.
+
+    Attributes:
+        path: the file.
+        pixels: (N, C, H, W), of whole or floating-point numbers.
+        labels: int64 class numbers (N,), or None.
+        class_names: the classes by number; empty if the file has no names.
+        prepared: the window through which the images have been already, or None.
+    """
+
+    path: Path
+    pixels: NDArray[np.generic]
+    labels: NDArray[np.int64] | None = None
+    class_names: tuple[str, ...] = ()
+    prepared: WindowConfig | None = None
+
+    @property
+    def needs_window(self) -> bool:
+        """True if only a run with a window can use the images."""
+        return self.prepared is None and self.pixels.dtype != np.uint8
+
+    def through(self, window: WindowConfig | None, rows: slice = slice(None)) -> Pixels:
+        """Return some images through a window; those that are prepared already must have been through this one.
+
+        Raises WindowMissing if the images need a window and there is none, and DataError.
+        """
+        pixels = self.pixels[rows]
+        if self.prepared is not None:
+            if pixels.dtype not in FULL or self.prepared != window:
+                raise DataError(
+                    f"{self.path} holds images that were prepared with data.window = {_in_words(self.prepared)}, but "
+                    f"the run's is {'not set' if window is None else _in_words(window)}: give the run that window, or "
+                    "prepare the images again"
+                )
+            return pixels  # type: ignore[return-value]
+        if window is None:
+            if self.needs_window:
+                raise WindowMissing(
+                    f"{self.path}: images must be uint8 (0..255), not {pixels.dtype}, or {NEEDS_WINDOW}"
+                )
+            return pixels.astype(np.uint8, copy=False)
+        try:
+            return window_arrays(pixels, window)
+        except ValueError as error:
+            raise DataError(f"{self.path}: an image cannot be used: {error}") from error
+
+
+def read_npz(path: Path, split: str, window: WindowConfig | None = None) -> ImageData:
+    """Read one split of an `.npz` file, through a window: see :func:`read_stored`. Raises DataError."""
+    stored = read_stored(path, split)
+    return ImageData(stored.through(window), stored.labels, stored.class_names)
+
+
+def read_stored(path: Path, split: str) -> StoredArrays:
     """Read one split of an `.npz` file.
 
-    Its keys are `images` (uint8, (N, H, W), (N, H, W, C) or (N, C, H, W)), `labels` (whole numbers (N,), optional) and
-    `class_names` (strings, optional). The test split has the same keys with the prefix `test_`.
+    Its keys are `images` ((N, H, W), (N, H, W, C) or (N, C, H, W); uint8, or for runs with a window any numbers),
+    `labels` (whole numbers (N,), optional) and `class_names` (strings, optional). The test split has the same keys with
+    the prefix `test_`. The images of a file with the key `window` have been through that window: it is not applied
+    again.
 
     Raises:
         DataError: the file cannot be read, a key is missing or an array is not as described.
@@ -129,15 +192,42 @@ def read_npz(path: Path, split: str) -> ImageData:
             images = _array(archive, f"{prefix}images")
             labels = _array(archive, f"{prefix}labels") if f"{prefix}labels" in keys else None
             names = _array(archive, "class_names").tolist() if "class_names" in keys else []
+            prepared = str(_array(archive, _WINDOW)) if _WINDOW in keys else None
     except ARRAY_ERRORS as error:
         reason = textwrap.shorten(str(error) or type(error).__name__, _MAX_REASON, placeholder=" ...")
         raise DataError(f"cannot read {path}: {reason}; it must be an .npz file of plain arrays") from error
-    return ImageData(_channels_first(images, path), _whole_numbers(labels, path), tuple(str(name) for name in names))
+    return StoredArrays(
+        path,
+        _channels_first(images, path),
+        _whole_numbers(labels, path),
+        tuple(str(name) for name in names),
+        None if prepared is None else _parsed(prepared, path),
+    )
 
 
-def save_npz(path: Path, data: ImageData, test: ImageData | None = None) -> None:
-    """Write images, labels and class names, if there are any, for :func:`read_npz`; `test` is the test split."""
+def prepared_window(path: Path) -> WindowConfig | None:
+    """Return the window through which the images of an `.npz` file have been, or None. Raises DataError.
+
+    Returns None also if the file cannot be read: reading its images reports why.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return _parsed(str(_array(archive, _WINDOW)), path) if _WINDOW in archive.files else None
+    except ARRAY_ERRORS:
+        return None
+
+
+def save_npz(path: Path, data: ImageData, test: ImageData | None = None, *, window: WindowConfig | None = None) -> None:
+    """Write images, labels and class names, if there are any, for :func:`read_npz`; `test` is the test split.
+
+    `window` is recorded as the one through which the images have been; it is needed for images of 16 bits. Raises
+    DataError without it.
+    """
     arrays: dict[str, NDArray[np.generic]] = {"images": data.images}
+    if window is not None:
+        arrays[_WINDOW] = np.array(_in_words(window))
+    elif data.images.dtype != np.uint8:
+        raise DataError(f"{path}: images of 16 bits are saved with the window that they have been through")
     if data.labels is not None:
         arrays["labels"] = data.labels
     if data.class_names:
@@ -167,20 +257,34 @@ def require_memory(path: Path) -> None:
         raise ValueError(f"an array takes {needed / 1e9:,.1f} GB, but the machine has {memory / 1e9:,.1f} GB of memory")
 
 
-def _channels_first(images: NDArray[np.generic], path: Path) -> NDArray[np.uint8]:
-    if images.dtype != np.uint8:
-        raise DataError(f"{path}: images must be uint8 (0..255), not {images.dtype}; convert them before saving")
+def _parsed(text: str, path: Path) -> WindowConfig:
+    try:
+        return WindowConfig.model_validate_json(text)
+    except ValidationError as error:
+        raise DataError(f"{path}: its `window` is not a window of data: {text[:_MAX_REASON]}") from error
+
+
+def _in_words(window: WindowConfig) -> str:
+    return window.model_dump_json(exclude_defaults=True)
+
+
+def _channels_first(images: NDArray[np.generic], path: Path) -> NDArray[np.generic]:
+    if images.dtype.kind not in "uif":
+        raise DataError(f"{path}: images must be numbers, not {images.dtype}; convert them before saving")
     if 0 in images.shape[1:]:
         raise DataError(f"{path}: images of shape {images.shape} have no pixels")
-    pixels = images.astype(np.uint8, copy=False)
-    if pixels.ndim == 3:
-        return pixels[:, np.newaxis]
-    if pixels.ndim == 4 and pixels.shape[1] in (1, 3):
-        return pixels
-    if pixels.ndim == 4 and pixels.shape[3] in (1, 3):
-        return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
+    if images.ndim == 3:
+        return images[:, np.newaxis]
+    if images.ndim == 4:
+        # 1 and 3 first: files from before there were other numbers of channels are read as they were.
+        for few in ((1, 3), range(1, 17)):
+            if images.shape[1] in few:
+                return images
+            if images.shape[3] in few:
+                return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
     raise DataError(
-        f"{path}: images must have shape (N, H, W), (N, H, W, C) or (N, C, H, W) with C 1 or 3; got {images.shape}"
+        f"{path}: images must have shape (N, H, W), (N, H, W, C) or (N, C, H, W) with 1 to 16 channels; got "
+        f"{images.shape}"
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedssl.data.decoding import ImageFiles
+from fedssl.data.image_files import ImageFiles
 from fedssl.data.trees import FolderTree, Tree, ZipTree, is_image
 from fedssl.errors import DataError
 

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedssl.data.windowing import FULL, Pixels, window_arrays
 from fedssl.errors import DataError
-from fedssl.protocol.data import DataConfig
+from fedssl.protocol.data import DataConfig, WindowConfig
 
 _LUMA = (0.299, 0.587, 0.114)
 _CHUNK = 2048
@@ -28,22 +29,23 @@ class ImageData:
     """Images of one size, with or without labels.
 
     Attributes:
-        images: uint8 array (N, C, H, W), values 0..255; it may be memory-mapped and is never written to.
-            Its strides are those of C order.
+        images: array (N, C, H, W) of 1 to 16 channels, uint8 with values 0..255, or int16 with values 0..32,767, which
+            a window of 16 bits gives; both stand for 0..1. It may be memory-mapped and is never written to. Its strides
+            are those of C order.
         labels: int64 array (N,) of class numbers, or None for unlabelled images.
         class_names: the classes by number; empty if the format has no names.
 
     Raises :class:`~fedssl.errors.DataError` if the arrays do not fit together.
     """
 
-    images: NDArray[np.uint8]
+    images: Pixels
     labels: NDArray[np.int64] | None = None
     class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.images.dtype != np.uint8 or self.images.ndim != 4 or self.images.shape[1] not in (1, 3):
+        if self.images.dtype not in FULL or self.images.ndim != 4 or not 1 <= self.images.shape[1] <= 16:
             raise DataError(
-                f"images must be a uint8 array (N, C, H, W) with 1 or 3 channels; "
+                f"images must be a uint8 or int16 array (N, C, H, W) with 1 to 16 channels; "
                 f"got {self.images.dtype} of shape {self.images.shape}"
             )
         # Every reader gives the same layout in memory. With one channel an array can be contiguous and still have other
@@ -70,20 +72,45 @@ class ImageData:
         return replace(self, images=self.images[indices], labels=labels)
 
 
+def prepare(data: ImageData, config: DataConfig) -> ImageData:
+    """Return images of 8 bits as a run needs them: :func:`through_window`, then :func:`conform`. Raises DataError.
+
+    Registered and public data sets are prepared so.
+    """
+    return conform(through_window(data, config.window), config)
+
+
+def through_window(data: ImageData, window: WindowConfig | None) -> ImageData:
+    """Return images of 8 bits through a window. Raises DataError if it has values that they do not hold."""
+    if window is None:
+        return data
+    if (refusal := window.refusal_of_8_bits()) is not None:
+        raise DataError(f"the images have 8 bits per value: {refusal}")
+    return replace(data, images=window_arrays(data.images, window))
+
+
 def conform(data: ImageData, config: DataConfig) -> ImageData:
     """Return the images with the size and the number of channels that the run asks for.
 
     The shorter side is scaled to `config.image_size` and the middle is cut out. One channel is repeated three times;
     three channels are converted to their luma. Images that already fit are returned without a copy.
+
+    Raises DataError for any other two numbers of channels.
     """
     _, channels, height, width = data.images.shape
     if (channels, height, width) == (config.channels, config.image_size, config.image_size):
         return data
-    out = np.empty((len(data), config.channels, config.image_size, config.image_size), np.uint8)
+    if channels != config.channels and not {channels, config.channels} <= {1, 3}:
+        raise DataError(
+            f"the images have {channels} channels, and the run needs {config.channels} (data.channels): only grey and "
+            "RGB images are converted to each other"
+        )
+    out = np.empty((len(data), config.channels, config.image_size, config.image_size), data.images.dtype)
+    full = FULL[out.dtype]
     for start in range(0, len(data), _CHUNK):
         chunk = torch.from_numpy(np.array(data.images[start : start + _CHUNK])).to(torch.float32)
         chunk = _square(_with_channels(chunk, config.channels), config.image_size)
-        out[start : start + _CHUNK] = chunk.round().clamp_(0, 255).to(torch.uint8).numpy()
+        out[start : start + _CHUNK] = chunk.round().clamp_(0, full).numpy().astype(out.dtype)
     return replace(data, images=out)
 
 

@@ -11,7 +11,6 @@ from fedssl.data import (
     DATASETS,
     ImageData,
     choose_images,
-    conform,
     keep_share,
     load_conformed,
     load_dataset,
@@ -20,6 +19,10 @@ from fedssl.data import (
 )
 from fedssl.data.dataset_files import has_digest, read_public
 from fedssl.data.datasets import count_images, may_have_labels
+from fedssl.data.images import prepare
+from fedssl.data.partition_files import read_partition
+from fedssl.data.partitions import stratified_share
+from fedssl.data.windowing import WindowMissing
 from fedssl.errors import DataError
 from fedssl.protocol.data import DataConfig, PartitionConfig, PublicDataConfig
 
@@ -62,25 +65,33 @@ def assign_images(
     class_names: tuple[str, ...] = (),
     *,
     num_images: int | None = None,
+    root: Path | None = None,
 ) -> PartitionPlan:
-    """Assign images to clients by the labels (N,): choose images, partition them, and keep `share` of each part.
+    """Assign images to clients by the labels (N,).
 
-    Images without labels count as one class; `num_images` is their number. Raises DataError if the scheme
-    needs labels.
+    Hold images out, choose some of the rest, partition these, and keep `share` of each part.
+
+    Images without labels count as one class; `num_images` is their number. A partition's file is searched for as given,
+    then in the folder `root`. Raises DataError if the scheme needs labels, or the file cannot be used.
     """
     if labels is None:
         if needs_labels(config) or num_images is None:
             raise _needs_labels(config)
         labels, class_names = np.zeros(num_images, np.int64), (UNLABELLED,)
-    chosen = choose_images(len(labels), config.max_images, config.seed)
+    names = client_names(1 if config.pooled else config.num_clients)
+    pool = remaining_images(config, labels)
+    chosen = pool[choose_images(len(pool), config.max_images, config.seed)]
     if config.pooled:
         parts = [np.arange(len(chosen))]
+    elif config.scheme == "file":
+        by_client = read_partition(_partition_file(config, root), names, len(labels))
+        names, parts = list(by_client), list(by_client.values())
     else:
         parts = partition(labels[chosen], config.num_clients, config.scheme, config.seed, config.alpha, config.variant)
     parts = [chosen[part] for part in keep_share(parts, config.share, config.seed)]
     num_classes = max(int(labels.max()) + 1, len(class_names))
     counts = np.stack([np.bincount(labels[part], minlength=num_classes) for part in parts])
-    return PartitionPlan(dict(zip(client_names(len(parts)), parts, strict=True)), counts, class_names)
+    return PartitionPlan(dict(zip(names, parts, strict=True)), counts, class_names)
 
 
 def partition_dataset(config: PartitionConfig, data: DataConfig, root: Path | None = None) -> Shards:
@@ -91,16 +102,51 @@ def partition_dataset(config: PartitionConfig, data: DataConfig, root: Path | No
     if needs_labels(config) and not may_have_labels(config.dataset, "train", root):
         raise _needs_labels(config)  # before the images are decoded, which may take long
     images = load_conformed(config.dataset, "train", data, root)
-    held = assign_images(config, images.labels, images.class_names, num_images=len(images))
+    held = assign_images(config, images.labels, images.class_names, num_images=len(images), root=root)
     return Shards({name: images.subset(part) for name, part in held.by_client.items()}, held.counts)
+
+
+def remaining_images(config: PartitionConfig, labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the sorted indices of the images that are not held out. Raises DataError if none are left."""
+    everything = np.arange(len(labels), dtype=np.int64)
+    if not config.hold_out:
+        return everything
+    rest = np.setdiff1d(everything, held_out_images(config, labels), assume_unique=True)
+    if not len(rest):
+        raise DataError(f"partition.hold_out = {config.hold_out:g} leaves no image of {config.dataset}: hold out fewer")
+    return rest
+
+
+def held_out_images(
+    config: PartitionConfig, labels: NDArray[np.int64], share: float | None = None
+) -> NDArray[np.int64]:
+    """Return the sorted indices of the images that no client gets because they are held out.
+
+    Args:
+        labels: class numbers (N,) of the whole training split.
+        share: if given, only this share of each class, which must not exceed `hold_out`.
+    """
+    share = config.hold_out if share is None else share
+    assert 0 < share <= config.hold_out, "only a part of what is held out"
+    return stratified_share(labels, share, config.seed)
 
 
 def needs_labels(config: PartitionConfig) -> bool:
     """Return whether the partition depends on the images' classes."""
-    return not config.pooled and config.scheme != "iid"
+    return config.hold_out > 0 or (not config.pooled and config.scheme not in ("iid", "file"))
+
+
+def _partition_file(config: PartitionConfig, root: Path | None) -> Path:
+    assert config.file is not None, "the scheme file has one"
+    path = Path(config.file).expanduser()
+    return path if path.exists() or root is None else root / path
 
 
 def _needs_labels(config: PartitionConfig) -> DataError:
+    if config.hold_out:
+        return DataError(
+            f"{config.dataset} has no labels, which partition.hold_out needs for its share of each class: leave it out"
+        )
     return DataError(
         f"{config.dataset} has no labels, which the partition scheme {config.scheme} needs: set partition.scheme to "
         '"iid" (`--scheme iid`), or give files with labels or one folder per class'
@@ -121,7 +167,7 @@ def partition_plan(config: PartitionConfig, root: Path | None = None) -> Partiti
     """Return the assignment that :func:`partition_dataset` makes, without decoding images. Raises DataError."""
     labels, class_names = load_labels(config.dataset, "train", root)
     num_images = None if labels is not None else count_images(config.dataset, "train", root)
-    return assign_images(config, labels, class_names, num_images=num_images)
+    return assign_images(config, labels, class_names, num_images=num_images, root=root)
 
 
 def find_public(config: PublicDataConfig, folder: Path | None) -> PublicDataConfig:
@@ -147,7 +193,13 @@ def load_public(config: PublicDataConfig, data: DataConfig, root: Path | None = 
 
     `root` is a folder in which to search for the data set before the usual places.
     """
-    images = load_dataset(config.dataset, config.split, root)
+    try:
+        images = load_dataset(config.dataset, config.split, root)
+    except WindowMissing as error:
+        raise DataError(
+            f"the run's public images, {config.dataset}, have more than 8 bits per value: public images must have 8, "
+            "so convert them, for example with fedssl.data.window"
+        ) from error
     if config.digest is not None and not has_digest(images, config.digest):
         raise DataError(
             f"the {config.split} split of {config.dataset} here is not what was registered with the coordinator under "
@@ -158,7 +210,7 @@ def load_public(config: PublicDataConfig, data: DataConfig, root: Path | None = 
 
 def choose_public(images: ImageData, config: PublicDataConfig, data: DataConfig) -> ImageData:
     """Return the images of a whole set that the run uses, without labels, in its shape. Raises DataError."""
-    return conform(ImageData(images.images[_chosen_public(len(images), config)]), data)
+    return prepare(ImageData(images.images[_chosen_public(len(images), config)]), data)
 
 
 def read_registered(path: Path, config: PublicDataConfig, data: DataConfig) -> ImageData:
@@ -167,7 +219,7 @@ def read_registered(path: Path, config: PublicDataConfig, data: DataConfig) -> I
     Raises ArtifactDamaged unless the digest is the file's, ArtifactError if it is not a public set, and DataError.
     """
     assert config.digest is not None, "a registered set has a digest"
-    return conform(read_public(path, config.digest, lambda count: _chosen_public(count, config)), data)
+    return prepare(read_public(path, config.digest, lambda count: _chosen_public(count, config)), data)
 
 
 def _chosen_public(num_images: int, config: PublicDataConfig) -> NDArray[np.int64]:

@@ -107,6 +107,19 @@ def keep_share(parts: Sequence[Indices], share: float, seed: int) -> list[Indice
     return kept
 
 
+def stratified_share(labels: NDArray[np.int64], share: float, seed: int) -> Indices:
+    """Return the sorted indices of a share of each class, drawn at random, at least one image of each.
+
+    Args:
+        labels: class numbers (N,).
+        share: in (0, 1], rounded to whole images per class.
+        seed: with the same seed, a smaller share is part of a larger one.
+    """
+    rng = np.random.default_rng(seed)
+    members = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
+    return np.sort(np.concatenate([indices[: max(1, round(share * len(indices)))] for indices in members]))
+
+
 def effective_classes(counts_KC: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return each client's effective number of classes: the exponential of the entropy of its labels.
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from fedssl.errors import DataError
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".npy")
 
 _MAX_TEXT_BYTES = 64 << 20
 _MAX_MEMBER_BYTES = 16 << 20

@@ -10,7 +10,9 @@ import torch
 
 from fedssl.client.model_files import export_encoder
 from fedssl.data import ImageData
-from fedssl.data.decoding import ImageFiles, decode_to_memory
+from fedssl.data.decoding import decode_to_memory
+from fedssl.data.image_files import ImageFiles
+from fedssl.data.reading import Reading
 from fedssl.data.trees import FolderTree
 from fedssl.errors import DataError, SpecError
 from fedssl.evaluation import extract_features
@@ -38,6 +40,11 @@ class Model:
                 "image_size": data.image_size,
                 "mean": None if data.mean is None else list(data.mean),
                 "std": None if data.std is None else list(data.std),
+                **(
+                    {}
+                    if data.window is None
+                    else {"window": data.window.model_dump(mode="json", exclude_defaults=True)}
+                ),
             },
         }
 
@@ -58,8 +65,8 @@ class Model:
 
 def represent_file(model: Model, image: Path, device: torch.device | str = "cpu") -> torch.Tensor:
     """Return the representation (H,) of an image file. Raises DataError if it cannot be decoded."""
-    files = ImageFiles(str(image), FolderTree(image.parent), (image.name,))
     data = model.encoder.data
+    files = ImageFiles(str(image), FolderTree(image.parent), (image.name,), reading=Reading.of(data))
     model.encoder.to(device)
     return model.represent(ImageData(decode_to_memory(files, data.channels, data.image_size)), device)[0]
 

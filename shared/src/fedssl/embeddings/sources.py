@@ -4,19 +4,24 @@ import hashlib
 import os
 from collections.abc import Generator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 import numpy as np
 from PIL import Image
 
-from fedssl.data import KNOWN, ImageData, Split, conform, load_dataset
+from fedssl.data import KNOWN, ImageData, Split, conform
 from fedssl.data.contents import readable
-from fedssl.data.datasets import find_path, list_files
-from fedssl.data.decoding import ImageFiles, decode_batches, thumbnail
+from fedssl.data.datasets import find_path, list_files, load_arrays
+from fedssl.data.decode_file import draw, thumbnail
+from fedssl.data.decoding import decode_batches
 from fedssl.data.folders import list_all
+from fedssl.data.formats import StoredArrays
+from fedssl.data.image_files import ImageFiles
+from fedssl.data.reading import Reading
 from fedssl.data.trees import FolderTree
+from fedssl.data.windowing import range_of
 from fedssl.errors import DataError
 from fedssl.protocol.data import DataConfig
 
@@ -97,7 +102,7 @@ def open_source(name_or_path: str, split: Split | None, root: Path | None) -> So
                 raise DataError(f"{path} is a folder, which is read as a whole: give the folder {path / split} instead")
             return FileSource(list_all(path), str(path), None)
         title = str(path)
-    return ArraySource(load_dataset(title, split or "train", root), title, split or "train")
+    return ArraySource(load_arrays(title, split or "train", root), title, split or "train")
 
 
 def folder_source(folder: Path) -> "FileSource":
@@ -136,7 +141,8 @@ class FileSource:
         return digest.hexdigest()
 
     def batches(self, data: DataConfig, batch_size: int, start: int) -> Generator[Batch]:
-        with closing(decode_batches(self.files, data.channels, data.image_size, batch_size, start)) as batches:
+        files = replace(self.files, reading=Reading.of(data))
+        with closing(decode_batches(files, data.channels, data.image_size, batch_size, start)) as batches:
             for parts in batches:
                 names = self.files.names[start : start + sum(len(part.images) for part in parts)]
                 reasons = {name: why for part in parts for name, why in part.damaged}
@@ -160,12 +166,12 @@ class FileSource:
 class ArraySource:
     """The arrays of a data set. A name is the position of an image, from 0."""
 
-    data: ImageData
+    arrays: StoredArrays
     title: str
     split: Split | None
 
     def __len__(self) -> int:
-        return len(self.data)
+        return len(self.arrays.pixels)
 
     def left_out(self) -> str:
         return ""
@@ -174,22 +180,24 @@ class ArraySource:
         return [str(position) for position in range(start, min(stop, len(self)))]
 
     def digest(self) -> str:
-        digest = hashlib.sha256(f"{self.data.images.shape}".encode())
+        digest = hashlib.sha256(f"{self.arrays.pixels.shape}".encode())
         for start in range(0, len(self), _CHUNK):
-            digest.update(self.data.images[start : start + _CHUNK].tobytes())
+            digest.update(self.arrays.pixels[start : start + _CHUNK].tobytes())
         return digest.hexdigest()
 
     def batches(self, data: DataConfig, batch_size: int, start: int) -> Generator[Batch]:
         for first in range(start, len(self), batch_size):
-            yield Batch(conform(ImageData(self.data.images[first : first + batch_size]), data), [])
+            pixels = self.arrays.through(data.window, slice(first, first + batch_size))
+            yield Batch(conform(ImageData(pixels), data), [])
 
     def thumbnail(self, name: str, side: int) -> Image.Image:
         if not name.isascii() or not name.isdigit() or len(name) > len(str(len(self))) or int(name) >= len(self):
             raise DataError(f"{self.title} has {len(self):,} images, and none of the number {name}")
-        pixels = self.data.images[int(name)]
-        picture = Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)).convert("RGB")
-        picture.thumbnail((side, side))
-        return picture
+        pixels_CHW = self.arrays.pixels[int(name)]
+        try:
+            return draw(pixels_CHW.transpose(1, 2, 0), None, range_of(pixels_CHW.dtype), side)
+        except ValueError as error:
+            raise DataError(f"image {name} of {self.title} cannot be drawn: {error}") from error
 
 
 def describe(source: Source) -> dict[str, Any]:

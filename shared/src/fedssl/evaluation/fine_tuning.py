@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedssl import optimizers
 from fedssl.data import AUGMENTATIONS, ImageData, epoch_batches, normalize, random_view, to_float
+from fedssl.data.partitions import stratified_share
 from fedssl.errors import DataError
 from fedssl.evaluation.features import extract_features, labels_of, require_finite
 from fedssl.precision import exact_float32
@@ -134,9 +135,7 @@ def labelled_share(
         raise ValueError(f"share must lie in (0, 1], got {share}")
     if rule == "first":
         return np.arange(max(1, int(share * len(labels))), dtype=np.int64)
-    rng = np.random.default_rng(seed)
-    members = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
-    return np.sort(np.concatenate([indices[: max(1, round(share * len(indices)))] for indices in members]))
+    return stratified_share(labels, share, seed)
 
 
 def semi_supervised(

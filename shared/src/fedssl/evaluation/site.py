@@ -52,14 +52,7 @@ def evaluate_at_site(
     config = spec.site_evaluation
     assert config is not None, "the run's spec has an evaluation at the sites"
     assert config.sites is not None, "validated by the spec"
-    split = split_labels(labels, config.sites.test_share, derive_seed(spec.seed, 0, client_id, "site labels"))
-    limits = (config.max_train, config.max_test)
-    train, test = (
-        part[choose_images(len(part), limit, spec.seed)]
-        for part, limit in zip((split.train, split.test), limits, strict=True)
-    )
-    fewest = max(min_count, config.sites.min_count)
-    classes, split = _evaluated(labels, LabelSplit(train, test), fewest)
+    classes, split, fewest = evaluated_images(labels, spec, client_id, min_count)
 
     def represent(positions: Indices) -> Tensor:
         images = take(positions)
@@ -79,6 +72,26 @@ def evaluate_at_site(
         num_test=len(split.test),
         measures=measures,
     )
+
+
+def evaluated_images(
+    labels: SiteLabels, spec: RunSpec, client_id: str, min_count: int = 1
+) -> tuple[Indices, LabelSplit, int]:
+    """Return the numbers of the classes that a site evaluates, the images that have them, and the fewest per class.
+
+    The arguments are those of `evaluate_at_site`. Raises DataError if too few classes have enough images.
+    """
+    config = spec.site_evaluation
+    assert config is not None, "the run's spec has an evaluation at the sites"
+    assert config.sites is not None, "validated by the spec"
+    split = split_labels(labels, config.sites.test_share, derive_seed(spec.seed, 0, client_id, "site labels"))
+    limits = (config.max_train, config.max_test)
+    train, test = (
+        part[choose_images(len(part), limit, spec.seed)]
+        for part, limit in zip((split.train, split.test), limits, strict=True)
+    )
+    fewest = max(min_count, config.sites.min_count)
+    return *_evaluated(labels, LabelSplit(train, test), fewest), fewest
 
 
 def count_predictions(scores_NC: Tensor, targets: Tensor, config: SitesConfig) -> MeasureCounts:

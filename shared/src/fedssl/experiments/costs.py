@@ -77,7 +77,8 @@ def num_images(spec: RunSpec, public_client: str | None = None) -> float | None:
     partition = spec.partition
     if partition is None or partition.dataset not in KNOWN:
         return None
-    total = min(KNOWN[partition.dataset].num_train, partition.max_images or KNOWN[partition.dataset].num_train)
+    pool = KNOWN[partition.dataset].num_train * (1 - partition.hold_out)
+    total = min(pool, partition.max_images or pool)
     held = partition.share * total
     return held * (1 - 1 / partition.num_clients) if public_client is not None else held
 

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from fedssl.artifacts.tensors import load_tensors
+from fedssl.data import ImageData
 from fedssl.data.catalogue import KNOWN
+from fedssl.data.partitioning import held_out_images
 from fedssl.errors import ResultsError
 from fedssl.evaluation import FINE_TUNINGS, TRANSFERS, FineTuneSettings, extract_features, labels_of
-from fedssl.evaluation.fine_tuning import semi_supervised
+from fedssl.evaluation.fine_tuning import fine_tune, semi_supervised
 from fedssl.evaluation.suite import Labelled, load_encoder, load_labelled
 from fedssl.experiments.papers import Measure, TableCell
 from fedssl.experiments.runs import ComputeSettings, FinishedRun, encoders
@@ -94,29 +96,42 @@ def _from_models(measure: Measure, spec: RunSpec, folder: Path, machine: Compute
     if measure.kind == "classifier":
         return 100 * _classifier_accuracy(spec, labelled, folder, machine.device)
     settings = dataclasses.replace(settings_of(measure), seed=spec.seed)
+    share = measure.share or 1.0
+    few = _held_out(spec, share, machine)
     accuracies = []
     for path in encoders(folder):
         encoder = load_encoder(load_tensors(path), spec)
-        tuned = semi_supervised(
-            encoder,
-            labelled.train,
-            labelled.test,
-            spec.data,
-            measure.share or 1.0,
-            settings=settings,
-            device=machine.device,
-        )
+        if few is not None:
+            tuned = fine_tune(encoder, few, labelled.test, spec.data, settings=settings, device=machine.device)
+        else:
+            tuned = semi_supervised(
+                encoder, labelled.train, labelled.test, spec.data, share, settings=settings, device=machine.device
+            )
         accuracies.append(tuned.best_accuracy if measure.use == "best" else tuned.accuracy)
     return 100 * sum(accuracies) / len(accuracies)
 
 
-def _labelled(spec: RunSpec, machine: ComputeSettings) -> Labelled:
+def _held_out(spec: RunSpec, share: float, machine: ComputeSettings) -> ImageData | None:
+    """Return the labelled images of a fine-tuning, which no client had, or None if the run held out too few.
+
+    If `evaluation.max_train` limits the N training images, the same share of that number is labelled.
+    """
+    partition, config = spec.partition, spec.central_evaluation
+    if partition is None or config is None or partition.dataset != config.dataset or partition.hold_out < share:
+        return None
+    train = _labelled(spec, machine, every_train=True).train
+    labels = labels_of(train).numpy()
+    share *= min(1.0, (config.max_train or len(labels)) / len(labels))
+    return train.subset(held_out_images(partition, labels, share))
+
+
+def _labelled(spec: RunSpec, machine: ComputeSettings, *, every_train: bool = False) -> Labelled:
     config = spec.central_evaluation
     assert config is not None, "every cell has an evaluation"
     return load_labelled(
         config.dataset,
         spec.data,
-        max_train=config.max_train,
+        max_train=None if every_train else config.max_train,
         max_test=config.max_test,
         seed=spec.seed,
         root=machine.data_root,

@@ -8,7 +8,7 @@ import functools
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from importlib.resources import files
@@ -24,6 +24,28 @@ from fedssl.protocol.base import ClientId, StrictModel
 from fedssl.protocol.runs import RunSpec
 
 PAPERS = ("fedx", "ssd", "fedrlc", "fedu", "flesd")
+
+_CELLS_OF_METHODS = {
+    "fedalignuniform": "ssd-1:FedAlignUniform@cifar10-k10",
+    "fedbyol": "fedrlc-1:FedBYOL@cifar10-class",
+    "fedca": "fedu-1:FedCA R50@cifar10-class",
+    "feddecorr": "ssd-1:FedDecorr@cifar10-k10",
+    "fedema": "fedrlc-1:FedEMA@cifar10-class",
+    "fedmoco": "fedx-1:FedMoCo@cifar10",
+    "fedprotocl": "fedx-1:FedProtoCL@cifar10",
+    "fedrlc": "fedrlc-1:FedRLC@cifar10-class",
+    "fedsimclr": "fedx-1:FedSimCLR@cifar10",
+    "fedsimsiam": "fedu-1:FedSimSiam R50@cifar10-class",
+    "fedu": "fedu-1:FedU R50@cifar10-class",
+    "fedu2": "ssd-1:FedU2@cifar10-k10",
+    "fedx": "fedx-1:FedSimCLR+FedX@cifar10",
+    "flesd": "flesd-1:FLESD@cifar10-a1",
+    "ldawa": "ssd-1:L-DAWA@cifar10-k10",
+    "single": "fedu-1:Single R50@cifar10-class",
+    "ssd": "ssd-1:SSD@cifar10-k10",
+    "supervised": "fedu-1:FedAvg supervised R50@cifar10-class",
+}
+"""For each method of the tables a cell of the first table that shows it, on CIFAR-10."""
 
 Kind = Literal[
     "probe", "best_probe", "worst_probe", "uniformity", "effective_rank", "fine_tune", "transfer", "classifier"
@@ -163,6 +185,19 @@ def select(text: str) -> list[TableCell]:
     columns = list(dict.fromkeys(each for one in chosen for each in rows[one]))
     wanted = columns if not column else [_match(column, columns, f"column in these rows of {name}")]
     return [cell(name, one, each) for one in chosen for each in rows[one] if each in wanted]
+
+
+def method_cell(method: str) -> TableCell | None:
+    """Return the cell whose settings are a paper's own for this method, or None if no table has the method.
+
+    A table may write the preset as its parts: FedX's has `fedsimclr` with the add-on `fedx`. The spec has the name
+    that was asked for.
+    """
+    if method not in _CELLS_OF_METHODS:
+        return None
+    found = select(_CELLS_OF_METHODS[method])[0]
+    values = overlay(found.spec.model_dump(mode="json"), {"method": {"name": method}})
+    return replace(found, spec=RunSpec.model_validate(values))
 
 
 def _match(text: str, known: list[str], what: str) -> str:

@@ -19,7 +19,7 @@ from fedssl.losses.assignments import (
     student_t_assignment,
     target_distribution,
 )
-from fedssl.losses.contrastive import cross_view_info_nce, info_nce, nt_xent
+from fedssl.losses.contrastive import cross_model_contrast, cross_view_info_nce, info_nce, nt_xent
 from fedssl.losses.distillation import projector_distillation, similarity_distillation
 from fedssl.losses.predictive import byol_regression, negative_cosine
 from fedssl.losses.prototypes import prototype_concentrations, prototype_contrast
@@ -37,6 +37,7 @@ __all__ = [
     "barlow_twins",
     "byol_regression",
     "cluster_assignment",
+    "cross_model_contrast",
     "cross_view_info_nce",
     "crossed_kl",
     "decorrelation",

@@ -31,9 +31,8 @@ def nt_xent(z1_BD: Tensor, z2_BD: Tensor, temperature: float) -> Tensor:
         >>> round(float(nt_xent(z, z, temperature=1.0)), 4)  # log(1 + 2/e)
         0.5514
 
-    Reference: SimCLR (Chen et al. 2020); FedX Eq. 2 and, on (prediction, teacher), Eq. 9. Deviation from Eq. 9 as
-    printed, whose denominator leaves the positive out: here it is included, symmetrically over 2B anchors, as in the
-    authors' code.
+    Reference: SimCLR (Chen et al. 2020); FedX Eq. 2 and, on (prediction, teacher), Eq. 9 as in the authors' code. For
+    Eq. 9 as printed see :func:`cross_model_contrast`.
     """
     check_batch(z1_BD=z1_BD, z2_BD=z2_BD)
     check_positive(temperature=temperature)
@@ -44,6 +43,44 @@ def nt_xent(z1_BD: Tensor, z2_BD: Tensor, temperature: float) -> Tensor:
         logits_AA = (z_AD @ z_AD.T / temperature).masked_fill(itself_AA, -torch.inf)
         positive_A = torch.arange(num_anchors, device=z_AD.device).roll(num_anchors // 2)
         return F.cross_entropy(logits_AA, positive_A)
+
+
+def cross_model_contrast(local_BD: Tensor, global_BD: Tensor, temperature: float) -> Tensor:
+    """Contrast each sample's local prediction with the global model's embedding of its other view.
+
+    With p the local predictions of one view and g the global model's embeddings of the other,
+
+        L = mean_i -log[ exp(cos(p_i, g_i) / t) / sum_{k != i} (exp(cos(p_i, p_k) / t) + exp(cos(p_i, g_k) / t)) ]
+
+    Only the p are anchors. Neither the anchor nor its positive is in the denominator, so the loss can be negative.
+    Gradients flow into both arguments; the global model's output has none. The loss of a batch of 1 is 0, because there
+    are no negatives.
+
+    Args:
+        local_BD, global_BD: B samples, in the same order.
+        temperature: t.
+
+    Returns:
+        The mean over the B anchors.
+
+    Example:
+        >>> import torch
+        >>> z = torch.eye(2)
+        >>> round(float(cross_model_contrast(z, z, temperature=1.0)), 4)  # log(2) - 1
+        -0.3069
+
+    Reference: FedX (Han et al. 2022), Eq. 9 as printed. Its authors' code computes :func:`nt_xent` instead.
+    """
+    check_batch(local_BD=local_BD, global_BD=global_BD)
+    check_positive(temperature=temperature)
+    with full_precision(local_BD, global_BD) as tensors:
+        p_BD, g_BD = (unit(tensor) for tensor in tensors)
+        if len(p_BD) == 1:
+            return 0.0 * (p_BD * g_BD).sum()
+        own_BB = torch.eye(len(p_BD), dtype=torch.bool, device=p_BD.device)
+        positive_B = (p_BD * g_BD).sum(dim=1) / temperature
+        negatives = [(p_BD @ k_BD.T / temperature).masked_fill(own_BB, -torch.inf) for k_BD in (p_BD, g_BD)]
+        return (torch.logsumexp(torch.cat(negatives, dim=1), dim=1) - positive_B).mean()
 
 
 def info_nce(query_BD: Tensor, key_BD: Tensor, queue_QD: Tensor, temperature: float) -> Tensor:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, FiniteFloat, ValidationInfo, field_validator, model_validator
 
 from fedssl.protocol.base import Digest, StrictModel
 
@@ -18,9 +18,11 @@ KNOWN_DATASETS = (
 )
 """Those of `fedssl.data.DATASETS`: every machine finds them by name. Other names are paths, or were registered."""
 
-Scheme = Literal["iid", "classes", "dirichlet"]
+Scheme = Literal["iid", "classes", "dirichlet", "file"]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Strength = Annotated[float, Field(ge=0, le=1)]
+Percentile = Annotated[float, Field(ge=0, le=100)]
+Channels = Annotated[int, Field(ge=1, le=16)]
 
 
 class AugmentationConfig(StrictModel):
@@ -59,10 +61,72 @@ class AugmentationConfig(StrictModel):
         return self
 
 
+class WindowConfig(StrictModel):
+    """Which values of an image file become black and white. Values outside of them are clipped.
+
+    One of `percentiles`, `values`, `center` with `width`, or `stored` is set.
+    """
+
+    percentiles: tuple[Percentile, Percentile] | None = Field(
+        default=None, description="These percentiles of each image's own values become black and white."
+    )
+    values: tuple[FiniteFloat, FiniteFloat] | None = Field(
+        default=None, description="The values that become black and white, the same for all images."
+    )
+    center: FiniteFloat | None = Field(
+        default=None, description="With `width`: the linear window of DICOM PS3.3 C.11.2.1.2.1."
+    )
+    width: FiniteFloat | None = Field(default=None, ge=1)
+    stored: bool = Field(
+        default=False,
+        description="The whole range that each file declares: 0..4,095 for 12 bits, 0..65,535 for 16.",
+    )
+    per_channel: bool = Field(
+        default=False, description="Percentiles of each channel by itself: for channels that are not RGB."
+    )
+    bits: Literal[8, 16] = Field(
+        default=16, description="Precision of the prepared pixels. 16 bits take twice the memory of 8."
+    )
+
+    @model_validator(mode="after")
+    def _is_one_window(self) -> "WindowConfig":
+        if (self.center is None) != (self.width is None):
+            raise ValueError("data.window.center and data.window.width belong together: set both")
+        if sum((self.percentiles is not None, self.values is not None, self.center is not None, self.stored)) != 1:
+            raise ValueError("data.window needs one of percentiles, values, center with width, or stored = true")
+        for name in ("percentiles", "values"):
+            if (pair := getattr(self, name)) is not None and pair[0] >= pair[1]:
+                raise ValueError(f"data.window.{name} must be two numbers, the smaller first; got {list(pair)}")
+        if self.per_channel and self.percentiles is None:
+            raise ValueError("data.window.per_channel is for percentiles: set them, or leave it out")
+        return self
+
+    @property
+    def limits(self) -> tuple[float, float] | None:
+        """The values that become black and white, or None if each image decides about them."""
+        if self.center is not None and self.width is not None:
+            half = (self.width - 1) / 2
+            return self.center - 0.5 - half, self.center - 0.5 + half
+        return self.values
+
+    def refusal_of_8_bits(self) -> str | None:
+        """Return why images of 8 bits cannot be used, or None if they can.
+
+        They cannot if the window has values that they do not hold: they would all be nearly black, or grey.
+        """
+        if self.limits is None or (self.limits[0] >= 0 and self.limits[1] <= 255):
+            return None
+        low, high = self.limits
+        return (
+            f"the window of the spec is from {low:,g} to {high:,g}, but values of 8 bits are 0 to 255: use files of "
+            "more bits, or data.window.percentiles"
+        )
+
+
 class DataConfig(StrictModel):
     """The shape and preparation of the images, the same at every client."""
 
-    channels: Literal[1, 3] = 3
+    channels: Channels = 3
     image_size: int = Field(default=32, ge=8, le=512, description="Height and width in pixels.")
     mean: tuple[float, ...] | None = Field(
         default=None, description="Mean per channel of pixels in 0..1. Null means 0."
@@ -71,6 +135,12 @@ class DataConfig(StrictModel):
         default=None, description="Standard deviation per channel. Null means 1."
     )
     augmentation: AugmentationConfig = AugmentationConfig()
+    window: WindowConfig | None = Field(
+        default=None,
+        exclude_if=lambda it: it is None,
+        description="For images of more than 8 bits: the values that become black and white. Null: images of 8 bits as "
+        "they are, and the upper 8 bits of 16.",
+    )
 
     @model_validator(mode="after")
     def _one_value_a_channel(self) -> "DataConfig":
@@ -82,13 +152,23 @@ class DataConfig(StrictModel):
 
 
 class ServedShapes(StrictModel):
-    """The shapes in which a worker can prepare its images for a run: any up to these bounds."""
+    """The shapes in which a worker can prepare its images for a run.
+
+    Grey and RGB images are converted to each other. Images with another number of channels serve only that number.
+    """
 
     max_image_size: int = Field(default=512, ge=8, le=512, description="Largest height and width in pixels.")
-    max_channels: Literal[1, 3] = 3
+    max_channels: Channels = Field(
+        default=3,
+        description="1: only grey; 3: grey or RGB; another number: only images with that number.",
+    )
 
     def __str__(self) -> str:
-        return f"{'1 channel' if self.max_channels == 1 else '1 or 3 channels'}, up to {self.max_image_size} pixels"
+        return f"{self._channels}, up to {self.max_image_size} pixels"
+
+    @property
+    def _channels(self) -> str:
+        return "1 or 3 channels" if self.max_channels == 3 else channels_in_words(self.max_channels)
 
     def refusal(self, data: DataConfig) -> str | None:
         """Return why images cannot be prepared for a run, or None if they can."""
@@ -98,10 +178,15 @@ class ServedShapes(StrictModel):
                 f"the run needs images of {wanted}, but this client serves at most {self.max_image_size} pixels: lower "
                 f"data.image_size, or start the worker with --image-size {data.image_size}"
             )
-        if data.channels > self.max_channels:
+        if (self.max_channels, data.channels) == (1, 3):
             return (
                 f"the run needs images of {wanted}, but this client serves only 1 channel: set data.channels to 1, or "
                 "start the worker with --channels 3"
+            )
+        if data.channels not in ((1, 3) if self.max_channels == 3 else (self.max_channels,)):
+            return (
+                f"the run needs images of {wanted}, but this client serves {self._channels}: change data.channels, or "
+                "leave this client out"
             )
         return None
 
@@ -123,7 +208,16 @@ def shape_in_words(channels: int, size: int) -> str:
     >>> shape_in_words(3, 32)
     '3 channels and 32 x 32 pixels'
     """
-    return f"{channels} channel{'s' * (channels > 1)} and {size} x {size} pixels"
+    return f"{channels_in_words(channels)} and {size} x {size} pixels"
+
+
+def channels_in_words(channels: int) -> str:
+    """Return a number of channels for a message.
+
+    >>> channels_in_words(1), channels_in_words(5)
+    ('1 channel', '5 channels')
+    """
+    return "1 channel" if channels == 1 else f"{channels} channels"
 
 
 class PartitionConfig(StrictModel):
@@ -154,6 +248,43 @@ class PartitionConfig(StrictModel):
         description="Share of its images that each client keeps after the partition (FedX Table 3a).",
     )
     seed: int = Field(default=0, ge=0, lt=2**63)
+    file: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1000,
+        validate_default=True,
+        exclude_if=lambda it: it is None,
+        description="For scheme `file`: a JSON file with a list of image indices per client, `[[0, 7], [3]]`, or with "
+        'the clients\' names, `{"site-a": [0, 7], "site-b": [3]}`. Indices count the training images from 0.',
+    )
+
+    hold_out: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        exclude_if=lambda it: it == 0,
+        description="Share of each class's training images that no client gets, drawn by the seed before anything "
+        "else: those with labels in FedU's and FedRLC's semi-supervised tables.",
+    )
+
+    @field_validator("hold_out")
+    @classmethod
+    def _file_names_all_images(cls, value: float, info: ValidationInfo) -> float:
+        if value and info.data.get("scheme") == "file" and not info.data.get("pooled"):
+            raise ValueError("partition.file names the images that clients have: leave out partition.hold_out")
+        return value
+
+    @field_validator("file")
+    @classmethod
+    def _file_is_only_for_its_scheme(cls, value: str | None, info: ValidationInfo) -> str | None:
+        scheme = info.data.get("scheme")  # missing if it is not valid, which is an error of its own
+        if scheme == "file" and value is None:
+            raise ValueError('partition.scheme = "file" needs partition.file, a JSON file of image indices per client')
+        if scheme is not None and scheme != "file" and value is not None:
+            raise ValueError(f'partition.file is not used by the scheme {scheme}: set partition.scheme = "file"')
+        if value is not None and info.data.get("max_images") is not None and not info.data.get("pooled"):
+            raise ValueError("partition.file names images of the whole training split: leave out partition.max_images")
+        return value
 
 
 class PublicDataConfig(StrictModel):

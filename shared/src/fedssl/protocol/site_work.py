@@ -1,6 +1,6 @@
 """The requests and answers of evaluations at the sites.
 
-There is no lease: the first answer stays.
+There is no lease: counts stay, and a refusal stays until the evaluation is requested again.
 """
 
 from typing import Annotated

@@ -51,7 +51,10 @@ class AssignmentState(StrEnum):
 
 
 class SiteEvaluationState(StrEnum):
-    """offered -> completed | refused | expired, of one round's evaluation at one site."""
+    """offered -> completed | refused | expired, of one round's evaluation at one site.
+
+    A request offers one again that was refused or has expired.
+    """
 
     OFFERED = "offered"
     COMPLETED = "completed"

@@ -6,7 +6,7 @@ from uuid import UUID
 from pydantic import AwareDatetime, Field, field_validator
 
 from fedssl.protocol.base import PROTOCOL_VERSION, ClientId, Digest, StrictModel
-from fedssl.protocol.data import ServedShapes
+from fedssl.protocol.data import Channels, ServedShapes
 from fedssl.protocol.ledger import AnchorReceipt, LedgerAnchor
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.plan import ArtifactPlan
@@ -69,7 +69,7 @@ class Register(StrictModel):
     )
     device: ShortText = Field(description="For people: `cpu, 2 threads` or the GPU's name.")
     num_images: NumImages
-    channels: Literal[1, 3]
+    channels: Channels
     image_size: int = Field(ge=8, le=512)
     serves: ServedShapes | None = Field(
         default=None,

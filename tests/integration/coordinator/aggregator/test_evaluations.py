@@ -93,6 +93,30 @@ def test_every_round_is_evaluated_like_its_simulation(cast: DistillingCast) -> N
     assert event.message.startswith("round 1, on digits: probe ")
 
 
+def test_registered_images_go_through_the_runs_window_as_in_its_simulation(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    register_digits(coordinator.client, tmp_path)
+    data = {"channels": 1, "image_size": 8, "window": {"percentiles": [5, 95]}}
+    cast = DistillingCast(coordinator, tables, tmp_path, judged_spec(every=0, data=data))
+    cast.train()
+    _evaluate(cast)
+    _assert_simulated(cast)
+
+
+def test_registered_images_without_the_values_of_the_runs_window_are_not_evaluated(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    register_digits(coordinator.client, tmp_path)
+    data = {"channels": 1, "image_size": 8, "window": {"values": [0, 4095]}}
+    cast = Cast(coordinator, tables, tmp_path, "a", num_rounds=1, data=data)
+    cast.work("a")
+    cast.advance()
+    with pytest.raises(Rejected, match=r"of digits have 8 bits per value: the window .* use `fedssl evaluate` where"):
+        coordinator.client.request_evaluation(cast.id, few())
+    assert list(coordinator.client.evaluations(cast.id)) == []
+
+
 def test_the_results_are_metrics_of_their_round(cast: DistillingCast) -> None:
     cast.train()
     _evaluate(cast)

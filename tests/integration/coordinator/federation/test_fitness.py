@@ -29,6 +29,7 @@ def introduce(worker: WorkerClient, **changes: Any) -> None:
 UNFIT: list[tuple[dict[str, Any], str]] = [
     ({"image_size": 16}, "1 channel and 8 x 8 pixels, but this client's have 1 channel and 16 x 16 pixels"),
     ({"channels": 3}, "but this client's have 3 channels and 8 x 8 pixels"),
+    ({"channels": 5, "serves": ServedShapes(max_channels=5)}, "1 channel and 8 x 8 pixels, but this client serves 5"),
     ({"methods": {"fedbyol": 1}}, "its worker lacks fedalignuniform, and the run needs version 1: update the worker"),
     ({"methods": {"fedalignuniform": 0}}, "its worker has version 0 of fedalignuniform"),
 ]
@@ -72,6 +73,22 @@ def test_a_worker_that_serves_the_shape_takes_part(coordinator: Coordinator, tab
     assert coordinator.client.client("b").serves == bounded
     with pytest.raises(Conflict, match=r"this client serves at most 8 pixels: lower data\.image_size"):
         coordinator.client.create_run(tiny_spec(cohort={"clients": ["a", "b"]}, data={"channels": 1, "image_size": 16}))
+
+
+def test_a_run_of_five_channels_waits_for_clients_that_have_them(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    introduce(coordinator.worker("a", register=False), serves=ServedShapes())
+    five = {"channels": 5, "image_size": 8, "window": {"percentiles": [1, 99]}}
+    cast = Cast(coordinator, tables, tmp_path, "", data=five, cohort={"clients": None, "min_clients": 1})
+    assert cast.rounds == []
+    words = "the run needs images of 5 channels and 8 x 8 pixels, but this client serves 1 or 3 channels"
+    assert cast.run.reason is not None
+    assert f"a: {words}" in cast.run.reason
+    introduce(coordinator.worker("b", register=False), channels=5, serves=ServedShapes(max_channels=5))
+    cast.advance()
+    assert cast.states() == [("b", 1, "offered")]
+    assert words in cast.run.left_out["a"]
 
 
 def test_an_older_worker_in_place_of_a_newer_one_serves_one_shape_again(coordinator: Coordinator) -> None:

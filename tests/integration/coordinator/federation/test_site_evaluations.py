@@ -12,7 +12,7 @@ from fedssl.client import Conflict, NotFound, Rejected, WorkerClient
 from fedssl.protocol.site_work import ANSWER_BYTES, SiteAnswer, SiteEvaluationItem
 from fedssl.protocol.states import SiteEvaluationState
 from support.coordinator import Coordinator
-from support.federation import deliver
+from support.federation import deliver, tiny_spec
 from support.site_counts import counts, counts_json, sites_spec
 from support.tables import Onlooker, Tables
 
@@ -298,3 +298,88 @@ def test_the_rounds_are_listed_in_pages(coordinator: Coordinator, tmp_path: Path
         assert http.get(f"/v1/runs/{uuid4()}/site-evaluations").status_code == 404
     assert [view["round_number"] for view in first["items"] + rest["items"]] == [0, 1, 2]
     assert rest["next_cursor"] is None
+
+
+def test_a_request_asks_the_sites_about_the_newest_round_or_a_named_one(
+    coordinator: Coordinator, tmp_path: Path
+) -> None:
+    run_id, workers = _prepared(coordinator, num_rounds=2, every=0)
+    _finish(coordinator, run_id, workers, tmp_path)
+    assert [view.round_number for view in coordinator.client.site_evaluations(run_id)] == [2]
+    path = f"/v1/runs/{run_id}/site-evaluations"
+    with coordinator.http() as http:
+        replies = [http.post(path, json=body) for body in ({}, {"round_number": 1}, {"round_number": 1})]
+    assert [reply.status_code for reply in replies] == [200, 201, 200]  # the spec asks about the last round
+    assert [reply.json()["round_number"] for reply in replies] == [2, 1, 1]
+    assert [site["state"] for site in replies[1].json()["sites"]] == ["offered", "offered"]
+    items = {}
+    for _ in range(2):
+        item = _claimed(workers["a"])
+        workers["a"].answer_site_evaluation(_answer(item))
+        items[item.round_number] = item.broadcast
+    assert items.keys() == {1, 2}
+    assert items[1] != items[2]
+    kinds = [event.kind for event in coordinator.client.event_log(run_id)]
+    assert kinds.count("site_evaluations.offered") == 2
+
+
+def test_a_request_asks_again_only_sites_without_counts(coordinator: Coordinator, tables: Tables) -> None:
+    coordinator.worker("c")
+    run_id, workers = _prepared(coordinator)
+    tables.execute(
+        "UPDATE site_evaluations SET state = 'expired', reason = 'why', ended_at = now() WHERE client_id = 'c'"
+    )
+    workers["a"].answer_site_evaluation(_answer(_claimed(workers["a"])))
+    refused = _claimed(workers["b"])
+    workers["b"].answer_site_evaluation(_refusal(refused))
+    assert workers["b"].claim_site_evaluation() is None
+    view = coordinator.client.request_site_evaluations(run_id)
+    assert [(site.client_id, site.state, site.reason) for site in view.sites] == [
+        ("a", "completed", None),
+        ("b", "offered", None),
+        ("c", "offered", None),
+    ]
+    assert _claimed(workers["b"]) == refused
+    workers["b"].answer_site_evaluation(_answer(refused))
+    assert coordinator.client.request_site_evaluations(run_id).sites[1].state == "completed"
+    again = [event.client_id for event in coordinator.client.event_log(run_id, "site_evaluation.offered")]
+    assert sorted(again) == ["b", "c"]
+
+
+def test_a_request_reaches_a_client_that_has_registered_since(coordinator: Coordinator) -> None:
+    run_id, _ = _prepared(coordinator)
+    late = coordinator.worker("late")
+    assert late.claim_site_evaluation() is None
+    view = coordinator.client.request_site_evaluations(run_id, 0)
+    assert [site.client_id for site in view.sites] == ["a", "b", "late"]
+    assert _claimed(late).round_number == 0
+
+
+def test_a_request_that_cannot_be_carried_out_changes_nothing(
+    coordinator: Coordinator, watching: Onlooker, tables: Tables, tmp_path: Path
+) -> None:
+    run_id, workers = _prepared(coordinator, num_rounds=1)
+    plain = coordinator.client.create_run(tiny_spec(cohort={"min_clients": 2})).id
+    coordinator.advance(plain)
+    waiting = coordinator.client.create_run(sites_spec()).id  # has no weights yet
+    _finish(coordinator, run_id, workers, tmp_path)
+    for run, number, words in (
+        (run_id, 2, f"round 2 of run {run_id} is not closed yet"),
+        (waiting, None, f"round 0 of run {waiting} is not closed yet"),
+        (plain, None, "has no evaluation at the sites: that needs evaluation.at"),
+    ):
+        with watching.nothing_changes(), pytest.raises(Conflict, match=words):
+            coordinator.client.request_site_evaluations(run, number)
+    with watching.nothing_changes(), pytest.raises(NotFound):
+        coordinator.client.request_site_evaluations(uuid4())
+    tables.execute("UPDATE artifacts SET collected_at = now() WHERE digest IN (SELECT broadcast FROM runs)")
+    with watching.nothing_changes(), pytest.raises(Conflict, match="the weights of round 1 were removed"):
+        coordinator.client.request_site_evaluations(run_id)
+
+
+def test_a_request_without_any_registered_client_is_refused(coordinator: Coordinator) -> None:
+    run_id, _ = _prepared(coordinator)
+    for name in "ab":
+        coordinator.client.revoke_client(name)
+    with pytest.raises(Conflict, match="there is no site to ask"):
+        coordinator.client.request_site_evaluations(run_id)

@@ -217,3 +217,24 @@ def test_no_worker_ever_reads_an_evaluation_set(coordinator: Coordinator, tables
             assert http.get(f"/v1/artifacts/{labelled.digest}", headers=headers).status_code == 404
         for path in ("/v1/evaluation-datasets", "/v1/evaluation-datasets/held-out"):
             assert http.get(path).status_code == 403
+
+
+OTHER_IMAGES: list[tuple[dict[str, Any], str]] = [
+    ({"channels": 5}, "held-out are grey or RGB, and the run needs 5 channels"),
+    ({"window": {"values": [-1000, 400]}}, "have 8 bits per value: the window of the spec is from -1,000 to 400"),
+]
+
+
+@pytest.mark.parametrize(("data", "words"), OTHER_IMAGES)
+def test_images_that_the_runs_window_or_channels_do_not_fit_are_refused(
+    coordinator: Coordinator, tmp_path: Path, data: dict[str, Any], words: str
+) -> None:
+    coordinator.client.add_public_dataset("held-out", written(tmp_path, public_bytes()))
+    coordinator.client.add_evaluation_dataset("held-out", written(tmp_path, labelled_bytes()))
+    shape = {"channels": 1, "image_size": 8, **data}
+    for spec in (
+        tiny_spec(data=shape, evaluation={"dataset": "held-out"}),
+        tiny_spec(data=shape, public_data={"dataset": "held-out", "num_images": 10}),
+    ):
+        with pytest.raises(Rejected, match=words):
+            coordinator.client.create_run(spec)

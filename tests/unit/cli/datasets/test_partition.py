@@ -139,3 +139,19 @@ def test_shards_are_what_a_worker_can_load(spec: str, tmp_path: Path) -> None:
         assert read.labels is not None
         assert images.labels is not None
         assert np.array_equal(read.labels, images.labels)
+
+
+def test_a_partition_s_file_is_shown_with_the_names_of_its_clients(spec: str, tmp_path: Path) -> None:
+    path = tmp_path / "split.json"
+    path.write_text('{"site-b": [3, 1, 2], "site-a": [7]}')
+    changes = ["partition.scheme=file", f"partition.file={path}", "partition.num_clients=2"]
+    arguments = [part for change in changes for part in ("--set", change)]
+
+    shown = CliRunner().invoke(app, ["partition", spec, *arguments, "--format", "json"])
+    table = CliRunner().invoke(app, ["partition", spec, *arguments])
+
+    assert [(one["client"], one["num_images"]) for one in json.loads(shown.stdout)["clients"]] == [
+        ("site-b", 3),
+        ("site-a", 1),
+    ]
+    assert f"as in {path}\n" in table.stdout

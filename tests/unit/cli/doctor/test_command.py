@@ -117,18 +117,34 @@ def test_a_folder_that_can_be_read_only_in_part_is_a_problem(home: Path) -> None
     assert "a worker would train without these" in found["todo"]
 
 
-def test_12_bits_stored_in_16_are_a_problem(home: Path) -> None:
+def test_12_bits_stored_in_16_need_a_window(home: Path) -> None:
     (home / "images").mkdir()
     Image.fromarray(np.full((9, 9), 4000, np.uint16)).save(home / "images" / "1.png")
-    found = _checked(home / "images", code=1)
+    found = _checked(home / "images")
+    assert found["found"] == "note"
     assert "I;16 of 16 bits" in found["what"]
     assert "no value is above 4,000, so they hold 12 bits" in found["what"]
+    assert "[data.window] in its spec, for example percentiles = [0.5, 99.5]" in found["todo"]
+
+
+def test_images_of_more_than_8_bits_lead_to_advice_about_windows(home: Path) -> None:
+    (home / "images").mkdir()
+    Image.fromarray(np.full((9, 9), 60_000, np.uint16)).save(home / "images" / "1.png")
+    assert "uses only the upper 8 bits" in _checked(home / "images")["todo"]
+    np.save(home / "images" / "2.npy", np.ones((9, 9), np.float32))
+    found = _checked(home / "images")
+    assert "float32 with 1 channel of 32 bits" in found["what"]
+    assert "a run needs [data.window]" in found["todo"]
+    np.save(home / "images" / "2.npy", np.full((9, 9), np.nan))
+    assert "2.npy: it has values that are not finite numbers" in _checked(home / "images", code=1)["what"]
 
 
 def test_an_npz_file_and_a_known_set_are_checked(home: Path) -> None:
     np.savez(home / "set.npz", images=np.zeros((4, 9, 9), np.uint8))
     assert "4 images for a worker" in _checked(home / "set.npz")["what"]
     np.savez(home / "set.npz", images=np.zeros((4, 9, 9), np.float32))
-    assert "must be uint8" in _checked(home / "set.npz", code=1)["what"]
+    assert "a run needs [data.window]" in _checked(home / "set.npz")["todo"]
+    np.savez(home / "set.npz", images=np.full((4, 9, 9), "x"))
+    assert "must be numbers" in _checked(home / "set.npz", code=1)["what"]
     assert "is on this machine" in _checked(Path("digits"))["what"]
     assert "is not on this machine" in _checked(Path("svhn"), code=1)["what"]

@@ -110,6 +110,57 @@ def test_the_four_losses_are_the_equations(variant: str) -> None:
     assert values["global_relational"] == pytest.approx(3 * _relational(p1, p2, g_r, 0.2, variant), rel=1e-3)
 
 
+def _printed_contrast(local: Matrix, teacher: Matrix, temperature: float) -> float:
+    """Eq. 9 as printed, one anchor after the other: local anchors, and no positive in the denominator."""
+    p, g, terms = _unit(local), _unit(teacher), []
+    for i in range(len(p)):
+        others = [z[k] for z in (p, g) for k in range(len(p)) if k != i]
+        terms.append(np.log(sum(np.exp(p[i] @ z / temperature) for z in others)) - p[i] @ g[i] / temperature)
+    return float(np.mean(terms))
+
+
+def test_the_global_contrast_of_the_paper_is_equation_9_as_printed() -> None:
+    client = _with_a_teacher_of_its_own(_spec(variant="paper", temperature=0.2, global_contrastive=3.0))
+    batch = client.batch()
+    values, modules = client.values(batch), client.modules
+    with torch.no_grad():
+        z = modules["projector"](modules["encoder"](torch.cat([*batch.views, batch.extra["references"]])))
+        p1 = modules["fedx_predictor"](z).chunk(3)[0].double().numpy()
+        teacher = client.algorithm.build(client.ctx).eval()
+        load_modules(teacher, ("encoder", "projector"), client.broadcast, "test")
+        g2 = teacher["projector"](teacher["encoder"](batch.views[1])).double().numpy()
+    assert values["global_contrastive"] == pytest.approx(3 * _printed_contrast(p1, g2, 0.2), rel=1e-4)
+    reference = _with_a_teacher_of_its_own(_spec(temperature=0.2, global_contrastive=3.0)).values(batch)
+    assert abs(values["global_contrastive"] - reference["global_contrastive"]) > 0.01
+    others = ALL - {"global_contrastive"}
+    assert {name: values[name] for name in others} == {name: reference[name] for name in others}
+
+
+@pytest.mark.parametrize("host", ["fedbyol", "fedsimsiam"])
+@pytest.mark.parametrize("local_contrastive", [1.0, 0.0])
+def test_relations_of_predictions_are_those_of_equation_5(host: str, local_contrastive: float) -> None:
+    client = training(_spec(host, relational="predictions", temperature=0.2, local_contrastive=local_contrastive))
+    batch = client.batch()
+    values, modules = client.values(batch), client.modules
+    with torch.no_grad():  # the views and the random images pass one after the other
+        streams = (*batch.views, batch.extra["references"])
+        embedded = [modules["projector"](modules["encoder"](images)) for images in streams]
+        predicted = [modules["predictor"](z) for z in embedded]
+    q1, q2, q_r = (part.double().numpy() for part in predicted)
+    assert values["local_relational"] == pytest.approx(_relational(q1, q2, q_r, 0.2, "reference"), rel=1e-3)
+    z1, z2, z_r = (part.double().numpy() for part in embedded)
+    assert values["local_relational"] != pytest.approx(_relational(z1, z2, z_r, 0.2, "reference"), rel=1e-2)
+    projections = training(_spec(host, temperature=0.2)).values(batch)
+    assert projections["local_relational"] == pytest.approx(_relational(z1, z2, z_r, 0.2, "reference"), rel=1e-3)
+
+
+def test_specs_with_the_authors_code_are_written_as_before() -> None:
+    (add_on,) = _spec().method.model_dump(mode="json")["add_ons"]
+    assert add_on.keys().isdisjoint({"variant", "relational"})
+    (printed,) = _spec("fedbyol", variant="paper", relational="predictions").method.model_dump(mode="json")["add_ons"]
+    assert (printed["variant"], printed["relational"]) == ("paper", "predictions")
+
+
 def test_relational_losses_are_zero_where_the_views_coincide() -> None:
     client = training(_spec())
     batch = client.batch()
@@ -259,6 +310,10 @@ def test_dapu_decides_about_fedus_predictor_alone() -> None:
             "so there is no loss",
         ),
         ({"method": {"name": "fedsimclr", "add_ons": [{"name": "fedx"}, {"name": "hsd"}]}}, "choose one"),
+        (
+            {"method": {"name": "fedsimclr", "add_ons": [{"name": "fedx", "relational": "predictions"}]}},
+            'fedsimclr has none: set "projections"',
+        ),
         (
             {"method": {"name": "fedx", "merge": {"name": "local"}, "reducer": {"name": "none"}}},
             "there is none: set global_contrastive",

@@ -14,8 +14,9 @@ from sqlalchemy import Connection
 from torch import Tensor
 
 from fedssl import tracing
-from fedssl.data import ImageData, choose_images, conform
+from fedssl.data import ImageData, choose_images
 from fedssl.data.dataset_files import ImageSelection, read_labelled
+from fedssl.data.images import prepare
 from fedssl.errors import Cancelled, DataError, SpecError
 from fedssl.evaluation import aligned_map, labels_of
 from fedssl.evaluation.suite import RESULTS, Labelled, detailed_evaluation, load_encoder
@@ -119,7 +120,7 @@ def _labelled(evaluation: Evaluation, config: JudgingConfig, spec: RunSpec) -> L
     choices = (ImageSelection(config.max_train, spec.seed), ImageSelection(config.max_test, spec.seed))
     what = f"file of the evaluation data set {evaluation.dataset}"
     train, test = read_stored(digest, what, lambda path: read_labelled(path, digest, choices))
-    return Labelled(conform(train, spec.data), conform(test, spec.data))
+    return Labelled(prepare(train, spec.data), prepare(test, spec.data))
 
 
 class _Progress:

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import event, select, text
+from sqlalchemy import bindparam, event, select, text
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Session, aliased
 
 from fedssl_coordinator.core import outbox
@@ -13,6 +14,19 @@ from fedssl_coordinator.core.problems import printable
 
 RUN_DELETED, HAD_UPDATES = "run.deleted", "had_updates"  # this event is read again: workers are notified of it
 _PENDING, _AFTERWARDS = "events", "after_events"
+_COLUMNS = ("kind", "round_number", "client_id", "message", "data")
+
+_LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))")
+# The lock first: a row of the join, and with it an id, exists only once the function has returned.
+_LOCK_AND_WRITE = text(
+    "INSERT INTO events (kind, run_id, round_number, client_id, message, data) "
+    "SELECT kind, run_id, round_number, client_id, message, data "
+    "FROM (SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))) AS lock, "
+    "ROWS FROM (jsonb_to_recordset(:rows) AS (kind text, run_id uuid, round_number integer, client_id text, "
+    "message text, data jsonb)) WITH ORDINALITY AS written "
+    "(kind, run_id, round_number, client_id, message, data, position) "
+    "ORDER BY position RETURNING id, at"
+).bindparams(bindparam("rows", type_=JSONB))
 
 
 def record(
@@ -51,13 +65,22 @@ def _write(session: Session) -> None:
     rows: list[Event] = session.info.pop(_PENDING, [])
     # Identity values are drawn before the commit: without the lock, a reader that has seen event 8 could miss event 7
     # of a slower transaction forever. The lock is taken last, so it cannot be part of a deadlock.
-    for run_id in sorted({str(row.run_id) for row in rows}):
-        session.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"), {"key": f"events/{run_id}"})
-    session.add_all(rows)
     session.flush()
-    outbox.add(session, rows)
+    if rows:
+        *others, last = sorted({f"events/{row.run_id}" for row in rows})
+        for key in others:
+            session.execute(_LOCK, {"key": key})
+        values = [{name: getattr(row, name) for name in _COLUMNS} | {"run_id": _text(row.run_id)} for row in rows]
+        written = session.execute(_LOCK_AND_WRITE, {"key": last, "rows": values}).all()
+        for row, (event_id, at) in zip(rows, written, strict=True):
+            row.id, row.at = event_id, at
+        outbox.add(session, rows)
     for action in session.info.pop(_AFTERWARDS, []):
         action(session)
+
+
+def _text(run_id: UUID | None) -> str | None:
+    return None if run_id is None else str(run_id)
 
 
 @event.listens_for(Session, "after_rollback")

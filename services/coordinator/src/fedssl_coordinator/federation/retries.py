@@ -4,7 +4,7 @@ A run's row counts the tries of its aggregations, a job's row those of the job. 
 failure is an event only when the number of tries has doubled: a lasting failure is visible without flooding the log.
 """
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
 
@@ -43,7 +43,7 @@ LONGEST_PAUSE_SECONDS = 300
 """No pause is longer. A moment that lies further ahead was written before the database's clock was set back."""
 
 
-def is_over(moment: InstrumentedAttribute[datetime] | InstrumentedAttribute[datetime | None]) -> ColumnElement[bool]:
+def is_over(moment: ColumnElement[Any] | InstrumentedAttribute[Any]) -> ColumnElement[bool]:
     """For queries: a pause until this moment is over, because the moment has come or lies beyond the longest pause."""
     return or_(moment <= func.now(), moment > func.now() + timedelta(seconds=LONGEST_PAUSE_SECONDS))
 

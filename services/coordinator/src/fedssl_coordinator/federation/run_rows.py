@@ -1,15 +1,18 @@
 """Reads and writes runs. Every part of the federation uses this module; `runs` is what operators do with them."""
 
+import threading
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, delete, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
+from fedssl.protocol.plan import ArtifactPlan
 from fedssl.protocol.projects import DEFAULT_PROJECT
+from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import RoundState, RunState
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import (
@@ -34,6 +37,33 @@ def get(session: Session, run_id: UUID) -> Run | None:
 def get_one(session: Session, run_id: UUID) -> Run:
     """Return a run that exists."""
     return session.get_one(Run, run_id)
+
+
+class Definition(NamedTuple):
+    """The part of a prepared run that never changes."""
+
+    spec: RunSpec
+    plan: ArtifactPlan
+    method_version: int
+
+
+_MOST_DEFINITIONS = 64
+_definitions: dict[UUID, Definition] = {}
+_writing = threading.Lock()
+
+
+def definition(session: Session, run_id: UUID) -> Definition:
+    """Return the definition of a prepared run. This process keeps those of the last runs, because they never change."""
+    known = _definitions.get(run_id)
+    if known is None:
+        statement = select(Run.spec, Run.plan, Run.method_version).where(Run.id == run_id, Run.plan.is_not(None))
+        spec, plan, version = session.execute(statement).one()
+        known = Definition(RunSpec.model_validate(spec), ArtifactPlan.model_validate(plan), version)
+        with _writing:
+            while len(_definitions) >= _MOST_DEFINITIONS:
+                del _definitions[next(iter(_definitions))]
+            _definitions[run_id] = known
+    return known
 
 
 def require(session: Session, run_id: UUID) -> Run:

@@ -5,6 +5,7 @@ A change is a conditional UPDATE that returns whether this caller made it, with 
 
 from types import MappingProxyType
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from sqlalchemy import update
 from sqlalchemy.orm import Session
@@ -81,6 +82,8 @@ TRANSITIONS: MappingProxyType[type[Row], Changes] = MappingProxyType(
                 (E.OFFERED, E.COMPLETED): "site_evaluation.completed",
                 (E.OFFERED, E.REFUSED): "site_evaluation.refused",
                 (E.OFFERED, E.EXPIRED): "site_evaluation.expired",
+                (E.REFUSED, E.OFFERED): "site_evaluation.offered",  # on request: the owner may have removed the cause
+                (E.EXPIRED, E.OFFERED): "site_evaluation.offered",
             }
         ),
     }
@@ -119,13 +122,8 @@ def transition(
     """
     table = type(row)
     passed = Passed(after, message, data)
-    steps, events, before = [passed] if via is None else [via, passed], [], row.state
-    for step in steps:
-        kind = TRANSITIONS[table].get((before, step.state))
-        if kind is None:
-            raise IllegalTransition(f"{table.__tablename__}: {before} -> {step.state}")
-        events.append((kind, step.message, about(row, step.data)))
-        before = step.state
+    steps = [passed] if via is None else [via, passed]
+    kinds = kinds_of(table, row.state, *[step.state for step in steps])
     statement = (
         update(table)
         .where(table.id == row.id, table.state == row.state)
@@ -137,9 +135,24 @@ def transition(
     if not won and row in session:
         session.expire(row)
     if won:
-        for kind, text, subject in events:
-            record(session, kind, text, **subject)
+        for kind, step in zip(kinds, steps, strict=True):
+            record(session, kind, step.message, **about(row, step.data))
     return won
+
+
+def kinds_of(table: type[Row], before: str, *after: str) -> tuple[str, ...]:
+    """Return the types of the events of a row that moves through these states. Raises IllegalTransition.
+
+    For a conditional UPDATE that does more than `transition`, whose caller records the events.
+    """
+    kinds = []
+    for state in after:
+        kind = TRANSITIONS[table].get((before, state))
+        if kind is None:
+            raise IllegalTransition(f"{table.__tablename__}: {before} -> {state}")
+        kinds.append(kind)
+        before = state
+    return tuple(kinds)
 
 
 def pause(session: Session, run: Run, reason: str) -> None:
@@ -159,8 +172,16 @@ def about(row: Row, data: dict[str, Any] | None = None) -> dict[str, Any]:
         return {"run_id": row.run_id, "round_number": row.number, "data": data}
     subject = {"run_id": row.run_id, "round_number": row.round_number}
     if isinstance(row, Assignment):
-        return {**subject, "client_id": row.client_id, "data": {"assignment": str(row.id), **(data or {})}}
+        return about_assignment(row.id, row.run_id, row.round_number, row.client_id, data)
     if isinstance(row, SiteEvaluation):
         return {**subject, "client_id": row.client_id, "data": {"site_evaluation": str(row.id), **(data or {})}}
     name = "evaluation" if isinstance(row, Evaluation) else "job"
     return {**subject, "data": {name: str(row.id), **(data or {})}}
+
+
+def about_assignment(
+    assignment_id: UUID, run_id: UUID, round_number: int, client_id: str, data: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the subject of an event about an assignment."""
+    subject = {"run_id": run_id, "round_number": round_number, "client_id": client_id}
+    return {**subject, "data": {"assignment": str(assignment_id), **(data or {})}}

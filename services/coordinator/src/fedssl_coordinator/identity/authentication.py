@@ -25,6 +25,7 @@ from fedssl_coordinator.core.models import Token
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.core.project_scope import restrict
 from fedssl_coordinator.identity.tokens import repository
+from fedssl_coordinator.identity.tokens.repository import SeenWorker
 
 _bearer = HTTPBearer(
     auto_error=False,
@@ -197,12 +198,18 @@ class PresentedToken:
 
     def working(self, session: Session) -> Caller:
         """Do the same for a worker's token, and record that its client was seen, in one statement."""
-        secret = "" if self._credentials is None else self._credentials.credentials
-        found = repository.seen(session, hash_secret(secret))
-        if found is None:
-            return self.caller(session)
-        say_about(client=found.client_id)
-        return _remembered(self._request, Caller(found.id, Role.WORKER, found.client_id))
+        found = repository.seen(session, self.secret_hash)
+        return self.caller(session) if found is None else self.remember(found)
+
+    @property
+    def secret_hash(self) -> str:
+        """The token's hash, for a statement that checks the token and does the work. No token has that of no token."""
+        return hash_secret("" if self._credentials is None else self._credentials.credentials)
+
+    def remember(self, worker: SeenWorker) -> Caller:
+        """Return the token's owner, which such a statement has found to be this worker."""
+        say_about(client=worker.client_id)
+        return _remembered(self._request, Caller(worker.id, Role.WORKER, worker.client_id))
 
 
 async def _presented(request: Request, scopes: SecurityScopes, credentials: Credentials) -> PresentedToken:

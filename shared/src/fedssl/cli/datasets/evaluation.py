@@ -52,12 +52,12 @@ def add(
 ) -> None:
     """Register a labelled data set with a training and a test split."""
     check_name(name)
-    from fedssl.data.dataset_files import ImageSelection, own_shape, write_labelled
+    from fedssl.data.dataset_files import ImageSelection, registered_shape, write_labelled
 
     with connect(url, token_file, patience_seconds=30) as client, temporary_file() as file:
         next(client.evaluation_datasets(), None)  # report a wrong token before the images are read
         train = read_split(source, "train", image_size, check_channels(channels))
-        shape = own_shape(train, image_size, check_channels(channels))
+        shape = registered_shape(train, image_size, check_channels(channels))
         test = read_split(source, "test", shape[1], shape[0])
         total = min(len(train), max_train or len(train)) + min(len(test), max_test or len(test))
         with progress_bar("writing", total, suffix=" images") as written:

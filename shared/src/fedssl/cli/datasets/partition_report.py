@@ -42,18 +42,23 @@ def show_partition(
 def describe(config: PartitionConfig) -> str:
     """Describe a partition in one line: its scheme and parameters.
 
-        >>> from fedssl.files import replaced_file
-    from fedssl.protocol.data import PartitionConfig
-        >>> describe(PartitionConfig(alpha=0.5, share=0.1))
-        "dirichlet (fedx), alpha 0.5, seed 0, 10% of each client's images kept"
+    >>> describe(PartitionConfig(alpha=0.5, share=0.1))
+    "dirichlet (fedx), alpha 0.5, seed 0, 10% of each client's images kept"
+    >>> describe(PartitionConfig(scheme="file", file="splits/dir0.1.json"))
+    'as in splits/dir0.1.json'
     """
     if config.pooled:
         parts = ["pooled at one client"]
     elif config.scheme == "dirichlet":
         parts = [f"dirichlet ({config.variant})", f"alpha {config.alpha:g}"]
+    elif config.scheme == "file":
+        parts = [f"as in {config.file}"]
     else:
         parts = [{"iid": "iid", "classes": "whole classes"}[config.scheme]]
-    parts.append(f"seed {config.seed}")
+    if config.scheme != "file" or config.pooled or config.share < 1:
+        parts.append(f"seed {config.seed}")
+    if config.hold_out:
+        parts.append(f"{100 * config.hold_out:.4g}% of each class held out")
     if config.max_images is not None:
         parts.append(f"at most {config.max_images:,} images")
     if config.share < 1:
@@ -82,7 +87,7 @@ def _write_shards(spec: RunSpec, config: PartitionConfig, folder: Path) -> None:
     for client, images in partition_dataset(config, spec.data, data_folder()).by_client.items():
         path = folder / client / "images.npz"
         with replaced_file(path) as incoming:
-            save_npz(incoming, images)
+            save_npz(incoming, images, window=spec.data.window)
     note(f"the clients' images are in {folder}")
 
 

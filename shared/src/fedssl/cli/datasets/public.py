@@ -51,12 +51,12 @@ def add(
     """Register public images, without labels. All workers of a run that uses them can see the images."""
     check_name(name)
     _check_known_name(name, source, is_whole=(image_size, channels, max_images) == (None, None, None))
-    from fedssl.data.dataset_files import ImageSelection, own_shape, write_public
+    from fedssl.data.dataset_files import ImageSelection, registered_shape, write_public
 
     with connect(url, token_file, patience_seconds=30) as client, temporary_file() as file:
         next(client.public_datasets(), None)  # report a wrong token before the images are read
         images = read_split(source, split, image_size, check_channels(channels))
-        shape = own_shape(images, image_size, check_channels(channels))
+        shape = registered_shape(images, image_size, check_channels(channels))
         with progress_bar("writing", min(len(images), max_images or len(images)), suffix=" images") as written:
             write_public(images, file, shape, ImageSelection(max_images, seed), written)
         with progress_bar("sending", file.stat().st_size, 1e6, " MB") as sent:

@@ -11,6 +11,7 @@ import typer
 from fedssl.cli.datasets.fetching import data_folder, ensure
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import note
+from fedssl.errors import DataError
 
 if TYPE_CHECKING:
     from fedssl.data import ImageData
@@ -49,9 +50,16 @@ def read_split(
 ) -> "ImageData":
     """Read one split of the source, after downloading it if possible. Raises DataError."""
     from fedssl.data.dataset_files import load_own
+    from fedssl.data.windowing import WindowMissing
 
     ensure(source, note)
-    return load_own(source, split, data_folder(), image_size=image_size, channels=channels)
+    try:
+        return load_own(source, split, data_folder(), image_size=image_size, channels=channels)
+    except WindowMissing as error:
+        raise DataError(
+            f"{source} has images of more than 8 bits per value, and a coordinator keeps images of 8 bits: convert "
+            "them first, for example with fedssl.data.window"
+        ) from error
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The checks of `fedssl doctor`. Each reports what it found, and what to do if there is a problem."""
+"""The checks of `fedssl doctor` and `fedssl-worker check`. Each reports what was found and what to do."""
 
 import importlib.util
 import os
@@ -12,6 +12,7 @@ from fedssl.cache import cache_folder
 from fedssl.cli.connection.file import connections_path, read_connections
 from fedssl.cli.doctor.findings import Check, Found
 from fedssl.client import ApiError, Client, ClientError, Retry
+from fedssl.client.base import BaseClient
 from fedssl.client.environment import Target
 from fedssl.errors import FedSSLError
 from fedssl.protocol.data import KNOWN_DATASETS
@@ -27,10 +28,10 @@ PACKAGES = ("fedssl", "fedssl-coordinator", "fedssl-worker")
 
 def this_machine(data: Path | None) -> Iterator[Check]:
     """Check versions, GPU, disk space and data folders."""
-    yield _versions()
-    yield _torch()
+    yield versions()
+    yield torch_and_gpu()
     yield _servers()
-    yield _disk(Path.cwd(), "disk space here")
+    yield disk_space(Path.cwd(), "disk space here")
     yield from _data_folders(data)
     yield from _connection_file()
 
@@ -39,17 +40,23 @@ def coordinator(target: Target) -> Iterator[Check]:
     """Check that a coordinator answers, its clock and servers, the token, and that both have the same methods."""
     try:
         with Client(target.url, target.token, timeout=ANSWER_SECONDS, retry=Retry(seconds=0)) as client:
-            client.health()
-            yield Check("coordinator", Found.OK, f"{target.url} answers")
-            yield _clock(client)
-            yield _readiness(client)
+            yield from answers(client)
             yield _token_and_methods(client)
     except ClientError as error:
         todo = "start it, or correct the address: `fedssl connection ls`, FEDSSL_URL, --url"
         yield Check("coordinator", Found.WRONG, str(error), todo)
 
 
-def _versions() -> Check:
+def answers(client: BaseClient) -> Iterator[Check]:
+    """Check the coordinator's address, its clock and its servers, which needs no token. Raises ClientError."""
+    client.health()
+    yield Check("coordinator", Found.OK, f"{client.url} answers")
+    yield _clock(client)
+    yield _readiness(client)
+
+
+def versions() -> Check:
+    """Check that all installed packages have one version."""
     found = {}
     for package in PACKAGES:
         try:
@@ -62,7 +69,8 @@ def _versions() -> Check:
     return Check("versions", Found.OK, what)
 
 
-def _torch() -> Check:
+def torch_and_gpu() -> Check:
+    """Check that torch is installed and can use this machine's GPUs, and report their memory."""
     if importlib.util.find_spec("torch") is None:
         return Check("torch and GPU", Found.NOTE, "torch is not installed", _INSTALL_TORCH)
     import torch
@@ -89,7 +97,8 @@ def _servers() -> Check:
     return Check("local servers", Found.OK, "Postgres and Valkey are installed, for `fedssl up`")
 
 
-def _disk(folder: Path, name: str) -> Check:
+def disk_space(folder: Path, name: str) -> Check:
+    """Check the disk of a folder, which need not exist yet."""
     existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     free = shutil.disk_usage(existing).free
     what = f"{free / 1e9:.1f} GB free in {existing}"
@@ -99,30 +108,37 @@ def _disk(folder: Path, name: str) -> Check:
 
 
 def _data_folders(data: Path | None) -> Iterator[Check]:
-    yield _disk(cache_folder(), "disk space for data sets")
-    if data is not None and str(data) in KNOWN_DATASETS:
-        yield _known_dataset(str(data))
-        return
-    given = data or (Path(folder) if (folder := os.environ.get("FEDSSL_DATA")) else None)
-    if given is None:
-        return
-    named = "--data" if data else "FEDSSL_DATA"
-    if not given.exists():
-        yield Check("data", Found.WRONG, f"{named} is {given}, which does not exist", "correct the path, or mount it")
-    elif not os.access(given, os.R_OK | (os.X_OK if given.is_dir() else 0)):
-        yield Check("data", Found.WRONG, f"{given} cannot be read", "give this user permission to read it")
-    elif given.is_dir() and not any(given.iterdir()):
-        yield Check(
-            "data", Found.WRONG, f"{given} is empty", "put the images there, directly or in one sub-folder per class"
-        )
-    elif data is None:
-        yield Check("data", Found.OK, f"{given} can be listed; `--data` checks the images for a worker")
-    elif importlib.util.find_spec("torch") is None:
-        yield Check("data", Found.NOTE, f"{given} was not read, because torch is not installed", _INSTALL_TORCH)
-    else:
-        from fedssl.cli.doctor.images import check_images
+    yield disk_space(cache_folder(), "disk space for data sets")
+    if data is not None:
+        yield own_images(data)
+    elif folder := os.environ.get("FEDSSL_DATA"):
+        given = Path(folder)
+        found = _unusable(given, "FEDSSL_DATA")
+        yield found or Check("data", Found.OK, f"{given} can be listed; `--data` checks the images for a worker")
 
-        yield check_images(given)
+
+def own_images(data: Path) -> Check:
+    """Check a worker's images: a folder, an .npz file or a known data set. A sample is decoded."""
+    if str(data) in KNOWN_DATASETS:
+        return _known_dataset(str(data))
+    if (found := _unusable(data, "--data")) is not None:
+        return found
+    if importlib.util.find_spec("torch") is None:
+        return Check("data", Found.NOTE, f"{data} was not read, because torch is not installed", _INSTALL_TORCH)
+    from fedssl.cli.doctor.images import check_images
+
+    return check_images(data)
+
+
+def _unusable(given: Path, named: str) -> Check | None:
+    if not given.exists():
+        return Check("data", Found.WRONG, f"{named} is {given}, which does not exist", "correct the path, or mount it")
+    if not os.access(given, os.R_OK | (os.X_OK if given.is_dir() else 0)):
+        return Check("data", Found.WRONG, f"{given} cannot be read", "give this user permission to read it")
+    if given.is_dir() and not any(given.iterdir()):
+        todo = "put the images there, directly or in one sub-folder per class"
+        return Check("data", Found.WRONG, f"{given} is empty", todo)
+    return None
 
 
 def _known_dataset(name: str) -> Check:
@@ -149,7 +165,7 @@ def _connection_file() -> Iterator[Check]:
         yield Check("connections", Found.OK, f"{len(known.connections)} in {path}; in use: {known.current or 'none'}")
 
 
-def _clock(client: Client) -> Check:
+def _clock(client: BaseClient) -> Check:
     difference = client.clock_difference_seconds()
     what = f"{abs(difference):.0f} s {'behind' if difference > 0 else 'ahead of'} the coordinator's"
     if abs(difference) > CLOCK_SECONDS:
@@ -159,7 +175,7 @@ def _clock(client: Client) -> Check:
     return Check("clock", Found.OK, "agrees with the coordinator's")
 
 
-def _readiness(client: Client) -> Check:
+def _readiness(client: BaseClient) -> Check:
     ready = client.ready()
     what = ", ".join(f"{name}: {state}" for name, state in ready.checks.items()) or ready.status
     if ready.status != "ok":

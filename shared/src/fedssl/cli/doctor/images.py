@@ -4,18 +4,27 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from fedssl.artifacts.images import MAX_SIZE
 from fedssl.cli.doctor.findings import Check, Found
-from fedssl.data import load_dataset
 from fedssl.data.contents import readable
-from fedssl.data.decoding import LEAST_HIGHEST, DecodedFile, ImageFiles, examine, low_range
+from fedssl.data.decode_file import DecodedFile, examine
+from fedssl.data.decoding import LEAST_HIGHEST, low_range
 from fedssl.data.folders import list_folder
+from fedssl.data.formats import read_stored
+from fedssl.data.image_files import ImageFiles
 from fedssl.errors import DataError
 
 NUM_SAMPLED = 200
 _NUM_NAMED = 3
 
 _REPAIR = "a worker stops at images that cannot be decoded: repair them or remove them"
+_WINDOW = (
+    "a run needs [data.window] in its spec, for example percentiles = [0.5, 99.5], or values = [lowest, highest] for "
+    "all images alike"
+)
+_UPPER_BITS = "a run without [data.window] in its spec uses only the upper 8 bits; with one it uses all"
 _CONVERT = "a worker would train without these: convert them, or move them out of the folder"
 
 
@@ -39,11 +48,14 @@ def check_images(path: Path) -> Check:
 
 
 def _check_arrays(path: Path) -> Check:
-    images = load_dataset(str(path), "train").images
-    num, channels, height, width = images.shape
-    what = f"{num:,} images for a worker in {path}: {height} x {width} pixels, {_channels(channels)}, 8 bits"
+    stored = read_stored(path, "train")
+    num, channels, height, width = stored.pixels.shape
+    kind = "8 bits" if stored.pixels.dtype == np.uint8 else str(stored.pixels.dtype)
+    what = f"{num:,} images for a worker in {path}: {height} x {width} pixels, {_channels(channels)}, {kind}"
     if height != width:
         return Check("data", Found.NOTE, what, "start the worker with --image-size, which cuts squares out of them")
+    if num and stored.needs_window:
+        return Check("data", Found.NOTE, what, _WINDOW)
     return Check("data", Found.OK if num else Found.WRONG, what, "" if num else "put images into the file")
 
 
@@ -58,10 +70,8 @@ def _judged(
         named = "; ".join(str(error) for _, error in damaged[:_NUM_NAMED]) + "; ..." * (len(damaged) > _NUM_NAMED)
         problems.append(f"{len(damaged):,} of {num_decoded:,} decoded images cannot be used: {named}")
         todo.append(_REPAIR)
-    deep = [one for one in sampled if one.num_bits == 16]
-    if deep and 0 < (highest := max(one.highest for one in deep)) < LEAST_HIGHEST:
-        problems.append(low_range(len(deep), highest))
-        todo.append("convert them before you start a worker, which would refuse them")
+    deep, advice = _more_than_8_bits(sampled)
+    problems += deep
     if not files.contents.is_complete:
         todo.append(_CONVERT)
     left_out = files.contents.describe()
@@ -69,8 +79,19 @@ def _judged(
     if todo:
         return Check("data", Found.WRONG, what, "; ".join(todo))
     if sampled and min(sampled[0].size) > MAX_SIZE:
-        return Check("data", Found.NOTE, what, f"start the worker with --image-size, at most {MAX_SIZE}")
-    return Check("data", Found.OK, what)
+        advice.append(f"start the worker with --image-size, at most {MAX_SIZE}")
+    return Check("data", Found.NOTE if advice else Found.OK, what, "; ".join(advice))
+
+
+def _more_than_8_bits(sampled: Sequence[DecodedFile]) -> tuple[list[str], list[str]]:
+    """Return what a run without a window would get wrong, and how to use the images that have more than 8 bits."""
+    deep = [one for one in sampled if one.num_bits == 16 and not one.needs_window]
+    highest = max((one.highest for one in deep), default=0)
+    if 0 < highest < LEAST_HIGHEST:
+        return [low_range(len(deep), highest)], [_WINDOW]
+    if any(one.needs_window for one in sampled):
+        return [], [_WINDOW]
+    return [], [_UPPER_BITS] if deep else []
 
 
 def _used(path: Path, files: ImageFiles, sampled: Sequence[DecodedFile], num_decoded: int) -> str:

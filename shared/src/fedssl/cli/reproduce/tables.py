@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import typer
-import yaml
 
 from fedssl.cli.output import Format, cell, show_json, show_table
 from fedssl.experiments import costs
@@ -13,7 +12,7 @@ from fedssl.experiments import report as markdown
 from fedssl.experiments.papers import TableCell
 from fedssl.experiments.reproduction import CellResult, Task, read_results
 from fedssl.experiments.summary import spread
-from fedssl.run_files import finite
+from fedssl.run_files import finite, spec_as_yaml
 
 _HOUR_SECONDS = 3600
 
@@ -48,12 +47,11 @@ def show_list(cells: Sequence[TableCell], output: Format, *, every_column: bool)
 
 def show_specs(tasks: Sequence[Task], output: Format) -> None:
     """Show the specs as YAML or JSON."""
-    specs = {task.cell.name: task.spec.model_dump(mode="json") for task in tasks}
     if output is Format.JSON:
-        show_json(specs)
+        show_json({task.cell.name: task.spec.model_dump(mode="json") for task in tasks})
         return
-    for name, values in specs.items():
-        typer.echo(f"# {name}\n{yaml.safe_dump(values, sort_keys=False, allow_unicode=True)}", nl=False)
+    for task in tasks:
+        typer.echo(f"# {task.cell.name}\n{spec_as_yaml(task.spec)}", nl=False)
 
 
 def show_results(results: Sequence[CellResult], output: Format) -> None:

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from pydantic import ValidationError
@@ -12,6 +12,7 @@ from fedssl.cli.arguments import RunArgument, TokenFileOption, UrlOption
 from fedssl.cli.connection.connect import MIN_PREFIX, connect, find_run, short
 from fedssl.cli.errors import EvaluationNotCompleted, NoSuchJob, UsageError
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_table
+from fedssl.cli.run import site_evaluations
 from fedssl.evaluation.selection import choose_best
 from fedssl.protocol.evaluation import JudgingConfig, MapMethod, Settings
 from fedssl.protocol.runs import RunSpec
@@ -31,6 +32,10 @@ _ENDED = ("completed", "failed", "cancelled")
 def request_evaluation(
     run: RunArgument,
     *,
+    at: Annotated[
+        Literal["coordinator", "sites"],
+        typer.Option(help="Where: on the coordinator's labelled images, or at each site on its own ones."),
+    ] = "coordinator",
     data: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="An evaluation data set of the coordinator.  [default: the spec's]"),
@@ -83,6 +88,9 @@ def request_evaluation(
     The run continues meanwhile. Options that you leave out are taken from the [evaluation] of the run's spec. The same
     evaluation is done only once; if it failed or was cancelled, asking again repeats it. `fedssl evaluation-dataset ls`
     lists the data sets. `fedssl evaluate` evaluates an encoder on this machine instead.
+
+    With --at sites, each site of the run is asked, except those that have sent counts of this round before. A site that
+    refused is asked again. `fedssl run site-evaluations` shows the answers.
     """
     given = {
         "dataset": data,
@@ -91,6 +99,10 @@ def request_evaluation(
         "embedding_map": embedding_map,
     }
     limits = {"max_train": num_labels, "max_test": num_test}
+    if at == "sites":
+        _require_only_a_round(given | limits, wait)
+        site_evaluations.request_at_sites(run, round_number, url, token_file, output)
+        return
     with connect(url, token_file, patience_seconds=PATIENCE_SECONDS if wait else 3.0) as client:
         view = client.run(find_run(client, run))
         config = _config(view.spec, given, limits)
@@ -106,6 +118,23 @@ def request_evaluation(
         _show([row.model_copy(update={"reason": ""}) if failed else row])
     if failed:
         raise EvaluationNotCompleted(f"evaluation {row.id} is {row.state}" + (f": {row.reason}" if row.reason else ""))
+
+
+def _require_only_a_round(given: dict[str, Any], wait: bool) -> None:  # noqa: FBT001
+    """Raise UsageError if an option is given that sites do not take."""
+    names = {"measures": "--measures", "settings": "--settings", "embedding_map": "--map", "dataset": "--data"}
+    names |= {"max_train": "--num-labels", "max_test": "--num-test"}
+    found = [names[name] for name, value in given.items() if value is not None]
+    if found:
+        raise UsageError(
+            f"--at sites does not take {' and '.join(found)}: the sites measure what the [evaluation] of the run's "
+            "spec names, on their own images"
+        )
+    if wait:
+        raise UsageError(
+            "--at sites does not take --wait: a site that is offline answers when it is back; "
+            "`fedssl run site-evaluations` shows the answers"
+        )
 
 
 def list_evaluations(

@@ -1,6 +1,7 @@
-"""`fedssl run site-evaluations`: a run's encoder evaluated by its sites, on their own labelled images."""
+"""`fedssl run site-evaluations`, `run evaluate --at sites`: an encoder evaluated by the sites of its run."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -42,6 +43,18 @@ def list_site_evaluations(
         note('there are none: the sites evaluate if the run\'s spec has evaluation.at = "sites" or "both"')
     else:
         _show(next((view for view in reversed(rounds) if view.mean), rounds[-1]))
+
+
+def request_at_sites(
+    run: str, round_number: int | None, url: str | None, token_file: Path | None, output: Format
+) -> None:
+    """Ask the sites of a run to evaluate a round's encoder, and show the answers that there are."""
+    with connect(url, token_file) as client:
+        view = client.request_site_evaluations(find_run(client, run), round_number)
+    if output is Format.JSON:
+        show_json(view)
+    else:
+        _show(view)
 
 
 def _show(view: SiteRoundView) -> None:

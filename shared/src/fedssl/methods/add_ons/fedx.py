@@ -12,9 +12,15 @@ at 0, and the add-on `proximal` or `scaffold` next to it.
   online network together with the views if the objective's views pass as one batch. tau is `temperature`.
 
 Variants: `rel_kl` "reference" is the authors' code, which exchanges the arguments of the divergences in Eq. 7 and 11.
-It is the default because the published numbers come from it. "paper" is the printed Jensen-Shannon divergence. Eq. 9 is
-only implemented as in the code: NT-Xent on (p1, g2), the positive in the denominator, both as anchors, gradients
-through p1. The same holds for Eq. 10: anchors are predictions of both views, references the teacher's embeddings.
+It is the default because the published numbers come from it. "paper" is the printed Jensen-Shannon divergence.
+`variant` does the same for Eq. 9. "reference", the default, is NT-Xent on (p1, g2): both are anchors, the positive is
+in the denominator, gradients flow through p1. "paper" is as printed: only p1 are anchors, and the denominator sums over
+the other samples' p1 and g2, without the positive. Eq. 10 is only implemented as in the code: anchors are predictions
+of both views, references the teacher's embeddings.
+
+`relational` matters on objectives with a predictor g. "projections", the default, takes z of Eq. 6 from the projector,
+as on SimCLR (Eq. 3). "predictions" takes z = g(f(x)) as Eq. 5 defines it for BYOL; the random images then pass g too,
+as a batch of their own. The authors' code has no objective with a predictor, so it does not decide between the two.
 
 A batch here counts the anchors: FedX's batch of 128 is 64 anchors and 64 references, so `batch_size` 64. On FedBYOL and
 FedU (methods not in the authors' code), h is a second predictor besides BYOL's g, and DAPU decides only about g.
@@ -31,16 +37,16 @@ from torch import nn
 
 from fedssl.artifacts.tensors import Tensors
 from fedssl.errors import MethodError
-from fedssl.losses import nt_xent, relational_divergence
+from fedssl.losses import cross_model_contrast, nt_xent, relational_divergence
 from fedssl.methods.api import Batch, ClientData, Context, Losses, Terms
 from fedssl.methods.composition.modules import copy_of, load_modules
-from fedssl.methods.composition.part import ENCODER, PROJECTOR, Online, Part
+from fedssl.methods.composition.part import ENCODER, PREDICTOR, PROJECTOR, Online, Part
 from fedssl.methods.composition.streams import REFERENCES
 from fedssl.models import build_mlp
 from fedssl.protocol.methods.add_ons import FedXConfig
 from fedssl.protocol.model import MLPConfig
 
-_PREDICTOR, _TEACHER = "fedx_predictor", "fedx_teacher"
+_OWN_PREDICTOR, _TEACHER = "fedx_predictor", "fedx_teacher"
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,7 @@ class CrossDistillation(Part):
 
     config: FedXConfig
 
-    shared: ClassVar[tuple[str, ...]] = (_PREDICTOR,)
+    shared: ClassVar[tuple[str, ...]] = (_OWN_PREDICTOR,)
 
     @property
     def streams(self) -> tuple[str, ...]:
@@ -72,7 +78,7 @@ class CrossDistillation(Part):
         width = projector.out_dim
         head = self.config.predictor or MLPConfig(hidden_dims=(width,), batch_norm=False)
         teacher = nn.ModuleDict({name: copy_of(modules[name]) for name in (ENCODER, PROJECTOR)})
-        return {_PREDICTOR: build_mlp(head, width, width), _TEACHER: teacher}
+        return {_OWN_PREDICTOR: build_mlp(head, width, width), _TEACHER: teacher}
 
     def begin(self, modules: nn.ModuleDict, broadcast: Tensors, data: ClientData, ctx: Context) -> None:
         if self._is_global:
@@ -83,12 +89,20 @@ class CrossDistillation(Part):
     def terms(self, online: Online, modules: nn.ModuleDict, batch: Batch, ctx: Context) -> Terms:
         losses: Losses = {}
         if self.config.local_relational:
-            _, references = online.extra[REFERENCES]
-            divergence = self._divergence(online.z[0], online.z[1], references)
+            divergence = self._divergence(*self._related(online, modules))
             losses["local_relational"] = self.config.local_relational * divergence
         if self._is_global:
             losses.update(self._global_terms(online, modules, batch))
         return losses, {}
+
+    def _related(self, online: Online, modules: nn.ModuleDict) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return z of both views and of the random images, as `relational` asks."""
+        _, references = online.extra[REFERENCES]
+        if self.config.relational == "projections":
+            return online.z[0], online.z[1], references
+        predictor = modules[PREDICTOR]
+        first, second = online.predicted or tuple(predictor(z) for z in online.z)
+        return first, second, predictor(references)
 
     def _global_terms(self, online: Online, modules: nn.ModuleDict, batch: Batch) -> Losses:
         seen = {}
@@ -102,9 +116,10 @@ class CrossDistillation(Part):
         g = dict(zip(seen, embeddings, strict=True))
         losses: Losses = {}
         views = online.z[: 2 if "references" in g else 1]
-        p = modules[_PREDICTOR](torch.cat(views)).chunk(len(views))
+        p = modules[_OWN_PREDICTOR](torch.cat(views)).chunk(len(views))
         if "view" in g:
-            contrast = nt_xent(p[0], g["view"], self.config.temperature)
+            loss = cross_model_contrast if self.config.variant == "paper" else nt_xent
+            contrast = loss(p[0], g["view"], self.config.temperature)
             losses["global_contrastive"] = self.config.global_contrastive * contrast
         if "references" in g:
             divergence = self._divergence(p[0], p[1], g["references"])

@@ -98,6 +98,18 @@ class FedXConfig(PartConfig):
         description="Direction of Eq. 7's and 11's divergences: `reference` is FedX's code, KL(m || r), `paper` is "
         "KL(r || m) as printed.",
     )
+    variant: Literal["reference", "paper"] = Field(
+        default="reference",
+        exclude_if=lambda it: it == "reference",
+        description="Eq. 9: `reference` is FedX's code, NT-Xent with both networks' embeddings as anchors and the "
+        "positive in the denominator; `paper` is as printed, with local anchors and without the positive there.",
+    )
+    relational: Literal["projections", "predictions"] = Field(
+        default="projections",
+        exclude_if=lambda it: it == "projections",
+        description="z of Eq. 6 if the objective has a predictor (BYOL, SimSiam): the projector's outputs, or, as Eq. "
+        "5 defines z, the predictor's.",
+    )
     predictor: MLPConfig | None = Field(
         default=None,
         description="h of Eq. 9. None is FedX's code: Linear, ReLU, Linear, all as wide as the embedding, without "
@@ -111,6 +123,11 @@ class FedXConfig(PartConfig):
             )
         if model.projector is None:
             raise ValueError("fedx compares the outputs of projectors: describe model.projector")
+        if self.relational == "predictions" and "predictor" not in host.traits:
+            raise ValueError(
+                f'fedx with relational = "predictions" compares the outputs of a predictor, and {host.name} has none: '
+                'set "projections"'
+            )
         if any(add_on.name == "hsd" for add_on in host.add_ons):
             raise ValueError(
                 "hsd masks the embeddings of views, but not those that fedx compares them with: choose one of the two"

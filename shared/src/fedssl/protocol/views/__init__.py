@@ -24,7 +24,12 @@ from fedssl.protocol.views.notifications import DeliveryView, DestinationCreate,
 from fedssl.protocol.views.projects import ProjectCreate, ProjectView
 from fedssl.protocol.views.rounds import AssignmentView, RoundView
 from fedssl.protocol.views.runs import DimensionAssignmentView, RunCreate, RunEdit, RunSummary, RunView
-from fedssl.protocol.views.site_evaluations import SiteEvaluationView, SiteRoundView, WorstSiteView
+from fedssl.protocol.views.site_evaluations import (
+    SiteEvaluationsCreate,
+    SiteEvaluationView,
+    SiteRoundView,
+    WorstSiteView,
+)
 from fedssl.protocol.views.tokens import EnrolmentCreate, TokenCreate, TokenCreated, TokenView
 from fedssl.protocol.views.uploads import UploadPart, UploadParts
 from fedssl.protocol.views.weights import WeightsCreate, WeightsView
@@ -65,6 +70,7 @@ __all__ = [
     "RunSummary",
     "RunView",
     "SiteEvaluationView",
+    "SiteEvaluationsCreate",
     "SiteRoundView",
     "TokenCreate",
     "TokenCreated",

@@ -3,12 +3,22 @@
 from datetime import datetime
 from uuid import UUID
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from fedssl.protocol.base import ClientId, Digest
 from fedssl.protocol.states import SiteEvaluationState
 from fedssl.protocol.views.base import View
 from fedssl.protocol.views.evaluations import Results
+
+
+class SiteEvaluationsCreate(BaseModel):
+    """A request to the sites of a run to evaluate the encoder of a round."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    round_number: int | None = Field(
+        default=None, ge=0, le=100_000, description="The round; 0 is the model before training, null the newest round."
+    )
 
 
 class SiteEvaluationView(View):

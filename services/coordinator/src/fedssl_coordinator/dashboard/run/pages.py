@@ -15,6 +15,7 @@ from fedssl_coordinator.core.db import DB, transaction
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.dashboard.layout.page import PageRoute, data, render, see_other
 from fedssl_coordinator.dashboard.run import charts as run_charts
+from fedssl_coordinator.dashboard.run import sites as run_sites
 from fedssl_coordinator.dashboard.run import view as run_view
 from fedssl_coordinator.dashboard.session import PlacedViewing, Steering, Viewing
 from fedssl_coordinator.federation import run_rows
@@ -36,13 +37,16 @@ Number = Annotated[int | None, Query(ge=1, le=100_000)]
 def show_run(run_id: UUID, visitor: Viewing, session: DB) -> Response:
     """Show whether the run is healthy, whether it learns, and which clients it waits for."""
     page = run_view.run_page(session, run_id)
-    return render("run.html", visitor, page=page, summary=run_view.summary(page.spec), tab="overview")
+    panel = run_sites.panel(session, run_id, page.spec)
+    return render("run.html", visitor, page=page, summary=run_view.summary(page.spec), sites=panel, tab="overview")
 
 
 @router.get("/runs/{run_id}/live")
 def show_pieces(run_id: UUID, visitor: Viewing, session: DB, shape: Shape = "") -> Response:
     """Return the parts of the page that change; panels only if they differ from those on the page."""
-    return render("run_live.html", visitor, page=run_view.run_page(session, run_id), shape=shape)
+    page = run_view.run_page(session, run_id)
+    panel = run_sites.panel(session, run_id, page.spec) if shape != page.shape else None
+    return render("run_live.html", visitor, page=page, shape=shape, sites=panel)
 
 
 @router.get("/runs/{run_id}/curves.json")

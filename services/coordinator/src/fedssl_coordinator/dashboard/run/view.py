@@ -17,7 +17,9 @@ from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.dashboard.layout import formats
 from fedssl_coordinator.dashboard.layout.client_labels import Named, named
 from fedssl_coordinator.dashboard.run import queries as run_queries
+from fedssl_coordinator.dashboard.run import site_queries
 from fedssl_coordinator.dashboard.run.queries import Attempt, Traffic
+from fedssl_coordinator.dashboard.run.site_queries import Progress
 from fedssl_coordinator.dashboard.runs import overview
 from fedssl_coordinator.dashboard.runs import queries as overview_queries
 from fedssl_coordinator.federation import run_rows
@@ -81,6 +83,7 @@ class RunPage:
     num_classes: int | None
     names: list[str]
     is_judged: bool
+    site_progress: Progress | None
 
     @property
     def run(self) -> Run:
@@ -89,13 +92,15 @@ class RunPage:
     @property
     def is_live(self) -> bool:
         """True if the page may still change: the last evaluation may continue after the run has finished."""
-        return self.run.state != RunState.FINISHED or self.is_judged
+        is_awaited = self.site_progress is not None and self.site_progress.awaited > 0
+        return self.run.state != RunState.FINISHED or self.is_judged or is_awaited
 
     @property
     def shape(self) -> str:
         """A digest of the panels' arrangement. When it changes, the attempts that depend on it are sent again."""
         goes_on = (self.run.state, self.is_live, self.run.rounds_closed > 0)
-        panels = ([client.id for client in self.members], self.names, self.dimensions, self.num_jobs)
+        members = [client.id for client in self.members]
+        panels = (members, self.names, self.dimensions, self.num_jobs, self.site_progress)
         return hashlib.sha256(repr((goes_on, panels)).encode()).hexdigest()[:12]
 
 
@@ -108,7 +113,7 @@ def get(session: Session, run_id: UUID) -> Run:
 
 
 def run_page(session: Session, run_id: UUID) -> RunPage:
-    """Return everything on the page with about fifteen queries, without the charts' numbers."""
+    """Return everything on the page with about sixteen queries, without the charts' numbers."""
     run = get(session, run_id)
     [row] = overview.rows(session, [run])
     spec = RunSpec.model_validate(run.spec)
@@ -138,6 +143,7 @@ def run_page(session: Session, run_id: UUID) -> RunPage:
         num_classes=run_queries.num_classes(session, config.dataset) if (config := spec.central_evaluation) else None,
         names=_names(session, run_id, current),
         is_judged=run_queries.is_judged(session, run_id),
+        site_progress=site_queries.progress(session, run_id) if spec.site_evaluation is not None else None,
     )
 
 

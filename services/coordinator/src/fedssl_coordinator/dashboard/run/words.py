@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from sqlalchemy.orm import Session
 from starlette.responses import Response
 
-from fedssl.protocol.views import EvaluationCreate, RunEdit
+from fedssl.protocol.views import EvaluationCreate, RunEdit, SiteEvaluationsCreate
 from fedssl_coordinator.core.db import DB
 from fedssl_coordinator.core.models import EvaluationDataset
 from fedssl_coordinator.core.problems import ProblemError
@@ -17,6 +17,7 @@ from fedssl_coordinator.dashboard.run import view as run_view
 from fedssl_coordinator.dashboard.session import Form, Steering, Viewing
 from fedssl_coordinator.federation.evaluations import service as evaluations
 from fedssl_coordinator.federation.runs import service
+from fedssl_coordinator.federation.site_evaluations import service as site_evaluations
 from fedssl_coordinator.storage.datasets import repository as datasets
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -34,19 +35,31 @@ def ask_for_evaluation(run_id: UUID, visitor: Viewing, session: DB, draw: Litera
 
 @router.post("/runs/{run_id}/evaluate")
 def request_evaluation(run_id: UUID, visitor: Steering, form: Form, session: DB) -> Response:
-    """Request the evaluation of a round's encoder."""
+    """Request the evaluation of a round's encoder, by the coordinator or at the sites."""
+    number = form.get("round_number", "").strip() or None
+    if form.get("at") == "sites":
+        return _request_at_sites(visitor, session, run_id, form, number)
     config: dict[str, Any] = {
         "dataset": form.get("dataset", ""),
         "measures": [name for name in _MEASURES if form.get(name)],
         "embedding_map": form.get("embedding_map") or None,
     }
-    number = form.get("round_number", "").strip()
     try:
-        request = EvaluationCreate.model_validate({"config": config, "round_number": number or None})
+        request = EvaluationCreate.model_validate({"config": config, "round_number": number})
         evaluations.request(session, run_id, request)
     except (ValidationError, ProblemError) as error:
         return _evaluation_form(visitor, session, run_id, form, _explained(error))
     return see_other(f"/runs/{run_id}/jobs")
+
+
+def _request_at_sites(visitor: Steering, session: Session, run_id: UUID, form: Form, number: str | None) -> Response:
+    try:
+        request = SiteEvaluationsCreate.model_validate({"round_number": number})
+        site_evaluations.request(session, run_id, request.round_number)
+    except (ValidationError, ProblemError) as error:
+        values = {**dict.fromkeys(_MEASURES, "on"), **form}
+        return _evaluation_form(visitor, session, run_id, values, _explained(error))
+    return see_other(f"/runs/{run_id}")
 
 
 @router.get("/runs/{run_id}/edit")

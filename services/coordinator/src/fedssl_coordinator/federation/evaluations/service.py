@@ -19,18 +19,15 @@ from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.models import Evaluation, EvaluationDataset, Run
 from fedssl_coordinator.core.problems import ProblemError, printable
-from fedssl_coordinator.core.settings import settings
-from fedssl_coordinator.federation import retries, run_rows
+from fedssl_coordinator.federation import evaluable, retries, run_rows
 from fedssl_coordinator.federation.evaluations import repository
 from fedssl_coordinator.federation.jobs import repository as job_rows
 from fedssl_coordinator.federation.jobs import service as jobs
 from fedssl_coordinator.federation.jobs.service import StartedJob
 from fedssl_coordinator.federation.site_evaluations import service as site_evaluations
 from fedssl_coordinator.federation.transitions import about, transition
-from fedssl_coordinator.storage.artifacts import repository as artifacts
 from fedssl_coordinator.storage.datasets import service as datasets
 
-_ENCODER = "encoder."
 _PERCENTAGES = ("probe", "knn")  # results that are shown in percent
 
 
@@ -43,7 +40,7 @@ def queue_due(session: Session, run: Run, round_number: int) -> None:
     config = spec.evaluation
     if config is None or not config.is_due(round_number, run.num_rounds):
         return
-    if (why := _why_impossible(run)) is None:
+    if (why := evaluable.why_impossible(run)) is None:
         if spec.central_evaluation is not None:
             _queue(session, run, round_number, _own_config(spec))
         if spec.site_evaluation is not None and round_number > 0:
@@ -58,7 +55,7 @@ def ask_sites_before_training(session: Session, run: Run, spec: RunSpec) -> None
     That is when the first round opens: when the weights are made, it may be that no client has registered.
     """
     config = spec.site_evaluation
-    if config is not None and config.is_due(0, run.num_rounds) and _why_impossible(run) is None:
+    if config is not None and config.is_due(0, run.num_rounds) and evaluable.why_impossible(run) is None:
         site_evaluations.offer(session, run, 0, spec)
 
 
@@ -69,12 +66,7 @@ def request(session: Session, run_id: UUID, asked: EvaluationCreate) -> tuple[Ev
     does not exist, or if there is nothing to evaluate.
     """
     run = run_rows.require(session, run_id)
-    number = run.rounds_closed if asked.round_number is None else asked.round_number
-    if run.broadcast is None or number > run.rounds_closed:
-        detail = f"round {number} of run {run_id} is not closed yet: wait for it, or take an earlier one"
-        raise ProblemError("conflict", detail)
-    if (why := _why_impossible(run)) is not None:
-        raise ProblemError("conflict", why)
+    number = evaluable.require_closed(run, asked.round_number)
     row, is_new = _queue(session, run, number, _in_order(asked.config))
     if not is_new and row.state in (JobState.FAILED, JobState.CANCELLED):
         is_new = _queue_again(session, row)
@@ -162,14 +154,14 @@ def storable(results: Mapping[str, float]) -> Results:
 def _queue(session: Session, run: Run, number: int, config: JudgingConfig) -> tuple[Evaluation, bool]:
     found = datasets.of_project(session, EvaluationDataset, run.project, config.dataset)
     if found is None:
-        message = (
+        raise _invalid(
             f"no evaluation data set {config.dataset} is registered: register it "
             "(`fedssl evaluation-dataset add NAME SOURCE`) and give its name"
         )
-        detail = f"nothing was changed; correct this and send it again: config.dataset: {message}"
-        raise ProblemError("invalid-request", detail, errors=[{"loc": ["config", "dataset"], "msg": message}])
+    if (why := datasets.why_unfit(found.name, RunSpec.model_validate(run.spec).data)) is not None:
+        raise _invalid(f"{why}; or use `fedssl evaluate` where the files are")
     model = run_rows.weights_after(session, run, number)
-    _require_kept(session, model, number)
+    evaluable.require_kept(session, model, number)
     row, is_new = repository.add(
         session,
         run_id=run.id,
@@ -186,6 +178,11 @@ def _queue(session: Session, run: Run, number: int, config: JudgingConfig) -> tu
     return row, is_new
 
 
+def _invalid(message: str) -> ProblemError:
+    detail = f"nothing was changed; correct this and send it again: config.dataset: {message}"
+    return ProblemError("invalid-request", detail, errors=[{"loc": ["config", "dataset"], "msg": message}])
+
+
 def _queue_again(session: Session, row: Evaluation) -> bool:
     values: dict[str, Any] = {
         "reason": None,
@@ -198,30 +195,6 @@ def _queue_again(session: Session, row: Evaluation) -> bool:
     enqueue.evaluate(session, row.id)
     enqueue.wake_watchers(session)
     return won
-
-
-def _require_kept(session: Session, model: str, number: int) -> None:
-    """Raise ProblemError if a round's weights were removed. Otherwise they stay until the transaction ends."""
-    if artifacts.hold(session, model):
-        return
-    detail = (
-        f"the weights of round {number} were removed: it was closed more than FEDSSL_KEEP_BROADCASTS_SECONDS "
-        f"({settings().keep_broadcasts_seconds:g}) ago; name a newer round, or name none to evaluate the newest"
-    )
-    raise ProblemError("conflict", detail)
-
-
-def _why_impossible(run: Run) -> str | None:
-    """Return why the coordinator cannot evaluate encoders of this run, or None if it can."""
-    assert run.plan is not None, "a prepared run has a plan"
-    if not run.plan["update"]:
-        return (
-            f"{run.method} sends nothing to the coordinator, so its encoder stays as it was before training: evaluate "
-            "the clients' own encoders at the clients"
-        )
-    if not any(tensor["name"].startswith(_ENCODER) for tensor in run.plan["broadcast"]):
-        return f"the broadcasts of {run.method} hold no encoder: there is nothing to evaluate"
-    return None
 
 
 def _own_config(spec: RunSpec) -> JudgingConfig:

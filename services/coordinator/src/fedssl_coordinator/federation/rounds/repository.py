@@ -6,13 +6,13 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, delete, func, or_, select
+from sqlalchemy import ColumnElement, Uuid, bindparam, delete, func, or_, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session, aliased
 
 from fedssl.protocol.states import AssignmentState, Cause, RoundState, RunState, Verdict
 from fedssl_coordinator.core.db import among
-from fedssl_coordinator.core.models import Assignment, Client, DistillationJob, Event, Metric, Round, Run
+from fedssl_coordinator.core.models import Assignment, Client, DistillationJob, Event, Metric, Round, Run, table_of
 from fedssl_coordinator.federation.jobs.repository import UNFINISHED
 from fedssl_coordinator.federation.retries import due
 
@@ -175,9 +175,19 @@ def has_enough(session: Session, row: Round) -> bool:
 
 def has_all_or_enough(session: Session, round_id: UUID) -> bool:
     """Return whether no client may deliver any more, or the round has enough updates to close."""
-    live = select(Assignment.id).where(Assignment.round_id == Round.id, Assignment.state.in_(LIVE))
-    statement = select(~live.exists() | func.coalesce(_has_enough, False)).where(Round.id == round_id)
-    return bool(session.scalar(statement))
+    return bool(session.scalar(_HAS_ALL_OR_ENOUGH, {"of": round_id}))
+
+
+def _has_all_or_enough() -> Any:
+    a, r = table_of(Assignment), table_of(Round)
+    live = select(a.c.id).where(a.c.round_id == r.c.id, or_(*[a.c.state == state for state in LIVE])).exists()
+    accepted = select(func.count()).select_from(a).where(
+        a.c.round_id == r.c.id, a.c.state == AssignmentState.ACCEPTED).correlate(r)  # fmt: skip
+    enough = func.coalesce(r.c.num_wanted <= accepted.scalar_subquery(), False)
+    return select(~live | enough).where(r.c.id == bindparam("of", type_=Uuid))
+
+
+_HAS_ALL_OR_ENOUGH = _has_all_or_enough()  # each update sends it
 
 
 def locked_live(

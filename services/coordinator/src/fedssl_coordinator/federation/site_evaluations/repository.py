@@ -71,11 +71,33 @@ def locked_offered(session: Session, client_id: str) -> Sequence[SiteEvaluation]
     return session.scalars(statement.order_by(SiteEvaluation.id).with_for_update(key_share=True)).all()
 
 
+def locked_without_counts(
+    session: Session, run_id: UUID, round_number: int, client_ids: Sequence[str]
+) -> Sequence[SiteEvaluation]:
+    """Return the evaluations of a round that these clients refused or missed, locked."""
+    unanswered = (SiteEvaluationState.REFUSED, SiteEvaluationState.EXPIRED)
+    statement = (
+        select(SiteEvaluation)
+        .where(SiteEvaluation.run_id == run_id, SiteEvaluation.round_number == round_number)
+        .where(among(SiteEvaluation.client_id, client_ids), SiteEvaluation.state.in_(unanswered))
+        .order_by(SiteEvaluation.id)
+        .with_for_update(key_share=True)
+    )
+    return session.scalars(statement).all()
+
+
 def rounds(session: Session, run_id: UUID, limit: int, after: int | None) -> Sequence[int]:
     """Return the numbers of the rounds that sites were to evaluate, in order."""
     number = SiteEvaluation.round_number
     statement = select(number).where(SiteEvaluation.run_id == run_id).distinct().order_by(number).limit(limit)
     return session.scalars(statement if after is None else statement.where(number > after)).all()
+
+
+def newest_rounds(session: Session, run_id: UUID, limit: int) -> Sequence[int]:
+    """Return the numbers of the last rounds that sites were to evaluate, newest first."""
+    number = SiteEvaluation.round_number
+    statement = select(number).where(SiteEvaluation.run_id == run_id).distinct().order_by(number.desc()).limit(limit)
+    return session.scalars(statement).all()
 
 
 def of_round(session: Session, run_id: UUID, round_number: int) -> Sequence[SiteEvaluation]:

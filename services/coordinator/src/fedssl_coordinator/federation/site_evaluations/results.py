@@ -7,10 +7,11 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from fedssl.evaluation.site_results import SiteSummary, summarise_sites
+from fedssl.protocol.evaluation import SiteMeasure
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.site_evaluation import SiteCounts
 from fedssl.protocol.views import Results, SiteEvaluationView, SiteRoundView, WorstSiteView
-from fedssl_coordinator.core.models import Run, SiteEvaluation
+from fedssl_coordinator.core.models import SiteEvaluation
 from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.site_evaluations import repository
 
@@ -18,16 +19,27 @@ from fedssl_coordinator.federation.site_evaluations import repository
 def rounds(session: Session, run_id: UUID, limit: int, after: int | None) -> list[SiteRoundView]:
     """Return the evaluated rounds of a run. Raises ProblemError if there is no such run."""
     run = run_rows.require(session, run_id)
+    spec = RunSpec.model_validate(run.spec)
     numbers = repository.rounds(session, run_id, limit, after)
-    return [_view(run, number, repository.of_round(session, run_id, number)) for number in numbers]
+    return [view(spec, repository.of_round(session, run_id, number)) for number in numbers]
 
 
-def _view(run: Run, number: int, rows: Sequence[SiteEvaluation]) -> SiteRoundView:
+def of_round(session: Session, run_id: UUID, round_number: int) -> SiteRoundView:
+    """Return one round that sites were asked about."""
+    spec = RunSpec.model_validate(run_rows.get_one(session, run_id).spec)
+    return view(spec, repository.of_round(session, run_id, round_number))
+
+
+def view(spec: RunSpec, rows: Sequence[SiteEvaluation], measures: Sequence[SiteMeasure] | None = None) -> SiteRoundView:
+    """Return one round's evaluations with their results: those of some measures, or of all that the spec names."""
     counts = {row.client_id: SiteCounts.model_validate(row.counts) for row in rows if row.counts is not None}
-    summary = _summary(run, counts)
+    config = spec.site_evaluation
+    assert config is not None, "only such runs have evaluations at the sites"
+    assert config.sites is not None, "validated by the spec"
+    summary = summarise_sites(counts, config.sites, config.site_measures if measures is None else measures)
     return SiteRoundView(
-        run_id=run.id,
-        round_number=number,
+        run_id=rows[0].run_id,
+        round_number=rows[0].round_number,
         model=rows[0].model,
         sites=tuple(_site(row, counts.get(row.client_id), summary) for row in rows),
         mean=_known(summary.mean),
@@ -37,13 +49,6 @@ def _view(run: Run, number: int, rows: Sequence[SiteEvaluation]) -> SiteRoundVie
             for name, each in summary.worst.items()
         },
     )
-
-
-def _summary(run: Run, counts: Mapping[str, SiteCounts]) -> SiteSummary:
-    config = RunSpec.model_validate(run.spec).site_evaluation
-    assert config is not None, "only such runs have evaluations at the sites"
-    assert config.sites is not None, "validated by the spec"
-    return summarise_sites(counts, config.sites, config.site_measures)
 
 
 def _site(row: SiteEvaluation, counts: SiteCounts | None, summary: SiteSummary) -> SiteEvaluationView:

@@ -1,10 +1,12 @@
 """Offers evaluations to the sites and keeps their answers.
 
-There is no lease, because no round waits for a site: an evaluation stays offered until its client answers, and the
-first answer stays.
+There is no lease, because no round waits for a site: an evaluation stays offered until its client answers. Counts stay;
+a refusal stays until an operator requests the evaluation again.
 """
 
+from collections.abc import Sequence
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy import func
 from sqlalchemy.orm import Session
@@ -21,7 +23,7 @@ from fedssl_coordinator.core.audit import record
 from fedssl_coordinator.core.logs import say_about
 from fedssl_coordinator.core.models import Client, Run, SiteEvaluation
 from fedssl_coordinator.core.problems import AuditEvent, ProblemError, printable
-from fedssl_coordinator.federation import run_rows
+from fedssl_coordinator.federation import evaluable, run_rows
 from fedssl_coordinator.federation.site_evaluations import repository
 from fedssl_coordinator.federation.transitions import transition
 from fedssl_coordinator.identity import clients
@@ -30,16 +32,59 @@ from fedssl_coordinator.storage.artifacts import repository as artifacts
 
 def offer(session: Session, run: Run, round_number: int, spec: RunSpec) -> None:
     """Offer the evaluation of a round to every client of the run, whether or not it took part in the round."""
-    model = run_rows.weights_after(session, run, round_number)
     eligible = clients.eligible(session, run.project, spec.cohort.clients)
-    offered = repository.offer(session, run.id, round_number, model, eligible) if eligible else []
+    if eligible:
+        _offer(session, run, round_number, run_rows.weights_after(session, run, round_number), eligible)
+
+
+def request(session: Session, run_id: UUID, asked: int | None) -> tuple[int, bool]:
+    """Offer the evaluation of a closed round, by default the newest, to every client of the run that has no counts yet.
+
+    A client that refused it before, or missed it, is asked again. Returns the round, and False if every client has
+    answered or was asked before. Raises ProblemError if there is nothing to evaluate, or no client to ask.
+    """
+    run = run_rows.require(session, run_id)
+    spec = RunSpec.model_validate(run.spec)
+    if spec.site_evaluation is None:
+        detail = (
+            f'run {run_id} has no evaluation at the sites: that needs evaluation.at = "sites" or "both", and the names '
+            "of the classes (evaluation.sites.classes), in the spec of a run before it is submitted"
+        )
+        raise ProblemError("conflict", detail)
+    number = evaluable.require_closed(run, asked)
+    eligible = clients.eligible(session, run.project, spec.cohort.clients)
+    if not eligible:
+        raise ProblemError("conflict", f"no client of run {run_id} has registered: there is no site to ask")
+    model = run_rows.weights_after(session, run, number)
+    evaluable.require_kept(session, model, number)
+    is_new = _offer(session, run, number, model, eligible)
+    return number, _offer_again(session, run, number, eligible) or is_new
+
+
+def _offer(session: Session, run: Run, round_number: int, model: str, client_ids: Sequence[str]) -> bool:
+    """Offer an evaluation to clients. Returns whether one of them was not asked before."""
+    offered = repository.offer(session, run.id, round_number, model, client_ids)
     if not offered:
-        return
+        return False
     message = f"{_when(round_number)}: offered to {len(offered)} sites"
     data = {"clients": list(offered)}
     record(session, "site_evaluations.offered", message, run_id=run.id, round_number=round_number, data=data)
     enqueue.wake_workers(session)
     enqueue.wake_watchers(session)
+    return True
+
+
+def _offer_again(session: Session, run: Run, round_number: int, client_ids: Sequence[str]) -> bool:
+    rows = repository.locked_without_counts(session, run.id, round_number, client_ids)
+    for row in rows:
+        text = f"{row.client_id}, {_when(round_number)}: asked again"
+        values: dict[str, Any] = {"reason": None, "ended_at": None, "created_at": func.now()}
+        won = transition(session, row, SiteEvaluationState.OFFERED, text, **values)
+        assert won, "the row is locked"
+    if rows:
+        enqueue.wake_workers(session)
+        enqueue.wake_watchers(session)
+    return bool(rows)
 
 
 def claim(session: Session, client_id: str) -> SiteEvaluationItem | None:

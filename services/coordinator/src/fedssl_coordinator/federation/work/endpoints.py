@@ -27,14 +27,14 @@ from fedssl.protocol.work import (
     Submitted,
     WorkItem,
 )
-from fedssl_coordinator.core.db import DB, transaction
+from fedssl_coordinator.core.db import DB, single_statements, transaction
 from fedssl_coordinator.core.metrics import UPLOAD_BYTES
 from fedssl_coordinator.core.openapi import problems
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.core.threads import run_transaction
 from fedssl_coordinator.federation.ledger_anchors import service as anchors
 from fedssl_coordinator.federation.site_evaluations import repository as site_evaluations
-from fedssl_coordinator.federation.work import service
+from fedssl_coordinator.federation.work import ordinary, service
 from fedssl_coordinator.identity.authentication import Caller, PresentedToken, PresentedWorker, WorkerId
 from fedssl_coordinator.identity.concurrency_limit import place_of
 from fedssl_coordinator.storage.artifacts.endpoints import ARTIFACT_BODY, ContentLength
@@ -69,6 +69,10 @@ async def heartbeat(request: Heartbeat, token: PresentedWorker) -> HeartbeatRepl
 
 
 def _heartbeat(token: PresentedToken, request: Heartbeat) -> HeartbeatReply:
+    with single_statements() as session:
+        if (worker := ordinary.heartbeat(session, token.secret_hash, request)) is not None:
+            token.remember(worker)
+            return HeartbeatReply()
     with transaction() as session:
         client_id = _client_of(token.working(session))
         reply = service.heartbeat(session, client_id, request)
@@ -131,8 +135,13 @@ async def submit(request: Submit, token: PresentedWorker) -> Submitted:
 
 def _submit(token: PresentedToken, request: Submit, num_bytes: int | None = None) -> Submitted:
     with transaction() as session:
-        client_id = _client_of(token.caller(session))
-        submitted = service.submit(session, client_id, request, num_bytes)
+        accepted = None if num_bytes is None else ordinary.accept(session, token.secret_hash, request, num_bytes)
+        if accepted is not None:
+            worker, submitted = accepted
+            client_id = _client_of(token.remember(worker))
+        else:
+            client_id = _client_of(token.caller(session))
+            submitted = service.submit(session, client_id, request, num_bytes)
         return submitted.model_copy(update={"receipt": anchors.record_anchor(session, client_id, request.anchor)})
 
 
@@ -174,6 +183,11 @@ def _parsed(submission: str, lines: list[str]) -> Submit:
 
 def _permit(token: PresentedToken, submit: Submit) -> UpdatePermit | None:
     """Return what the worker may send, or None if it has sent this update before."""
+    with single_statements() as session:
+        if (ordinary_permit := ordinary.permit(session, token.secret_hash, submit)) is not None:
+            worker, permit = ordinary_permit
+            token.remember(worker)
+            return permit
     with transaction() as session:
         client_id = _client_of(token.caller(session))
         permit, status = permit_upload(session, submit.assignment_id, client_id, submit.update)

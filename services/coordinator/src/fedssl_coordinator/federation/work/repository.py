@@ -5,20 +5,22 @@ from datetime import timedelta
 from typing import NamedTuple
 from uuid import UUID
 
-from sqlalchemy import func, select, update
+from sqlalchemy import func, or_, select, update
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.states import AssignmentState, RoundState, RunState, Verdict
 from fedssl.protocol.work import Progress, Resources
 from fedssl_coordinator.core.db import among
-from fedssl_coordinator.core.models import Assignment, Client, Round, Run
+from fedssl_coordinator.core.models import Assignment, Client, Round, Run, table_of
 from fedssl_coordinator.federation.retries import is_over
 
-_is_open = (
-    Assignment.state.in_((AssignmentState.LEASED, AssignmentState.OFFERED))
-    & is_over(Assignment.offered_at)
-    & (Run.state == RunState.RUNNING)
-    & (Round.state == RoundState.OPEN)
+_assignments = table_of(Assignment).c
+
+is_open = (
+    or_(_assignments.state == AssignmentState.LEASED, _assignments.state == AssignmentState.OFFERED)
+    & is_over(_assignments.offered_at)
+    & (table_of(Run).c.state == RunState.RUNNING)
+    & (table_of(Round).c.state == RoundState.OPEN)
 )
 """For queries on assignments with their runs and rounds: the client can work on the assignment now."""
 
@@ -39,7 +41,7 @@ def claimable(session: Session, client_id: str) -> tuple[Assignment, Run, Round]
         select(Assignment, Run, Round)
         .join(Run, Run.id == Assignment.run_id)
         .join(Round, Round.id == Assignment.round_id)
-        .where(Assignment.client_id == client_id, _is_open)
+        .where(Assignment.client_id == client_id, is_open)
         .order_by(Assignment.state != AssignmentState.LEASED, Assignment.offered_at, Assignment.id)
         .limit(1)
         .with_for_update(of=Assignment, key_share=True, skip_locked=True)
@@ -54,7 +56,7 @@ def with_work(session: Session, client_ids: Sequence[str]) -> set[str]:
         select(Assignment.client_id)
         .join(Run, Run.id == Assignment.run_id)
         .join(Round, Round.id == Assignment.round_id)
-        .where(among(Assignment.client_id, client_ids), _is_open)
+        .where(among(Assignment.client_id, client_ids), is_open)
         .distinct()
     )
     return set(session.scalars(statement))

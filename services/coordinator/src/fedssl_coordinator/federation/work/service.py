@@ -35,8 +35,8 @@ from fedssl_coordinator.core.problems import AuditEvent, ProblemError, printable
 from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.dimensions import repository as dimensions
 from fedssl_coordinator.federation.rounds import repository as rounds
-from fedssl_coordinator.federation.transitions import Passed, about, pause, transition
-from fedssl_coordinator.federation.work import repository
+from fedssl_coordinator.federation.transitions import about, pause, transition
+from fedssl_coordinator.federation.work import ordinary, repository
 from fedssl_coordinator.identity import clients
 from fedssl_coordinator.storage.artifacts import repository as artifacts
 from fedssl_coordinator.storage.artifacts import service as uploads
@@ -68,6 +68,8 @@ def register(session: Session, client_id: str, request: Register) -> Registered:
 
 def claim(session: Session, client_id: str) -> WorkItem | None:
     """Lease the client's next assignment. A restarted worker gets the one that it still holds."""
+    if (ordinary_claim := ordinary.claim(session, client_id)) is not None:
+        return ordinary_claim[0]
     found = repository.claimable(session, client_id)
     if found is None:
         return None
@@ -132,7 +134,7 @@ def submit(session: Session, client_id: str, request: Submit, num_bytes: int | N
         raise ProblemError("conflict", detail, audit_event=_refused(assignment, detail))
     _require_wanted(session, assignment, current)
     _accept(session, assignment, request)
-    events.once_written(session, functools.partial(_advance_if_last, assignment.run_id, assignment.round_id))
+    events.once_written(session, functools.partial(ordinary.advance_if_last, assignment.run_id, assignment.round_id))
     enqueue.wake_watchers(session)
     return Submitted(assignment_id=assignment.id, state=AssignmentState.ACCEPTED)
 
@@ -205,22 +207,13 @@ def ended_runs(session: Session, client_id: str, request: EndedQuery) -> EndedRu
 
 
 def _accept(session: Session, assignment: Assignment, request: Submit) -> None:
+    submitted, accepted = ordinary.steps_to_acceptance(assignment.client_id, request)
     values: dict[str, Any] = {"update_digest": request.update, "num_examples": request.num_examples}
-    client_id = assignment.client_id
-    submitted = Passed(AssignmentState.SUBMITTED, f"{client_id}: update submitted", values)
-    message = f"{client_id}: update of {request.num_examples} images accepted"
-    won = transition(
-        session, assignment, AssignmentState.ACCEPTED, message, via=submitted, closed_at=func.now(), **values
-    )
+    values["closed_at"] = func.now()
+    won = transition(session, assignment, AssignmentState.ACCEPTED, accepted.message, via=submitted, **values)
     assert won, "the row is locked and was seen leased"
     store = rounds.insert_metrics if assignment.attempt == 1 else rounds.replace_metrics
     store(session, assignment.run_id, assignment.round_number, assignment.client_id, request.metrics)
-
-
-def _advance_if_last(run_id: UUID, round_id: UUID, session: Session) -> None:
-    """Advance the run only at the update that its round has waited for: a check per update would find the same."""
-    if rounds.has_all_or_enough(session, round_id):
-        enqueue.advance(session, run_id)
 
 
 def _locked_own(session: Session, assignment_id: UUID, client_id: str) -> tuple[Assignment, Client]:

@@ -22,6 +22,6 @@ def claim_site_evaluation(client_id: WorkerId, session: DB) -> SiteEvaluationIte
 
 @router.post("/submit", responses=problems(404, 409))
 def submit_site_evaluation(request: SiteAnswer, client_id: WorkerId, session: DB) -> SiteAnswered:
-    """Send a site's counts, or why it has none. The first answer stays; the same one again gets the same reply."""
+    """Send a site's counts, or why it has none. The answer stays; the same one again gets the same reply."""
     answered = service.answer(session, client_id, request)
     return answered.model_copy(update={"receipt": anchors.record_anchor(session, client_id, request.anchor)})

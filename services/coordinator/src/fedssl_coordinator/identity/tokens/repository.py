@@ -5,13 +5,37 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
-from sqlalchemy import Select, and_, delete, exists, func, or_, select, update
+from sqlalchemy import Select, and_, bindparam, delete, exists, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.tokens import Role
 from fedssl_coordinator.core.db import among
-from fedssl_coordinator.core.models import Client, Token
+from fedssl_coordinator.core.models import Client, Token, table_of
+
+_tokens, _clients = table_of(Token).c, table_of(Client).c
+
+# A used enrolment grants nothing, but its worker may repeat the request, however late, if the response was lost.
+_is_valid = and_(
+    _tokens.revoked_at.is_(None),
+    or_(_tokens.expires_at.is_(None), _tokens.expires_at > func.now(), _tokens.used_at.is_not(None)),
+    _clients.revoked_at.is_(None),
+)
+
+# Statements on tables that are built once take a third of the time of statements on mapped classes. They are not
+# restricted to a project: only workers' requests, which never are, use them.
+is_workers = and_(
+    _clients.id == _tokens.client_id, _tokens.secret_hash == bindparam("secret"), _tokens.role == Role.WORKER, _is_valid
+)
+"""For statements on the tables of tokens and clients: `secret` is the hash of this client's valid worker's token."""
+
+SEEN = (
+    update(table_of(Client))
+    .where(is_workers)
+    .values(last_seen_at=func.now())
+    .returning(_tokens.id.label("token_id"), _clients.id.label("client_id"))
+)
+"""Records that the client of the valid worker's token with the hash `secret` was seen now."""
 
 
 def find(session: Session, secret_hash: str) -> Token | None:
@@ -28,14 +52,7 @@ class SeenWorker(NamedTuple):
 
 def seen(session: Session, secret_hash: str) -> SeenWorker | None:
     """Record that a worker's client was seen now, if the token with this hash is a worker's and valid."""
-    statement = (
-        update(Client)
-        .where(Client.id == Token.client_id, Token.secret_hash == secret_hash, Token.role == Role.WORKER, _is_valid)
-        .values(last_seen_at=func.now())
-        .returning(Token.id, Client.id)
-        .execution_options(synchronize_session=False)
-    )
-    row = session.execute(statement).one_or_none()
+    row = session.execute(SEEN, {"secret": secret_hash}).one_or_none()
     return None if row is None else SeenWorker(*row)
 
 
@@ -153,14 +170,6 @@ def add_enrolled(session: Session, enrolment: Token, secret_hash: str) -> UUID |
 def enrolled(session: Session, enrolment_id: UUID) -> Token | None:
     """Return the worker's token that an enrolment has become."""
     return session.scalars(select(Token).where(Token.enrolment_id == enrolment_id)).one_or_none()
-
-
-# A used enrolment grants nothing, but its worker may repeat the request, however late, if the response was lost.
-_is_valid = and_(
-    Token.revoked_at.is_(None),
-    or_(Token.expires_at.is_(None), Token.expires_at > func.now(), Token.used_at.is_not(None)),
-    Client.revoked_at.is_(None),
-)
 
 
 def _valid() -> Select[Token]:

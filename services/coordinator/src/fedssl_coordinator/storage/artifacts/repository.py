@@ -1,9 +1,10 @@
 """Reads and writes the rows of artifacts; the bytes are in the store."""
 
 from collections.abc import Sequence
+from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import delete, exists, func, literal, or_, select, update
+from sqlalchemy import BindParameter, bindparam, delete, exists, func, literal, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -11,6 +12,7 @@ from fedssl.protocol.states import AssignmentState, RoundState, RunState, SiteEv
 from fedssl_coordinator.core.models import (
     Artifact,
     Assignment,
+    Client,
     DistillationJob,
     Evaluation,
     EvaluationDataset,
@@ -22,8 +24,10 @@ from fedssl_coordinator.core.models import (
     SiteEvaluation,
     Token,
     Upload,
+    table_of,
 )
 from fedssl_coordinator.core.project_scope import UNRESTRICTED
+from fedssl_coordinator.identity.tokens.repository import SeenWorker, is_workers
 
 
 def add(session: Session, digest: str, num_bytes: int) -> None:
@@ -170,6 +174,34 @@ def is_broadcast_to(session: Session, digest: str, client_id: str) -> bool:
         )
     )
     return bool(session.scalar(statement))
+
+
+def worker_of_artifact(session: Session, digest: str, secret_hash: str) -> SeenWorker | None:
+    """Return the worker with this token if it is valid, and `is_broadcast_to` or `is_public_for` is true of its client.
+
+    One statement on tables, because each worker sends it in each round.
+    """
+    row = session.execute(_WORKER_OF_ARTIFACT, {"secret": secret_hash, "wanted": digest}).one_or_none()
+    return None if row is None else SeenWorker(*row)
+
+
+def _worker_of_artifact() -> Any:
+    assignments, rounds, runs, sets = table_of(Assignment), table_of(Round), table_of(Run), table_of(PublicDataset)
+    token, client = table_of(Token).c, table_of(Client).c
+    wanted: BindParameter[str] = bindparam("wanted")
+    own = select(literal(1)).where(assignments.c.client_id == client.id).correlate(table_of(Client))
+    is_broadcast = own.where(rounds.c.id == assignments.c.round_id, rounds.c.broadcast == wanted)
+    is_registered = select(literal(1)).where(sets.c.digest == wanted)
+    is_public = own.where(
+        assignments.c.leased_at.is_not(None),
+        runs.c.id == assignments.c.run_id,
+        runs.c.spec["public_data"]["digest"].astext == wanted,
+        is_registered.exists(),
+    )
+    return select(token.id, client.id).where(is_workers, or_(is_broadcast.exists(), is_public.exists()))
+
+
+_WORKER_OF_ARTIFACT = _worker_of_artifact()
 
 
 def is_evaluated_by(session: Session, digest: str, client_id: str) -> bool:

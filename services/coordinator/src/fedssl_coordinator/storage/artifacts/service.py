@@ -21,10 +21,11 @@ from fedssl_coordinator.core.project_scope import restricted_to
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.core.store import store
 from fedssl_coordinator.identity.authentication import Caller, require_valid
+from fedssl_coordinator.identity.tokens.repository import SeenWorker
 from fedssl_coordinator.storage.artifacts import repository
 
-_MAX_UPLOADS = 16  # per assignment: one is enough, but a worker that was killed before it submitted may send others
-_TOO_MANY = f"{_MAX_UPLOADS} different artifacts were sent for this assignment: submit one of them"
+MAX_UPLOADS = 16  # per assignment: one is enough, but a worker that was killed before it submitted may send others
+_TOO_MANY = f"{MAX_UPLOADS} different artifacts were sent for this assignment: submit one of them"
 
 
 def record_stored(session: Session, digest: str, num_bytes: int) -> None:
@@ -35,15 +36,23 @@ def record_stored(session: Session, digest: str, num_bytes: int) -> None:
     """
     repository.add(session, digest, num_bytes)
     if digest not in store():
-        raise ArtifactNotFound(f"artifact {digest} was removed while it was stored: store it again")
+        raise ArtifactNotFound(_removed(digest))
 
 
 def record_arrival(session: Session, digest: str, num_bytes: int) -> None:
     """Do the same as `record_stored`, for an artifact that a caller sent. Raises ProblemError."""
-    try:
-        record_stored(session, digest, num_bytes)
-    except ArtifactNotFound as error:
-        raise ProblemError("unavailable", str(error), headers={"Retry-After": "1"}) from None
+    repository.add(session, digest, num_bytes)
+    require_stored(digest)
+
+
+def require_stored(digest: str) -> None:
+    """Raise ProblemError if the store lacks an artifact that a caller sent, whose row this transaction has locked."""
+    if digest not in store():
+        raise ProblemError("unavailable", _removed(digest), headers={"Retry-After": "1"})
+
+
+def _removed(digest: str) -> str:
+    return f"artifact {digest} was removed while it was stored: store it again"
 
 
 class UploadPermit(Protocol):
@@ -218,7 +227,7 @@ def permit_upload(
         raise permit.refusal("round-closed", detail)
     if assignment.state != AssignmentState.LEASED:
         raise permit.refusal("lease-lost", f"the assignment is {assignment.state}: claim again")
-    if not is_uploaded and num_uploads >= _MAX_UPLOADS:
+    if not is_uploaded and num_uploads >= MAX_UPLOADS:
         raise permit.refusal("conflict", _TOO_MANY)
     return permit, upload_status
 
@@ -239,7 +248,7 @@ def add_upload(session: Session, assignment_id: UUID, digest: str) -> None:
 
     Raises ProblemError if too many other artifacts were sent for it.
     """
-    if not repository.add_upload(session, assignment_id, digest, _MAX_UPLOADS):
+    if not repository.add_upload(session, assignment_id, digest, MAX_UPLOADS):
         raise ProblemError("conflict", _TOO_MANY)
 
 
@@ -257,6 +266,11 @@ def foreign_assignment(assignment_id: UUID, client_id: str) -> ProblemError:
     detail = f"{client_id} has no assignment {assignment_id}: claim work and use the id that it carries"
     audit_event = AuditEvent("assignment.foreign", detail, client_id=client_id)
     return ProblemError("not-found", detail, audit_event=audit_event)
+
+
+def worker_that_may_fetch(session: Session, digest: str, secret_hash: str) -> SeenWorker | None:
+    """Return the worker with this token if it is valid, and the artifact is one that `may_fetch` allows it to fetch."""
+    return repository.worker_of_artifact(session, digest, secret_hash)
 
 
 def may_fetch(session: Session, digest: str, caller: Caller) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from sqlalchemy.orm import Session
 
 from fedssl.artifacts.images import map_labelled, map_public
-from fedssl.protocol.data import KNOWN_DATASETS, PublicDataConfig
+from fedssl.protocol.data import KNOWN_DATASETS, DataConfig, PublicDataConfig, channels_in_words
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.views import (
     EvaluationDatasetCreate,
@@ -116,6 +116,8 @@ def pinned(session: Session, project: str, spec: RunSpec) -> RunSpec:
     if config is None:
         return spec
     row = of_project(session, PublicDataset, project, config.dataset)
+    if (why := why_unfit(config.dataset, spec.data)) is not None:
+        raise _invalid("public_data.dataset", why)
     if row is None:
         _check_unregistered(config)
         return spec
@@ -129,14 +131,31 @@ def of_project(session: Session, table: type[repository.Row], project: str, name
     return row if row is not None and row.project == project else None
 
 
+def why_unfit(name: str, data: DataConfig) -> str | None:
+    """Return why images of 8 bits, grey or RGB, cannot be prepared for a run, or None if they can."""
+    if data.channels not in (1, 3):
+        return (
+            f"the images of {name} are grey or RGB, and the run needs {channels_in_words(data.channels)}: only grey "
+            "and RGB images are converted to each other"
+        )
+    if data.window is not None and (refusal := data.window.refusal_of_8_bits()) is not None:
+        return f"the images of {name} have 8 bits per value: {refusal}"
+    return None
+
+
 def _check_evaluation(session: Session, project: str, spec: RunSpec) -> None:
     config = spec.central_evaluation
-    if config is not None and of_project(session, EvaluationDataset, project, config.dataset) is None:
+    if config is None:
+        return
+    row = of_project(session, EvaluationDataset, project, config.dataset)
+    if row is None:
         raise _invalid(
             "evaluation.dataset",
             f"no evaluation data set {config.dataset} is registered: register it "
             "(`fedssl evaluation-dataset add NAME SOURCE`) and give its name, or leave evaluation out",
         )
+    if (why := why_unfit(row.name, spec.data)) is not None:
+        raise _invalid("evaluation.dataset", f'{why}; or evaluate at the sites (evaluation.at = "sites")')
 
 
 def _check_registered(config: PublicDataConfig, row: PublicDataset) -> None:

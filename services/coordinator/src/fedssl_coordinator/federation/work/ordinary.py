@@ -1,0 +1,124 @@
+"""The ordinary case of a worker's requests, in few statements. `service` decides every other case.
+
+Each function returns None if the case is not ordinary. The answers, rows and events are those of `service`.
+"""
+
+import functools
+from uuid import UUID
+
+from sqlalchemy.orm import Session
+
+from fedssl.protocol.measures import MEASURES
+from fedssl.protocol.states import AssignmentState
+from fedssl.protocol.work import AcceptedUpdate, Heartbeat, Submit, Submitted, WorkItem
+from fedssl_coordinator.core import audit, enqueue
+from fedssl_coordinator.core.audit import record
+from fedssl_coordinator.core.logs import say_about
+from fedssl_coordinator.core.models import Assignment
+from fedssl_coordinator.federation import run_rows
+from fedssl_coordinator.federation.dimensions import repository as dimensions
+from fedssl_coordinator.federation.rounds import repository as rounds
+from fedssl_coordinator.federation.transitions import Passed, about_assignment, kinds_of
+from fedssl_coordinator.federation.work import ordinary_repository as repository
+from fedssl_coordinator.federation.work.ordinary_repository import Offer
+from fedssl_coordinator.identity.tokens.repository import SeenWorker
+from fedssl_coordinator.storage.artifacts.service import MAX_UPLOADS, UpdatePermit, require_stored
+
+
+def claim(session: Session, client_id: str) -> tuple[WorkItem | None] | None:
+    """Lease the client's oldest offer, and return the work in a tuple, or (None,) if there is nothing to claim."""
+    offer = repository.lease(session, client_id)
+    if offer is None:
+        return (None,)
+    if not offer.was_offered:  # a worker that has started again resumes its lease
+        return None
+    say_about(run=str(offer.run_id), round=offer.round_number)
+    [kind] = kinds_of(Assignment, AssignmentState.OFFERED, AssignmentState.LEASED)
+    about = about_assignment(offer.assignment_id, offer.run_id, offer.round_number, client_id)
+    record(session, kind, f"{client_id} has claimed the assignment", **about)
+    enqueue.wake_watchers(session)
+    return (_work_item(session, client_id, offer),)
+
+
+def heartbeat(session: Session, secret_hash: str, request: Heartbeat) -> SeenWorker | None:
+    """Renew a lease, and return its worker. Needs no transaction: it is one statement."""
+    if request.assignment_id is None or request.state_lost is not None or request.anchor is not None:
+        return None
+    renewal = repository.renew(session, secret_hash, request.assignment_id, request.progress, request.resources)
+    if renewal is None:
+        return None
+    say_about(client=renewal.worker.client_id, run=str(renewal.run_id), round=renewal.round_number)
+    return renewal.worker
+
+
+def permit(session: Session, secret_hash: str, request: Submit) -> tuple[SeenWorker, UpdatePermit] | None:
+    """Return the worker and what it may send, if the assignment awaits this update's bytes. Needs no transaction."""
+    awaited = repository.awaited(session, secret_hash, request.assignment_id, request.update, MAX_UPLOADS)
+    if awaited is None or not _has_own_numbers(request, awaited.num_images):
+        return None
+    client_id = awaited.worker.client_id
+    say_about(client=client_id, run=str(awaited.run_id), round=awaited.round_number)
+    tensors = run_rows.definition(session, awaited.run_id).plan.update
+    return awaited.worker, UpdatePermit(request.assignment_id, awaited.run_id, awaited.round_number, client_id, tensors)
+
+
+def accept(session: Session, secret_hash: str, request: Submit, num_bytes: int) -> tuple[SeenWorker, Submitted] | None:
+    """Accept an update that has arrived and is in the store. Raises ProblemError if it was removed meanwhile."""
+    if not _has_own_numbers(request, None):
+        return None
+    accepted = repository.accept(session, secret_hash, request, num_bytes, MAX_UPLOADS)
+    if accepted is None:
+        return None
+    require_stored(request.update)
+    client_id = accepted.worker.client_id
+    say_about(client=client_id, run=str(accepted.run_id), round=accepted.round_number)
+    steps = steps_to_acceptance(client_id, request)
+    kinds = kinds_of(Assignment, AssignmentState.LEASED, *[step.state for step in steps])
+    for kind, (_, message, data) in zip(kinds, steps, strict=True):
+        about = about_assignment(request.assignment_id, accepted.run_id, accepted.round_number, client_id, data)
+        record(session, kind, message, **about)
+    audit.once_written(session, functools.partial(advance_if_last, accepted.run_id, accepted.round_id))
+    enqueue.wake_watchers(session)
+    return accepted.worker, Submitted(assignment_id=request.assignment_id, state=AssignmentState.ACCEPTED)
+
+
+def steps_to_acceptance(client_id: str, request: Submit) -> tuple[Passed, Passed]:
+    """Return the states that an assignment passes when its update is accepted, each with its event."""
+    data = {"update_digest": request.update, "num_examples": request.num_examples}
+    return (
+        Passed(AssignmentState.SUBMITTED, f"{client_id}: update submitted", data),
+        Passed(AssignmentState.ACCEPTED, f"{client_id}: update of {request.num_examples} images accepted"),
+    )
+
+
+def advance_if_last(run_id: UUID, round_id: UUID, session: Session) -> None:
+    """Advance the run only at the update that its round has waited for: a check per update would find the same."""
+    if rounds.has_all_or_enough(session, round_id):
+        enqueue.advance(session, run_id)
+
+
+def _has_own_numbers(request: Submit, num_images: int | None) -> bool:
+    """Return whether the client reports nothing that only the coordinator measures, and at most so many images."""
+    return not request.metrics.keys() & set(MEASURES) and (num_images is None or request.num_examples <= num_images)
+
+
+def _work_item(session: Session, client_id: str, offer: Offer) -> WorkItem:
+    definition = run_rows.definition(session, offer.run_id)
+    spec, newest = definition.spec, None
+    if offer.newest_round is not None and offer.newest_update is not None:
+        newest = AcceptedUpdate(round_number=offer.newest_round, update=offer.newest_update)
+    has_dimensions = spec.method.dimensions_wanted(spec.model) is not None
+    return WorkItem(
+        assignment_id=offer.assignment_id,
+        run_id=offer.run_id,
+        round_number=offer.round_number,
+        client_id=client_id,
+        spec=spec,
+        method_version=definition.method_version,
+        plan=definition.plan,
+        broadcast=offer.broadcast,
+        last_accepted=newest,
+        dimensions=dimensions.of_client(session, offer.run_id, client_id) if has_dimensions else None,
+        lease_seconds=spec.cohort.lease_seconds,
+        round_deadline=offer.deadline,
+    )

@@ -1,0 +1,1 @@
+"""`fedssl-worker check`: checks of a site before it joins. Nothing of it leaves this machine."""

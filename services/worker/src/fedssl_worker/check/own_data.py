@@ -1,0 +1,142 @@
+"""The images and labels of the site, as a worker would use them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from fedssl.artifacts.images import MAX_SIZE
+from fedssl.artifacts.permission import evaluation_rule
+from fedssl.cli.doctor.checks import own_images
+from fedssl.cli.doctor.findings import Check, Found
+from fedssl.cli.output import size
+from fedssl.data import ImageData, conform, load_dataset
+from fedssl.data.datasets import count_images, find_path, list_files
+from fedssl.data.decoding import decode_to_memory
+from fedssl.data.site_labels import SiteLabels, with_run_classes
+from fedssl.errors import DataError
+from fedssl.evaluation.site import evaluated_images
+from fedssl.protocol.data import KNOWN_DATASETS, DataConfig, ServedShapes
+from fedssl.protocol.evaluation import DEFAULT_MIN_COUNT, EvaluationConfig
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.site_evaluation import BINARY_COLUMNS, MeasureCounts, SiteCounts
+from fedssl_worker.check.outgoing import Outgoing
+from fedssl_worker.labels import OwnLabels, load_own_labels
+from fedssl_worker.settings import Settings
+
+_ANY_CLIENT = "client"  # draws the split of the labels if no policy names the client
+_REPAIR = "correct the labels: docs/data.md describes them"
+
+
+@dataclass(frozen=True, slots=True)
+class ImagesFound:
+    """The check of the images, and how many a worker would train on; 0 if it could not."""
+
+    check: Check
+    num_images: int
+
+
+def check_images(settings: Settings, spec: RunSpec | None) -> ImagesFound:
+    """Decode a sample of the images, and compare their shape with what a run needs."""
+    try:
+        is_known = settings.data in KNOWN_DATASETS
+        check = own_images(Path(settings.data) if is_known else find_path(settings.data, None))
+        num_images = 0 if check.found is Found.WRONG else count_images(settings.data, "train")
+    except DataError as error:
+        return ImagesFound(Check("data", Found.WRONG, str(error), "correct --data"), 0)
+    if spec is not None and check.found is not Found.WRONG:
+        serves = ServedShapes(max_image_size=settings.image_size or MAX_SIZE, max_channels=settings.channels or 3)
+        if (why := serves.refusal(spec.data)) is not None:
+            return ImagesFound(Check("data", Found.WRONG, f"{check.what}; {why}", "correct --image-size"), 0)
+    return ImagesFound(check, num_images)
+
+
+def sample_images(name_or_path: str, config: DataConfig, most: int) -> ImageData:
+    """Return at most `most` images, spread evenly over all, in the shape of a run. Raises DataError."""
+    if (files := list_files(name_or_path, "train")) is not None:
+        names = tuple(files.names[position] for position in _spread(len(files), most))
+        sampled = replace(files, names=names, labels=None)
+        return ImageData(decode_to_memory(sampled, config.channels, config.image_size))
+    images = load_dataset(name_or_path, "train").images
+    return conform(ImageData(np.array(images[_spread(len(images), most)])), config)
+
+
+def check_labels(
+    settings: Settings, spec: RunSpec | None, num_images: int, outgoing: Outgoing | None
+) -> Iterator[Check]:
+    """Check the labels, and what an evaluation of a run would send of them."""
+    config = None if spec is None else spec.site_evaluation
+    if settings.labels is None and settings.label_names is None:
+        if config is not None:
+            todo = "give --labels if this site is to evaluate the run's encoder"
+            yield Check("labels", Found.NOTE, "none: this worker would refuse the evaluations at the sites", todo)
+        return
+    if not num_images:
+        return
+    try:
+        own = load_own_labels(settings.data, settings.labels, settings.label_names, num_images)
+        assert own is not None, "there are labels"
+        yield Check("labels", Found.OK, _described(own.labels))
+        if spec is not None and config is not None:
+            yield _evaluation(own, spec, config, outgoing)
+    except DataError as error:
+        yield Check("labels", Found.WRONG, str(error), _REPAIR)
+
+
+def _described(labels: SiteLabels) -> str:
+    several = ", several per image" if labels.is_multi_label else ""
+    num_labelled = int(labels.is_labelled.sum())
+    return f"{num_labelled:,} of {len(labels):,} images have labels of {len(labels.class_names)} classes{several}"
+
+
+def _evaluation(own: OwnLabels, spec: RunSpec, config: EvaluationConfig, outgoing: Outgoing | None) -> Check:
+    """Return what an evaluation at this site sends. Raises DataError if the labels do not fit the run."""
+    name, fewest, client_id = "evaluation at the site", 1, _ANY_CLIENT
+    assert config.sites is not None, "validated by the spec"
+    if outgoing is not None and outgoing.policy is not None and (notice := outgoing.notice) is not None:
+        client_id = outgoing.policy.client
+        rule, why = evaluation_rule(notice, spec, spec.num_rounds)
+        if rule is None:
+            todo = 'add a rule with artifact = "evaluation" if counts per class may leave'
+            return Check(name, Found.NOTE, f"the policy does not permit it: {why}", todo)
+        fewest = DEFAULT_MIN_COUNT if rule.min_count is None else rule.min_count
+    labels = with_run_classes(
+        own.labels, config.sites.classes, multi_label=config.sites.multi_label, renamed=own.renamed
+    )
+    classes, split, fewest = evaluated_images(labels, spec, client_id, fewest)
+    numbers = tuple(int(number) for number in classes)
+    left_out = [each for number, each in enumerate(config.sites.classes) if number not in numbers]
+    without = f" without {', '.join(left_out)} (fewer than {fewest} training or test images)" if left_out else ""
+    num_bytes = _most_bytes(numbers, len(split.train), len(split.test), fewest, config)
+    what = (
+        f"counts of {len(numbers)} of {len(config.sites.classes)} classes{without}, from about {len(split.test):,} "
+        f"test images: at most {size(num_bytes)}"
+    )
+    return Check(name, Found.OK, what)
+
+
+def _most_bytes(classes: tuple[int, ...], num_train: int, num_test: int, fewest: int, config: EvaluationConfig) -> int:
+    """Return the size of the counts, if each of them had as many digits as the number of test images."""
+    assert config.sites is not None, "validated by the spec"
+    width = BINARY_COLUMNS if config.sites.multi_label else len(classes)
+    scores = ((num_test,) * config.sites.score_bins,) * len(classes)
+    tables = MeasureCounts(confusion=((num_test,) * width,) * len(classes), positives=scores, negatives=scores)
+    counts = SiteCounts(
+        classes=classes,
+        min_count=fewest,
+        num_train=num_train,
+        num_test=num_test,
+        measures=dict.fromkeys(config.site_measures, tables),
+    )
+    return len(counts.model_dump_json())
+
+
+def _spread(num: int, most: int) -> list[int]:
+    """Return at most `most` positions, spread evenly.
+
+    >>> _spread(10, 4)
+    [0, 2, 5, 7]
+    """
+    taken = min(num, most)
+    return [position * num // taken for position in range(taken)]

@@ -1,0 +1,151 @@
+"""Trains a few steps on a sample of the images, to learn how long a round takes. Nothing is kept or sent."""
+
+import dataclasses
+import math
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+from fedssl.artifacts.permission import permits_metric
+from fedssl.cli.doctor.findings import Check, Found
+from fedssl.cli.output import size
+from fedssl.engine import LocalProgress, release_trainer, run_local_round, start_run
+from fedssl.errors import Cancelled, DataError, FedSSLError
+from fedssl.methods import METHODS
+from fedssl.methods.api import ClientData, Context, Metrics, Schedule
+from fedssl.protocol.runs import RunSpec
+from fedssl_worker.check.outgoing import Outgoing
+from fedssl_worker.check.own_data import sample_images
+from fedssl_worker.data import PublicImages
+from fedssl_worker.settings import Settings
+
+NUM_STEPS = 20
+MOST_SECONDS = 60.0
+"""A step of a large encoder may take long on a CPU. After this time the steps so far are enough."""
+
+_NUM_SAMPLED = 1_000
+_CLIENT = "client"
+_NAME = "training"
+
+
+@dataclass(slots=True)
+class TrialFound:
+    """The check of the training, and the time that a whole round would take; None if it is not known."""
+
+    checks: list[Check] = field(default_factory=list)
+    seconds_per_round: float | None = None
+
+
+class _Clock:
+    """Notes when steps were done. Between two notes, nothing is built or warmed up."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._notes: list[tuple[int, float]] = []
+
+    def on_progress(self, progress: LocalProgress) -> None:
+        """Note a step. Raises Cancelled once the time is up."""
+        now = time.monotonic()
+        self._notes.append((progress.step, now))
+        if now - self._start > MOST_SECONDS and progress.step < progress.num_steps:
+            raise Cancelled("the time for a trial is up")
+
+    @property
+    def num_steps(self) -> int:
+        return self._notes[-1][0] if self._notes else 0
+
+    @property
+    def seconds_per_step(self) -> float:
+        """The time between the first and the last note, or since the start if there is only one."""
+        first = (0, self._start) if len(self._notes) == 1 else self._notes[0]
+        last = self._notes[-1]
+        return (last[1] - first[1]) / (last[0] - first[0])
+
+
+def check_training(
+    settings: Settings, spec: RunSpec, num_images: int, device: torch.device, outgoing: Outgoing | None
+) -> TrialFound:
+    """Train some steps as the run's method does, and estimate the time of one of its rounds."""
+    if spec.method.distillation_epochs(0):
+        return _not_tried("the coordinator trains before the first round, and no worker has those weights yet")
+    try:
+        public = PublicImages(device, settings.public_data).load(spec.public_data, spec.data)
+    except DataError as error:
+        return _not_tried(str(error))
+    client_id = _CLIENT if outgoing is None or outgoing.policy is None else outgoing.policy.client
+    wanted = spec.method.dimensions_wanted(spec.model)
+    dimensions = None if wanted is None else tuple(range(wanted.width))
+    ctx = Context(spec=spec, round_number=1, client_id=client_id, device=device, dimensions=dimensions, public=public)
+    clock = _Clock()
+    try:
+        schedule = METHODS[spec.method.name].bind(spec).client.schedule(num_images, ctx)
+        metrics = _train(settings, ctx, clock)
+    except (torch.OutOfMemoryError, MemoryError):
+        return _out_of_memory(spec, device)
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error):  # raised by the CPU's allocator
+            raise
+        return _out_of_memory(spec, device)
+    except FedSSLError as error:
+        return TrialFound([Check(_NAME, Found.WRONG, str(error), "ask the run's operator to change the spec")])
+    finally:
+        release_trainer()
+    if not clock.num_steps:
+        return TrialFound([Check(_NAME, Found.NOTE, "a round of this run has no training steps")])
+    return _timed(clock, schedule, device, [_numbers(spec, metrics, outgoing)] if metrics else [])
+
+
+def _train(settings: Settings, ctx: Context, clock: _Clock) -> Metrics:
+    """Train on a sample from random weights, and return the metrics, or none if the time was up."""
+    spec = ctx.spec
+    batch_size = spec.training.batch_size
+    images = sample_images(settings.data, spec.data, max(batch_size, min(_NUM_SAMPLED, NUM_STEPS * batch_size)))
+    data = ClientData(torch.from_numpy(images.images).to(ctx.device))
+    method = METHODS[spec.method.name]
+    schedule = method.bind(spec).client.schedule(len(data), ctx)
+    short = dataclasses.replace(ctx, spec=_shortened(spec, schedule))
+    start = Context(spec=short.spec, round_number=0, device=ctx.device, public=ctx.public)
+    broadcast = start_run(method, start).broadcast
+    try:
+        return run_local_round(method, broadcast, None, data, short, clock.on_progress).metrics
+    except Cancelled:
+        return {}
+
+
+def _shortened(spec: RunSpec, schedule: Schedule) -> RunSpec:
+    """Return the spec with about NUM_STEPS steps in a round, from random weights."""
+    values = spec.model_dump(mode="json")
+    values["model"].pop("initial", None)
+    if schedule.num_epochs and schedule.steps_per_epoch:
+        values["training"]["local_epochs"] = math.ceil(NUM_STEPS / schedule.steps_per_epoch)
+    return RunSpec.model_validate(values)
+
+
+def _timed(clock: _Clock, schedule: Schedule, device: torch.device, numbers: list[Check]) -> TrialFound:
+    num_steps = schedule.num_epochs * schedule.steps_per_epoch
+    held = ""
+    if device.type == "cuda":
+        held = f", {size(torch.cuda.max_memory_reserved(device))} of GPU memory"
+    what = f"{clock.num_steps} steps, {clock.seconds_per_step:.3g} s per step{held}; a round has {num_steps:,} steps"
+    return TrialFound([Check(_NAME, Found.OK, what), *numbers], num_steps * clock.seconds_per_step)
+
+
+def _numbers(spec: RunSpec, metrics: Metrics, outgoing: Outgoing | None) -> Check:
+    """Report which metrics a round sends, and which of them the policy withholds."""
+    notice = None if outgoing is None else outgoing.notice
+    names = sorted(metrics)
+    withheld = [name for name in names if notice is not None and not permits_metric(notice, spec.method.name, name)]
+    sent = [name for name in names if name not in withheld]
+    what = f"a round sends {', '.join(sent) or 'none'}" + (f"; withheld: {', '.join(withheld)}" if withheld else "")
+    return Check("metrics", Found.OK, what)
+
+
+def _not_tried(why: str) -> TrialFound:
+    return TrialFound([Check(_NAME, Found.NOTE, f"not tried: {why}", "nothing: a worker gets them when it joins")])
+
+
+def _out_of_memory(spec: RunSpec, device: torch.device) -> TrialFound:
+    what = f"out of memory on {device.type} with batch size {spec.training.batch_size}"
+    todo = "ask for a lower training.batch_size or a smaller encoder, or use another device"
+    return TrialFound([Check(_NAME, Found.WRONG, what, todo)])

@@ -1,0 +1,230 @@
+"""Decode, examine and draw single image files.
+
+If the spec has no window, PIL reads images of 8 bits with one or three channels, in 8 bits throughout. All others go
+through floating-point values in 0..1: see :mod:`fedssl.data.windowing`.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from fedssl.data.contents import readable
+from fedssl.data.image_files import ImageFiles
+from fedssl.data.rasters import (
+    FORMATS,
+    IMAGE_ERRORS,
+    SIXTEEN_BITS,
+    Raster,
+    is_inverted,
+    num_bits,
+    read_raster,
+    require_size,
+)
+from fedssl.data.windowing import NEEDS_WINDOW, NeedsWindow, Pixels, Range, quantised, to_unit, with_channels
+from fedssl.errors import DataError
+from fedssl.protocol.data import WindowConfig, channels_in_words
+
+_GREY = ("1", "L", "LA")
+_DRAWN = WindowConfig(percentiles=(0.5, 99.5), bits=8)  # in pictures for people, if the spec has no window
+
+
+class Damaged(DataError):
+    """An image that cannot be decoded, for the reason `why`."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"cannot decode {readable(str(path))}: {why}; repair the image or remove it")
+        self.why = why
+
+
+def shape_of_first(files: ImageFiles, image_size: int | None, channels: int | None) -> tuple[int, int]:
+    """Return (channels, size) as given, or those of the first image: its shorter side, and 1 channel if it is grey."""
+    if channels is not None and image_size is not None:
+        return channels, image_size
+    name = files.names[0]
+    if _is_read_by_pil(files, name, channels) and (opened := _open_unless_tiff(files, name)) is not None:
+        with opened as first:
+            if first.format != "TIFF" or getattr(first, "n_frames", 1) == 1:
+                grey = first.mode in (*_GREY, *SIXTEEN_BITS)
+                return channels or (1 if grey else 3), image_size or min(first.size)
+    height, width, found = _raster(files, name, channels).values.shape
+    return channels or found, image_size or min(height, width)
+
+
+def decode_file(files: ImageFiles, name: str, channels: int, size: int) -> tuple[Pixels, int | None]:
+    """Return an image's pixels, (channels, size, size), and its highest value if only its upper 8 bits of 16 are used.
+
+    The shorter side is scaled to `size` and the middle is cut out. Raises Damaged.
+    """
+    if _is_read_by_pil(files, name, channels):
+        pixels, highest = _decode_by_pil(files, name, "L" if channels == 1 else "RGB", size)
+        return pixels[np.newaxis] if channels == 1 else pixels.transpose(2, 0, 1), highest
+    window = files.reading.window
+    raster = _raster(files, name, channels)
+    try:
+        unit_HWC = with_channels(to_unit(raster.values, window, raster.declared), channels)
+    except ValueError as error:
+        raise Damaged(files.tree.path / name, str(error)) from error
+    return quantised(_fitted(unit_HWC, size), 8 if window is None else window.bits), None
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedFile:
+    """The contents of an image file.
+
+    Attributes:
+        size: (width, height).
+        mode: PIL's, or the type of the values.
+        num_bits: of a value.
+        highest: the highest value.
+        needs_window: whether only a run with a window can use it.
+    """
+
+    size: tuple[int, int]
+    mode: str
+    num_bits: int
+    highest: int
+    needs_window: bool = False
+
+
+def examine(files: ImageFiles, name: str) -> DecodedFile:
+    """Decode one image, and describe it. Raises Damaged if it cannot be decoded."""
+    if _is_read_by_pil(files, name, None) and (opened := _open_unless_tiff(files, name)) is not None:
+        with opened as image:
+            size, mode, depth = image.size, image.mode, num_bits(image)
+            if image.format != "TIFF" or not (
+                getattr(image, "n_frames", 1) > 1 or mode in ("I", "F") or (depth > 8 and is_inverted(image))
+            ):
+                _, highest = _upright(files, name, image, "RGB")
+                return DecodedFile(size, mode, depth, highest)
+    values = _raster(files, name, None).values
+    height, width, channels = values.shape
+    if not np.isfinite(highest := values.max()):
+        raise Damaged(files.tree.path / name, "it has values that are not finite numbers; replace them")
+    mode = f"{values.dtype} with {channels_in_words(channels)}"
+    return DecodedFile(
+        (width, height), mode, 8 * values.dtype.itemsize, int(highest), needs_window=values.dtype != np.uint8
+    )
+
+
+def thumbnail(files: ImageFiles, name: str, side: int) -> Image.Image:
+    """Return a whole image in RGB, with at most `side` x `side` pixels. Raises Damaged if it cannot be decoded.
+
+    Without a window in the spec, an image of more than 8 bits is drawn with one of its own.
+    """
+    if _is_read_by_pil(files, name, None) and (opened := _open_unless_tiff(files, name)) is not None:
+        with opened as image:
+            if num_bits(image) == 8 and image.mode not in ("I", "F"):
+                upright, _ = _upright(files, name, image, "RGB")
+                upright.thumbnail((side, side))
+                return upright
+    raster = _raster(files, name, None)
+    try:
+        return draw(raster.values, files.reading.window, raster.declared, side)
+    except ValueError as error:
+        raise Damaged(files.tree.path / name, str(error)) from error
+
+
+def draw(
+    values_HWC: NDArray[np.generic], window: WindowConfig | None, declared: Range | None, side: int
+) -> Image.Image:
+    """Return an image's first three channels in RGB, or its first in grey, with at most `side` x `side` pixels.
+
+    Values of more than 8 bits without a window are drawn with one of their own. Raises ValueError if a value is not a
+    number.
+    """
+    if window is None and values_HWC.dtype != np.uint8:
+        window = _DRAWN
+    unit_HWC = to_unit(values_HWC, window, declared)
+    shown = unit_HWC[:, :, :3] if unit_HWC.shape[2] >= 3 else unit_HWC[:, :, :1].repeat(3, axis=2)
+    drawn = Image.fromarray(quantised(shown, 8).astype(np.uint8))
+    drawn.thumbnail((side, side))
+    return drawn
+
+
+def open_image(files: ImageFiles, name: str) -> Image.Image:
+    """Open an image file by PIL, which reads its header. Raises Damaged."""
+    try:
+        image = Image.open(files.tree.open(name), formats=FORMATS)
+        require_size(*image.size, 3)
+    except IMAGE_ERRORS as error:
+        raise Damaged(files.tree.path / name, str(error)) from error
+    return image
+
+
+def _open_unless_tiff(files: ImageFiles, name: str) -> Image.Image | None:
+    """Return an image file opened by PIL, or None for a TIFF file that PIL cannot read, because tifffile may."""
+    try:
+        return open_image(files, name)
+    except Damaged:
+        if name.lower().endswith((".tif", ".tiff")):
+            return None
+        raise
+
+
+def _is_read_by_pil(files: ImageFiles, name: str, channels: int | None) -> bool:
+    """Return whether a file is read in 8 bits throughout."""
+    return files.reading.window is None and channels in (None, 1, 3) and not name.lower().endswith(".npy")
+
+
+def _raster(files: ImageFiles, name: str, channels: int | None) -> Raster:
+    try:
+        return read_raster(files.tree.open(name), name, channels)
+    except IMAGE_ERRORS as error:
+        raise Damaged(files.tree.path / name, str(error) or type(error).__name__) from error
+
+
+def _fitted(unit_HWC: NDArray[np.float32], size: int) -> NDArray[np.float32]:
+    """Return the middle square, (C, size, size), scaled as PIL scales images of 8 bits, but without rounding."""
+    planes = unit_HWC.transpose(2, 0, 1)
+    if planes.shape[1:] == (size, size):
+        return planes
+    fitted = (ImageOps.fit(Image.fromarray(np.ascontiguousarray(plane)), (size, size), method=Image.Resampling.BILINEAR)
+              for plane in planes)  # fmt: skip
+    return np.stack([np.asarray(plane, np.float32) for plane in fitted])
+
+
+def _decode_by_pil(files: ImageFiles, name: str, mode: str, size: int) -> tuple[NDArray[np.uint8], int | None]:
+    """Return an image's pixels, and its highest value if it has 16 bits."""
+    with open_image(files, name) as image:
+        depth = num_bits(image)
+        upright, highest = _upright(files, name, image, mode)
+    if upright.size != (size, size):
+        upright = ImageOps.fit(upright, (size, size), method=Image.Resampling.BILINEAR)
+    return np.asarray(upright, np.uint8), highest if depth == 16 else None
+
+
+def _upright(files: ImageFiles, name: str, image: Image.Image, mode: str) -> tuple[Image.Image, int]:
+    """Return the image in 8 bits, turned as its EXIF data require, and its highest value. Raises DataError."""
+    depth = num_bits(image)
+    try:
+        _refuse_tiff(image, depth)
+        turned = ImageOps.exif_transpose(image)
+        if turned.mode in SIXTEEN_BITS:
+            values = np.asarray(turned)
+            highest = int(values.max(initial=0))
+            turned = Image.fromarray((values >> (depth - 8)).astype(np.uint8))
+        elif turned.mode in ("I", "F"):
+            raise NeedsWindow(f"the range of its values is unknown: {NEEDS_WINDOW}")
+        else:  # of colour images with 16 bits, PIL gives the upper 8
+            highest = 256 * max(int(high) for _, high in _ranges(turned)) + 255 if depth > 8 else 0
+        return turned.convert(mode), highest
+    except IMAGE_ERRORS as error:
+        raise Damaged(files.tree.path / name, str(error)) from error
+
+
+def _ranges(image: Image.Image) -> list[tuple[float, float]]:
+    """Return the lowest and the highest value of each channel of colour or grey, without that of transparency."""
+    return [channel.getextrema() for channel in image.split()[: 3 if "RGB" in image.mode else 1]]  # type: ignore[misc]
+
+
+def _refuse_tiff(image: Image.Image, depth: int) -> None:
+    """Raise ValueError for TIFF files that PIL would read only in part, or with inverted values."""
+    if image.format != "TIFF":
+        return
+    if (num_pages := getattr(image, "n_frames", 1)) > 1:
+        raise ValueError(f"it has {num_pages} pages, and only the first would be read; save each page as a file")
+    if depth > 8 and is_inverted(image):
+        raise NeedsWindow(f"it stores inverted values (WhiteIsZero) with 16 bits: {NEEDS_WINDOW}")

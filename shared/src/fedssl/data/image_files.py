@@ -1,0 +1,36 @@
+"""Images that are stored as files, in a fixed order."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedssl.data.contents import Contents
+from fedssl.data.reading import AS_STORED, Reading
+from fedssl.data.trees import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFiles:
+    """Images that are stored as files and not decoded yet.
+
+    Attributes:
+        title: their name in messages.
+        tree: the folder or archive that holds them.
+        names: the files, in the order of the images.
+        labels: int64 class numbers (N,), or None.
+        class_names: the classes by number.
+        contents: what the folder holds besides them, if it was searched for images.
+        reading: how the files become pixels.
+    """
+
+    title: str
+    tree: Tree
+    names: tuple[str, ...]
+    labels: NDArray[np.int64] | None = None
+    class_names: tuple[str, ...] = ()
+    contents: Contents | None = None
+    reading: Reading = AS_STORED
+
+    def __len__(self) -> int:
+        return len(self.names)

@@ -1,0 +1,107 @@
+"""Folders of 16-bit TIFF, 16-bit PNG and arrays are trained on through a window, to the bits of the simulation."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tifffile
+import torch
+from PIL import Image
+
+from fedssl.artifacts.tensors import load_tensors
+from fedssl.data.datasets import load_conformed
+from fedssl.protocol.states import AssignmentState, Outcome, RunState
+from fedssl.protocol.views import RunView
+from fedssl.simulation import simulate
+from support.methods import method_spec
+from support.processes import Federation, federation
+from support.servers import Servers
+
+pytestmark = [pytest.mark.parity, pytest.mark.full]
+
+WINDOW = {"values": [100, 3900]}
+
+
+def _write(path: Path, values: np.ndarray[Any, np.dtype[np.uint16]]) -> None:
+    if path.suffix == ".tif":
+        tifffile.imwrite(path, values, compression="zlib")
+    elif path.suffix == ".png":
+        Image.fromarray(values).save(path)
+    else:
+        np.save(path, values)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """12 bits in 16: without a window they would be nearly black."""
+    found, rng = {}, np.random.default_rng(0)
+    for number, suffix in enumerate((".tif", ".png", ".npy")):
+        folder = found[f"client-{number}"] = tmp_path_factory.mktemp("images")
+        for image in range(12):
+            _write(folder / f"{image}{suffix}", rng.integers(0, 4096, (11, 9)).astype(np.uint16))
+    return found
+
+
+@pytest.fixture(scope="module")
+def running(
+    servers: Servers, folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Federation]:
+    with (
+        servers.database() as database,
+        federation(database, servers.redis_url, tmp_path_factory.mktemp("run") / "run", folders) as started,
+    ):
+        for name in folders:
+            started.start(name, FEDSSL_WORKER_IMAGE_SIZE="16")
+        yield started
+
+
+def _ended(running: Federation, run_id: object) -> RunView:
+    def look() -> RunView | None:
+        run = running.client.run(run_id)  # type: ignore[arg-type]
+        return run if run.state is RunState.FINISHED else None
+
+    return running.wait_for(look, "the run's end", 100)
+
+
+def test_a_windowed_run_equals_its_simulation(running: Federation, folders: dict[str, Path], tmp_path: Path) -> None:
+    data = {"channels": 1, "image_size": 8, "window": WINDOW}
+    spec = method_spec("fedbyol", data=data, cohort={"min_clients": 3}, partition=None)
+    clients = {name: load_conformed(str(folder), "train", spec.data) for name, folder in folders.items()}
+    assert {images.images.dtype for images in clients.values()} == {np.dtype(np.int16)}
+    simulated = simulate(spec, clients).model
+    done = _ended(running, running.client.create_run(spec).id)
+    assert done.outcome is Outcome.COMPLETED, done.reason
+    running.client.download_model(done.id, tmp_path / "model.safetensors")
+    deployed = load_tensors(tmp_path / "model.safetensors")
+    assert deployed.keys() == simulated.keys()
+    assert [name for name in simulated if not torch.equal(deployed[name], simulated[name])] == []
+
+
+def test_a_run_without_a_window_shows_why_workers_declined(running: Federation) -> None:
+    spec = method_spec("fedbyol", cohort={"min_clients": 3, "max_attempts": 1}, partition=None)
+    run = running.client.create_run(spec)
+
+    def declined() -> list[str] | None:
+        found = [one for each in running.client.rounds(run.id) for one in each.assignments]
+        reasons = [one.reason for one in found if one.state is AssignmentState.DECLINED and one.reason]
+        return reasons if len(reasons) == 3 else None
+
+    reasons = running.wait_for(declined, "three declined assignments", 60)
+    running.client.stop(run.id)
+    words = "more than 8 bits per value: set [data.window] in the run's spec"
+    assert all(words in reason for reason in reasons), reasons
+
+
+def test_a_run_of_other_channels_shows_why_no_client_takes_part(running: Federation) -> None:
+    data = {"channels": 5, "image_size": 8, "window": WINDOW}
+    run = running.client.create_run(method_spec("fedbyol", data=data, cohort={"min_clients": 3}, partition=None))
+
+    def reason() -> str | None:
+        return running.client.run(run.id).reason
+
+    found = running.wait_for(reason, "a reason", 60)
+    running.client.stop(run.id)
+    for name in ("client-0", "client-1", "client-2"):
+        assert f"{name}: the run needs images of 5 channels and 8 x 8 pixels, but this client serves 1 or 3" in found

@@ -1,0 +1,277 @@
+"""`fedssl-worker check`: it finds problems, sends nothing, and its exit code shows whether all is well."""
+
+import json
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from fedssl.errors import MethodError
+from fedssl_worker.check import trial
+from fedssl_worker.main import app
+from support.answers import Answers, answering
+from support.certificates import Authority
+from support.connect_proxy import ConnectProxy
+from support.federation import tiny_spec
+
+HEALTHY = {("GET", "/healthz"): {"status": "ok"}, ("GET", "/readyz"): {"status": "ok", "checks": {}}}
+SITES = {"classes": ["cat", "dog", "owl"], "min_count": 2, "score_bins": 4}
+POLICY = """
+schema = 1
+client = "a"
+coordinator = "{coordinator}"
+{rules}
+[metrics]
+allow = ["loss"]
+"""
+ALLOW = '[[allow]]\nartifact = "weights"\nmethods = ["*"]\n'
+
+
+@pytest.fixture
+def server() -> Iterator[Answers]:
+    with answering(dict(HEALTHY)) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of 60 grey images of two classes, and no variable of a worker."""
+    for name in ("COORDINATOR", "TOKEN", "TOKEN_FILE", "ENROLMENT_TOKEN", "POLICY", "LABELS", "DATA", "STATE"):
+        monkeypatch.delenv(f"FEDSSL_WORKER_{name}", raising=False)
+    for name in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    random = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for number in range(30):
+            pixels = random.integers(0, 255, (8, 8), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "images" / name / f"{number}.png")
+    return tmp_path
+
+
+def _spec(folder: Path, **changes: Any) -> Path:
+    path = folder / "spec.json"
+    path.write_text(tiny_spec(**changes).model_dump_json())
+    return path
+
+
+def _check(url: str, folder: Path, *arguments: object, code: int = 0) -> dict[str, Any]:
+    options = ["--coordinator", url, "--data", folder / "images", "--state", folder / "state", *arguments]
+    result = CliRunner().invoke(app, ["check", "--format", "json", *map(str, options)])
+    assert result.exit_code == code, result.output
+    assert not (folder / "state").exists()
+    found: dict[str, Any] = json.loads(result.stdout)
+    assert found["ok"] == (code == 0)
+    return found
+
+
+def _by_name(found: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    return {check["name"]: (check["found"], check["what"]) for check in found["checks"]}
+
+
+def test_a_site_that_is_ready_gets_sizes_and_times(server: Answers, site: Path) -> None:
+    found = _check(server.url, site, "--spec", _spec(site, num_rounds=5))
+    checks = _by_name(found)
+    assert {found for found, _ in checks.values()} == {"ok", "note"}
+    assert [name for name, (found, _) in checks.items() if found == "note"] == ["token", "policy"]
+    assert "60 images for a worker" in checks["data"][1]
+    assert found["update_bytes"] > 0
+    assert found["broadcast_bytes"] > 0
+    assert "weights" in checks["what a round sends"][1]
+    assert "loss" in checks["metrics"][1]
+    steps, rest = checks["training"][1].split(" steps, ")
+    assert int(steps) >= trial.NUM_STEPS
+    seconds_per_step, num_steps = float(rest.split(" s per step")[0]), int(rest.split("a round has ")[1].split()[0])
+    assert found["seconds_per_round"] == pytest.approx(seconds_per_step * num_steps, rel=0.01)
+    assert num_steps == 60 // tiny_spec().training.batch_size * tiny_spec().training.local_epochs
+
+
+def test_the_coordinator_is_asked_only_for_its_health_and_its_time(
+    server: Answers, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDSSL_WORKER_ENROLMENT_TOKEN", "fedssl_" + "x" * 43)
+    found = _check(server.url, site, "--spec", _spec(site))
+    assert set(server.asked) == {("GET", "/healthz"), ("GET", "/readyz")}
+    assert _by_name(found)["token"] == ("ok", "an enrolment token is given; this check does not use it")
+
+
+def test_without_a_spec_nothing_is_trained_and_a_note_explains_it(server: Answers, site: Path) -> None:
+    found = _check(server.url, site)
+    checks = _by_name(found)
+    assert checks["run"] == ("note", "no spec was given")
+    assert "training" not in checks
+    assert (found["update_bytes"], found["seconds_per_round"]) == (None, None)
+
+
+def test_the_table_ends_with_the_minutes_per_round(server: Answers, site: Path) -> None:
+    options = ["--coordinator", server.url, "--data", site / "images", "--state", site / "state", "--spec", _spec(site)]
+    result = CliRunner().invoke(app, ["check", *map(str, options)])
+    assert result.exit_code == 0, result.output
+    assert "minutes per round" in result.stderr.splitlines()[-1]
+    assert "what a round sends" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        ("", "no rule allows weights"),
+        (ALLOW + "max_rounds = 1\n", "the run has 2 rounds, max_rounds allows 1"),
+        ("max_rounds_total = 1\n" + ALLOW, "the run has 2 rounds, max_rounds_total allows 1"),
+        ("max_bytes_total = 100\n" + ALLOW, "max_bytes_total allows 100 in all runs"),
+    ],
+)
+def test_a_policy_that_does_not_permit_the_run_is_a_problem(
+    server: Answers, site: Path, rules: str, words: str
+) -> None:
+    (site / "policy.toml").write_text(POLICY.format(coordinator=server.url, rules=rules))
+    found = _check(server.url, site, "--policy", site / "policy.toml", "--spec", _spec(site, num_rounds=2), code=1)
+    found_it, what = _by_name(found)["policy and run"]
+    assert (found_it, words in what) == ("wrong", True), what
+
+
+def test_a_policy_that_permits_the_run_shows_which_numbers_it_withholds(server: Answers, site: Path) -> None:
+    (site / "policy.toml").write_text(POLICY.format(coordinator=server.url, rules=ALLOW))
+    checks = _by_name(_check(server.url, site, "--policy", site / "policy.toml", "--spec", _spec(site)))
+    assert checks["policy and run"] == ("ok", "the policy permits every round; also loss")
+    assert "of a has 1 rules" in checks["policy"][1]
+    sent, withheld = checks["metrics"][1].split("; withheld: ")
+    assert sent == "a round sends loss"
+    assert "divergence" in withheld
+
+
+def test_a_policy_for_another_coordinator_is_a_problem(server: Answers, site: Path) -> None:
+    (site / "policy.toml").write_text(POLICY.format(coordinator="https://other.example", rules=ALLOW))
+    checks = _by_name(_check(server.url, site, "--policy", site / "policy.toml", "--spec", _spec(site), code=1))
+    assert "is for the coordinator https://other.example" in checks["policy"][1]
+    assert "policy and run" not in checks
+
+
+def test_labels_show_what_an_evaluation_would_send(server: Answers, site: Path) -> None:
+    spec = _spec(site, evaluation={"at": "sites", "measures": ["knn"], "sites": SITES})
+    checks = _by_name(_check(server.url, site, "--labels", "own", "--spec", spec))
+    assert checks["labels"] == ("ok", "60 of 60 images have labels of 2 classes")
+    what = checks["evaluation at the site"][1]
+    assert "counts of 2 of 3 classes without owl (fewer than 2 training or test images)" in what
+    assert "from about 12 test images: at most" in what
+    assert _by_name(_check(server.url, site, "--spec", spec))["labels"][0] == "note"
+
+
+def test_a_policy_without_a_rule_for_evaluations_is_a_note(server: Answers, site: Path) -> None:
+    spec = _spec(site, evaluation={"at": "sites", "measures": ["knn"], "sites": SITES})
+    (site / "policy.toml").write_text(POLICY.format(coordinator=server.url, rules=ALLOW))
+    given = ("--policy", site / "policy.toml", "--labels", "own", "--spec", spec)
+    assert "no rule allows evaluation" in _by_name(_check(server.url, site, *given))["evaluation at the site"][1]
+    rule = '[[allow]]\nartifact = "evaluation"\nmethods = ["*"]\nmin_count = 20\n'
+    (site / "policy.toml").write_text(POLICY.format(coordinator=server.url, rules=ALLOW + rule))
+    checks = _by_name(_check(server.url, site, *given, code=1))
+    assert "0 of the run's 3 classes have at least 20 training and 20 test images" in checks["labels"][1]
+
+
+def test_labels_and_images_that_cannot_be_used_are_problems(server: Answers, site: Path) -> None:
+    (site / "labels.csv").write_text("path,label\ncat/0.png,cat\ncat/99.png,cat\n")
+    checks = _by_name(_check(server.url, site, "--labels", site / "labels.csv", code=1))
+    assert (checks["labels"][0], "labels.csv, line 3" in checks["labels"][1]) == ("wrong", True), checks["labels"]
+    (site / "images" / "cat" / "0.png").write_bytes(b"not an image")
+    checks = _by_name(_check(server.url, site, "--spec", _spec(site), code=1))
+    assert checks["data"][0] == "wrong"
+    assert "training" not in checks
+    missing = _by_name(_check(server.url, site, "--data", site / "nothing", code=1))
+    assert missing["data"][0] == "wrong"
+
+
+def test_a_shape_that_the_worker_does_not_serve_is_a_problem(server: Answers, site: Path) -> None:
+    spec = _spec(site, data={"channels": 3, "image_size": 8})
+    checks = _by_name(_check(server.url, site, "--channels", 1, "--spec", spec, code=1))
+    assert "this client serves only 1 channel" in checks["data"][1]
+
+
+def test_a_coordinator_that_does_not_answer_or_has_another_time_is_a_problem(server: Answers, site: Path) -> None:
+    server.date = "Thu, 19 Nov 2020 00:00:00 GMT"
+    assert "ahead of the coordinator's" in _by_name(_check(server.url, site, code=1))["clock"][1]
+    assert _by_name(_check("http://127.0.0.1:9", site, code=1))["coordinator"][0] == "wrong"
+
+
+def test_a_device_that_is_missing_and_a_disk_that_is_full_are_problems(
+    server: Answers, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 10}))
+    checks = _by_name(_check(server.url, site, "--device", "cuda:63", "--spec", _spec(site), code=1))
+    assert checks["device"][0] == checks["disk space for the state"][0] == "wrong"
+    assert "training" not in checks
+
+
+def test_a_slow_training_is_timed_by_the_steps_so_far(
+    server: Answers, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "MOST_SECONDS", 0.0)
+    monkeypatch.setattr("fedssl.engine.local.PROGRESS_SECONDS", 0.0)
+    checks = _by_name(_check(server.url, site, "--spec", _spec(site)))
+    assert checks["training"][1].startswith("1 steps, ")
+    assert "metrics" not in checks
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (MemoryError(), "out of memory on cpu with batch size"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "out of memory on cpu with batch size"),
+        (MethodError("loss is not a finite number: lower the rate"), "loss is not a finite number"),
+    ],
+)
+def test_a_training_that_fails_is_a_problem(
+    server: Answers, site: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(trial, "run_local_round", fail)
+    found = _check(server.url, site, "--spec", _spec(site), code=1)
+    assert words in _by_name(found)["training"][1]
+    assert found["seconds_per_round"] is None
+
+
+def test_public_images_that_only_the_coordinator_has_are_a_note(server: Answers, site: Path) -> None:
+    public = {"dataset": "scans", "num_images": 8, "digest": "0" * 64}
+    spec = _spec(site, method={"name": "fedca"}, public_data=public)
+    assert _by_name(_check(server.url, site, "--spec", spec))["training"][0] == "note"
+
+
+def test_options_and_specs_that_cannot_be_read_end_with_two(server: Answers, site: Path) -> None:
+    (site / "spec.toml").write_text("num_rounds = -1")
+    given = ["--coordinator", server.url, "--data", site / "images", "--state", site / "state"]
+    for arguments, words in (
+        ([*given, "--spec", site / "spec.toml"], "num_rounds"),
+        ([*given, "--spec", site / "none.toml"], "cannot read"),
+        (given[:2], "--data: must be given"),
+    ):
+        result = CliRunner().invoke(app, ["check", *map(str, arguments)])
+        assert (result.exit_code, words in result.stderr) == (2, True), result.output
+
+
+def test_the_coordinator_is_reached_through_a_proxy_with_a_certificate(
+    server: Answers, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority(site)
+    own, client = authority.sign("server", "192.0.2.1"), authority.sign("client")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(own.certificate, own.key)
+    context.load_verify_locations(authority.file)
+    context.verify_mode = ssl.CERT_REQUIRED
+    port = server.server_port
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    with ConnectProxy({"192.0.2.1:443": ("127.0.0.1", port)}) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", f"http://user:secret@127.0.0.1:{proxy.port}")
+        trusted = ("--ca-file", authority.file)
+        mutual = (*trusted, "--client-cert", client.certificate, "--client-key", client.key)
+        reached = _by_name(_check("https://192.0.2.1", site, *mutual))
+        assert reached["coordinator"][0] == "ok"
+        assert f"proxy 127.0.0.1:{proxy.port}" in reached["coordinator"][1]
+        assert "secret" not in reached["coordinator"][1]
+        assert proxy.connected
+        assert _by_name(_check("https://192.0.2.1", site, *trusted, code=1))["coordinator"][0] == "wrong"
