@@ -81,8 +81,8 @@ class SecureClient:
     A phase called again with the same input returns the same message, made once. With another input it raises Refused:
     two vectors under one mask would give their difference, and two lists of survivors the masks of one client.
 
-    It is in memory only. If a worker that has sent keys loses it, the worker must decline the round: a second one of the
-    same round would mask the same update again, and the difference of two sums could be one update.
+    It is in memory only. If a worker that has sent keys loses it, the worker must decline the round: a second object
+    would mask the same update again, and the difference of two sums could be one update.
 
     Args:
         context: computed by the worker itself. client, identity: its name and its Ed25519 key. limits: its owner's.
