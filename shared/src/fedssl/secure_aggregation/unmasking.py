@@ -1,0 +1,72 @@
+"""Removing the masks that do not cancel from the sum of masked vectors."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fedssl.secure_aggregation.context import RoundContext
+from fedssl.secure_aggregation.errors import InvalidMessage, NoSum
+from fedssl.secure_aggregation.masks import Words, apply_mask
+from fedssl.secure_aggregation.messages import secret_commitment
+from fedssl.secure_aggregation.primitives import public_key
+from fedssl.secure_aggregation.roster import CheckedRoster, pair_mask_key, self_mask_key
+from fedssl.secure_aggregation.shamir import combine
+
+
+@dataclass(frozen=True, slots=True)
+class UnmaskedSum:
+    """The sum of the survivors' words, modulo 2^64 and 2^32, without the word that counts them."""
+
+    words: Words
+    survivors: tuple[str, ...]
+
+
+def removed_masks(
+    context: RoundContext,
+    roster: CheckedRoster,
+    total: Words,
+    survivors: Sequence[str],
+    shares: Mapping[str, Mapping[int, bytes]],
+) -> UnmaskedSum:
+    """Return the sum of the survivors' words.
+
+        sum x_u = sum y_u - sum_u m_u - sum_(u survived, v lost, connected) (m_uv if v > u, otherwise -m_uv)
+
+    Args:
+        context, roster: of the round.
+        total: the sum of the survivors' masked vectors. It is not changed.
+        survivors: whose vectors it has.
+        shares: for each survivor, shares of its own mask's secret, by their points; for each lost client whose masks
+            are in the sum, shares of its mask key.
+
+    Raises NoSum, with the client's name, if shares do not give what their owner committed to, or if the first word is
+    not the number of survivors: then some client used other masks than those of this round.
+
+    Reference: Bonawitz et al. 2017, figure 4, round 4; Bell et al. 2020, algorithm 3.
+    """
+    among, result = set(survivors), total.copy()
+    for owner, given in sorted(shares.items()):
+        secret = _recovered(context.digest, roster, owner, given, is_lost=owner not in among)
+        if owner in among:
+            apply_mask(result, self_mask_key(context.digest, secret, owner), is_negative=True)
+            continue
+        for other in sorted(among.intersection(roster.graph[owner])):
+            key = pair_mask_key(context.digest, secret, roster.keys[other].mask_key, owner, other)
+            apply_mask(result, key, is_negative=owner > other)  # `other` has added it, if it is the first of the two
+    if int(result.words64[0]) != len(survivors):
+        raise NoSum("masks_do_not_cancel: some client used other masks than those of this round")
+    return UnmaskedSum(Words(result.words64[1:], result.words32), tuple(survivors))
+
+
+def _recovered(
+    context: bytes, roster: CheckedRoster, owner: str, shares: Mapping[int, bytes], *, is_lost: bool
+) -> bytes:
+    """Return a client's secret. Every share was compared with its commitment, so only its owner can be at fault."""
+    keys = roster.keys[owner]
+    try:
+        secret = combine(shares)
+    except InvalidMessage:
+        secret = b""
+    found = secret and (public_key(secret) if is_lost else secret_commitment(context, secret))
+    if not secret or found != (keys.mask_key if is_lost else keys.commitment):
+        raise NoSum(f"{owner} sent shares of another secret than it committed to", (owner,))
+    return secret

@@ -1,0 +1,109 @@
+"""A coordinator that lies to each client of a secure round as it likes computes no update, and at most one sum."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedssl.secure_aggregation import RoundContext, choose_thresholds
+from fedssl.secure_aggregation.messages import Confirmation
+from support.lying_coordinator import LyingCoordinator
+from support.secure_rounds import SecureRound
+
+quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def start(num_clients: int, collusion: int) -> LyingCoordinator:
+    """Return a coordinator with so many colluding clients, which are the last ones."""
+    secure = SecureRound(num_clients, sizes=(2, 2), limits=choose_thresholds(num_clients, collusion=collusion))
+    return LyingCoordinator(secure, secure.names[num_clients - collusion :])
+
+
+def require_private(liar: LyingCoordinator) -> int:
+    """Assert that at most one sum is known, of enough updates, and return how many are."""
+    found, limits = liar.disclosed(), liar.secure.context.thresholds
+    assert len(found) <= 1
+    for clients, words in found.items():
+        assert words.is_equal(liar.secure.expected(tuple(clients)))
+        assert len(clients) >= limits.min_survivors - limits.collusion >= 2
+    return len(found)
+
+
+def lists(names: list[str], name: str, common: list[str], data: st.DataObject) -> list[str]:
+    """Return the common list, or another one for this client."""
+    if data.draw(st.integers(0, 5)) == 5:
+        common = data.draw(st.lists(st.sampled_from(names), min_size=len(names) // 2, unique=True))
+    return sorted({*common, name})
+
+
+@quick
+@given(st.integers(5, 8), st.integers(0, 2), st.data())
+def test_random_lies_disclose_at_most_one_sum(num_clients: int, collusion: int, data: st.DataObject) -> None:
+    liar = start(num_clients, collusion)
+    names, absent = liar.secure.names, data.draw(st.integers(0, 1))
+    for name in liar.honest:
+        liar.share(name, liar.roster(lists(names, name, names, data)))
+    for name in liar.honest:
+        liar.mask(name, lists(names, name, names, data))
+    signed: dict[tuple[str, ...], list[Confirmation]] = {}
+    shown = {name: tuple(lists(names, name, names[absent:], data)) for name in liar.honest}
+    for name, survivors in shown.items():
+        confirmation = liar.confirm(name, survivors)
+        if confirmation is not None:
+            signed.setdefault(survivors, liar.collude(name, survivors)).append(confirmation)
+    for name, survivors in shown.items():
+        liar.reveal(name, signed.get(survivors, []))
+    require_private(liar)
+
+
+@pytest.mark.parametrize(("num_clients", "collusion"), [(7, 0), (10, 2)])
+@pytest.mark.parametrize("quorum", ["required", "not required"])
+def test_survivors_shown_to_isolate_one_client(
+    num_clients: int, collusion: int, quorum: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The victim is shown only t - 1 others that sent shares. Everyone else is shown that the victim survived and that
+    # as many of those others as possible did not: their mask keys and the victim's own mask would be given back.
+    if quorum == "not required":
+        monkeypatch.setattr(RoundContext, "quorum", 0)
+        monkeypatch.setattr("fedssl.secure_aggregation.client.check_sharers", lambda *_: None)
+    liar = start(num_clients, collusion)
+    threshold, names = liar.secure.context.thresholds.threshold, liar.secure.names
+    victim, *others = liar.honest
+    peers = others[: threshold - 1 - collusion]
+    for name in liar.honest:
+        liar.share(name, liar.roster(names))
+    assert liar.mask(victim, [victim, *peers, *liar.colluding])
+    for name in others:
+        assert liar.mask(name, names)
+    missing = dict.fromkeys(peers, threshold - collusion)
+    for name in sorted(others, key=lambda it: it not in peers):
+        hidden = sorted((p for p in peers if p != name and missing[p] > 0), key=lambda it: -missing[it])
+        hidden = hidden[: num_clients - threshold]
+        shown = sorted(set(names) - set(hidden))
+        confirmation = liar.confirm(name, shown)
+        if confirmation is not None:
+            for peer in hidden if liar.reveal(name, [confirmation, *liar.collude(name, shown)]) else ():
+                missing[peer] -= 1
+    found = liar.disclosed()
+    if quorum == "required":
+        assert not found
+        assert len(liar.refused) == len(others)
+    else:
+        assert found[frozenset({victim})].is_equal(liar.secure.words[victim])
+
+
+def test_the_honest_course_discloses_the_sum_of_the_survivors_only() -> None:
+    liar = start(7, 1)
+    for name in liar.honest:
+        liar.share(name, liar.roster(liar.secure.names))
+    for name in liar.honest:
+        liar.mask(name, liar.secure.names)
+    survivors = liar.secure.names[1:]
+    confirmations = [*liar.collude(liar.honest[1], survivors)]
+    for name in liar.honest[1:]:
+        confirmation = liar.confirm(name, survivors)
+        assert confirmation is not None
+        confirmations.append(confirmation)
+    for name in liar.honest[1:]:
+        liar.reveal(name, confirmations)
+    assert require_private(liar) == 1
+    assert set(liar.disclosed()) == {frozenset(liar.honest[1:])}

@@ -1,0 +1,123 @@
+"""Secure rounds of any size, with clients lost anywhere: the exact sum of the survivors, or a refusal."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedssl.secure_aggregation import NoSum, Thresholds, Words
+from fedssl.secure_aggregation.masks import apply_mask
+from fedssl.secure_aggregation.roster import pair_mask_key
+from support.secure_rounds import NEVER, SecureRound
+
+quick = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SIZES = st.tuples(st.integers(0, 5), st.integers(0, 7))
+
+
+def check(secure: SecureRound, lost_in: dict[str, int]) -> bool:
+    """Assert that the outcome is right, and return whether there was a sum."""
+    outcome = secure.outcome(lost_in)
+    survivors = tuple(secure.at(2))
+    if isinstance(outcome, NoSum):
+        return False
+    assert outcome.survivors == survivors
+    assert len(survivors) >= secure.context.thresholds.min_survivors
+    assert outcome.words.is_equal(secure.expected(survivors))
+    return True
+
+
+@quick
+@given(st.integers(3, 40), SIZES, st.data())
+def test_a_complete_graph_gives_the_sum_unless_too_many_are_lost(
+    num_clients: int, sizes: tuple[int, int], data: st.DataObject
+) -> None:
+    secure = SecureRound(num_clients, sizes=sizes)
+    lost = data.draw(st.dictionaries(st.sampled_from(secure.names), st.integers(0, NEVER - 1)))
+    limits, revealing = secure.context.thresholds, num_clients - len(lost)
+    survivors = num_clients - sum(phase < 3 for phase in lost.values())
+    is_possible = revealing >= limits.threshold and survivors >= limits.min_survivors
+    assert check(secure, lost) == is_possible
+
+
+def require_size(limits: Thresholds, num_clients: int) -> None:
+    """Raise ValueError as `require_private` does if there are too few clients, and not for any other reason."""
+    if limits.min_survivors > num_clients or limits.threshold > min(limits.degree, num_clients - 1) + 1:
+        raise ValueError("there are too few clients")
+
+
+@quick
+@given(st.integers(7, 30), st.sampled_from([4, 6]), SIZES, st.data())
+def test_a_sparse_graph_gives_the_exact_sum_or_none(
+    num_clients: int, degree: int, sizes: tuple[int, int], data: st.DataObject
+) -> None:
+    # So small a graph is within no bound on privacy: only the sizes are checked.
+    threshold = data.draw(st.integers(degree // 2 + 1, degree + 1))
+    limits = Thresholds(degree=degree, threshold=threshold, collusion=0, min_survivors=3)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("context", "roster"):
+            patch.setattr(f"fedssl.secure_aggregation.{module}.require_private", require_size)
+        secure = SecureRound(num_clients, sizes=sizes, limits=limits)
+        lost = data.draw(st.dictionaries(st.sampled_from(secure.names), st.integers(0, NEVER - 1), max_size=4))
+        has_sum = check(secure, lost)
+        assert has_sum or lost
+
+
+@pytest.mark.full
+def test_every_schedule_of_five_clients() -> None:
+    limits = Thresholds(degree=4, threshold=3, collusion=0, min_survivors=3)
+    num_sums = 0
+    for phases in itertools.product((0, 1, 2, 3, NEVER), repeat=5):
+        secure = SecureRound(5, sizes=(1, 1), limits=limits)
+        lost = dict(zip(secure.names, phases, strict=True))
+        is_possible = sum(phase == NEVER for phase in phases) >= 3
+        assert check(secure, lost) == is_possible, phases
+        num_sums += is_possible
+    # Who reveals: 3, 4 or 5 of 5; each of the others is lost in one of four phases: 10 * 16 + 5 * 4 + 1.
+    assert num_sums == 181
+
+
+@pytest.mark.parametrize("revealing", range(6))
+def test_every_number_of_clients_lost_in_each_phase_of_five(revealing: int) -> None:
+    limits = Thresholds(degree=4, threshold=3, collusion=0, min_survivors=3)
+    for lost_in in itertools.combinations_with_replacement(range(NEVER), 5 - revealing):
+        secure = SecureRound(5, sizes=(1, 1), limits=limits)
+        lost = dict(zip(secure.names, (*lost_in, *[NEVER] * revealing), strict=True))
+        assert check(secure, lost) == (revealing >= 3), lost
+
+
+def is_uniform(words: Words) -> bool:
+    """Return whether the chi-squared statistic of each block's bytes is within 5 sigma: 255 + 5 sqrt(510) = 368."""
+    statistics = []
+    for block in (words.words64[1:], words.words32):
+        counts = np.bincount(np.frombuffer(block.tobytes(), np.uint8), minlength=256)
+        statistics.append(((counts - counts.mean()) ** 2).sum() / counts.mean())
+    return max(statistics) < 368
+
+
+def until_shares_with_zeros() -> SecureRound:
+    """Return a round of four clients before its vectors, which are zeros."""
+    secure = SecureRound(4, sizes=(20_000, 40_000))
+    secure.words = {name: Words.zeros(20_000, 40_000) for name in secure.names}
+    secure.announce()
+    secure.share()
+    return secure
+
+
+def test_masked_zeros_are_uniform() -> None:
+    secure = until_shares_with_zeros()
+    assert not is_uniform(secure.words[secure.names[0]])
+    for name in secure.names:
+        assert is_uniform(secure.clients[name].mask(secure.inboxes[name], secure.words[name]).words)
+
+
+def test_a_late_vector_stays_uniform_without_the_masks_of_its_pairs() -> None:
+    # The coordinator was given the lost client's mask key, and with it every mask of its pairs, but not its own mask.
+    secure = until_shares_with_zeros()
+    late = secure.names[0]
+    vector = secure.clients[late].mask(secure.inboxes[late], secure.words[late]).words.copy()
+    for keys in secure.roster[1:]:
+        key = pair_mask_key(secure.context.digest, secure.clients[late]._secrets.mask, keys.mask_key, late, keys.client)
+        apply_mask(vector, key, is_negative=True)
+    assert is_uniform(vector)

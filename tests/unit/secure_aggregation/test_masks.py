@@ -1,0 +1,49 @@
+"""Masks: both word sizes, chunks, exact cancellation, and no part of the stream used twice."""
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import CTR
+
+from fedssl.secure_aggregation.masks import CHUNK_BYTES, Words, apply_mask
+
+KEY = bytes(range(32))
+
+
+def _stream(num_bytes: int) -> bytes:
+    return Cipher(AES(KEY), CTR(bytes(16))).encryptor().update(bytes(num_bytes))
+
+
+@pytest.mark.parametrize(
+    "sizes", [(0, 5), (1, 0), (1, 3), (2, 3), (7, 9), (CHUNK_BYTES // 8 + 3, CHUNK_BYTES // 4 + 5)]
+)
+def test_the_stream_covers_64_bit_words_and_then_32_bit_words(sizes: tuple[int, int]) -> None:
+    words = Words.zeros(*sizes)
+    apply_mask(words, KEY)
+    second = -(-8 * sizes[0] // 16) * 16
+    stream = _stream(second + 4 * sizes[1])
+    assert words.words64.astype("<u8").tobytes() == stream[: 8 * sizes[0]]
+    assert words.words32.astype("<u4").tobytes() == stream[second:]
+
+
+def test_adding_and_subtracting_a_mask_cancel_modulo_the_word() -> None:
+    words = Words(np.array([0, 1, 2**64 - 1], np.uint64), np.array([0, 2**32 - 1], np.uint32))
+    masked = words.copy()
+    apply_mask(masked, KEY)
+    assert not masked.is_equal(words)
+    apply_mask(masked, KEY, is_negative=True)
+    assert masked.is_equal(words)
+
+
+def test_sums_wrap() -> None:
+    total = Words(np.array([2**64 - 1], np.uint64), np.array([2**32 - 2], np.uint32))
+    total.add(Words(np.array([3], np.uint64), np.array([3], np.uint32)))
+    assert (total.words64.tolist(), total.words32.tolist()) == ([2], [1])
+
+
+def test_other_dtypes_and_shapes_are_refused() -> None:
+    with pytest.raises(ValueError, match="words64 must be one-dimensional uint64, not int64"):
+        Words(np.zeros(2, np.int64), np.zeros(2, np.uint32))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="words32 must be one-dimensional uint32"):
+        Words(np.zeros(2, np.uint64), np.zeros((1, 2), np.uint32))

@@ -1,0 +1,74 @@
+"""The design's test vectors, which were computed by another program: keys, masks, shares, commitment, graph, words."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedssl.aggregation.fixed_point import fixed_point_words
+from fedssl.protocol.ledger import canonical
+from fedssl.secure_aggregation.graph import neighbours
+from fedssl.secure_aggregation.masks import Words, apply_mask
+from fedssl.secure_aggregation.messages import secret_commitment
+from fedssl.secure_aggregation.primitives import public_key
+from fedssl.secure_aggregation.roster import pair_mask_key, self_mask_key
+from fedssl.secure_aggregation.shamir import combine, split
+
+VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_bytes())
+CONTEXT = bytes.fromhex(VECTORS["context"])
+ONE, TWO, THREE, FOUR = (bytes([number]) * 32 for number in (1, 2, 3, 4))
+
+
+def _mask(key: bytes, count: int) -> list[str]:
+    words = Words.zeros(0, count)
+    apply_mask(words, key)
+    return [f"{word:08x}" for word in words.words32]
+
+
+def test_context_and_public_keys() -> None:
+    assert hashlib.sha256(b"fedssl test context").digest() == CONTEXT
+    assert public_key(ONE).hex() == VECTORS["pk_01"]
+    assert public_key(TWO).hex() == VECTORS["pk_02"]
+
+
+def test_both_clients_derive_the_mask_of_the_pair() -> None:
+    key = pair_mask_key(CONTEXT, ONE, public_key(TWO), "c001", "c002")
+    assert key.hex() == VECTORS["pair_key"]
+    assert key == pair_mask_key(CONTEXT, TWO, public_key(ONE), "c002", "c001")
+    assert _mask(key, 8) == VECTORS["pair_mask_words"]
+
+
+def test_own_mask_and_its_commitment() -> None:
+    key = self_mask_key(CONTEXT, THREE, "c001")
+    assert key.hex() == VECTORS["self_key"]
+    assert _mask(key, 4) == VECTORS["self_mask_words"]
+    assert secret_commitment(CONTEXT, THREE).hex() == VECTORS["commit"]
+
+
+def test_shares() -> None:
+    expected = VECTORS["shamir"]
+    assert bytes.fromhex(expected["secret"]) == FOUR
+    shares = split(FOUR, expected["n"], expected["coefficients"])
+    assert [share.hex() for share in shares] == expected["shares"]
+    assert combine({point: shares[point - 1] for point in (5, 1, 3)}) == FOUR
+
+
+def test_graph() -> None:
+    graph = neighbours(CONTEXT, VECTORS["graph"], 4)
+    assert {client: list(others) for client, others in graph.items()} == VECTORS["graph"]
+
+
+def test_words_of_the_public_scale() -> None:
+    # The vector's scale, 2^(bits - 1 - exponent - log2_cap) = 2^16, as fraction bits; the first four words are counts.
+    expected = VECTORS["encoding"]
+    bits = expected["bits"] - 1 - expected["exponent"] - expected["log2_cap"]
+    delta = torch.tensor([float(number) for number in expected["delta"]], dtype=torch.float32)
+    words = fixed_point_words("w", delta, None, expected["n"], fraction_bits=bits, num_clients=expected["clients"])
+    assert words.numpy().astype(np.uint32).tolist() == expected["words"][4:]
+
+
+def test_head_of_a_ledger() -> None:
+    hashed = hashlib.sha256(b"fedssl/ledger/1\n" + bytes(32) + canonical(VECTORS["ledger"]["body"]))
+    assert hashed.hexdigest() == VECTORS["ledger"]["hash"]
