@@ -14,6 +14,7 @@ from fedssl.cli.output import size
 from fedssl.data import ImageData, conform, load_dataset
 from fedssl.data.datasets import count_images, find_path, list_files
 from fedssl.data.decoding import decode_to_memory
+from fedssl.data.reading import Reading
 from fedssl.data.site_labels import SiteLabels, with_run_classes
 from fedssl.errors import DataError
 from fedssl.evaluation.site import evaluated_images
@@ -56,9 +57,10 @@ def sample_images(name_or_path: str, config: DataConfig, most: int) -> ImageData
     """Return at most `most` images, spread evenly over all, in the shape of a run. Raises DataError."""
     if (files := list_files(name_or_path, "train")) is not None:
         names = tuple(files.names[position] for position in _spread(len(files), most))
-        sampled = replace(files, names=names, labels=None)
-        return ImageData(decode_to_memory(sampled, config.channels, config.image_size))
-    images = load_dataset(name_or_path, "train").images
+        sampled = replace(files, names=names, labels=None, reading=Reading(window=config.window))
+        pixels, _ = decode_to_memory(sampled, config.channels, config.image_size)
+        return ImageData(pixels)
+    images = load_dataset(name_or_path, "train", reading=Reading.of(config)).images
     return conform(ImageData(np.array(images[_spread(len(images), most)])), config)
 
 
