@@ -281,3 +281,25 @@ def test_pages_of_tiff_files_are_channels_if_that_number_is_set(tmp_path: Path) 
     Image.new("L", (16, 16)).save(tmp_path / "2.png")
     with pytest.raises(DataError, match=r"2\.png: it has 1 channel, and the run needs 5"):
         load_images(str(tmp_path), CPU, channels=5)
+
+
+def test_a_worker_leaves_out_what_its_owner_allows_and_a_run_may_allow_less(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(100):
+        Image.fromarray(rng.integers(0, 256, (16, 16), np.uint8)).save(tmp_path / f"{number:02}.png")
+    (tmp_path / "00.png").write_bytes(b"")
+    images = load_images(str(tmp_path), CPU)
+    assert (len(images), images.num_listed) == (99, 100)
+    shape = DataConfig(channels=1, image_size=16)
+    assert len(images.prepared(shape).data) == 99
+    assert images.prepared(shape.model_copy(update={"image_size": 8})).unreadable == (0,)
+    for size in (8, 12):
+        strict = DataConfig(channels=1, image_size=size, max_unreadable=0)
+        with pytest.raises(
+            DataError, match=r"cannot be (read than the run allows: at most 0 %|prepared with 1 channel)"
+        ):
+            images.prepared(strict)
+    (tmp_path / "01.png").write_bytes(b"")
+    with pytest.raises(DataError, match=r"cannot decode any of the first 2 of 100 images .*00\.png: .*01\.png: "):
+        load_images(str(tmp_path), CPU)
+    assert len(load_images(str(tmp_path), CPU, max_unreadable=0.02)) == 98

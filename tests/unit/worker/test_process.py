@@ -264,6 +264,7 @@ _VARIABLES: dict[str, tuple[str, object]] = {
     "threads": ("2", 2),
     "image_size": ("32", 32),
     "channels": ("3", 3),
+    "max_unreadable": ("0.05", 0.05),
     "public_data": ("/public", Path("/public")),
     "max_public_bytes": ("5", 5),
     "max_artifact_bytes": ("6", 6),

@@ -110,7 +110,10 @@ class Folder(FederationFolder):
         from fedssl.data import load_conformed
         from fedssl.data.images import with_common_classes
 
-        read = {client: load_conformed(source, "train", data, data_root) for client, source in sources.items()}
+        read = {
+            client: load_conformed(source, "train", data, data_root, leave_out=True)
+            for client, source in sources.items()
+        }
         return self._keep(dict(zip(read, with_common_classes(read.values()), strict=True)), data, sources=dict(sources))
 
     def _keep(self, by_client: Mapping[str, "ImageData"], data: DataConfig, **origin: Any) -> Record:

@@ -51,8 +51,14 @@ def run_worker(settings: Settings) -> int:
     with exclusive_folder(settings.state.expanduser()) as folder:
         enrolment = None if given_token else _enrolment(settings, folder)
         # Before the enrolment token is spent: a worker that cannot read its images could not use it again.
-        images = load_images(settings.data, device, image_size=settings.image_size, channels=settings.channels)
-        labels = load_own_labels(settings.data, settings.labels, settings.label_names, len(images))
+        images = load_images(
+            settings.data,
+            device,
+            image_size=settings.image_size,
+            channels=settings.channels,
+            max_unreadable=settings.max_unreadable,
+        )
+        labels = load_own_labels(settings.data, settings.labels, settings.label_names, images.num_listed)
         log.info("images.loaded", num_images=len(images), channels=images.channels, image_size=images.image_size)
         try:
             token = given_token or _enrolled_token(settings, folder, enrolment, enforcer)

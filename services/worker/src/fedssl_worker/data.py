@@ -20,11 +20,18 @@ from fedssl.data.dataset_files import load_own, own_shape
 from fedssl.data.datasets import find_path
 from fedssl.data.formats import prepared_window
 from fedssl.data.partitioning import find_public, load_public, read_registered
-from fedssl.data.reading import Reading
+from fedssl.data.reading import Reading, num_tolerated
 from fedssl.data.windowing import WindowMissing
 from fedssl.errors import DataError
 from fedssl.methods.api import ClientData
-from fedssl.protocol.data import DataConfig, PublicDataConfig, ServedShapes, WindowConfig, shape_in_words
+from fedssl.protocol.data import (
+    MAX_UNREADABLE,
+    DataConfig,
+    PublicDataConfig,
+    ServedShapes,
+    WindowConfig,
+    shape_in_words,
+)
 from fedssl_worker.public_cache import PublicCache
 
 log = structlog.get_logger()
@@ -49,6 +56,12 @@ class PreparedImages:
     channels: int
     image_size: int
     fingerprint: str
+    unreadable: tuple[int, ...] = ()
+
+    @property
+    def num_listed(self) -> int:
+        """The number of images, including those that cannot be read."""
+        return len(self.data) + len(self.unreadable)
 
 
 class OwnImages:
@@ -74,6 +87,7 @@ class OwnImages:
         self._name_or_path = name_or_path
         self._device = device
         self._num_images = len(registered.data)
+        self.num_listed = registered.num_listed
         self._kept: OrderedDict[_Key, PreparedImages] = OrderedDict({_key(self._config): registered})
 
     def __len__(self) -> int:
@@ -100,7 +114,7 @@ class OwnImages:
         key = _key(config)
         if key in self._kept:
             self._kept.move_to_end(key)
-            return self._kept[key]
+            return self._within(self._kept[key], config)
         log.info("images.preparing", channels=config.channels, image_size=config.image_size)
         while len(self._kept) >= _KEPT_SHAPES:
             self._kept.popitem(last=False)
@@ -115,13 +129,23 @@ class OwnImages:
             log.error("images.unusable", reason=str(error) or type(error).__name__)
             wanted = shape_in_words(config.channels, config.image_size)
             raise DataError(f"this client's images cannot be prepared with {wanted}: see its worker's log") from error
-        if len(found.data) != self._num_images:
-            log.error("images.changed", num_images=len(found.data), num_registered=self._num_images)
+        if found.num_listed != self.num_listed:
+            log.error("images.changed", num_images=found.num_listed, num_registered=self.num_listed)
             raise DataError(
-                f"this client's images have changed: {self._num_images} were registered, and now there are "
-                f"{len(found.data)}; restart the worker"
+                f"this client's images have changed: {self.num_listed} were registered, and now there are "
+                f"{found.num_listed}; restart the worker"
             )
         self._kept[key] = found
+        return found
+
+    @staticmethod
+    def _within(found: PreparedImages, config: DataConfig) -> PreparedImages:
+        """Return the images. Raises DataError if more were left out than the run allows."""
+        if len(found.unreadable) > num_tolerated(config.max_unreadable, found.num_listed):
+            raise DataError(
+                "more of this client's images cannot be read than the run allows: at most "
+                f"{100 * config.max_unreadable:g} % (data.max_unreadable)"
+            )
         return found
 
     def _read(self, config: DataConfig) -> PreparedImages:
@@ -141,7 +165,12 @@ class OwnImages:
 
 
 def load_images(
-    name_or_path: str, device: torch.device, *, image_size: int | None = None, channels: int | None = None
+    name_or_path: str,
+    device: torch.device,
+    *,
+    image_size: int | None = None,
+    channels: int | None = None,
+    max_unreadable: float = MAX_UNREADABLE,
 ) -> OwnImages:
     """Read the training images and put them on the device, in the shape that the worker registers with.
 
@@ -156,14 +185,14 @@ def load_images(
     window = _prepared_window(name_or_path)
     try:
         images = load_own(
-            name_or_path, "train", image_size=image_size, channels=channels, reading=Reading(window=window)
+            name_or_path, "train", image_size=image_size, channels=channels, reading=Reading(window, max_unreadable)
         )
     except WindowMissing as error:
         # Runs choose the window. To register, only the number and the shape of the images count.
         log.warning("images.need_window", reason=str(error))
         window = _ANY_WINDOW
         images = load_own(
-            name_or_path, "train", image_size=image_size, channels=channels, reading=Reading(window=window)
+            name_or_path, "train", image_size=image_size, channels=channels, reading=Reading(window, max_unreadable)
         )
     if not len(images):
         raise DataError(f"{name_or_path} has no images: a worker needs at least one")
@@ -197,7 +226,7 @@ def _on_device(images: ImageData, device: torch.device) -> PreparedImages:
         raise DataError(
             f"{gigabytes:.1f} GB of images do not fit on {device}: use --device cpu or fewer images"
         ) from None
-    return PreparedImages(data, channels, size, _fingerprint(images))
+    return PreparedImages(data, channels, size, _fingerprint(images), images.unreadable)
 
 
 class PublicImages:

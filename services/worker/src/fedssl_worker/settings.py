@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from fedssl.errors import FedSSLError
+from fedssl.protocol.data import MAX_UNREADABLE, ShareLost
 from fedssl.protocol.model import EncoderConfig, read_encoder
 from fedssl_worker.options import WhenUnset, describe_mistakes
 
@@ -74,6 +75,11 @@ class Settings(BaseSettings):
         le=16,
         description="Most channels that a run may ask for: 1 for grey, 3 for grey or RGB. Another number is for images "
         "with exactly that number; TIFF files with a page per channel need it.",
+    )
+    max_unreadable: ShareLost = Field(
+        default=MAX_UNREADABLE,
+        description="Share of the image files that may be unreadable: they are left out. With more, the worker does "
+        "not start. A run may allow less (data.max_unreadable).",
     )
     public_data: Path | None = Field(
         default=None,

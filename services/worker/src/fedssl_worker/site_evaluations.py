@@ -112,7 +112,8 @@ class SiteEvaluations:
         if self._labels is None:
             raise DataError("this site has no labels: its worker was started without --labels")
         labels = self._labels.for_run(config.sites)
-        images = self._images.prepared(item.spec.data).data.images
+        prepared = self._images.prepared(item.spec.data)
+        labels, images = labels.without(prepared.unreadable), prepared.data.images
 
         def take(positions: Indices) -> ImageData:
             return ImageData(images[torch.from_numpy(positions).to(images.device)].cpu().numpy())

@@ -62,7 +62,7 @@ def load_own(
 
     Raises DataError, for photographs without an `image_size` before they are decoded.
     """
-    if image_size is None and (found := file_shape(name_or_path, split, root, channels)) is not None:
+    if image_size is None and (found := file_shape(name_or_path, split, root, channels, reading)) is not None:
         _require_size(found[1])
     return load_dataset(name_or_path, split, root, image_size=image_size, channels=channels, reading=reading)
 

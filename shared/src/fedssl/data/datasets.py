@@ -68,10 +68,16 @@ def load_dataset(
     return read_npz(path, split, reading.window)
 
 
-def load_conformed(name_or_path: str, split: Split, data: DataConfig, root: Path | None = None) -> ImageData:
-    """Read one split of a data set with the size and channels of a run. Image files are decoded to that size."""
+def load_conformed(
+    name_or_path: str, split: Split, data: DataConfig, root: Path | None = None, *, leave_out: bool = False
+) -> ImageData:
+    """Read one split of a data set with the size and channels of a run. Image files are decoded to that size.
+
+    With `leave_out`, unreadable files of a folder are left out up to `data.max_unreadable`; otherwise each is an error.
+    """
+    reading = Reading.of(data) if leave_out else replace(Reading.of(data), max_unreadable=0)
     images = load_dataset(
-        name_or_path, split, root, image_size=data.image_size, channels=data.channels, reading=Reading.of(data)
+        name_or_path, split, root, image_size=data.image_size, channels=data.channels, reading=reading
     )
     return conform(images, data)
 
@@ -85,18 +91,22 @@ def load_arrays(name_or_path: str, split: Split, root: Path | None = None) -> St
 
 
 def file_shape(
-    name_or_path: str, split: Split, root: Path | None = None, channels: int | None = None
+    name_or_path: str,
+    split: Split,
+    root: Path | None = None,
+    channels: int | None = None,
+    reading: Reading = AS_STORED,
 ) -> tuple[int, int] | None:
     """Return the default (channels, shorter side in pixels) to which :func:`load_dataset` decodes image files.
 
-    `channels` is the number that is asked for, if any. Opens only the first image. Returns None if the images are
-    arrays. Raises DataError.
+    `channels` is the number that is asked for, if any. Opens only the first readable image. Returns None if the
+    images are arrays. Raises DataError.
     """
     _require_split(split)
     if (known := KNOWN.get(name_or_path)) is not None:
         return None if known.listing is None else (channels or known.channels, known.image_size)
     path = find_path(name_or_path, root)
-    return shape_of_first(list_folder(path, split), None, channels) if path.is_dir() else None
+    return shape_of_first(replace(list_folder(path, split), reading=reading), None, channels) if path.is_dir() else None
 
 
 def load_labels(

@@ -28,6 +28,7 @@ from fedssl.errors import DataError
 from fedssl.protocol.data import WindowConfig, channels_in_words
 
 _GREY = ("1", "L", "LA")
+_MAX_NAMED = 10
 _DRAWN = WindowConfig(percentiles=(0.5, 99.5), bits=8)  # in pictures for people, if the spec has no window
 
 
@@ -40,10 +41,29 @@ class Damaged(DataError):
 
 
 def shape_of_first(files: ImageFiles, image_size: int | None, channels: int | None) -> tuple[int, int]:
-    """Return (channels, size) as given, or those of the first image: its shorter side, and 1 channel if it is grey."""
+    """Return (channels, size) as given, or those of the first image: its shorter side, and 1 channel if it is grey.
+
+    Images that are tolerated to be unreadable are passed over. Raises Damaged.
+    """
     if channels is not None and image_size is not None:
         return channels, image_size
-    name = files.names[0]
+    damaged = []
+    for name in files.names[: files.num_tolerated + 1]:
+        try:
+            return _shape_of(files, name, image_size, channels)
+        except Damaged as error:  # decoding reports it, if another one shows the shape
+            damaged.append((name, error))
+    if len(damaged) == 1:
+        raise damaged[0][1]
+    named = "; ".join(f"{readable(name)}: {error.why}" for name, error in damaged[:_MAX_NAMED])
+    place = readable(str(files.tree.path))
+    raise DataError(
+        f"cannot decode any of the first {len(damaged):,} of {len(files):,} images in {place}: {named}; repair these "
+        "images or remove them"
+    )
+
+
+def _shape_of(files: ImageFiles, name: str, image_size: int | None, channels: int | None) -> tuple[int, int]:
     if _is_read_by_pil(files, name, channels) and (opened := _open_unless_tiff(files, name)) is not None:
         with opened as first:
             if first.format != "TIFF" or getattr(first, "n_frames", 1) == 1:

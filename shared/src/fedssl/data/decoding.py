@@ -58,17 +58,24 @@ def decode_chunks(files: ImageFiles, channels: int, size: int) -> Iterator[Pixel
         DataError: an image cannot be decoded, or the values of all images of 16 bits are so low that they would be
             nearly black. It is raised after the last chunk, so that its message names several images.
     """
+    for part in _decode_checked(files, channels, size, num_tolerated=0):
+        yield part.images
+
+
+def _decode_checked(files: ImageFiles, channels: int, size: int, num_tolerated: int) -> Iterator[Decoded]:
+    """Do the same, but report up to `num_tolerated` damaged images in place of raising an error."""
     step = _images_at_once(channels, size)
     reported = start = 0
-    problems = _Problems(files)
+    problems = _Problems(files, num_tolerated)
     with closing(decode_each(files, channels, size, step)) as parts:
         for part in parts:
             if start * _NUM_REPORTS >= (reported + 1) * len(files):
                 reported = start * _NUM_REPORTS // len(files)
                 log.info("decoding %s: %s of %s images", files.title, f"{start:,}", f"{len(files):,}")
-            yield problems.checked(part)
+            problems.add(part)
+            yield part
             start += len(part.images)
-    problems.raise_if_any()
+    problems.finish()
 
 
 def decode_batches(
@@ -100,8 +107,11 @@ def decode_each(files: ImageFiles, channels: int, size: int, step: int, start: i
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def decode_to_memory(files: ImageFiles, channels: int, size: int) -> Pixels:
-    """Return all images, (N, channels, size, size). Raises DataError."""
+def decode_to_memory(files: ImageFiles, channels: int, size: int) -> tuple[Pixels, tuple[int, ...]]:
+    """Return all readable images, (N, channels, size, size), and the sorted positions of the unreadable files.
+
+    Raises DataError if more files are unreadable than `files.reading` tolerates.
+    """
     dtype = prepared_type(files.reading.window)
     needed, memory = len(files) * channels * size * size * dtype.itemsize, memory_bytes()
     if needed > memory:
@@ -110,11 +120,17 @@ def decode_to_memory(files: ImageFiles, channels: int, size: int) -> Pixels:
             f"{memory / 1e9:,.1f} GB of memory: take a smaller image size, or fewer images"
         )
     images = np.empty((len(files), channels, size, size), dtype)
-    start = 0
-    for chunk in decode_chunks(files, channels, size):
-        images[start : start + len(chunk)] = chunk
-        start += len(chunk)
-    return images
+    position_of = {name: position for position, name in enumerate(files.names)}
+    unreadable: list[int] = []
+    start = seen = 0
+    for part in _decode_checked(files, channels, size, files.num_tolerated):
+        lost = [position_of[name] for name, _ in part.damaged]
+        kept = np.delete(part.images, np.subtract(lost, seen), axis=0) if lost else part.images
+        images[start : start + len(kept)] = kept
+        start += len(kept)
+        seen += len(part.images)
+        unreadable += lost
+    return images[:start], tuple(unreadable)
 
 
 def low_range(num_images: int, highest: int) -> str:
@@ -129,24 +145,38 @@ def low_range(num_images: int, highest: int) -> str:
 class _Problems:
     """Collects the problems of all images while they are decoded."""
 
-    def __init__(self, files: ImageFiles) -> None:
+    def __init__(self, files: ImageFiles, num_tolerated: int) -> None:
         self._files = files
+        self._num_tolerated = num_tolerated
         self._damaged: list[tuple[str, str]] = []
         self._num_deep = self._highest = 0
 
-    def checked(self, decoded: Decoded) -> Pixels:
-        """Return the images of a chunk, and remember its problems. Raises DataError if there are many."""
+    def add(self, decoded: Decoded) -> None:
+        """Remember the problems of a chunk. Raises DataError if there are many."""
         self._damaged += decoded.damaged
         self._num_deep += decoded.num_deep
         self._highest = max(self._highest, decoded.highest)
-        if len(self._damaged) >= _MAX_DAMAGED:
+        if len(self._damaged) >= _MAX_DAMAGED and self._are_too_many:
             raise self._error("at least ")
-        return decoded.images
 
-    def raise_if_any(self) -> None:
-        """Raise DataError if an image is damaged, or if all images of 16 bits are nearly black; log their range."""
-        if self._damaged:
+    @property
+    def _are_too_many(self) -> bool:
+        # A window is missing in the spec, not in the files: leaving them out would hide that.
+        return len(self._damaged) > self._num_tolerated or any(NEEDS_WINDOW in why for _, why in self._damaged)
+
+    def finish(self) -> None:
+        """Raise DataError if too many images are damaged, or if all of 16 bits are nearly black; log the rest."""
+        if self._damaged and self._are_too_many:
             raise self._error("")
+        if self._damaged:
+            log.warning(
+                "%s: left out %s of %s images, which cannot be read (at most %s may be, by max_unreadable): %s",
+                self._files.title,
+                f"{len(self._damaged):,}",
+                f"{len(self._files):,}",
+                f"{self._num_tolerated:,}",
+                self._named(),
+            )
         if not self._num_deep or not self._highest:
             return
         if self._highest < LEAST_HIGHEST:
@@ -165,11 +195,17 @@ class _Problems:
         if len(self._damaged) == 1:
             name, why = self._damaged[0]
             return kind(f"cannot decode {readable(str(root / name))}: {why}; repair the image or remove it")
-        named = "; ".join(f"{readable(name)}: {why}" for name, why in self._damaged[:_MAX_DAMAGED])
         return kind(
             f"cannot decode {at_least}{len(self._damaged):,} of {len(self._files):,} images in {readable(str(root))}: "
-            f"{named}; repair these images or remove them"
+            f"{self._named()}; repair these images or remove them{self._limit()}"
         )
+
+    def _named(self) -> str:
+        return "; ".join(f"{readable(name)}: {why}" for name, why in self._damaged[:_MAX_DAMAGED])
+
+    def _limit(self) -> str:
+        share = self._files.reading.max_unreadable
+        return f" (at most {100 * share:g} % may be unreadable, by max_unreadable)" if self._num_tolerated else ""
 
 
 def _images_at_once(channels: int, size: int) -> int:
@@ -177,10 +213,14 @@ def _images_at_once(channels: int, size: int) -> int:
 
 
 def _num_threads(files: ImageFiles) -> int:
-    try:
-        with open_image(files, files.names[0]) as first:
-            width, height = first.size
-    except DataError:
+    for name in files.names[: 1 + files.num_tolerated]:
+        try:
+            with open_image(files, name) as first:
+                width, height = first.size
+            break
+        except DataError:
+            continue
+    else:
         return 1  # decoding reports it, together with others
     small = width * height < _THREADS_FROM_PIXELS
     return 1 if small else min(_MAX_THREADS, len(os.sched_getaffinity(0)))

@@ -13,6 +13,7 @@ from fedssl.data.image_files import ImageFiles
 from fedssl.data.images import ImageData
 from fedssl.data.reading import AS_STORED, Reading
 from fedssl.data.trees import SUFFIXES, FolderTree
+from fedssl.data.unusual import report_unusual
 from fedssl.errors import DataError
 
 
@@ -25,7 +26,7 @@ def read_folder(
 ) -> ImageData:
     """Decode all images below a folder into memory. A data owner's own images are not copied to any other place.
 
-    What is not used is logged.
+    What is not used is logged, and so are images of one value and equal images, which are used.
 
     Args:
         folder: the data set, laid out as in :func:`list_folder`.
@@ -36,13 +37,15 @@ def read_folder(
         reading: how the files become pixels.
 
     Raises:
-        DataError: there are no images, or one cannot be decoded; the message names it.
+        DataError: there are no images, or more cannot be decoded than `reading` tolerates; the message names them.
     """
     files = replace(list_folder(folder, split), reading=reading)
     shape = shape_of_first(files, image_size, channels)
-    images = ImageData(decode_to_memory(files, *shape), files.labels, files.class_names)
+    pixels, unreadable = decode_to_memory(files, *shape)
+    labels = None if files.labels is None else np.delete(files.labels, unreadable)
     report_left_out(files)
-    return images
+    report_unusual(files, pixels, unreadable)
+    return ImageData(pixels, labels, files.class_names, unreadable)
 
 
 def list_folder(folder: Path, split: str) -> ImageFiles:

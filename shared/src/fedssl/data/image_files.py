@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedssl.data.contents import Contents
-from fedssl.data.reading import AS_STORED, Reading
+from fedssl.data.reading import AS_STORED, Reading, num_tolerated
 from fedssl.data.trees import Tree
 
 
@@ -34,3 +34,8 @@ class ImageFiles:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    @property
+    def num_tolerated(self) -> int:
+        """How many files may be unreadable."""
+        return num_tolerated(self.reading.max_unreadable, len(self.names))

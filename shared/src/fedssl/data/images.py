@@ -34,6 +34,8 @@ class ImageData:
             are those of C order.
         labels: int64 array (N,) of class numbers, or None for unlabelled images.
         class_names: the classes by number; empty if the format has no names.
+        unreadable: the sorted positions, in the listing of a folder, of the files that could not be read. The images
+            are the others, in the order of the listing.
 
     Raises :class:`~fedssl.errors.DataError` if the arrays do not fit together.
     """
@@ -41,6 +43,7 @@ class ImageData:
     images: Pixels
     labels: NDArray[np.int64] | None = None
     class_names: tuple[str, ...] = ()
+    unreadable: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.images.dtype not in FULL or self.images.ndim != 4 or not 1 <= self.images.shape[1] <= 16:
@@ -69,7 +72,7 @@ class ImageData:
     def subset(self, indices: NDArray[np.int64]) -> "ImageData":
         """Return the images at `indices`, in that order."""
         labels = None if self.labels is None else self.labels[indices]
-        return replace(self, images=self.images[indices], labels=labels)
+        return replace(self, images=self.images[indices], labels=labels, unreadable=())
 
 
 def prepare(data: ImageData, config: DataConfig) -> ImageData:

@@ -101,9 +101,22 @@ def partition_dataset(config: PartitionConfig, data: DataConfig, root: Path | No
     """
     if needs_labels(config) and not may_have_labels(config.dataset, "train", root):
         raise _needs_labels(config)  # before the images are decoded, which may take long
-    images = load_conformed(config.dataset, "train", data, root)
+    images = load_conformed(config.dataset, "train", data, root, leave_out=True)
+    if images.unreadable:
+        return _without_unreadable(images, partition_plan(config, root))
     held = assign_images(config, images.labels, images.class_names, num_images=len(images), root=root)
     return Shards({name: images.subset(part) for name, part in held.by_client.items()}, held.counts)
+
+
+def _without_unreadable(images: ImageData, plan: PartitionPlan) -> Shards:
+    """Return the clients' images by a plan of all files. The unreadable ones, which the plan counts, are left out."""
+    lost = np.array(images.unreadable)
+    by_client, counts = {}, np.zeros_like(plan.counts)
+    for row, (name, part) in zip(counts, plan.by_client.items(), strict=True):
+        kept = part[~np.isin(part, lost)]
+        own = by_client[name] = images.subset(kept - np.searchsorted(lost, kept))
+        row += np.bincount(np.zeros(len(own), np.int64) if own.labels is None else own.labels, minlength=len(row))
+    return Shards(by_client, counts)
 
 
 def remaining_images(config: PartitionConfig, labels: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -6,6 +6,7 @@ lists. A site may use other names and rename them.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,21 @@ class SiteLabels:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def without(self, positions: Sequence[int]) -> "SiteLabels":
+        """Return the labels of the other images, for example of those that can be read."""
+        if not positions:
+            return self
+
+        def kept(array: NDArray[Any]) -> NDArray[Any]:
+            return np.delete(array, list(positions), axis=0)
+
+        return replace(
+            self,
+            labels=kept(self.labels),
+            groups=None if self.groups is None else kept(self.groups),
+            fixed_test=None if self.fixed_test is None else kept(self.fixed_test),
+        )
 
     @property
     def is_multi_label(self) -> bool:

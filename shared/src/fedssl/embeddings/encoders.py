@@ -68,7 +68,8 @@ def represent_file(model: Model, image: Path, device: torch.device | str = "cpu"
     data = model.encoder.data
     files = ImageFiles(str(image), FolderTree(image.parent), (image.name,), reading=Reading.of(data))
     model.encoder.to(device)
-    return model.represent(ImageData(decode_to_memory(files, data.channels, data.image_size)), device)[0]
+    pixels, _ = decode_to_memory(files, data.channels, data.image_size)
+    return model.represent(ImageData(pixels), device)[0]
 
 
 def load_model(path: Path) -> Model:

@@ -23,6 +23,9 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 Strength = Annotated[float, Field(ge=0, le=1)]
 Percentile = Annotated[float, Field(ge=0, le=100)]
 Channels = Annotated[int, Field(ge=1, le=16)]
+ShareLost = Annotated[float, Field(ge=0, lt=1)]
+MAX_UNREADABLE = 0.01
+"""The share of a folder's images that may be unreadable, unless a spec or a worker's owner sets another."""
 
 
 class AugmentationConfig(StrictModel):
@@ -140,6 +143,12 @@ class DataConfig(StrictModel):
         exclude_if=lambda it: it is None,
         description="For images of more than 8 bits: the values that become black and white. Null: images of 8 bits as "
         "they are, and the upper 8 bits of 16.",
+    )
+    max_unreadable: ShareLost = Field(
+        default=MAX_UNREADABLE,
+        exclude_if=lambda it: it == MAX_UNREADABLE,
+        description="Share of the image files in a folder that may be unreadable: they are left out, and named in the "
+        "log. With more, nothing is trained.",
     )
 
     @model_validator(mode="after")

@@ -62,7 +62,8 @@ def sample_images(name_or_path: str, config: DataConfig, most: int) -> ImageData
         names = tuple(files.names[position] for position in positions)
         sampled = replace(files, names=names, labels=None, reading=Reading.of(config))
         labels = None if files.labels is None else files.labels[positions]
-        return ImageData(decode_to_memory(sampled, config.channels, config.image_size), labels)
+        pixels, unreadable = decode_to_memory(sampled, config.channels, config.image_size)
+        return ImageData(pixels, None if labels is None else np.delete(labels, unreadable))
     images = load_dataset(name_or_path, "train", reading=Reading.of(config))
     positions = _spread(len(images), most)
     labels = None if images.labels is None else images.labels[positions]

@@ -19,7 +19,10 @@ from fedssl.errors import DataError
 NUM_SAMPLED = 200
 _NUM_NAMED = 3
 
-_REPAIR = "a worker stops at images that cannot be decoded: repair them or remove them"
+_REPAIR = (
+    "a worker leaves out up to 1 % of the images if they cannot be decoded (--max-unreadable), and stops at more: "
+    "repair them or remove them"
+)
 _WINDOW = (
     "a run needs [data.window] in its spec, for example percentiles = [0.5, 99.5], or values = [lowest, highest] for "
     "all images alike"
