@@ -42,7 +42,7 @@ def test_the_same_as_in_memory_and_memory_mapped(tmp_path: Path) -> None:
     images = decoded(files, 3, 8)
     assert isinstance(images, np.memmap)
     assert not images.flags.writeable
-    assert np.array_equal(images, decode_to_memory(files, 3, 8))
+    assert np.array_equal(images, decode_to_memory(files, 3, 8)[0])
     about = json.loads((cache_folder() / "decoded" / _kept()[0] / "about.json").read_text())
     assert about["shape"] == [7, 3, 8, 8]
 
@@ -106,7 +106,7 @@ def test_a_killed_process_leaves_nothing_that_counts(tmp_path: Path) -> None:
     process.join()
     assert process.exitcode == -9
     assert _kept()[0].endswith(".partial")
-    assert np.array_equal(decoded(files, 3, 8), decode_to_memory(files, 3, 8))
+    assert np.array_equal(decoded(files, 3, 8), decode_to_memory(files, 3, 8)[0])
     assert not _kept()[0].endswith(".partial")
 
 

@@ -115,8 +115,8 @@ def test_constant_and_equal_images_are_reported_and_used(folder: Path, caplog: p
         assert len(load_conformed(str(folder), "train", _DATA)) == 202
     said = [record.getMessage() for record in caplog.records]
     assert said == [
-        f"{folder}: 1 images have only one value: a/flat.png",
-        f"{folder}: 1 images equal an earlier one: b/again.png = a/003.png",
+        f"{folder}: images of only one value: 1 (a/flat.png)",
+        f"{folder}: images that equal an earlier one: 1 (b/again.png = a/003.png)",
     ]
 
 

@@ -8,7 +8,7 @@ import pytest
 from fedssl.artifacts.permission import permits_metric
 from fedssl.client.errors import StoreUnreachable
 from fedssl.protocol.work import Progress
-from fedssl_worker.bootstrap import _client
+from fedssl_worker.bootstrap import client_of
 from fedssl_worker.disclosure.policy import NotPermitted, Policy, PolicyEnforcer, PolicyError, read_policy
 from fedssl_worker.settings import Settings
 
@@ -240,7 +240,7 @@ def test_only_object_stores_that_it_names(tmp_path: Path, server: str, *, may_go
 def test_a_worker_goes_to_no_other_object_store(tmp_path: Path) -> None:
     path = written(tmp_path, HEAD + STORES)
     settings = Settings(coordinator=URL, data="", state=tmp_path, policy=path)
-    with _client(settings, "token", PolicyEnforcer(path, URL)) as client:
+    with client_of(settings, "token", PolicyEnforcer(path, URL)) as client:
         transfer = client._connection.direct_transfer
         assert transfer._permitted("https://s3.example.org/bucket/key?signature=x").host == "s3.example.org"
         with pytest.raises(StoreUnreachable, match="policy does not name https://intranet,"):

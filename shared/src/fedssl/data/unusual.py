@@ -32,9 +32,11 @@ def report_unusual(files: ImageFiles, pixels: Pixels, unreadable: Sequence[int] 
         if (earlier := first.setdefault(digest, name)) is not name:
             duplicates.append(f"{readable(name)} = {readable(earlier)}")
     if constant:
-        log.warning("%s: %s images have only one value: %s", files.title, f"{len(constant):,}", _listed(constant))
+        log.warning("%s: images of only one value: %s (%s)", files.title, f"{len(constant):,}", _listed(constant))
     if duplicates:
-        log.warning("%s: %s images equal an earlier one: %s", files.title, f"{len(duplicates):,}", _listed(duplicates))
+        log.warning(
+            "%s: images that equal an earlier one: %s (%s)", files.title, f"{len(duplicates):,}", _listed(duplicates)
+        )
 
 
 def _listed(found: list[str]) -> str:
