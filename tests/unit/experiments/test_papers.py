@@ -270,3 +270,11 @@ def test_labelled_images_of_a_semi_supervised_table_belong_to_no_client() -> Non
         assert cell.table != "fedu-2" or cell.column.endswith(f"-{name}")
     others = [cell for cell in ALL if cell.table not in ("fedu-2", "fedrlc-3", "fedrlc-4")]
     assert all(cell.spec.partition is not None and cell.spec.partition.hold_out == 0 for cell in others)
+
+
+def test_cells_start_from_the_weights_of_their_paper_s_code() -> None:
+    for cell in ALL:
+        paper = cell.table.partition("-")[0]
+        assert cell.spec.model.encoder.first_weights == (
+            "torch" if paper in ("fedu", "fedrlc", "ssd") else "torchvision"
+        )

@@ -66,6 +66,30 @@ def test_every_encoder_of_the_registry_is_as_wide_as_it_says(name: str) -> None:
     assert str(config).startswith(name)
 
 
+def test_first_weights_of_torch_are_its_layers_own() -> None:
+    config = EncoderConfig(name="resnet18", first_weights="torch")
+    encoder = initialised(lambda: build_encoder(config, 3), 0)
+    usual = dict(initialised(lambda: build_encoder(R18, 3), 0).named_parameters())
+    for name, weight in encoder.named_parameters():
+        if weight.ndim != 4:  # BatchNorm starts alike
+            assert torch.equal(weight, usual[name])
+            continue
+        fan_in = weight[0].numel()
+        assert float(weight.detach().abs().max()) <= fan_in**-0.5
+        assert float(weight.detach().var()) == pytest.approx(1 / (3 * fan_in), rel=0.05)
+        fan_out = weight.shape[0] * weight[0, 0].numel()
+        assert float(usual[name].detach().var()) == pytest.approx(2 / fan_out, rel=0.05)
+    again = initialised(lambda: build_encoder(config, 3), 0)
+    assert all(torch.equal(a, b) for a, b in zip(encoder.parameters(), again.parameters(), strict=True))
+
+
+def test_first_weights_change_no_network_and_are_left_out_of_older_specs() -> None:
+    other = EncoderConfig(name="resnet18", first_weights="torch")
+    assert other.is_same_network(R18)
+    assert "first_weights" not in R18.model_dump(mode="json")
+    assert EncoderConfig.model_validate(other.model_dump(mode="json")) == other
+
+
 @pytest.mark.parametrize("name", ["resnet18", "resnet34", "resnet50", "resnet101"])
 def test_imagenet_resnet_is_torchvisions(name: str) -> None:
     """Same weights, same output: the classifier is gone and nothing else."""

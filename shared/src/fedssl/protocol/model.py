@@ -15,7 +15,7 @@ NormName = Literal["batch", "group"]
 ParameterPattern = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.*]+$", max_length=256)]
 """A parameter's name, in which `*` stands for any characters."""
 
-Setting = Literal["stem", "widths", "norm", "patch_size", "pooling"]
+Setting = Literal["stem", "widths", "norm", "patch_size", "pooling", "first_weights"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,10 @@ _VIT = "fedssl.models.vision_transformer:build_vision_transformer"
 
 ENCODERS = {
     "convnet": EncoderKind("fedssl.models.convnet:build_convnet", ("widths", "norm")),
-    "resnet18": EncoderKind("fedssl.models.resnet:build_resnet", ("stem", "norm"), 512),
-    "resnet34": EncoderKind("fedssl.models.resnet:build_resnet", ("stem", "norm"), 512),
-    "resnet50": EncoderKind("fedssl.models.resnet:build_resnet", ("stem", "norm"), 2048),
-    "resnet101": EncoderKind("fedssl.models.resnet:build_resnet", ("stem", "norm"), 2048),
+    "resnet18": EncoderKind("fedssl.models.resnet:build_resnet", ("stem", "norm", "first_weights"), 512),
+    "resnet34": EncoderKind("fedssl.models.resnet:build_resnet", ("stem", "norm", "first_weights"), 512),
+    "resnet50": EncoderKind("fedssl.models.resnet:build_resnet", ("stem", "norm", "first_weights"), 2048),
+    "resnet101": EncoderKind("fedssl.models.resnet:build_resnet", ("stem", "norm", "first_weights"), 2048),
     "vit-tiny": EncoderKind(_VIT, ("patch_size", "pooling"), 192, is_convolutional=False),
     "vit-small": EncoderKind(_VIT, ("patch_size", "pooling"), 384, is_convolutional=False),
     "vit-base": EncoderKind(_VIT, ("patch_size", "pooling"), 768, is_convolutional=False),
@@ -87,6 +87,13 @@ class EncoderConfig(StrictModel):
         default="class_token",
         exclude_if=lambda it: it == "class_token",
         description="ViTs only: the representation is the class token or the mean over the patches.",
+    )
+
+    first_weights: Literal["torchvision", "torch"] = Field(
+        default="torchvision",
+        exclude_if=lambda it: it == "torchvision",
+        description="ResNets only: how convolutions start. `torchvision`: normal with variance 2 / fan_out; `torch`: "
+        "PyTorch's default, uniform with variance 1 / (3 fan_in), as in the code of FedU, FedEMA and SSD.",
     )
 
     @property
