@@ -295,8 +295,8 @@ ARRAYS: dict[str, bytes | Callable[[], bytes]] = {
     "a bomb": lambda: _zip(
         ("images.npy", _npy("{'descr': '|u1', 'fortran_order': False, 'shape': (4,)}", bytes(200_000_000)))
     ),
-    "floats": _zip(
-        ("images.npy", _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1, 1, 8, 8)}", bytes(256)))
+    "floats that are not numbers": _zip(
+        ("images.npy", _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1, 1, 8, 8)}", b"\xff" * 256))
     ),
     "nothing": b"",
     "no archive": b"PK\x03\x04" + bytes(50),

@@ -42,7 +42,7 @@ SPECS: dict[str, tuple[dict[str, Any], str, str]] = {
     "learning rate zero": ({"training": {"optimizer": {"learning_rate": 0}}}, "learning_rate", "greater than 0"),
     "no such optimiser": ({"training": {"optimizer": {"name": "lion"}}}, "optimizer.name", "'sgd'"),
     "no such encoder": ({"model": {"encoder": {"name": "vit"}}}, "spec.model.encoder.name", "'convnet'"),
-    "two channels": ({"data": {"channels": 2}}, "spec.data.channels", "1 or 3"),
+    "seventeen channels": ({"data": {"channels": 17}}, "spec.data.channels", "16"),
     "a mean for each of two channels": ({"data": {"channels": 1, "mean": [0.1, 0.2]}}, "spec.data", "needs 1 values"),
     "text for a number": ({"num_rounds": "many"}, "spec.num_rounds", "valid integer"),
     "half a round": ({"num_rounds": 1.5}, "spec.num_rounds", "valid integer"),
@@ -177,7 +177,7 @@ def test_without_a_token_nobody_learns_what_is_wrong_with_a_body(
 
 def test_all_mistakes_are_told_at_once(standing: Coordinator, onlooker: Onlooker) -> None:
     with onlooker.nothing_changes() as events:
-        answer = _post(standing, _spec(num_rounds=0, seed=-1, data={"channels": 2, "pixels": 3}))
+        answer = _post(standing, _spec(num_rounds=0, seed=-1, data={"channels": 17, "pixels": 3}))
     places = [".".join(error["loc"]) for error in answer.json()["errors"]]
     assert sorted(places) == ["spec.data.channels", "spec.data.pixels", "spec.num_rounds", "spec.seed"]
     assert all(place in events[0].message for place in places)

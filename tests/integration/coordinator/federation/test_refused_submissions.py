@@ -239,7 +239,7 @@ WORK: dict[str, tuple[str, dict[str, Any], str]] = {
         "progress.phase",
     ),
     "a reason too long": ("decline", {"assignment_id": str(uuid4()), "reason": "x" * 501}, "reason"),
-    "no channels": ("register", {"channels": 2}, "channels"),
+    "no channels": ("register", {"channels": 0}, "channels"),
     "an image of one pixel": ("register", {"image_size": 1}, "image_size"),
     "more images than fit": ("register", {"num_images": 2**63}, "num_images"),
     "a device with a NUL": ("register", {"device": "cpu\x00"}, "body"),
