@@ -74,7 +74,7 @@ def started(folder: Path) -> Iterator[list[Up]]:
 
 
 def fedssl(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*FEDSSL, *arguments], cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run([*FEDSSL, *arguments], cwd=folder, capture_output=True, text=True, check=False, timeout=240)
 
 
 def document(folder: Path, *arguments: str) -> Any:
