@@ -89,7 +89,7 @@ def test_a_run_without_a_window_shows_why_workers_declined(running: Federation) 
         return reasons if len(reasons) == 3 else None
 
     reasons = running.wait_for(declined, "three declined assignments", 60)
-    running.client.stop(run.id)
+    assert _ended(running, run.id).outcome is Outcome.FAILED
     words = "more than 8 bits per value: set [data.window] in the run's spec"
     assert all(words in reason for reason in reasons), reasons
 
