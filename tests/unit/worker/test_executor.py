@@ -302,4 +302,8 @@ def test_a_worker_leaves_out_what_its_owner_allows_and_a_run_may_allow_less(tmp_
     (tmp_path / "01.png").write_bytes(b"")
     with pytest.raises(DataError, match=r"cannot decode any of the first 2 of 100 images .*00\.png: .*01\.png: "):
         load_images(str(tmp_path), CPU)
-    assert len(load_images(str(tmp_path), CPU, max_unreadable=0.02)) == 98
+    tolerant = load_images(str(tmp_path), CPU, max_unreadable=0.02)
+    assert len(tolerant) == len(tolerant.data) == 98
+    (tmp_path / "02.png").write_bytes(b"")
+    with pytest.raises(DataError, match="cannot be prepared"):  # the owner's share binds a run that allows more, too
+        tolerant.prepared(DataConfig(channels=1, image_size=10, max_unreadable=0.5))

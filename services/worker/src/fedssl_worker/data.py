@@ -79,11 +79,17 @@ class OwnImages:
         registered: PreparedImages,
         serves: ServedShapes,
         window: WindowConfig | None = None,
+        max_unreadable: float = MAX_UNREADABLE,
     ) -> None:
         self.channels = registered.channels
         self.image_size = registered.image_size
         self.serves = serves
-        self._config = DataConfig(channels=registered.channels, image_size=registered.image_size, window=window)
+        self._config = DataConfig(
+            channels=registered.channels,
+            image_size=registered.image_size,
+            window=window,
+            max_unreadable=max_unreadable,
+        )
         self._name_or_path = name_or_path
         self._device = device
         self._num_images = len(registered.data)
@@ -154,7 +160,7 @@ class OwnImages:
             "train",
             image_size=config.image_size,
             channels=config.channels,
-            reading=Reading.of(config),
+            reading=Reading(config.window, min(config.max_unreadable, self._config.max_unreadable)),
         )
         images = conform(images, config)
         try:
@@ -199,7 +205,7 @@ def load_images(
     registered = _on_device(_square(images, image_size, channels), device)
     most = channels or (3 if registered.channels in (1, 3) else registered.channels)
     serves = ServedShapes(max_image_size=image_size or MAX_SIZE, max_channels=most)
-    return OwnImages(name_or_path, device, registered, serves, window)
+    return OwnImages(name_or_path, device, registered, serves, window, max_unreadable)
 
 
 def _prepared_window(name_or_path: str) -> WindowConfig | None:
