@@ -131,7 +131,7 @@ def test_final_states_have_no_transitions() -> None:
         for table, states in STATES.items()
     }
     assert ends == {
-        Run: set(),  # a failed one may be resumed
+        Run: set(),  # a failed one may be resumed, a completed one continued
         Round: set(),  # its failed round is opened again
         Assignment: {"rejected", "expired", "declined"},  # an accepted one may be lost or left out
         DistillationJob: {"completed", "failed", "cancelled"},

@@ -103,6 +103,7 @@ TABLE: dict[str, Row] = {
     "POST /v1/runs/{run_id}/start": Row(OPERATORS, {200, 409}, ("run_id",)),
     "POST /v1/runs/{run_id}/pause": Row(OPERATORS, {200, 409}, ("run_id",)),
     "POST /v1/runs/{run_id}/resume": Row(OPERATORS, {200, 409}, ("run_id",)),
+    "POST /v1/runs/{run_id}/continue": Row(OPERATORS, {200, 409}, ("run_id",), body=lambda ids: {"num_rounds": 99_999}),
     "GET /v1/distillation-jobs/{job_id}": Row(VIEWERS, {200}, ("job_id",)),
     "POST /v1/distillation-jobs/{job_id}/cancel": Row(OPERATORS, {200, 409}, ("job_id",)),
     "GET /v1/evaluations/{evaluation_id}": Row(VIEWERS, {200}, ("evaluation_id",)),

@@ -108,7 +108,10 @@ class Trace:
             _require(len(counted) == self.num_rounds, f"{len(counted)} of {self.num_rounds} rounds are closed")
 
     def _run_resumed(self, event: EventView) -> None:
-        _require(self.outcome in (None, Outcome.FAILED), f"the run had ended as {self.outcome}")
+        is_continued = self.outcome == Outcome.COMPLETED and "num_rounds" in event.data
+        _require(self.outcome in (None, Outcome.FAILED) or is_continued, f"the run had ended as {self.outcome}")
+        if is_continued:
+            self.num_rounds = event.data["num_rounds"]
         self._any_run(event)
         self.outcome = None
 

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import Result
 
 from fedssl.protocol.states import JobState, RunState
+from support.cast import Cast
 from support.commands import Fedssl
 from support.coordinator import Coordinator
 from support.distilling import DistillingCast
@@ -105,3 +106,14 @@ def test_a_table_that_is_one_tensor_shows_its_shape(coordinator: Coordinator, fe
     coordinator.advance(run)
     [row] = [line for line in fedssl("run", "state", run).stdout.splitlines() if line.startswith(" centers")]
     assert row.split() == ["centers", "1", "80", "320", "10", "x", "8"]
+
+
+def test_a_completed_run_is_continued(coordinator: Coordinator, fedssl: Fedssl, tables: Tables, tmp_path: Path) -> None:
+    cast = Cast(coordinator, tables, tmp_path, num_rounds=1)
+    refused = fedssl("run", "continue", cast.id, "--rounds", "2")
+    assert refused.exit_code == 5, refused.output
+    assert "it is running, and has closed 0 of 1 rounds: wait until it ends" in refused.stderr
+    cast.work("a", "b")
+    cast.advance()
+    continued = _document(fedssl("run", "continue", str(cast.id)[:8], "--rounds", "2", "--format", "json"))
+    assert (continued["state"], continued["rounds_closed"], continued["num_rounds"]) == ("running", 1, 3)

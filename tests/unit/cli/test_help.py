@@ -53,7 +53,7 @@ def test_help_documents_the_exit_codes_and_the_connection() -> None:
 
 ON_THE_COORDINATOR = ("state", "dimensions", "distillations", "cancel-distillation")
 LOOKING = ("rounds", "metrics")
-STEERING = ("submit", "ls", "show", "watch", "wait", "start", "pause", "resume", "stop", "pull", "logs")
+STEERING = ("submit", "ls", "show", "watch", "wait", "start", "pause", "resume", "stop", "continue", "pull", "logs")
 GROUPS = {
     "run": (*STEERING, *LOOKING, *ON_THE_COORDINATOR),
     "artifact": ("get",),

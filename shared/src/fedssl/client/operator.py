@@ -47,6 +47,7 @@ from fedssl.protocol.views import (
     ProjectCreate,
     ProjectView,
     RoundView,
+    RunContinue,
     RunCreate,
     RunEdit,
     RunSummary,
@@ -163,6 +164,15 @@ class Client(ArtifactMethods, DatasetMethods, WeightMethods, BaseClient):
     def stop(self, run_id: UUID) -> RunView:
         """End a run for good; its newest model stays."""
         return self._steer(run_id, "stop")
+
+    def continue_run(self, run_id: UUID, num_rounds: int) -> RunView:
+        """Train a completed run further, until it has `num_rounds` rounds in total; the same again changes nothing.
+
+        Raises Conflict if the run has not completed, if its state is lost, or if its rounds would have been others in a
+        longer run, and NotFound if it was deleted.
+        """
+        body = request_body(RunContinue, num_rounds=num_rounds)
+        return self._connection.call("POST", f"/v1/runs/{run_id}/continue", RunView, body=body)
 
     def edit_run(
         self, run_id: UUID, *, name: str | None = None, tags: Sequence[str] | None = None, notes: str | None = None

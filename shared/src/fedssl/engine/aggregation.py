@@ -11,6 +11,7 @@ from fedssl.aggregation import AggregationError, OutOfRange
 from fedssl.artifacts.tensors import Tensors, check_tensors, in_name_order
 from fedssl.engine.distillation import DistillationCheckpoint, OnEpoch, run_distillation
 from fedssl.engine.norm_bounding import NO_NORMS, Norms, bounded, check_bound, is_bounded
+from fedssl.engine.server_optimizer import first_optimizer_state, server_step, split_state
 from fedssl.engine.update_measures import Layout, Step, measure, recorded, why_unusable
 from fedssl.errors import MethodError
 from fedssl.methods import BoundMethod, Method
@@ -61,7 +62,8 @@ def start_run(
     modules = bound.client.build(ctx)
     loaded = load_start(modules, initial, ctx)
     state = bound.server.initial_state(modules, ctx)
-    return dataclasses.replace(_publish(bound, state, {}, ctx), loaded=loaded)
+    kept = first_optimizer_state(bound, state, ctx)
+    return dataclasses.replace(_publish(bound, state, kept, {}, ctx), loaded=loaded)
 
 
 def run_aggregation(
@@ -89,14 +91,15 @@ def run_aggregation(
         raise MethodError("a round without updates cannot be aggregated")
     if len({update.client_id for update in ordered}) != len(ordered):
         raise MethodError("two updates of one client in one round")
-    bound, known = method.bind(ctx.spec), in_name_order(state)
+    bound = method.bind(ctx.spec)
+    known, kept = split_state(in_name_order(state))
     before = bound.server.broadcast(known, ctx)
     ctx = dataclasses.replace(ctx, distil=_distil(on_epoch, checkpoint))
     # A training on the coordinator must not begin with an update that is left out later: it may keep a checkpoint.
     is_screened = is_bounded(ctx) or ctx.spec.method.distillation_epochs(ctx.round_number) > 0
     within, norms = bounded(ordered, before, bound.plan, ctx) if is_screened else (ordered, NO_NORMS)
     try:
-        return _aggregated(bound, known, before, ordered, within, norms, ctx, restart=restart)
+        return _aggregated(bound, known, kept, before, ordered, within, norms, ctx, restart=restart)
     except MethodError as error:
         if is_screened:
             raise
@@ -106,12 +109,13 @@ def run_aggregation(
             if isinstance(error, ValueOutOfRange):
                 raise ValueOutOfRange(str(error), norms) from error
             raise
-    return _aggregated(bound, known, before, ordered, within, norms, ctx, restart=restart)
+    return _aggregated(bound, known, kept, before, ordered, within, norms, ctx, restart=restart)
 
 
 def _aggregated(
     bound: BoundMethod,
     known: ServerState,
+    kept: Tensors,
     before: Tensors,
     updates: Sequence[Update],
     within: Sequence[Update],
@@ -120,16 +124,18 @@ def _aggregated(
     *,
     restart: bool,
 ) -> ServerResult:
-    """Return the result of the updates `within`, and measurements of all of them. `before`: what clients received."""
+    """Return the result of the updates `within`, and measurements of all of them. `before`: what clients received;
+    `kept`: the state of the coordinator's optimiser."""
     try:
         state, metrics = bound.server.aggregate(known, within, ctx)
+        state, kept = server_step(bound, known, state, kept, ctx)
     except OutOfRange as error:
         raise ValueOutOfRange(f"out of range: {error}", norms) from error
     except AggregationError as error:
         raise MethodError(f"the updates cannot be aggregated: {error}") from error
     if restart:
         state = bound.server.restarted(state)
-    result = _publish(bound, state, metrics, ctx)
+    result = _publish(bound, state, kept, metrics, ctx)
     layout, shares = Layout.of(bound.plan), _shares(within, ctx)
     step = Step.between(before, result.broadcast, layout)
     measures = {}
@@ -152,14 +158,16 @@ def _distil(on_epoch: OnEpoch, checkpoint: DistillationCheckpoint | None) -> Dis
     return functools.partial(run_distillation, on_epoch=on_epoch, checkpoint=checkpoint)
 
 
-def _publish(bound: BoundMethod, state: ServerState, metrics: Metrics, ctx: Context) -> ServerResult:
-    """Return the result of a round. Raises MethodError if a tensor of it is not finite."""
+def _publish(bound: BoundMethod, state: ServerState, kept: Tensors, metrics: Metrics, ctx: Context) -> ServerResult:
+    """Return the result of a round. `kept`: the state of the coordinator's optimiser. Raises MethodError if a tensor of
+    it is not finite."""
     broadcast = bound.server.broadcast(state, ctx)
     check_tensors(broadcast, bound.plan.broadcast, "broadcast")
-    for name, tensor in {**state, **broadcast}.items():
+    for name, tensor in {**state, **kept, **broadcast}.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise MethodError(
                 f"the aggregation's result is not finite ({name}), and nothing of it is published: no single update is "
-                "the cause, so lower training.optimizer.learning_rate, or the reducer's own step"
+                "the cause, so lower training.optimizer.learning_rate, or the step of the reducer or of "
+                "aggregation.server_optimizer"
             )
-    return ServerResult(in_name_order(state), in_name_order(broadcast), metrics)
+    return ServerResult(in_name_order({**state, **kept}), in_name_order(broadcast), metrics)

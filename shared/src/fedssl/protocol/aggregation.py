@@ -1,10 +1,37 @@
-"""The arithmetic in which the coordinator adds up updates."""
+"""How the coordinator adds up updates, and what it does with their mean."""
 
 from typing import Literal
 
 from pydantic import Field
 
 from fedssl.protocol.base import StrictModel
+
+
+class ServerOptimizerConfig(StrictModel):
+    """The optimiser of the coordinator. It takes the clients' mean minus the broadcast as the direction of its step.
+
+    It moves the weights that the coordinator averages. BatchNorm's statistics, and tensors of other kinds such as
+    centers and control variates, are what they are without it.
+    """
+
+    name: Literal["fedavgm", "fedadam"] = Field(
+        description="`fedavgm`: SGD with momentum (Hsu et al. 2019); `fedadam`: Adam without correction of its moments "
+        "(Reddi et al. 2021, Algorithm 2)."
+    )
+    learning_rate: float = Field(
+        gt=0,
+        le=100,
+        description="The coordinator's. With FedAvgM 1 is Hsu et al.'s; with FedAdam each step moves a weight by about "
+        "this much: 0.001 to 0.1.",
+    )
+    beta_1: float = Field(default=0.9, ge=0, lt=1, description="The factor of the momentum, or of FedAdam's m.")
+    beta_2: float = Field(default=0.99, ge=0, lt=1, description="FedAdam only: the factor of v.")
+    tau: float = Field(
+        default=1e-3,
+        gt=0,
+        le=1,
+        description="FedAdam only: added to the root of v, which starts from tau^2. The smaller, the more adaptive.",
+    )
 
 
 class AggregationConfig(StrictModel):
@@ -16,4 +43,10 @@ class AggregationConfig(StrictModel):
         "difference from the broadcast, times its weight, is rounded once to an integer on a public scale: any order "
         "and any tree of partial sums gives the same bits. If a value does not fit, nothing is clipped: the round is "
         "skipped, and its reason names the tensor. Only for methods whose coordinator computes weighted means.",
+    )
+    server_optimizer: ServerOptimizerConfig | None = Field(
+        default=None,
+        exclude_if=lambda it: it is None,
+        description="How the coordinator moves the weights. Null: they become the clients' mean. Only for "
+        "methods whose coordinator computes weighted sums.",
     )

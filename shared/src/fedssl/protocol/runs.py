@@ -9,6 +9,7 @@ from fedssl.protocol.base import StrictModel
 from fedssl.protocol.data import DataConfig, PartitionConfig, PublicDataConfig
 from fedssl.protocol.evaluation import EvaluationConfig
 from fedssl.protocol.methods import AnyMethod
+from fedssl.protocol.methods.composed import ComposedConfig
 from fedssl.protocol.methods.distillation import distillation_of
 from fedssl.protocol.methods.fedalignuniform import FedAlignUniformConfig
 from fedssl.protocol.model import ModelConfig
@@ -53,6 +54,21 @@ class RunSpec(StrictModel):
         """The evaluation at the sites, on their own labelled images, or None if there is none."""
         return None if self.evaluation is None or self.evaluation.sites is None else self.evaluation
 
+    def continued(self, num_rounds: int) -> "RunSpec":
+        """Return the spec of this run with more rounds in total.
+
+        Raises ValueError if there are not more, or if the run's own rounds would have been others in a longer run.
+        """
+        if num_rounds <= self.num_rounds:
+            raise ValueError(f"the run has {self.num_rounds} rounds already: give more than that in total")
+        if self.training.optimizer.schedule != "constant":
+            raise ValueError(
+                f'training.optimizer.schedule = "{self.training.optimizer.schedule}" ends with the last of '
+                f"{self.num_rounds} rounds, and is another one over {num_rounds}"
+            )
+        self.method.check_continuation(self.num_rounds, num_rounds)
+        return RunSpec.model_validate(self.model_dump() | {"num_rounds": num_rounds})
+
     @model_validator(mode="after")
     def _method_fits_model(self) -> "RunSpec":
         config = distillation_of(self.method)
@@ -69,6 +85,17 @@ class RunSpec(StrictModel):
     def _fixed_arithmetic_is_possible(self) -> "RunSpec":
         if self.aggregation.arithmetic == "fixed" and (why := self._why_not_a_sum()) is not None:
             raise ValueError(f'aggregation.arithmetic = "fixed" needs a coordinator that only adds up updates: {why}')
+        return self
+
+    @model_validator(mode="after")
+    def _server_optimizer_has_a_direction(self) -> "RunSpec":
+        if self.aggregation.server_optimizer is None:
+            return self
+        needs = "aggregation.server_optimizer needs a coordinator that computes weighted sums of the clients' weights: "
+        if (why := self.method.why_not_summed) is not None:
+            raise ValueError(f"{needs}{why}; choose another method or part, or leave the optimiser out")
+        if isinstance(self.method, ComposedConfig) and self.method.reducer.name == "none":
+            raise ValueError(f"{needs}method.reducer none combines nothing; leave the optimiser out")
         return self
 
     def _why_not_a_sum(self) -> str | None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import bindparam, event, select, text
+from sqlalchemy import bindparam, event, func, select, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Session, aliased
 
@@ -13,6 +13,7 @@ from fedssl_coordinator.core.models import Event
 from fedssl_coordinator.core.problems import printable
 
 RUN_DELETED, HAD_UPDATES = "run.deleted", "had_updates"  # this event is read again: workers are notified of it
+NUM_ROUNDS_BEFORE = "num_rounds_before"  # in the data of run.resumed, if the run was continued for further rounds
 _PENDING, _AFTERWARDS = "events", "after_events"
 _COLUMNS = ("kind", "round_number", "client_id", "message", "data")
 
@@ -114,6 +115,18 @@ def has(session: Session, run_id: UUID, kind: str, client_id: str, data: dict[st
         Event.run_id == run_id, Event.kind == kind, Event.client_id == client_id, Event.data.contains(data)
     )
     return session.scalar(select(found.exists())) or False
+
+
+def was_deleted(session: Session, run_id: UUID) -> bool:
+    """Return whether a run with this id existed and was deleted."""
+    found = select(Event.id).where(Event.run_id == run_id, Event.kind == RUN_DELETED)
+    return session.scalar(select(found.exists())) or False
+
+
+def first_num_rounds(session: Session, run_id: UUID) -> int | None:
+    """Return the number of rounds that a run was created with if it was continued since, and None if it was not."""
+    before = Event.data[NUM_ROUNDS_BEFORE].as_integer()
+    return session.scalar(select(func.min(before)).where(Event.run_id == run_id, Event.kind == "run.resumed"))
 
 
 def clients_told_of(session: Session, run_id: UUID, kind: str) -> set[str]:

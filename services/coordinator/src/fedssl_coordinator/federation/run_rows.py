@@ -40,7 +40,7 @@ def get_one(session: Session, run_id: UUID) -> Run:
 
 
 class Definition(NamedTuple):
-    """The part of a prepared run that never changes."""
+    """The part of a prepared run that does not change, except for the spec's `num_rounds` if the run is continued."""
 
     spec: RunSpec
     plan: ArtifactPlan
@@ -52,10 +52,13 @@ _definitions: dict[UUID, Definition] = {}
 _writing = threading.Lock()
 
 
-def definition(session: Session, run_id: UUID) -> Definition:
-    """Return the definition of a prepared run. This process keeps those of the last runs, because they never change."""
+def definition(session: Session, run_id: UUID, num_rounds: int | None = None) -> Definition:
+    """Return the definition of a prepared run. This process keeps those of the last runs.
+
+    Its spec has the `num_rounds` that the caller has read, or, if that is None, those of an earlier time.
+    """
     known = _definitions.get(run_id)
-    if known is None:
+    if known is None or num_rounds not in (None, known.spec.num_rounds):
         statement = select(Run.spec, Run.plan, Run.method_version).where(Run.id == run_id, Run.plan.is_not(None))
         spec, plan, version = session.execute(statement).one()
         known = Definition(RunSpec.model_validate(spec), ArtifactPlan.model_validate(plan), version)

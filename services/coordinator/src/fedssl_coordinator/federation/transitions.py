@@ -42,7 +42,10 @@ TRANSITIONS: MappingProxyType[type[Row], Changes] = MappingProxyType(
                 (S.CREATED, S.FINISHED): "run.finished",
                 (S.RUNNING, S.FINISHED): "run.finished",
                 (S.PAUSED, S.FINISHED): "run.finished",
-                (S.FINISHED, S.RUNNING): "run.resumed",  # only of a failed run: its cause may have been removed
+                (
+                    S.FINISHED,
+                    S.RUNNING,
+                ): "run.resumed",  # a failed run, or a completed one for further rounds
             }
         ),
         Round: MappingProxyType(

@@ -201,6 +201,28 @@ def stop(
     _control("stop", run, url, token_file, output)
 
 
+@app.command("continue")
+def continue_run(
+    run: RunArgument,
+    *,
+    rounds: Annotated[int, typer.Option(min=1, max=100_000, help="How many further rounds to train.")],
+    url: UrlOption = None,
+    token_file: TokenFileOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Train a completed run for further rounds, with its weights and with the states that its clients still have.
+
+    Example: `fedssl run continue RUN --rounds 20`
+
+    If every client still has its state, the result is that of a run which was submitted with all rounds at once. A
+    client that has lost its state is named in `fedssl run logs RUN --kind client.state_lost`.
+    """
+    with connect(url, token_file) as client:
+        run_id = find_run(client, run)
+        view = client.continue_run(run_id, client.run(run_id).num_rounds + rounds)
+    _show_result(view, output)
+
+
 @app.command()
 def edit(
     run: RunArgument,

@@ -74,7 +74,7 @@ class ProtoCL(MomentumContrast):
         return {**super().heads(modules, ctx), _PROTOTYPES: Clusterings()}
 
     def begin_epoch(self, modules: nn.ModuleDict, data: ClientData, epoch: int, ctx: Context) -> None:
-        warms_up = ctx.round_number <= int(self.config.warmup_share * ctx.spec.num_rounds)
+        warms_up = ctx.round_number <= self.config.num_warmup_rounds(ctx.spec.num_rounds)
         _clusterings(modules).replace([] if warms_up else self._found(modules, data, epoch, ctx))
 
     def _found(self, modules: nn.ModuleDict, data: ClientData, epoch: int, ctx: Context) -> list[Prototypes]:

@@ -54,6 +54,9 @@ class MethodConfig(StrictModel):
     def check_cohort(self, cohort: CohortConfig) -> None:
         """Raise ValueError, with what to change, if the method cannot work with this cohort."""
 
+    def check_continuation(self, num_rounds: int, total: int) -> None:
+        """Raise ValueError, with what to do, if the first `num_rounds` rounds of a run of `total` rounds are others."""
+
     @property
     def why_not_summed(self) -> str | None:
         """Why the coordinator cannot compute its result from weighted sums over the clients, or None if it can."""

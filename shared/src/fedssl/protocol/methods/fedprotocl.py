@@ -46,6 +46,19 @@ class FedProtoCLConfig(MomentumContrastConfig):
         "200).",
     )
 
+    def num_warmup_rounds(self, num_rounds: int) -> int:
+        """Return how many of the run's rounds have no prototypes."""
+        return int(self.warmup_share * num_rounds)
+
+    def check_continuation(self, num_rounds: int, total: int) -> None:
+        super().check_continuation(num_rounds, total)
+        before, after = self.num_warmup_rounds(num_rounds), self.num_warmup_rounds(total)
+        if before != after:
+            raise ValueError(
+                f"method.warmup_share is {self.warmup_share}: the first {after} of {total} rounds train without "
+                f"prototypes, and only {before} of {num_rounds} did"
+            )
+
     @property
     def contrast_temperature(self) -> float:
         """The temperature."""

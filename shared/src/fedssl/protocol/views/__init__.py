@@ -23,7 +23,7 @@ from fedssl.protocol.views.methods import MethodView
 from fedssl.protocol.views.notifications import DeliveryView, DestinationCreate, DestinationCreated, DestinationView
 from fedssl.protocol.views.projects import ProjectCreate, ProjectView
 from fedssl.protocol.views.rounds import AssignmentView, RoundView
-from fedssl.protocol.views.runs import DimensionAssignmentView, RunCreate, RunEdit, RunSummary, RunView
+from fedssl.protocol.views.runs import DimensionAssignmentView, RunContinue, RunCreate, RunEdit, RunSummary, RunView
 from fedssl.protocol.views.site_evaluations import (
     SiteEvaluationsCreate,
     SiteEvaluationView,
@@ -65,6 +65,7 @@ __all__ = [
     "PublicDatasetView",
     "Results",
     "RoundView",
+    "RunContinue",
     "RunCreate",
     "RunEdit",
     "RunSummary",

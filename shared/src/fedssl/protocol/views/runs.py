@@ -30,6 +30,16 @@ class RunCreate(BaseModel):
     )
 
 
+class RunContinue(BaseModel):
+    """The wish to train a completed run further. The same request again changes nothing."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    num_rounds: int = Field(
+        ge=1, le=100_000, description="The number of rounds in total, those that the run has closed included."
+    )
+
+
 class RunEdit(BaseModel):
     """New words about a run. What is null stays as it is."""
 

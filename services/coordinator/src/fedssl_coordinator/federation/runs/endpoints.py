@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from fedssl.protocol.states import RunState
-from fedssl.protocol.views import MetricView, Page, RoundView, RunCreate, RunEdit, RunSummary, RunView
+from fedssl.protocol.views import MetricView, Page, RoundView, RunContinue, RunCreate, RunEdit, RunSummary, RunView
 from fedssl_coordinator.core.db import DB, transaction
 from fedssl_coordinator.core.openapi import problems
 from fedssl_coordinator.core.paging import (
@@ -89,6 +89,15 @@ def resume_run(run_id: UUID, caller: Operator, session: DB) -> RunView:
 def stop_run(run_id: UUID, caller: Operator, session: DB) -> RunView:
     """End a run permanently. Its weights so far stay available."""
     return service.change(session, run_id, "stop")
+
+
+@router.post("/{run_id}/continue", responses=problems(409))
+def continue_run(run_id: UUID, request: RunContinue, caller: Operator, session: DB) -> RunView:
+    """Train a completed run further, until it has `num_rounds` rounds in total.
+
+    It continues with its weights, its state on the coordinator and the states that its clients still have.
+    """
+    return service.continue_run(session, run_id, request.num_rounds)
 
 
 @router.patch("/{run_id}")

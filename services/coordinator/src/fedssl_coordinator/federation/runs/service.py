@@ -21,7 +21,7 @@ from fedssl_coordinator.federation.distillation import service as distillation
 from fedssl_coordinator.federation.rounds import declines, fitness, policies, unattended
 from fedssl_coordinator.federation.rounds import repository as rounds
 from fedssl_coordinator.federation.rounds import service as rounds_service
-from fedssl_coordinator.federation.runs import declared_encoders, starts
+from fedssl_coordinator.federation.runs import continuation, declared_encoders, starts
 from fedssl_coordinator.federation.transitions import transition
 from fedssl_coordinator.identity import clients
 from fedssl_coordinator.identity.projects import service as projects
@@ -32,7 +32,7 @@ _POSSIBLE = {
     RunState.CREATED: "only start or stop",
     RunState.RUNNING: "only pause or stop",
     RunState.PAUSED: "only resume or stop",
-    RunState.FINISHED: "it stays as it is; create a new one",
+    RunState.FINISHED: "it stays as it is; continue it for further rounds if it completed, or create a new one",
 }
 
 
@@ -94,6 +94,16 @@ def change(session: Session, run_id: UUID, verb: str) -> RunView:
         case _:
             possible = "only resume" if run.outcome == Outcome.FAILED else _POSSIBLE[state]
             raise ProblemError("conflict", f"run {run_id} is {state}: it cannot {verb}, {possible}")
+    enqueue.wake_watchers(session)
+    return show(session, run_id)
+
+
+def continue_run(session: Session, run_id: UUID, num_rounds: int) -> RunView:
+    """Train a completed run further, until it has `num_rounds` rounds. Raises ProblemError."""
+    run = run_rows.locked(session, run_id)
+    if run is None:
+        raise continuation.not_found(session, run_id)
+    continuation.continue_run(session, run, num_rounds)
     enqueue.wake_watchers(session)
     return show(session, run_id)
 
@@ -223,7 +233,7 @@ def _existing(session: Session, project: str, key: str, spec: RunSpec) -> RunVie
     run = run_rows.by_idempotency_key(session, project, key)
     if run is None:
         return None
-    if not _matches(spec, RunSpec.model_validate(run.spec)):
+    if not _matches(spec, continuation.as_created(session, run)):
         raise ProblemError("conflict", f"Idempotency-Key {key} was used for run {run.id}, which has another spec")
     return show(session, run.id)
 

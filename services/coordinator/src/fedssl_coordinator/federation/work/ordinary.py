@@ -103,7 +103,7 @@ def _has_own_numbers(request: Submit, num_images: int | None) -> bool:
 
 
 def _work_item(session: Session, client_id: str, offer: Offer) -> WorkItem:
-    definition = run_rows.definition(session, offer.run_id)
+    definition = run_rows.definition(session, offer.run_id, offer.num_rounds)
     spec, newest = definition.spec, None
     if offer.newest_round is not None and offer.newest_update is not None:
         newest = AcceptedUpdate(round_number=offer.newest_round, update=offer.newest_update)

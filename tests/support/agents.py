@@ -1,0 +1,77 @@
+"""Real workers in this process, moved round by round."""
+
+from pathlib import Path
+from uuid import UUID
+
+import torch
+
+from fedssl.artifacts.tensors import load_tensors
+from fedssl.backoff import Backoff
+from fedssl.data import save_npz
+from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.states import Outcome
+from fedssl.protocol.views import EventView
+from fedssl.simulation import Result
+from fedssl_worker.agent import Agent
+from fedssl_worker.data import load_images
+from fedssl_worker.disclosure.egress import Egress
+from fedssl_worker.disclosure.ledger import Ledger
+from fedssl_worker.executor import Executor
+from fedssl_worker.state import ClientStates
+from support.coordinator import Coordinator
+from support.methods import shards
+
+CPU = torch.device("cpu")
+LOST = "client-1"
+
+
+class Workers:
+    """One worker per client, in this process, moved round by round."""
+
+    def __init__(self, coordinator: Coordinator, folder: Path, spec: RunSpec) -> None:
+        self.coordinator = coordinator
+        self.spec = spec
+        self.folder = folder
+        self.agents = {name: self._agent(name) for name in shards(spec)}
+        self.id: UUID = coordinator.client.create_run(spec).id
+        coordinator.advance(self.id)
+
+    def _agent(self, name: str) -> Agent:
+        folder = self.folder / name
+        (folder / "broadcasts").mkdir(parents=True)
+        save_npz(folder / "own.npz", shards(self.spec)[name])
+        client = self.coordinator.worker(name)
+        states = ClientStates(folder / "runs")
+        images = load_images(str(folder / "own.npz"), CPU)
+        executor = Executor(client, images, states, folder / "broadcasts", client_id=name, device=CPU)
+        egress = Egress(client, Ledger(folder / "ledger"))
+        return Agent(client, executor, egress, states, claim_seconds=0, backoff=Backoff(first=0.01, longest=0.02))
+
+    def train(self, *names: str) -> None:
+        for name in names or tuple(self.agents):
+            self.agents[name].step()
+        self.coordinator.advance(self.id)
+
+    def lose(self, name: str = LOST, *, how: str = "flipped") -> None:
+        """Damage the newest client state."""
+        newest = sorted((self.folder / name / "runs" / str(self.id)).iterdir())[-1] / "state.safetensors"
+        content = newest.read_bytes()
+        if how == "flipped":
+            newest.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        else:
+            newest.unlink()
+
+    def state(self, name: str) -> dict[str, torch.Tensor]:
+        """The newest client state on the disk."""
+        newest = sorted((self.folder / name / "runs" / str(self.id)).iterdir())[-1]
+        return load_tensors(newest / "state.safetensors")
+
+    def events(self, kind: str) -> list[EventView]:
+        return list(self.coordinator.client.event_log(self.id, kind))
+
+    def assert_simulated(self, result: Result) -> None:
+        run = self.coordinator.client.run(self.id)
+        assert run.outcome == Outcome.COMPLETED, run.reason
+        assert run.model is not None
+        deployed = self.coordinator.tensors(run.model)
+        assert [name for name, value in result.model.items() if not torch.equal(deployed[name], value)] == []
