@@ -12,6 +12,7 @@ from PIL import Image
 
 from fedssl.artifacts.tensors import load_tensors
 from fedssl.data.datasets import load_conformed
+from fedssl.data.image_cache import load_cached
 from fedssl.protocol.states import AssignmentState, Outcome, RunState
 from fedssl.protocol.views import RunView
 from fedssl.simulation import simulate
@@ -70,6 +71,22 @@ def test_a_windowed_run_equals_its_simulation(running: Federation, folders: dict
     spec = method_spec("fedbyol", data=data, cohort={"min_clients": 3}, partition=None)
     clients = {name: load_conformed(str(folder), "train", spec.data) for name, folder in folders.items()}
     assert {images.images.dtype for images in clients.values()} == {np.dtype(np.int16)}
+    simulated = simulate(spec, clients).model
+    done = _ended(running, running.client.create_run(spec).id)
+    assert done.outcome is Outcome.COMPLETED, done.reason
+    running.client.download_model(done.id, tmp_path / "model.safetensors")
+    deployed = load_tensors(tmp_path / "model.safetensors")
+    assert deployed.keys() == simulated.keys()
+    assert [name for name in simulated if not torch.equal(deployed[name], simulated[name])] == []
+
+
+def test_a_run_that_crops_from_caches_equals_its_simulation(
+    running: Federation, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = {"channels": 1, "image_size": 8, "cache_size": 10, "window": WINDOW}
+    spec = method_spec("fedbyol", data=data, cohort={"min_clients": 3}, partition=None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    clients = {name: load_cached(str(folder), spec.data) for name, folder in folders.items()}
     simulated = simulate(spec, clients).model
     done = _ended(running, running.client.create_run(spec).id)
     assert done.outcome is Outcome.COMPLETED, done.reason

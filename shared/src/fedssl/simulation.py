@@ -16,7 +16,8 @@ from fedssl.artifacts.header import file_bytes
 from fedssl.artifacts.tensors import Tensors
 from fedssl.data import ImageData
 from fedssl.data.batches import num_trained
-from fedssl.data.partitioning import load_public, partition_dataset, require_images
+from fedssl.data.image_cache.build import CachedData
+from fedssl.data.partitioning import load_public, partition_cached, partition_dataset, require_images
 from fedssl.data.site_labels import SiteLabels, own_labels, with_run_classes
 from fedssl.dimensions import client_dimensions
 from fedssl.engine import (
@@ -138,7 +139,7 @@ class Checkpoint(Protocol):
 
 def simulate(
     spec: RunSpec | Mapping[str, Any],
-    clients: dict[str, ImageData] | None = None,
+    clients: Mapping[str, ImageData | CachedData] | None = None,
     *,
     public: ImageData | None = None,
     data_root: Path | None = None,
@@ -413,7 +414,9 @@ class _Judges:
 class _Sites:
     """Evaluates the encoder of the rounds that the spec names at each client, on its own labelled images."""
 
-    def __init__(self, spec: RunSpec, shards: Mapping[str, ImageData], device: str, on_judging: OnJudging) -> None:
+    def __init__(
+        self, spec: RunSpec, shards: Mapping[str, ImageData | CachedData], device: str, on_judging: OnJudging
+    ) -> None:
         self._spec, self._device, self._on_judging = spec, device, on_judging
         self._config = spec.site_evaluation
         self._shards = {} if self._config is None else shards
@@ -431,10 +434,11 @@ class _Sites:
             }
 
     def _counts(self, model: Tensors, name: str, number: int) -> SiteCounts | str:
+        images = self._shards[name]
         try:
             return evaluate_at_site(
                 load_encoder(model, self._spec).to(self._device),
-                self._shards[name].subset,
+                images.squares if isinstance(images, CachedData) else images.subset,
                 self._labels[name],
                 self._spec,
                 name,
@@ -444,7 +448,7 @@ class _Sites:
         except DataError as error:
             return str(error)
 
-    def _labels_of(self, name: str, images: ImageData) -> SiteLabels:
+    def _labels_of(self, name: str, images: ImageData | CachedData) -> SiteLabels:
         config = self._config
         assert config is not None, "only with an evaluation at the sites"
         assert config.sites is not None, "validated by the spec"
@@ -466,9 +470,11 @@ def judged_models(result: Result) -> dict[str, Tensors]:
     return {"": result.model} if sends or not result.client_states else result.client_states
 
 
-def _partition(spec: RunSpec, data_root: Path | None) -> dict[str, ImageData]:
+def _partition(spec: RunSpec, data_root: Path | None) -> Mapping[str, ImageData | CachedData]:
     if spec.partition is None:
         raise SpecError("a simulation needs images: add a [partition] section to the spec")
+    if spec.data.cache_size is not None:
+        return partition_cached(spec.partition, spec.data, data_root)
     return partition_dataset(spec.partition, spec.data, data_root).by_client
 
 
@@ -483,9 +489,18 @@ def _public(spec: RunSpec, images: ImageData | None, data_root: Path | None, dev
     return ClientData(torch.from_numpy(images.images).to(device))
 
 
-def _require_shape(what: str, images: ImageData, spec: RunSpec) -> None:
-    """Raise DataError unless the images have the run's channels and size."""
-    found, data = images.images.shape[1:], spec.data
+def _require_shape(what: str, images: ImageData | CachedData, spec: RunSpec) -> None:
+    """Raise DataError unless the images have the run's channels and size, and are in a cache if it needs one."""
+    data = spec.data
+    if isinstance(images, CachedData):
+        images.require(data)
+        return
+    if data.cache_size is not None:
+        raise DataError(
+            f"{what} are squares in memory, and data.cache_size needs whole images: load them with "
+            "fedssl.data.image_cache.load_cached(folder, spec.data)"
+        )
+    found = images.images.shape[1:]
     if found != (data.channels, data.image_size, data.image_size):
         raise DataError(
             f"{what} are {' x '.join(map(str, found))}, but the run's are {data.channels} x {data.image_size} x "
@@ -494,7 +509,7 @@ def _require_shape(what: str, images: ImageData, spec: RunSpec) -> None:
         )
 
 
-def _participants(cohort: CohortConfig, shards: dict[str, ImageData]) -> list[str]:
+def _participants(cohort: CohortConfig, shards: Mapping[str, ImageData | CachedData]) -> list[str]:
     names = sorted(shards if cohort.clients is None else cohort.clients)
     if missing := [name for name in names if name not in shards]:
         raise SpecError(f"cohort.clients names {', '.join(missing)}, who have no images here")
@@ -505,8 +520,10 @@ def _participants(cohort: CohortConfig, shards: dict[str, ImageData]) -> list[st
     return names
 
 
-def _client_data(images: ImageData) -> ClientData:
+def _client_data(images: ImageData | CachedData) -> ClientData:
     labels = None if images.labels is None else torch.from_numpy(images.labels)
+    if isinstance(images, CachedData):
+        return ClientData(images.images, labels)
     return ClientData(torch.from_numpy(images.images), labels)
 
 

@@ -109,7 +109,9 @@ class Folder(FederationFolder):
         """
         from fedssl.data import load_conformed
         from fedssl.data.images import with_common_classes
+        from fedssl.data.partitioning import refuse_cache
 
+        refuse_cache(data)
         read = {
             client: load_conformed(source, "train", data, data_root, leave_out=True)
             for client, source in sources.items()

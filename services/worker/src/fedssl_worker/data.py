@@ -19,6 +19,7 @@ from fedssl.data import KNOWN, ImageData, conform
 from fedssl.data.dataset_files import load_own, own_shape
 from fedssl.data.datasets import find_path
 from fedssl.data.formats import prepared_window
+from fedssl.data.image_cache.build import CachedData, load_cached
 from fedssl.data.partitioning import find_public, load_public, read_registered
 from fedssl.data.reading import Reading, num_tolerated
 from fedssl.data.windowing import WindowMissing
@@ -42,14 +43,14 @@ _ABSOLUTE_PATH = re.compile(r"(?<![\w:/])[/~]\S")
 _KEPT_SHAPES = 2  # two runs of different shapes may take turns
 _ANY_WINDOW = WindowConfig(percentiles=(0, 100))
 
-_Key = tuple[int, int, WindowConfig | None]
+_Key = tuple[int, int, WindowConfig | None, int | None]
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedImages:
-    """All images of this client in one shape, in the memory of the training device.
+    """All images of this client in one shape, in the memory of the training device or in a cache.
 
-    `fingerprint`: sha256 of images and labels.
+    `fingerprint`: sha256 of images and labels; for cached images, of their files, the settings and the labels.
     """
 
     data: ClientData
@@ -113,6 +114,10 @@ class OwnImages:
         """Raise DataError if this worker does not serve the shape that a run needs."""
         if (why := self.serves.refusal(config)) is not None:
             raise DataError(why)
+        if config.cache_size is not None and not _is_folder(self._name_or_path):
+            raise DataError(
+                "this client's images are not files in a folder, which data.cache_size needs: leave it out of the spec"
+            )
 
     def prepared(self, config: DataConfig) -> PreparedImages:
         """Return the images in the shape that a run needs. Raises DataError."""
@@ -155,12 +160,15 @@ class OwnImages:
         return found
 
     def _read(self, config: DataConfig) -> PreparedImages:
+        tolerated = min(config.max_unreadable, self._config.max_unreadable)
+        if config.cache_size is not None:
+            return _from_cache(load_cached(self._name_or_path, config, max_unreadable=tolerated), self._device)
         images = load_own(
             self._name_or_path,
             "train",
             image_size=config.image_size,
             channels=config.channels,
-            reading=Reading(config.window, min(config.max_unreadable, self._config.max_unreadable)),
+            reading=Reading(config.window, tolerated),
         )
         images = conform(images, config)
         try:
@@ -216,7 +224,7 @@ def _prepared_window(name_or_path: str) -> WindowConfig | None:
 
 
 def _key(config: DataConfig) -> _Key:
-    return config.channels, config.image_size, config.window
+    return config.channels, config.image_size, config.window, config.cache_size
 
 
 def _on_device(images: ImageData, device: torch.device) -> PreparedImages:
@@ -233,6 +241,25 @@ def _on_device(images: ImageData, device: torch.device) -> PreparedImages:
             f"{gigabytes:.1f} GB of images do not fit on {device}: use --device cpu or fewer images"
         ) from None
     return PreparedImages(data, channels, size, _fingerprint(images), images.unreadable)
+
+
+def _from_cache(images: CachedData, device: torch.device) -> PreparedImages:
+    """Return images for training on the device. They stay in their cache, or on the device if it has the memory."""
+    own = images.images
+    digest = hashlib.sha256(f"{images.settings} {own.image_size}\n".encode())
+    digest.update("\n".join(images.digests).encode())
+    labels = None
+    if images.labels is not None:
+        digest.update(images.labels.tobytes())
+        labels = torch.tensor(images.labels, device=device)
+    return PreparedImages(
+        ClientData(own.to(device), labels), own.channels, own.image_size, digest.hexdigest(), images.unreadable
+    )
+
+
+def _is_folder(name_or_path: str) -> bool:
+    known = KNOWN.get(name_or_path)
+    return find_path(name_or_path, None).is_dir() if known is None else known.listing is not None
 
 
 class PublicImages:

@@ -31,7 +31,8 @@ _COLUMNS = (
     "area", "aspect", "top", "left", "flip", "rotation", "jitter", "brightness", "contrast", "saturation", "hue",
     "greyscale", "blur", "blur_sigma", "solarize",
 )  # fmt: skip
-_ASPECT = (3 / 4, 4 / 3)
+ASPECT = (3 / 4, 4 / 3)
+"""The smallest and the largest ratio of a resized crop's width to its height."""
 _LUMA = (0.299, 0.587, 0.114)
 _RGB_TO_YIQ = torch.tensor([_LUMA, (0.596, -0.274, -0.322), (0.211, -0.523, 0.312)], dtype=torch.float64)
 _SOLARIZE_THRESHOLD = 128 / 255
@@ -58,7 +59,7 @@ def random_view(
     config: AugmentationConfig,
     generator: torch.Generator,
     *,
-    aspect: tuple[float, float] = _ASPECT,
+    aspect: tuple[float, float] = ASPECT,
 ) -> Tensor:
     """Return one random view of every image.
 
@@ -74,18 +75,27 @@ def random_view(
 
     Nothing is read back from the device, and no shape depends on the random numbers, so a GPU never waits for the host.
     """
-    shape = (len(images_BCHW), len(_COLUMNS))
-    uniform = torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float32)
-    draw = dict(zip(_COLUMNS, on_device(uniform, images_BCHW.device).unbind(1), strict=True))
+    draw = draw_numbers(len(images_BCHW), generator, images_BCHW.device)
     with torch.autocast(images_BCHW.device.type, enabled=False):  # in bf16 a colour matrix would have only 8 bits
-        x_BCHW = _geometry(images_BCHW, config, draw, aspect)
-        x_BCHW = _colour(x_BCHW, config, draw)
-        if config.blur > 0:
-            x_BCHW = _blur(x_BCHW, config, draw)
-        if config.solarize > 0:
-            chosen = (draw["solarize"] < config.solarize).view(-1, 1, 1, 1)
-            x_BCHW = torch.where(chosen & (x_BCHW >= _SOLARIZE_THRESHOLD), 1 - x_BCHW, x_BCHW)
-        return x_BCHW
+        return after_geometry(_geometry(images_BCHW, config, draw, aspect), config, draw)
+
+
+def draw_numbers(num_images: int, generator: torch.Generator, device: torch.device) -> dict[str, Tensor]:
+    """Return all random numbers of a batch of views, each (B,) and uniform in 0..1, by purpose."""
+    shape = (num_images, len(_COLUMNS))
+    uniform = torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float32)
+    return dict(zip(_COLUMNS, on_device(uniform, device).unbind(1), strict=True))
+
+
+def after_geometry(x_BCHW: Tensor, config: AugmentationConfig, draw: dict[str, Tensor]) -> Tensor:
+    """Return views after all operations that follow crop, flip and rotation."""
+    x_BCHW = _colour(x_BCHW, config, draw)
+    if config.blur > 0:
+        x_BCHW = _blur(x_BCHW, config, draw)
+    if config.solarize > 0:
+        chosen = (draw["solarize"] < config.solarize).view(-1, 1, 1, 1)
+        x_BCHW = torch.where(chosen & (x_BCHW >= _SOLARIZE_THRESHOLD), 1 - x_BCHW, x_BCHW)
+    return x_BCHW
 
 
 @functools.lru_cache(maxsize=64)
@@ -121,7 +131,7 @@ def _geometry(
         row_y = row_y + (scale_y * sin * aspect).view(-1, 1, 1) * x_W
     shape = (len(x_BCHW), height, width)
     grid_BHW2 = torch.stack([column_x.expand(shape), row_y.expand(shape)], dim=-1)
-    return F.grid_sample(x_BCHW, grid_BHW2, mode="bilinear", padding_mode=_outside(config), align_corners=True)
+    return F.grid_sample(x_BCHW, grid_BHW2, mode="bilinear", padding_mode=outside(config), align_corners=True)
 
 
 def _crop_box(
@@ -130,9 +140,7 @@ def _crop_box(
     """Return height and width as shares of the image, and top and left of the corner in pixels, each (B,)."""
     one, zero = torch.ones_like(draw["area"]), torch.zeros_like(draw["area"])
     if config.crop == "padded":
-        steps = 2 * config.padding + 1
-        top, left = ((draw[name] * steps).floor().clamp_(max=steps - 1) - config.padding for name in ("top", "left"))
-        return one, one, top, left
+        return one, one, *padded_shifts(config, draw)
     if config.crop == "none":
         return one, one, zero, zero
     area = config.min_scale + (config.max_scale - config.min_scale) * draw["area"]
@@ -143,7 +151,14 @@ def _crop_box(
     return scale_y, scale_x, draw["top"] * (1 - scale_y) * height, draw["left"] * (1 - scale_x) * width
 
 
-def _outside(config: AugmentationConfig) -> str:
+def padded_shifts(config: AugmentationConfig, draw: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return how far a padded crop is moved down and to the right, in pixels of the view, each (B,)."""
+    steps = 2 * config.padding + 1
+    down, right = ((draw[name] * steps).floor().clamp_(max=steps - 1) - config.padding for name in ("top", "left"))
+    return down, right
+
+
+def outside(config: AugmentationConfig) -> str:
     """Return grid_sample's mode for pixels outside the image."""
     if config.crop == "resized" and config.rotation_degrees == 0:
         return "border"  # at most half a pixel is outside, and resizing repeats the edge there

@@ -4,6 +4,8 @@ If the spec has no window, PIL reads images of 8 bits with one or three channels
 through floating-point values in 0..1: see :mod:`fedssl.data.windowing`.
 """
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +31,9 @@ from fedssl.protocol.data import WindowConfig, channels_in_words
 
 _GREY = ("1", "L", "LA")
 _MAX_NAMED = 10
+MOST_ASPECT = 2
+"""How much longer than wide an image may be in the cache, which bounds the memory of a batch."""
+
 _DRAWN = WindowConfig(percentiles=(0.5, 99.5), bits=8)  # in pictures for people, if the spec has no window
 
 
@@ -78,8 +83,24 @@ def decode_file(files: ImageFiles, name: str, channels: int, size: int) -> tuple
 
     The shorter side is scaled to `size` and the middle is cut out. Raises Damaged.
     """
+    return _decode(files, name, channels, functools.partial(_square, size=size))
+
+
+def decode_whole(files: ImageFiles, name: str, channels: int, size: int) -> tuple[Pixels, int | None]:
+    """Return an image's pixels, (channels, height, width), and its highest value as :func:`decode_file` does.
+
+    The shorter side is scaled to `size`. The aspect is kept, except that an image which is more than twice as long as
+    wide loses its ends. Raises Damaged.
+    """
+    return _decode(files, name, channels, functools.partial(_scaled, size=size))
+
+
+_Resize = Callable[[Image.Image], Image.Image]
+
+
+def _decode(files: ImageFiles, name: str, channels: int, resize: _Resize) -> tuple[Pixels, int | None]:
     if _is_read_by_pil(files, name, channels):
-        pixels, highest = _decode_by_pil(files, name, "L" if channels == 1 else "RGB", size)
+        pixels, highest = _decode_by_pil(files, name, "L" if channels == 1 else "RGB", resize)
         return pixels[np.newaxis] if channels == 1 else pixels.transpose(2, 0, 1), highest
     window = files.reading.window
     raster = _raster(files, name, channels)
@@ -87,7 +108,28 @@ def decode_file(files: ImageFiles, name: str, channels: int, size: int) -> tuple
         unit_HWC = with_channels(to_unit(raster.values, window, raster.declared), channels)
     except ValueError as error:
         raise Damaged(files.tree.path / name, str(error)) from error
-    return quantised(_fitted(unit_HWC, size), 8 if window is None else window.bits), None
+    # Scaled as PIL scales images of 8 bits, but without rounding.
+    planes = (resize(Image.fromarray(np.ascontiguousarray(plane))) for plane in unit_HWC.transpose(2, 0, 1))
+    unit_CHW = np.stack([np.asarray(plane, np.float32) for plane in planes])
+    return quantised(unit_CHW, 8 if window is None else window.bits), None
+
+
+def _square(image: Image.Image, size: int) -> Image.Image:
+    if image.size == (size, size):
+        return image
+    return ImageOps.fit(image, (size, size), method=Image.Resampling.BILINEAR)
+
+
+def _scaled(image: Image.Image, size: int) -> Image.Image:
+    shorter, longer = sorted(image.size)
+    side = min(longer, MOST_ASPECT * shorter)
+    target = min(MOST_ASPECT * size, max(size, round(side * size / shorter)))
+    width, height = (size if each == shorter else target for each in image.size)
+    if (width, height) == image.size:
+        return image
+    left, top = ((each - min(each, side)) / 2 for each in image.size)
+    box = (left, top, image.width - left, image.height - top)
+    return image.resize((width, height), Image.Resampling.BILINEAR, box=box)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,24 +238,12 @@ def _raster(files: ImageFiles, name: str, channels: int | None) -> Raster:
         raise Damaged(files.tree.path / name, str(error) or type(error).__name__) from error
 
 
-def _fitted(unit_HWC: NDArray[np.float32], size: int) -> NDArray[np.float32]:
-    """Return the middle square, (C, size, size), scaled as PIL scales images of 8 bits, but without rounding."""
-    planes = unit_HWC.transpose(2, 0, 1)
-    if planes.shape[1:] == (size, size):
-        return planes
-    fitted = (ImageOps.fit(Image.fromarray(np.ascontiguousarray(plane)), (size, size), method=Image.Resampling.BILINEAR)
-              for plane in planes)  # fmt: skip
-    return np.stack([np.asarray(plane, np.float32) for plane in fitted])
-
-
-def _decode_by_pil(files: ImageFiles, name: str, mode: str, size: int) -> tuple[NDArray[np.uint8], int | None]:
+def _decode_by_pil(files: ImageFiles, name: str, mode: str, resize: _Resize) -> tuple[NDArray[np.uint8], int | None]:
     """Return an image's pixels, and its highest value if it has 16 bits."""
     with open_image(files, name) as image:
         depth = num_bits(image)
         upright, highest = _upright(files, name, image, mode)
-    if upright.size != (size, size):
-        upright = ImageOps.fit(upright, (size, size), method=Image.Resampling.BILINEAR)
-    return np.asarray(upright, np.uint8), highest if depth == 16 else None
+    return np.asarray(resize(upright), np.uint8), highest if depth == 16 else None
 
 
 def _upright(files: ImageFiles, name: str, image: Image.Image, mode: str) -> tuple[Image.Image, int]:

@@ -66,7 +66,7 @@ def _decode_checked(files: ImageFiles, channels: int, size: int, num_tolerated: 
     """Do the same, but report up to `num_tolerated` damaged images in place of raising an error."""
     step = _images_at_once(channels, size)
     reported = start = 0
-    problems = _Problems(files, num_tolerated)
+    problems = Problems(files, num_tolerated)
     with closing(decode_each(files, channels, size, step)) as parts:
         for part in parts:
             if start * _NUM_REPORTS >= (reported + 1) * len(files):
@@ -142,8 +142,8 @@ def low_range(num_images: int, highest: int) -> str:
     )
 
 
-class _Problems:
-    """Collects the problems of all images while they are decoded."""
+class Problems:
+    """Collects the problems of all images while they are decoded; `num_tolerated` of them may be unreadable."""
 
     def __init__(self, files: ImageFiles, num_tolerated: int) -> None:
         self._files = files

@@ -112,7 +112,7 @@ def conform(data: ImageData, config: DataConfig) -> ImageData:
     full = FULL[out.dtype]
     for start in range(0, len(data), _CHUNK):
         chunk = torch.from_numpy(np.array(data.images[start : start + _CHUNK])).to(torch.float32)
-        chunk = _square(_with_channels(chunk, config.channels), config.image_size)
+        chunk = square(_with_channels(chunk, config.channels), config.image_size)
         out[start : start + _CHUNK] = chunk.round().clamp_(0, full).numpy().astype(out.dtype)
     return replace(data, images=out)
 
@@ -125,7 +125,8 @@ def _with_channels(x_BCHW: Tensor, channels: int) -> Tensor:
     return (x_BCHW * x_BCHW.new_tensor(_LUMA).view(1, 3, 1, 1)).sum(dim=1, keepdim=True)
 
 
-def _square(x_BCHW: Tensor, size: int) -> Tensor:
+def square(x_BCHW: Tensor, size: int) -> Tensor:
+    """Return the middle squares of images whose shorter side was scaled to `size`."""
     height, width = x_BCHW.shape[-2:]
     shorter = min(height, width)
     if shorter != size:

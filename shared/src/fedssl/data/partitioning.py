@@ -19,6 +19,7 @@ from fedssl.data import (
 )
 from fedssl.data.dataset_files import has_digest, read_public
 from fedssl.data.datasets import count_images, may_have_labels
+from fedssl.data.image_cache.build import CachedData, load_cached
 from fedssl.data.images import prepare
 from fedssl.data.partition_files import read_partition
 from fedssl.data.partitions import stratified_share
@@ -99,24 +100,54 @@ def partition_dataset(config: PartitionConfig, data: DataConfig, root: Path | No
 
     `root` is a folder in which to search for the data set before the usual places.
     """
-    if needs_labels(config) and not may_have_labels(config.dataset, "train", root):
-        raise _needs_labels(config)  # before the images are decoded, which may take long
+    _require_labels(config, root)
+    refuse_cache(data)
     images = load_conformed(config.dataset, "train", data, root, leave_out=True)
-    if images.unreadable:
-        return _without_unreadable(images, partition_plan(config, root))
-    held = assign_images(config, images.labels, images.class_names, num_images=len(images), root=root)
-    return Shards({name: images.subset(part) for name, part in held.by_client.items()}, held.counts)
+    parts, counts = _parts(config, images, root)
+    return Shards({name: images.subset(part) for name, part in parts.items()}, counts)
 
 
-def _without_unreadable(images: ImageData, plan: PartitionPlan) -> Shards:
-    """Return the clients' images by a plan of all files. The unreadable ones, which the plan counts, are left out."""
-    lost = np.array(images.unreadable)
-    by_client, counts = {}, np.zeros_like(plan.counts)
+def refuse_cache(data: DataConfig) -> None:
+    """Raise DataError for a run with a `cache_size`, where images become squares of the run's size."""
+    if data.cache_size is not None:
+        raise DataError(
+            "the clients' images become squares of data.image_size here, and data.cache_size needs whole files: leave "
+            "it out, or start a worker per folder"
+        )
+
+
+def partition_cached(config: PartitionConfig, data: DataConfig, root: Path | None = None) -> dict[str, CachedData]:
+    """Do the same as :func:`partition_dataset` for a run with a `cache_size`: each client's images are in the cache."""
+    _require_labels(config, root)
+    images = load_cached(config.dataset, data, root)
+    parts, _ = _parts(config, images, root)
+    return {name: images.subset(part) for name, part in parts.items()}
+
+
+def _require_labels(config: PartitionConfig, root: Path | None) -> None:
+    """Raise DataError if there are no labels and the scheme needs them, before decoding, which may take long."""
+    if needs_labels(config) and not may_have_labels(config.dataset, "train", root):
+        raise _needs_labels(config)
+
+
+def _parts(
+    config: PartitionConfig, images: ImageData | CachedData, root: Path | None
+) -> tuple[dict[str, NDArray[np.int64]], NDArray[np.int64]]:
+    """Return the clients' rows of `images`, and their number of images of each class.
+
+    The plan is drawn over all files. The unreadable ones, which it counts, are left out of it.
+    """
+    if not images.unreadable:
+        held = assign_images(config, images.labels, images.class_names, num_images=len(images), root=root)
+        return held.by_client, held.counts
+    plan, lost = partition_plan(config, root), np.array(images.unreadable)
+    parts, counts = {}, np.zeros_like(plan.counts)
     for row, (name, part) in zip(counts, plan.by_client.items(), strict=True):
         kept = part[~np.isin(part, lost)]
-        own = by_client[name] = images.subset(kept - np.searchsorted(lost, kept))
-        row += np.bincount(np.zeros(len(own), np.int64) if own.labels is None else own.labels, minlength=len(row))
-    return Shards(by_client, counts)
+        own = parts[name] = kept - np.searchsorted(lost, kept)
+        labels = np.zeros(len(own), np.int64) if images.labels is None else images.labels[own]
+        row += np.bincount(labels, minlength=len(row))
+    return parts, counts
 
 
 def remaining_images(config: PartitionConfig, labels: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -166,7 +197,7 @@ def _needs_labels(config: PartitionConfig) -> DataError:
     )
 
 
-def require_images(clients: Mapping[str, ImageData], names: Iterable[str]) -> None:
+def require_images(clients: Mapping[str, ImageData | CachedData], names: Iterable[str]) -> None:
     """Raise DataError if one of these clients has no images."""
     for name in names:
         if not len(clients[name]):

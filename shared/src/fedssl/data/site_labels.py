@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedssl.data.image_cache.build import CachedData
 from fedssl.data.images import ImageData
 from fedssl.errors import DataError
 
@@ -83,7 +84,7 @@ class LabelSplit:
     test: NDArray[np.int64]
 
 
-def own_labels(images: ImageData, where: str) -> SiteLabels:
+def own_labels(images: ImageData | CachedData, where: str) -> SiteLabels:
     """Return the labels that a data set brings itself: its folders, or the labels in its file.
 
     Classes without names are named by their numbers. Raises DataError if there are no labels; `where` is the data set

@@ -31,6 +31,11 @@ def report_unusual(files: ImageFiles, pixels: Pixels, unreadable: Sequence[int] 
         digest = hashlib.blake2b(image.data, digest_size=16).digest()
         if (earlier := first.setdefault(digest, name)) is not name:
             duplicates.append(f"{readable(name)} = {readable(earlier)}")
+    report_names(files, constant, duplicates)
+
+
+def report_names(files: ImageFiles, constant: list[str], duplicates: list[str]) -> None:
+    """Log the names of images of one value, and those of images that equal an earlier one."""
     if constant:
         log.warning("%s: images of only one value: %s (%s)", files.title, f"{len(constant):,}", _listed(constant))
     if duplicates:

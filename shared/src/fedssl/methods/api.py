@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fedssl.artifacts.tensors import Tensors
+from fedssl.data.image_batches import Images
 from fedssl.errors import MethodError
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.training import OptimizerConfig
@@ -38,9 +39,12 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class ClientData:
-    """One client's images, on the device that trains. `images`: uint8 (N, C, size, size); `labels`: int64 (N,)."""
+    """One client's images, for training on a device. `images`: uint8 or int16 (N, C, size, size); `labels`: int64 (N,).
 
-    images: torch.Tensor
+    The images are in the device's memory, or in a cache.
+    """
+
+    images: Images
     labels: torch.Tensor | None = None
 
     def __len__(self) -> int:

@@ -48,11 +48,23 @@ class ClientProcesses:
         self._sizes = {name: len(each) for name, each in data.items()}
         self._devices = devices
         self._images, self._broadcast = SharedTensors(), SharedTensors()
-        held = {images_of(name): each.images for name, each in data.items()}
+        held: dict[str, torch.Tensor] = {}
+        caches: dict[str, Any] = {}
+        for name, each in data.items():
+            if isinstance(each.images, torch.Tensor):
+                held[images_of(name)] = each.images
+            else:
+                caches[name], rows = each.images.parts()
+                held |= {f"{part} of {images_of(name)}": tensor for part, tensor in rows.items()}
         held |= {labels_of(name): each.labels for name, each in data.items() if each.labels is not None}
-        held |= {} if public is None else {PUBLIC: public.images}
-        self._setup = {"spec": spec.model_dump(mode="json"), "threads": torch.get_num_threads()}
-        self._setup["images"] = self._images.write(held)
+        if public is not None:
+            held[PUBLIC] = public.images[:]
+        self._setup = {
+            "spec": spec.model_dump(mode="json"),
+            "threads": torch.get_num_threads(),
+            "images": self._images.write(held),
+            "caches": caches,
+        }
         self._processes: list[_Process] = []
 
     def __enter__(self) -> "ClientProcesses":

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from fedssl import errors
+from fedssl.data.image_batches import Images
+from fedssl.data.image_cache.images import CachedImages
 from fedssl.engine import LocalProgress, LocalResult, run_local_round
 from fedssl.engine.devices import memory_errors_explained, require_device
 from fedssl.methods import METHODS
@@ -29,14 +31,14 @@ class _Clients:
         setup = json.loads(connection.recv_bytes())
         torch.set_num_threads(setup["threads"])
         self._spec, self._device = RunSpec.model_validate(setup["spec"]), require_device(setup["device"])
-        self._images = SharedTensors(images).read(setup["images"])
+        self._images, self._caches = SharedTensors(images).read(setup["images"]), setup["caches"]
         self._public = ClientData(self._images[PUBLIC].to(self._device)) if PUBLIC in self._images else None
 
     def train(self, task: Mapping[str, Any]) -> LocalResult:
         """Train one client for one round."""
         name, spec, device = task["client_id"], self._spec, self._device
         labels = self._images.get(labels_of(name))
-        data = ClientData(self._images[images_of(name)].to(device), None if labels is None else labels.to(device))
+        data = ClientData(self._images_of(name).to(device), None if labels is None else labels.to(device))
         ctx = Context(
             spec=spec,
             round_number=task["round_number"],
@@ -49,6 +51,12 @@ class _Clients:
         kept = None if task["state"] is None else self._exchange.read(task["state"])
         with memory_errors_explained(str(device), spec.training.batch_size):
             return run_local_round(METHODS[spec.method.name], broadcast, kept, data, ctx, self._report)
+
+    def _images_of(self, name: str) -> Images:
+        if name not in self._caches:
+            return self._images[images_of(name)]
+        rows = {part: self._images[f"{part} of {images_of(name)}"] for part in CachedImages.ROWS}
+        return CachedImages.from_parts(self._caches[name], rows)
 
     def send(self, result: LocalResult) -> None:
         """Send what came of a training."""

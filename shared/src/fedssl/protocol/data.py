@@ -151,6 +151,25 @@ class DataConfig(StrictModel):
         "log. With more, nothing is trained.",
     )
 
+    cache_size: int | None = Field(
+        default=None,
+        ge=8,
+        le=1024,
+        exclude_if=lambda it: it is None,
+        description="Decode the image files of a folder once, to this many pixels on the shorter side with their "
+        "aspect kept, and cut random crops out of these images. From `image_size` to twice of it. Null: crops are cut "
+        "out of squares of `image_size` pixels, which are kept in memory.",
+    )
+
+    @model_validator(mode="after")
+    def _cache_fits_crops(self) -> "DataConfig":
+        if self.cache_size is not None and not self.image_size <= self.cache_size <= 2 * self.image_size:
+            raise ValueError(
+                f"data.cache_size must be from {self.image_size} to {2 * self.image_size}, one to two times "
+                f"data.image_size, because crops are sampled from it without a filter; got {self.cache_size}"
+            )
+        return self
+
     @model_validator(mode="after")
     def _one_value_a_channel(self) -> "DataConfig":
         for name in ("mean", "std"):

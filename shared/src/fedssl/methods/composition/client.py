@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from fedssl.artifacts.tensors import Tensors
-from fedssl.data.augment import normalize, random_view, to_float
-from fedssl.data.batches import epoch_batches, num_batches
+from fedssl.data.batches import epoch_batches, num_batches, on_device
+from fedssl.data.image_batches import index_device, join, random_views, take_each
 from fedssl.errors import MethodError
 from fedssl.methods.api import Batch, ClientData, ClientState, Context, Schedule, Terms
 from fedssl.methods.composition.modules import declare, learning_rate, load_modules, run_online, tensors_of
@@ -148,13 +148,13 @@ class ClientAlgorithm:
         order = torch.Generator().manual_seed(ctx.seed(f"batches/{epoch}"))
         views = ctx.generator(f"views/{epoch}")
         draw = draw_streams(frozenset(stream for part in self.parts for stream in part.streams), data, epoch, ctx)
-        batches = epoch_batches(len(data), training.batch_size, order, training.drop_last, data.images.device)
-        for number, indices in enumerate(batches):
-            streams = draw(number, indices)
-            own = data.images.index_select(0, indices)  # several times as fast as data.images[indices]
-            images = torch.cat([own] * num_views + [*streams.values()])
-            augmented = random_view(to_float(images), ctx.spec.data.augmentation, views)
-            parts = normalize(augmented, ctx.spec.data).chunk(num_views + len(streams))
+        place = index_device(data.images)
+        batches = epoch_batches(len(data), training.batch_size, order, training.drop_last, place)
+        for number, own in enumerate(take_each(data.images, batches)):
+            streams = draw(number, batches[number])
+            images = join([own] * num_views + [*streams.values()])
+            parts = random_views(images, ctx.spec.data, views).chunk(num_views + len(streams))
+            indices = on_device(batches[number], data.images.device)
             extra = dict(zip(streams, parts[num_views:], strict=True))
             if ROTATED in extra:
                 extra[ROTATED] = turned(extra[ROTATED])

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from fedssl.data.augment import normalize, random_view, to_float
+from fedssl.data.augment import normalize, to_float
 from fedssl.data.batches import on_device
+from fedssl.data.image_batches import Images, index_device, random_views, take_each
 from fedssl.methods.api import ClientData, Context
 
 _CHUNK = 512
 
 
-def embed(networks: Sequence[nn.Module], images: torch.Tensor, ctx: Context) -> torch.Tensor:
+def embed(networks: Sequence[nn.Module], images: Images, ctx: Context) -> torch.Tensor:
     """Return the outputs of `networks`, applied one after the other, for uint8 images (N, C, size, size): float32 (N,
     D).
 
@@ -23,7 +24,7 @@ def embed(networks: Sequence[nn.Module], images: torch.Tensor, ctx: Context) -> 
 
 
 @torch.no_grad()
-def embed_stages(networks: Sequence[nn.Module], images: torch.Tensor, ctx: Context) -> list[torch.Tensor]:
+def embed_stages(networks: Sequence[nn.Module], images: Images, ctx: Context) -> list[torch.Tensor]:
     """Return the outputs of each network in turn, as `embed` computes them."""
     training = {module: module.training for network in networks for module in network.modules()}
     stages: list[list[torch.Tensor]] = [[] for _ in networks]
@@ -59,8 +60,7 @@ def embed_views(
     stack = copy.deepcopy(nn.Sequential(*networks)).train()
     num_batches = max(1, num_views // ctx.spec.training.batch_size)  # no batch is smaller than in training
     parts = []
-    for indices in on_device(chosen, data.images.device).tensor_split(num_batches):
-        images = to_float(data.images.index_select(0, indices))
-        views = random_view(images, ctx.spec.data.augmentation, generator)
-        parts.append(stack(normalize(views, ctx.spec.data)).float())
+    batches = on_device(chosen, index_device(data.images)).tensor_split(num_batches)
+    for images in take_each(data.images, batches):
+        parts.append(stack(random_views(images, ctx.spec.data, generator)).float())
     return torch.cat(parts)

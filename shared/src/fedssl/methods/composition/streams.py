@@ -9,40 +9,42 @@ from collections.abc import Callable
 
 import torch
 
-from fedssl.artifacts.tensors import Tensors
 from fedssl.data.batches import on_device
+from fedssl.data.image_batches import index_device, take
+from fedssl.data.image_cache.images import ImageBatch
 from fedssl.errors import MethodError
 from fedssl.methods.api import ClientData, Context
 
 REFERENCES, ROTATED, PUBLIC = "references", "rotated", "public"
 
-Draw = Callable[[int, torch.Tensor], Tensors]
-"""From a batch's number in the epoch and its indices (B,) to uint8 images (B, C, size, size) by stream."""
+Draw = Callable[[int, torch.Tensor], dict[str, ImageBatch]]
+"""From a batch's number in the epoch and its indices (B,) to images by stream."""
 
 
 def draw_streams(streams: frozenset[str], data: ClientData, epoch: int, ctx: Context) -> Draw:
     """Return a function that draws the named streams for the batches of one epoch, in the order of the names."""
-    device, size = data.images.device, len(data)
+    place, size = index_device(data.images), len(data)
     # Drawn on the CPU, so that every device sees the images in one order, and for the whole epoch at once.
     references = public = torch.empty(0, dtype=torch.int64)
     if REFERENCES in streams:
         order = torch.Generator().manual_seed(ctx.seed(f"references/{epoch}"))
-        references = on_device(torch.randperm(size, generator=order), device)
+        references = on_device(torch.randperm(size, generator=order), place)
     if PUBLIC in streams:
         if ctx.public is None:
             raise MethodError("the method trains on public images, and the spec names none in `public_data`")
         order = torch.Generator().manual_seed(ctx.seed(f"public/{epoch}"))
-        public = on_device(torch.randint(len(ctx.public), (size,), generator=order), device)
+        chosen = torch.randint(len(ctx.public), (size,), generator=order)
+        public = on_device(chosen, index_device(ctx.public.images))
 
-    def draw(number: int, indices: torch.Tensor) -> Tensors:
+    def draw(number: int, indices: torch.Tensor) -> dict[str, ImageBatch]:
         batch = slice(start := number * ctx.spec.training.batch_size, start + len(indices))
-        images: Tensors = {}
+        images: dict[str, ImageBatch] = {}
         if ctx.public is not None and PUBLIC in streams:
-            images[PUBLIC] = ctx.public.images.index_select(0, public[batch])
+            images[PUBLIC] = take(ctx.public.images, public[batch])
         if REFERENCES in streams:
-            images[REFERENCES] = data.images.index_select(0, references[batch])
+            images[REFERENCES] = take(data.images, references[batch])
         if ROTATED in streams:
-            images[ROTATED] = data.images.index_select(0, indices)
+            images[ROTATED] = take(data.images, indices)
         return images
 
     return draw

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from fedssl.artifacts.tensors import Tensors
-from fedssl.data.augment import normalize, random_view, to_float
+from fedssl.data.image_batches import index_device, random_views, take_each
 from fedssl.losses import assignment_divergence
 from fedssl.methods.add_ons.crossed_kl import CENTERS
 from fedssl.methods.api import ClientData, Context
@@ -72,9 +72,9 @@ def center_divergence(received: nn.ModuleDict, local: nn.ModuleDict, data: Clien
     """Return epsilon, over all images of the client."""
     views = ctx.generator("center-views")
     total = torch.zeros((), device=data.images.device)
-    for images in torch.split(data.images, _CHUNK):
-        pixels = to_float(images)
-        pair = [normalize(random_view(pixels, ctx.spec.data.augmentation, views), ctx.spec.data) for _ in range(2)]
+    chunks = torch.split(torch.arange(len(data), device=index_device(data.images)), _CHUNK)
+    for images in take_each(data.images, chunks):
+        pair = [random_views(images, ctx.spec.data, views) for _ in range(2)]
         total += len(images) * assignment_divergence(_assigned(received, pair), _assigned(local, pair))
     return total / len(data)
 

@@ -1,0 +1,62 @@
+"""Take batches of images, from memory or from a cache, and make views of them."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedssl.data.augment import normalize, random_view, to_float
+from fedssl.data.crops import random_crop
+from fedssl.data.image_cache.images import CachedImages, ImageBatch
+from fedssl.protocol.data import DataConfig
+
+Images = Tensor | CachedImages
+"""All images of a client: uint8 or int16 (N, C, S, S) in memory, or in a cache."""
+
+
+def index_device(images: Images) -> torch.device:
+    """Return where the indices for :func:`take` are needed: the CPU for cached images, which it reads."""
+    return images.device if isinstance(images, Tensor) else torch.device("cpu")
+
+
+def take(images: Images, indices: Tensor) -> ImageBatch:
+    """Return the images at `indices`, which are on the device of :func:`index_device`."""
+    if isinstance(images, Tensor):
+        return ImageBatch(images.index_select(0, indices))  # several times as fast as images[indices]
+    return images.batch(indices)
+
+
+def take_each(images: Images, batches: Iterable[Tensor]) -> Iterator[ImageBatch]:
+    """Yield :func:`take` of each tensor of indices. Cached images are read ahead."""
+    if isinstance(images, Tensor):
+        return (take(images, indices) for indices in batches)
+    return images.batches(batches)
+
+
+def join(batches: Sequence[ImageBatch]) -> ImageBatch:
+    """Return the images of all batches, one batch after the other."""
+    pixels = [batch.pixels for batch in batches]
+    if all(batch.sizes is None for batch in batches):
+        return ImageBatch(torch.cat(pixels))
+    height, width = (max(each.shape[dim] for each in pixels) for dim in (2, 3))
+    padded = [F.pad(each, (0, width - each.shape[3], 0, height - each.shape[2])) for each in pixels]
+    return ImageBatch(torch.cat(padded), torch.cat([_sizes(batch) for batch in batches]))
+
+
+def random_views(batch: ImageBatch, data: DataConfig, generator: torch.Generator) -> Tensor:
+    """Return one normalised random view of every image, float32 (B, C, S, S): see :func:`fedssl.data.random_view`."""
+    if batch.sizes is None:
+        views = random_view(to_float(batch.pixels), data.augmentation, generator)
+    else:
+        views = random_crop(batch, data, generator)
+    return normalize(views, data)
+
+
+def _sizes(batch: ImageBatch) -> Tensor:
+    if batch.sizes is not None:
+        return batch.sizes
+    height, width = batch.pixels.shape[2:]
+    sizes = torch.empty((len(batch), 2), dtype=torch.float32, device=batch.pixels.device)
+    sizes[:, 0], sizes[:, 1] = height, width
+    return sizes

@@ -1,0 +1,77 @@
+"""One file of a folder as the cache holds it."""
+
+import hashlib
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedssl.data.decode_file import Damaged, decode_whole
+from fedssl.data.image_files import ImageFiles
+from fedssl.errors import DataError
+
+_READ_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file of a folder, as it is in the cache.
+
+    Attributes:
+        name: its name in the listing.
+        stamp: what :func:`stamp_of` returned when it was read.
+        digest: sha256 of its content, in hexadecimal digits; empty if it could not be read.
+        why: why it cannot be decoded, or None if it can.
+        height, width: of the decoded image, in pixels.
+        highest: its highest value if only its upper 8 bits of 16 are used.
+        constant: whether all its values are equal.
+        offset: the position of its pixels in the file of pixels, in bytes.
+    """
+
+    name: str
+    stamp: str
+    digest: str
+    why: str | None = None
+    height: int = 0
+    width: int = 0
+    highest: int | None = None
+    constant: bool = False
+    offset: int = 0
+
+
+def stamp_of(files: ImageFiles, name: str) -> str:
+    """Return a text that changes when the file is changed, replaced or renamed. Raises OSError."""
+    status = (files.tree.path / name).stat()
+    return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+
+
+def decode_entry(files: ImageFiles, name: str, channels: int, size: int) -> tuple[Entry, NDArray[np.generic] | None]:
+    """Decode a file. Return its entry and its pixels (channels, height, width), or None if it cannot be decoded.
+
+    A file that changes in the meantime cannot be decoded.
+    """
+    entry = Entry(name, "", "")
+    try:
+        stamp = stamp_of(files, name)
+        entry = replace(entry, stamp=stamp, digest=_digest(files, name))
+        pixels, highest = decode_whole(files, name, channels, size)
+        if stamp_of(files, name) != stamp:
+            return Entry(name, "", "", why="it changed while it was read; try again"), None
+    except OSError as error:
+        return Entry(name, "", "", why=f"it cannot be read: {error.strerror or type(error).__name__}"), None
+    except Damaged as error:
+        return replace(entry, why=error.why), None
+    except DataError as error:
+        return replace(entry, why=str(error)), None
+    height, width = pixels.shape[1:]
+    constant = bool(pixels.min() == pixels.max())
+    found = replace(entry, height=height, width=width, highest=highest, constant=constant)
+    return found, np.ascontiguousarray(pixels)
+
+
+def _digest(files: ImageFiles, name: str) -> str:
+    digest = hashlib.sha256()
+    with (files.tree.path / name).open("rb") as file:
+        while part := file.read(_READ_AT_ONCE):
+            digest.update(part)
+    return digest.hexdigest()

@@ -1,0 +1,171 @@
+"""The cache's two files: `pixels.bin`, to which decoded images are appended, and `index.jsonl`, with a line per file.
+
+A line is written after its pixels are on the disk, so a process that is killed loses the images of the last seconds,
+and what the index names is whole.
+"""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedssl.data.image_cache.entries import Entry
+from fedssl.errors import DataError
+
+PIXELS, INDEX, LOCK = "pixels.bin", "index.jsonl", "lock"
+_FLUSH_BYTES, _FLUSH_SECONDS = 64 << 20, 2.0
+RESERVE_BYTES = 256 << 20
+"""The room that caching leaves on the disk, for everything else that this machine does."""
+_MOST_UNUSED_BYTES = 256 << 20
+
+
+class Records:
+    """The entries and pixels of a cache that this process may write, because it holds the lock.
+
+    Use it in a `with` block. What was appended is in the index when the block has ended, even by an error.
+    """
+
+    def __init__(self, place: Path, itemsize: int, channels: int) -> None:
+        self.path = place / PIXELS
+        self._index_path = place / INDEX
+        self._bytes_per_pixel = itemsize * channels
+        self._by_name: dict[str, Entry] = {}
+        self._by_content: dict[tuple[str, str], Entry] = {}
+        self._waiting: list[Entry] = []
+        self._unflushed, self._flushed_at = 0, time.monotonic()
+
+    def __enter__(self) -> Self:
+        kept = self._read_index()
+        self._pixels = self.path.open("ab")
+        self.path.chmod(0o600)
+        entries, self._end = self._whole(kept)
+        self._pixels.truncate(self._end)
+        self._pixels.seek(self._end)
+        text = "".join(_line(entry) for entry in entries)
+        self._index_path.touch(mode=0o600)
+        self._index = self._index_path.open("r+b")
+        self._index.truncate(len(text))  # a line that was cut short, or whose pixels are lost
+        self._index.seek(len(text))
+        for entry in entries:
+            self._know(entry)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._flush()
+        finally:
+            self._pixels.close()
+            self._index.close()
+
+    def known(self, name: str, stamp: str) -> Entry | None:
+        """Return the entry of a file, if it is the one that was decoded."""
+        entry = self._by_name.get(name)
+        return entry if entry is not None and entry.stamp == stamp else None
+
+    def add(self, entry: Entry, pixels: NDArray[np.generic] | None) -> Entry:
+        """Append a decoded file. Return its entry, with the place of its pixels.
+
+        A file that could not even be read is not kept. Raises OSError, and DataError if the disk is nearly full.
+        """
+        if not entry.digest:
+            return entry
+        same = self._by_content.get(_content(entry))
+        if same is not None and same.why is None:  # the same content under another name or time
+            entry = replace(entry, offset=same.offset)
+        elif pixels is not None:
+            entry = replace(entry, offset=self._end)
+            self._pixels.write(pixels.data)
+            self._end += pixels.nbytes
+            self._unflushed += pixels.nbytes
+        self._waiting.append(entry)
+        self._know(entry)
+        if self._unflushed >= _FLUSH_BYTES or time.monotonic() - self._flushed_at >= _FLUSH_SECONDS:
+            self._flush()
+            self._require_room()
+        return entry
+
+    def unused_bytes(self, used: Iterable[Entry]) -> int:
+        """Return how many bytes of pixels belong to none of these entries."""
+        return self._end - sum({entry.offset: self._num_bytes(entry) for entry in used if entry.why is None}.values())
+
+    def clear_if_mostly_unused(self, used: Iterable[Entry]) -> bool:
+        """Remove everything if most of it belongs to files that were changed or removed. Return whether it was."""
+        unused = self.unused_bytes(used)
+        if unused <= max(_MOST_UNUSED_BYTES, self._end // 2):
+            return False
+        self._index.truncate(0)
+        self._index.seek(0)
+        self.path.unlink()  # a process that reads it keeps the file until it closes it
+        self._pixels.close()
+        self._pixels = self.path.open("ab")
+        self.path.chmod(0o600)
+        self._by_name, self._by_content, self._end = {}, {}, 0
+        return True
+
+    def _flush(self) -> None:
+        self._flushed_at, self._unflushed = time.monotonic(), 0
+        if not self._waiting:
+            return
+        self._pixels.flush()
+        os.fdatasync(self._pixels.fileno())
+        self._index.write("".join(_line(entry) for entry in self._waiting).encode())
+        self._index.flush()
+        self._waiting.clear()
+
+    def _require_room(self) -> None:
+        free = shutil.disk_usage(self.path.parent).free
+        if free < RESERVE_BYTES:
+            raise DataError(
+                f"the disk of {self.path.parent} has {free / 1e6:,.0f} MB left, and caching images stops at "
+                f"{RESERVE_BYTES / 1e6:,.0f}: make room, or set XDG_CACHE_HOME to another folder. What is cached stays"
+            )
+
+    def _read_index(self) -> list[Entry]:
+        """Return the entries up to the first line that is damaged."""
+        entries: list[Entry] = []
+        try:
+            lines = self._index_path.read_bytes().splitlines(keepends=True)
+        except FileNotFoundError:
+            return entries
+        for line in lines:
+            try:
+                entry = Entry(**json.loads(line))
+            except (ValueError, TypeError):
+                break
+            if line != _line(entry).encode():
+                break
+            entries.append(entry)
+        return entries
+
+    def _whole(self, entries: list[Entry]) -> tuple[list[Entry], int]:
+        """Return the entries whose pixels are all in the file, up to the first that is not, and where they end."""
+        size, end = self._pixels.seek(0, os.SEEK_END), 0
+        for number, entry in enumerate(entries):
+            own_end = entry.offset + self._num_bytes(entry)
+            if own_end > size:
+                return entries[:number], end
+            end = max(end, own_end)
+        return entries, end
+
+    def _num_bytes(self, entry: Entry) -> int:
+        return 0 if entry.why is not None else entry.height * entry.width * self._bytes_per_pixel
+
+    def _know(self, entry: Entry) -> None:
+        self._by_name[entry.name] = entry
+        self._by_content.setdefault(_content(entry), entry)
+
+
+def _line(entry: Entry) -> str:
+    return json.dumps(asdict(entry)) + "\n"
+
+
+def _content(entry: Entry) -> tuple[str, str]:
+    """Return what decides about the pixels: the content, and the suffix, by which arrays are recognised."""
+    return entry.digest, Path(entry.name).suffix.lower()
