@@ -61,7 +61,7 @@ def start_run(
     modules = bound.client.build(ctx)
     loaded = load_start(modules, initial, ctx)
     state = bound.server.initial_state(modules, ctx)
-    return dataclasses.replace(_publish(bound, state, {}, ctx), loaded=loaded)
+    return dataclasses.replace(published(bound, state, {}, ctx), loaded=loaded)
 
 
 def run_aggregation(
@@ -129,7 +129,7 @@ def _aggregated(
         raise MethodError(f"the updates cannot be aggregated: {error}") from error
     if restart:
         state = bound.server.restarted(state)
-    result = _publish(bound, state, metrics, ctx)
+    result = published(bound, state, metrics, ctx)
     layout, shares = Layout.of(bound.plan), _shares(within, ctx)
     step = Step.between(before, result.broadcast, layout)
     measures = {}
@@ -152,7 +152,7 @@ def _distil(on_epoch: OnEpoch, checkpoint: DistillationCheckpoint | None) -> Dis
     return functools.partial(run_distillation, on_epoch=on_epoch, checkpoint=checkpoint)
 
 
-def _publish(bound: BoundMethod, state: ServerState, metrics: Metrics, ctx: Context) -> ServerResult:
+def published(bound: BoundMethod, state: ServerState, metrics: Metrics, ctx: Context) -> ServerResult:
     """Return the result of a round. Raises MethodError if a tensor of it is not finite."""
     broadcast = bound.server.broadcast(state, ctx)
     check_tensors(broadcast, bound.plan.broadcast, "broadcast")
