@@ -71,7 +71,7 @@ def test_a_secure_round_has_the_bits_of_a_plain_one(method: str) -> None:
 
 @pytest.mark.parametrize("first", PHASES)
 @pytest.mark.parametrize("second", PHASES)
-def test_two_clients_lost_in_any_phases_change_only_who_is_in_the_sum(first: Phase, second: Phase) -> None:
+def test_two_clients_lost_in_any_phases_change_only_the_survivors(first: Phase, second: Phase) -> None:
     cohort = Cohort()
     lost: dict[str, Phase] = {"b": first, "e": second}
     found = cohort.secure(lost)
