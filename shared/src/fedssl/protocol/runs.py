@@ -91,7 +91,7 @@ class RunSpec(StrictModel):
             return 'masks are added to integers: set aggregation.arithmetic = "fixed"'
         if self.robustness.action == "reject" and self.robustness.has_norm_bound:
             return (
-                "nobody but its client sees an update, so that no one can reject it; with robustness.action = "
+                "only its client sees an update, so that no one can reject it; with robustness.action = "
                 '"clip", each client clips its own'
             )
         if self.site_evaluation is not None:
